@@ -15,7 +15,7 @@ pub const READER_GONE: u8 = 128 + 13;
 
 /// What kind of failure it is, where that decides the exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FailureKind {
     Own,
     NotExecutable,
     NotFound,
@@ -25,7 +25,7 @@ enum Kind {
 /// What went wrong and what the user can do about it. Shown as one line.
 #[derive(Debug)]
 pub struct Failure {
-    kind: Kind,
+    kind: FailureKind,
     message: String,
     hint: String,
 }
@@ -33,22 +33,22 @@ pub struct Failure {
 impl Failure {
     /// `message` says what is wrong; `hint` how to fix it (may be empty).
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Own, message: message.into(), hint: hint.into() }
+        Failure { kind: FailureKind::Own, message: message.into(), hint: hint.into() }
     }
 
     /// There is no such program.
     pub fn not_found(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { kind: Kind::NotFound, ..Failure::new(message, hint) }
+        Failure { kind: FailureKind::NotFound, ..Failure::new(message, hint) }
     }
 
     /// The program is there and cannot be executed.
     pub fn not_executable(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { kind: Kind::NotExecutable, ..Failure::new(message, hint) }
+        Failure { kind: FailureKind::NotExecutable, ..Failure::new(message, hint) }
     }
 
     /// The reader of stdout went away: nothing is printed.
     pub fn reader_gone() -> Failure {
-        Failure { kind: Kind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
+        Failure { kind: FailureKind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
     }
 
     /// A file operation that failed: names the deed, the file and the system's reason.
@@ -76,16 +76,16 @@ impl Failure {
     /// The exit status of this command.
     pub fn status(&self) -> u8 {
         match self.kind {
-            Kind::Own => OWN_ERROR,
-            Kind::NotExecutable => NOT_EXECUTABLE,
-            Kind::NotFound => NOT_FOUND,
-            Kind::ReaderGone => READER_GONE,
+            FailureKind::Own => OWN_ERROR,
+            FailureKind::NotExecutable => NOT_EXECUTABLE,
+            FailureKind::NotFound => NOT_FOUND,
+            FailureKind::ReaderGone => READER_GONE,
         }
     }
 
     /// Says what went wrong, if that is to be said; the exit status.
     pub fn exit(&self) -> u8 {
-        if self.kind != Kind::ReaderGone {
+        if self.kind != FailureKind::ReaderGone {
             print::stderr(format!("freehold: {self}\n"));
         }
         self.status()
@@ -94,10 +94,10 @@ impl Failure {
     /// Its name in JSON: what tells a status of ours from the same status of the program.
     pub fn reason(&self) -> &'static str {
         match self.kind {
-            Kind::Own => "error",
-            Kind::NotExecutable => "not-executable",
-            Kind::NotFound => "not-found",
-            Kind::ReaderGone => "reader-gone",
+            FailureKind::Own => "error",
+            FailureKind::NotExecutable => "not-executable",
+            FailureKind::NotFound => "not-found",
+            FailureKind::ReaderGone => "reader-gone",
         }
     }
 }

@@ -47,7 +47,7 @@ pub struct Entry {
 
 /// Where in a path a name stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PathPart {
     /// More names follow it.
     Parent,
     /// It is the last one.
@@ -56,7 +56,7 @@ enum Place {
 
 /// Follows `path` from the root, name by name. `link` is asked of each place on the way where it leads to, should it
 /// be a symlink. Returns where the path ends.
-fn walk(path: &Path, mut link: impl FnMut(&Path, Place) -> Result<Option<PathBuf>>) -> Result<PathBuf> {
+fn walk(path: &Path, mut link: impl FnMut(&Path, PathPart) -> Result<Option<PathBuf>>) -> Result<PathBuf> {
     let names = |path: &Path| path.components().rev().map(|c| c.as_os_str().to_owned()).collect::<Vec<_>>();
     let mut todo = names(path);
     let mut at = PathBuf::from("/");
@@ -69,7 +69,7 @@ fn walk(path: &Path, mut link: impl FnMut(&Path, Place) -> Result<Option<PathBuf
             }
             Some(Component::Normal(_)) => {
                 at.push(&name);
-                let place = if todo.is_empty() { Place::Last } else { Place::Parent };
+                let place = if todo.is_empty() { PathPart::Last } else { PathPart::Parent };
                 if let Some(target) = link(&at, place)? {
                     links += 1;
                     if links > MAX_SYMLINKS {
@@ -201,7 +201,7 @@ impl Image {
     fn resolve(&self, guest: &Path) -> Result<PathBuf> {
         walk(guest, |at, place| {
             Ok(match (self.entries.get(at).map(|entry| &entry.node), place) {
-                (Some(Node::Symlink(target)), Place::Parent) => Some(target.clone()),
+                (Some(Node::Symlink(target)), PathPart::Parent) => Some(target.clone()),
                 _ => None,
             })
         })

@@ -20,7 +20,7 @@ pub const GUEST_DIED: u8 = 255;
 
 /// What `--json FILE` holds. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended as `exit` or `signal` says, but the kernel's
     /// closing audit found that frames were lost or counted twice.
     outcome: &'static str,
@@ -62,14 +62,14 @@ pub struct Outcome {
     notices: Vec<String>,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Of a run that took place; `symbols` say whether a certificate names addresses.
-    pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> Outcome {
-        let mut outcome = Outcome {
+    pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> RunOutcome {
+        let mut outcome = RunOutcome {
             accel: Some(accel),
             wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
             notices: ended.notices.clone(),
-            ..Outcome::default()
+            ..RunOutcome::default()
         };
         let field = |from: &Option<Value>, name: &str| from.as_ref()?.get(name).cloned();
         outcome.kernel = field(&ended.ready, "kernel");
@@ -124,13 +124,13 @@ impl Outcome {
     }
 
     /// Of a run that could not take place.
-    pub fn of_failure(failure: &Failure) -> Outcome {
-        Outcome {
+    pub fn of_failure(failure: &Failure) -> RunOutcome {
+        RunOutcome {
             outcome: "error",
             status: failure.status(),
             message: Some(failure.to_string()),
             reason: Some(failure.reason()),
-            ..Outcome::default()
+            ..RunOutcome::default()
         }
     }
 

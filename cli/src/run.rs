@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::image::Image;
 use crate::image::spec::{self, Spec, Stream};
 use crate::kernel::{self, Family, Kernel};
-use crate::outcome::Outcome;
+use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
@@ -42,7 +42,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
     files::check_writable([&options.json])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
-        Outcome::of_failure(failure).write(file)?;
+        RunOutcome::of_failure(failure).write(file)?;
     }
     result
 }
@@ -202,14 +202,14 @@ impl RunOptions {
 }
 
 /// Prints what is to be printed at the end and gives the outcome.
-pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<Outcome> {
+pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<RunOutcome> {
     let machine = &run.machine;
     let accel = match engine {
         Engine::Tcg => "tcg",
         Engine::Kvm => "kvm",
     };
     let symbols = run.symbols();
-    let outcome = Outcome::of(ended, accel, &symbols);
+    let outcome = RunOutcome::of(ended, accel, &symbols);
     let name = options.program[0].to_string_lossy();
     match &ended.end {
         End::TimedOut(_) => {

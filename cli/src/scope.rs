@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use crate::args::{Accel, ScopeOptions};
 use crate::coverage::{self, Watched};
 use crate::failure::{Failure, OWN_ERROR};
-use crate::outcome::Outcome;
+use crate::outcome::RunOutcome;
 use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
@@ -43,7 +43,7 @@ struct Record<'a> {
     /// The program and its arguments.
     command: &'a [String],
     /// As `freehold run --json` writes it.
-    outcome: &'a Outcome,
+    outcome: &'a RunOutcome,
     /// Instructions by function, most first.
     symbols: &'a [Hot],
     /// All counts.
@@ -247,7 +247,7 @@ impl Microscope {
 /// All that the summary and the report tell of.
 struct Story<'a> {
     command: &'a [String],
-    outcome: &'a Outcome,
+    outcome: &'a RunOutcome,
     hot: &'a [Hot],
     names: &'a Names,
     digest: Digest<'a>,
@@ -368,7 +368,7 @@ mod tests {
         let results = sample();
         let names = Names::none();
         let hot = symbols::hot(&results, &names);
-        let outcome = Outcome::of_failure(&Failure::new("", ""));
+        let outcome = RunOutcome::of_failure(&Failure::new("", ""));
         tell(&Story {
             command: &["/bin/busybox".into(), "ls".into()],
             outcome: &outcome,

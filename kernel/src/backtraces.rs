@@ -14,7 +14,7 @@ const MOST: usize = 128;
 /// The most addresses that are told of each, innermost first.
 const DEEP: usize = 16;
 
-struct Place {
+struct TaskSnapshot {
     pid: Pid,
     tid: Pid,
     name: [u8; 16],
@@ -23,7 +23,7 @@ struct Place {
     depth: usize,
 }
 
-impl Place {
+impl TaskSnapshot {
     fn of(task: &Task) -> Self {
         let thread = task.thread();
         let mut all = [0; MAX_FRAMES];
@@ -35,7 +35,7 @@ impl Place {
     }
 }
 
-impl Display for Place {
+impl Display for TaskSnapshot {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let name = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
         let (pid, tid, name, state) = (self.pid, self.tid, Quoted(name), char::from(self.state));
@@ -49,7 +49,7 @@ impl Display for Place {
 
 /// The answer, taken before it is displayed, which happens twice.
 struct Places {
-    places: Vec<Place>,
+    places: Vec<TaskSnapshot>,
     /// Threads that are not among them.
     left_out: usize,
 }
@@ -60,7 +60,7 @@ impl Places {
         let mut all = Self { places: Vec::new(), left_out: 0 };
         for process in task::registry::processes() {
             for thread in process.threads() {
-                if all.places.len() == MOST || all.places.try_push(Place::of(&thread)).is_err() {
+                if all.places.len() == MOST || all.places.try_push(TaskSnapshot::of(&thread)).is_err() {
                     all.left_out += 1;
                 }
             }

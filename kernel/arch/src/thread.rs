@@ -219,7 +219,7 @@ pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<
 pub fn switch(next: &Thread) {
     assert!(cpu::preemption_count() == 0, "a switch of threads where the CPU is held");
     let _off = irq::disable();
-    traps::entry_state(traps::Place::Switch);
+    traps::entry_state(traps::CheckPoint::Switch);
     let cpu = this_cpu();
     let current = cpu.current.load(Ordering::Relaxed);
     let target = Arc::as_ptr(&next.inner).cast_mut();

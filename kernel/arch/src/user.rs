@@ -21,7 +21,7 @@ use freehold_machine::{Access, VirtAddr};
 
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
-use crate::traps::{self, Place, Registers};
+use crate::traps::{self, CheckPoint, Registers};
 use crate::{cpu, irq};
 
 mod fpu;
@@ -95,7 +95,7 @@ pub(crate) fn init_cpu() {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-struct State {
+struct VectorState {
     registers: Registers,
     resident: Resident,
 }
@@ -148,7 +148,7 @@ pub struct NotUserAddress;
 /// A program's registers.
 pub struct UserContext {
     /// The registers, at an address that stays (the CPU saves them there).
-    state: Box<[State; 1]>,
+    state: Box<[VectorState; 1]>,
     fpu: Box<[Line]>,
     way_back: WayBack,
 }
@@ -194,7 +194,7 @@ impl UserContext {
             gs_base: AtomicU64::new(0),
             selectors: AtomicU64::new(0),
         };
-        state.push(State { registers: Registers::default(), resident });
+        state.push(VectorState { registers: Registers::default(), resident });
         let state = state.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
         let mut context = Self { state, fpu, way_back: WayBack::Changed };
         context.start(0, 0);
@@ -414,7 +414,7 @@ impl UserContext {
 
     /// With interrupts off, right after the trap.
     fn came_back(&mut self) -> UserEvent {
-        traps::entry_state(Place::UserTrap);
+        traps::entry_state(CheckPoint::UserTrap);
         let frame = &self.state[0].registers;
         if frame.vector == VECTOR_SYSCALL {
             self.way_back = WayBack::Sysret;

@@ -24,21 +24,21 @@ pub const EXTENDED: u64 = 1 << 1;
 
 /// What a unit is like.
 #[derive(Clone, Copy)]
-pub struct Kind {
+pub struct UnitKind {
     pub capability: u64,
     pub extended: u64,
     /// Invalidations that it obeys before it goes deaf.
     pub obeys: usize,
 }
 
-impl Default for Kind {
+impl Default for UnitKind {
     fn default() -> Self {
         Self { capability: CAPABILITY, extended: EXTENDED, obeys: usize::MAX }
     }
 }
 
 #[derive(Default)]
-struct State {
+struct UnitState {
     status: u32,
     root: u64,
     queue: u64,
@@ -57,17 +57,17 @@ struct State {
 #[derive(Clone)]
 pub struct SoftwareUnit {
     machine: Model,
-    kind: Kind,
-    state: Arc<Mutex<State>>,
+    kind: UnitKind,
+    state: Arc<Mutex<UnitState>>,
 }
 
 impl SoftwareUnit {
-    pub fn new(machine: Model, kind: Kind) -> Self {
-        let state = State { left: kind.obeys, ..State::default() };
+    pub fn new(machine: Model, kind: UnitKind) -> Self {
+        let state = UnitState { left: kind.obeys, ..UnitState::default() };
         Self { machine, kind, state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UnitState> {
         self.state.lock().unwrap()
     }
 
@@ -84,7 +84,13 @@ impl SoftwareUnit {
         result
     }
 
-    fn translate(&self, state: &mut State, source_id: u16, address: u64, is_read: bool) -> Result<u64, u8> {
+    fn translate(
+        &self,
+        state: &mut UnitState,
+        source_id: u16,
+        address: u64,
+        is_read: bool,
+    ) -> Result<u64, u8> {
         let load = |table: Pfn, index: usize| self.machine.load_entry(table, index);
         let target = |entry: u64| Pfn((entry & ADDRESS) >> 12);
         if !state.contexts.contains_key(&source_id) {
@@ -144,7 +150,7 @@ impl SoftwareUnit {
         }
     }
 
-    fn obey(&self, state: &mut State, low: u64, high: u64) {
+    fn obey(&self, state: &mut UnitState, low: u64, high: u64) {
         let domain = (low >> 16) as u16;
         state.descriptors.push(low);
         match low & 0x3f {

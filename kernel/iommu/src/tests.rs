@@ -14,7 +14,7 @@ use freehold_machine::model::{Config, Model};
 use freehold_machine::{DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed};
 use proptest::prelude::*;
 
-use crate::model::{CAPABILITY, EXTENDED, Kind, SoftwareUnit};
+use crate::model::{CAPABILITY, EXTENDED, SoftwareUnit, UnitKind};
 use crate::unit::{IOTLB_DOMAIN, IOTLB_PAGES};
 use crate::{Fault, IommuError, Mode, Unit};
 
@@ -36,7 +36,7 @@ fn frames() -> Frames {
     Box::leak(Box::new(buddy.ok().unwrap()))
 }
 
-fn start(kind: Kind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
+fn start(kind: UnitKind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
     let frames = frames();
     let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
     (Unit::start(hardware.clone(), frames, mode).unwrap(), hardware, frames)
@@ -48,7 +48,7 @@ fn run(start: u64, end: u64) -> PfnRange {
 
 #[test]
 fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
-    let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+    let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
     assert_eq!(hardware.access(DISK, 0x5000, false), Err(1));
     let disk = unit.attach(DISK, "disk").unwrap();
     assert_eq!(hardware.access(NET, 0x5008, false), Err(2));
@@ -65,7 +65,7 @@ fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
 #[test]
 fn pages_are_reached_while_they_are_mapped_and_the_unit_forgets_what_it_remembered() {
     for mode in [Mode::Batched, Mode::Strict] {
-        let (unit, hardware, _) = start(Kind::default(), mode);
+        let (unit, hardware, _) = start(UnitKind::default(), mode);
         let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
         disk.map(run(0x700, 0x740)).unwrap();
         for page in 0x700..0x740u64 {
@@ -86,7 +86,7 @@ fn pages_are_reached_while_they_are_mapped_and_the_unit_forgets_what_it_remember
 #[test]
 fn without_an_answer_nothing_is_confirmed() {
     // The start's two invalidations with their wait, and no more.
-    let (unit, hardware, _) = start(Kind { obeys: 3, ..Kind::default() }, Mode::Batched);
+    let (unit, hardware, _) = start(UnitKind { obeys: 3, ..UnitKind::default() }, Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     disk.map(run(0x700, 0x701)).unwrap();
     assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000));
@@ -101,7 +101,7 @@ fn without_an_answer_nothing_is_confirmed() {
 /// Each of those who wait at a time gets its own answer, more often than there are words for answers and places in the queue.
 #[test]
 fn threads_that_unmap_at_a_time_are_all_answered() {
-    let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+    let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -121,7 +121,7 @@ fn threads_that_unmap_at_a_time_are_all_answered() {
 
 #[test]
 fn a_unit_that_forgets_whole_domains_only_is_told_so() {
-    let kind = Kind { capability: CAPABILITY & !(1 << 39), ..Kind::default() };
+    let kind = UnitKind { capability: CAPABILITY & !(1 << 39), ..UnitKind::default() };
     let (unit, hardware, _) = start(kind, Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     disk.map(run(0x700, 0x702)).unwrap();
@@ -133,22 +133,22 @@ fn a_unit_that_forgets_whole_domains_only_is_told_so() {
 
 #[test]
 fn units_that_lack_what_is_needed_are_refused_and_tables_are_counted() {
-    let refused = |kind: Kind| {
+    let refused = |kind: UnitKind| {
         let frames = frames();
         let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
         Unit::start(hardware, frames, Mode::Batched).err().unwrap()
     };
-    let kind = Kind::default();
-    assert!(matches!(refused(Kind { extended: 0, ..kind }), IommuError::Unsupported(_)));
+    let kind = UnitKind::default();
+    assert!(matches!(refused(UnitKind { extended: 0, ..kind }), IommuError::Unsupported(_)));
     assert!(matches!(
-        refused(Kind { capability: CAPABILITY & !(1 << 10), ..kind }),
+        refused(UnitKind { capability: CAPABILITY & !(1 << 10), ..kind }),
         IommuError::Unsupported(_)
     ));
     let far = CAPABILITY | 0x3ff << 24;
-    assert!(matches!(refused(Kind { capability: far, ..kind }), IommuError::Unsupported(_)));
+    assert!(matches!(refused(UnitKind { capability: far, ..kind }), IommuError::Unsupported(_)));
     assert_eq!(EXTENDED, 2);
 
-    let (unit, _, frames) = start(Kind { capability: CAPABILITY & !7, ..kind }, Mode::Batched);
+    let (unit, _, frames) = start(UnitKind { capability: CAPABILITY & !7, ..kind }, Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     assert_eq!(unit.attach(DISK, "again").err(), Some(IommuError::Taken));
     // Two leaf tables under one chain of two; then a leaf beyond what four levels reach.
@@ -166,7 +166,7 @@ fn units_that_lack_what_is_needed_are_refused_and_tables_are_counted() {
 /// The DMA API over the unit: a page is one device's at a time, for the unit, too.
 #[test]
 fn bounce_pages_follow_their_device_and_leave_with_it() {
-    let (unit, hardware, frames) = start(Kind::default(), Mode::Batched);
+    let (unit, hardware, frames) = start(UnitKind::default(), Mode::Batched);
     let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
     let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
     dma.start(frames, Limits { slabs: 8, cap: 4 * 4096, ..Limits::default() });
@@ -202,7 +202,7 @@ fn bounce_pages_follow_their_device_and_leave_with_it() {
 #[test]
 fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
     for (obeys, lost) in [(usize::MAX, 0), (3, 256 << 10)] {
-        let (unit, hardware, frames) = start(Kind { obeys, ..Kind::default() }, Mode::Batched);
+        let (unit, hardware, frames) = start(UnitKind { obeys, ..UnitKind::default() }, Mode::Batched);
         let disk = unit.attach(DISK, "disk").unwrap();
         let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
         dma.start(frames, Limits { slabs: 0, ..Limits::default() });
@@ -230,7 +230,7 @@ proptest! {
     fn a_device_reaches_what_a_set_says(
         steps in proptest::collection::vec((any::<bool>(), 0x1e0u64..0x220, 1u64..24), 1..60),
     ) {
-        let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+        let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
         let disk = unit.attach(DISK, "disk").unwrap();
         let mut mapped = BTreeSet::new();
         for (is_map, first, length) in steps {

@@ -9,7 +9,7 @@ const CHUNK: usize = 512;
 
 /// What reading and writing mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum DeviceKind {
     Null,
     Zero,
     Full,
@@ -18,7 +18,7 @@ enum Kind {
 
 /// One of these devices, opened.
 struct MemoryFile {
-    kind: Kind,
+    kind: DeviceKind,
     node: Arc<dyn Node>,
 }
 
@@ -28,10 +28,10 @@ struct MemoryFile {
 /// `ENXIO` for a minor that is none of these.
 pub fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
     let kind = match minor {
-        3 => Kind::Null,
-        5 => Kind::Zero,
-        7 => Kind::Full,
-        8 | 9 => Kind::Random,
+        3 => DeviceKind::Null,
+        5 => DeviceKind::Zero,
+        7 => DeviceKind::Full,
+        8 | 9 => DeviceKind::Random,
         _ => return Err(Errno::ENXIO),
     };
     Ok(reserve::arc(MemoryFile { kind, node }))
@@ -76,15 +76,15 @@ impl File for MemoryFile {
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         match self.kind {
-            Kind::Null => Ok(0),
-            Kind::Zero | Kind::Full => produce(sink, |_| {}),
-            Kind::Random => produce(sink, hw::fill_random),
+            DeviceKind::Null => Ok(0),
+            DeviceKind::Zero | DeviceKind::Full => produce(sink, |_| {}),
+            DeviceKind::Random => produce(sink, hw::fill_random),
         }
     }
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         match self.kind {
-            Kind::Full => Err(Errno::ENOSPC),
+            DeviceKind::Full => Err(Errno::ENOSPC),
             // What is written to the generator is no more random than what it has: it is not mixed in.
             _ => Ok(swallow(source)),
         }
@@ -99,14 +99,14 @@ impl File for MemoryFile {
     }
 
     fn mapping(&self) -> Result<Mapping> {
-        if self.kind == Kind::Zero { Ok(Mapping::Zeroes) } else { Err(Errno::ENODEV) }
+        if self.kind == DeviceKind::Zero { Ok(Mapping::Zeroes) } else { Err(Errno::ENODEV) }
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         // RNDGETENTCNT: the generator is seeded before the first program runs, and full ever after.
         const RNDGETENTCNT: u32 = 0x8004_5200;
         match (self.kind, request) {
-            (Kind::Random, RNDGETENTCNT) => {
+            (DeviceKind::Random, RNDGETENTCNT) => {
                 crate::user::UserPtr::new(argument).write(&256i32)?;
                 Ok(0)
             }

@@ -120,7 +120,7 @@ pub enum Presence {
 }
 
 /// Where a directory is.
-pub struct Place {
+pub struct DirectoryPlace {
     /// Its parent.
     pub dir: Arc<dyn Node>,
     /// Its name there.
@@ -161,7 +161,7 @@ pub trait Node: Any + Send + Sync {
         false
     }
     /// Where a directory is; `None` for the root of a file system and for anything but directories.
-    fn parent(&self) -> Option<Place> {
+    fn parent(&self) -> Option<DirectoryPlace> {
         None
     }
     /// The node that `name` leads to in this directory.

@@ -12,7 +12,9 @@ use super::clock;
 use super::file::{DirEntry, File, Seekable};
 use super::flags::OpenFlags;
 use super::generated::{Generate, GeneratedFile, Line, Parts, Text};
-use super::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
+use super::node::{
+    DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, Timestamp,
+};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -197,9 +199,9 @@ impl Node for PseudoDir {
         Ok(self)
     }
 
-    fn parent(&self) -> Option<Place> {
+    fn parent(&self) -> Option<DirectoryPlace> {
         let (parent, name) = self.parent.as_ref()?;
-        Some(Place { dir: parent.upgrade()?, name: name.clone(), presence: Presence::Linked })
+        Some(DirectoryPlace { dir: parent.upgrade()?, name: name.clone(), presence: Presence::Linked })
     }
 
     fn create(&self, _name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {

@@ -33,7 +33,7 @@ enum Clock {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct State {
+struct TimerState {
     /// Next expiry in nanoseconds since boot; `None` where it is not set.
     deadline: Option<u64>,
     /// Nanoseconds between expiries; 0 for one only.
@@ -42,7 +42,7 @@ struct State {
     expiries: u64,
 }
 
-impl State {
+impl TimerState {
     /// The deadline has passed: count, and say when the next is.
     fn expire(&mut self, now: u64) -> Option<u64> {
         let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
@@ -73,7 +73,7 @@ impl State {
 /// What the interrupt touches.
 struct Timer {
     slot: TimerSlot,
-    state: IrqSpinLock<State>,
+    state: IrqSpinLock<TimerState>,
     expired: Arc<WaitQueue>,
 }
 
@@ -110,7 +110,7 @@ impl TimerFile {
         let old = {
             let mut state = self.timer.state.lock();
             let old = state.remaining(now);
-            *state = State { deadline, interval, expiries: 0 };
+            *state = TimerState { deadline, interval, expiries: 0 };
             old
         };
         if let Some(deadline) = deadline {
@@ -166,7 +166,7 @@ pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
     }
     let timer = Timer {
         slot: TimerSlot::new(),
-        state: IrqSpinLock::new(State::default()),
+        state: IrqSpinLock::new(TimerState::default()),
         expired: reserve::arc(WaitQueue::new()),
     };
     let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[timerfd]");
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_single_timer_expires_once() {
-        let mut state = State { deadline: Some(100), interval: 0, expiries: 0 };
+        let mut state = TimerState { deadline: Some(100), interval: 0, expiries: 0 };
         assert_eq!(state.expire(99), None);
         assert_eq!(state.expiries, 0);
         assert_eq!(state.expire(150), None);
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_repeating_timer_keeps_its_beat_and_counts_what_it_missed() {
-        let mut state = State { deadline: Some(100), interval: 10, expiries: 0 };
+        let mut state = TimerState { deadline: Some(100), interval: 10, expiries: 0 };
         assert_eq!(state.expire(100), Some(110));
         assert_eq!(state.expire(137), Some(140));
         assert_eq!(state.expiries, 4);

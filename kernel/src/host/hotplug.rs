@@ -15,7 +15,7 @@ use freehold_collections::Vec;
 use freehold_frame::{Order, Owner, Request};
 use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
-use freehold_virtio::mem::{Memory, Outcome, Resizer};
+use freehold_virtio::mem::{Memory, ResizeOutcome, Resizer};
 
 use super::{MemoryDevice, memory, want_memory};
 use crate::mem::hotplug::{
@@ -71,7 +71,7 @@ struct Plugged {
     asked_at: u64,
     /// Not to be asked to unplug before.
     rests_until: u64,
-    last: Option<Outcome>,
+    last: Option<ResizeOutcome>,
 }
 
 impl Plugged {
@@ -103,7 +103,7 @@ impl Plugged {
                 before / MIB
             );
         }
-        if self.last != outcome.ok() && outcome == Ok(Outcome::Refused) {
+        if self.last != outcome.ok() && outcome == Ok(ResizeOutcome::Refused) {
             log::warn!("hotplug: the device refuses what it asked for");
         }
         self.last = outcome.ok();
@@ -187,7 +187,7 @@ impl Hotplug {
         let mut give = spare.min(core::mem::replace(&mut self.spare, spare));
         for plugged in &mut self.devices {
             let (has, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
-            if plugged.asked < has && plugged.last == Some(Outcome::Later) {
+            if plugged.asked < has && plugged.last == Some(ResizeOutcome::Later) {
                 // It cannot go as things are. The host is told, so that what is free here tomorrow does not vanish then.
                 plugged.ask(has);
                 plugged.rests_until = now + REST;

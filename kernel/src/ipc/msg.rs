@@ -135,7 +135,7 @@ pub struct Figures {
     pub receiver_pid: u32,
 }
 
-struct State {
+struct QueueState {
     is_gone: bool,
     messages: VecDeque<Message>,
     figures: Figures,
@@ -147,7 +147,7 @@ struct State {
 /// A queue.
 pub struct Queue {
     head: Head,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
 }
 
 impl Object for Queue {
@@ -169,7 +169,7 @@ pub fn totals() -> (u64, u64) {
     (MESSAGES.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed))
 }
 
-impl State {
+impl QueueState {
     fn has_room(&self, length: usize) -> bool {
         let figures = &self.figures;
         figures.bytes + length as u64 <= figures.most && figures.count < figures.most
@@ -258,7 +258,7 @@ impl State {
 impl Queue {
     fn make(wanted: &Wanted<'_>) -> Result<Arc<Self>> {
         let figures = Figures { changed: seconds(), most: MSGMNB.get(), ..Figures::default() };
-        let state = State {
+        let state = QueueState {
             is_gone: false,
             messages: VecDeque::new(),
             figures,
@@ -271,7 +271,7 @@ impl Queue {
     }
 
     /// The state of a queue that `caller` may use as `wanted`.
-    fn lock(&self, caller: &Credentials, wanted: u32) -> Result<MutexGuard<'_, State>> {
+    fn lock(&self, caller: &Credentials, wanted: u32) -> Result<MutexGuard<'_, QueueState>> {
         let state = self.state.lock_killable()?;
         self.head.permission().check(caller, wanted)?;
         if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }

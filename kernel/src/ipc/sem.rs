@@ -88,7 +88,7 @@ struct Waiter {
     sleeper: Sleeper<Result<()>>,
 }
 
-struct State {
+struct SetState {
     is_gone: bool,
     semaphores: Vec<Semaphore>,
     /// Calls that wait, by when they came.
@@ -107,7 +107,7 @@ pub struct Set {
     head: Head,
     /// Semaphores in it.
     pub count: usize,
-    state: Mutex<State>,
+    state: Mutex<SetState>,
 }
 
 impl Object for Set {
@@ -201,7 +201,7 @@ fn take_back(semaphores: &mut [Semaphore], undo: Option<&mut Vec<i16>>, operatio
     }
 }
 
-impl State {
+impl SetState {
     fn attempt(&mut self, request: &Request) -> Attempt {
         let Self { semaphores, adjustments, .. } = self;
         let undo = request.undo.and_then(|number| adjustments.get_mut(&number));
@@ -278,7 +278,7 @@ impl Set {
         if COUNT.load(Ordering::Relaxed) + count as u64 > SEMMNS.get() {
             return Err(Errno::ENOSPC);
         }
-        let state = State {
+        let state = SetState {
             is_gone: false,
             semaphores: Vec::try_filled(Semaphore::default(), count)?,
             waiting: Map::new(),
@@ -293,7 +293,7 @@ impl Set {
     }
 
     /// The state of a set that is not removed.
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+    fn lock(&self) -> Result<MutexGuard<'_, SetState>> {
         let state = self.state.lock_killable()?;
         if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }
     }

@@ -48,7 +48,7 @@ pub struct Times {
     pub last_pid: u32,
 }
 
-struct State {
+struct SegmentState {
     times: Times,
     holds: usize,
     /// It is in no table any more.
@@ -65,7 +65,7 @@ pub struct Segment {
     node: Arc<TmpNode>,
     content: Arc<dyn Content>,
     key: i32,
-    state: SpinLock<State>,
+    state: SpinLock<SegmentState>,
 }
 
 impl Object for Segment {
@@ -134,7 +134,7 @@ impl Segment {
             node,
             content,
             key: wanted.key,
-            state: SpinLock::new(State { times, holds: 0, is_gone: false }),
+            state: SpinLock::new(SegmentState { times, holds: 0, is_gone: false }),
         }))
     }
 

@@ -13,7 +13,7 @@ use freehold_machine::topology::MAX_NODES;
 
 use super::frames;
 use super::hotplug::{self, Growth};
-use super::reclaim::{self, Outcome, blocks};
+use super::reclaim::{self, ReclaimOutcome, blocks};
 use crate::sched::thread;
 use crate::{Errno, Result, sched};
 
@@ -40,9 +40,9 @@ pub fn find_more() -> Growth {
     }
     let found = reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == Growth::Grown
-        || reclaim::free_some() == Outcome::Freed;
+        || reclaim::free_some() == ReclaimOutcome::Freed;
     // What became free is programs' and may not be what was missing.
-    let made = blocks::is_kernel_short() && blocks::make() == Outcome::Freed;
+    let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
     if found || made { Growth::Grown } else { Growth::None }
 }
 
@@ -96,7 +96,7 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
 #[cold]
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
-        let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
+        let made = round > 0 && blocks::is_none_whole() && blocks::make() == ReclaimOutcome::Freed;
         if thread::is_current_dying() {
             break;
         }

@@ -9,7 +9,7 @@ use freehold_collections::reserve::ArcMethods as _;
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{
-    AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection, SharedWrite, VmError,
+    AreaFlags, AreaPlace, Backing, FileView, Limits, MapRequest, Protection, SharedWrite, VmError,
 };
 
 use super::populate::and_populate_if_possible;
@@ -62,9 +62,9 @@ pub fn attach(space: &Space, limits: &Limits, map: SegmentMap) -> Result<u64> {
     let mut flags = AreaFlags::empty();
     flags.set(AreaFlags::NEVERWRITE, !writable);
     let place = match place {
-        SegmentPlace::Anywhere => Place::Anywhere,
-        SegmentPlace::Free(at) => Place::FixedNoReplace(VirtAddr(at)),
-        SegmentPlace::Replace(at) => Place::Fixed(VirtAddr(at)),
+        SegmentPlace::Anywhere => AreaPlace::Anywhere,
+        SegmentPlace::Free(at) => AreaPlace::FixedNoReplace(VirtAddr(at)),
+        SegmentPlace::Replace(at) => AreaPlace::Fixed(VirtAddr(at)),
     };
     let backing = Backing::SharedFile(FileView { file: mapping, offset: 0 }, write);
     let request = MapRequest { place, len: size, protection, backing, flags };

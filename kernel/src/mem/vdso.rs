@@ -9,7 +9,7 @@ use freehold_arch::user::USER_END;
 use freehold_frame::Frame;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vdso::{IMAGE_BYTES, Uses, image};
-use freehold_vm::{AreaFlags, Backing, Limits, MapRequest, Place, Protection, Vdso, VdsoPart};
+use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protection, Vdso, VdsoPart};
 
 use super::{Space, commons, frames};
 use crate::hw::PAGE;
@@ -55,7 +55,7 @@ pub fn map(space: &Space, stack_top: u64, random: u64, limits: &Limits) -> Resul
     let places = (end - LENGTH - stack_top) / PAGE + 1;
     let start = stack_top + random % places * PAGE;
     let part = |start, len, protection, part, flags| {
-        let place = Place::FixedNoReplace(VirtAddr(start));
+        let place = AreaPlace::FixedNoReplace(VirtAddr(start));
         MapRequest { place, len, protection, backing: Backing::Vdso(part), flags }
     };
     let (image, code) = (start + PAGE, Protection::READ | Protection::EXEC);

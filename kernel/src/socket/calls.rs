@@ -7,7 +7,7 @@ use super::address::Address;
 use super::channel::{Ancillary, Received, Taking};
 use super::message::{self, Delivery, Header, Wanted};
 use super::options::Credentials;
-use super::unix::{Kind, Shutdown, UnixSocket};
+use super::unix::{Shutdown, SocketKind, UnixSocket};
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task;
@@ -22,7 +22,7 @@ const MOST_MESSAGES: usize = 1024;
 /// `struct mmsghdr`: a header, and 4 bytes of length that count as 8.
 const MANY_BYTES: u64 = size_of::<Header>() as u64 + 8;
 
-fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Kind, OpenFlags)> {
+fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(SocketKind, OpenFlags)> {
     let flags = OpenFlags::from_bits_retain(kind & !0xf);
     if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
         return Err(Errno::EINVAL);
@@ -34,10 +34,10 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Kind, OpenFlags)> {
         return Err(Errno::EPROTONOSUPPORT);
     }
     let kind = match kind & 0xf {
-        c::SOCK_STREAM => Kind::Stream,
+        c::SOCK_STREAM => SocketKind::Stream,
         // SOCK_RAW is taken for datagrams, as Linux does.
-        c::SOCK_DGRAM | c::SOCK_RAW => Kind::Datagram,
-        c::SOCK_SEQPACKET => Kind::Packets,
+        c::SOCK_DGRAM | c::SOCK_RAW => SocketKind::Datagram,
+        c::SOCK_SEQPACKET => SocketKind::Packets,
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
     Ok((kind, flags | OpenFlags::RDWR))
@@ -261,7 +261,8 @@ fn receive(open: &OpenFile, file: &SocketFile, sink: &mut dyn Sink, flags: u32) 
     let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
     let patience = file.receive_patience(blocking(open, flags));
     let mut received = file.socket.receive(sink, taking, patience)?;
-    let all = flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == Kind::Stream;
+    let all =
+        flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == SocketKind::Stream;
     while all && sink.remaining() > 0 && received.ancillary.files.is_empty() {
         match file.socket.receive(sink, taking, patience) {
             Ok(more) if more.count > 0 => {

@@ -180,7 +180,7 @@ mod tests {
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};
     use super::super::options::Credentials;
-    use super::super::unix::{Kind, UnixSocket};
+    use super::super::unix::{SocketKind, UnixSocket};
     use super::*;
     use crate::fs::OpenFlags;
     use crate::fs::bytes::SliceSource;
@@ -199,9 +199,9 @@ mod tests {
     #[test]
     fn what_nobody_can_receive_is_closed_and_nothing_else() {
         // A socket in its own queue; and two in each other's, one of which carries a third.
-        let (one, other) = UnixSocket::pair(Kind::Datagram);
-        let (left, right) = UnixSocket::pair(Kind::Stream);
-        let (_far, third) = UnixSocket::pair(Kind::Stream);
+        let (one, other) = UnixSocket::pair(SocketKind::Datagram);
+        let (left, right) = UnixSocket::pair(SocketKind::Stream);
+        let (_far, third) = UnixSocket::pair(SocketKind::Stream);
         let (own, mutual) = (open(&other), [open(&left), open(&right), open(&third)]);
         send(&one, vec![own.clone()]);
         send(&left, vec![mutual[0].clone(), mutual[2].clone()]);

@@ -4,7 +4,7 @@ use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::channel::BUFFER_BYTES;
-use super::unix::{Kind, UnixSocket};
+use super::unix::{SocketKind, UnixSocket};
 use crate::task::Capability;
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
@@ -132,7 +132,7 @@ impl UnixSocket {
             c::SO_ACCEPTCONN => i32::from(self.is_listening()),
             c::SO_PASSCRED => options.pass_credentials,
             c::SO_PEERCRED => {
-                if room < size_of::<Credentials>() && self.kind() != Kind::Datagram {
+                if room < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
                     return Err(Errno::EINVAL);
                 }
                 return put(self.peer_credentials().as_bytes());

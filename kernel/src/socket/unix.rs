@@ -20,7 +20,7 @@ use crate::{Errno, Result};
 /// The types of AF_UNIX sockets, with their SOCK_* values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
-pub enum Kind {
+pub enum SocketKind {
     /// SOCK_STREAM.
     Stream = 1,
     /// SOCK_DGRAM.
@@ -59,7 +59,7 @@ struct Listener {
 }
 
 #[derive(Default)]
-struct State {
+struct SocketState {
     address: Option<Address>,
     peer: Option<Peer>,
     listener: Option<Listener>,
@@ -69,10 +69,10 @@ struct State {
 
 /// A socket.
 pub struct UnixSocket {
-    kind: Kind,
+    kind: SocketKind,
     /// What we receive from.
     channel: Arc<Channel>,
-    state: SpinLock<State>,
+    state: SpinLock<SocketState>,
     pub(super) options: SpinLock<Options>,
     /// SHUT_WR.
     send_ended: AtomicBool,
@@ -82,15 +82,15 @@ pub struct UnixSocket {
 
 impl UnixSocket {
     /// An unbound, unconnected socket.
-    pub fn new(kind: Kind) -> Arc<Self> {
+    pub fn new(kind: SocketKind) -> Arc<Self> {
         reserve::arc(Self::around(kind, Channel::new()))
     }
 
-    fn around(kind: Kind, channel: Arc<Channel>) -> Self {
+    fn around(kind: SocketKind, channel: Arc<Channel>) -> Self {
         Self {
             kind,
             channel,
-            state: SpinLock::new(State::default()),
+            state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
             send_ended: AtomicBool::new(false),
             connections: reserve::arc(WaitQueue::new()),
@@ -98,7 +98,7 @@ impl UnixSocket {
     }
 
     /// Two sockets, connected to each other.
-    pub fn pair(kind: Kind) -> (Arc<Self>, Arc<Self>) {
+    pub fn pair(kind: SocketKind) -> (Arc<Self>, Arc<Self>) {
         let (one, other) = (Self::new(kind), Self::new(kind));
         let credentials = Credentials::current();
         let peer = |of: &Self| Some(Peer { channel: of.channel.clone(), address: None, credentials });
@@ -108,13 +108,13 @@ impl UnixSocket {
     }
 
     /// Its type.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> SocketKind {
         self.kind
     }
 
     /// What keeps messages apart.
     pub fn boundary(&self) -> Boundary {
-        if self.kind == Kind::Stream { Boundary::Stream } else { Boundary::Packet }
+        if self.kind == SocketKind::Stream { Boundary::Stream } else { Boundary::Packet }
     }
 
     /// Where messages come from.
@@ -178,7 +178,7 @@ impl UnixSocket {
     /// # Errors
     /// `EOPNOTSUPP` for datagrams, `EINVAL` where it is not bound or is connected.
     pub fn listen(&self, backlog: usize) -> Result<()> {
-        if self.kind == Kind::Datagram {
+        if self.kind == SocketKind::Datagram {
             return Err(Errno::EOPNOTSUPP);
         }
         let mut state = self.state.lock();
@@ -205,7 +205,7 @@ impl UnixSocket {
         if target.kind != self.kind {
             return Err(Errno::EPROTOTYPE);
         }
-        if self.kind == Kind::Datagram {
+        if self.kind == SocketKind::Datagram {
             let credentials = Credentials::NOBODY;
             let peer = Peer { channel: target.channel.clone(), address: target.address(), credentials };
             self.state.lock().peer = Some(peer);
@@ -224,14 +224,14 @@ impl UnixSocket {
                 }
                 state.address.clone()
             };
-            *served.state.lock() = State {
+            *served.state.lock() = SocketState {
                 address: target.address(),
                 peer: Some(Peer {
                     channel: self.channel.clone(),
                     address: own_address,
                     credentials: Credentials::current(),
                 }),
-                ..State::default()
+                ..SocketState::default()
             };
             let credentials = {
                 let mut state = target.state.lock();
@@ -278,7 +278,7 @@ impl UnixSocket {
     /// # Errors
     /// `EINVAL` where it does not listen, `EOPNOTSUPP` for datagrams, `EAGAIN`, `ERESTARTSYS`.
     pub fn accept(&self, patience: Patience) -> Result<Arc<Self>> {
-        if self.kind == Kind::Datagram {
+        if self.kind == SocketKind::Datagram {
             return Err(Errno::EOPNOTSUPP);
         }
         let look = || match &mut self.state.lock().listener {
@@ -296,12 +296,12 @@ impl UnixSocket {
     /// `ENOTCONN`.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         let peer = self.state.lock().peer.clone();
-        if peer.is_none() && self.kind != Kind::Datagram {
+        if peer.is_none() && self.kind != SocketKind::Datagram {
             return Err(Errno::ENOTCONN);
         }
         if how != Shutdown::Receive {
             self.send_ended.store(true, Ordering::SeqCst);
-            if let Some(peer) = peer.filter(|_| self.kind != Kind::Datagram) {
+            if let Some(peer) = peer.filter(|_| self.kind != SocketKind::Datagram) {
                 peer.channel.close_sender();
             }
         }
@@ -330,23 +330,23 @@ impl UnixSocket {
             (state.peer.clone(), state.address.clone())
         };
         let channel = match (self.kind, to, peer) {
-            (Kind::Datagram, Some(to), _) => {
+            (SocketKind::Datagram, Some(to), _) => {
                 let target = to.find()?;
-                if target.kind != Kind::Datagram {
+                if target.kind != SocketKind::Datagram {
                     return Err(Errno::EPROTOTYPE);
                 }
                 target.channel.clone()
             }
-            (Kind::Datagram, None, None) => return Err(Errno::EDESTADDRREQ),
+            (SocketKind::Datagram, None, None) => return Err(Errno::EDESTADDRREQ),
             (_, Some(_), Some(_)) => return Err(Errno::EISCONN),
             (_, Some(_), None) => return Err(Errno::EOPNOTSUPP),
             (_, None, None) => return Err(Errno::ENOTCONN),
             (_, None, Some(peer)) => peer.channel,
         };
         match self.kind {
-            Kind::Stream => channel.send_stream(source, ancillary, patience),
-            Kind::Datagram => channel.send_message(source, ancillary, own, patience),
-            Kind::Packets => {
+            SocketKind::Stream => channel.send_stream(source, ancillary, patience),
+            SocketKind::Datagram => channel.send_message(source, ancillary, own, patience),
+            SocketKind::Packets => {
                 let sent = channel.send_message(source, ancillary, None, patience);
                 sent.map_err(|error| if error == Errno::ECONNREFUSED { Errno::EPIPE } else { error })
             }
@@ -358,11 +358,11 @@ impl UnixSocket {
     /// # Errors
     /// `ENOTCONN`, `EINVAL` for a listening socket, `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
     pub fn receive(&self, sink: &mut dyn Sink, taking: Taking, patience: Patience) -> Result<Received> {
-        if self.kind != Kind::Datagram && self.state.lock().peer.is_none() {
-            return Err(if self.kind == Kind::Stream { Errno::EINVAL } else { Errno::ENOTCONN });
+        if self.kind != SocketKind::Datagram && self.state.lock().peer.is_none() {
+            return Err(if self.kind == SocketKind::Stream { Errno::EINVAL } else { Errno::ENOTCONN });
         }
         match self.kind {
-            Kind::Stream => self.channel.receive_stream(sink, taking, patience),
+            SocketKind::Stream => self.channel.receive_stream(sink, taking, patience),
             _ => self.channel.receive_message(sink, taking, patience),
         }
     }
@@ -395,7 +395,7 @@ impl UnixSocket {
                 ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
                 ready.set(Ready::HUP, ended && (send_ended || !peer.has_receiver()));
             }
-            None if self.kind == Kind::Datagram => ready |= Ready::OUT,
+            None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
             None => ready |= Ready::OUT | Ready::HUP,
         }
         ready
@@ -405,7 +405,7 @@ impl UnixSocket {
 impl Drop for UnixSocket {
     fn drop(&mut self) {
         let state = core::mem::take(self.state.get_mut());
-        if let Some(peer) = state.peer.filter(|_| self.kind != Kind::Datagram) {
+        if let Some(peer) = state.peer.filter(|_| self.kind != SocketKind::Datagram) {
             peer.channel.close_sender();
         }
         self.channel.close_receiver();
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_pair_talks_both_ways_and_hears_the_other_go() {
-        let (one, other) = UnixSocket::pair(Kind::Stream);
+        let (one, other) = UnixSocket::pair(SocketKind::Stream);
         send(&one, b"ping").unwrap();
         send(&other, b"pong").unwrap();
         assert_eq!(one.poll(None), Ready::IN | Ready::OUT);
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn half_a_connection_can_be_shut_down() {
-        let (one, other) = UnixSocket::pair(Kind::Stream);
+        let (one, other) = UnixSocket::pair(SocketKind::Stream);
         one.shutdown(Shutdown::Send).unwrap();
         assert_eq!(receive(&other).unwrap(), b"");
         assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
@@ -463,10 +463,10 @@ mod tests {
 
     #[test]
     fn a_listener_hands_out_connections_in_their_order() {
-        let listener = UnixSocket::new(Kind::Stream);
+        let listener = UnixSocket::new(SocketKind::Stream);
         assert_eq!(listener.listen(1), Err(Errno::EINVAL));
         listener.bind(Some(name(b"in order"))).unwrap();
-        let clients: Vec<_> = (0..3).map(|_| UnixSocket::new(Kind::Stream)).collect();
+        let clients: Vec<_> = (0..3).map(|_| UnixSocket::new(SocketKind::Stream)).collect();
         let refused = clients[0].connect(&name(b"in order"), Patience::Never);
         assert_eq!(refused, Err(Errno::ECONNREFUSED));
         listener.listen(1).unwrap();
@@ -485,21 +485,21 @@ mod tests {
 
     #[test]
     fn a_listener_that_goes_takes_its_waiting_connections_along() {
-        let listener = UnixSocket::new(Kind::Packets);
+        let listener = UnixSocket::new(SocketKind::Packets);
         listener.bind(Some(name(b"short-lived"))).unwrap();
         listener.listen(5).unwrap();
-        let client = UnixSocket::new(Kind::Packets);
+        let client = UnixSocket::new(SocketKind::Packets);
         client.connect(&name(b"short-lived"), Patience::Never).unwrap();
         drop(listener);
         assert_eq!(receive(&client).unwrap(), b"");
         assert_eq!(send(&client, b"x"), Err(Errno::EPIPE));
-        let again = UnixSocket::new(Kind::Packets);
+        let again = UnixSocket::new(SocketKind::Packets);
         again.bind(Some(name(b"short-lived"))).unwrap();
     }
 
     #[test]
     fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
-        let (server, client) = (UnixSocket::new(Kind::Datagram), UnixSocket::new(Kind::Datagram));
+        let (server, client) = (UnixSocket::new(SocketKind::Datagram), UnixSocket::new(SocketKind::Datagram));
         server.bind(Some(name(b"server"))).unwrap();
         client.bind(None).unwrap();
         let to = name(b"server");

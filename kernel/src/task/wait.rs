@@ -46,7 +46,7 @@ pub(super) enum Selector {
 }
 
 /// What a child did.
-pub(super) struct Outcome {
+pub(super) struct ChildChange {
     pub pid: Pid,
     pub uid: u32,
     /// As wait4 gives it.
@@ -96,7 +96,7 @@ fn look_at_tracees(
     tracer: &Process,
     selector: Selector,
     flags: WaitFlags,
-) -> core::result::Result<Outcome, News> {
+) -> core::result::Result<ChildChange, News> {
     let (mut least, mut news) = match selector {
         Selector::One(tid) | Selector::Opened(tid, _) => (tid, News::Nobody),
         Selector::Any | Selector::Group(_) => (0, News::Nobody),
@@ -141,12 +141,12 @@ fn look_at_tracees(
             drop(removed);
             process.tell_held_end(&tracee);
         }
-        return Ok(Outcome { pid: tracee.tid, uid, status, code, value, usage });
+        return Ok(ChildChange { pid: tracee.tid, uid, status, code, value, usage });
     }
 }
 
 /// What a child that lives has to report: that it was stopped, or goes on.
-fn take_report(child: &Process, flags: WaitFlags) -> Option<Outcome> {
+fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
     let mut group = child.signals.lock();
     let (status, code, value) = match group.report {
         Some(Report::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
@@ -163,11 +163,11 @@ fn take_report(child: &Process, flags: WaitFlags) -> Option<Outcome> {
     }
     drop(group);
     let (uid, usage) = (child.credentials().uid, child.usage());
-    Some(Outcome { pid: child.pid, uid, status, code, value, usage })
+    Some(ChildChange { pid: child.pid, uid, status, code, value, usage })
 }
 
 /// What one of the children or tracees did, or `None` if none did anything yet.
-fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
+fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<ChildChange>> {
     if parent.tracees.lock().is_empty() {
         return look_at_children(parent, selector, flags);
     }
@@ -182,7 +182,11 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
 }
 
 /// What one of the children did, or `None` if none did anything yet.
-fn look_at_children(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
+fn look_at_children(
+    parent: &Arc<Process>,
+    selector: Selector,
+    flags: WaitFlags,
+) -> Result<Option<ChildChange>> {
     let mut registry = registry::lock();
     let mut any = false;
     let mut zombie = None;
@@ -215,7 +219,7 @@ fn look_at_children(parent: &Arc<Process>, selector: Selector, flags: WaitFlags)
     let (code, value) = code_of(status);
     let mut usage = *child.past.lock();
     usage.add(&child.children_usage());
-    let outcome = Outcome {
+    let outcome = ChildChange {
         pid: child.pid,
         uid: child.credentials().uid,
         status: status.wait_status(),
@@ -236,7 +240,7 @@ fn look_at_children(parent: &Arc<Process>, selector: Selector, flags: WaitFlags)
 ///
 /// # Errors
 /// `ECHILD`; `ERESTARTSYS` if a signal comes.
-pub(super) fn wait_for(selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
+pub(super) fn wait_for(selector: Selector, flags: WaitFlags) -> Result<Option<ChildChange>> {
     let process = current().process().clone();
     if flags.contains(WaitFlags::NOHANG) {
         return look(&process, selector, flags);

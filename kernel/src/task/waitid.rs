@@ -1,7 +1,7 @@
 //! waitid: waiting for children by ID, by group, and by descriptor.
 
 use super::signal::{SigInfo, write_whole};
-use super::wait::{Outcome, Selector, WaitFlags, wait_for};
+use super::wait::{ChildChange, Selector, WaitFlags, wait_for};
 use super::{current, pidfd};
 use crate::fs::OpenFlags;
 use crate::syscall::Args;
@@ -47,7 +47,7 @@ fn wait_for_opened(args: &Args, flags: WaitFlags) -> Result<i64> {
 }
 
 /// Tells waitid's caller what was found.
-fn tell(args: &Args, found: Option<&Outcome>) -> Result<i64> {
+fn tell(args: &Args, found: Option<&ChildChange>) -> Result<i64> {
     let info = match found {
         Some(outcome) => SigInfo::child(outcome.code, outcome.pid, outcome.uid, outcome.value),
         None => SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] },

@@ -15,7 +15,7 @@ const CHUNK: usize = 512;
 pub struct TtyFile {
     tty: Arc<Tty>,
     node: Arc<dyn Node>,
-    /// [`super::State::hangups`] when it was opened.
+    /// [`super::TerminalState::hangups`] when it was opened.
     generation: u32,
 }
 

@@ -56,7 +56,7 @@ enum Sharing {
     Exclusive,
 }
 
-struct State {
+struct TerminalState {
     discipline: Discipline,
     window: WindowSize,
     line: Line,
@@ -78,7 +78,7 @@ pub struct Tty {
     major: u32,
     minor: u32,
     wire: Wire,
-    state: SpinLock<State>,
+    state: SpinLock<TerminalState>,
     input_ready: Arc<WaitQueue>,
     output_room: Arc<WaitQueue>,
     wire_ready: Arc<WaitQueue>,
@@ -101,7 +101,7 @@ impl Tty {
             major,
             minor,
             wire,
-            state: SpinLock::new(State {
+            state: SpinLock::new(TerminalState {
                 discipline: Discipline::new(termios)?,
                 window: WindowSize::default(),
                 line: Line::Up,
@@ -183,7 +183,7 @@ impl Tty {
     }
 
     /// Hand processed output to the wire, as far as it takes it.
-    fn flush_locked(&self, state: &mut State) {
+    fn flush_locked(&self, state: &mut TerminalState) {
         if let Wire::Host(stream) = &self.wire {
             loop {
                 let bytes = state.discipline.wire();

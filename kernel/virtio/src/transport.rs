@@ -60,7 +60,7 @@ pub struct PciTransport<R: Registers> {
 
 /// A `virtio_pci_cap`: what it describes and where that is.
 #[derive(Clone, Copy)]
-struct Place {
+struct PciCapability {
     bar: u8,
     offset: u32,
     length: u32,
@@ -142,7 +142,7 @@ impl<R: Registers> PciTransport<R> {
             if id != VENDOR_SPECIFIC || length < 16 || at > u8::MAX - 20 {
                 continue;
             }
-            let place = Place {
+            let place = PciCapability {
                 bar: platform.read_config(function, at + 4) as u8,
                 offset: platform.read_config(function, at + 8),
                 length: platform.read_config(function, at + 12),
@@ -157,7 +157,9 @@ impl<R: Registers> PciTransport<R> {
                 _ => {}
             }
         }
-        let map = |place: Place| map_bar(platform, function, place.bar, place.offset, place.length as usize);
+        let map = |place: PciCapability| {
+            map_bar(platform, function, place.bar, place.offset, place.length as usize)
+        };
         let common = common.ok_or(SetupError::Legacy)?;
         let notify = notify.ok_or(SetupError::NoRegisters("notify registers"))?;
         if common.length < common::LENGTH || !common.offset.is_multiple_of(4) {
@@ -166,10 +168,10 @@ impl<R: Registers> PciTransport<R> {
         if multiplier % 2 != 0 || !notify.offset.is_multiple_of(2) {
             return Err(SetupError::Nonsense("notify offset"));
         }
-        let common = Place { length: common::LENGTH, ..common };
-        let notify = Place { length: notify.length.min(MAX_NOTIFY), ..notify };
+        let common = PciCapability { length: common::LENGTH, ..common };
+        let notify = PciCapability { length: notify.length.min(MAX_NOTIFY), ..notify };
         let config = config.filter(|place| place.offset.is_multiple_of(4) && place.length > 0);
-        let config = config.map(|place| Place { length: place.length.min(4096), ..place });
+        let config = config.map(|place| PciCapability { length: place.length.min(4096), ..place });
         Ok(Self {
             kind,
             common: map(common).ok_or(SetupError::NoRegisters("common registers"))?,

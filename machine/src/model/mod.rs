@@ -82,7 +82,7 @@ struct Counters {
     walks: AtomicU64,
 }
 
-struct State {
+struct ModelState {
     topology: Topology,
     cpus: usize,
     memory: Memory,
@@ -98,7 +98,7 @@ struct State {
 
 /// A software machine; the handle is copied freely. The machine lives as long as the process.
 #[derive(Clone, Copy)]
-pub struct Model(&'static State);
+pub struct Model(&'static ModelState);
 
 impl core::fmt::Debug for Model {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -130,7 +130,7 @@ impl Model {
     pub fn with_topology(topology: Topology, cpus: usize, seed: u64) -> Self {
         let frames = topology.end().0;
         let blocks = frames.div_ceil(PAGEBLOCK_FRAMES);
-        let state = State {
+        let state = ModelState {
             cpus,
             memory: Memory::new(frames),
             in_direct_map: (0..blocks).map(|_| AtomicU64::new(0)).collect(),

@@ -14,9 +14,9 @@ use crate::*;
 
 /// A page allocator of the simplest kind: first fit over frames 64.., aligned by size.
 #[derive(Clone, Copy)]
-pub(crate) struct Source(&'static State);
+pub(crate) struct Source(&'static SourceState);
 
-struct State {
+struct SourceState {
     machine: Model,
     table: FrameTable,
     taken: Mutex<Vec<bool>>,
@@ -67,7 +67,7 @@ pub(crate) fn source(frames: u64) -> Source {
     let records: Vec<FrameRecord> = (0..1024).map(|_| zerocopy::FromZeros::new_zeroed()).collect();
     let taken = Mutex::new(std::vec![false; frames as usize]);
     let table = FrameTable::new(Box::leak(records.into_boxed_slice()));
-    Source(Box::leak(Box::new(State { machine, table, taken, first: 512 })))
+    Source(Box::leak(Box::new(SourceState { machine, table, taken, first: 512 })))
 }
 
 /// Without a segment at first.

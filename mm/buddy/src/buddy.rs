@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::{
-    Content, FrameSource, FrameTable, Freed, NodePolicy, NotGiven, Order, OutOfMemory, Owner, Pressure,
-    Request, State, Tag,
+    Content, FrameSource, FrameState, FrameTable, Freed, NodePolicy, NotGiven, Order, OutOfMemory, Owner,
+    Pressure, Request, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
@@ -234,7 +234,7 @@ impl<M: Machine> Buddy<M> {
             match (self.table.get(frame), node) {
                 (Some(record), Some(node)) if record.state().owner() == Owner::Reserved => {
                     let freed = Freed { owner: Owner::Reserved, order: Order::FRAME, cpu: pinned.cpu() };
-                    record.set_state(State::Unowned(Some(freed)));
+                    record.set_state(FrameState::Unowned(Some(freed)));
                     let zone = self.zone(node);
                     zone.manage(&zone.lock(&pinned, self.machine), 1);
                     self.give_back_one(&pinned, node, frame, Order::FRAME);
@@ -264,8 +264,8 @@ impl<M: Machine> Buddy<M> {
             (Some((head, actual, owner, _)), _) => {
                 Misuse::WrongOrder { block, given: order, head, actual, owner }
             }
-            (None, State::Unowned(before)) => Misuse::NotOwned { block, order, before },
-            (None, State::Owned { .. }) => Misuse::FreedTwice(block),
+            (None, FrameState::Unowned(before)) => Misuse::NotOwned { block, order, before },
+            (None, FrameState::Owned { .. }) => Misuse::FreedTwice(block),
         };
         self.report(misuse);
     }

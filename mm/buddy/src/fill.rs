@@ -1,7 +1,7 @@
 //! The bytes of free frames: zeroed (`init_on_free=1`) or filled with a pattern that is checked (`page_alloc.check=fill`).
 
 use core::sync::atomic::Ordering;
-use freehold_frame::{Freed, Order, State};
+use freehold_frame::{FrameState, Freed, Order};
 
 use freehold_machine::{Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
@@ -26,7 +26,7 @@ impl<M: Machine> Buddy<M> {
                 && self.options.check == Check::Fill
                 && let Some(record) = self.table.get(frame)
             {
-                record.set_state(State::Unowned(Some(freed)));
+                record.set_state(FrameState::Unowned(Some(freed)));
             }
         }
     }
@@ -52,7 +52,7 @@ impl<M: Machine> Buddy<M> {
         }
         let byte = if self.options.init_on_free == Wipe::Always { 0 } else { PATTERN };
         for frame in PfnRange::new(block, block.offset(order.frames())).iter() {
-            let State::Unowned(Some(before)) = self.table.state(frame) else { continue };
+            let FrameState::Unowned(Some(before)) = self.table.state(frame) else { continue };
             if before.owner == freehold_frame::Owner::Reserved {
                 continue;
             }

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
-use freehold_frame::{FrameTable, Order, Owner, State};
+use freehold_frame::{FrameState, FrameTable, Order, Owner};
 use freehold_machine::topology::{MAX_NODES, Presence};
 use freehold_machine::{
     CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology,
@@ -213,7 +213,7 @@ impl<M: Machine> Buddy<M> {
     }
 
     fn mark_reserved(&self, frame: Pfn, node: NodeId) {
-        let state = State::Owned { owner: Owner::Reserved, order: Order::FRAME, node };
+        let state = FrameState::Owned { owner: Owner::Reserved, order: Order::FRAME, node };
         self.table.get(frame).expect("the table reaches to the end of memory").set_state(state);
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{check, model};
 use freehold_buddy::{Buddy, Managed, Options, Shuffle};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, Owner, Request, State};
+use freehold_frame::{FrameRecord, FrameSource, FrameState, FrameTable, Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Entropy, Pfn};
 
@@ -117,7 +117,7 @@ fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
     let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
     let metadata: &'static [AtomicU64] = (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
     for _ in 0..boots() {
-        records.iter().for_each(|record| record.set_state(State::Unowned(None)));
+        records.iter().for_each(|record| record.set_state(FrameState::Unowned(None)));
         metadata.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let table = FrameTable::new(records);
         let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };

@@ -20,8 +20,8 @@ use freehold_machine::Pfn;
 use crate::counts::Hold;
 use crate::transition::CopyFrom;
 use crate::{
-    Anon, Belongs, CountError, FrameRecord, FrameSource, Home, Kind, Order, OutOfMemory, Owner, PageCache,
-    Request, State, UserKind,
+    Anon, Belongs, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Home, Order, OutOfMemory,
+    Owner, PageCache, Request, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -43,10 +43,10 @@ impl fmt::Display for WrongOwner {
 
 impl core::error::Error for WrongOwner {}
 
-fn check<K: Kind, S: FrameSource>(source: S, frame: Pfn) -> Result<Order, WrongOwner> {
+fn check<K: FrameKind, S: FrameSource>(source: S, frame: Pfn) -> Result<Order, WrongOwner> {
     let state = source.table().state(frame);
     match state {
-        State::Owned { owner, order, .. } if K::accepts(owner) => Ok(order),
+        FrameState::Owned { owner, order, .. } if K::accepts(owner) => Ok(order),
         _ => Err(WrongOwner { frame, found: state.owner(), expected: K::OWNER }),
     }
 }
@@ -56,22 +56,22 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
 }
 
 /// What the three values have in common: which block, and where it came from. It holds nothing itself.
-pub struct Handle<K: Kind, S: FrameSource> {
+pub struct Handle<K: FrameKind, S: FrameSource> {
     source: S,
     frame: Pfn,
     order: Order,
     kind: PhantomData<K>,
 }
 
-impl<K: Kind, S: FrameSource> Clone for Handle<K, S> {
+impl<K: FrameKind, S: FrameSource> Clone for Handle<K, S> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K: Kind, S: FrameSource> Copy for Handle<K, S> {}
+impl<K: FrameKind, S: FrameSource> Copy for Handle<K, S> {}
 
-impl<K: Kind, S: FrameSource> Handle<K, S> {
+impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     const fn new(source: S, frame: Pfn, order: Order) -> Self {
         Self { source, frame, order, kind: PhantomData }
     }
@@ -108,9 +108,9 @@ impl<K: Kind, S: FrameSource> Handle<K, S> {
 
 /// A block of frames with the owner `K`; for user kinds, one reference to it. See the module's head.
 #[must_use = "dropping it gives the block back"]
-pub struct Frame<K: Kind, S: FrameSource>(Handle<K, S>);
+pub struct Frame<K: FrameKind, S: FrameSource>(Handle<K, S>);
 
-impl<K: Kind, S: FrameSource> Deref for Frame<K, S> {
+impl<K: FrameKind, S: FrameSource> Deref for Frame<K, S> {
     type Target = Handle<K, S>;
     #[inline]
     fn deref(&self) -> &Handle<K, S> {
@@ -118,7 +118,7 @@ impl<K: Kind, S: FrameSource> Deref for Frame<K, S> {
     }
 }
 
-impl<K: Kind, S: FrameSource> Frame<K, S> {
+impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     /// One frame of undefined content, near this CPU.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl<S: FrameSource> Frame<PageCache, S> {
     }
 }
 
-impl<K: Kind, S: FrameSource> Drop for Frame<K, S> {
+impl<K: FrameKind, S: FrameSource> Drop for Frame<K, S> {
     fn drop(&mut self) {
         if K::OWNER.is_user() {
             self.0.let_go(Hold::Reference);
@@ -242,7 +242,7 @@ impl<K: Kind, S: FrameSource> Drop for Frame<K, S> {
     }
 }
 
-impl<K: Kind, S: FrameSource> fmt::Debug for Frame<K, S> {
+impl<K: FrameKind, S: FrameSource> fmt::Debug for Frame<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Frame<{}>({:?}, order {})", K::OWNER.name(), self.pfn(), self.order().log2())
     }
@@ -280,7 +280,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     #[inline]
     pub fn from_leaf_of(source: S, frame: Pfn) -> Result<(Self, Owner), WrongOwner> {
         match source.table().state(frame) {
-            State::Owned { owner, order, .. } if K::accepts(owner) => {
+            FrameState::Owned { owner, order, .. } if K::accepts(owner) => {
                 Ok((Self(Handle::new(source, frame, order)), owner))
             }
             state => Err(WrongOwner { frame, found: state.owner(), expected: K::OWNER }),

@@ -8,7 +8,7 @@
 //! exclusive mark. They live in one atomic word ([`Counts`]), so that pinning and sharing compete for the
 //! same compare-exchange and no window lies between them: pinned ⇒ exclusive, or truly shared memory.
 //!
-//! **Locks.** None. Records are atomics; the owner of a frame is the only writer of its [`State`], and
+//! **Locks.** None. Records are atomics; the owner of a frame is the only writer of its [`FrameState`], and
 //! [`Counts`] orders its own changes. Any context may call, interrupt handlers included.
 //!
 //! ```
@@ -76,9 +76,10 @@ pub use home::Home;
 pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{
-    Anon, Bounce, DeviceTable, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, Time, User, UserKind,
+    Anon, Bounce, DeviceTable, FrameKind, Kernel, Owner, PageCache, PageTable, Replica, Side, Time, User,
+    UserKind,
 };
-pub use record::{FrameRecord, Freed, NotGiven, RecordLayout, State, Tag, Trace};
+pub use record::{FrameRecord, FrameState, Freed, NotGiven, RecordLayout, Tag, Trace};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Contradiction, FrameTable};
 pub use whole::{LastHold, NotWhole};

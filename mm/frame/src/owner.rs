@@ -133,7 +133,7 @@ mod sealed {
 }
 
 /// An owner as a type, for [`Frame<K, S>`](crate::Frame).
-pub trait Kind: sealed::Sealed + Send + Sync + 'static {
+pub trait FrameKind: sealed::Sealed + Send + Sync + 'static {
     /// What the record says for a new frame of this kind.
     const OWNER: Owner;
     /// Whether a frame with this owner is of this kind.
@@ -143,7 +143,7 @@ pub trait Kind: sealed::Sealed + Send + Sync + 'static {
 }
 
 /// A kind whose frames are held by counts: mappings, references, pins.
-pub trait UserKind: Kind {}
+pub trait UserKind: FrameKind {}
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident),*) => {$(
@@ -151,7 +151,7 @@ macro_rules! kinds {
         #[derive(Debug)]
         pub enum $kind {}
         impl sealed::Sealed for $kind {}
-        impl Kind for $kind {
+        impl FrameKind for $kind {
             const OWNER: Owner = Owner::$kind;
         }
     )*};
@@ -177,11 +177,11 @@ kinds! {
 }
 
 /// Any user kind: for code that takes leaves down and need not know what they map. Frames are never
-/// allocated as this kind ([`Kind::OWNER`] is [`Owner::Anon`] only for want of a better one).
+/// allocated as this kind ([`FrameKind::OWNER`] is [`Owner::Anon`] only for want of a better one).
 #[derive(Debug)]
 pub enum User {}
 impl sealed::Sealed for User {}
-impl Kind for User {
+impl FrameKind for User {
     const OWNER: Owner = Owner::Anon;
     fn accepts(owner: Owner) -> bool {
         owner.is_user()

@@ -14,7 +14,7 @@ use crate::{Counts, Order, Owner};
 
 /// Whose a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum FrameState {
     /// Free, not the first frame of its block, or no memory.
     Unowned(Option<Freed>),
     /// The first frame of an owned block.
@@ -143,7 +143,7 @@ pub enum NotGiven {
     Held,
 }
 
-impl State {
+impl FrameState {
     #[inline]
     const fn to_word(self) -> u64 {
         match self {
@@ -229,8 +229,8 @@ impl FrameRecord {
     }
     /// Who owns the block that starts here.
     #[inline]
-    pub fn state(&self) -> State {
-        State::from_word(self.load(Ordering::Acquire))
+    pub fn state(&self) -> FrameState {
+        FrameState::from_word(self.load(Ordering::Acquire))
     }
     /// Whether a block of `owner`, who is not nobody, starts here.
     #[inline]
@@ -239,7 +239,7 @@ impl FrameRecord {
     }
     /// Say who owns the block that starts here, which nobody holds. Only the present owner calls this.
     #[inline]
-    pub fn set_state(&self, state: State) {
+    pub fn set_state(&self, state: FrameState) {
         self.store(state.to_word());
     }
     /// Give the unowned block that starts here a new owner. For the page allocator.
@@ -321,7 +321,10 @@ mod tests {
             let trace = tag.trace(CpuId(63));
             assert_eq!(Trace::of_bits(trace.bits()), trace);
             record.take_back(trace);
-            assert_eq!(record.state(), State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(63) })));
+            assert_eq!(
+                record.state(),
+                FrameState::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(63) }))
+            );
         }
     }
 
@@ -331,18 +334,19 @@ mod tests {
         for owner in &Owner::ALL[1..] {
             for order in orders {
                 for n in [0, 1, 15] {
-                    let owned = State::Owned { owner: *owner, order, node: NodeId(n) };
+                    let owned = FrameState::Owned { owner: *owner, order, node: NodeId(n) };
                     let (bits, layout) = (owned.to_word(), FrameRecord::LAYOUT);
                     assert_eq!(bits & layout.owner_mask, *owner as u64);
                     assert_eq!(bits >> layout.order_shift & layout.order_mask, u64::from(order.log2()));
-                    assert_eq!(State::from_word(owned.to_word()), owned);
-                    let freed = State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(n.into()) }));
-                    assert_eq!(State::from_word(freed.to_word()), freed);
+                    assert_eq!(FrameState::from_word(owned.to_word()), owned);
+                    let freed =
+                        FrameState::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(n.into()) }));
+                    assert_eq!(FrameState::from_word(freed.to_word()), freed);
                 }
             }
         }
-        assert_eq!(State::from_word(0), State::Unowned(None));
+        assert_eq!(FrameState::from_word(0), FrameState::Unowned(None));
         let empty = FrameRecord::EMPTY;
-        assert_eq!(empty.state(), State::Unowned(None));
+        assert_eq!(empty.state(), FrameState::Unowned(None));
     }
 }

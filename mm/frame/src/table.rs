@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_machine::{NodeId, Pfn, PfnRange};
 
-use crate::{FrameRecord, Holders, Home, Order, Owner, State};
+use crate::{FrameRecord, FrameState, Holders, Home, Order, Owner};
 
 /// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
 ///
@@ -48,8 +48,8 @@ impl FrameTable {
     /// What the frame's own record says; unowned past the end. The frames of a larger block are owned through
     /// its first record: see [`FrameTable::block_of`].
     #[inline]
-    pub fn state(self, frame: Pfn) -> State {
-        self.get(frame).map_or(State::Unowned(None), FrameRecord::state)
+    pub fn state(self, frame: Pfn) -> FrameState {
+        self.get(frame).map_or(FrameState::Unowned(None), FrameRecord::state)
     }
     /// Whether a block of `owner` starts at `frame`: cheaper than to ask whose it is.
     #[inline]
@@ -61,7 +61,7 @@ impl FrameTable {
         (0..=Order::MAX.log2()).find_map(|log2| {
             let head = Pfn(frame.0 >> log2 << log2);
             match self.state(head) {
-                State::Owned { owner, order, node } if order.log2() >= log2 => {
+                FrameState::Owned { owner, order, node } if order.log2() >= log2 => {
                     Some((head, order, owner, node))
                 }
                 _ => None,
@@ -93,7 +93,7 @@ impl FrameTable {
                     break;
                 };
                 let holders = record.counts().load();
-                let State::Owned { owner, order, .. } = record.state() else {
+                let FrameState::Owned { owner, order, .. } = record.state() else {
                     if record.is_free_but_held() {
                         note(&mut audit, Contradiction::FreeButHeld(next));
                     }
@@ -111,7 +111,7 @@ impl FrameTable {
                     if self.get(tail).is_some_and(FrameRecord::is_free_but_held) {
                         note(&mut audit, Contradiction::FreeButHeld(tail));
                     }
-                    if let State::Owned { owner: second, .. } = self.state(tail) {
+                    if let FrameState::Owned { owner: second, .. } = self.state(tail) {
                         note(&mut audit, Contradiction::OwnedTwice(tail, owner, second));
                     }
                 }

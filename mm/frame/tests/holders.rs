@@ -5,8 +5,8 @@ mod common;
 
 use common::Source;
 use freehold_frame::{
-    Anon, Contradiction, CountError, Frame, FrameSource, Kernel, Mapping, Order, Owner, PageCache, Pin,
-    State, User,
+    Anon, Contradiction, CountError, Frame, FrameSource, FrameState, Kernel, Mapping, Order, Owner,
+    PageCache, Pin, User,
 };
 use freehold_machine::{NodeId, Pfn};
 use proptest::prelude::*;
@@ -152,7 +152,7 @@ fn the_audit_names_every_contradiction() {
     let source = Source::new(64);
     let table = source.table();
     let set = |n: u64, owner, log2| {
-        let state = State::Owned { owner, order: Order::new(log2).unwrap(), node: NodeId(0) };
+        let state = FrameState::Owned { owner, order: Order::new(log2).unwrap(), node: NodeId(0) };
         table.get(Pfn(n)).unwrap().set_state(state);
     };
     set(0, Owner::Anon, 0); // held by nobody

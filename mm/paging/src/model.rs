@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    Content, FrameRecord, FrameSource, FrameTable, Home, Order, OutOfMemory, Owner, Request, Side, State,
+    Content, FrameRecord, FrameSource, FrameState, FrameTable, Home, Order, OutOfMemory, Owner, Request, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -221,18 +221,18 @@ impl FrameSource for ModelFrames {
         let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
         debug_assert!(usize::from(node.0) < self.0.model.node_count());
         let record = self.0.table.get(frame).expect("free frames have records");
-        record.set_state(State::Owned { owner: request.owner, order: request.order, node });
+        record.set_state(FrameState::Owned { owner: request.owner, order: request.order, node });
         Ok(frame)
     }
     fn release(self, block: Pfn, order: Order) {
         let record = self.0.table.get(block).expect("released frames have records");
-        let State::Owned { owner, order: owned, .. } = record.state() else {
+        let FrameState::Owned { owner, order: owned, .. } = record.state() else {
             panic!("{block:?} is freed twice");
         };
         assert_eq!(owned, order, "{block:?} is freed with a wrong order");
         let holders = record.counts().load();
         assert!(holders.is_none(), "{block:?} is freed while it is held: {holders:?}");
-        record.set_state(State::Unowned(None));
+        record.set_state(FrameState::Unowned(None));
         let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
         if order == Order::FRAME {
             free.give(owner.side(), block);

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use freehold_frame::{Owner, State};
+use freehold_frame::{FrameState, Owner};
 use freehold_machine::{NodeId, Pfn, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr};
 
 use crate::copy::{NodeReplica, hash, run};
@@ -105,7 +105,7 @@ impl<S: Memory, P: Port> Replicas<S, P> {
         let table = self.source.table();
         for (block, frames) in replica.blocks.iter().map(|block| (block.pfn(), run(block))) {
             match table.state(block) {
-                State::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
+                FrameState::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
                 _ => found(Fault::Owner { node, block }),
             }
             if self.port.is_in_direct_map(frames) {

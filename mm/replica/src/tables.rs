@@ -42,7 +42,7 @@ pub(crate) fn leaf<M: Tables>(machine: M, root: Pfn, address: VirtAddr) -> u64 {
 }
 
 /// Allocates `order` frames for `K` on `node` and no other.
-pub(crate) fn on_node<K: freehold_frame::Kind, S: Memory>(
+pub(crate) fn on_node<K: freehold_frame::FrameKind, S: Memory>(
     source: S,
     node: NodeId,
     order: Order,

@@ -9,7 +9,7 @@ use freehold_machine::{Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
 use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
 use freehold_paging::{Roots, USER_END};
 use freehold_vm::{
-    Access, AddressSpace, AreaFlags, Backing, Commons, Layout, Limits, MapRequest, Place, Protection,
+    Access, AddressSpace, AreaFlags, AreaPlace, Backing, Commons, Layout, Limits, MapRequest, Protection,
     ReadWrite, Rule, Transient, VmError,
 };
 
@@ -23,7 +23,7 @@ fn main() -> Result<(), VmError> {
     let mut parent = AddressSpace::new(&commons, layout)?;
 
     let request = MapRequest {
-        place: Place::Anywhere,
+        place: AreaPlace::Anywhere,
         len: 3 * PAGE_SIZE as u64,
         protection: Protection::READ | Protection::WRITE,
         backing: Backing::Anonymous,

@@ -11,7 +11,7 @@ use crate::AddressSpace;
 use crate::area::Area;
 use crate::cache::{PageCache, PageSet};
 use crate::request::AreaFlags;
-use crate::resident::{Kind, Resident};
+use crate::resident::{LeafKind, Resident};
 use crate::swap::Age;
 
 impl<S: Memory> AddressSpace<S> {
@@ -43,7 +43,7 @@ impl<S: Memory> Resident<S> {
             let Some((_, page)) = area.cache_page(addr).filter(|(_, page)| pages.contains(*page)) else {
                 return;
             };
-            if size == PageSize::Large || this.kind_of(entry) != Kind::Cache {
+            if size == PageSize::Large || this.kind_of(entry) != LeafKind::Cache {
                 return;
             }
             if is_locked || (entry.is_accessed() && age == Age::Respect) {
@@ -55,7 +55,7 @@ impl<S: Memory> Resident<S> {
             batch.unmapped(addr, old, this.mapping_of(old));
             unmapped += 1;
         });
-        self.uncount_pages(area, Kind::Cache, unmapped);
+        self.uncount_pages(area, LeafKind::Cache, unmapped);
         used
     }
 }

@@ -73,7 +73,7 @@ pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use map::whole_pages;
-pub use migrate::{CachedPage, Migration, Outcome, PageNode, SharedPages};
+pub use migrate::{CachedPage, MigrateOutcome, Migration, PageNode, SharedPages};
 pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
 pub use policy::{Policy, PolicyMode, TaskPolicy};
 pub use refs::ClearRefs;
@@ -82,7 +82,7 @@ pub use remap::{Pause, Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
 pub use remove::Removal;
 pub use request::{
-    AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, Protect, ProtectExtent,
+    AreaFlags, AreaPlace, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Protect, ProtectExtent,
     Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};

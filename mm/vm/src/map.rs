@@ -14,7 +14,7 @@ use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{
-    AreaFlags, Backing, Limits, MapRequest, Place, Protect, ProtectExtent, Protection, SharedWrite,
+    AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
 use crate::space::{DataKind, MAX_AREAS};
 use crate::{AddressSpace, Batch, PageCache, VdsoPart};
@@ -56,7 +56,7 @@ impl<S: Memory> AddressSpace<S> {
             .filter(|&len| len <= self.layout.end.0)
             .ok_or(VmError::NoMemory)?;
         let start = match backing {
-            Backing::Anonymous if place == Place::Anywhere => self.find_hole_for_large(len)?,
+            Backing::Anonymous if place == AreaPlace::Anywhere => self.find_hole_for_large(len)?,
             _ => self.choose(place, len)?,
         };
         let range = start..VirtAddr(start.0 + len);
@@ -74,7 +74,7 @@ impl<S: Memory> AddressSpace<S> {
             copied: Cell::new(false),
         };
         let replaced: u64 =
-            if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
+            if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
         if area.is_new_promise_as(protection) {
             self.check_promise(len)?;
@@ -87,7 +87,7 @@ impl<S: Memory> AddressSpace<S> {
         }
         // One for the area, two for what it may cut in pieces.
         self.areas.make_room(3)?;
-        if matches!(place, Place::Fixed(_)) {
+        if matches!(place, AreaPlace::Fixed(_)) {
             self.unmap_range(range.clone())?;
         }
         self.areas.add(area);
@@ -98,7 +98,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(start)
     }
 
-    fn choose(&mut self, place: Place, len: u64) -> Result<VirtAddr, VmError> {
+    fn choose(&mut self, place: AreaPlace, len: u64) -> Result<VirtAddr, VmError> {
         let fixed = |start: VirtAddr| {
             if start.page_offset() != 0 {
                 return Err(VmError::Invalid);
@@ -111,16 +111,16 @@ impl<S: Memory> AddressSpace<S> {
             Ok(start..end)
         };
         match place {
-            Place::Fixed(start) => fixed(start).map(|range| range.start),
-            Place::FixedNoReplace(start) => {
+            AreaPlace::Fixed(start) => fixed(start).map(|range| range.start),
+            AreaPlace::FixedNoReplace(start) => {
                 let range = fixed(start)?;
                 if self.areas.is_free(range) { Ok(start) } else { Err(VmError::Exists) }
             }
-            Place::Hint(hint) => match fixed(hint.page_start()) {
+            AreaPlace::Hint(hint) => match fixed(hint.page_start()) {
                 Ok(range) if self.areas.is_usable(range.clone()) => Ok(range.start),
                 _ => self.find_hole(len),
             },
-            Place::Anywhere => self.find_hole(len),
+            AreaPlace::Anywhere => self.find_hole(len),
         }
     }
 

@@ -8,10 +8,10 @@
 //! | 2 MiB | as one, where the block is whole and exclusive and there is another; else it is split | as above: a pin exists only on pieces |
 //! | page cache | by its cache, with no space locked ([`Commons::migrate_cached`]) | see `cache::moved` |
 //!
-//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a pipe): [`Outcome::Busy`]. The
+//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a pipe): [`MigrateOutcome::Busy`]. The
 //! new leaf has the rights and marks (accessed, dirty, soft-dirty) of the old one.
 //!
-//! **Failure.** Without a frame a page stays as it is ([`Outcome::NoMemory`]); the others have moved or have not, each for itself.
+//! **Failure.** Without a frame a page stays as it is ([`MigrateOutcome::NoMemory`]); the others have moved or have not, each for itself.
 //!
 //! **Locks.** Spaces one at a time, in any order; a [`Migration`] is carried from one to the next.
 
@@ -29,7 +29,7 @@ use crate::area::Area;
 use crate::events::Event;
 use crate::huge::LARGE;
 use crate::pin::detach::{Detach, RUN};
-use crate::resident::{Kind, Resident};
+use crate::resident::{LeafKind, Resident};
 use crate::{AddressSpace, Commons, PageCache};
 
 /// What becomes of pages that several address spaces map.
@@ -43,7 +43,7 @@ pub enum SharedPages {
 
 /// What became of a page that was to move.
 #[derive(Debug)]
-pub enum Outcome<S: Memory> {
+pub enum MigrateOutcome<S: Memory> {
     /// It has another frame.
     Moved,
     /// It is pinned, or something else refers to its frame.
@@ -138,7 +138,7 @@ impl<S: Memory> AddressSpace<S> {
         range: Range<VirtAddr>,
         migration: &mut Migration<S>,
         wish: impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
-        out: impl FnMut(VirtAddr, Outcome<S>),
+        out: impl FnMut(VirtAddr, MigrateOutcome<S>),
     ) {
         let Self { areas, resident, .. } = self;
         let mut visit = Visit { migration, wish, out };
@@ -151,7 +151,7 @@ impl<S: Memory> AddressSpace<S> {
                         at.max(part.start)
                     }
                     Err(_) => {
-                        visit.tell(&resident.commons, at, Outcome::NoMemory, PAGEBLOCK_FRAMES);
+                        visit.tell(&resident.commons, at, MigrateOutcome::NoMemory, PAGEBLOCK_FRAMES);
                         VirtAddr(at.0 + LARGE)
                     }
                 };
@@ -183,10 +183,10 @@ impl<S: Memory> Commons<S> {
         self.source.table().block_of(frame).map_or(NodeId(0), |(_, _, _, node)| node)
     }
     /// Count the move of `pages` pages.
-    pub(crate) fn note_move(&self, outcome: &Outcome<S>, pages: u64) {
+    pub(crate) fn note_move(&self, outcome: &MigrateOutcome<S>, pages: u64) {
         let (one, large) = match outcome {
-            Outcome::Cached(_) => return,
-            Outcome::Moved => (Event::MigrateSuccess, Event::HugeMigrateSuccess),
+            MigrateOutcome::Cached(_) => return,
+            MigrateOutcome::Moved => (Event::MigrateSuccess, Event::HugeMigrateSuccess),
             _ => (Event::MigrateFail, Event::HugeMigrateFail),
         };
         self.count_many(one, pages);
@@ -203,8 +203,8 @@ struct Visit<'a, S: Memory, W, O> {
     out: O,
 }
 
-impl<S: Memory, W, O: FnMut(VirtAddr, Outcome<S>)> Visit<'_, S, W, O> {
-    fn tell(&mut self, commons: &Commons<S>, addr: VirtAddr, outcome: Outcome<S>, pages: u64) {
+impl<S: Memory, W, O: FnMut(VirtAddr, MigrateOutcome<S>)> Visit<'_, S, W, O> {
+    fn tell(&mut self, commons: &Commons<S>, addr: VirtAddr, outcome: MigrateOutcome<S>, pages: u64) {
         commons.note_move(&outcome, pages);
         (self.out)(addr, outcome);
     }
@@ -220,7 +220,7 @@ impl<S: Memory> Resident<S> {
             '_,
             S,
             impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
-            impl FnMut(VirtAddr, Outcome<S>),
+            impl FnMut(VirtAddr, MigrateOutcome<S>),
         >,
     ) -> Option<VirtAddr> {
         let commons = &self.commons;
@@ -244,9 +244,9 @@ impl<S: Memory> Resident<S> {
                 return;
             }
             let outcome = match self.kind_of(entry) {
-                Kind::Zero => return,
-                Kind::Cache => self.cached_page(area, addr, entry, shared),
-                Kind::Anon => {
+                LeafKind::Zero => return,
+                LeafKind::Cache => self.cached_page(area, addr, entry, shared),
+                LeafKind::Anon => {
                     if run.pages.is_full() {
                         self.end_moves(&mut run, visit);
                     }
@@ -262,16 +262,22 @@ impl<S: Memory> Resident<S> {
         stopped
     }
 
-    fn cached_page(&self, area: &Area<S>, addr: VirtAddr, entry: Entry, shared: SharedPages) -> Outcome<S> {
+    fn cached_page(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        entry: Entry,
+        shared: SharedPages,
+    ) -> MigrateOutcome<S> {
         let holders = self.source().table().get(entry.frame()).map(|record| record.counts().load());
         if shared == SharedPages::Stay && holders.is_none_or(|holders| holders.mappings > 1) {
-            return Outcome::Shared;
+            return MigrateOutcome::Shared;
         }
         match area.cache_page(addr) {
             Some((cache, index)) => {
-                Outcome::Cached(CachedPage { cache: cache.clone(), index, frame: entry.frame() })
+                MigrateOutcome::Cached(CachedPage { cache: cache.clone(), index, frame: entry.frame() })
             }
-            None => Outcome::Busy,
+            None => MigrateOutcome::Busy,
         }
     }
 
@@ -282,10 +288,10 @@ impl<S: Memory> Resident<S> {
         place: NodePolicy,
         migration: &mut Migration<S>,
         run: &mut Run<S>,
-    ) -> Option<Outcome<S>> {
+    ) -> Option<MigrateOutcome<S>> {
         let EntryAt { addr, slot, entry } = at;
         let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
-            return Some(Outcome::Busy);
+            return Some(MigrateOutcome::Busy);
         };
         if let Some(forward) = migration.forwards.get(&entry.frame()) {
             return Some(self.follow(forward, at, run.pages.batch()));
@@ -299,28 +305,28 @@ impl<S: Memory> Resident<S> {
                 self.commons.swap.forget(entry.frame());
             }
             if is_held() {
-                return Some(Outcome::Busy);
+                return Some(MigrateOutcome::Busy);
             }
             if migration.shared == SharedPages::Stay {
-                return Some(Outcome::Shared);
+                return Some(MigrateOutcome::Shared);
             }
         }
         let request = Request::new(Owner::Anon).policy(place);
         let Ok(new) = Frame::<Anon, S>::allocate_with(self.source(), request) else {
-            return Some(Outcome::NoMemory);
+            return Some(MigrateOutcome::NoMemory);
         };
         if alone {
             if run.pages.take(self.source(), addr, slot, entry).is_err() {
-                return Some(Outcome::Busy);
+                return Some(MigrateOutcome::Busy);
             }
             run.new.push(new);
             return None;
         }
         // There may be any number of forwards.
         if self.source().ensure_objects().is_err() {
-            return Some(Outcome::NoMemory);
+            return Some(MigrateOutcome::NoMemory);
         }
-        let Ok(old) = mapping.reference() else { return Some(Outcome::Busy) };
+        let Ok(old) = mapping.reference() else { return Some(MigrateOutcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };
         let outcome = self.follow(&forward, at, run.pages.batch());
@@ -334,17 +340,21 @@ impl<S: Memory> Resident<S> {
         forward: &Forward<S>,
         EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
         batch: &mut FlushBatch<S>,
-    ) -> Outcome<S> {
-        let Ok(mapping) = forward.new.share() else { return Outcome::Busy };
+    ) -> MigrateOutcome<S> {
+        let Ok(mapping) = forward.new.share() else { return MigrateOutcome::Busy };
         debug_assert!(!entry.is_writable(), "a shared frame is writable at {addr:?}");
         let new = mapping.into_leaf();
         let old = slot.update_from(entry, |entry| entry.piece(new));
         batch.unmapped(addr, old, self.mapping_of(old));
-        Outcome::Moved
+        MigrateOutcome::Moved
     }
 
     /// Nobody stores to the old frames any more, once all have forgotten their leaves: copy them.
-    fn end_moves<W>(&self, run: &mut Run<S>, visit: &mut Visit<'_, S, W, impl FnMut(VirtAddr, Outcome<S>)>) {
+    fn end_moves<W>(
+        &self,
+        run: &mut Run<S>,
+        visit: &mut Visit<'_, S, W, impl FnMut(VirtAddr, MigrateOutcome<S>)>,
+    ) {
         for (page, new) in run.pages.settle().zip(run.new.drain(..)) {
             let addr = page.addr();
             let outcome = match new.into_mapping() {
@@ -352,11 +362,11 @@ impl<S: Memory> Resident<S> {
                     self.source().machine().copy(page.frame().pfn(), new.pfn());
                     let leaf = page.old().piece(new.into_leaf());
                     drop(page.replace_by(leaf));
-                    Outcome::Moved
+                    MigrateOutcome::Moved
                 }
                 Err(_) => {
                     page.put_back();
-                    Outcome::Busy
+                    MigrateOutcome::Busy
                 }
             };
             visit.tell(&self.commons, addr, outcome, 1);
@@ -369,13 +379,13 @@ impl<S: Memory> Resident<S> {
         place: NodePolicy,
         shared: SharedPages,
         batch: &mut FlushBatch<S>,
-    ) -> Result<Outcome<S>, InPieces> {
-        let Some(block) = self.block_of(entry) else { return Ok(Outcome::Busy) };
+    ) -> Result<MigrateOutcome<S>, InPieces> {
+        let Some(block) = self.block_of(entry) else { return Ok(MigrateOutcome::Busy) };
         if block.is_pinned() {
-            return Ok(Outcome::Busy);
+            return Ok(MigrateOutcome::Busy);
         }
         if block.reuse().is_err() {
-            return if shared == SharedPages::Stay { Ok(Outcome::Shared) } else { Err(InPieces) };
+            return if shared == SharedPages::Stay { Ok(MigrateOutcome::Shared) } else { Err(InPieces) };
         }
         // Whole, it has no pins and can get none before it is in pieces again, which takes this space's lock.
         if !block.holders(0).whole {
@@ -392,6 +402,6 @@ impl<S: Memory> Resident<S> {
         }
         slot.fill(old.piece(new.into_leaf()).large());
         drop(ManuallyDrop::into_inner(block));
-        Ok(Outcome::Moved)
+        Ok(MigrateOutcome::Moved)
     }
 }

@@ -14,7 +14,7 @@ use freehold_paging::{Backing, Entry, FlushBatch, Memory, PageSize, Rights};
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::request::AreaFlags;
-use crate::resident::{Kind, Resident};
+use crate::resident::{LeafKind, Resident};
 
 /// What to forget; the numbers are those that programs write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,8 +114,8 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn make_old(&self, range: Range<VirtAddr>, what: ClearRefs, batch: &mut FlushBatch<S>) {
         self.tables.visit(range, |addr, slot, entry, _| {
             let concerned = match (what, self.kind_of(entry)) {
-                (ClearRefs::Anonymous, kind) => kind == Kind::Anon,
-                (ClearRefs::File, kind) => kind == Kind::Cache,
+                (ClearRefs::Anonymous, kind) => kind == LeafKind::Anon,
+                (ClearRefs::File, kind) => kind == LeafKind::Cache,
                 _ => true,
             };
             if concerned && entry.is_accessed() {

@@ -90,7 +90,7 @@ bitflags! {
 
 /// Where an area goes. Addresses are page-aligned (`Hint` is rounded down).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum AreaPlace {
     /// The highest hole below the layout's `mmap_base`, else any.
     Anywhere,
     /// There, if it is free; else anywhere.
@@ -167,7 +167,7 @@ impl<S: Memory> Clone for Backing<S> {
 #[derive(Clone, Debug)]
 pub struct MapRequest<S: Memory> {
     /// Where.
-    pub place: Place,
+    pub place: AreaPlace,
     /// Bytes, more than 0; rounded up to pages.
     pub len: u64,
     /// What the process may do.

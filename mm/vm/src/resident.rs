@@ -40,7 +40,7 @@ pub(crate) enum Want {
 
 /// What a leaf leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum LeafKind {
     Zero,
     Anon,
     Cache,
@@ -58,10 +58,10 @@ impl Rss {
     pub(crate) const fn total(self) -> u64 {
         self.anon + self.file + self.shmem
     }
-    fn of<S: Memory>(&mut self, area: &Area<S>, kind: Kind) -> Option<&mut u64> {
+    fn of<S: Memory>(&mut self, area: &Area<S>, kind: LeafKind) -> Option<&mut u64> {
         match (kind, &area.content) {
-            (Kind::Zero, _) => None,
-            (Kind::Anon, _) => Some(&mut self.anon),
+            (LeafKind::Zero, _) => None,
+            (LeafKind::Anon, _) => Some(&mut self.anon),
             (_, Content::SharedAnonymous(..)) => Some(&mut self.shmem),
             _ => Some(&mut self.file),
         }
@@ -105,26 +105,28 @@ impl<S: Memory> Resident<S> {
     }
 
     /// What the leaf `entry` leads to.
-    pub(crate) fn kind_of(&self, entry: Entry) -> Kind {
+    pub(crate) fn kind_of(&self, entry: Entry) -> LeafKind {
         debug_assert!(entry.is_leaf());
         match entry.backing() {
-            Backing::Uncounted => Kind::Zero,
-            Backing::Counted if self.source().table().is_owned_by(entry.frame(), Owner::Anon) => Kind::Anon,
-            Backing::Counted => Kind::Cache,
+            Backing::Uncounted => LeafKind::Zero,
+            Backing::Counted if self.source().table().is_owned_by(entry.frame(), Owner::Anon) => {
+                LeafKind::Anon
+            }
+            Backing::Counted => LeafKind::Cache,
         }
     }
 
-    pub(crate) fn count(&mut self, area: &Area<S>, kind: Kind) {
+    pub(crate) fn count(&mut self, area: &Area<S>, kind: LeafKind) {
         if let Some(count) = self.rss.of(area, kind) {
             *count += 1;
         }
     }
 
-    fn uncount(&mut self, area: &Area<S>, kind: Kind) {
+    fn uncount(&mut self, area: &Area<S>, kind: LeafKind) {
         self.uncount_pages(area, kind, 1);
     }
 
-    pub(crate) fn uncount_pages(&mut self, area: &Area<S>, kind: Kind, pages: u64) {
+    pub(crate) fn uncount_pages(&mut self, area: &Area<S>, kind: LeafKind, pages: u64) {
         if let Some(count) = self.rss.of(area, kind) {
             *count -= pages;
         }
@@ -224,7 +226,7 @@ impl<S: Memory> Resident<S> {
         };
         let (entry, is_secret) = (leaf(mapping, rights, marks), cache.is_secret());
         slot.fill(if is_secret { entry.marked_secret() } else { entry });
-        self.count(area, Kind::Cache);
+        self.count(area, LeafKind::Cache);
         if want == Want::Read && !is_secret && !area.flags.contains(AreaFlags::RANDOM) {
             self.fill_around(area, addr);
         }
@@ -241,7 +243,7 @@ impl<S: Memory> Resident<S> {
         let copy = self.copy_of(CopyFrom::from(frame), self.place(area, addr))?;
         area.copied.set(true);
         slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
-        self.count(area, Kind::Anon);
+        self.count(area, LeafKind::Anon);
         Ok(())
     }
 
@@ -259,7 +261,7 @@ impl<S: Memory> Resident<S> {
         }
         let page = self.zeroed(self.place(area, addr))?;
         slot.fill(leaf(page, area.protection.rights(), Marks::Dirty));
-        self.count(area, Kind::Anon);
+        self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
     }
 
@@ -299,7 +301,7 @@ impl<S: Memory> Resident<S> {
                 mapped += 1;
             }
         });
-        if let Some(count) = self.rss.of(area, Kind::Cache) {
+        if let Some(count) = self.rss.of(area, LeafKind::Cache) {
             *count += mapped;
         }
     }
@@ -323,10 +325,10 @@ impl<S: Memory> Resident<S> {
         }
         let kind = self.kind_of(entry);
         let new = match kind {
-            Kind::Anon => return self.write_anonymous(area, at),
-            Kind::Zero if area.vdso_page(addr).is_some() => self.copy_of_vdso(area, addr)?,
-            Kind::Zero => self.zeroed(self.place(area, addr))?,
-            Kind::Cache => {
+            LeafKind::Anon => return self.write_anonymous(area, at),
+            LeafKind::Zero if area.vdso_page(addr).is_some() => self.copy_of_vdso(area, addr)?,
+            LeafKind::Zero => self.zeroed(self.place(area, addr))?,
+            LeafKind::Cache => {
                 let cached =
                     Mapping::<CacheKind, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
                 self.copy_of(CopyFrom::from(&*cached), self.place(area, addr))?
@@ -335,7 +337,7 @@ impl<S: Memory> Resident<S> {
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
         self.tables.forget(addr, old, self.mapping_of(old));
         self.uncount(area, kind);
-        self.count(area, Kind::Anon);
+        self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
     }
 
@@ -455,7 +457,7 @@ impl<S: Memory> Resident<S> {
         self.note_peak();
         let mut zap = Zap { resident: self, batch, gone: Gone::default() };
         self.tables.visit(range, |addr, slot, entry, size| {
-            if self.kind_of(entry) != Kind::Anon {
+            if self.kind_of(entry) != LeafKind::Anon {
                 zap.take(addr, slot.replace(Entry::EMPTY), size);
             }
         });
@@ -465,7 +467,7 @@ impl<S: Memory> Resident<S> {
 
     fn count_gone(&mut self, area: &Area<S>, gone: &Gone) {
         self.rss.anon -= gone.anon;
-        if let Some(count) = self.rss.of(area, Kind::Cache) {
+        if let Some(count) = self.rss.of(area, LeafKind::Cache) {
             *count -= gone.cached;
         }
         self.large -= gone.large;

@@ -11,7 +11,7 @@ use freehold_paging::{Backing, Entry, Marks, Memory, Slot};
 
 use crate::area::{Area, Content};
 use crate::error::{FaultError, FaultKind, SegvCode};
-use crate::resident::{Kind, Resident, Want, leaf};
+use crate::resident::{LeafKind, Resident, Want, leaf};
 
 /// What an area shows of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +76,7 @@ impl<S: Memory> Resident<S> {
             let copy = self.copy_of_vdso(area, addr)?;
             slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
             area.copied.set(true);
-            self.count(area, Kind::Anon);
+            self.count(area, LeafKind::Anon);
             return Ok(FaultKind::Minor);
         }
         let commons = self.commons.clone();

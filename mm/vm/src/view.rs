@@ -10,7 +10,7 @@ use crate::AddressSpace;
 use crate::area::{Area, Content};
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
-use crate::resident::Kind;
+use crate::resident::LeafKind;
 
 /// Whether stores are seen by others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -255,7 +255,7 @@ impl<S: Memory> AddressSpace<S> {
     pub fn pages(&self, start: VirtAddr, end: VirtAddr, mut out: impl FnMut(PageView)) {
         self.pieces(start..end, |addr, entry, what| {
             let (of_file, mappings) = match what {
-                What::Leaf(Kind::Cache, mappings) => (OfFile::Yes, mappings),
+                What::Leaf(LeafKind::Cache, mappings) => (OfFile::Yes, mappings),
                 What::Leaf(_, mappings) => (OfFile::No, mappings),
                 What::Swapped(_) => (OfFile::No, 0),
             };
@@ -277,7 +277,7 @@ impl<S: Memory> AddressSpace<S> {
             }
             let kind = resident.kind_of(entry);
             if size == PageSize::Small {
-                let record = resident.source().table().get(entry.frame()).filter(|_| kind != Kind::Zero);
+                let record = resident.source().table().get(entry.frame()).filter(|_| kind != LeafKind::Zero);
                 let mappings = record.map_or(0, |record| record.counts().load().mappings);
                 return out(addr, entry, What::Leaf(kind, mappings));
             }
@@ -304,7 +304,7 @@ impl<S: Memory> AddressSpace<S> {
         let of_disk = self.areas.at(area.start).is_some_and(of_disk);
         self.pieces(area.start..area.end, |_, entry, what| {
             let (kind, mappings) = match what {
-                What::Leaf(Kind::Zero, _) => return,
+                What::Leaf(LeafKind::Zero, _) => return,
                 What::Leaf(kind, mappings) => (kind, mappings),
                 What::Swapped(place) => {
                     smaps.swap += PAGE;
@@ -323,14 +323,14 @@ impl<S: Memory> AddressSpace<S> {
             };
             *by_use += PAGE;
             *match kind {
-                Kind::Anon => &mut smaps.pss_anon,
+                LeafKind::Anon => &mut smaps.pss_anon,
                 _ if of_disk => &mut smaps.pss_file,
                 _ => &mut smaps.pss_shmem,
             } += PAGE / mappings;
             smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
             smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
-            smaps.anonymous += if kind == Kind::Anon { PAGE } else { 0 };
-            smaps.lazy_free += if kind == Kind::Anon && entry.is_lazy() { PAGE } else { 0 };
+            smaps.anonymous += if kind == LeafKind::Anon { PAGE } else { 0 };
+            smaps.lazy_free += if kind == LeafKind::Anon && entry.is_lazy() { PAGE } else { 0 };
         });
         self.resident.tables.visit(area.start..area.end, |_, _, entry, size| {
             let large = size == PageSize::Large && entry.backing() == Backing::Counted;
@@ -356,7 +356,7 @@ impl<S: Memory> AddressSpace<S> {
 #[derive(Clone, Copy)]
 enum What {
     /// A frame of a kind, mapped so often (0 for zeroes).
-    Leaf(Kind, u32),
+    Leaf(LeafKind, u32),
     /// A slot.
     Swapped(SwapPlace),
 }

@@ -11,8 +11,8 @@ use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
 use freehold_paging::{KernelRoots, USER_END};
 use freehold_vm::{
-    Access, AddressSpace, Advice, AreaFlags, Backing, Commons, FaultError, Layout, Limits, MapRequest,
-    PageCache, Place, Protection, VmError,
+    Access, AddressSpace, Advice, AreaFlags, AreaPlace, Backing, Commons, FaultError, Layout, Limits,
+    MapRequest, PageCache, Protection, VmError,
 };
 
 type Frames = &'static Buddy<Model>;
@@ -48,7 +48,7 @@ fn layout() -> Layout {
 
 fn anonymous(space: &mut Space, pages: u64) -> u64 {
     let request = MapRequest {
-        place: Place::Anywhere,
+        place: AreaPlace::Anywhere,
         len: pages * PAGE,
         protection: Protection::READ | Protection::WRITE,
         backing: Backing::Anonymous,

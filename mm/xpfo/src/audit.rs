@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use freehold_frame::{FrameTable, Owner, State};
+use freehold_frame::{FrameState, FrameTable, Owner};
 use freehold_machine::entry::{FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
 
@@ -186,9 +186,9 @@ impl<M: Tables> Walk<'_, M> {
         let mut frame = shown.start;
         while frame < end {
             frame = match self.frames.state(frame) {
-                State::Owned { owner, .. } if owner.is_outside() => return Some((frame, owner)),
-                State::Owned { order, .. } => frame.offset(order.frames()),
-                State::Unowned(_) => frame.offset(1),
+                FrameState::Owned { owner, .. } if owner.is_outside() => return Some((frame, owner)),
+                FrameState::Owned { order, .. } => frame.offset(order.frames()),
+                FrameState::Unowned(_) => frame.offset(1),
             };
         }
         None
@@ -241,7 +241,7 @@ mod tests {
             Self { machine, frames: FrameTable::new(records.leak()), rules }
         }
         fn owned(&self, frame: u64, owner: Owner) {
-            let state = State::Owned { owner, order: Order::FRAME, node: NodeId(0) };
+            let state = FrameState::Owned { owner, order: Order::FRAME, node: NodeId(0) };
             self.frames.get(Pfn(frame)).expect("a frame").set_state(state);
         }
         fn check(&self) -> (Report, Vec<Violation>) {

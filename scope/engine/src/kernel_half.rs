@@ -73,7 +73,7 @@ pub struct KernelHalf {
 
 /// An entry, or a table whose entries are of this level.
 #[derive(Clone, Copy)]
-struct Place {
+struct TablePlace {
     /// 1 to 4; 1 holds or is an entry of 4 KiB.
     level: u32,
     /// The first address that it translates.
@@ -95,7 +95,7 @@ impl KernelHalf {
     pub fn adopt(&mut self, memory: &dyn GuestMemory, root: u64, tell: &mut dyn FnMut(Change)) {
         let frame = root >> 12;
         if !self.tables.contains_key(&frame) {
-            self.link(memory, frame, Place { level: 4, address: CANONICAL }, tell);
+            self.link(memory, frame, TablePlace { level: 4, address: CANONICAL }, tell);
         }
     }
 
@@ -116,7 +116,7 @@ impl KernelHalf {
         if (before ^ now) & (PRESENT | WRITABLE | LARGE | FRAME) != 0 {
             let address = base | (index as u64) << (12 + 9 * (level - 1));
             self.remove(level, address, before, tell);
-            self.add(memory, Place { level, address }, now, tell);
+            self.add(memory, TablePlace { level, address }, now, tell);
         }
     }
 
@@ -142,8 +142,8 @@ impl KernelHalf {
         self.tables.len() as u64
     }
 
-    fn add(&mut self, memory: &dyn GuestMemory, at: Place, entry: u64, tell: &mut dyn FnMut(Change)) {
-        let Place { level, address } = at;
+    fn add(&mut self, memory: &dyn GuestMemory, at: TablePlace, entry: u64, tell: &mut dyn FnMut(Change)) {
+        let TablePlace { level, address } = at;
         if entry & PRESENT == 0 {
             return;
         }
@@ -158,12 +158,12 @@ impl KernelHalf {
                 known.links += 1;
                 tell(Change::Twice(frame, address));
             }
-            None => self.link(memory, frame, Place { level: level - 1, address }, tell),
+            None => self.link(memory, frame, TablePlace { level: level - 1, address }, tell),
         }
     }
 
-    fn link(&mut self, memory: &dyn GuestMemory, frame: u64, at: Place, tell: &mut dyn FnMut(Change)) {
-        let Place { level, address: base } = at;
+    fn link(&mut self, memory: &dyn GuestMemory, frame: u64, at: TablePlace, tell: &mut dyn FnMut(Change)) {
+        let TablePlace { level, address: base } = at;
         let load = |index: usize| memory.load((frame << 12) + 8 * index as u64).unwrap_or(0);
         let entries: Box<[u64; ENTRIES]> = Box::new(core::array::from_fn(load));
         let first = if level == 4 { UPPER } else { 0 };
@@ -171,7 +171,7 @@ impl KernelHalf {
         tell(Change::Linked(frame));
         for (index, &entry) in entries.iter().enumerate().skip(first) {
             let address = base | (index as u64) << (12 + 9 * (level - 1));
-            self.add(memory, Place { level, address }, entry, tell);
+            self.add(memory, TablePlace { level, address }, entry, tell);
         }
     }
 

@@ -34,4 +34,4 @@ pub use cpu::{Choice, Cpu, Flush};
 pub use decode::{Flags, Special, special, tells};
 pub use finish::finish;
 pub use guest::GuestMemory;
-pub use watch::{Block, Place, Ring, Watch};
+pub use watch::{Block, CodePlace, Ring, Watch};

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use freehold_scope_model::{Access, Miss, NearCache, Outcome};
+use freehold_scope_model::{Access, AccessOutcome, Miss, NearCache};
 use freehold_scope_record::{Bucket, Collision, Memory, NearCounts, NearResult, Settings, SettingsError};
 
 /// The most owner classes.
@@ -77,12 +77,12 @@ impl NearCaches {
             return;
         }
         match node.cache.access(address, access) {
-            Outcome::Hit => node.hits += 1,
-            Outcome::Miss(Miss::Conflict { evicted }) => {
+            AccessOutcome::Hit => node.hits += 1,
+            AccessOutcome::Miss(Miss::Conflict { evicted }) => {
                 let (left, came) = (class(evicted) % CLASSES, class(address) % CLASSES);
                 node.collisions[left][came] += 1;
             }
-            Outcome::Miss(_) => {}
+            AccessOutcome::Miss(_) => {}
         }
     }
 

@@ -18,7 +18,7 @@ use freehold_scope_record::{
 
 use crate::frames::Suspect;
 use crate::guest::tests::Words;
-use crate::{Board, Choice, Cpu, Due, Flags, Flush, Place, Ring, Step, Watch, board_words, finish};
+use crate::{Board, Choice, CodePlace, Cpu, Due, Flags, Flush, Ring, Step, Watch, board_words, finish};
 
 const MIB: u64 = 1 << 20;
 const NODE: u64 = 64 * MIB;
@@ -96,7 +96,7 @@ impl Machine {
     /// Run a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
     fn run(&mut self, cpu: usize, pc: u64, physical: u64, instructions: u64) {
         let place =
-            Place { pc, physical: Some(physical), bytes: 4 * instructions, further: None, instructions };
+            CodePlace { pc, physical: Some(physical), bytes: 4 * instructions, further: None, instructions };
         let block = self.watch.block(place);
         self.cpus[cpu].block::<Everything>(block);
     }
@@ -456,7 +456,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
         let further = (draw(3, 41) == 0).then_some((NODE + (page << 12), 8));
         let instructions = 1 + draw(6, 44);
         let physical = (draw(4, 50) != 0).then_some(IMAGE + (page << 13) + offset);
-        let place = Place { pc, physical, bytes: instructions * 3, further, instructions };
+        let place = CodePlace { pc, physical, bytes: instructions * 3, further, instructions };
         calls.cpus[cpu].block::<Everything>(calls.watch.block(place));
         let block = steps.watch.block(place);
         take(&mut steps, cpu, block, &mut runs);

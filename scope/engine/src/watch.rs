@@ -49,7 +49,7 @@ impl Block {
 
 /// Where a block's instructions are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Place {
+pub struct CodePlace {
     /// The first instruction's address.
     pub pc: u64,
     /// Its guest-physical address; `None`: no memory of the guest's (firmware).
@@ -96,7 +96,7 @@ pub struct Watch {
     phases: Mutex<Vec<PhaseMark>>,
     /// Of each CPU that has begun to run.
     pub(crate) boards: Vec<OnceLock<Board>>,
-    blocks: Mutex<HashMap<Place, &'static Block>>,
+    blocks: Mutex<HashMap<CodePlace, &'static Block>>,
     pub(crate) translated: AtomicU64,
     pub(crate) region_shift: u32,
     remarks: Mutex<Vec<String>>,
@@ -150,7 +150,7 @@ impl Watch {
     }
 
     /// A block of code was translated. The same place is the same block, however often it is translated.
-    pub fn block(&self, place: Place) -> &'static Block {
+    pub fn block(&self, place: CodePlace) -> &'static Block {
         self.translated.fetch_add(1, Ordering::Relaxed);
         let mut blocks = locked(&self.blocks);
         let number = blocks.len();
@@ -162,7 +162,7 @@ impl Watch {
         board::steps(block, board::lines(&self.settings))
     }
 
-    fn describe(&self, number: usize, place: Place) -> Block {
+    fn describe(&self, number: usize, place: CodePlace) -> Block {
         let lines = |run: Option<(u64, u64)>| match (self.settings.models.cache, run) {
             (Some(cache), Some((start, bytes))) => {
                 (start / cache.line, (start + bytes.max(1)).div_ceil(cache.line))

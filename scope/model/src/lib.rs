@@ -20,7 +20,7 @@ mod slices;
 mod tlb;
 
 pub use cache::{Geometry, GeometryError, Lookup, SetAssociative};
-pub use near::{Miss, NearCache, NearStatistics, Outcome};
+pub use near::{AccessOutcome, Miss, NearCache, NearStatistics};
 pub use shadow::LruShadow;
 pub use slices::{Join, Slices};
 pub use tlb::{

@@ -25,7 +25,7 @@ pub enum Miss {
 
 /// What an access met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum AccessOutcome {
     /// The line was there.
     Hit,
     /// It was not, and now is.
@@ -119,7 +119,7 @@ impl NearCache {
     ///
     /// # Panics
     /// When that is not of this memory.
-    pub fn access(&mut self, address: u64, access: Access) -> Outcome {
+    pub fn access(&mut self, address: u64, access: Access) -> AccessOutcome {
         self.statistics.accesses += 1;
         // Lines are numbered from the memory's base; the base is a multiple of a line, but slots count from address 0.
         let line = ((address - self.base) >> self.line_shift) as u32;
@@ -131,7 +131,7 @@ impl NearCache {
         let slot = &mut self.slots[index];
         if *slot & !DIRTY == line + 1 {
             *slot |= dirty;
-            return Outcome::Hit;
+            return AccessOutcome::Hit;
         }
         let old = core::mem::replace(slot, (line + 1) | dirty);
         if old & DIRTY != 0 {
@@ -151,7 +151,7 @@ impl NearCache {
             self.statistics.capacity += 1;
             Miss::Capacity
         };
-        Outcome::Miss(miss)
+        AccessOutcome::Miss(miss)
     }
 
     fn first_use(&mut self, line: u32) -> bool {
@@ -257,7 +257,7 @@ mod tests {
         cache.access(base + 64, Access::Write);
         cache.access(base + (1 << 20) + 64, Access::Read);
         let evicted = base + (1 << 20) + 64;
-        assert_eq!(cache.access(base + 64, Access::Read), Outcome::Miss(Miss::Conflict { evicted }));
+        assert_eq!(cache.access(base + 64, Access::Read), AccessOutcome::Miss(Miss::Conflict { evicted }));
         assert_eq!(cache.statistics().written_back, 1);
         // Written after it had come: it has to be written back too.
         cache.access(base + 64, Access::Write);
@@ -300,7 +300,7 @@ mod tests {
             for line in lines {
                 let hit = slots[(line % 8) as usize] == Some(line);
                 slots[(line % 8) as usize] = Some(line);
-                prop_assert_eq!(cache.access(line * 64, Access::Read) == Outcome::Hit, hit);
+                prop_assert_eq!(cache.access(line * 64, Access::Read) == AccessOutcome::Hit, hit);
             }
         }
     }

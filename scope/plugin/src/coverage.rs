@@ -17,7 +17,7 @@ use crate::qemu::Block;
 
 /// A block, and when it was translated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Place {
+struct BlockSpan {
     start: u64,
     end: u64,
     /// Before our kernel published itself.
@@ -25,7 +25,7 @@ struct Place {
 }
 
 /// Runs of each block; what counts is whether there was one.
-type Runs = HashMap<Place, &'static AtomicU64>;
+type Runs = HashMap<BlockSpan, &'static AtomicU64>;
 
 static RUNS: Mutex<Option<Runs>> = Mutex::new(None);
 
@@ -65,7 +65,7 @@ pub fn translate(running: &Running, block: &Block<'_>) {
         return;
     }
     let mut runs = runs();
-    let place = Place { start, end, early };
+    let place = BlockSpan { start, end, early };
     let word =
         *runs.get_or_insert_default().entry(place).or_insert_with(|| Box::leak(Box::new(AtomicU64::new(0))));
     if !block.count_runs(word) {
@@ -76,7 +76,7 @@ pub fn translate(running: &Running, block: &Block<'_>) {
 /// What ran.
 pub fn executed(running: &Running) -> Executed {
     let runs = runs();
-    let ran = |wanted: fn(&Place) -> bool| -> Ranges {
+    let ran = |wanted: fn(&BlockSpan) -> bool| -> Ranges {
         let all =
             runs.iter().flatten().filter(|(place, runs)| wanted(place) && runs.load(Ordering::Relaxed) > 0);
         all.map(|(place, _)| (place.start, place.end)).collect()

@@ -53,7 +53,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use counting::{Calls, Counter};
-use freehold_scope_engine::{Choice, Cpu, Flags, Flush, Place, Ring, Special, Watch, finish, special, tells};
+use freehold_scope_engine::{Choice, Cpu, Flags, Flush, CodePlace, Ring, Special, Watch, finish, special, tells};
 use freehold_scope_model::Access;
 use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
@@ -392,7 +392,7 @@ extern "C" fn on_translation(_: u64, raw: *mut c_void) {
 fn translate(running: &Running, block: &Block<'_>) {
     let instructions = block.instructions();
     let count = instructions.len() as u64;
-    let mut place: Option<Place> = None;
+    let mut place: Option<CodePlace> = None;
     let mut before: Option<(Special, Instruction<'_>)> = None;
     for (index, instruction) in instructions.enumerate() {
         let pc = instruction.address();
@@ -459,7 +459,7 @@ fn watch_flags(instruction: &Instruction<'_>, kind: Flags, index: usize) {
 }
 
 /// Add an instruction to where its block is.
-fn extend(place: &mut Option<Place>, running: &Running, instruction: &Instruction<'_>, count: u64) {
+fn extend(place: &mut Option<CodePlace>, running: &Running, instruction: &Instruction<'_>, count: u64) {
     let bytes = instruction.bytes().len() as u64;
     let pc = instruction.address();
     let physical = || match instruction.host_address() {
@@ -467,7 +467,7 @@ fn extend(place: &mut Option<Place>, running: &Running, instruction: &Instructio
         host => running.mapped.guest_address(host),
     };
     let Some(place) = place else {
-        *place = Some(Place { pc, physical: physical(), bytes, further: None, instructions: count });
+        *place = Some(CodePlace { pc, physical: physical(), bytes, further: None, instructions: count });
         return;
     };
     if pc >> 12 == place.pc >> 12 {

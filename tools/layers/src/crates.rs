@@ -99,12 +99,17 @@ impl Reader<'_> {
         let parsed = syn::parse_file(&text).map_err(|error| tell(&error))?;
         let name = path.strip_prefix(&self.top).unwrap_or(path).display().to_string();
         self.all.files.push(File { name, module: module.clone() });
-        let place = Place { file: self.all.files.len() - 1, folder, module: &module };
+        let place = ModuleText { file: self.all.files.len() - 1, folder, module: &module };
         self.module(&parsed.items, parent, &place)
     }
 
-    fn module(&mut self, items: &[Item], parent: ModuleId, place: &Place<'_>) -> Result<ModuleId, String> {
-        let &Place { file, folder, module: path } = place;
+    fn module(
+        &mut self,
+        items: &[Item],
+        parent: ModuleId,
+        place: &ModuleText<'_>,
+    ) -> Result<ModuleId, String> {
+        let &ModuleText { file, folder, module: path } = place;
         let id = self.all.modules.len();
         self.all.modules.push(Module {
             parent,
@@ -120,7 +125,7 @@ impl Reader<'_> {
                 let full = if path.is_empty() { name.clone() } else { format!("{path}::{name}") };
                 let child = match &child.content {
                     Some((_, items)) => {
-                        self.module(items, id, &Place { file, folder: &inner, module: &full })?
+                        self.module(items, id, &ModuleText { file, folder: &inner, module: &full })?
                     }
                     None => {
                         let beside = folder.join(format!("{name}.rs"));
@@ -142,7 +147,7 @@ impl Reader<'_> {
 }
 
 /// Where a module's text is: its file, the folder of its modules, and its path from the crate's root.
-struct Place<'a> {
+struct ModuleText<'a> {
     file: usize,
     folder: &'a Path,
     module: &'a str,

@@ -17,7 +17,7 @@ pub struct Arrow {
 
 /// The first place behind an arrow.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ImportSite {
     /// The line, from 1.
     pub line: usize,
     /// The path as written.
@@ -29,9 +29,9 @@ pub struct Place {
 pub struct Graph {
     pub files: Vec<File>,
     /// Each arrow once, with its first place.
-    pub arrows: BTreeMap<Arrow, Place>,
+    pub arrows: BTreeMap<Arrow, ImportSite>,
     /// The same for traits that a file implements and another one declares.
-    pub implements: BTreeMap<Arrow, Place>,
+    pub implements: BTreeMap<Arrow, ImportSite>,
 }
 
 impl Graph {
@@ -50,7 +50,7 @@ impl Graph {
                     continue;
                 }
                 let arrow = Arrow { from: module.file, to };
-                let place = Place { line: mention.line, path: mention.path.join("::") };
+                let place = ImportSite { line: mention.line, path: mention.path.join("::") };
                 if mention.implements {
                     implements.entry(arrow).or_insert_with(|| place.clone());
                 }

@@ -256,7 +256,7 @@ impl Verdict<'_> {
 mod tests {
     use super::*;
     use crate::crates::File;
-    use crate::graph::Place;
+    use crate::graph::ImportSite;
 
     const LIST: &str =
         "rank\nlayer calls calls\nrank\nlayer fs fs\nlayer net net\nrank\nlayer abi abi fs::flags\n";
@@ -269,7 +269,7 @@ mod tests {
                 .into(),
             arrows: arrows
                 .iter()
-                .map(|&(from, to)| (Arrow { from, to }, Place { line: 1, path: "x".into() }))
+                .map(|&(from, to)| (Arrow { from, to }, ImportSite { line: 1, path: "x".into() }))
                 .collect(),
             implements: BTreeMap::new(),
         }

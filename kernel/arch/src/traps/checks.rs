@@ -8,7 +8,7 @@ use super::Registers;
 
 /// Where the state is looked at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum CheckPoint {
     /// An exception or interrupt of kernel mode.
     KernelTrap,
     /// Back from user mode.
@@ -20,7 +20,7 @@ pub(crate) enum Place {
 }
 
 #[cfg(not(feature = "entry-checks"))]
-pub(crate) fn entry_state(_place: Place) {}
+pub(crate) fn entry_state(_place: CheckPoint) {}
 
 #[cfg(not(feature = "entry-checks"))]
 pub(super) fn nmi(_frame: &Registers) {}
@@ -36,7 +36,7 @@ pub use with_checks::{NmiHook, checked_entries, set_nmi_hook};
 mod with_checks {
     use core::sync::atomic::{AtomicU64, Ordering};
 
-    use super::Place;
+    use super::CheckPoint;
     use crate::registers::{
         self, CR0_ALIGNMENT, CR0_WRITE_PROTECT, CR4_PGE, CR4_SMAP, CR4_SMEP, MSR_GS_BASE,
     };
@@ -75,7 +75,7 @@ mod with_checks {
     }
 
     /// End the machine unless flags, GS base and control registers are as the kernel needs them. Interrupts are off.
-    pub(crate) fn entry_state(place: Place) {
+    pub(crate) fn entry_state(place: CheckPoint) {
         let flags = registers::read_flags();
         // SAFETY: every 64-bit CPU has the register.
         let base = unsafe { registers::rdmsr(MSR_GS_BASE) };

@@ -22,9 +22,9 @@ mod descriptors;
 mod frame;
 pub(crate) mod machine_check;
 
+pub(crate) use checks::{CheckPoint, entry_state};
 #[cfg(feature = "entry-checks")]
 pub use checks::{NmiHook, checked_entries, set_nmi_hook};
-pub(crate) use checks::{Place, entry_state};
 pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, tell_place, write_idt};
 pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
@@ -86,7 +86,7 @@ const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// Interrupts and exceptions in kernel mode. Interrupts are off.
 extern "C" fn kernel_trap(frame: &mut Registers) {
-    entry_state(Place::KernelTrap);
+    entry_state(CheckPoint::KernelTrap);
     match frame.vector {
         32.. => interrupt(frame.vector as u8),
         VECTOR_PAGE_FAULT => page_fault(frame),
@@ -147,7 +147,7 @@ enum Return {
 
 /// NMI, double fault, machine check: on their own stacks, from any state.
 extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
-    entry_state(Place::OwnStack);
+    entry_state(CheckPoint::OwnStack);
     match frame.vector {
         VECTOR_NMI => {
             checks::nmi(frame);

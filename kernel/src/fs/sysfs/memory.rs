@@ -45,9 +45,9 @@ fn is_online(topology: &Topology, block: u64) -> bool {
 }
 
 /// The file `state` of a block.
-struct State(&'static Topology, u64);
+struct BlockState(&'static Topology, u64);
 
-impl Generate for State {
+impl Generate for BlockState {
     fn show(&self, text: &mut Text) -> Result<()> {
         writeln!(text, "{}", if is_online(self.0, self.1) { "online" } else { "offline" });
         Ok(())
@@ -90,7 +90,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
             writeln!(out, "{}", u8::from(is_online(topology, block)));
             Ok(())
         });
-        dir.generated("state", 0o644, State(topology, block));
+        dir.generated("state", 0o644, BlockState(topology, block));
         let holds_boot_memory = topology.boot_ranges().any(|range| {
             (range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES)).contains(&block)
         });

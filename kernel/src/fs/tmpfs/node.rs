@@ -15,7 +15,9 @@ use super::regular::Regular;
 use crate::fs::content::Content;
 use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
-use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, XattrSet};
+use crate::fs::node::{
+    DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+};
 use crate::fs::text::TextUse;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
@@ -270,11 +272,11 @@ impl Node for TmpNode {
         }
     }
 
-    fn parent(&self) -> Option<Place> {
+    fn parent(&self) -> Option<DirectoryPlace> {
         let Body::Directory { place, .. } = &self.body else { return None };
         let place = place.lock();
         let here = place.as_ref()?;
-        Some(Place { dir: here.parent.upgrade()?, name: here.name.clone(), presence: here.presence })
+        Some(DirectoryPlace { dir: here.parent.upgrade()?, name: here.name.clone(), presence: here.presence })
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {

@@ -14,7 +14,7 @@ use bitflags::bitflags;
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies, Place,
+    Advice, AreaFlags, AreaPlace, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies,
     Populate, Protect, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite, SyncCall,
     SyncMode, VmError,
 };
@@ -113,10 +113,10 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         return Err(Errno::ENOMEM);
     }
     let place = match VirtAddr(addr) {
-        addr if flags.contains(Map::FIXED_NOREPLACE) => Place::FixedNoReplace(addr),
-        addr if flags.contains(Map::FIXED) => Place::Fixed(addr),
-        VirtAddr(0) => Place::Anywhere,
-        addr => Place::Hint(addr.page_start()),
+        addr if flags.contains(Map::FIXED_NOREPLACE) => AreaPlace::FixedNoReplace(addr),
+        addr if flags.contains(Map::FIXED) => AreaPlace::Fixed(addr),
+        VirtAddr(0) => AreaPlace::Anywhere,
+        addr => AreaPlace::Hint(addr.page_start()),
     };
     let protection = protection(prot)?;
     let (backing, mut area_flags) = match file {

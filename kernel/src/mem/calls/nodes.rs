@@ -8,7 +8,7 @@ use core::ops::Range;
 use freehold_collections::Vec;
 use freehold_frame::{NodePolicy, NodeSet};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
-use freehold_vm::{CachedPage, Migration, Outcome, PageAt, PageNode, Policy, PolicyMode, SharedPages};
+use freehold_vm::{CachedPage, MigrateOutcome, Migration, PageAt, PageNode, Policy, PolicyMode, SharedPages};
 
 use super::super::policy::nodes_with_memory;
 use super::super::{Frames, Space, commons};
@@ -89,10 +89,10 @@ fn let_others_follow(space: &Space, migration: &mut Migration<Frames>) {
 }
 
 /// The status of a page that has not moved.
-fn errno_of(outcome: &Outcome<Frames>) -> Errno {
+fn errno_of(outcome: &MigrateOutcome<Frames>) -> Errno {
     match outcome {
-        Outcome::Shared => Errno::EACCES,
-        Outcome::NoMemory => Errno::ENOMEM,
+        MigrateOutcome::Shared => Errno::EACCES,
+        MigrateOutcome::NoMemory => Errno::ENOMEM,
         _ => Errno::EBUSY,
     }
 }
@@ -176,8 +176,8 @@ fn move_chunk(
         let end = VirtAddr(start.0.saturating_add(run as u64 * PAGE));
         let wish = |_, frame| (commons().node_of(frame) != node).then_some(place);
         areas.migrate(start..end, migration, wish, |addr, outcome| match outcome {
-            Outcome::Moved => {}
-            Outcome::Cached(page) => cached.push_reserved((addr, page, place)),
+            MigrateOutcome::Moved => {}
+            MigrateOutcome::Cached(page) => cached.push_reserved((addr, page, place)),
             outcome => failed.push_reserved((addr, errno_of(&outcome))),
         });
         at += run;
@@ -186,7 +186,7 @@ fn move_chunk(
     for (addr, page, place) in cached {
         match commons().migrate_cached(&page, place) {
             // Unmapped now, it comes back at the next touch.
-            Outcome::Moved => moved_cached(space, addr),
+            MigrateOutcome::Moved => moved_cached(space, addr),
             outcome => failed.push_reserved((addr, errno_of(&outcome))),
         }
     }
@@ -287,13 +287,13 @@ fn move_range(
         let pages = ((end.0 - start.0) / PAGE) as usize;
         cached.try_reserve(pages)?;
         space.lock().migrate(start..end, migration, &wish, |addr, outcome| match outcome {
-            Outcome::Moved => {}
-            Outcome::Cached(page) => cached.push_reserved((addr, page)),
+            MigrateOutcome::Moved => {}
+            MigrateOutcome::Cached(page) => cached.push_reserved((addr, page)),
             _ => left += 1,
         });
         for (addr, page) in cached.drain(..) {
             let Some(place) = wish(addr, page.frame()) else { continue };
-            left += u64::from(!matches!(commons().migrate_cached(&page, place), Outcome::Moved));
+            left += u64::from(!matches!(commons().migrate_cached(&page, place), MigrateOutcome::Moved));
         }
         if task::with_current(|task| task.signal_pending() && task.is_dying()) {
             break;

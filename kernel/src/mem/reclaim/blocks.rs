@@ -17,7 +17,7 @@ use freehold_frame::NodeSet;
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PfnRange};
 
-use super::{BATCH, Outcome, UnderWay, Who, is_under_way, note_progress, shrink};
+use super::{BATCH, ReclaimOutcome, UnderWay, Who, is_under_way, note_progress, shrink};
 use crate::mem::{evacuate, frames, hotplug};
 use crate::{hw, sched};
 
@@ -49,32 +49,33 @@ pub(in crate::mem) fn is_kernel_short() -> bool {
 }
 
 /// Make a pageblock whole, near to this CPU if possible. See the module's head.
-pub(in crate::mem) fn make() -> Outcome {
+pub(in crate::mem) fn make() -> ReclaimOutcome {
     if is_under_way() {
-        return Outcome::Nothing;
+        return ReclaimOutcome::Nothing;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
-    let Ok(_changing) = hotplug::changing_killable() else { return Outcome::Nothing };
+    let Ok(_changing) = hotplug::changing_killable() else { return ReclaimOutcome::Nothing };
     if !is_none_whole() {
-        return Outcome::Freed;
+        return ReclaimOutcome::Freed;
     }
     let here = hw::node_of(hw::current_cpu());
     let others = nodes().filter(|&node| node != here);
-    let made = core::iter::once(here).chain(others).any(|node| make_on(node, Who::Direct) == Outcome::Freed);
-    if made { Outcome::Freed } else { Outcome::Nothing }
+    let made =
+        core::iter::once(here).chain(others).any(|node| make_on(node, Who::Direct) == ReclaimOutcome::Freed);
+    if made { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
 }
 
 /// See that the kernel finds something on `node` when it needs it.
-pub(super) fn provide(node: NodeId) -> Outcome {
+pub(super) fn provide(node: NodeId) -> ReclaimOutcome {
     let _changing = hotplug::changing();
-    if frames().is_kernel_short(node) { make_on(node, Who::Kswapd) } else { Outcome::Freed }
+    if frames().is_kernel_short(node) { make_on(node, Who::Kswapd) } else { ReclaimOutcome::Freed }
 }
 
 /// The caller holds [`hotplug::changing`].
-fn make_on(node: NodeId, who: Who) -> Outcome {
-    let Some(_under_way) = UnderWay::begin() else { return Outcome::Nothing };
-    if make_room(node, PAGEBLOCK_FRAMES, who) == Outcome::Nothing {
-        return Outcome::Nothing;
+fn make_on(node: NodeId, who: Who) -> ReclaimOutcome {
+    let Some(_under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
+    if make_room(node, PAGEBLOCK_FRAMES, who) == ReclaimOutcome::Nothing {
+        return ReclaimOutcome::Nothing;
     }
     evacuate::drain_lists();
     // What the kernel has a part of cannot be isolated, and does not count.
@@ -87,26 +88,26 @@ fn make_on(node: NodeId, who: Who) -> Outcome {
         is_whole
     });
     note_progress();
-    if made { Outcome::Freed } else { Outcome::Nothing }
+    if made { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
 }
 
-/// Reclaim until `node` has `want` frames more than its low watermark. [`Outcome::Nothing`]: it cannot be had.
-fn make_room(node: NodeId, want: u64, who: Who) -> Outcome {
+/// Reclaim until `node` has `want` frames more than its low watermark. [`ReclaimOutcome::Nothing`]: it cannot be had.
+fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
     for _ in 0..PATIENCE {
-        let Some((free, marks)) = frames().level(node) else { return Outcome::Nothing };
+        let Some((free, marks)) = frames().level(node) else { return ReclaimOutcome::Nothing };
         let missing = (marks.low + want).saturating_sub(free);
         if missing == 0 {
             break;
         }
         if shrink(missing.max(BATCH), NodeSet::single(node), who).freed == 0 {
-            return Outcome::Nothing;
+            return ReclaimOutcome::Nothing;
         }
         frames().drain_local();
         if sched::checkpoint().is_err() {
-            return Outcome::Nothing;
+            return ReclaimOutcome::Nothing;
         }
     }
-    Outcome::Freed
+    ReclaimOutcome::Freed
 }
 
 /// Move what is in `block`, which is isolated, elsewhere, as far as it can be; how many frames that were.
@@ -117,7 +118,7 @@ fn empty(node: NodeId, block: PfnRange, who: Who) -> u64 {
         evacuate::empty(&[block], node);
         let left = frames().still_used(block);
         // What others took meanwhile may be what it wanted for: once more, if there is any.
-        if left == used || make_room(node, left, who) == Outcome::Nothing {
+        if left == used || make_room(node, left, who) == ReclaimOutcome::Nothing {
             used = left;
             break;
         }

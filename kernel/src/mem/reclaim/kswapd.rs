@@ -9,7 +9,7 @@ use freehold_frame::NodeSet;
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 
-use super::{BATCH, Outcome, UnderWay, Who, blocks, shrink};
+use super::{BATCH, ReclaimOutcome, UnderWay, Who, blocks, shrink};
 use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
@@ -89,7 +89,7 @@ fn balance(node: NodeId) -> Option<()> {
         }
         sched::cond_resched();
     }
-    if frames().is_kernel_short(node) && blocks::provide(node) == Outcome::Nothing {
+    if frames().is_kernel_short(node) && blocks::provide(node) == ReclaimOutcome::Nothing {
         return None;
     }
     Some(())

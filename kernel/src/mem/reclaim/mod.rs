@@ -57,7 +57,7 @@ pub enum Who {
 
 /// Of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum PageKind {
     /// Programs' own memory.
     Anonymous,
     /// Pages of disks.
@@ -73,7 +73,7 @@ pub struct Counts {
     pub stolen: u64,
 }
 
-/// Pages that were looked at and frames that were given back, by [`Who`] and [`Kind`].
+/// Pages that were looked at and frames that were given back, by [`Who`] and [`PageKind`].
 static SCANNED: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 static STOLEN: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 /// How often memory became free in other ways: in pageblocks that were given back.
@@ -89,12 +89,12 @@ static ENDED: WaitQueue = WaitQueue::new();
 static TURN: Mutex<()> = Mutex::new(());
 
 /// See [`Counts`].
-pub fn counts(who: Who, kind: Kind) -> Counts {
+pub fn counts(who: Who, kind: PageKind) -> Counts {
     let of = |counts: &[[AtomicU64; 2]; 2]| counts[who as usize][kind as usize].load(Ordering::Relaxed);
     Counts { scanned: of(&SCANNED), stolen: of(&STOLEN) }
 }
 
-fn count(who: Who, kind: Kind, scanned: u64, freed: u64) {
+fn count(who: Who, kind: PageKind, scanned: u64, freed: u64) {
     SCANNED[who as usize][kind as usize].fetch_add(scanned, Ordering::Relaxed);
     STOLEN[who as usize][kind as usize].fetch_add(freed, Ordering::SeqCst);
 }
@@ -191,7 +191,7 @@ pub fn free_idle(most: u64) -> u64 {
 
 /// Whether direct reclaim came to anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum ReclaimOutcome {
     /// There is more than before, by whomever.
     Freed,
     /// Nothing can be had from anybody.
@@ -199,30 +199,30 @@ pub enum Outcome {
 }
 
 /// Find frames for somebody who has none, by waiting for devices if need be. See the module's head.
-pub fn free_some() -> Outcome {
+pub fn free_some() -> ReclaimOutcome {
     let before = stolen_by_all();
-    let Ok(_turn) = TURN.lock_killable() else { return Outcome::Nothing };
+    let Ok(_turn) = TURN.lock_killable() else { return ReclaimOutcome::Nothing };
     if stolen_by_all() > before {
-        return Outcome::Freed;
+        return ReclaimOutcome::Freed;
     }
-    let Some(under_way) = UnderWay::begin() else { return Outcome::Nothing };
+    let Some(under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
     let found = shrink(BATCH, NodeSet::ALL, Who::Direct);
     drop(under_way);
     frames().drain_local();
     if found.freed > 0 {
         IN_VAIN.store(0, Ordering::Relaxed);
-        return Outcome::Freed;
+        return ReclaimOutcome::Freed;
     }
     // What was written and taken back at once will be left alone some time, but not if this goes on and on.
     if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
-        return Outcome::Freed;
+        return ReclaimOutcome::Freed;
     }
     // Frames on their way to a disk are nobody's to take, and will be free.
     let outcome = ENDED.wait_killable(|| match stolen_by_all() > before {
-        true => Some(Outcome::Freed),
-        false => (ACTIVE.load(Ordering::SeqCst) == 0).then_some(Outcome::Nothing),
+        true => Some(ReclaimOutcome::Freed),
+        false => (ACTIVE.load(Ordering::SeqCst) == 0).then_some(ReclaimOutcome::Nothing),
     });
-    outcome.unwrap_or(Outcome::Nothing)
+    outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
 /// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all.
@@ -256,12 +256,12 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
 
 fn evict(wish: Eviction, who: Who) -> u64 {
     let done = caches::evict(wish);
-    count(who, Kind::File, done.scanned, done.freed);
+    count(who, PageKind::File, done.scanned, done.freed);
     done.freed
 }
 
 fn note_swapped(done: SwapEvicted, who: Who) -> Found {
     note_swapped_pages();
-    count(who, Kind::Anonymous, done.scanned, done.freed);
+    count(who, PageKind::Anonymous, done.scanned, done.freed);
     Found { freed: done.freed, written: done.written }
 }

@@ -20,7 +20,7 @@ const END: u64 = 0x7fff_ffff_f000;
 
 /// Whether the file's addresses are fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ElfKind {
     /// They are (ET_EXEC).
     Fixed,
     /// They count from wherever it is put (ET_DYN).
@@ -51,7 +51,7 @@ pub const EXECUTABLE: u32 = 1;
 #[derive(PartialEq, Eq, Debug)]
 pub struct Plan {
     /// Fixed or not.
-    pub kind: Kind,
+    pub kind: ElfKind,
     /// Where it starts.
     pub entry: u64,
     /// The segments, upwards, apart from each other.
@@ -111,8 +111,8 @@ pub fn header_table(first: &[u8]) -> Result<(u64, usize)> {
 pub fn plan(first: &[u8], table: &[u8]) -> Result<Plan> {
     let header = elf::FileHeader64::<LE>::parse(first).map_err(|_| Errno::ENOEXEC)?;
     let kind = match header.e_type.get(LE) {
-        elf::ET_EXEC => Kind::Fixed,
-        elf::ET_DYN => Kind::Relocatable,
+        elf::ET_EXEC => ElfKind::Fixed,
+        elf::ET_DYN => ElfKind::Relocatable,
         _ => return Err(Errno::ENOEXEC),
     };
     let count = table.len() / size_of::<elf::ProgramHeader64<LE>>();
@@ -229,7 +229,7 @@ mod tests {
         let (first, table) = sample();
         assert_eq!(header_table(&first), Ok((64, 112)));
         let plan = plan(&first, &table).unwrap();
-        assert_eq!((plan.kind, plan.entry, plan.headers), (Kind::Relocatable, 0x1040, 64));
+        assert_eq!((plan.kind, plan.entry, plan.headers), (ElfKind::Relocatable, 0x1040, 64));
         assert_eq!(plan.segments.len(), 2);
         assert_eq!(plan.span(), (0, 0x4000));
     }

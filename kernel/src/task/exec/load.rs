@@ -4,9 +4,9 @@ use core::ops::Range;
 
 use freehold_collections::Arc;
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
-use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection};
+use freehold_vm::{AreaFlags, AreaPlace, Backing, FileView, Limits, MapRequest, Protection};
 
-use super::elf::{self, Kind, Plan, Segment};
+use super::elf::{self, ElfKind, Plan, Segment};
 use crate::fs::{Mapping, OpenFile};
 use crate::hw::PAGE;
 use crate::mem::{FileMapping, Frames, Space};
@@ -61,15 +61,15 @@ impl Executable {
     pub fn map(&self, space: &Space, role: Role, limits: &Limits) -> Result<Loaded> {
         let (start, end) = self.plan.span();
         let bias = match (self.plan.kind, role) {
-            (Kind::Fixed, _) => 0,
-            (Kind::Relocatable, Role::Program(places)) => {
+            (ElfKind::Fixed, _) => 0,
+            (ElfKind::Relocatable, Role::Program(places)) => {
                 let random = places.draw() % PLACE_PAGES * PAGE;
                 (RELOCATABLE_BASE + random & !(self.plan.alignment - 1)).wrapping_sub(start)
             }
-            (Kind::Relocatable, Role::Interpreter) => {
+            (ElfKind::Relocatable, Role::Interpreter) => {
                 // Find a hole for all of it; the segments then take their places in it.
                 let request = MapRequest {
-                    place: Place::Anywhere,
+                    place: AreaPlace::Anywhere,
                     len: end - start,
                     protection: Protection::NONE,
                     backing: Backing::Anonymous,
@@ -155,7 +155,7 @@ fn map(
     limits: &Limits,
 ) -> Result<()> {
     let request = MapRequest {
-        place: Place::FixedNoReplace(VirtAddr(range.start)),
+        place: AreaPlace::FixedNoReplace(VirtAddr(range.start)),
         len: range.end - range.start,
         protection,
         backing,

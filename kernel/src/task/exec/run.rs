@@ -11,7 +11,7 @@ use freehold_collections::{
 };
 use freehold_machine::{Entropy, VirtAddr};
 use freehold_vdso::AT_SYSINFO_EHDR;
-use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
+use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequest, Protection};
 
 use crate::fs::caller::Access;
 use crate::fs::mount::MountFlags;
@@ -334,7 +334,7 @@ fn map_stack(space: &Space, sp: u64, top: u64, rights: StackRights, limits: &Mem
     let mut protection = Protection::READ | Protection::WRITE;
     protection.set(Protection::EXEC, rights == StackRights::Executable);
     let request = MapRequest {
-        place: Place::FixedNoReplace(VirtAddr(start)),
+        place: AreaPlace::FixedNoReplace(VirtAddr(start)),
         len: top - start,
         protection,
         backing: Backing::Anonymous,

@@ -96,7 +96,7 @@ pub const FRAME_SIZE: u64 = size_of::<Frame>() as u64;
 
 /// Where the parts of a frame are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct FramePlace {
     /// The frame, which is also the handler's stack pointer.
     pub frame: u64,
     /// The vector state.
@@ -110,7 +110,7 @@ pub fn place(
     wants_alternate: Wants,
     alternate: &AlternateStack,
     fpstate_size: usize,
-) -> Option<Place> {
+) -> Option<FramePlace> {
     let on_it = alternate.contains(sp) && alternate.flags & super::SS_AUTODISARM == 0;
     let enters =
         wants_alternate == Wants::AlternateStack && alternate.flags & super::SS_DISABLE == 0 && !on_it;
@@ -118,7 +118,7 @@ pub fn place(
     let fpstate = top.wrapping_sub(fpstate_size as u64) & !63;
     let frame = (fpstate.wrapping_sub(FRAME_SIZE) & !15).wrapping_sub(8);
     let fits = !(enters || on_it) || alternate.contains(frame);
-    fits.then_some(Place { frame, fpstate })
+    fits.then_some(FramePlace { frame, fpstate })
 }
 
 /// Whether a handler was set with SA_ONSTACK.

@@ -7,7 +7,7 @@ use freehold_vm::Rule;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::attach::{Attachment, release};
-use super::{Attached, Event, Image, Kind, Options, Resume, State, Tracee, USER_BYTES, transfer};
+use super::{Attached, Event, Image, Options, Resume, StopKind, TraceState, Tracee, USER_BYTES, transfer};
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
@@ -304,14 +304,14 @@ fn poke(tracee: &Tracee, task: &Task, address: u64, word: u64) -> Result<i64> {
     if written.unwrap_or(0) == 8 { Ok(0) } else { Err(Errno::EIO) }
 }
 
-fn peek_user(state: &State, offset: u64) -> Result<u64> {
+fn peek_user(state: &TraceState, offset: u64) -> Result<u64> {
     if !offset.is_multiple_of(8) || offset >= USER_BYTES {
         return Err(Errno::EIO);
     }
     Ok(state.image.words().get(offset as usize / 8).copied().unwrap_or(0))
 }
 
-fn poke_user(state: &mut State, offset: u64, word: u64) -> Result<()> {
+fn poke_user(state: &mut TraceState, offset: u64, word: u64) -> Result<()> {
     if !offset.is_multiple_of(8) || offset >= USER_BYTES {
         return Err(Errno::EIO);
     }
@@ -391,11 +391,11 @@ fn set_vectors(tracee: &Tracee, from: u64, length: usize) -> Result<()> {
 }
 
 /// The description of the signal of a stop; none for a group stop.
-fn stop_info(tracee: &Tracee, state: &State) -> Result<SigInfo> {
+fn stop_info(tracee: &Tracee, state: &TraceState) -> Result<SigInfo> {
     let stop = state.stop.ok_or(Errno::ESRCH)?;
     match stop.kind {
-        Kind::Delivery => Ok(state.info),
-        Kind::Group if tracee.attached == Attached::Classic => Err(Errno::EINVAL),
+        StopKind::Delivery => Ok(state.info),
+        StopKind::Group if tracee.attached == Attached::Classic => Err(Errno::EINVAL),
         _ => Ok(SigInfo {
             number: stop.code & 0x7f,
             code: stop.code,
@@ -451,13 +451,13 @@ fn call_info(tracee: &Tracee, size: u64, to: u64) -> Result<i64> {
             ..CallInfo::default()
         };
         Ok(match state.stop.map(|stop| stop.kind) {
-            Some(Kind::Entry) => {
+            Some(StopKind::Entry) => {
                 let arguments = [image.rdi, image.rsi, image.rdx, image.r10, image.r8, image.r9];
                 let mut words = [image.orig_rax; 7];
                 words[1..].copy_from_slice(&arguments);
                 (CallInfo { op: 1, words, ..head }, 80)
             }
-            Some(Kind::Exit) => {
+            Some(StopKind::Exit) => {
                 let failed = (-4095..0).contains(&(image.rax as i64));
                 (CallInfo { op: 2, words: [image.rax, failed.into(), 0, 0, 0, 0, 0], ..head }, 33)
             }

@@ -1,7 +1,7 @@
 //! ptrace(2): one process, the tracer, stops and changes the threads of others, its tracees.
 //!
 //! A [`Tracee`] is what both sides share. The tracee stops itself, on its way to user mode, at the
-//! places that [`stop`] names; there it puts its registers into the tracee's [`State`] and sleeps
+//! places that [`stop`] names; there it puts its registers into the tracee's [`TraceState`] and sleeps
 //! ([`Sleep::Traced`](crate::sched::Sleep)). The tracer reads and changes them there ([`calls`]),
 //! so registers are only ever touched by their own thread. When the tracer lets it go on, the
 //! tracee takes back what changed. Memory is read and written through pins that a debugger may ask
@@ -34,4 +34,4 @@ mod tracee;
 mod transfer;
 
 pub use image::{Image, USER_BYTES};
-pub use tracee::{Attached, Event, Kind, Options, Resume, State, Stop, Traced, Tracee, Tracees};
+pub use tracee::{Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees};

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use freehold_arch::user::UserContext;
 use freehold_collections::{Arc, Receiver};
 
-use super::{Attached, Event, Image, Kind, Options, Resume, Stop, Tracee, transfer};
+use super::{Attached, Event, Image, Options, Resume, Stop, StopKind, Tracee, transfer};
 use crate::sched::{self, Sleep};
 use crate::task::clone::CloneFlags;
 use crate::task::process::{ExitStatus, Group, Report};
@@ -68,7 +68,7 @@ impl Task {
         tell(tracee, stop);
         while !self.wait_for_tracer(tracee, stop.kind) {
             // The group stop is over that the tracer listened to.
-            let stop = Stop::event(Kind::Event, Signal::TRAP, Event::Stop);
+            let stop = Stop::event(StopKind::Event, Signal::TRAP, Event::Stop);
             {
                 let mut state = tracee.state.lock();
                 (state.stop, state.news, state.listens) = (Some(stop), true, false);
@@ -90,7 +90,7 @@ impl Task {
     }
 
     /// Sleeps until there is something to do. False where it is to tell of the end of a group stop.
-    fn wait_for_tracer(&self, tracee: &Tracee, kind: Kind) -> bool {
+    fn wait_for_tracer(&self, tracee: &Tracee, kind: StopKind) -> bool {
         let outcome = loop {
             self.prepare_to_sleep(Sleep::Traced);
             let (free, listens) = {
@@ -111,11 +111,11 @@ impl Task {
 
     /// Whether the thread is to end, and its tracer is not asked. It is asked where its end is what it tells of, unless it
     /// was killed.
-    fn leaves_stop(&self, kind: Kind) -> bool {
+    fn leaves_stop(&self, kind: StopKind) -> bool {
         let group = self.process().signals.lock();
         match (kind, group.exit) {
             (_, Some(ExitStatus::Signaled(Signal::KILL))) => true,
-            (Kind::Event, _) if self.has_finished() => false,
+            (StopKind::Event, _) if self.has_finished() => false,
             (_, exit) => exit.is_some() || group.exec.is_some_and(|by| by != self.tid),
         }
     }
@@ -135,7 +135,7 @@ impl Task {
         if self.traced.take_trap()
             && let Some(tracee) = self.traced.tracee()
         {
-            let stop = Stop::event(Kind::Event, Signal::TRAP, Event::Stop);
+            let stop = Stop::event(StopKind::Event, Signal::TRAP, Event::Stop);
             self.stop_in_call(context, &tracee, stop, interrupted);
         }
     }
@@ -169,7 +169,7 @@ impl Task {
             let mut state = tracee.state.lock();
             (state.info, state.inject) = (info, signal.number());
         }
-        self.stop_in_call(context, &tracee, Stop::signal(Kind::Delivery, signal), interrupted);
+        self.stop_in_call(context, &tracee, Stop::signal(StopKind::Delivery, signal), interrupted);
         let (inject, info) = {
             let state = tracee.state.lock();
             (Signal::new(state.inject.into())?, state.info)
@@ -201,8 +201,8 @@ impl Task {
             wait::tell_parent_of_stop(self.process(), signal);
         }
         let stop = match tracee.attached {
-            Attached::Seized => Stop::event(Kind::Group, signal, Event::Stop),
-            Attached::Classic => Stop::signal(Kind::Group, signal),
+            Attached::Seized => Stop::event(StopKind::Group, signal, Event::Stop),
+            Attached::Classic => Stop::signal(StopKind::Group, signal),
         };
         self.stop_in_call(context, &tracee, stop, interrupted);
         self.process().signals.lock().parked -= 1;
@@ -213,7 +213,7 @@ impl Task {
     pub(in crate::task) fn stop_before_handler(&self, context: &mut UserContext) {
         if let Some(tracee) = self.traced.tracee() {
             let call = Call::of(context);
-            self.stop_for_tracer(context, &tracee, Stop::signal(Kind::Event, Signal::TRAP), call);
+            self.stop_for_tracer(context, &tracee, Stop::signal(StopKind::Event, Signal::TRAP), call);
         }
     }
 
@@ -225,7 +225,12 @@ impl Task {
     ) -> Result<()> {
         if let Some(tracee) = self.tracee_at_calls() {
             context.set_return(Errno::ENOSYS.to_return_value() as u64);
-            self.stop_for_tracer(context, &tracee, Self::at_call(&tracee, Kind::Entry), Call::of(context));
+            self.stop_for_tracer(
+                context,
+                &tracee,
+                Self::at_call(&tracee, StopKind::Entry),
+                Call::of(context),
+            );
             if self.is_dying() {
                 return Ok(());
             }
@@ -238,7 +243,7 @@ impl Task {
                 Ok(()) => Call { number, result: None },
                 Err(error) => Call::interrupted((number, error)),
             };
-            let shown = self.stop_for_tracer(context, &tracee, Self::at_call(&tracee, Kind::Exit), seen);
+            let shown = self.stop_for_tracer(context, &tracee, Self::at_call(&tracee, StopKind::Exit), seen);
             if outcome.is_err() && tracee.state.lock().image.rax != shown.rax {
                 return Ok(());
             }
@@ -253,7 +258,7 @@ impl Task {
         if self.traced.stops_at_calls() { self.traced.tracee() } else { None }
     }
 
-    fn at_call(tracee: &Tracee, kind: Kind) -> Stop {
+    fn at_call(tracee: &Tracee, kind: StopKind) -> Stop {
         let mut stop = Stop::signal(kind, Signal::TRAP);
         if tracee.wants(Options::TRACESYSGOOD) {
             stop.code |= GOOD;
@@ -287,7 +292,7 @@ impl Task {
             return false;
         }
         tracee.state.lock().message = message;
-        self.stop_for_tracer(context, &tracee, Stop::event(Kind::Event, Signal::TRAP, event), call);
+        self.stop_for_tracer(context, &tracee, Stop::event(StopKind::Event, Signal::TRAP, event), call);
         true
     }
 

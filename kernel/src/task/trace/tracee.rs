@@ -72,7 +72,7 @@ impl Event {
 
 /// Why a tracee is in a stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum StopKind {
     /// A signal is about to be delivered.
     Delivery,
     /// Job control stopped the process.
@@ -89,18 +89,18 @@ pub enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop {
     /// Why.
-    pub kind: Kind,
+    pub kind: StopKind,
     /// Bits 8 and up of the status that wait4 gives.
     pub code: i32,
 }
 
 impl Stop {
     /// A stop for `signal`.
-    pub fn signal(kind: Kind, signal: Signal) -> Self {
+    pub fn signal(kind: StopKind, signal: Signal) -> Self {
         Self { kind, code: i32::from(signal.number()) }
     }
     /// A stop for an event.
-    pub fn event(kind: Kind, signal: Signal, event: Event) -> Self {
+    pub fn event(kind: StopKind, signal: Signal, event: Event) -> Self {
         Self { kind, code: i32::from(signal.number()) | i32::from(event as u8) << 8 }
     }
     /// The status as wait4 gives it.
@@ -131,7 +131,7 @@ pub enum Attached {
 
 /// What tracer and tracee tell each other. The tracee fills it at a stop, the tracer changes it while the stop lasts.
 #[derive(Debug)]
-pub struct State {
+pub struct TraceState {
     /// PTRACE_O_*.
     pub options: Options,
     /// The stop that the tracee is in.
@@ -174,7 +174,7 @@ pub struct Tracee {
     /// How it came to be.
     pub attached: Attached,
     /// Everything that changes.
-    pub state: SpinLock<State>,
+    pub state: SpinLock<TraceState>,
 }
 
 impl Tracee {
@@ -191,7 +191,7 @@ impl Tracee {
         let [tid, pid, tracer] = ids;
         let vectors = Vec::try_filled(0, vector_bytes)?;
         let info = SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] };
-        let state = State {
+        let state = TraceState {
             options,
             stop: None,
             news: false,
@@ -215,7 +215,7 @@ impl Tracee {
     ///
     /// # Errors
     /// `ESRCH` where it is not; what `f` gives.
-    pub fn stopped<T>(&self, f: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    pub fn stopped<T>(&self, f: impl FnOnce(&mut TraceState) -> Result<T>) -> Result<T> {
         let mut state = self.state.lock();
         if state.stop.is_none() || state.resume.is_some() || state.listens || state.released {
             return Err(Errno::ESRCH);
@@ -385,10 +385,10 @@ mod tests {
 
     #[test]
     fn statuses_are_linux() {
-        assert_eq!(Stop::signal(Kind::Delivery, Signal::TRAP).wait_status(), 0x57f);
-        let exec = Stop::event(Kind::Event, Signal::TRAP, Event::Exec);
+        assert_eq!(Stop::signal(StopKind::Delivery, Signal::TRAP).wait_status(), 0x57f);
+        let exec = Stop::event(StopKind::Event, Signal::TRAP, Event::Exec);
         assert_eq!(exec.wait_status(), 0x57f | 4 << 16);
-        let group = Stop::event(Kind::Group, Signal::STOP, Event::Stop);
+        let group = Stop::event(StopKind::Group, Signal::STOP, Event::Stop);
         assert_eq!(group.wait_status(), 0x137f | 128 << 16);
     }
 
@@ -412,7 +412,7 @@ mod tests {
         let tracee = tracee();
         let look = || tracee.stopped(|state| Ok(state.image.rip));
         assert_eq!(look(), Err(Errno::ESRCH), "it runs");
-        tracee.state.lock().stop = Some(Stop::signal(Kind::Delivery, Signal::TRAP));
+        tracee.state.lock().stop = Some(Stop::signal(StopKind::Delivery, Signal::TRAP));
         assert_eq!(look(), Ok(0));
         tracee.state.lock().resume = Some(Resume::Run);
         assert_eq!(look(), Err(Errno::ESRCH), "it was let go");

@@ -3,7 +3,7 @@
 use freehold_arch::traps::Registers;
 use freehold_arch::user::{self, FpuImage, USER_DATA, UserContext};
 
-use super::{Image, State};
+use super::{Image, TraceState};
 
 /// Where the bytes of an XSAVE area begin that are software's: the components that the area has room for, as in
 /// XCR0 (Linux: `xstate_fx_sw_bytes`).
@@ -12,7 +12,7 @@ const TRAP_FLAG: u64 = 1 << 8;
 
 /// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result` what rax says where the
 /// context does not have it yet.
-pub(super) fn show(context: &mut UserContext, state: &mut State, call: u64, result: Option<u64>) {
+pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64, result: Option<u64>) {
     if state.forced_trap_flag {
         state.forced_trap_flag = false;
         context.regs_mut().rflags &= !TRAP_FLAG;
@@ -30,7 +30,7 @@ pub(super) fn show(context: &mut UserContext, state: &mut State, call: u64, resu
 }
 
 /// Gives the running thread the registers that its tracer left.
-pub(super) fn take_back(context: &mut UserContext, state: &mut State, shown: &Image) {
+pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown: &Image) {
     let image = state.image;
     if image != *shown {
         put(context.regs_mut(), &image);

@@ -3,7 +3,7 @@
 use linux_raw_sys::general as c;
 
 use super::output::TAB;
-use super::{Discipline, Kind, is_control};
+use super::{CharacterKind, Discipline, is_control};
 
 impl Discipline {
     /// The keys that canonical mode gives a meaning. Whether `byte` was one.
@@ -32,16 +32,16 @@ impl Discipline {
                 self.finish_erasing();
                 self.echo_raw(b"\n");
             }
-            self.push(byte, Kind::LineEnd);
+            self.push(byte, CharacterKind::LineEnd);
         } else if termios.is(byte, c::VEOF) {
-            self.push(byte, Kind::EndOfFile);
+            self.push(byte, CharacterKind::EndOfFile);
         } else if termios.is(byte, c::VEOL) || (extended && termios.is(byte, c::VEOL2)) {
             if echo {
                 self.finish_erasing();
                 self.note_line_start();
                 self.echo(byte);
             }
-            self.push(byte, Kind::LineEnd);
+            self.push(byte, CharacterKind::LineEnd);
         } else {
             return false;
         }

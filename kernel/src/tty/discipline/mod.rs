@@ -69,7 +69,7 @@ pub enum Queue {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum CharacterKind {
     Plain,
     /// Ends a line and belongs to it.
     LineEnd,
@@ -80,7 +80,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     byte: u8,
-    kind: Kind,
+    kind: CharacterKind,
 }
 
 /// The state of one terminal's line discipline.
@@ -144,12 +144,12 @@ impl Discipline {
     pub fn set_termios(&mut self, termios: Termios) {
         let was = core::mem::replace(&mut self.termios, termios);
         if (was.lflag ^ termios.lflag) & c::ICANON != 0 {
-            self.input.retain(|unit| unit.kind != Kind::EndOfFile);
-            self.input.iter_mut().for_each(|unit| unit.kind = Kind::Plain);
+            self.input.retain(|unit| unit.kind != CharacterKind::EndOfFile);
+            self.input.iter_mut().for_each(|unit| unit.kind = CharacterKind::Plain);
             self.complete = 0;
             if termios.local(c::ICANON) {
                 if let Some(last) = self.input.back_mut() {
-                    last.kind = Kind::LineEnd;
+                    last.kind = CharacterKind::LineEnd;
                 }
                 self.complete = self.input.len();
             }
@@ -191,7 +191,7 @@ impl Discipline {
             byte = byte.to_ascii_lowercase();
         }
         if termios.local(c::EXTPROC) {
-            self.push(byte, Kind::Plain);
+            self.push(byte, CharacterKind::Plain);
             return None;
         }
         if core::mem::take(&mut self.literal_next) {
@@ -257,13 +257,13 @@ impl Discipline {
             }
         }
         if self.termios.input(c::PARMRK) && byte == 0xff {
-            self.push(byte, Kind::Plain);
+            self.push(byte, CharacterKind::Plain);
         }
-        self.push(byte, Kind::Plain);
+        self.push(byte, CharacterKind::Plain);
     }
 
-    fn push(&mut self, byte: u8, kind: Kind) {
-        let ends_line = kind != Kind::Plain;
+    fn push(&mut self, byte: u8, kind: CharacterKind) {
+        let ends_line = kind != CharacterKind::Plain;
         let room = INPUT_LIMIT - self.input.len();
         // One place is kept for the end of the line, or a full line could never be completed.
         if room == 0 || (room == 1 && self.canonical() && !ends_line) {
@@ -340,7 +340,7 @@ impl Discipline {
     /// Bytes that a read could return now (FIONREAD).
     pub fn readable_bytes(&self) -> usize {
         if self.canonical() {
-            self.input.iter().take(self.complete).filter(|unit| unit.kind != Kind::EndOfFile).count()
+            self.input.iter().take(self.complete).filter(|unit| unit.kind != CharacterKind::EndOfFile).count()
         } else {
             self.input.len()
         }
@@ -379,11 +379,11 @@ impl Discipline {
         let mut count = 0;
         while count < bytes.len() && self.complete > 0 {
             let unit = self.pop_complete();
-            if unit.kind != Kind::EndOfFile {
+            if unit.kind != CharacterKind::EndOfFile {
                 bytes[count] = unit.byte;
                 count += 1;
             }
-            if unit.kind != Kind::Plain {
+            if unit.kind != CharacterKind::Plain {
                 return Read::Done(count);
             }
         }
@@ -393,7 +393,7 @@ impl Discipline {
     /// After a read whose last bytes filled the program's buffer exactly: a VEOF that only pushed those bytes
     /// is not the end of the file for the next read too.
     pub fn skip_end_of_file(&mut self) {
-        if self.complete > 0 && self.input[0].kind == Kind::EndOfFile {
+        if self.complete > 0 && self.input[0].kind == CharacterKind::EndOfFile {
             self.pop_complete();
         }
     }

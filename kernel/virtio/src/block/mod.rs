@@ -58,7 +58,7 @@ const LAST_STATUS: u8 = 2;
 /// What a request does, with virtio's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-enum Kind {
+enum RequestKind {
     In = 0,
     Out = 1,
     Flush = 4,
@@ -103,12 +103,12 @@ fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments,
 }
 
 /// A task's place in the table of requests.
-struct Place<'a, S: DmaSource, T: Transport> {
+struct RequestPlace<'a, S: DmaSource, T: Transport> {
     disk: &'a Block<S, T>,
     number: usize,
 }
 
-impl<S: DmaSource, T: Transport> Drop for Place<'_, S, T> {
+impl<S: DmaSource, T: Transport> Drop for RequestPlace<'_, S, T> {
     fn drop(&mut self) {
         self.disk.with(|requests| requests.release(self.number));
     }
@@ -194,13 +194,13 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     }
 
     /// A place, after those that came earlier.
-    fn place(&self, sleep: Sleep) -> Result<Place<'_, S, T>, BlockError> {
+    fn place(&self, sleep: Sleep) -> Result<RequestPlace<'_, S, T>, BlockError> {
         let mut is_queued = false;
         let taken = self.wait(self.lines.turns, sleep, |requests| requests.take_place(&mut is_queued));
         if taken.is_err() {
             self.with(|requests| requests.leave(&mut is_queued));
         }
-        Ok(Place { disk: self, number: taken? })
+        Ok(RequestPlace { disk: self, number: taken? })
     }
 
     /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is free.
@@ -227,8 +227,8 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     /// Send the request of a place and sleep until it is done. Returns how many bytes the device wrote into the data.
     fn request(
         &self,
-        place: &Place<'_, S, T>,
-        (kind, sector): (Kind, u64),
+        place: &RequestPlace<'_, S, T>,
+        (kind, sector): (RequestKind, u64),
         data: Option<&Buffer<S>>,
         sleep: Sleep,
     ) -> Result<usize, BlockError> {
@@ -329,7 +329,7 @@ where
             // The device has to say that it filled all of them: the old bytes are not copied in.
             let data = self.buffer(total - start, Direction::FromDevice, sleep)?;
             let at = sector + (start / SECTOR_SIZE) as u64;
-            if self.request(&place, (Kind::In, at), Some(&data), sleep)? < data.length {
+            if self.request(&place, (RequestKind::In, at), Some(&data), sleep)? < data.length {
                 return Err(BlockError::Io);
             }
             data.mapping.sync_for_cpu(&mut Tail { whole: &mut *to, start }, 0, data.length);
@@ -350,7 +350,7 @@ where
             let data = self.buffer(total - start, Direction::ToDevice, sleep)?;
             data.mapping.sync_for_device(&Tail { whole: from, start }, 0, data.length);
             let at = sector + (start / SECTOR_SIZE) as u64;
-            self.request(&place, (Kind::Out, at), Some(&data), sleep)?;
+            self.request(&place, (RequestKind::Out, at), Some(&data), sleep)?;
             start += data.length;
         }
         Ok(())
@@ -361,6 +361,6 @@ where
             return Ok(());
         }
         let place = self.place(sleep)?;
-        self.request(&place, (Kind::Flush, 0), None, sleep).map(|_| ())
+        self.request(&place, (RequestKind::Flush, 0), None, sleep).map(|_| ())
     }
 }

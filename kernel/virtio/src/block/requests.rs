@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use freehold_bounce::{Device, Direction, DmaSource, Mapping};
 use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
 
-use super::{DEPTH, HEADER, Kind, LAST_STATUS, NO_STATUS, RING, STATUS};
+use super::{DEPTH, HEADER, LAST_STATUS, NO_STATUS, RING, RequestKind, STATUS};
 use crate::link::{Lent, Link, Why};
 use crate::{BlockError, SECTOR_SIZE, SetupError};
 
@@ -269,7 +269,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     pub fn send(
         &mut self,
         number: usize,
-        kind: Kind,
+        kind: RequestKind,
         sector: u64,
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
@@ -399,14 +399,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 }
 
 impl<S: DmaSource> Rings<S> {
-    fn chain(&self, kind: Kind, number: usize, data: Option<&Buffer<S>>) -> Option<Chain<S>> {
+    fn chain(&self, kind: RequestKind, number: usize, data: Option<&Buffer<S>>) -> Option<Chain<S>> {
         let at = number * HEADER;
         let header = Part::readable(self.headers.clone(), at..at + STATUS)?;
         let status = Part::writable(self.headers.clone(), at + STATUS..at + STATUS + 1)?;
         let Some(data) = data else { return Chain::new(number, [header, status]) };
         let (mapping, range) = (data.mapping.clone(), 0..data.length);
         let data = match kind {
-            Kind::In => Part::writable(mapping, range)?,
+            RequestKind::In => Part::writable(mapping, range)?,
             _ => Part::readable(mapping, range)?,
         };
         let data = data.in_segments(self.segments.length);

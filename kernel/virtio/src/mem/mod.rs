@@ -29,7 +29,7 @@ use spin::Mutex;
 
 pub use region::{BadRegion, Domain, Region, Sizes};
 pub use request::{Answer, Request};
-pub use resize::{Memory, Outcome, Resizer};
+pub use resize::{Memory, ResizeOutcome, Resizer};
 
 use crate::link::{Link, Why};
 use crate::platform::{Sleep, Wait};

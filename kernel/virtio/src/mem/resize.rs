@@ -66,7 +66,7 @@ where
 
 /// How far a step came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum ResizeOutcome {
     /// As much is plugged in as the host wants.
     Reached,
     /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has no room to manage more. Try again later.
@@ -129,7 +129,7 @@ impl Resizer {
         device: &impl Device,
         memory: &mut impl Memory,
         mut pause: impl FnMut(),
-    ) -> Result<Outcome, Failed> {
+    ) -> Result<ResizeOutcome, Failed> {
         // Each pass goes over every unit once; a host that changes its mind meanwhile starts another.
         for _ in 0..PASSES {
             let sizes = device.sizes()?;
@@ -143,7 +143,7 @@ impl Resizer {
                 return Ok(outcome);
             }
         }
-        Ok(Outcome::Later)
+        Ok(ResizeOutcome::Later)
     }
 
     fn grow(
@@ -152,24 +152,24 @@ impl Resizer {
         device: &impl Device,
         memory: &mut impl Memory,
         pause: &mut impl FnMut(),
-    ) -> Result<Outcome, Failed> {
+    ) -> Result<ResizeOutcome, Failed> {
         // Upwards, so that what is left to the host is in one piece.
         let [target, usable] = [sizes.requested, sizes.usable].map(|bytes| bytes / self.unit_bytes());
         for unit in 0..self.region.units().min(usable) {
             if self.count >= target {
-                return Ok(Outcome::Reached);
+                return Ok(ResizeOutcome::Reached);
             }
             if self.is_online(unit) {
                 continue;
             }
             match self.plug(unit, device, memory)? {
                 Step::Moved => {}
-                Step::Refused => return Ok(Outcome::Refused),
-                Step::Stuck | Step::Busy => return Ok(Outcome::Later),
+                Step::Refused => return Ok(ResizeOutcome::Refused),
+                Step::Stuck | Step::Busy => return Ok(ResizeOutcome::Later),
             }
             pause();
         }
-        Ok(if self.count >= target { Outcome::Reached } else { Outcome::Refused })
+        Ok(if self.count >= target { ResizeOutcome::Reached } else { ResizeOutcome::Refused })
     }
 
     fn plug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {
@@ -195,7 +195,7 @@ impl Resizer {
         device: &impl Device,
         memory: &mut impl Memory,
         pause: &mut impl FnMut(),
-    ) -> Result<Outcome, Failed> {
+    ) -> Result<ResizeOutcome, Failed> {
         for unit in (0..self.region.units()).rev() {
             if self.count <= target {
                 break;
@@ -205,12 +205,12 @@ impl Resizer {
             }
             match self.unplug(unit, device, memory)? {
                 Step::Moved | Step::Stuck => {}
-                Step::Refused => return Ok(Outcome::Refused),
-                Step::Busy => return Ok(Outcome::Later),
+                Step::Refused => return Ok(ResizeOutcome::Refused),
+                Step::Busy => return Ok(ResizeOutcome::Later),
             }
             pause();
         }
-        Ok(if self.count <= target { Outcome::Reached } else { Outcome::Later })
+        Ok(if self.count <= target { ResizeOutcome::Reached } else { ResizeOutcome::Later })
     }
 
     fn unplug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {

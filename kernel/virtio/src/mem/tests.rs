@@ -291,7 +291,7 @@ fn what_is_plugged_in_follows_what_the_host_wants() {
     let mut pauses = 0;
     for (requested, expected) in [(10, 10), (64, 64), (63, 62), (20, 20), (1000, 64), (0, 0)] {
         world.requested.set(requested * MIB);
-        assert_eq!(resizer.follow(&world, &mut kernel, || pauses += 1), Ok(Outcome::Reached));
+        assert_eq!(resizer.follow(&world, &mut kernel, || pauses += 1), Ok(ResizeOutcome::Reached));
         assert_eq!((resizer.plugged(), kernel.online.len() as u64 * 2), (expected * MIB, expected));
         assert_eq!(*world.plugged.borrow(), kernel.online);
     }
@@ -306,19 +306,19 @@ fn a_unit_in_use_stays_and_the_others_go() {
     resizer.follow(&world, &mut kernel, || {}).unwrap();
     kernel.used.extend([3, 17].map(|unit| world.region.frames_of(unit).start.0));
     world.requested.set(0);
-    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(Outcome::Later));
+    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(ResizeOutcome::Later));
     assert_eq!((resizer.plugged(), &kernel.online), (4 * MIB, &kernel.used));
     kernel.used.clear();
-    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(Outcome::Reached));
+    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(ResizeOutcome::Reached));
     assert!(kernel.online.is_empty() && world.plugged.borrow().is_empty());
 }
 
 #[test]
 fn a_device_that_says_no_keeps_and_gives_nothing_halfway() {
     for (mood, outcome) in [
-        (Answer::Busy, Outcome::Later),
-        (Answer::Refused, Outcome::Refused),
-        (Answer::Error, Outcome::Refused),
+        (Answer::Busy, ResizeOutcome::Later),
+        (Answer::Refused, ResizeOutcome::Refused),
+        (Answer::Error, ResizeOutcome::Refused),
     ] {
         let (world, mut kernel) = (World::new(), Kernel::default());
         let mut resizer = Resizer::new(world.region).unwrap();
@@ -326,7 +326,7 @@ fn a_device_that_says_no_keeps_and_gives_nothing_halfway() {
         *world.moods.borrow_mut() = [Answer::Done, mood].into();
         assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(outcome));
         assert_eq!((resizer.plugged(), *world.plugged.borrow() == kernel.online), (2 * MIB, true));
-        assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(Outcome::Reached));
+        assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(ResizeOutcome::Reached));
         world.requested.set(0);
         *world.moods.borrow_mut() = [Answer::Done, mood].into();
         assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(outcome));
@@ -344,7 +344,7 @@ fn memory_that_the_kernel_cannot_manage_goes_back_and_a_failed_device_ends_it() 
     let mut resizer = Resizer::new(world.region).unwrap();
     world.requested.set(8 * MIB);
     kernel.unmanageable.insert(world.region.frames_of(1).start.0);
-    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(Outcome::Later));
+    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(ResizeOutcome::Later));
     assert_eq!((resizer.plugged(), *world.plugged.borrow() == kernel.online), (2 * MIB, true));
     world.fails.set(true);
     assert_eq!(resizer.follow(&world, &mut kernel, || {}), Err(Failed));
@@ -373,7 +373,7 @@ fn a_device_that_wants_something_else_at_each_look_does_not_keep_the_task() {
     let (world, mut kernel) = (World::new(), Kernel::default());
     world.requested.set(8 * MIB);
     let mut resizer = Resizer::new(world.region).unwrap();
-    assert_eq!(resizer.follow(&Fickle(world), &mut kernel, || {}), Ok(Outcome::Later));
+    assert_eq!(resizer.follow(&Fickle(world), &mut kernel, || {}), Ok(ResizeOutcome::Later));
     assert!(kernel.online.len() <= 8, "and what it does is never more than was wanted");
 }
 
@@ -383,7 +383,7 @@ fn nothing_is_plugged_in_beyond_what_is_usable() {
     let mut resizer = Resizer::new(world.region).unwrap();
     world.usable.set(16 * MIB);
     world.requested.set(64 * MIB);
-    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(Outcome::Reached));
+    assert_eq!(resizer.follow(&world, &mut kernel, || {}), Ok(ResizeOutcome::Reached));
     assert_eq!(kernel.online.len(), 8);
     assert!(kernel.online.iter().all(|start| *start < world.region.frames_of(8).start.0));
 }
@@ -428,7 +428,7 @@ proptest! {
             let outcome = resizer.follow(&world, &mut kernel, || {}).unwrap();
             prop_assert_eq!(&*world.plugged.borrow(), &kernel.online);
             prop_assert_eq!(resizer.plugged(), kernel.online.len() as u64 * 2 * MIB);
-            prop_assert!(outcome != Outcome::Reached || resizer.plugged() == requested.min(64) / 2 * 2 * MIB);
+            prop_assert!(outcome != ResizeOutcome::Reached || resizer.plugged() == requested.min(64) / 2 * 2 * MIB);
         }
     }
 }

@@ -13,7 +13,7 @@
 //! The caller holds no address space and no spin lock; storing may sleep. A device must be able to store without new user memory:
 //! [`BackingStore`](super::BackingStore) says how the kernel promises that.
 
-use freehold_frame::{NodeSet, State};
+use freehold_frame::{FrameState, NodeSet};
 use freehold_paging::Memory;
 
 use super::attach::PageSet;
@@ -117,7 +117,7 @@ impl<S: Memory> PageCache<S> {
             let page = look.first + bit;
             let seen = inner.index.with(page, |frame| {
                 let here =
-                    matches!(frame.record().state(), State::Owned { node, .. } if nodes.contains(node));
+                    matches!(frame.record().state(), FrameState::Owned { node, .. } if nodes.contains(node));
                 let holders = frame.record().counts().load();
                 (here && holders.pins == 0, holders.mappings > 0)
             });

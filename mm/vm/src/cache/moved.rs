@@ -3,7 +3,7 @@
 //! **Protocol.** A page moves while nobody else holds its frame: first every address space unmaps it, then, under the cache's lock,
 //! it is looked at again: one reference (the index'), no mapping, no pin. New holders come through the index, under that lock, or from mappings, of
 //! which there are none; so its bytes are copied and the index changed in one hold of the lock. A page that somebody took hold of meanwhile stays
-//! ([`Outcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
+//! ([`MigrateOutcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
 //! under a spin lock is safe.
 //!
 //! **Home.** The [`Home`] of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
@@ -14,13 +14,13 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Bound;
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::{Frame, Home, NodePolicy, Owner, PageCache as CacheKind, Request, State};
+use freehold_frame::{Frame, FrameState, Home, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
 use freehold_paging::Memory;
 
 use super::PageCache;
 use crate::Commons;
-use crate::migrate::{CachedPage, Outcome};
+use crate::migrate::{CachedPage, MigrateOutcome};
 
 /// The caches of a system by number, for those who know nothing but a frame.
 pub(crate) struct Caches<S: Memory> {
@@ -68,8 +68,8 @@ impl<S: Memory> Commons<S> {
     }
 
     /// Move a file's page to `place`. The caller holds no address space.
-    /// [`Outcome::Busy`] too where the page has another frame by now.
-    pub fn migrate_cached(&self, page: &CachedPage<S>, place: NodePolicy) -> Outcome<S> {
+    /// [`MigrateOutcome::Busy`] too where the page has another frame by now.
+    pub fn migrate_cached(&self, page: &CachedPage<S>, place: NodePolicy) -> MigrateOutcome<S> {
         let outcome = page.cache.migrate(page.index, page.frame, place);
         self.note_move(&outcome, 1);
         outcome
@@ -83,8 +83,8 @@ impl<S: Memory> Commons<S> {
         for frame in frames.iter() {
             let Some(record) = table.get(frame) else { continue };
             match record.state() {
-                State::Owned { owner: Owner::PageCache, .. } => {}
-                State::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
+                FrameState::Owned { owner: Owner::PageCache, .. } => {}
+                FrameState::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
                     // Whoever wants it reads it again.
                     self.swap.forget(frame);
                     continue;
@@ -93,7 +93,10 @@ impl<S: Memory> Commons<S> {
             }
             let (id, index) = table.home(frame).map_or((0, 0), Home::get);
             let moved = self.caches.find(id).is_some_and(|cache| {
-                matches!(self.migrate_cached(&CachedPage { cache, index, frame }, place), Outcome::Moved)
+                matches!(
+                    self.migrate_cached(&CachedPage { cache, index, frame }, place),
+                    MigrateOutcome::Moved
+                )
             });
             done.moved += u64::from(moved);
             done.left += u64::from(!moved);
@@ -104,19 +107,19 @@ impl<S: Memory> Commons<S> {
 
 impl<S: Memory> PageCache<S> {
     /// Give page `index`, which is in `frame`, another frame from `place`.
-    fn migrate(&self, index: u64, frame: Pfn, place: NodePolicy) -> Outcome<S> {
+    fn migrate(&self, index: u64, frame: Pfn, place: NodePolicy) -> MigrateOutcome<S> {
         let holders = {
             let inner = self.inner.lock();
             inner.index.with(index, |now| (now.pfn() == frame).then(|| now.record().counts().load()))
         };
-        let Some(Some(holders)) = holders else { return Outcome::Busy };
+        let Some(Some(holders)) = holders else { return MigrateOutcome::Busy };
         // To move a page is to copy its bytes.
         if self.is_secret() || holders.references > 1 || holders.pins > 0 {
-            return Outcome::Busy;
+            return MigrateOutcome::Busy;
         }
         let request = Request::new(Owner::PageCache).policy(place);
         let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
-            return Outcome::NoMemory;
+            return MigrateOutcome::NoMemory;
         };
         if holders.mappings > 0 {
             self.zap_everywhere(&(index..index + 1));
@@ -128,13 +131,13 @@ impl<S: Memory> PageCache<S> {
         });
         if idle != Some(true) {
             drop(inner);
-            return Outcome::Busy;
+            return MigrateOutcome::Busy;
         }
         self.source.machine().copy(frame, new.pfn());
         let old = inner.index.exchange(index, new);
         drop(inner);
         drop(old);
-        Outcome::Moved
+        MigrateOutcome::Moved
     }
 }
 

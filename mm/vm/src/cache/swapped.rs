@@ -37,7 +37,7 @@ use super::{Found, MAX_RUN, PAGE, PageCache};
 use crate::error::{FaultKind, VmError};
 use crate::events::Event;
 use crate::registry::{Locking, SpaceHandle, once_around};
-use crate::resident::Kind;
+use crate::resident::LeafKind;
 use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote};
 use crate::{AddressSpace, Commons};
 
@@ -155,7 +155,7 @@ impl<S: Memory> AddressSpace<S> {
         tables.visit(start..end, |addr, _, entry, _| {
             let record = self.resident.source().table().get(entry.frame());
             let alone = record.is_some_and(|record| record.counts().load().mappings == 1);
-            if addr >= start && alone && self.resident.kind_of(entry) == Kind::Cache {
+            if addr >= start && alone && self.resident.kind_of(entry) == LeafKind::Cache {
                 present |= 1 << (page - first + (addr.0 - start.0) / PAGE);
             }
         });

@@ -32,7 +32,7 @@ use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::{FaultError, SegvCode};
 use crate::request::{AreaFlags, Protection};
-use crate::resident::{Kind, Resident, Want};
+use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
 
 /// The most references to a frame beside which one more is given to who looks: half of what can be counted. Programs keep these as long as
@@ -281,15 +281,15 @@ impl<S: Memory> Resident<S> {
     fn hold_own(&self, area: &Area<S>, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
         match self.kind_of(entry) {
-            Kind::Anon => {
+            LeafKind::Anon => {
                 let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 mapping.reuse().ok()?;
                 mapping.pin().ok().map(Hold::Anon)
             }
-            Kind::Cache if area.is_shared() => {
+            LeafKind::Cache if area.is_shared() => {
                 Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?.pin().ok().map(Hold::Shared)
             }
-            Kind::Cache | Kind::Zero => None,
+            LeafKind::Cache | LeafKind::Zero => None,
         }
     }
 
@@ -298,15 +298,15 @@ impl<S: Memory> Resident<S> {
         let (source, frame) = (self.source(), entry.frame());
         let has_room = |record: &FrameRecord| record.counts().load().references < LOOKS;
         match self.kind_of(entry) {
-            Kind::Anon => {
+            LeafKind::Anon => {
                 let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::Looked) } else { None }
             }
-            Kind::Cache => {
+            LeafKind::Cache => {
                 let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::LookedFile) } else { None }
             }
-            Kind::Zero => Some(Hold::Zeroes(frame)),
+            LeafKind::Zero => Some(Hold::Zeroes(frame)),
         }
     }
 }

@@ -13,12 +13,12 @@ use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
 use freehold_machine::{PAGE, Pfn, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, PageSize, Rights, SwapPlace};
 
-use super::{Found, SWAP_RUN, State, Swap, SwapArea, SwapStore, area_of};
+use super::{AreaState, Found, SWAP_RUN, Swap, SwapArea, SwapStore, area_of};
 use crate::area::Area;
 use crate::error::{FaultError, FaultKind, VmError};
 use crate::events::Event;
 use crate::registry::Locking;
-use crate::resident::{Kind, Resident, Want, leaf};
+use crate::resident::{LeafKind, Resident, Want, leaf};
 use crate::{AddressSpace, Commons};
 
 /// A page that is not in memory: its address, and the place that has its bytes.
@@ -56,7 +56,7 @@ impl<S: Memory> Resident<S> {
         let new = leaf(mapping, rights, Marks::Dirty);
         slot.replace(if own && want == Want::Write { new } else { new.with_soft_dirty_of(entry) });
         self.swapped -= 1;
-        self.count(area, Kind::Anon);
+        self.count(area, LeafKind::Anon);
         if want == Want::Write && !own {
             self.fault_write(area, EntryAt { addr, slot, entry: slot.load() })?;
         }
@@ -230,10 +230,10 @@ impl<S: Memory> Commons<S> {
         area: SwapArea,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), VmError> {
-        self.swap.change_state(area, State::On, State::Leaving)?;
+        self.swap.change_state(area, AreaState::On, AreaState::Leaving)?;
         let outcome = self.empty_area(area, go_on);
         if outcome.is_err() {
-            self.swap.change_state(area, State::Leaving, State::On)?;
+            self.swap.change_state(area, AreaState::Leaving, AreaState::On)?;
         }
         outcome
     }
@@ -263,7 +263,7 @@ impl<S: Memory> Commons<S> {
 }
 
 impl<S: Memory> Swap<S> {
-    fn change_state(&self, area: SwapArea, from: State, to: State) -> Result<(), VmError> {
+    fn change_state(&self, area: SwapArea, from: AreaState, to: AreaState) -> Result<(), VmError> {
         let mut areas = self.areas.lock();
         let area = area_of(&mut areas, SwapPlace { area: area.0, slot: 0 });
         let area = area.filter(|area| area.state == from).ok_or(VmError::Invalid)?;

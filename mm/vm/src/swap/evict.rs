@@ -15,7 +15,7 @@
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
 
-use freehold_frame::{NodeSet, State};
+use freehold_frame::{FrameState, NodeSet};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 
@@ -24,7 +24,7 @@ use crate::events::Event;
 use crate::pin::detach::{Detach, Settled};
 use crate::registry::{Locking, SpaceHandle, Visited, once_around};
 use crate::request::AreaFlags;
-use crate::resident::{Kind, Resident};
+use crate::resident::{LeafKind, Resident};
 use crate::{AddressSpace, Commons, VmError};
 
 /// Whether use protects a page.
@@ -305,7 +305,7 @@ impl<S: Memory> Resident<S> {
             }
             walk.looks -= 1;
             walk.done.scanned += 1;
-            if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, walk.pick) {
+            if self.kind_of(entry) != LeafKind::Anon || !self.may_go(entry, walk.pick) {
                 return;
             }
             if walk.spares(entry) {
@@ -369,7 +369,7 @@ impl<S: Memory> Resident<S> {
         walk.looks -= 1;
         let Some((slot, _)) = self.tables.find(range.start) else { return range.end };
         let entry = slot.load();
-        if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, walk.pick) {
+        if self.kind_of(entry) != LeafKind::Anon || !self.may_go(entry, walk.pick) {
             return range.end;
         }
         if walk.spares(entry) {
@@ -388,7 +388,7 @@ impl<S: Memory> Resident<S> {
     /// Whether the frame of `entry` is one of those wanted.
     fn may_go(&self, entry: Entry, pick: Pick) -> bool {
         let Some(record) = self.source().table().get(entry.frame()) else { return false };
-        let State::Owned { node, .. } = record.state() else { return false };
+        let FrameState::Owned { node, .. } = record.state() else { return false };
         let alone = pick.of_others == OfOthers::Goes || record.counts().load().mappings == 1;
         pick.nodes.contains(node) && alone
     }

@@ -13,7 +13,7 @@ use freehold_machine::VirtAddr;
 use freehold_paging::{Entry, Memory, PageSize};
 
 use crate::events::Event;
-use crate::resident::{Kind, Resident};
+use crate::resident::{LeafKind, Resident};
 
 impl<S: Memory> Resident<S> {
     /// Give up the pages of `range`, which cuts no large page.
@@ -27,7 +27,7 @@ impl<S: Memory> Resident<S> {
                 gone += 1;
                 return;
             }
-            if self.kind_of(entry) != Kind::Anon || !self.is_exclusive(entry) {
+            if self.kind_of(entry) != LeafKind::Anon || !self.is_exclusive(entry) {
                 return;
             }
             let undo = |entry: Entry, _| entry.marked_dirty();

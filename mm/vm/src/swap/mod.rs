@@ -116,7 +116,7 @@ pub struct SwapUsage {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum AreaState {
     /// It takes pages.
     On,
     /// It is being emptied.
@@ -127,7 +127,7 @@ struct Area {
     store: Arc<dyn SwapStore>,
     slots: Slots,
     priority: i32,
-    state: State,
+    state: AreaState,
 }
 
 /// The swap areas of a system. See the module's head.
@@ -197,7 +197,7 @@ impl<S: Memory> Swap<S> {
         }
         let mut areas = self.areas.lock();
         let number = areas.iter().position(Option::is_none).ok_or(VmError::Permission)?;
-        areas[number] = Some(Area { store, slots, priority, state: State::On });
+        areas[number] = Some(Area { store, slots, priority, state: AreaState::On });
         self.count.fetch_add(1, Ordering::Release);
         Ok(SwapArea(number as u8))
     }
@@ -221,7 +221,7 @@ impl<S: Memory> Swap<S> {
         let mut usage = SwapUsage::default();
         for area in self.areas.lock().iter().flatten() {
             usage.slots += area.slots.usable();
-            usage.free += if area.state == State::On { area.slots.free() } else { 0 };
+            usage.free += if area.state == AreaState::On { area.slots.free() } else { 0 };
             usage.cached += area.slots.cached();
         }
         usage
@@ -269,7 +269,7 @@ impl<S: Memory> Swap<S> {
             // Without entries, the slot waits for the device to be done with bytes that are others by now. A dirty page is to have another slot, as soon
             // as the others have taken it back.
             let is_open = word.entries() > 0 && !word.is_dirty();
-            let open = |area: &&mut Area| area.state == State::On && is_open;
+            let open = |area: &&mut Area| area.state == AreaState::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
             entered?.ok()?;
             let unmapped = self.mappings(number) == 0;
@@ -494,7 +494,7 @@ fn next_cached(areas: &[Option<Area>; AREAS], hand: SwapPlace) -> Option<SwapPla
 
 /// A slot of the best area that has one.
 fn take_best(areas: &mut [Option<Area>; AREAS], frame: Option<Pfn>) -> Option<SwapPlace> {
-    let roomy = |area: &Area| area.state == State::On && area.slots.free() > 0;
+    let roomy = |area: &Area| area.state == AreaState::On && area.slots.free() > 0;
     let best = (0..AREAS as u8)
         .filter_map(|number| Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?)))
         .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));

@@ -89,7 +89,7 @@ fn private_file_memory_shows_the_file_until_it_is_written() {
     let world = World::new();
     let file = world.file(&[b'a'; 2 * 4096]);
     let p = world.process(0);
-    let a = p.map(Place::Anywhere, 2, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let a = p.map(AreaPlace::Anywhere, 2, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     assert_eq!(p.load(a), Ok(b'a'));
     p.store(a, b'x').unwrap();
     p.store(a + PAGE, b'y').unwrap();
@@ -108,7 +108,7 @@ fn a_child_has_the_copies_of_file_pages_that_were_made_in_a_part_of_what_is_now_
     let world = World::new();
     let file = world.file(&[b'a'; 3 * 4096]);
     let p = world.process(0);
-    let a = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let a = p.map(AreaPlace::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.protect(a, 2, Protection::READ).unwrap();
     p.store(a + 2 * PAGE, b'x').unwrap();
     p.protect(a + 2 * PAGE, 1, Protection::READ).unwrap();
@@ -125,8 +125,9 @@ fn shared_memory_is_the_same_for_parent_child_and_file() {
     let world = World::new();
     let file = world.file(&[0; 4096]);
     let p = world.process(0);
-    let f = p.map(Place::Anywhere, 1, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
-    let s = p.map(Place::Anywhere, 2, RW, Backing::SharedAnonymous).unwrap();
+    let f =
+        p.map(AreaPlace::Anywhere, 1, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let s = p.map(AreaPlace::Anywhere, 2, RW, Backing::SharedAnonymous).unwrap();
     p.store(s, 1).unwrap();
     let child = p.fork(1);
     child.store(s + PAGE, 2).unwrap();
@@ -145,8 +146,8 @@ fn past_the_end_of_a_file_is_a_bus_error_and_truncation_takes_pages_away() {
     let file = world.file(&[7; 3 * 4096]);
     let p = world.process(0);
     let shared =
-        p.map(Place::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
-    let private = p.map(Place::Anywhere, 4, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+        p.map(AreaPlace::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let private = p.map(AreaPlace::Anywhere, 4, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     assert_eq!(p.load(shared + 3 * PAGE), Err(FaultError::Bus));
     for at in [shared, private] {
         p.store(at + 2 * PAGE, 8).unwrap();
@@ -170,7 +171,7 @@ fn a_file_of_many_pages_that_is_cut_takes_every_private_copy_with_it() {
     let world = World::new();
     let file = world.file(&[7; 100 * 4096]);
     let p = world.process(0);
-    let at = p.map(Place::Anywhere, 100, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 100, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     [3, 50, 99].iter().for_each(|n| p.store(at + n * PAGE, 8).unwrap());
     file.cache().truncate(2 * PAGE).unwrap();
     assert_eq!([3, 50, 99].map(|n| p.load(at + n * PAGE)), [Err(FaultError::Bus); 3]);
@@ -185,7 +186,7 @@ fn the_stack_grows_within_its_limit_and_keeps_its_gap() {
     p.limits.stack = 16 * PAGE;
     let top = 0x7ff0_0000_0000;
     let request = MapRequest {
-        place: Place::Fixed(VirtAddr(top)),
+        place: AreaPlace::Fixed(VirtAddr(top)),
         len: PAGE,
         protection: RW,
         backing: Backing::Anonymous,
@@ -195,7 +196,7 @@ fn the_stack_grows_within_its_limit_and_keeps_its_gap() {
     p.store(top - 3 * PAGE + 8, 1).unwrap();
     assert_eq!(p.usage().stack_pages, 4);
     assert_eq!(p.store(top - 16 * PAGE, 1), Err(MAPERR));
-    let below = p.map(Place::Fixed(VirtAddr(top - 8 * PAGE)), 1, RW, Backing::Anonymous).unwrap();
+    let below = p.map(AreaPlace::Fixed(VirtAddr(top - 8 * PAGE)), 1, RW, Backing::Anonymous).unwrap();
     assert_eq!(p.store(top - 5 * PAGE, 1), Err(MAPERR), "the gap");
     p.unmap(below, 1).unwrap();
     p.store(top - 5 * PAGE, 1).unwrap();
@@ -215,7 +216,7 @@ fn the_break_moves_within_its_limit_and_not_into_others() {
     p.store(base + 9_999, 1).unwrap();
     assert_eq!(brk(base + 20_000), base + 20_000);
     assert_eq!(p.usage().areas, 1);
-    let other = p.map(Place::Fixed(VirtAddr(0x41_0000)), 1, RW, Backing::Anonymous).unwrap();
+    let other = p.map(AreaPlace::Fixed(VirtAddr(0x41_0000)), 1, RW, Backing::Anonymous).unwrap();
     assert_eq!(brk(other + 1), base + 20_000);
     assert_eq!(brk(base), base);
     assert_eq!(p.load(0x40_1000), Err(MAPERR));
@@ -228,7 +229,7 @@ fn a_file_that_is_cut_while_a_child_is_being_made_is_cut_for_the_child_too() {
     let world = World::new();
     let file = world.file(&[7; 3 * 4096]);
     let p = world.process(0);
-    let at = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     (0..3).for_each(|n| p.store(at + n * PAGE, 8).unwrap());
     let unfinished = p.run(|| p.space().fork().unwrap());
     file.cache().truncate(PAGE).unwrap();

@@ -85,7 +85,7 @@ fn what_a_page_of_as_many_leaves_as_can_be_counted_lacks_is_not_memory() {
     let world = World::new();
     let file = world.file(&[7; 4096]);
     let p = world.process(0);
-    let map = |backing| p.map(Place::Anywhere, 1, RW, backing).unwrap();
+    let map = |backing| p.map(AreaPlace::Anywhere, 1, RW, backing).unwrap();
     let first = map(Backing::PrivateFile(view(&file, 0)));
     assert_eq!(p.load(first), Ok(7));
     let counts = world.frames.table().get(p.frame(first)).unwrap().counts();
@@ -305,7 +305,7 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
     let at =
-        p.map(Place::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+        p.map(AreaPlace::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     assert_eq!((p.load(at + PAGE), p.load(at + 2 * PAGE)), (Err(FaultError::Bus), Ok(2)));
     assert_eq!(p.usage().major_faults, 1);
     *disk.broken.lock().unwrap() = Some(2);
@@ -373,7 +373,7 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
     let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
     let at =
-        p.map(Place::Anywhere, 2, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+        p.map(AreaPlace::Anywhere, 2, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     p.load(at).unwrap();
     assert_eq!(cache.dirty_pages(), 0, "a read makes nothing dirty");
     for value in [3, 4] {
@@ -405,7 +405,7 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
     let at =
-        p.map(Place::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+        p.map(AreaPlace::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     for page in 0..3 {
         p.store(at + page * PAGE, 50 + page as u8).unwrap();
     }
@@ -435,9 +435,9 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
         .iter()
         .map(|p| {
             let a = p
-                .map(Place::Anywhere, 16, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed))
+                .map(AreaPlace::Anywhere, 16, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed))
                 .unwrap();
-            let b = p.map(Place::Anywhere, 16, RW, Backing::PrivateFile(view(&memory, 0))).unwrap();
+            let b = p.map(AreaPlace::Anywhere, 16, RW, Backing::PrivateFile(view(&memory, 0))).unwrap();
             (a, b)
         })
         .collect();
@@ -477,7 +477,7 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
 fn with_a_page_of_sevens(world: &World) -> (File, Process, u64) {
     let file = world.file(&[7; 4096]);
     let p = world.process(0);
-    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     assert_eq!(p.load(at), Ok(7));
     (file, p, at)
 }
@@ -543,8 +543,9 @@ fn stores_through_mappings_are_denied_only_where_no_mapping_may_store() {
     let world = World::new();
     let p = world.process(0);
     let file = world.file(&[1; 3 * PAGE as usize]);
-    let map =
-        |protection, write| p.map(Place::Anywhere, 3, protection, Backing::SharedFile(view(&file, 0), write));
+    let map = |protection, write| {
+        p.map(AreaPlace::Anywhere, 3, protection, Backing::SharedFile(view(&file, 0), write))
+    };
     let at = map(Protection::READ, SharedWrite::Allowed).unwrap();
     assert_eq!(file.cache().deny_writers(), Err(VmError::Busy), "it may become writable");
     // Two pieces of one area count as two, and a child's count too.
@@ -554,7 +555,7 @@ fn stores_through_mappings_are_denied_only_where_no_mapping_may_store() {
     assert_eq!(file.cache().deny_writers(), Err(VmError::Busy), "a child has it");
     drop(child);
     let other = map(Protection::READ, SharedWrite::Denied).unwrap();
-    p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.map(AreaPlace::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     assert_eq!(file.cache().deny_writers(), Ok(()));
     assert_eq!(map(RW, SharedWrite::Allowed), Err(VmError::Permission));
     assert_eq!(map(Protection::READ, SharedWrite::Denied).map(|_| ()), Ok(()));

@@ -19,18 +19,18 @@ fn places_are_kept_hints_are_hints_and_holes_are_found_from_the_top() {
     assert_eq!(second + 3 * PAGE, first, "top-down");
     assert_eq!(p.usage().areas, 1, "neighbours are one");
     let fixed = |place| p.map(place, 1, RW, Backing::Anonymous);
-    assert_eq!(fixed(Place::FixedNoReplace(VirtAddr(first))), Err(VmError::Exists));
-    assert_eq!(fixed(Place::Hint(VirtAddr(0x1234_5678))), Ok(0x1234_5000));
-    assert_eq!(fixed(Place::Hint(VirtAddr(first))), Ok(second - PAGE), "a taken hint is ignored");
+    assert_eq!(fixed(AreaPlace::FixedNoReplace(VirtAddr(first))), Err(VmError::Exists));
+    assert_eq!(fixed(AreaPlace::Hint(VirtAddr(0x1234_5678))), Ok(0x1234_5000));
+    assert_eq!(fixed(AreaPlace::Hint(VirtAddr(first))), Ok(second - PAGE), "a taken hint is ignored");
     assert_eq!(
-        fixed(Place::Hint(VirtAddr(0x1000))),
+        fixed(AreaPlace::Hint(VirtAddr(0x1000))),
         Ok(second - 2 * PAGE),
         "as is one below the lowest address"
     );
-    assert_eq!(fixed(Place::Fixed(VirtAddr(0x1000))), Err(VmError::Permission));
-    assert_eq!(fixed(Place::Fixed(VirtAddr(first + 1))), Err(VmError::Invalid));
-    assert_eq!(fixed(Place::Fixed(layout().end)), Err(VmError::NoMemory));
-    assert_eq!(p.map(Place::Anywhere, 1 << 36, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    assert_eq!(fixed(AreaPlace::Fixed(VirtAddr(0x1000))), Err(VmError::Permission));
+    assert_eq!(fixed(AreaPlace::Fixed(VirtAddr(first + 1))), Err(VmError::Invalid));
+    assert_eq!(fixed(AreaPlace::Fixed(layout().end)), Err(VmError::NoMemory));
+    assert_eq!(p.map(AreaPlace::Anywhere, 1 << 36, RW, Backing::Anonymous), Err(VmError::NoMemory));
     p.unmap(second, 3).unwrap();
     assert_eq!(p.anonymous(2), second + PAGE, "the highest hole");
     assert_eq!(p.unmap(first + 1, 1), Err(VmError::Invalid));
@@ -45,7 +45,8 @@ fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
     let world = World::new();
     let p = world.process(0);
     let base = layout().mmap_base.0;
-    p.map(Place::Fixed(layout().lowest), (base - layout().lowest.0) / PAGE, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(layout().lowest), (base - layout().lowest.0) / PAGE, RW, Backing::Anonymous)
+        .unwrap();
     assert_eq!(p.anonymous(4), base);
     assert_eq!(p.anonymous(4), base + 4 * PAGE);
     drop(p);
@@ -58,18 +59,18 @@ fn limits_are_kept_to_the_page() {
     let mut p = world.process(0);
     p.limits.address_space = 10 * PAGE;
     let at = p.anonymous(8);
-    assert_eq!(p.map(Place::Anywhere, 3, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    assert_eq!(p.map(AreaPlace::Anywhere, 3, RW, Backing::Anonymous), Err(VmError::NoMemory));
     assert_eq!(
-        p.map(Place::Fixed(VirtAddr(at)), 10, RW, Backing::Anonymous),
+        p.map(AreaPlace::Fixed(VirtAddr(at)), 10, RW, Backing::Anonymous),
         Ok(at),
         "what is replaced counts once"
     );
     p.unmap(at, 10).unwrap();
     p.limits = Limits { data: 4 * PAGE, ..Limits::NONE };
     let at = p.anonymous(4);
-    assert_eq!(p.map(Place::Anywhere, 1, RW, Backing::Anonymous), Err(VmError::NoMemory));
-    p.map(Place::Anywhere, 9, Protection::READ, Backing::Anonymous).unwrap();
-    p.map(Place::Anywhere, 9, RW, Backing::SharedAnonymous).unwrap();
+    assert_eq!(p.map(AreaPlace::Anywhere, 1, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    p.map(AreaPlace::Anywhere, 9, Protection::READ, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Anywhere, 9, RW, Backing::SharedAnonymous).unwrap();
     p.limits = Limits { memlock: 2 * PAGE, ..Limits::NONE };
     let lock = |at: u64, pages: u64| p.lock(at, pages, &p.limits);
     assert_eq!(lock(at, 3), Err(VmError::NoMemory));
@@ -78,7 +79,7 @@ fn limits_are_kept_to_the_page() {
     assert_eq!(lock(at + PAGE, 2), Err(VmError::NoMemory));
     assert_eq!((p.usage().locked_pages, p.usage().rss_anon), (2, 2));
     let request = MapRequest {
-        place: Place::Anywhere,
+        place: AreaPlace::Anywhere,
         len: PAGE,
         protection: RW,
         backing: Backing::Anonymous,
@@ -100,7 +101,7 @@ fn what_can_never_be_there_is_refused_to_who_asks_for_it_in_whatever_way() {
     let world = World::new();
     let mut p = world.process(0);
     world.commons.set_commit_limit(100 * PAGE);
-    let map = |pages, protection, backing| p.map(Place::Anywhere, pages, protection, backing);
+    let map = |pages, protection, backing| p.map(AreaPlace::Anywhere, pages, protection, backing);
     assert_eq!(map(101, RW, Backing::Anonymous), Err(VmError::NoMemory));
     assert_eq!(map(101, Protection::NONE, Backing::SharedAnonymous), Err(VmError::NoMemory));
     let large = map(101, Protection::READ, Backing::Anonymous).unwrap();
@@ -123,7 +124,7 @@ fn what_can_never_be_there_is_refused_to_who_asks_for_it_in_whatever_way() {
     p.space().set_brk_base(break_at);
     assert_eq!(p.space().brk(VirtAddr(break_at.0 + 101 * PAGE), &p.limits), break_at);
     p.limits = Limits { data: (p.usage().data_pages + 2) * PAGE, ..Limits::NONE };
-    let plain = p.map(Place::Anywhere, 3, Protection::READ, Backing::Anonymous).unwrap();
+    let plain = p.map(AreaPlace::Anywhere, 3, Protection::READ, Backing::Anonymous).unwrap();
     assert_eq!(p.protect(plain, 3, RW), Err(VmError::NoMemory), "RLIMIT_DATA is of what becomes data, too");
     p.protect(plain, 2, RW).unwrap();
     drop(p);
@@ -181,16 +182,22 @@ fn a_file_opened_for_reading_never_becomes_writable_through_shared_memory() {
     let file = world.file(&[1]);
     let p = world.process(0);
     let backing = || Backing::SharedFile(view(&file, 0), SharedWrite::Denied);
-    assert_eq!(p.map(Place::Anywhere, 1, RW, backing()), Err(VmError::Access));
-    let at = p.map(Place::Anywhere, 1, Protection::READ, backing()).unwrap();
+    assert_eq!(p.map(AreaPlace::Anywhere, 1, RW, backing()), Err(VmError::Access));
+    let at = p.map(AreaPlace::Anywhere, 1, Protection::READ, backing()).unwrap();
     assert_eq!(p.protect(at, 1, RW), Err(VmError::Access));
-    let at = p.map(Place::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.protect(at, 1, RW).unwrap();
     p.store(at, 5).unwrap();
     assert_eq!(read(file.cache(), 0, 1), [1]);
-    assert_eq!(p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 100))), Err(VmError::Invalid));
+    assert_eq!(
+        p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 100))),
+        Err(VmError::Invalid)
+    );
     let far = i64::MAX as u64 & !(PAGE - 1);
-    assert_eq!(p.map(Place::Anywhere, 2, RW, Backing::PrivateFile(view(&file, far))), Err(VmError::Overflow));
+    assert_eq!(
+        p.map(AreaPlace::Anywhere, 2, RW, Backing::PrivateFile(view(&file, far))),
+        Err(VmError::Overflow)
+    );
     drop((p, file));
     world.end();
 }
@@ -200,7 +207,7 @@ fn a_space_that_holds_much_ends_in_steps_of_a_bounded_size() {
     const BLOCK: u64 = 512 * PAGE;
     let world = World::new();
     let p = world.process(0);
-    let at = p.map(Place::Fixed(VirtAddr(0x1000_3000)), 70 * 512, RW, Backing::Anonymous).unwrap();
+    let at = p.map(AreaPlace::Fixed(VirtAddr(0x1000_3000)), 70 * 512, RW, Backing::Anonymous).unwrap();
     for n in 0..70 {
         p.store(at + n * BLOCK, 1).unwrap();
         p.store(at + n * BLOCK + 7 * PAGE, 1).unwrap();
@@ -227,7 +234,7 @@ fn a_move_that_is_interrupted_has_moved_what_it_reached_and_left_the_rest() {
         (0x80_0000_0000, RemapSource::Keep),
     ] {
         let p = world.process(0);
-        let at = p.map(Place::Fixed(VirtAddr(0x1000_0000)), 4 * 512, RW, Backing::Anonymous).unwrap();
+        let at = p.map(AreaPlace::Fixed(VirtAddr(0x1000_0000)), 4 * 512, RW, Backing::Anonymous).unwrap();
         (0..4).for_each(|n| p.store(at + n * BLOCK + 5 * PAGE, n as u8 + 1).unwrap());
         let frames: Vec<_> = (0..4).map(|n| p.frame(at + n * BLOCK + 5 * PAGE)).collect();
         let place = RemapPlace::Fixed(VirtAddr(to));
@@ -279,7 +286,7 @@ fn mremap_moves_frames_without_copying_and_grows_in_place_where_it_can() {
     assert_eq!(moved, Ok(to));
     assert_eq!((p.frame(to + PAGE), p.load(to + PAGE), p.load(a + PAGE)), (frame, Ok(7), Err(MAPERR)));
     assert_eq!(remap(to, 6, 9, RemapPlace::InPlace, RemapSource::Unmap), Ok(to));
-    p.map(Place::Fixed(VirtAddr(to + 9 * PAGE)), 1, RW, Backing::SharedAnonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(to + 9 * PAGE)), 1, RW, Backing::SharedAnonymous).unwrap();
     assert_eq!(remap(to, 9, 10, RemapPlace::InPlace, RemapSource::Unmap), Err(VmError::NoMemory));
     let away = remap(to, 9, 10, RemapPlace::MayMove, RemapSource::Unmap).unwrap();
     assert_eq!((p.frame(away + PAGE), p.load(away + 9 * PAGE)), (frame, Ok(0)));
@@ -297,7 +304,7 @@ fn mremap_moves_frames_without_copying_and_grows_in_place_where_it_can() {
         remap(kept, 2, 2, RemapPlace::Fixed(VirtAddr(kept + PAGE)), RemapSource::Unmap),
         Err(VmError::Invalid)
     );
-    let shared = p.map(Place::Anywhere, 2, RW, Backing::SharedAnonymous).unwrap();
+    let shared = p.map(AreaPlace::Anywhere, 2, RW, Backing::SharedAnonymous).unwrap();
     p.store(shared, 3).unwrap();
     let twin = remap(shared, 0, 2, RemapPlace::MayMove, RemapSource::Unmap).unwrap();
     assert_eq!((p.load(twin), p.load(shared)), (Ok(3), Ok(3)), "a length of 0 maps shared memory again");
@@ -334,7 +341,7 @@ fn advice_does_what_it_says_and_unknown_advice_is_refused() {
     let file = world.file(&[5; 4096]);
     let p = world.process(0);
     let a = p.anonymous(4);
-    let f = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let f = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.advise(a, 2, Advice::PopulateWrite).unwrap();
     assert_eq!(p.usage().rss_anon, 2);
     p.store(f, 6).unwrap();
@@ -367,7 +374,8 @@ fn mincore_tells_present_from_absent_and_holes_are_errors() {
     let file = world.file(&[5; 4096]);
     let p = world.process(0);
     let a = p.anonymous(3);
-    let f = p.map(Place::Fixed(VirtAddr(a + 3 * PAGE)), 2, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let f =
+        p.map(AreaPlace::Fixed(VirtAddr(a + 3 * PAGE)), 2, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.store(a + PAGE, 1).unwrap();
     let mut seen = [false; 5];
     assert_eq!(p.space().residency(VirtAddr(a), &mut seen), Ok(3), "as far as one area goes");
@@ -386,11 +394,11 @@ fn msync_names_each_shared_file_and_tells_of_holes_after_them() {
     let a = p.anonymous(10);
     let map = |at: u64, pages: u64, file: &File| {
         let backing = Backing::SharedFile(view(file, 0), SharedWrite::Allowed);
-        p.map(Place::Fixed(VirtAddr(a + at * PAGE)), pages, RW, backing).unwrap();
+        p.map(AreaPlace::Fixed(VirtAddr(a + at * PAGE)), pages, RW, backing).unwrap();
     };
     map(2, 2, &first);
     map(5, 1, &second);
-    p.map(Place::Fixed(VirtAddr(a + 7 * PAGE)), 1, RW, Backing::PrivateFile(view(&first, 0))).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(a + 7 * PAGE)), 1, RW, Backing::PrivateFile(view(&first, 0))).unwrap();
     let named = |pages: core::ops::Range<u64>, mode, others| {
         let (start, len) = (VirtAddr(a + pages.start * PAGE), (pages.end - pages.start) * PAGE);
         let mut call = SyncCall::new(start, len, mode, others).unwrap();
@@ -428,7 +436,7 @@ fn neighbours_of_a_file_page_are_mapped_in_passing_unless_advised_against() {
     let world = World::new();
     let file = world.file(&[5; 40 * 4096]);
     let p = world.process(0);
-    let place = Place::Fixed(VirtAddr(0x4000_0000));
+    let place = AreaPlace::Fixed(VirtAddr(0x4000_0000));
     let f = p.map(place, 40, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.load(f + 17 * PAGE).unwrap();
     assert_eq!(p.usage().rss_file, 16);
@@ -473,7 +481,7 @@ fn tables_of_what_was_unmapped_are_given_back() {
     let world = World::new();
     let p = world.process(0);
     let empty = p.usage().page_table_bytes;
-    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000 - PAGE)), 2, RW, Backing::Anonymous).unwrap();
+    let a = p.map(AreaPlace::Fixed(VirtAddr(0x4000_0000 - PAGE)), 2, RW, Backing::Anonymous).unwrap();
     p.store(a, 1).unwrap();
     p.store(a + PAGE, 1).unwrap();
     assert_eq!(

@@ -22,7 +22,7 @@ fn world() -> World {
 /// A process with `blocks` blocks of which page n of each has the byte n + 1, for `n < pages`; in small pages.
 fn with_pages(world: &World, blocks: u64, pages: u64) -> Process {
     let p = world.process(0);
-    p.map(Place::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
     for block in 0..blocks {
         (0..pages).for_each(|n| p.store(AT + block * BLOCK + n * PAGE, n as u8 + 1).unwrap());
     }
@@ -229,7 +229,7 @@ fn without_a_free_pageblock_the_small_pages_stay_and_who_wanted_one_is_known() {
     let blocks = world.frames.free_blocks() as u64;
     let hog = world.process(1);
     let at = AT + 64 * BLOCK;
-    hog.map(Place::Fixed(VirtAddr(at)), (blocks + 1) * 512, RW, Backing::Anonymous).unwrap();
+    hog.map(AreaPlace::Fixed(VirtAddr(at)), (blocks + 1) * 512, RW, Backing::Anonymous).unwrap();
     (0..blocks).for_each(|n| hog.store(at + n * BLOCK, 1).unwrap());
     assert_eq!(world.commons.take_block_wish(), BlockWish::None);
     hog.store(at + blocks * BLOCK, 1).unwrap();

@@ -49,8 +49,8 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     let file: File = Arc::new(TestFile(cache.clone()));
     let (p, q) = (world.process(0), world.process(1));
     let backing = || Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
-    let at = p.map(Place::Anywhere, 8, RW, backing()).unwrap();
-    let also = q.map(Place::Anywhere, 8, RW, backing()).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, backing()).unwrap();
+    let also = q.map(AreaPlace::Anywhere, 8, RW, backing()).unwrap();
     p.store(at + PAGE, 41).unwrap();
     p.load(at + 2 * PAGE).unwrap();
     q.load(also + 3 * PAGE).unwrap();

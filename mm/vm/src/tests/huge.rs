@@ -20,7 +20,7 @@ fn world() -> World {
 /// A process with `blocks` large pages from `AT` on, of which every piece 0, 3 and 7 holds its number plus 1.
 fn with_blocks(world: &World, blocks: u64) -> Process {
     let p = world.process(0);
-    p.map(Place::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
     for block in 0..blocks {
         [0, 3, 7].iter().for_each(|n| p.store(AT + block * BLOCK + n * PAGE, *n as u8 + 1).unwrap());
     }
@@ -44,9 +44,10 @@ fn a_first_store_maps_two_mebibytes_where_they_are_wanted_and_fit() {
     assert_eq!(world.frames.owned(Owner::Anon), 1024);
     assert_eq!(p.load(AT + 511 * PAGE), Ok(0));
     // Not where the area is too small for it, where it was advised against, or without the setting.
-    let small = p.map(Place::Fixed(VirtAddr(AT + 4 * BLOCK + PAGE)), 512, RW, Backing::Anonymous).unwrap();
+    let small =
+        p.map(AreaPlace::Fixed(VirtAddr(AT + 4 * BLOCK + PAGE)), 512, RW, Backing::Anonymous).unwrap();
     p.store(small, 1).unwrap();
-    let advised = p.map(Place::Fixed(VirtAddr(AT + 8 * BLOCK)), 1024, RW, Backing::Anonymous).unwrap();
+    let advised = p.map(AreaPlace::Fixed(VirtAddr(AT + 8 * BLOCK)), 1024, RW, Backing::Anonymous).unwrap();
     p.advise(advised, 512, Advice::NoHugePage).unwrap();
     p.store(advised, 1).unwrap();
     world.commons.set_huge_mode(HugeMode::Advised);
@@ -68,7 +69,7 @@ fn without_a_free_pageblock_a_fault_is_served_with_one_page() {
     let world = world();
     let p = world.process(0);
     let blocks = world.frames.free_blocks() as u64;
-    p.map(Place::Fixed(VirtAddr(AT)), (blocks + 1) * 512, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), (blocks + 1) * 512, RW, Backing::Anonymous).unwrap();
     (0..=blocks).for_each(|n| p.store(AT + n * BLOCK, 1).unwrap());
     assert_eq!((count(&world, Event::HugeFaultAlloc), count(&world, Event::HugeFaultFallback)), (blocks, 1));
     assert_eq!(p.usage().rss_anon, blocks * 512 + 1);
@@ -204,7 +205,7 @@ fn collapse_makes_one_page_of_small_ones_in_place_where_it_can_and_never_moves_a
     let world = world();
     world.commons.set_huge_mode(HugeMode::Never);
     let p = world.process(0);
-    p.map(Place::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Invalid), "nothing there");
     [0, 3, 511].iter().for_each(|n| p.store(AT + n * PAGE, 9).unwrap());
     let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
@@ -233,7 +234,7 @@ fn collapse_makes_one_page_of_small_ones_in_place_where_it_can_and_never_moves_a
 fn reads_of_untouched_memory_share_one_block_of_zeroes() {
     let world = world();
     let p = world.process(0);
-    p.map(Place::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
     assert_eq!((p.load(AT), p.load(AT + BLOCK), p.usage().rss()), (Ok(0), Ok(0), 0));
     assert_eq!(count(&world, Event::HugeZeroAlloc), 1);
     let pin = p.run(|| p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 5 * PAGE), Rule::Asked)).unwrap();
@@ -295,7 +296,9 @@ fn forks_and_stores_on_all_cpus_keep_every_piece_to_its_process() {
                     }
                     if round == 20 {
                         child.unmap(AT + BLOCK + 256 * PAGE, 128).unwrap();
-                        child.map(Place::Fixed(VirtAddr(AT + BLOCK)), 512, RW, Backing::Anonymous).unwrap();
+                        child
+                            .map(AreaPlace::Fixed(VirtAddr(AT + BLOCK)), 512, RW, Backing::Anonymous)
+                            .unwrap();
                     }
                 }
                 child.model.assert_may_sleep();

@@ -15,7 +15,7 @@ use crate::*;
 const ALL: core::ops::Range<VirtAddr> = VirtAddr(0)..USER_END;
 
 /// Move all that `p` maps; what became of the pages, by address.
-fn move_all(p: &Process, migration: &mut Migration<ModelFrames>) -> Vec<(u64, Outcome<ModelFrames>)> {
+fn move_all(p: &Process, migration: &mut Migration<ModelFrames>) -> Vec<(u64, MigrateOutcome<ModelFrames>)> {
     let mut told = Vec::new();
     let wish = |_, _| Some(NodePolicy::Local);
     p.run(|| p.space().migrate(ALL, migration, wish, |addr, outcome| told.push((addr.0, outcome))));
@@ -31,10 +31,10 @@ fn what_two_spaces_share_is_one_frame_again_after_both_were_visited() {
     let child = parent.fork(1);
     let old = parent.frame(at);
     let mut migration = Migration::new(SharedPages::Stay);
-    assert!(matches!(move_all(&parent, &mut migration)[..], [(_, Outcome::Shared)]));
+    assert!(matches!(move_all(&parent, &mut migration)[..], [(_, MigrateOutcome::Shared)]));
     assert!(!migration.has_forwards());
     let mut migration = Migration::new(SharedPages::Move);
-    assert!(matches!(move_all(&parent, &mut migration)[..], [(_, Outcome::Moved)]));
+    assert!(matches!(move_all(&parent, &mut migration)[..], [(_, MigrateOutcome::Moved)]));
     let new = parent.frame(at);
     assert!(new != old && child.frame(at) == old && migration.has_forwards());
     child.run(|| child.space().migrate(ALL, &mut migration, |_, _| None, |_, _| {}));
@@ -77,14 +77,16 @@ fn a_pinned_page_stays_and_its_neighbours_move() {
     let pin = p.run(|| p.space().pin::<LongTerm, ReadOnly>(VirtAddr(at + PAGE), Rule::Asked)).unwrap();
     let told = move_all(&p, &mut Migration::new(SharedPages::Move));
     let busy: Vec<u64> =
-        told.iter().filter(|(_, what)| matches!(what, Outcome::Busy)).map(|(addr, _)| *addr).collect();
+        told.iter().filter(|(_, what)| matches!(what, MigrateOutcome::Busy)).map(|(addr, _)| *addr).collect();
     assert_eq!((busy, told.len()), ([at + PAGE].to_vec(), 3));
     let after = [0, 1, 2].map(|page| p.frame(at + page * PAGE));
     assert_eq!([0, 1, 2].map(|page| before[page] == after[page]), [false, true, false]);
     assert_eq!([0, 1, 2].map(|page| p.load(at + page * PAGE)), [Ok(1), Ok(2), Ok(3)]);
     drop(pin);
     assert!(
-        move_all(&p, &mut Migration::new(SharedPages::Stay)).iter().all(|(_, o)| matches!(o, Outcome::Moved))
+        move_all(&p, &mut Migration::new(SharedPages::Stay))
+            .iter()
+            .all(|(_, o)| matches!(o, MigrateOutcome::Moved))
     );
     assert_eq!(world.commons.count_of(Event::MigrateSuccess), 5);
     assert_eq!(world.commons.count_of(Event::MigrateFail), 1);
@@ -99,11 +101,11 @@ fn a_page_of_2_mib_moves_as_one_or_in_pieces() {
     let world = World::with(Config { cpus: 3, nodes: 1, frames: 6 * 512, seed: 3 });
     world.commons.set_huge_mode(HugeMode::Always);
     let p = world.process(0);
-    p.map(Place::Fixed(VirtAddr(AT)), 512, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(AT)), 512, RW, Backing::Anonymous).unwrap();
     (0..512).for_each(|page| p.store(AT + page * PAGE, page as u8).unwrap());
     let bytes_are_right = || (0..512).all(|page| p.load(AT + page * PAGE) == Ok(page as u8));
     let (old, mut migration) = (p.frame(AT), Migration::new(SharedPages::Stay));
-    assert!(matches!(move_all(&p, &mut migration)[..], [(AT, Outcome::Moved)]));
+    assert!(matches!(move_all(&p, &mut migration)[..], [(AT, MigrateOutcome::Moved)]));
     assert_ne!(p.frame(AT), old);
     assert_eq!(world.commons.huge_pages(), 512);
     assert!(bytes_are_right());
@@ -111,7 +113,7 @@ fn a_page_of_2_mib_moves_as_one_or_in_pieces() {
     let rest = p.anonymous(512);
     (0..2).for_each(|_| {
         while world.frames.free_blocks() > 0 {
-            let more = p.map(Place::Anywhere, 1, RW, Backing::SharedAnonymous).unwrap();
+            let more = p.map(AreaPlace::Anywhere, 1, RW, Backing::SharedAnonymous).unwrap();
             p.store(more, 1).unwrap();
         }
     });
@@ -122,7 +124,7 @@ fn a_page_of_2_mib_moves_as_one_or_in_pieces() {
         p.space().migrate(range, &mut migration, wish, |_, outcome| told.push(outcome));
         told
     });
-    assert!(told.len() == 512 && told.iter().any(|outcome| matches!(outcome, Outcome::Moved)));
+    assert!(told.len() == 512 && told.iter().any(|outcome| matches!(outcome, MigrateOutcome::Moved)));
     assert_eq!((world.commons.huge_pages(), world.commons.count_of(Event::HugeMigrateSplit)), (0, 1));
     assert!(bytes_are_right());
     p.unmap(rest, 512).unwrap();
@@ -137,7 +139,7 @@ fn a_page_that_the_kernel_holds_stays_in_its_frame_and_is_the_programs_page() {
     world.commons.list(file.cache());
     let p = world.process(0);
     let at =
-        p.map(Place::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+        p.map(AreaPlace::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     p.store(at + PAGE, 9).unwrap();
     let frame = p.frame(at + PAGE);
     let one = freehold_machine::PfnRange::new(frame, frame.offset(1));
@@ -165,7 +167,7 @@ fn a_files_page_is_found_by_its_frame_and_keeps_its_bytes_and_marks() {
     world.commons.list(file.cache());
     let p = world.process(0);
     let at =
-        p.map(Place::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+        p.map(AreaPlace::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     p.store(at + PAGE, 9).unwrap();
     let frame = p.frame(at + PAGE);
     let one = freehold_machine::PfnRange::new(frame, frame.offset(1));

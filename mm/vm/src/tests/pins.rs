@@ -15,7 +15,7 @@ fn pins_of_the_zero_page_and_of_private_files_see_what_the_process_writes_later(
     let file = world.file(&[4; 4096]);
     let p = world.process(0);
     let zero = p.anonymous(1);
-    let private = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let private = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     for (at, first) in [(zero, 0), (private, 4)] {
         assert_eq!(p.load(at), Ok(first));
         let pin = p.run(|| p.space().pin::<LongTerm, ReadOnly>(VirtAddr(at), Rule::Asked)).unwrap();
@@ -63,10 +63,11 @@ fn forced_pins_read_anything_and_write_only_what_is_private() {
     let world = World::new();
     let file = world.file(&[1; 4096]);
     let p = world.process(0);
-    let none = p.map(Place::Anywhere, 1, Protection::NONE, Backing::Anonymous).unwrap();
-    let private = p.map(Place::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let none = p.map(AreaPlace::Anywhere, 1, Protection::NONE, Backing::Anonymous).unwrap();
+    let private =
+        p.map(AreaPlace::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
     let backing = Backing::SharedFile(view(&file, 0), SharedWrite::Denied);
-    let shared = p.map(Place::Anywhere, 1, Protection::READ, backing).unwrap();
+    let shared = p.map(AreaPlace::Anywhere, 1, Protection::READ, backing).unwrap();
     fn force<P: Purpose>(p: &Process, at: u64) -> Result<PinnedPage<ModelFrames, P>, FaultError> {
         p.run(|| p.space().pin::<Transient, P>(VirtAddr(at), Rule::Forced))
     }
@@ -108,7 +109,7 @@ fn who_looks_for_a_moment_costs_no_copy_and_sees_what_was_there() {
     let file = world.file(&[4; 4096]);
     let p = world.process(0);
     let (a, zero) = (p.anonymous(1), p.anonymous(1));
-    let private = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let private = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.store(a, 1).unwrap();
     let child = p.fork(1);
     let before = world.frames.owned(Owner::Anon);
@@ -161,9 +162,10 @@ fn without_a_lock_only_what_is_the_pages_own_is_pinned() {
     let file = world.file(&[4; 2 * 4096]);
     let p = world.process(0);
     let (a, zero, none) = (p.anonymous(1), p.anonymous(1), p.anonymous(1));
-    let private = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
-    let shared =
-        p.map(Place::Anywhere, 1, RW, Backing::SharedFile(view(&file, PAGE), SharedWrite::Allowed)).unwrap();
+    let private = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let shared = p
+        .map(AreaPlace::Anywhere, 1, RW, Backing::SharedFile(view(&file, PAGE), SharedWrite::Allowed))
+        .unwrap();
     assert!(fast::<ReadOnly>(&p, a).is_none(), "absent");
     p.store(a, 1).unwrap();
     p.store(shared, 1).unwrap();

@@ -22,7 +22,7 @@ fn after_clearing_only_what_is_stored_to_counts_as_written_and_no_frame_is_copie
     let p = world.process(0);
     let a = p.anonymous(4);
     let shared = Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
-    let s = p.map(Place::Anywhere, 4, RW, shared).unwrap();
+    let s = p.map(AreaPlace::Anywhere, 4, RW, shared).unwrap();
     let all = [a, a + PAGE, s, s + PAGE];
     all.iter().for_each(|&at| p.store(at, 1).unwrap());
     assert!(written(&p, a + 3 * PAGE), "an area that is newer counts as a whole");
@@ -47,7 +47,7 @@ fn after_clearing_only_what_is_stored_to_counts_as_written_and_no_frame_is_copie
     p.store(a + PAGE, 4).unwrap();
     assert!(written(&p, a + PAGE) && !written(&p, a), "writable again, and still noticed");
     // New memory beside the old is newer.
-    p.map(Place::Fixed(VirtAddr(a + 4 * PAGE)), 1, RW, Backing::Anonymous).unwrap();
+    p.map(AreaPlace::Fixed(VirtAddr(a + 4 * PAGE)), 1, RW, Backing::Anonymous).unwrap();
     assert!(written(&p, a + 4 * PAGE));
     drop((p, file));
     world.end();
@@ -78,7 +78,7 @@ fn a_large_page_is_written_as_one_until_it_is_split() {
     let world = World::new();
     world.commons.set_huge_mode(HugeMode::Always);
     let p = world.process(0);
-    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
+    let a = p.map(AreaPlace::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
     p.store(a, 1).unwrap();
     clear(&p, ClearRefs::SoftDirty);
     assert!(!written(&p, a));
@@ -99,7 +99,7 @@ fn marks_of_use_and_the_peak_are_cleared_by_themselves() {
     let file = world.file(&[5; 4096]);
     let p = world.process(0);
     let a = p.anonymous(3);
-    let f = p.map(Place::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let f = p.map(AreaPlace::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
     (0..3).for_each(|n| p.store(a + n * PAGE, 1).unwrap());
     p.load(f).unwrap();
     let referenced = |at: u64| {

@@ -35,8 +35,8 @@ fn futexes_of_shared_memory_meet_at_different_addresses_and_private_ones_do_not(
     let file = world.file(&[0; 2 * 4096]);
     let p = world.process(0);
     let backing = |offset| Backing::SharedFile(view(&file, offset), SharedWrite::Allowed);
-    let one = p.map(Place::Anywhere, 2, RW, backing(0)).unwrap();
-    let two = p.map(Place::Anywhere, 1, RW, backing(PAGE)).unwrap();
+    let one = p.map(AreaPlace::Anywhere, 2, RW, backing(0)).unwrap();
+    let two = p.map(AreaPlace::Anywhere, 1, RW, backing(PAGE)).unwrap();
     let private = p.anonymous(1);
     let key = |at: u64| p.space().shared_key(VirtAddr(at)).unwrap();
     assert_eq!(key(one + PAGE + 4), key(two + 4));

@@ -43,7 +43,7 @@ fn world() -> (World, Arc<Cache>, Process, u64) {
 fn map(p: &Process, cache: &Arc<Cache>) -> u64 {
     let file: File = Arc::new(TestFile(cache.clone()));
     let backing = Backing::SharedFile(FileView { file, offset: 0 }, SharedWrite::Allowed);
-    p.map(Place::Anywhere, PAGES, RW, backing).unwrap()
+    p.map(AreaPlace::Anywhere, PAGES, RW, backing).unwrap()
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn each_page_is_charged_once_and_given_back_with_the_file() {
 fn its_lock_is_for_ever() {
     let (world, cache, p, _) = world();
     let locked = MapRequest {
-        place: Place::Anywhere,
+        place: AreaPlace::Anywhere,
         len: PAGE,
         protection: RW,
         backing: Backing::SharedFile(

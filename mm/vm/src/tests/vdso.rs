@@ -25,8 +25,8 @@ fn world() -> World {
 }
 
 fn parts(p: &Process) -> (u64, u64) {
-    let image = p.map(Place::Anywhere, 2, RX, Backing::Vdso(VdsoPart::Image)).unwrap();
-    let time = p.map(Place::Anywhere, 1, Protection::READ, Backing::Vdso(VdsoPart::Time)).unwrap();
+    let image = p.map(AreaPlace::Anywhere, 2, RX, Backing::Vdso(VdsoPart::Image)).unwrap();
+    let time = p.map(AreaPlace::Anywhere, 1, Protection::READ, Backing::Vdso(VdsoPart::Time)).unwrap();
     (image, time)
 }
 
@@ -91,7 +91,7 @@ fn the_page_of_time_is_read_by_the_program_alone_and_never_written() {
     assert_eq!(p.load(time), Ok(3));
     assert_eq!(p.store(time, 9), Err(ACCERR));
     assert_eq!(p.protect(time, 1, RW), Err(VmError::Access));
-    let writable = p.map(Place::Anywhere, 1, RW, Backing::Vdso(VdsoPart::Time));
+    let writable = p.map(AreaPlace::Anywhere, 1, RW, Backing::Vdso(VdsoPart::Time));
     assert_eq!(writable, Err(VmError::Access));
     for rule in [Rule::Asked, Rule::Stated, Rule::Forced] {
         assert!(p.space().pin::<Transient, ReadOnly>(VirtAddr(time), rule).is_err());
@@ -107,7 +107,7 @@ fn the_page_of_time_is_read_by_the_program_alone_and_never_written() {
 fn past_its_end_there_is_no_page() {
     let world = world();
     let p = world.process(0);
-    let image = p.map(Place::Anywhere, 3, RX, Backing::Vdso(VdsoPart::Image)).unwrap();
+    let image = p.map(AreaPlace::Anywhere, 3, RX, Backing::Vdso(VdsoPart::Image)).unwrap();
     assert_eq!((p.load(image + PAGE), p.load(image + 2 * PAGE)), (Ok(2), Err(FaultError::Bus)));
     p.unmap(image, 1).unwrap();
     assert_eq!((p.load(image), p.load(image + PAGE)), (Err(MAPERR), Ok(2)));

@@ -193,7 +193,7 @@ impl Process {
     }
     pub fn map(
         &self,
-        place: Place,
+        place: AreaPlace,
         pages: u64,
         protection: Protection,
         backing: Backing<ModelFrames>,
@@ -205,7 +205,7 @@ impl Process {
         Ok(start.0)
     }
     pub fn anonymous(&self, pages: u64) -> u64 {
-        self.map(Place::Anywhere, pages, RW, Backing::Anonymous).unwrap()
+        self.map(AreaPlace::Anywhere, pages, RW, Backing::Anonymous).unwrap()
     }
     pub fn fork(&self, cpu: u16) -> Self {
         let child = self.run(|| self.space().fork().unwrap());

@@ -8,7 +8,7 @@ use super::{Subject, check_inspection, metadata, number};
 use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::Line;
-use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence};
+use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence};
 use crate::fs::pseudo;
 use crate::task::inspect::Mode;
 use crate::task::{self, Pid, registry};
@@ -204,9 +204,9 @@ impl Node for Dir {
         self.kind == DirKind::Descriptors && task::with_current(|task| task.process().pid == self.subject.pid)
     }
 
-    fn parent(&self) -> Option<Place> {
+    fn parent(&self) -> Option<DirectoryPlace> {
         let presence = if self.subject.process().is_ok() { Presence::Linked } else { Presence::Removed };
-        Some(Place { dir: self.parent.clone(), name: self.name.clone(), presence })
+        Some(DirectoryPlace { dir: self.parent.clone(), name: self.name.clone(), presence })
     }
 
     fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {

@@ -30,7 +30,7 @@ pub(super) struct Link {
 
 /// What a link leads to.
 enum Target {
-    Place(Path),
+    DirectoryPlace(Path),
     Nameless(Arc<OpenFile>),
 }
 
@@ -38,16 +38,16 @@ impl Link {
     fn target(&self) -> Result<Target> {
         let process = check_inspection(self.subject, Mode::READ_FS)?;
         Ok(match self.kind {
-            LinkKind::WorkingDirectory => Target::Place(process.fs().cwd()),
-            LinkKind::Root => Target::Place(process.fs().root()),
+            LinkKind::WorkingDirectory => Target::DirectoryPlace(process.fs().cwd()),
+            LinkKind::Root => Target::DirectoryPlace(process.fs().root()),
             LinkKind::Executable => {
                 let executable = process.space().program().executable.ok_or(Errno::ENOENT)?;
-                Target::Place(executable.path().cloned().ok_or(Errno::ENOENT)?)
+                Target::DirectoryPlace(executable.path().cloned().ok_or(Errno::ENOENT)?)
             }
             LinkKind::Descriptor(fd) => {
                 let file = process.files().get(fd).map_err(|_| Errno::ENOENT)?;
                 match file.path() {
-                    Some(path) => Target::Place(path.clone()),
+                    Some(path) => Target::DirectoryPlace(path.clone()),
                     None => Target::Nameless(file),
                 }
             }
@@ -90,13 +90,13 @@ impl Node for Link {
     }
     fn read_link(&self) -> Result<Vec<u8>> {
         match self.target()? {
-            Target::Place(path) => path.display(&task::current().process().fs().root()),
+            Target::DirectoryPlace(path) => path.display(&task::current().process().fs().root()),
             Target::Nameless(file) => nameless(&file),
         }
     }
     fn follow(&self) -> Result<LinkTarget> {
         Ok(LinkTarget::Jump(match self.target()? {
-            Target::Place(path) => path,
+            Target::DirectoryPlace(path) => path,
             Target::Nameless(file) => root::unnamed_place(file.node()),
         }))
     }

@@ -30,7 +30,7 @@ enum Obeys {
 type QueueHook = Box<dyn FnMut(&mut DeviceRing) + Send>;
 
 /// What both sides see, and how the device lies.
-struct State {
+struct DeviceState {
     features: u64,
     accepted: u64,
     status: DeviceStatus,
@@ -48,7 +48,7 @@ struct State {
 
 /// The driver's side is its [`Transport`]; the test keeps a clone and plays the device.
 #[derive(Clone)]
-pub struct Fake(Arc<Mutex<State>>);
+pub struct Fake(Arc<Mutex<DeviceState>>);
 
 impl Fake {
     /// A device that offers these features and VIRTIO_F_VERSION_1.
@@ -59,7 +59,7 @@ impl Fake {
     }
     /// A device that offers nothing.
     pub fn legacy() -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(DeviceState {
             features: 0,
             accepted: 0,
             status: DeviceStatus::empty(),
@@ -75,7 +75,7 @@ impl Fake {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeviceState> {
         self.0.lock().expect("no holder panics")
     }
 

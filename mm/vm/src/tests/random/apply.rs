@@ -192,7 +192,7 @@ impl Run {
             What::Shared(f, at) => Backing::SharedFile(file(f, at), SharedWrite::Allowed),
         };
         let request = MapRequest {
-            place: Place::Fixed(address(at)),
+            place: AreaPlace::Fixed(address(at)),
             len: count * each(),
             protection: Protection::from_bits_truncate(rights),
             backing,

@@ -395,15 +395,15 @@ impl Run {
             space.resident.tables.visit(VirtAddr(0)..VirtAddr(u64::MAX), |_, _, entry, size| {
                 let pages = size.bytes() / PAGE;
                 match space.resident.kind_of(entry) {
-                    crate::resident::Kind::Anon => {
+                    crate::resident::LeafKind::Anon => {
                         present.0 += pages;
                         assert!(
                             !entry.is_writable() || space.resident.is_exclusive(entry),
                             "writable and not exclusive"
                         );
                     }
-                    crate::resident::Kind::Cache => present.1 += pages,
-                    crate::resident::Kind::Zero => assert!(!entry.is_writable()),
+                    crate::resident::LeafKind::Cache => present.1 += pages,
+                    crate::resident::LeafKind::Zero => assert!(!entry.is_writable()),
                 }
             });
             for (&at, page) in self.pages[p].iter().filter(|(_, page)| page.written) {

@@ -24,13 +24,13 @@ enum Told {
 }
 
 impl Told {
-    fn of(outcome: &Outcome<ModelFrames>) -> Option<Self> {
+    fn of(outcome: &MigrateOutcome<ModelFrames>) -> Option<Self> {
         Some(match outcome {
-            Outcome::Moved => Self::Moved,
-            Outcome::Busy => Self::Busy,
-            Outcome::Shared => Self::Shared,
-            Outcome::NoMemory => Self::NoMemory,
-            Outcome::Cached(_) => return None,
+            MigrateOutcome::Moved => Self::Moved,
+            MigrateOutcome::Busy => Self::Busy,
+            MigrateOutcome::Shared => Self::Shared,
+            MigrateOutcome::NoMemory => Self::NoMemory,
+            MigrateOutcome::Cached(_) => return None,
         })
     }
 }
@@ -75,7 +75,7 @@ impl Run {
             let wish = |_, _| Some(NodePolicy::Local);
             space.migrate(address(at)..address(at + count), &mut migration, wish, |addr, outcome| {
                 told.extend(Told::of(&outcome).map(|told| (addr, told)));
-                if let Outcome::Cached(page) = outcome {
+                if let MigrateOutcome::Cached(page) = outcome {
                     cached.push((addr, page));
                 }
             });

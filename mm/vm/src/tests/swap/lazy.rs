@@ -79,13 +79,13 @@ fn a_large_page_that_was_given_up_goes_unless_a_piece_of_it_was_written() {
     let s = Swapping::new(1024);
     s.world.commons.set_huge_mode(HugeMode::Always);
     let p = s.world.process(0);
-    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
+    let a = p.map(AreaPlace::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
     p.store(a, 1).unwrap();
     p.advise(a, 512, Advice::Free).unwrap();
     assert_eq!(s.count(Event::LazyFree), 512);
     let done = s.evict(&p, 512, Age::Ignore);
     assert_eq!((done.freed, done.written), (512, 0));
-    let a = p.map(Place::Fixed(VirtAddr(0x4020_0000)), 512, RW, Backing::Anonymous).unwrap();
+    let a = p.map(AreaPlace::Fixed(VirtAddr(0x4020_0000)), 512, RW, Backing::Anonymous).unwrap();
     p.store(a, 2).unwrap();
     p.advise(a, 512, Advice::Free).unwrap();
     p.store(a + PAGE, 3).unwrap();

@@ -25,7 +25,7 @@ fn what_was_never_written_is_not_swapped() {
     let p = s.world.process(0);
     let file = s.world.file(&[7; 4096]);
     let zero = p.anonymous(1);
-    let of_file = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let of_file = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     p.load(zero).unwrap();
     p.load(of_file).unwrap();
     for at in [zero, of_file] {
@@ -60,7 +60,7 @@ fn a_truncated_file_takes_private_copies_from_the_swap_too_and_a_hole_leaves_the
     let s = Swapping::new(64);
     let p = s.world.process(0);
     let file = s.world.file(&[7; 3 * 4096]);
-    let a = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let a = p.map(AreaPlace::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     (0..3).for_each(|n| p.store(a + n * PAGE, 9).unwrap());
     s.page_out(&p, a, 3);
     p.run(|| file.cache().punch_hole(0..4096)).unwrap();
@@ -190,7 +190,7 @@ fn a_large_page_goes_in_pieces() {
     let s = Swapping::new(1024);
     s.world.commons.set_huge_mode(HugeMode::Always);
     let p = s.world.process(0);
-    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
+    let a = p.map(AreaPlace::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
     (0..512).for_each(|n| p.store(a + n * PAGE, n as u8).unwrap());
     assert_eq!(p.space().resident.large, 1);
     let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(a + 5 * PAGE), Rule::Asked).unwrap();

@@ -83,9 +83,9 @@ fn who_maps_shared_memory_finds_the_others_bytes_after_it_was_out() {
     let swapping = Swapping::new(64);
     let (p, q) = (swapping.world.process(0), swapping.world.process(1));
     let cache = file(&swapping, 8, 1);
-    let at = p.map(Place::Anywhere, 8, RW, shared(&cache)).unwrap();
-    let also = q.map(Place::Anywhere, 8, RW, shared(&cache)).unwrap();
-    let own = p.map(Place::Anywhere, 4, RW, Backing::SharedAnonymous).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
+    let also = q.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
+    let own = p.map(AreaPlace::Anywhere, 4, RW, Backing::SharedAnonymous).unwrap();
     (0..8).for_each(|n| p.store(at + n * PAGE, 100 + n as u8).unwrap());
     (0..4).for_each(|n| p.store(own + n * PAGE, 50 + n as u8).unwrap());
     assert_filled(&q, also, 8, 100);
@@ -110,7 +110,7 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     let swapping = Swapping::new(64);
     let p = swapping.world.process(0);
     let cache = file(&swapping, 8, 1);
-    let at = p.map(Place::Anywhere, 8, RW, shared(&cache)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
     (0..8).for_each(|n| p.store(at + n * PAGE, n as u8).unwrap());
     let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();
     p.lock(at + 5 * PAGE, 1, &p.limits).unwrap();
@@ -160,7 +160,7 @@ fn a_page_that_is_used_while_it_is_written_stays() {
         let swapping = Swapping::new(64);
         let p = Arc::new(swapping.world.process(0));
         let cache = file(&swapping, 4, 1);
-        let at = p.map(Place::Anywhere, 4, RW, shared(&cache)).unwrap();
+        let at = p.map(AreaPlace::Anywhere, 4, RW, shared(&cache)).unwrap();
         p.store(at, 41).unwrap();
         let (there, then) = (p.clone(), cache.clone());
         *swapping.disk.during_write.lock().unwrap() = Some(Box::new(move || used(&there, at, &then)));
@@ -231,7 +231,7 @@ fn disks_that_fail_lose_the_page_that_they_lost() {
     let swapping = Swapping::new(64);
     let p = swapping.world.process(0);
     let cache = file(&swapping, 8, 1);
-    let at = p.map(Place::Anywhere, 8, RW, shared(&cache)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
     swapping.disk.set_health(Health::Unwritable);
     let done = swapping.evict_shared(&p);
     assert_eq!((done.freed, done.written, cache.pages()), (0, 0, 8), "they stay");
@@ -262,8 +262,8 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     let swapping = Swapping::new(256);
     let (p, q) = (swapping.world.process(0), swapping.world.process(1));
     let cache = file(&swapping, 64, 1);
-    let at = p.map(Place::Anywhere, 64, RW, shared(&cache)).unwrap();
-    let also = q.map(Place::Anywhere, 64, RW, shared(&cache)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 64, RW, shared(&cache)).unwrap();
+    let also = q.map(AreaPlace::Anywhere, 64, RW, shared(&cache)).unwrap();
     let lap =
         || p.run(|| swapping.world.commons.evict_shared(&EvictWish { effort: 20, ..wish(64, Age::Respect) }));
     p.load(at + 3 * PAGE).unwrap();
@@ -279,7 +279,7 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     q.advise(also, 64, Advice::Random).unwrap();
     q.load(also + 5 * PAGE).unwrap();
     let of: File = Arc::new(TestFile(cache.clone()));
-    let private = p.map(Place::Anywhere, 64, RW, Backing::PrivateFile(view(&of, 0))).unwrap();
+    let private = p.map(AreaPlace::Anywhere, 64, RW, Backing::PrivateFile(view(&of, 0))).unwrap();
     let smaps = |p: &Process, at| {
         let space = p.space();
         let area = space.areas().find(|area| area.start.0 == at).unwrap();
@@ -303,7 +303,7 @@ fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
     let swapping = Swapping::new(64);
     let p = swapping.world.process(0);
     let cache = file(&swapping, 40, 1);
-    let at = p.map(Place::Anywhere, 40, RW, shared(&cache)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 40, RW, shared(&cache)).unwrap();
     swapping.evict_shared(&p);
     let lost = cache.swap_place(5).unwrap().slot;
     swapping.disk.bad_reads.lock().unwrap().insert(lost);
@@ -332,8 +332,8 @@ fn random_use_finds_the_bytes_that_a_plain_list_has() {
         let (p, q) = (swapping.world.process(0), swapping.world.process(1));
         let cache = file(&swapping, 0, 0);
         cache.set_size_grow(PAGES * PAGE);
-        let at = p.map(Place::Anywhere, PAGES, RW, shared(&cache)).unwrap();
-        let also = q.map(Place::Anywhere, PAGES, RW, shared(&cache)).unwrap();
+        let at = p.map(AreaPlace::Anywhere, PAGES, RW, shared(&cache)).unwrap();
+        let also = q.map(AreaPlace::Anywhere, PAGES, RW, shared(&cache)).unwrap();
         // The first and the last byte of each page.
         let mut plain = std::vec![[0u8; 2]; PAGES as usize];
         let mut size = PAGES;

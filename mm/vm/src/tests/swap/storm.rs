@@ -98,7 +98,7 @@ const WRITTEN: u64 = 8;
 
 /// Stores to every other page, from `first` on, and reads all.
 fn map_and_store(p: &Process, cache: &Arc<Cache>, first: u64, enough: impl Fn() -> bool) {
-    let at = p.map(Place::Anywhere, MAPPED, RW, shared(cache)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, MAPPED, RW, shared(cache)).unwrap();
     for round in (0..250u8).cycle().take(20_000) {
         if enough() && round == 0 {
             break;
