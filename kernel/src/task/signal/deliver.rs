@@ -59,6 +59,7 @@ enum Next {
 }
 
 /// Puts the vector state, whose image has this size, into the frame, with what says so where programs look for it.
+#[inline(always)]
 fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
     if image <= LEGACY {
         return bytes::write_exact(to, context.fpu());
@@ -299,9 +300,11 @@ impl Task {
         if alternate.flags & SS_AUTODISARM != 0 {
             *self.alternate_stack.lock() = AlternateStack::NONE;
         }
-        let blocked = self.blocked().union(action.mask);
-        let own = info.signal().filter(|_| action.flags & SA_NODEFER == 0);
-        self.set_blocked(own.map_or(blocked, |signal| blocked.with(signal)));
+        let mut blocked = self.blocked().union(action.mask);
+        if action.flags & SA_NODEFER == 0 && let Some(signal) = info.signal() {
+            blocked = blocked.with(signal);
+        }
+        self.set_blocked(blocked);
         Ok(())
     }
 
