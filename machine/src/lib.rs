@@ -17,6 +17,7 @@ pub mod entry;
 mod hardware;
 #[cfg(feature = "model")]
 pub mod model;
+mod publish;
 mod tally;
 pub mod topology;
 
@@ -29,5 +30,6 @@ pub use domain::{DeviceDomain, NoTables, Unconfirmed};
 pub use hardware::{
     DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
 };
+pub use publish::{NotPublished, NotWithdrawn, Publish};
 pub use tally::Tally;
 pub use topology::Topology;

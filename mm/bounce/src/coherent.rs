@@ -4,10 +4,11 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
 use crate::device::Amount;
 use crate::pool::Taker;
+use crate::published::frames_of;
 use crate::runs::Runs;
 use crate::word::SEGMENT_PAGES;
 use crate::{Device, DmaAddr, DmaError, DmaSource};
@@ -33,10 +34,27 @@ impl<S: DmaSource> Device<S> {
         if frame.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
             return Err(DmaError::OutOfReach);
         }
-        self.dma().join(self.number(), frames_of(&frame))?;
+        let dma = self.dma();
+        dma.published.publish(dma.source(), &frame)?;
+        if let Err(error) = dma.join(self.number(), frames_of(&frame)) {
+            self.hide(frame);
+            return Err(error);
+        }
         self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
         self.dma().coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
         Ok(Coherent { device: self, memory: Some(CoherentMemory::Block(frame)), order })
+    }
+
+    /// Gives a block that the device does not reach back to the page allocator, once the host does not see it.
+    fn hide(self, block: Frame<Bounce, S>) {
+        if self.dma().published.withdraw(&block).is_err() {
+            self.lose(block);
+        }
+    }
+
+    fn lose(self, block: Frame<Bounce, S>) {
+        self.count_lost(block.order().bytes());
+        block.into_raw();
     }
 
     /// Frames of the device's own memory.
@@ -60,10 +78,6 @@ pub struct Coherent<S: DmaSource> {
     /// `None` only while it is dropped.
     memory: Option<CoherentMemory<S>>,
     order: Order,
-}
-
-fn frames_of<S: DmaSource>(frame: &Frame<Bounce, S>) -> PfnRange {
-    PfnRange::new(frame.pfn(), frame.pfn().offset(frame.order().frames()))
 }
 
 /// Where coherent frames are from.
@@ -107,9 +121,10 @@ impl<S: DmaSource> Drop for Coherent<S> {
             Some(CoherentMemory::Block(frame)) => {
                 let dma = self.device.dma();
                 dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
-                if !dma.leave(self.device.number(), frames_of(&frame)) {
-                    self.device.count_lost(self.order.bytes());
-                    frame.into_raw();
+                if dma.leave(self.device.number(), frames_of(&frame)) {
+                    self.device.hide(frame);
+                } else {
+                    self.device.lose(frame);
                 }
             }
             None => {}

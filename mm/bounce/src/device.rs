@@ -11,6 +11,7 @@ use crate::cells::{Cell, Cells};
 use crate::domains::Domains;
 use crate::mapping::Memory;
 use crate::pool::{Growth, Means, Pool, Taker};
+use crate::published::Published;
 use crate::runs::{Run, Runs};
 use crate::{
     Constraint, Direction, DmaAddr, DmaError, DmaSource, MAX_DEVICES, MAX_MAPPING, Mapping, Original,
@@ -143,6 +144,7 @@ pub struct Dma<S: DmaSource> {
     pool: Pool<S>,
     accounts: [Once<Account<S>>; MAX_DEVICES],
     domains: Domains,
+    pub(crate) published: Published,
     counts: Tally<{ POOL_GIVEN + 1 }>,
     /// Pages.
     hiwater: AtomicUsize,
@@ -161,6 +163,7 @@ impl<S: DmaSource> Dma<S> {
             pool: Pool::new(),
             accounts: [const { Once::new() }; MAX_DEVICES],
             domains: Domains::new(),
+            published: Published::new(),
             counts: Tally::new(),
             hiwater: AtomicUsize::new(0),
             coherent_frames: AtomicUsize::new(0),
@@ -175,7 +178,8 @@ impl<S: DmaSource> Dma<S> {
         self.started.call_once(|| (source, limits.scrub));
         let areas = if limits.areas == 0 { source.machine().cpu_count() } else { limits.areas };
         let base = limits.slabs.div_ceil(PAGE_SLOTS);
-        self.pool.start(source, Taker::ANYONE, areas, (base, limits.cap / PAGE_SIZE)) * PAGE_SLOTS
+        let means = Means { source, domains: &self.domains, published: &self.published };
+        self.pool.start(means, Taker::ANYONE, areas, (base, limits.cap / PAGE_SIZE)) * PAGE_SLOTS
     }
 
     /// Sets who is woken for [`Dma::tick`]. Once.
@@ -198,10 +202,10 @@ impl<S: DmaSource> Dma<S> {
     /// # Errors
     /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of the memory can be had.
     pub fn attach_restricted(&'static self, rules: DeviceRules, bytes: usize) -> Result<Device<S>, DmaError> {
-        let &(source, _) = self.started.get().ok_or(DmaError::OutOfMemory)?;
+        let means = self.means().ok_or(DmaError::OutOfMemory)?;
         let (pool, pages) = (Box::new(Pool::new()), bytes.div_ceil(PAGE_SIZE));
         let taker = Taker { reach: rules.reach, ..Taker::ANYONE };
-        let found = pool.start(source, taker, 1, (pages, pages));
+        let found = pool.start(means, taker, 1, (pages, pages));
         if found < pages {
             return Err(DmaError::OutOfMemory);
         }
@@ -339,7 +343,8 @@ impl<S: DmaSource> Dma<S> {
         self.started.get().expect("a device is attached after the start").0
     }
     fn means(&self) -> Option<Means<'_, S>> {
-        self.started.get().map(|&(source, _)| Means { source, domains: &self.domains })
+        let &(source, _) = self.started.get()?;
+        Some(Means { source, domains: &self.domains, published: &self.published })
     }
     /// Lets device `number` reach `frames`.
     pub(crate) fn join(&self, number: u8, frames: PfnRange) -> Result<(), DmaError> {
@@ -565,14 +570,14 @@ impl<S: DmaSource> Device<S> {
             return Err(DmaError::Quota);
         }
         let (dma, pool) = (self.dma, self.pool());
-        let means = Means { source: dma.source(), domains: &dma.domains };
+        let means = Means { source: dma.source(), domains: &dma.domains, published: &dma.published };
         let mut runs = Runs::new();
         let taken = pool.take(means, taker, pages, &mut runs);
         let mut report = taken.unwrap_or(false);
         let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
         let mut outcome = if is_restricted { Err(DmaError::Cap) } else { taken.map(drop) };
         while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
-            outcome = pool.grow(means.source, taker, Growth::Transient);
+            outcome = pool.grow(means, taker, Growth::Transient);
             if outcome.is_ok() {
                 self.account().grows.fetch_add(1, Ordering::Relaxed);
             } else {

@@ -31,6 +31,9 @@
 //! word by compare-exchange, in a segment that other CPUs leave alone where they can, and counts of this CPU: no lock is
 //! taken and no line stored that all share (`word.rs`: the protocol).
 //!
+//! In a confidential guest, memory becomes visible to the host when a segment or a ring comes, and private before it goes back to the page
+//! allocator ([`Dma::set_publisher`]); a transfer changes nothing.
+//!
 //! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that never grows.
 //!
 //! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
@@ -91,6 +94,7 @@ mod domains;
 mod mapping;
 mod original;
 mod pool;
+mod published;
 mod runs;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@ use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
 use spin::{Mutex, Once};
 
 use crate::domains::Domains;
+use crate::published::Published;
 use crate::runs::{Run, Runs};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource};
@@ -99,6 +100,7 @@ impl Taker {
 pub(crate) struct Means<'a, S> {
     pub source: S,
     pub domains: &'a Domains,
+    pub published: &'a Published,
 }
 
 /// Why pages do not become a device's.
@@ -149,11 +151,17 @@ impl<S: DmaSource> Pool<S> {
 
     /// Sets how many `areas` there are and the most pages, `cap`, and adds `base` pages that stay, within the taker's reach.
     /// Returns how many of those there was memory for.
-    pub fn start(&self, source: S, taker: Taker, areas: usize, (base, cap): (usize, usize)) -> usize {
+    pub fn start(
+        &self,
+        means: Means<'_, S>,
+        taker: Taker,
+        areas: usize,
+        (base, cap): (usize, usize),
+    ) -> usize {
         self.index.call_once(Index::new);
         self.area_count.store(areas.clamp(1, MAX_AREAS), Ordering::Relaxed);
         self.cap.store(cap.max(base).min(MAX_SEGMENTS * SEGMENT_PAGES as usize), Ordering::Relaxed);
-        while self.pages() < base && self.grow(source, taker, Growth::Lasting).is_ok() {}
+        while self.pages() < base && self.grow(means, taker, Growth::Lasting).is_ok() {}
         self.base.store(self.pages(), Ordering::Relaxed);
         self.pages()
     }
@@ -253,7 +261,7 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of fewer than the taker's step.
-    pub fn grow(&self, source: S, taker: Taker, how: Growth) -> Result<(), DmaError> {
+    pub fn grow(&self, means: Means<'_, S>, taker: Taker, how: Growth) -> Result<(), DmaError> {
         let mut error = DmaError::OutOfMemory;
         for order in (taker.step.ilog2()..=SEGMENT_ORDER).rev().filter_map(Order::new) {
             let pages = order.frames() as usize;
@@ -264,7 +272,7 @@ impl<S: DmaSource> Pool<S> {
                 error = DmaError::Cap;
                 continue;
             }
-            match self.add(source, order, taker.reach, how) {
+            match self.add(means, order, taker.reach, how) {
                 Ok(()) => return Ok(()),
                 Err(why) => error = why,
             }
@@ -273,22 +281,26 @@ impl<S: DmaSource> Pool<S> {
         Err(error)
     }
 
-    fn add(&self, source: S, order: Order, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
+    fn add(&self, means: Means<'_, S>, order: Order, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
         let request = Request::new(Owner::Bounce).order(order).zeroed();
-        let block = Frame::allocate_with(source, request)?;
+        let block = Frame::allocate_with(means.source, request)?;
         if block.pfn().start().0 + order.bytes() as u64 - 1 > reach.0 {
             return Err(DmaError::OutOfReach);
         }
-        self.install(block, how)
+        means.published.publish(means.source, &block)?;
+        self.install(block, how).map_err(|block| {
+            self.hide(block, means.published);
+            DmaError::OutOfMemory
+        })
     }
 
-    /// Puts memory in a place that has none.
-    fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), DmaError> {
+    /// Puts memory in a place that has none. Returns the block where there is no place.
+    fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), Frame<Bounce, S>> {
         let pages = block.order().frames() as u32;
         let first = block.pfn();
         let change = self.change.lock();
-        let number = self.vacant().ok_or(DmaError::OutOfMemory)?;
-        let Some(segment) = self.segment(number) else { return Err(DmaError::OutOfMemory) };
+        let vacant = self.vacant().and_then(|number| Some((number, self.segment(number)?)));
+        let Some((number, segment)) = vacant else { return Err(block) };
         *segment.block.lock() = Some(block);
         segment.first.store(first.0, Ordering::Relaxed);
         segment.pages.store(pages, Ordering::Relaxed);
@@ -331,19 +343,19 @@ impl<S: DmaSource> Pool<S> {
             let idle = segment.idle.load(Ordering::Relaxed).saturating_add(1);
             segment.idle.store(idle, Ordering::Relaxed);
             if idle >= IDLE_TICKS {
-                gone += self.retire(segment, means.domains);
+                gone += self.retire(segment, means);
             }
         }
         // Below the watermark, and used now: there will be more.
         if gone == 0 && used > 0 && self.pages() - used.min(self.pages()) < used / 4 {
-            let _ = self.grow(means.source, Taker::ANYONE, Growth::Lasting);
+            let _ = self.grow(means, Taker::ANYONE, Growth::Lasting);
         }
         gone
     }
 
     /// Gives all idle segments back but what start-up asked for. Returns how many pages went.
     pub fn shrink(&self, means: Means<'_, S>) -> usize {
-        self.segments().map(|(_, segment)| self.retire(segment, means.domains)).sum()
+        self.segments().map(|(_, segment)| self.retire(segment, means)).sum()
     }
 
     /// Whether there is more than at start-up.
@@ -353,7 +365,7 @@ impl<S: DmaSource> Pool<S> {
 
     /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
     /// The devices that had the pages last forget them first, outside the lock: nothing else leads to the block any more.
-    fn retire(&self, segment: &Segment<S>, domains: &Domains) -> usize {
+    fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
         let change = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
         let spare = self.pages().saturating_sub(self.base.load(Ordering::Relaxed));
@@ -366,28 +378,41 @@ impl<S: DmaSource> Pool<S> {
         segment.pages.store(0, Ordering::Relaxed);
         drop(change);
         if let Some(block) = block {
-            self.release(block, &owners[..pages as usize], domains);
+            self.release(block, &owners[..pages as usize], means);
         }
         self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
         self.shrinks.fetch_add(1, Ordering::Relaxed);
         pages as usize
     }
 
-    /// Gives a block back to the page allocator, or loses it where a device may still reach it.
-    fn release(&self, block: Frame<Bounce, S>, owners: &[u8], domains: &Domains) {
+    /// Gives a block back to the page allocator, or loses it where a device or the host may still reach it.
+    fn release(&self, block: Frame<Bounce, S>, owners: &[u8], means: Means<'_, S>) {
         let mut first = block.pfn();
         let mut is_confirmed = true;
         for same in owners.chunk_by(|one, next| one == next) {
             let end = first.offset(same.len() as u64);
-            let left =
-                same.iter().take(1).all(|&owner| domains.leave(owner, PfnRange::new(first, end)).is_ok());
+            let frames = PfnRange::new(first, end);
+            let left = same.iter().take(1).all(|&owner| means.domains.leave(owner, frames).is_ok());
             is_confirmed &= left;
             first = end;
         }
-        if !is_confirmed {
-            self.lost.fetch_add(owners.len(), Ordering::Relaxed);
-            block.into_raw();
+        if is_confirmed {
+            self.hide(block, means.published);
+        } else {
+            self.lose(block);
         }
+    }
+
+    /// Gives a block that no device reaches back to the page allocator, once the host does not see it.
+    fn hide(&self, block: Frame<Bounce, S>, published: &Published) {
+        if published.withdraw(&block).is_err() {
+            self.lose(block);
+        }
+    }
+
+    fn lose(&self, block: Frame<Bounce, S>) {
+        self.lost.fetch_add(block.order().frames() as usize, Ordering::Relaxed);
+        block.into_raw();
     }
 
     /// The device that has, or had last, the page of `address`; `None` where it is none of ours.
