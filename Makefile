@@ -48,6 +48,7 @@ test: build
 	@tools/check-house
 	@cargo run --quiet -p freehold-layers -- kernel
 	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 kernel mm machine cli scope tools # may shrink, not grow
+	tools/host-coverage --compiled
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	tools/stack-frames

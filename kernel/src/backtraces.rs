@@ -2,10 +2,10 @@
 
 use core::fmt::{self, Display, Formatter};
 
-use freehold_arch::panic::MAX_FRAMES;
 use freehold_collections::Vec;
 
 use crate::host::json::{Quoted, comma};
+use crate::hw::panic::MAX_FRAMES;
 use crate::task::{self, Pid, Task};
 use crate::{host, sched};
 

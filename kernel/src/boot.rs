@@ -6,11 +6,6 @@
 
 use core::fmt::{self, Display, Formatter};
 
-use freehold_arch::boot::{BootInfo, MemoryKind};
-use freehold_arch::memory::{OutOfMemory, pluggable};
-use freehold_arch::speculation::choice::Wanted;
-use freehold_arch::user::UserContext;
-use freehold_arch::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_firmware::Firmware;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
@@ -20,6 +15,11 @@ use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
 use crate::host::BounceSettings;
 use crate::host::spec::{self, Spec};
+use crate::hw::boot::{BootInfo, MemoryKind};
+use crate::hw::memory::{OutOfMemory, pluggable};
+use crate::hw::speculation::choice::Wanted;
+use crate::hw::user::UserContext;
+use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::{
     Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap,
     syscall, task, tty, uring,
@@ -42,7 +42,30 @@ pub fn main(info: &'static BootInfo) -> ! {
     });
     let (firmware, pluggable) = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
-    fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
+    let (bounce, planted) =
+        (BounceSettings { limits: settings.slots, restricted: settings.restricted }, settings.plant);
+    let iommu = settings.iommu;
+    raise(settings, firmware, (info.command_line(), cpus));
+    irq::enable();
+    start_cpus(firmware, cpus);
+    if let Err(reason) = host::iommu::start(firmware.platform.iommu, iommu) {
+        refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
+    }
+    host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
+        log::error!("{function:?}: {error}")
+    });
+    sched::spawn_kernel("start", move || start(info, planted)).expect("memory for the first task");
+    sched::idle_forever()
+}
+
+/// Memory, time, files and scheduling, on the first CPU: from here on there can be tasks, and what runs now is its idle task.
+/// The kernel's command line and the number of CPUs come last.
+pub(crate) fn raise(
+    settings: cmdline::Settings,
+    firmware: &'static Firmware,
+    (command_line, cpus): (&'static str, usize),
+) {
+    fs::machine::describe(fs::machine::Machine { command_line, firmware });
     cpu::set_topology(&firmware.topology, cpus);
     let exclusion = (settings.xpfo, settings.numa_replica);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
@@ -57,17 +80,6 @@ pub fn main(info: &'static BootInfo) -> ! {
         .expect("an empty root file system");
     task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
     start_scheduling(CpuId(0));
-    irq::enable();
-    start_cpus(firmware, cpus);
-    let bounce = BounceSettings { limits: settings.slots, restricted: settings.restricted };
-    if let Err(reason) = host::iommu::start(firmware.platform.iommu, settings.iommu) {
-        refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
-    }
-    host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
-        log::error!("{function:?}: {error}")
-    });
-    sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");
-    sched::idle_forever()
 }
 
 /// Ends the machine before a device is started; the host is told why, on the serial line.
@@ -172,7 +184,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
 }
 
 /// Why no program runs; displays as a line.
-enum Failure {
+pub(crate) enum Failure {
     /// This could not be had.
     Step(&'static str, Errno),
     /// There is no image.
@@ -206,12 +218,7 @@ impl Display for Failure {
 fn prepare() -> core::result::Result<Spec, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
-    dev::init().map_err(or("the character devices"))?;
-    fs::device::register_fifos(fs::pipe::open_named);
-    fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
-    crate::block::init(mem::frames()).map_err(or("the disks"))?;
-    fs::sysfs::fill_disks();
-    fs::sysfs::set_ring_memory(uring::show_through_rings);
+    furnish()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec = spec.map_err(Failure::Spec)?;
     connect(&spec).map_err(or("the program's streams"))?;
@@ -222,6 +229,18 @@ fn prepare() -> core::result::Result<Spec, Failure> {
         swap::on_at_boot(device);
     }
     Ok(spec)
+}
+
+/// Devices, and the file systems that programs expect.
+pub(crate) fn furnish() -> core::result::Result<(), Failure> {
+    let or = |what: &'static str| move |error| Failure::Step(what, error);
+    dev::init().map_err(or("the character devices"))?;
+    fs::device::register_fifos(fs::pipe::open_named);
+    fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
+    crate::block::init(mem::frames()).map_err(or("the disks"))?;
+    fs::sysfs::fill_disks();
+    fs::sysfs::set_ring_memory(uring::show_through_rings);
+    Ok(())
 }
 
 fn unpack() -> core::result::Result<(), Failure> {

@@ -3,7 +3,7 @@
 //! The names and the rules are Linux' (Documentation/fault-injection, lib/fault-inject.c): the
 //! capabilities `failslab` (the kernel heap) and `fail_page_alloc` (the page allocator) as kernel
 //! parameters and below /sys/kernel/debug, and /proc/PID/fail-nth and make-it-fail for one task.
-//! There is one place that asks in the heap ([`freehold_arch::heap`]) and one in the page allocator
+//! There is one place that asks in the heap ([`crate::hw::heap`]) and one in the page allocator
 //! ([`freehold_buddy`]); both ask here, once anything was requested since boot.
 //!
 //! **What a failure means.** An injected failure is the program's at once: nobody looks for memory,
@@ -176,7 +176,6 @@ impl FaultAttr {
     }
 }
 
-#[cfg(target_os = "none")]
 mod hooks {
     use freehold_frame::{Order, Owner};
 
@@ -187,7 +186,7 @@ mod hooks {
     /// Have the heap and the page allocator ask from now on; called before anything is requested of
     /// them.
     pub fn arm() {
-        freehold_arch::heap::inject_faults(slab);
+        crate::hw::heap::inject_faults(slab);
         hw::frames().inject_faults();
     }
 
@@ -242,17 +241,12 @@ mod hooks {
     pub fn page(owner: Owner, order: Order) -> bool {
         let passes = u64::from(order.log2()) < MIN_ORDER.load(Ordering::Relaxed)
             || (owner.is_user() && IGNORE_HIGHMEM.load(Ordering::Relaxed))
-            || freehold_arch::heap::is_refilling();
+            || crate::hw::heap::is_refilling();
         !passes && should_fail(&FAIL_PAGE_ALLOC, order.frames() << 12)
     }
 }
 
-#[cfg(target_os = "none")]
 pub use hooks::{arm, configure, page};
-
-/// On the host nothing fails by request.
-#[cfg(not(target_os = "none"))]
-pub fn arm() {}
 
 #[cfg(test)]
 mod tests {

@@ -17,11 +17,8 @@
 #[cfg(test)]
 extern crate std;
 
-#[cfg(target_os = "none")]
 mod backtraces;
-#[cfg(target_os = "none")]
 pub mod block;
-#[cfg(target_os = "none")]
 pub mod boot;
 pub mod cmdline;
 pub mod dev;
@@ -32,27 +29,7 @@ pub mod host;
 pub mod hw;
 pub mod ipc;
 pub mod klog;
-#[cfg(target_os = "none")]
 pub mod mem;
-/// Memory as processes see it; on the host there are no processes.
-#[cfg(not(target_os = "none"))]
-pub mod mem {
-    use crate::task::credentials::Dumpable;
-
-    /// A process' memory.
-    #[derive(Debug)]
-    pub struct Space;
-
-    impl Space {
-        /// Nobody inspects on the host.
-        pub fn dumpable(&self) -> Dumpable {
-            Dumpable::Yes
-        }
-        /// Nobody inspects on the host.
-        pub fn set_dumpable(&self, _dumpable: Dumpable) {}
-    }
-}
-#[cfg(target_os = "none")]
 pub mod report;
 pub mod sched;
 pub mod socket;
@@ -61,9 +38,10 @@ pub mod sync;
 pub mod syscall;
 pub mod system;
 pub mod task;
+#[cfg(test)]
+mod tests;
 pub mod time;
 pub mod tty;
-#[cfg(target_os = "none")]
 pub mod uring;
 pub mod user;
 

@@ -11,7 +11,6 @@
 
 use core::fmt::{self, Display, Formatter};
 
-use freehold_arch::boot::BootInfo;
 use freehold_bounce::SLOT_SIZE;
 use freehold_buddy::Fault;
 use freehold_collections::Vec;
@@ -20,6 +19,7 @@ use freehold_machine::{Cpus, Machine, PAGE_SIZE};
 use freehold_vm::Event;
 
 use crate::host::json::{Quoted, comma};
+use crate::hw::boot::BootInfo;
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented};
 use crate::task::{self, SigInfo, Signal, Usage};
@@ -48,7 +48,7 @@ struct Facts {
 impl Display for Facts {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let kib = mem::stats::total_bytes() / 1024;
-        let (cpus, nodes) = (freehold_arch::X86.cpu_count(), freehold_arch::X86.node_count());
+        let (cpus, nodes) = (crate::hw::Hardware.cpu_count(), crate::hw::Hardware.node_count());
         write!(
             f,
             "{{\"kernel\":\"Freehold\",\"version\":\"{}\",\"boot_ns\":{},\"slide\":\"{:#x}\",\"memory_kib\":{kib},\"cpus\":{cpus},\"nodes\":{nodes}}}",

@@ -15,7 +15,6 @@ mod write_backs;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
@@ -30,6 +29,7 @@ use crate::fs::device::{make_device, register_block, register_sync, split_device
 use crate::fs::root::add_device;
 use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
+use crate::hw::Hardware;
 use crate::mem::reclaim::caches::{self, Cached, Caches};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr, so_far};
@@ -214,7 +214,7 @@ impl BackingStore<Frames> for Store {
         let length = self.length(first, frames.len());
         if length > 0 {
             let places = places(frames);
-            let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+            let mut bytes = FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length);
             ensure_objects(Shortage::Fail)?;
             self.disk
                 .read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible)
@@ -224,7 +224,7 @@ impl BackingStore<Frames> for Store {
         for (page, frame) in frames.iter().enumerate() {
             let start = length.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
             if start < PAGE_SIZE {
-                X86.with_bytes(frame.pfn(), |bytes| bytes[start..].fill(0));
+                Hardware.with_bytes(frame.pfn(), |bytes| bytes[start..].fill(0));
             }
         }
         Ok(())
@@ -244,7 +244,7 @@ impl BackingStore<Frames> for Store {
             return Ok(());
         }
         let places = places(frames);
-        let bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+        let bytes = FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length);
         ensure_objects(Shortage::Wait)?;
         UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
         let written =

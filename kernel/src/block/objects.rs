@@ -3,9 +3,9 @@
 //! A call may make any number of requests. The reserve that was set aside at its door is for a few, so each request sets it
 //! aside anew.
 
-use freehold_arch::heap;
 use freehold_vm::VmError;
 
+use crate::hw::heap;
 use crate::sync::WaitQueue;
 use crate::time;
 

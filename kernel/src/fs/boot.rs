@@ -92,7 +92,6 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     names::change_mode(&walk, &tmp, 0o1777)?;
     let generated = quiet | MountFlags::NOEXEC;
     mount_at(super::procfs::ProcFs::new()?, b"proc", b"/proc", generated)?;
-    #[cfg(target_os = "none")]
     super::sysfs::fill();
     mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)?;
     if let Some(rootfs) = ROOTFS.lock().take() {

@@ -55,7 +55,6 @@ pub mod poll;
 pub mod procfs;
 pub mod pseudo;
 pub mod root;
-#[cfg(target_os = "none")]
 pub mod secret;
 pub mod signalfd;
 pub mod sysfs;

@@ -223,6 +223,12 @@ pub fn init(
     HOST.call_once(|| host);
 }
 
+/// What a test's machine has instead of the host's devices: disks.
+#[cfg(test)]
+pub(crate) fn init_with(disks: Vec<Disk>) {
+    HOST.call_once(|| Host { ports: Vec::new(), disks, memory: Vec::new() });
+}
+
 fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDomain>) -> DeviceRules {
     DeviceRules { name, reach: DmaAddr(u64::MAX), quota, domain }
 }

@@ -10,7 +10,6 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_arch::memory::pluggable;
 use freehold_collections::Vec;
 use freehold_frame::{Order, Owner, Request};
 use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
@@ -18,6 +17,7 @@ use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Memory, ResizeOutcome, Resizer};
 
 use super::{MemoryDevice, memory, want_memory};
+use crate::hw::memory::pluggable;
 use crate::mem::hotplug::{
     CEILING, EVENT, EVENTS, GROWN, HAS_DEVICES, HOPEFUL, PATIENCE, PEAK, SILENT, WANTED, WORKING,
 };

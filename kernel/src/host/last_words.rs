@@ -5,13 +5,13 @@
 
 use core::fmt::{self, Write};
 
-use freehold_arch::panic::{Certificate, CertificateSink, CpuReport};
 use freehold_virtio::ByteStream;
 
 use super::control::owed;
 use super::devices::{self, Port};
 use super::frame::{ToHost, head};
 use super::json::{Counter, Quoted, comma};
+use crate::hw::panic::{Certificate, CertificateSink, CpuReport};
 
 /// How often to look whether the host has taken what it was given before.
 const LOOKS: usize = 1_000_000;

@@ -12,28 +12,19 @@ pub mod frame;
 pub mod json;
 pub mod spec;
 
-#[cfg(target_os = "none")]
 mod control;
-#[cfg(target_os = "none")]
 mod devices;
-#[cfg(target_os = "none")]
 pub mod hotplug;
-#[cfg(target_os = "none")]
 pub mod iommu;
-#[cfg(target_os = "none")]
 mod last_words;
-#[cfg(target_os = "none")]
 mod memory;
-#[cfg(target_os = "none")]
 mod pci;
 
-#[cfg(target_os = "none")]
 pub use control::{Ending, Events, end, listen, notice, ready, report, threads, want_memory};
-#[cfg(target_os = "none")]
+#[cfg(test)]
+pub(crate) use devices::init_with;
 pub use devices::{
     BounceSettings, Disk, Host, Port, control, disks, dma, error, init, memory, start_worker, stream,
 };
-#[cfg(target_os = "none")]
 pub use last_words::LastWords;
-#[cfg(target_os = "none")]
 pub use memory::{FoundMemory, MemoryDevice, find_memory};

@@ -1,10 +1,11 @@
 //! The machine's PCI bus, registers and interrupts, as `freehold-virtio` wants them.
 
-use freehold_arch::irq::{self, InterruptHandler};
-use freehold_arch::mmio::{self, Mmio, port};
 use freehold_collections::reserve;
 use freehold_machine::{CpuId, PhysAddr};
 use freehold_virtio::platform::{Function, Message, Notify, Platform, Registers};
+
+use crate::hw::irq::{self, InterruptHandler};
+use crate::hw::mmio::{self, Mmio, port};
 
 /// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2). Boot CPU only, before others
 /// touch a device: two accesses make one.

@@ -9,14 +9,12 @@
 //! Lock order: [`crate::mem::Space`] > an ID table > an object's state > a head's permission. No user memory is touched under
 //! one of them.
 
-#[cfg(target_os = "none")]
 pub mod calls;
 pub mod ids;
 pub mod limits;
 pub mod msg;
 pub mod permission;
 pub mod sem;
-#[cfg(target_os = "none")]
 pub mod shm;
 mod sleeper;
 pub mod undo;

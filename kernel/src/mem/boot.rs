@@ -1,12 +1,9 @@
 //! The page allocator comes up: the frame table, every frame that start-up did not keep, and what all address spaces share.
 //!
-//! On the first CPU, once, before there is a second; what start-up takes earlier comes from `freehold_arch::memory`, which is sealed here.
+//! On the first CPU, once, before there is a second; what start-up takes earlier comes from `crate::hw::memory`, which is sealed here.
 
 use core::sync::atomic::AtomicU64;
 
-use freehold_arch::memory::{self, FrameProvider, pluggable};
-use freehold_arch::plant as breach;
-use freehold_arch::{X86, heap, sync::Once, watch};
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, TryCollect, Vec};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
@@ -17,6 +14,9 @@ use freehold_xpfo::Policy;
 
 use super::{Frames, frames, hotplug, oom, reclaim, replica};
 use crate::cmdline::Plant;
+use crate::hw::memory::{self, FrameProvider, pluggable};
+use crate::hw::plant as breach;
+use crate::hw::{Hardware, heap, sync::Once, watch};
 use crate::{Errno, fault_inject, hw};
 
 /// The longest table that start-up takes from the heap: 512 KiB.
@@ -58,7 +58,7 @@ pub fn init(
     };
     let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
     let table = FrameTable::new(records).with_homes(homes);
-    let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
+    let words = Buddy::<Hardware>::metadata_words(topology, cpus, &options);
     let metadata: &'static [AtomicU64] = if words <= HEAP_WORDS {
         let zeroes = (0..words).map(|_| AtomicU64::new(0));
         zeroes.try_collect_vec().expect("a heap for the page allocator of a small machine").leak()
@@ -66,13 +66,13 @@ pub fn init(
         memory::boot_words(words).expect("memory for the page allocator: 1/16384 of all that may come")
     };
     let reserved = memory::seal();
-    let buddy = Buddy::new(X86, Managed { topology, reserved, table, metadata }, options)
+    let buddy = Buddy::new(Hardware, Managed { topology, reserved, table, metadata }, options)
         .expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
     replica::init(topology, cpus, replicas);
     publish(policy);
     memory::set_frame_provider(&KernelFrames);
-    let roots = KernelRoots::new(|node| X86.kernel_root(node)).telling(hw::replicas::note_shared_load);
+    let roots = KernelRoots::new(|node| Hardware.kernel_root(node)).telling(hw::replicas::note_shared_load);
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
     let by_size =
         || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };

@@ -1,11 +1,11 @@
 //! The kernel's map compared with the frame table: /sys/kernel/debug/xpfo/check, and a part of the closing audit.
 
-use freehold_arch::{X86, memory};
 use freehold_collections::Vec;
 use freehold_frame::FrameTable;
 use freehold_xpfo::{Report, Rules, Violation, check};
 
 use crate::Result;
+use crate::hw::{Hardware, memory};
 
 /// Room for tables that are made while the map is walked.
 const MORE_TABLES: u64 = 16;
@@ -18,8 +18,8 @@ pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result
     let rules = memory::map_rules();
     // The first walk counts tables and looks at no frame.
     let counted = Rules { exclusive: false, ..rules.clone() };
-    let room = check(X86, frames, &counted, &mut [], &mut |_| {}).tables + MORE_TABLES;
+    let room = check(Hardware, frames, &counted, &mut [], &mut |_| {}).tables + MORE_TABLES;
     let mut tables = Vec::new();
     tables.try_resize(room as usize, 0)?;
-    Ok(check(X86, frames, &rules, &mut tables, found))
+    Ok(check(Hardware, frames, &rules, &mut tables, found))
 }

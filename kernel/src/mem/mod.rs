@@ -75,8 +75,8 @@ impl From<freehold_frame::OutOfMemory> for crate::Errno {
     }
 }
 
-impl From<freehold_arch::memory::OutOfMemory> for crate::Errno {
-    fn from(_: freehold_arch::memory::OutOfMemory) -> Self {
+impl From<crate::hw::memory::OutOfMemory> for crate::Errno {
+    fn from(_: crate::hw::memory::OutOfMemory) -> Self {
         Self::ENOMEM
     }
 }

@@ -9,7 +9,6 @@
 
 use core::ops::Range;
 
-use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
@@ -21,6 +20,7 @@ use freehold_vm::{
 use super::hotplug::Growth;
 use super::{FileMapping, Frames, Space, find_more};
 use crate::hw;
+use crate::hw::Hardware;
 use crate::sync::SpinLock;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns, so_far};
 use crate::{Errno, Result, sched};
@@ -250,7 +250,7 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn give<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<usize> {
         let count = self.length.min(sink.remaining());
         let give = |sink: &mut S, frame: Pfn, part: Range<usize>| {
-            X86.read_bytes(frame, |page| sink.put_without_fault(&page[part]))
+            Hardware.read_bytes(frame, |page| sink.put_without_fault(&page[part]))
         };
         self.in_pages(count, sink, give, S::fault_in)
     }
@@ -279,9 +279,9 @@ impl<P: Purpose> PinnedRun<P> {
         }
         Ok(done)
     }
-    fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, X86, Self> {
+    fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, Hardware, Self> {
         let first = self.start + offset;
-        FrameBytes::new(X86, self).starting_at(first).truncated(length.min(self.length - offset))
+        FrameBytes::new(Hardware, self).starting_at(first).truncated(length.min(self.length - offset))
     }
 }
 
@@ -302,7 +302,7 @@ impl PinnedRun<ReadWrite> {
     pub fn take<S: Source + ?Sized>(&self, source: &mut S) -> Result<usize> {
         let count = self.length.min(source.remaining());
         let take = |source: &mut S, frame: Pfn, part: Range<usize>| {
-            X86.with_bytes(frame, |page| source.take_without_fault(&mut page[part]))
+            Hardware.with_bytes(frame, |page| source.take_without_fault(&mut page[part]))
         };
         self.in_pages(count, source, take, S::fault_in)
     }

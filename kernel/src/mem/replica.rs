@@ -1,11 +1,11 @@
 //! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end and on request.
 
-use freehold_arch::memory::replica::{self as image, ImagePort};
-use freehold_arch::{X86, sync::Once};
 use freehold_machine::{Cpus as _, NodeId, Topology};
 use freehold_replica::{Fault, Replicas, Setting, plan};
 
 use super::{Frames, frames};
+use crate::hw::memory::replica::{self as image, ImagePort};
+use crate::hw::{Hardware, sync::Once};
 
 static REPLICAS: Once<Replicas<Frames, ImagePort>> = Once::new();
 
@@ -18,7 +18,7 @@ pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
         log::warn!("numa_replica: node {} shares the kernel's text with another: too little memory", node.0);
     };
     REPLICAS.set(Replicas::new((frames(), ImagePort), image, wanted, topology, &mut without));
-    image::load_own(X86.current_cpu());
+    image::load_own(Hardware.current_cpu());
 }
 
 /// The replicas; `None` before the page allocator works.

@@ -1,13 +1,13 @@
 //! What memory is used for, in numbers.
 
-use freehold_arch::heap;
-use freehold_arch::thread::STACK_PAGES;
 use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 
 use super::reclaim::caches;
 use super::{commons, frames, hotplug};
 use crate::hw::PAGE;
+use crate::hw::heap;
+use crate::hw::thread::STACK_PAGES;
 use crate::sched::thread;
 
 /// Frames by use, at one moment (each figure exact, their sum only when nothing moves).

@@ -2,17 +2,17 @@
 //!
 //! Both are made once at boot and are the same in all programs, so mapping them is two areas and no frame. The page of time has an owner of its own
 //! ([`Owner::Time`](freehold_frame::Owner::Time)), is in no map of the kernel, and is written through a window: at boot, and when
-//! somebody sets the wall clock (`freehold_arch::time`).
+//! somebody sets the wall clock (`crate::hw::time`).
 
-use freehold_arch::X86;
-use freehold_arch::user::USER_END;
 use freehold_frame::Frame;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vdso::{IMAGE_BYTES, Uses, image};
 use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protection, Vdso, VdsoPart};
 
 use super::{Space, commons, frames};
+use crate::hw::Hardware;
 use crate::hw::PAGE;
+use crate::hw::user::USER_END;
 use crate::{Result, time};
 
 /// Pages of the image.
@@ -28,13 +28,13 @@ pub fn init() -> Result<()> {
     let time = Frame::allocate_zeroed(frames())?;
     time::show_in(time.pfn());
     let mut vdso = Vdso::new(time);
-    let uses = if freehold_arch::cpu::has_bmi2() { Uses::Bmi2 } else { Uses::Baseline };
+    let uses = if crate::hw::cpu::has_bmi2() { Uses::Bmi2 } else { Uses::Baseline };
     let mut pages = image(uses).chunks(PAGE_SIZE);
     // As many for every image.
     for _ in 0..IMAGE_PAGES {
         let bytes = pages.next().unwrap_or_default();
         let frame = Frame::allocate_zeroed(frames())?;
-        X86.with_bytes(frame.pfn(), |page| page[..bytes.len()].copy_from_slice(bytes));
+        Hardware.with_bytes(frame.pfn(), |page| page[..bytes.len()].copy_from_slice(bytes));
         vdso.push(frame);
     }
     commons().set_vdso(vdso);

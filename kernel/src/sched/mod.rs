@@ -21,7 +21,6 @@
 mod affinity_model;
 pub mod heap;
 pub mod runqueue;
-#[cfg(target_os = "none")]
 mod switch;
 pub mod thread;
 pub mod whereabouts;
@@ -34,13 +33,11 @@ use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
-#[cfg(target_os = "none")]
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
 };
 pub use thread::{Runs, Thread, ThreadOwner, is_current_dying};
-#[cfg(target_os = "none")]
 pub use thread::{Translation, spawn_kernel};
 
 /// How a task sleeps.
@@ -174,10 +171,8 @@ impl heap::Positioned for Arc<Thread> {
 #[repr(align(128))]
 struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
-    #[cfg(target_os = "none")]
     loaded: IrqSpinLock<switch::Loaded>,
     /// Whether there is a retired translation: asked at each switch, without the lock.
-    #[cfg(target_os = "none")]
     has_retired: AtomicBool,
     /// Somebody with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
@@ -188,9 +183,7 @@ struct PerCpu {
 static CPUS: [PerCpu; MAX_CPUS] = [const {
     PerCpu {
         queue: IrqSpinLock::new(RunQueue::new()),
-        #[cfg(target_os = "none")]
         loaded: IrqSpinLock::new(switch::Loaded::NONE),
-        #[cfg(target_os = "none")]
         has_retired: AtomicBool::new(false),
         wanted: AtomicBool::new(false),
         idle: AtomicBool::new(false),
@@ -320,7 +313,6 @@ pub fn set_affinity(task: &Thread, cpus: CpuSet) {
 /// Make `target` reschedule soon.
 fn want(target: CpuId) {
     cpu(target).wanted.store(true, Ordering::Release);
-    #[cfg(target_os = "none")]
     if target != crate::hw::current_cpu() {
         crate::hw::cpu::send_reschedule(target);
     }
@@ -330,7 +322,6 @@ fn want(target: CpuId) {
 pub fn kick(task: &Thread) {
     let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
     if task.schedule.on_cpu.load(Ordering::Relaxed) && home != crate::hw::current_cpu() {
-        #[cfg(target_os = "none")]
         crate::hw::cpu::send_reschedule(home);
     }
 }
@@ -338,7 +329,6 @@ pub fn kick(task: &Thread) {
 /// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no sleep: a task that
 /// has announced one stays in line, and looks at its condition once more.
 pub fn cond_resched() {
-    #[cfg(target_os = "none")]
     if is_wanted() {
         thread::with_current(|thread| thread.finish_sleep());
         reschedule();
@@ -357,14 +347,12 @@ pub fn checkpoint() -> crate::Result<()> {
     if is_current_dying() {
         return Err(crate::Errno::EINTR);
     }
-    #[cfg(target_os = "none")]
-    freehold_arch::heap::ensure(freehold_arch::heap::CALL_RESERVE).map_err(|_| crate::Errno::ENOMEM)?;
+    crate::hw::heap::ensure(crate::hw::heap::CALL_RESERVE).map_err(|_| crate::Errno::ENOMEM)?;
     Ok(())
 }
 
 /// Let others run first (sched_yield).
 pub fn yield_now() {
-    #[cfg(target_os = "none")]
     {
         // Behind everyone who waits now: a slice's worth.
         thread::with_current(|thread| {
@@ -372,24 +360,6 @@ pub fn yield_now() {
         });
         reschedule();
     }
-}
-
-/// On the host nobody else runs: a test that would sleep here has lost a wake-up.
-#[cfg(not(target_os = "none"))]
-pub fn block(_thread: &Arc<Thread>, _until: Option<u64>) {
-    panic!("a host test went to sleep");
-}
-
-/// On the host no kernel task can be made.
-///
-/// # Errors
-/// `ENOMEM`, always.
-#[cfg(not(target_os = "none"))]
-pub fn spawn_kernel(
-    _name: &'static str,
-    _body: impl FnOnce() + Send + 'static,
-) -> crate::Result<Arc<Thread>> {
-    Err(crate::Errno::ENOMEM)
 }
 
 /// Make room for one more task in every queue.

@@ -2,7 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_arch::speculation;
 use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_frame::{Frame, PageTable};
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
@@ -11,6 +10,7 @@ use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
 use super::whereabouts::{GIVES_ID, MOVES};
 use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, heap::Positioned};
+use crate::hw::speculation;
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 

@@ -22,7 +22,6 @@ use crate::task::credentials::Credentials;
 use crate::time::{Expire, TimerSlot};
 
 /// The roots of an address space, as CPUs load them.
-#[cfg(target_os = "none")]
 pub type Translation = freehold_vm::Translation<crate::hw::Frames>;
 
 /// What fills pinned bytes of a program.
@@ -82,10 +81,8 @@ pub struct Thread {
     runs: Runs,
     /// Its share in scheduling.
     pub schedule: Schedule,
-    #[cfg(target_os = "none")]
-    stack: spin::Once<freehold_arch::thread::Thread>,
+    stack: spin::Once<crate::hw::thread::Thread>,
     /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by itself.
-    #[cfg(target_os = "none")]
     translation: SpinLock<Option<Arc<Translation>>>,
     /// Held from its start to its end.
     kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
@@ -137,9 +134,7 @@ impl Thread {
             owner,
             runs,
             schedule,
-            #[cfg(target_os = "none")]
             stack: spin::Once::new(),
-            #[cfg(target_os = "none")]
             translation: SpinLock::new(None),
             kept: IrqSpinLock::new(None),
             attention: AtomicU8::new(0),
@@ -283,10 +278,9 @@ impl Thread {
     }
 }
 
-#[cfg(target_os = "none")]
 mod running {
-    use freehold_arch::panic::MAX_FRAMES;
-    use freehold_arch::thread as machine;
+    use crate::hw::panic::MAX_FRAMES;
+    use crate::hw::thread as machine;
 
     use super::*;
     use crate::Errno;
@@ -376,14 +370,7 @@ mod running {
     }
 }
 
-#[cfg(target_os = "none")]
 pub use running::{spawn_kernel, with_current};
-
-/// On the host no thread runs.
-#[cfg(not(target_os = "none"))]
-pub fn with_current<R>(_look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
-    None
-}
 
 /// The running thread, if this CPU takes part in scheduling.
 #[inline]

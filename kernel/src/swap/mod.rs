@@ -6,15 +6,10 @@
 //! **Locks.** `AREAS` is a sleeping lock, ordered before everything of memory: swapon and swapoff hold it for their whole time, which for
 //! swapoff means reading all that is there. Reclaim and faults do not take it.
 
-#[cfg(target_os = "none")]
 mod areas;
-#[cfg(target_os = "none")]
 mod calls;
 pub mod header;
-#[cfg(target_os = "none")]
 mod store;
 
-#[cfg(target_os = "none")]
 pub use areas::{Listed, list, on_at_boot, peak};
-#[cfg(target_os = "none")]
 pub use calls::{sys_swapoff, sys_swapon};

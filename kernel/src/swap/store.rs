@@ -5,13 +5,13 @@
 //! reserve. Where even that is empty, a write waits for others to be done. Reading, under a faulting
 //! space's lock, does not wait for memory: the fault gives the lock back and reclaims.
 
-use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
 use freehold_machine::{PAGE_SIZE, Pfn};
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 use freehold_vm::{SwapStore, VmError};
 
 use crate::block::{Held, Shortage, ensure_objects};
+use crate::hw::Hardware;
 
 pub(super) struct DiskStore {
     held: Held,
@@ -30,13 +30,13 @@ const fn sector(page: u64) -> u64 {
 impl SwapStore for DiskStore {
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         ensure_objects(Shortage::Fail)?;
-        let mut bytes = FrameBytes::new(X86, frames);
+        let mut bytes = FrameBytes::new(Hardware, frames);
         self.held.disk().read(sector(first), &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
     }
 
     fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         ensure_objects(Shortage::Wait)?;
-        let bytes = FrameBytes::new(X86, frames);
+        let bytes = FrameBytes::new(Hardware, frames);
         self.held.disk().write(sector(first), &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
     }
 }

@@ -16,14 +16,8 @@ pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
 /// The proof that a [`SpinLock`] is held.
 pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
-#[cfg(target_os = "none")]
-pub use freehold_arch::sync::IrqSpinLock;
-/// On the host there are no interrupts.
-#[cfg(not(target_os = "none"))]
-pub type IrqSpinLock<T> = spin::mutex::SpinMutex<T>;
-
-/// How often a [`Mutex`] that is held is looked at before its waiter sleeps.
-const SPINS: usize = 300;
+use crate::hw::LOCK_SPINS;
+pub use crate::hw::sync::IrqSpinLock;
 
 /// A lock that may be held across sleeping. Waiting for it is not interruptible.
 #[derive(Debug, Default)]
@@ -72,20 +66,11 @@ impl<T> Mutex<T> {
         Ok(MutexGuard { data: Some(data), waiters: &self.waiters })
     }
     /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more than that.
-    #[cfg(target_os = "none")]
     fn spin(&self) -> Option<SpinLockGuard<'_, T>> {
-        if crate::sched::online().len() < 2 {
+        if crate::sched::online().len() == 1 {
             return None;
         }
-        (0..SPINS).find_map(|_| {
-            core::hint::spin_loop();
-            self.data.try_lock()
-        })
-    }
-    /// No task can sleep on the host: threads of tests that share a lock spin until it is free.
-    #[cfg(not(target_os = "none"))]
-    fn spin(&self) -> Option<SpinLockGuard<'_, T>> {
-        (0..u32::MAX).find_map(|_| {
+        (0..LOCK_SPINS).find_map(|_| {
             core::hint::spin_loop();
             self.data.try_lock()
         })

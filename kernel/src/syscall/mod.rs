@@ -6,9 +6,7 @@
 
 mod args;
 mod names;
-#[cfg(target_os = "none")]
 mod table;
-#[cfg(target_os = "none")]
 pub mod user_loop;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -29,14 +27,9 @@ pub enum Handler {
     /// One that needs the arguments only.
     Plain(fn(&Args) -> Result<i64>),
     /// One that reads or changes the program's registers.
-    #[cfg(target_os = "none")]
-    Context(fn(&mut freehold_arch::user::UserContext, &Args) -> Result<i64>),
+    Context(fn(&mut crate::hw::user::UserContext, &Args) -> Result<i64>),
 }
 
-/// On the host nobody calls.
-#[cfg(not(target_os = "none"))]
-static TABLE: [Option<Handler>; COUNT] = [None; COUNT];
-#[cfg(target_os = "none")]
 static TABLE: [Option<Handler>; COUNT] = {
     let mut table = [None; COUNT];
     let mut at = 0;
@@ -98,8 +91,7 @@ pub enum Implemented {
 }
 
 /// Answer one system call.
-#[cfg(target_os = "none")]
-pub fn dispatch(context: &mut freehold_arch::user::UserContext) -> Result<i64> {
+pub fn dispatch(context: &mut crate::hw::user::UserContext) -> Result<i64> {
     let number = context.syscall_number();
     match enter(number) {
         Some(Handler::Plain(handler)) => handler(&Args::new(number, context.syscall_args())),

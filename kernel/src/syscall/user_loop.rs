@@ -3,12 +3,12 @@
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
 
-use freehold_arch::time;
-use freehold_arch::user::{USER_END, UserContext, UserEvent};
 use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 
 use super::dispatch;
+use crate::hw::time;
+use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::mem;
 use crate::sched::Thread;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};

@@ -3,7 +3,6 @@
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
-use freehold_arch::user::{USER_END, UserContext};
 use freehold_collections::{
     Arc,
     reserve::{self, ArcMethods},
@@ -16,6 +15,7 @@ use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
 use super::trace::Event;
 use super::{Pid, Resource, Task, current, registry, spawn, users};
+use crate::hw::user::{USER_END, UserContext};
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
 use crate::syscall::Args;

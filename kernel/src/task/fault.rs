@@ -5,11 +5,11 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_arch::traps;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
 use super::out_of_memory;
+use crate::hw::traps;
 use crate::mem::Space;
 use crate::task;
 

@@ -1,6 +1,8 @@
 //! RLIMIT_FSIZE: how long a regular file the current task may make.
 
-use super::{Resource, SigInfo, Signal, limits::INFINITY};
+use freehold_collections::Arc;
+
+use super::{Resource, SigInfo, Signal, Task, limits::INFINITY};
 
 /// The most bytes that the current task may write from offset `at` on into a regular file (RLIMIT_FSIZE); no limit on the kernel's own tasks.
 ///
@@ -22,15 +24,10 @@ pub fn check_file_size(size: u64) -> crate::Result<()> {
     if size > file_size_limit() { Err(too_large()) } else { Ok(()) }
 }
 
-#[cfg(target_os = "none")]
+/// Before this CPU takes part in scheduling there is no limit.
 fn file_size_limit() -> u64 {
-    super::with_current(|task| task.process().soft_limit(Resource::FileSize))
-}
-
-/// On the host no task runs.
-#[cfg(not(target_os = "none"))]
-fn file_size_limit() -> u64 {
-    INFINITY
+    let limit = |task: &Arc<Task>| task.process().soft_limit(Resource::FileSize);
+    crate::hw::thread::with_current(limit).unwrap_or(INFINITY)
 }
 
 fn too_large() -> crate::Errno {

@@ -6,7 +6,6 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_arch::usercopy::{self, Faults};
 use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods},
@@ -17,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::{self, Mode};
 use super::{Pid, Task, current};
+use crate::hw::usercopy::{self, Faults};
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;

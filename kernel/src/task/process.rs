@@ -260,7 +260,6 @@ pub struct Beginnings {
 
 impl Beginnings {
     /// Those of a process that leads a session and a group of its own, `pid`, and has no program yet.
-    #[cfg(target_os = "none")]
     pub(super) fn of_leader(
         pid: Pid,
         files: Arc<FileTable>,

@@ -1,7 +1,6 @@
 //! arch_prctl: the thread pointer's registers.
 
-use freehold_arch::user::UserContext;
-
+use crate::hw::user::UserContext;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};

@@ -11,8 +11,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use freehold_arch::heap;
-use freehold_arch::memory::OutOfMemory;
+use crate::hw::heap;
+use crate::hw::memory::OutOfMemory;
 
 /// The largest sum since boot.
 static LARGEST: AtomicU64 = AtomicU64::new(0);

@@ -2,10 +2,10 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_arch::user::{USER_END, UserContext};
 use freehold_collections::{Arc, reserve::ArcMethods};
 
 use super::rseq::{Section, is_acceptable};
+use crate::hw::user::{USER_END, UserContext};
 use crate::sched::thread::PLACE;
 use crate::sched::whereabouts::Company;
 use crate::syscall::Args;

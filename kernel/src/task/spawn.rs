@@ -1,7 +1,5 @@
 //! Making tasks: the kernel's own, and user threads on a saved program state.
 
-use freehold_arch::thread;
-use freehold_arch::user::UserContext;
 use freehold_collections::{
     Arc, Box, Receiver, Vec,
     reserve::{self, ArcMethods},
@@ -11,6 +9,8 @@ use freehold_machine::{CpuId, CpuSet};
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fs::{FileTable, FsContext};
+use crate::hw::thread;
+use crate::hw::user::UserContext;
 use crate::mem::Space;
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Idle, Schedule, Thread};

@@ -7,20 +7,16 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Weak, reserve};
 
-#[cfg(target_os = "none")]
-use freehold_arch::heap::Watch;
-#[cfg(target_os = "none")]
 use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 
 use super::Pid;
 use super::credentials::Credentials;
 use super::process::{Process, Usage};
-#[cfg(target_os = "none")]
 use super::reserve::Drawn;
 use super::rseq::Registration;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
-#[cfg(target_os = "none")]
+use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
 use crate::sched::thread::{Drain, Fill, Part, SIGNAL};
 use crate::sched::{self, Runs, Schedule, Sleep, Thread, ThreadOwner};
@@ -63,7 +59,6 @@ pub struct Task {
     /// Who traces it.
     pub traced: Traced,
     /// What the system call that it is in drew from the heap's reserve.
-    #[cfg(target_os = "none")]
     pub(crate) drawn: Drawn,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
@@ -78,7 +73,6 @@ impl Task {
         let runs = if process.is_kernel() { Runs::Kernel } else { Runs::Programs };
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
-            #[cfg(target_os = "none")]
             if runs == Runs::Programs {
                 thread.set_translation(process.space().translation().clone());
             }
@@ -101,7 +95,6 @@ impl Task {
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
                 traced: Traced::new(),
-                #[cfg(target_os = "none")]
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),
             }
@@ -109,7 +102,6 @@ impl Task {
     }
 
     /// Have the heap count what programs' tasks draw from its reserve, where it is checked.
-    #[cfg(target_os = "none")]
     pub(crate) fn watch_reserve() {
         fn with_sum(f: impl FnOnce(&Drawn)) {
             hw::thread::with_current(|task: &Arc<Task>| {
@@ -119,7 +111,7 @@ impl Task {
             });
         }
         let drawn = |bytes| with_sum(|sum| sum.add(bytes));
-        freehold_arch::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
+        crate::hw::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
     }
 
     /// A reference to be kept.
@@ -231,11 +223,9 @@ impl ThreadOwner for Task {
     fn label(&self) -> ([u8; 16], u32) {
         (self.name(), self.tid)
     }
-    #[cfg(target_os = "none")]
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
         super::spawn::spawn_kernel(name, body)
     }
-    #[cfg(target_os = "none")]
     fn fill_pinned(&self, part: Part, transfer: Fill<'_>) -> Result<usize> {
         let (Part { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadWrite>::new::<Transient>(&space, address, length, Rule::Asked)?;
@@ -243,25 +233,12 @@ impl ThreadOwner for Task {
         transfer(&mut pinned.bytes_mut(0, count))?;
         Ok(count)
     }
-    #[cfg(target_os = "none")]
     fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize> {
         let (Part { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&space, address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
         transfer(&pinned.bytes(0, count))?;
         Ok(count)
-    }
-    #[cfg(not(target_os = "none"))]
-    fn spawn_kernel(&self, _name: &'static str, _body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
-        Err(Errno::ENOMEM)
-    }
-    #[cfg(not(target_os = "none"))]
-    fn fill_pinned(&self, _part: Part, _transfer: Fill<'_>) -> Result<usize> {
-        Err(Errno::EFAULT)
-    }
-    #[cfg(not(target_os = "none"))]
-    fn take_pinned(&self, _part: Part, _transfer: Drain<'_>) -> Result<usize> {
-        Err(Errno::EFAULT)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use core::fmt;
 
-use freehold_arch::user::UserContext;
 use freehold_collections::Arc;
 
 use super::{Pid, Session, Task};
 use crate::fs::FileTable;
+use crate::hw::user::UserContext;
 
 /// What a task asks of the layers above it, once in its life or where it is slow anyway.
 pub trait Above: Sync {

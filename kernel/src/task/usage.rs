@@ -49,7 +49,6 @@ pub fn to_abi(usage: &Usage) -> RUsage {
 }
 
 /// getrusage(who, usage)
-#[cfg(target_os = "none")]
 pub fn sys_getrusage(args: &Args) -> Result<i64> {
     const SELF: i32 = 0;
     const CHILDREN: i32 = -1;

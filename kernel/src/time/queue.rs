@@ -132,7 +132,6 @@ impl TimerQueue {
         // An earlier interrupt than needed is harmless and cheaper than setting the timer back and forth.
         if wanted < self.programmed {
             self.programmed = wanted;
-            #[cfg(target_os = "none")]
             hw::time::arm(wanted);
         }
     }
@@ -263,7 +262,6 @@ pub fn interrupt() {
             }
         }
     }
-    #[cfg(target_os = "none")]
     if sliced {
         crate::sched::timer_interrupt(now);
     }

@@ -4,7 +4,6 @@
 //! meanwhile, and never what a child or parent stores after a fork (the way in which references to shared frames leaked). Pages of
 //! truly shared memory are copied: their frames are file pages, whose bytes the reader may be about to write.
 
-use freehold_arch::X86;
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vm::OfFile;
@@ -12,6 +11,7 @@ use freehold_vm::OfFile;
 use super::page::BytePage;
 use super::ring::Ring;
 use crate::Result;
+use crate::hw::Hardware;
 use crate::mem::{PinnedOne, Space};
 use crate::user::Iovecs;
 
@@ -57,7 +57,7 @@ impl<'a> Lender<'a> {
             OfFile::No => BytePage::lent(pinned),
             OfFile::Yes => {
                 let copy = BytePage::allocate()?;
-                X86.copy(pinned.pfn(), copy.pfn());
+                Hardware.copy(pinned.pfn(), copy.pfn());
                 copy
             }
         };

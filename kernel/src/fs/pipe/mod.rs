@@ -7,7 +7,6 @@
 //!
 //! Semantics: pipe(7), fifo(7).
 
-#[cfg(target_os = "none")]
 mod lend;
 mod page;
 mod ring;
@@ -302,7 +301,6 @@ enum Offer<'a> {
     /// Bytes that are copied.
     Copied(&'a mut dyn Source, Boundary),
     /// A program's pages themselves.
-    #[cfg(target_os = "none")]
     Lent(lend::Lender<'a>),
 }
 
@@ -310,7 +308,6 @@ impl Offer<'_> {
     fn remaining(&self) -> usize {
         match self {
             Self::Copied(source, _) => source.remaining(),
-            #[cfg(target_os = "none")]
             Self::Lent(lender) => lender.remaining(),
         }
     }
@@ -318,7 +315,6 @@ impl Offer<'_> {
     fn is_content_with_part(&self) -> bool {
         match self {
             Self::Copied(..) => false,
-            #[cfg(target_os = "none")]
             Self::Lent(_) => true,
         }
     }
@@ -331,7 +327,6 @@ impl Offer<'_> {
     fn push(&mut self, ring: &mut Ring) -> Result<usize> {
         match self {
             Self::Copied(source, boundary) => ring.push(*source, *boundary),
-            #[cfg(target_os = "none")]
             Self::Lent(lender) => lender.push(ring),
         }
     }

@@ -1,8 +1,7 @@
 //! A page of bytes that is no part of any file: what pipes and sockets hold. It is the kernel's own, or lent by a program (vmsplice).
 
-#[cfg(target_os = "none")]
 mod real {
-    use freehold_arch::X86;
+    use crate::hw::Hardware;
     use freehold_frame::{Frame, PageCache};
     use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
@@ -46,46 +45,11 @@ mod real {
         }
         /// Run `f` on the bytes, in a window: it must not sleep or fault.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-            X86.with_bytes(self.pfn(), f)
+            Hardware.with_bytes(self.pfn(), f)
         }
         /// As [`BytePage::with_bytes`], for bytes that are only read.
         pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-            X86.read_bytes(self.pfn(), f)
-        }
-    }
-}
-
-#[cfg(not(target_os = "none"))]
-mod real {
-    use freehold_collections::{Box, reserve};
-    use freehold_machine::PAGE_SIZE;
-
-    use super::Holding;
-    use crate::Result;
-    use crate::sync::SpinLock;
-
-    /// Heap memory, where there are no frames.
-    pub struct BytePage(SpinLock<Box<[u8; PAGE_SIZE]>>);
-
-    impl BytePage {
-        /// A page with any content.
-        ///
-        /// # Errors
-        /// None here.
-        pub fn allocate() -> Result<Self> {
-            Ok(Self(SpinLock::new(reserve::boxed([0; PAGE_SIZE]))))
-        }
-        /// Whose it is.
-        pub const fn holding(&self) -> Holding {
-            Holding::Own
-        }
-        /// Run `f` on the bytes.
-        pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-            f(&mut self.0.lock())
-        }
-        /// As [`BytePage::with_bytes`], for bytes that are only read.
-        pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-            f(&self.0.lock())
+            Hardware.read_bytes(self.pfn(), f)
         }
     }
 }

@@ -129,7 +129,6 @@ impl Ring {
     ///
     /// # Errors
     /// `ENOMEM`.
-    #[cfg(target_os = "none")]
     pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
         self.chunks.try_reserve(1)?;
         let (start, end, boundary) = (range.start, range.end, Boundary::Stream);

@@ -313,12 +313,6 @@ pub fn sys_vmsplice(args: &Args) -> Result<i64> {
     Ok(count as i64)
 }
 
-#[cfg(target_os = "none")]
 fn lend(pipe: &Pipe, memory: &mut Iovecs, wait: Blocking) -> Result<usize> {
     pipe.take(&mut super::Offer::Lent(super::lend::Lender::new(memory)), wait)
-}
-
-#[cfg(not(target_os = "none"))]
-fn lend(pipe: &Pipe, memory: &mut Iovecs, wait: Blocking) -> Result<usize> {
-    pipe.write(memory, super::Boundary::Stream, wait)
 }

@@ -3,33 +3,20 @@
 //! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and hold a process
 //! ID only, so they show the process of that number or nothing once it is gone.
 
-#[cfg(any(test, target_os = "none"))]
 mod cpuinfo;
-#[cfg(target_os = "none")]
 mod frames;
 pub mod loads;
-#[cfg(target_os = "none")]
 mod memory;
-#[cfg(target_os = "none")]
 mod mounts;
-#[cfg(target_os = "none")]
 mod numa_maps;
-#[cfg(target_os = "none")]
 mod oom;
-#[cfg(target_os = "none")]
 mod processes;
-#[cfg(any(test, target_os = "none"))]
 mod scan;
 mod settings;
-#[cfg(target_os = "none")]
 mod status;
-#[cfg(target_os = "none")]
 pub mod system;
-#[cfg(target_os = "none")]
 mod sysvipc;
-#[cfg(target_os = "none")]
 pub mod vmstat;
-#[cfg(target_os = "none")]
 pub mod zones;
 
 use super::mount::{FileSystem, FsStats};
@@ -58,7 +45,6 @@ impl ProcFs {
         settings::fill(&root);
         checkpoint()?;
         loads::fill(&root);
-        #[cfg(target_os = "none")]
         {
             system::fill(&root);
             checkpoint()?;

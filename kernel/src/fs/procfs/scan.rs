@@ -126,10 +126,8 @@ impl Regions {
     }
 }
 
-#[cfg(target_os = "none")]
 pub(super) use call::scan;
 
-#[cfg(target_os = "none")]
 mod call {
     use freehold_collections::Arc;
     use freehold_machine::VirtAddr;

@@ -4,9 +4,11 @@
 use core::fmt::{self, Display, Formatter};
 
 use freehold_collections::Arc;
+use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
+use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::task::registry;
 use crate::task::uts::{self, Name};
@@ -62,7 +64,6 @@ impl Generate for CompactMemory {
         if parse_number(bytes)? != 1 {
             return Err(Errno::EINVAL);
         }
-        #[cfg(target_os = "none")]
         crate::mem::evacuate::compact(usize::MAX);
         Ok(())
     }
@@ -83,7 +84,6 @@ impl Generate for DropCaches {
         if !(1..=4).contains(&what) {
             return Err(Errno::EINVAL);
         }
-        #[cfg(target_os = "none")]
         if what & 1 != 0 {
             crate::block::drop_clean();
         }
@@ -110,13 +110,7 @@ impl Display for Uuid {
 }
 
 fn random_pair() -> [u64; 2] {
-    #[cfg(target_os = "none")]
-    {
-        use freehold_machine::Entropy;
-        [crate::hw::Hardware.random_u64(), crate::hw::Hardware.random_u64()]
-    }
-    #[cfg(not(target_os = "none"))]
-    [0, 0]
+    [Hardware.random_u64(), Hardware.random_u64()]
 }
 
 /// Put /proc/sys into `root`.
@@ -181,7 +175,6 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("panic_on_oom", "0");
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
-    #[cfg(target_os = "none")]
     reclaim(vm);
 }
 
@@ -227,7 +220,6 @@ impl Generate for SemaphoreLimits {
 }
 
 /// What reclaim goes by.
-#[cfg(target_os = "none")]
 fn reclaim(vm: &Arc<PseudoDir>) {
     use crate::mem::{commons, frames, reclaim};
     let swappiness = Number { get: reclaim::swappiness, set: reclaim::set_swappiness };

@@ -150,7 +150,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
         "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0"
     );
     writeln!(out, "Hugepagesize:       2048 kB");
-    let map = freehold_arch::memory::map_figures();
+    let map = crate::hw::memory::map_figures();
     writeln!(out, "{:<16}{:>8} kB", "DirectMap4k:", map.small * FRAME_KB);
     writeln!(out, "{:<16}{:>8} kB", "DirectMap2M:", map.large * 2048);
     Ok(())
@@ -219,7 +219,7 @@ fn devices(out: &mut Text) -> Result<()> {
 fn slabinfo(out: &mut Text) -> Result<()> {
     out.push(b"slabinfo - version: 2.1\n");
     out.push(b"# name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables <limit> <batchcount> <sharedfactor> : slabdata <active_slabs> <num_slabs> <sharedavail>\n");
-    let heap = freehold_arch::heap::stats();
+    let heap = crate::hw::heap::stats();
     let frames = heap.frames as u64;
     let used = (heap.allocated_bytes as u64).div_ceil(64);
     writeln!(

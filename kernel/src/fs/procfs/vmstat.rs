@@ -1,12 +1,12 @@
 //! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: there is no list of inactive anonymous
 //! pages, and compaction looks for no free frames of its own. What is not counted is not shown.
 
-use freehold_arch::memory as arch_memory;
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
 use freehold_vm::Event;
 
 use crate::fs::generated::Text;
+use crate::hw::memory as arch_memory;
 use crate::mem::reclaim::{self, Counts, PageKind, Who};
 use crate::mem::{self, stats};
 use crate::task::registry;

@@ -25,7 +25,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
     cpus.constant("isolated", "");
     cpus.constant("kernel_max", KERNEL_MAX);
     let weaknesses = cpus.dirs("vulnerabilities");
-    for (name, text) in freehold_arch::speculation::files() {
+    for (name, text) in crate::hw::speculation::files() {
         weaknesses.constant(name, text);
     }
     for cpu in online.iter() {

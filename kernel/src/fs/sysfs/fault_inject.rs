@@ -68,7 +68,7 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
 /// kernel; zeroes elsewhere). Linux has no such file.
 fn reserve(out: &mut Text) -> Result<()> {
     let drawn = crate::task::reserve::largest();
-    writeln!(out, "set_aside {}\nlargest {drawn}", freehold_arch::heap::CALL_RESERVE);
+    writeln!(out, "set_aside {}\nlargest {drawn}", crate::hw::heap::CALL_RESERVE);
     Ok(())
 }
 

@@ -1,29 +1,17 @@
 //! /sys: what tools ask of CPUs, nodes, memory and parameters.
 
-#[cfg(target_os = "none")]
 mod cpus;
-#[cfg(target_os = "none")]
 mod fault_inject;
-#[cfg(target_os = "none")]
 mod gup_test;
-#[cfg(target_os = "none")]
 mod huge;
-#[cfg(target_os = "none")]
 mod kernel;
-#[cfg(target_os = "none")]
 mod memory;
-#[cfg(target_os = "none")]
 mod nodes;
-#[cfg(target_os = "none")]
 mod page_tables;
-#[cfg(target_os = "none")]
 mod provoke;
-#[cfg(target_os = "none")]
 mod replica;
-#[cfg(target_os = "none")]
 mod xpfo;
 
-#[cfg(target_os = "none")]
 pub use provoke::set_ring_memory;
 
 use super::mount::{FileSystem, FsStats};
@@ -53,7 +41,6 @@ pub fn root() -> Arc<PseudoDir> {
 }
 
 /// Put in what boot found: once, when the CPUs run.
-#[cfg(target_os = "none")]
 pub fn fill() {
     let root = root();
     let Some(machine) = super::machine::get() else { return };
@@ -68,7 +55,6 @@ pub fn fill() {
 }
 
 /// Put in the disks: once, when they are known, which is after [`fill`].
-#[cfg(target_os = "none")]
 pub fn fill_disks() {
     kernel::fill_disks(&root());
 }

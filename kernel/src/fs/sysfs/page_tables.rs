@@ -1,17 +1,17 @@
 //! /sys/kernel/debug/page_tables: what each node's root maps in the kernel half, in Linux' form.
 
-use freehold_arch::X86;
 use freehold_collections::Arc;
 use freehold_machine::{Machine as _, NodeId};
 
 use crate::Result;
 use crate::fs::generated::Text;
 use crate::fs::pseudo::PseudoDir;
+use crate::hw::Hardware;
 
 /// Puts the directory into debugfs. Its files are root's, since they tell where the kernel is.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"page_tables");
-    for node in (0..X86.node_count() as u8).map(NodeId) {
+    for node in (0..Hardware.node_count() as u8).map(NodeId) {
         let show = move |out: &mut Text| show(node, out);
         dir.generated(format_args!("node{}", node.0), 0o400, show);
     }
@@ -20,6 +20,6 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
 /// A line for each run of addresses with equal rights.
 fn show(node: NodeId, out: &mut Text) -> Result<()> {
     writeln!(out, "---[ Kernel Space ]---");
-    freehold_replica::dump(X86, X86.kernel_root(node), &mut |run| writeln!(out, "{run}"));
+    freehold_replica::dump(Hardware, Hardware.kernel_root(node), &mut |run| writeln!(out, "{run}"));
     Ok(())
 }

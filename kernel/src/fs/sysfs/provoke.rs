@@ -6,7 +6,6 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use freehold_arch::{X86, provoke, sync::Once};
 use freehold_collections::{Arc, reserve};
 use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
 use freehold_machine::{Pfn, PhysicalBytes};
@@ -17,6 +16,7 @@ use crate::fs::generated::{Generate, Text};
 use crate::fs::pipe::Pipe;
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::{Blocking, File, OpenFlags, tmpfs};
+use crate::hw::{Hardware, provoke, sync::Once};
 use crate::socket::channel::{Ancillary, Patience, Taking};
 use crate::socket::unix::{SocketKind, UnixSocket};
 use crate::sync::{Mutex, WaitQueue};
@@ -96,7 +96,7 @@ fn outcome(read: Option<u64>) -> Verdict {
 
 /// Store [`SECRET`] in the frame's first word.
 fn mark(frame: Pfn) {
-    X86.with_bytes(frame, |bytes| bytes[..8].copy_from_slice(&SECRET.to_le_bytes()));
+    Hardware.with_bytes(frame, |bytes| bytes[..8].copy_from_slice(&SECRET.to_le_bytes()));
 }
 
 fn user_frame() -> Result<Frame<Anon, mem::Frames>> {
@@ -212,7 +212,7 @@ fn read_reallocated() -> Result<Verdict> {
 fn exec_physmap() -> Result<Verdict> {
     const RET: u8 = 0xc3;
     let frame = user_frame()?;
-    X86.with_bytes(frame.pfn(), |bytes| bytes.fill(RET));
+    Hardware.with_bytes(frame.pfn(), |bytes| bytes.fill(RET));
     Ok(if provoke::execute(frame.pfn()) { Verdict::Exposed } else { Verdict::Stopped })
 }
 

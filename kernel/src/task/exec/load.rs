@@ -132,7 +132,7 @@ impl Places {
     /// Random bits, or none.
     pub fn draw(self) -> u64 {
         match self {
-            Self::Random => freehold_arch::X86.random_u64(),
+            Self::Random => crate::hw::Hardware.random_u64(),
             Self::Fixed => 0,
         }
     }

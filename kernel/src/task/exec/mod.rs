@@ -4,14 +4,11 @@
 //! process changes over. After that there is no way back: a thread that cannot go on is killed.
 
 pub mod elf;
-#[cfg(target_os = "none")]
 mod load;
-#[cfg(target_os = "none")]
 mod run;
 pub mod script;
 pub mod stack;
 mod strings;
 
-#[cfg(target_os = "none")]
 pub use run::{Prepared, Request, load, sys_execve, sys_execveat};
 pub use strings::Strings;

@@ -2,8 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_arch::X86;
-use freehold_arch::user::{USER_END, UserContext};
 use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods},
@@ -18,7 +16,9 @@ use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, Walk};
 use crate::fs::{OpenFile, OpenFlags, Path};
+use crate::hw::Hardware;
 use crate::hw::PAGE;
+use crate::hw::user::{USER_END, UserContext};
 use crate::mem::{self, Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
@@ -231,7 +231,7 @@ fn auxiliary(plan: &elf::Plan, bases: &Bases, credentials: &Credentials) -> [(u6
     let [uid, euid, gid, egid, secure] = identity(credentials);
     [
         (AT_SYSINFO_EHDR, bases.vdso),
-        (aux::MINSIGSTKSZ, 440 + 64 + freehold_arch::user::xsave_size() as u64 + 128),
+        (aux::MINSIGSTKSZ, 440 + 64 + crate::hw::user::xsave_size() as u64 + 128),
         (aux::HWCAP, HWCAP),
         (aux::PAGESZ, PAGE),
         (aux::CLKTCK, 100),
@@ -248,7 +248,7 @@ fn auxiliary(plan: &elf::Plan, bases: &Bases, credentials: &Credentials) -> [(u6
         secure,
         (aux::RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE),
         (aux::RSEQ_ALIGN, rseq::ALIGNMENT),
-        (aux::HWCAP2, if freehold_arch::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
+        (aux::HWCAP2, if crate::hw::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
     ]
 }
 
@@ -283,7 +283,7 @@ fn assemble(
     let mut nameless = Strings::new();
     nameless.push(b"")?;
     let arguments = if request.arguments.is_empty() { &nameless } else { &request.arguments };
-    let random = (u128::from(X86.random_u64()) << 64 | u128::from(X86.random_u64())).to_le_bytes();
+    let random = (u128::from(Hardware.random_u64()) << 64 | u128::from(Hardware.random_u64())).to_le_bytes();
     let contents =
         Contents { arguments, environment: &request.environment, name: shown, random, auxiliary: &auxiliary };
     let image = stack::build(stack_top - (places.draw() % 512 * 16), &contents)?;

@@ -3,8 +3,6 @@
 use core::mem::offset_of;
 use core::ops::ControlFlow;
 
-use freehold_arch::traps::Registers;
-use freehold_arch::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
 use freehold_collections::Receiver;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -15,6 +13,8 @@ use super::{
     Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
 };
+use crate::hw::traps::Registers;
+use crate::hw::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
 use crate::hw::{self, Faults};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};

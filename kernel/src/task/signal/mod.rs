@@ -1,7 +1,6 @@
 //! Signals: what they are, who has which pending, sending and delivering them.
 
 pub mod calls;
-#[cfg(target_os = "none")]
 pub mod deliver;
 pub mod exception;
 pub mod frame;

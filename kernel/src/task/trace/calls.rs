@@ -1,6 +1,5 @@
 //! ptrace(2), the tracer's side.
 
-use freehold_arch::user;
 use freehold_collections::{Arc, Vec};
 use freehold_machine::VirtAddr;
 use freehold_vm::Rule;
@@ -9,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::attach::{Attachment, release};
 use super::{Attached, Event, Image, Options, Resume, StopKind, TraceState, Tracee, USER_BYTES, transfer};
 use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::hw::user;
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;

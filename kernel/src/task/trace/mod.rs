@@ -24,13 +24,10 @@
 //! Source: ptrace(2); Linux kernel/ptrace.c and kernel/signal.c.
 
 pub(super) mod attach;
-#[cfg(target_os = "none")]
 pub mod calls;
 mod image;
-#[cfg(target_os = "none")]
 mod stop;
 mod tracee;
-#[cfg(target_os = "none")]
 mod transfer;
 
 pub use image::{Image, USER_BYTES};

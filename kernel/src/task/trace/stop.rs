@@ -2,10 +2,10 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_arch::user::UserContext;
 use freehold_collections::{Arc, Receiver};
 
 use super::{Attached, Event, Image, Options, Resume, Stop, StopKind, Tracee, transfer};
+use crate::hw::user::UserContext;
 use crate::sched::{self, Sleep};
 use crate::task::clone::CloneFlags;
 use crate::task::process::{ExitStatus, Group, Report};

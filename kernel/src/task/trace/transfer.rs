@@ -1,9 +1,8 @@
 //! Registers between a program's context and what its tracer sees.
 
-use freehold_arch::traps::Registers;
-use freehold_arch::user::{self, FpuImage, USER_DATA, UserContext};
-
 use super::{Image, TraceState};
+use crate::hw::traps::Registers;
+use crate::hw::user::{self, FpuImage, USER_DATA, UserContext};
 
 /// Where the bytes of an XSAVE area begin that are software's: the components that the area has room for, as in
 /// XCR0 (Linux: `xstate_fx_sw_bytes`).

@@ -1,0 +1,87 @@
+//! Breaches of isolation, which need the bare machine: here each is refused, as a whole machine refuses it.
+
+/// Accesses that are to be refused.
+pub mod provoke {
+    use freehold_machine::Pfn;
+
+    /// Reads a program's frame through the kernel's map.
+    pub fn read(_frame: Pfn) -> Option<u64> {
+        None
+    }
+    /// Reads the kernel's bytes through a second address.
+    pub fn read_alias(_bytes: &[u8]) -> Option<u64> {
+        None
+    }
+    /// Runs what is in the frame.
+    pub fn execute(_frame: Pfn) -> bool {
+        false
+    }
+    /// Writes the kernel's text through a second address.
+    pub fn write_text_alias() -> bool {
+        false
+    }
+    /// What came of [`read_closed_window`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct ClosedWindow {
+        /// The word; `None`: nothing is there any more.
+        pub word: Option<u64>,
+        /// How long it was waited for an interrupt that should have come before.
+        pub late_ns: u64,
+    }
+    /// Reads a word where the frame's window was.
+    pub fn read_closed_window(_frame: Pfn, _wait_ns: u64) -> ClosedWindow {
+        ClosedWindow { word: None, late_ns: 0 }
+    }
+    /// Writes through a window for reading.
+    pub fn write_reading_window(_frame: Pfn) -> bool {
+        false
+    }
+    /// Opens a window in an interrupt.
+    pub fn window_in_interrupt() -> bool {
+        false
+    }
+}
+
+/// Rules that are broken on purpose, for those who check them from outside.
+pub mod plant {
+    use freehold_machine::Pfn;
+
+    use crate::hw::memory::OutOfMemory;
+
+    /// Reads a program's frame through the kernel's map.
+    pub fn direct_map_read(_user: Pfn) {}
+    /// Maps it where nobody looks.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn unused_mapping(_user: Pfn) -> Result<(), OutOfMemory> {
+        Err(OutOfMemory)
+    }
+    /// Makes text writable.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn writable_text() -> Result<(), OutOfMemory> {
+        Err(OutOfMemory)
+    }
+    /// Leaves a translation behind.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn stale_entry() -> Result<(), OutOfMemory> {
+        Err(OutOfMemory)
+    }
+    /// Maps text twice.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn text_alias() -> Result<(), OutOfMemory> {
+        Err(OutOfMemory)
+    }
+    /// Loads another node's root.
+    pub fn wrong_root() -> bool {
+        false
+    }
+    /// Leaves SMAP open.
+    pub fn smap_open() {}
+}

@@ -1,0 +1,155 @@
+//! Frames and their records: what start-up hands to the page allocator.
+
+use core::sync::atomic::AtomicU64;
+use std::sync::OnceLock;
+
+use freehold_machine::{Cpus, Pfn, PfnRange};
+use freehold_xpfo::{Policy, Rules};
+use zerocopy::FromZeros;
+
+pub use freehold_arch::memory::{FrameProvider, MapFigures, OutOfMemory};
+
+use super::machine::{self, RESERVED, ROOT};
+use super::std;
+
+/// A record and what goes with it for each frame, all zero.
+///
+/// # Errors
+/// None on a host.
+pub fn frame_table<T: FromZeros, U: FromZeros>() -> Result<(&'static [T], &'static [U]), OutOfMemory> {
+    Ok((machine::per_frame(), machine::per_frame()))
+}
+
+/// Zeroes for ever.
+///
+/// # Errors
+/// None on a host.
+pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
+    Ok(machine::words(count))
+}
+
+/// What start-up took.
+pub fn seal() -> &'static [PfnRange] {
+    &RESERVED
+}
+
+static POLICY: OnceLock<Policy> = OnceLock::new();
+
+/// How strictly frames of programs are kept out of the direct map: the model does so always.
+pub fn policy() -> Policy {
+    POLICY.get().copied().unwrap_or_default()
+}
+
+/// What the kernel's command line says of it; once.
+pub fn set_policy(policy: Policy) {
+    // The first stays: there is one kernel in a process.
+    let _ = POLICY.set(policy);
+}
+
+/// The heap is the host's: it asks for no frames.
+pub fn set_frame_provider(_provider: &'static dyn FrameProvider) {}
+
+/// Windows look at no record.
+pub fn use_frame_table() {}
+
+/// What the model's map is made of is the model's matter.
+pub fn map_figures() -> MapFigures {
+    MapFigures::default()
+}
+
+/// Windows opened, and laps begun.
+pub fn window_totals() -> [u64; 2] {
+    [0; 2]
+}
+
+/// Windows that were refused: the model panics instead.
+pub fn refused_windows() -> u64 {
+    0
+}
+
+/// Whether the kernel reaches the frame's bytes through the direct map.
+pub fn is_in_direct_map(frame: Pfn) -> bool {
+    machine::model().is_in_direct_map(frame)
+}
+
+/// What the kernel half has to look like: it has no leaf, since the model keeps the direct map apart.
+pub fn map_rules() -> Rules {
+    let nothing = PfnRange { start: Pfn(0), end: Pfn(0) };
+    Rules { root: ROOT, windows: 0..0, read_only: nothing, exclusive: policy().is_exclusive() }
+}
+
+/// Memory that comes and goes: each frame of the model has its record from the start.
+pub mod pluggable {
+    use super::{OutOfMemory, Pfn, PfnRange, machine};
+
+    /// Whether the frame is in a pageblock that can be plugged in.
+    pub fn is_plugged(frame: Pfn) -> bool {
+        machine::model().topology().pluggable_ranges().any(|range| range.frames.contains(frame))
+    }
+    /// Whether memory can be plugged in there.
+    pub fn is_possible(blocks: PfnRange) -> bool {
+        !blocks.is_empty()
+    }
+    /// Declares where memory may be plugged in.
+    ///
+    /// # Errors
+    /// None on a host.
+    pub fn declare(_runs: &[PfnRange]) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
+    /// The records of the pageblock are there.
+    ///
+    /// # Errors
+    /// Where there is no memory for them.
+    pub fn plug(_block: Pfn, _alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
+    /// They are needed no more.
+    pub fn unplug(_block: Pfn) {}
+}
+
+/// The kernel's text is the test's: nodes share it.
+pub mod replica {
+    use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Topology, VirtAddr};
+    use freehold_replica::{Image, Port, Rest};
+
+    use super::{Cpus, Pfn, PfnRange, ROOT, machine};
+
+    /// No node has a root of its own.
+    pub fn are_used() -> bool {
+        false
+    }
+    /// No load is shared where all are.
+    pub fn note_shared_load(_cpu: CpuId) {}
+    /// None.
+    pub fn shared_load_count() -> u64 {
+        0
+    }
+    /// Nothing was loaded.
+    pub fn forget_shared_text(_cpu: CpuId) {}
+    /// Every CPU has the one root.
+    pub fn load_own(_cpu: CpuId) {}
+    /// An image without a page, on the first CPU's node.
+    pub fn image(_topology: &Topology) -> Image {
+        let node = super::super::Hardware.node_of_cpu(CpuId(0));
+        Image { start: VirtAddr(0), pages: 0, first: Pfn(0), node, root: ROOT }
+    }
+
+    /// The image and the nodes' roots.
+    #[derive(Clone, Copy, Debug)]
+    pub struct ImagePort;
+
+    impl Port for ImagePort {
+        fn read_image<R>(self, page: u64, _f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+            panic!("page {page} of an image without pages")
+        }
+        fn rest(self) -> Rest {
+            Rest::Pageblock
+        }
+        fn is_in_direct_map(self, frames: PfnRange) -> bool {
+            machine::model().is_in_direct_map(frames.start)
+        }
+        fn leave_direct_map(self, _frames: PfnRange) {}
+        fn set_root(self, _node: NodeId, _root: Pfn) {}
+    }
+}

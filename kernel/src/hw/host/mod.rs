@@ -1,0 +1,202 @@
+//! The software machine under the names of `freehold-arch`.
+//!
+//! A process of the host is one machine: memory, tables and TLBs of [`freehold_machine::model`], one CPU that runs. What is
+//! plain logic in `freehold-arch` is taken from there; what needs an instruction of a real CPU is here, or is not called on
+//! a host (devices, firmware, breaches of isolation).
+//!
+//! Unit tests use what is here as it is: a page allocator over [`FRAMES`] frames comes into being when it is first asked, the
+//! clock stands still, no thread is shown. A test of the kernel as a whole starts it on the machine, in a process of its own.
+
+extern crate std;
+
+mod breach;
+mod machine;
+pub mod memory;
+pub mod thread;
+pub mod time;
+pub mod user;
+pub mod usercopy;
+
+pub use breach::{plant, provoke};
+pub use freehold_arch::{boot, firmware, mmio, speculation};
+use freehold_buddy::Buddy;
+pub use machine::{FRAMES, Hardware, model, start_machine};
+
+use super::Frames;
+
+/// Without a kernel no thread can sleep: threads of a test that share a lock spin until it is free.
+pub const LOCK_SPINS: usize = u32::MAX as usize;
+
+pub(super) static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();
+
+/// The page allocator; one with nothing around it where the kernel did not start.
+#[inline]
+pub fn frames() -> Frames {
+    BUDDY.get().unwrap_or_else(machine::lone_frames)
+}
+
+/// The one CPU that runs.
+pub mod cpu {
+    use freehold_machine::{CpuId, Topology};
+
+    pub use super::time::idle;
+
+    /// The machine has its topology already.
+    pub fn set_topology(_topology: &Topology, _cpus: usize) {}
+    /// No other CPU starts: the first runs alone.
+    pub fn start_secondary(_bus_ids: &[u32], _life: fn(CpuId) -> !) -> usize {
+        1
+    }
+    /// Nobody is interrupted: the CPU looks for itself before it idles.
+    pub fn send_reschedule(_cpu: CpuId) {}
+    /// Its number on the interrupt bus.
+    pub fn bus_id() -> u32 {
+        0
+    }
+    /// Its programs have no BMI2.
+    pub fn has_bmi2() -> bool {
+        false
+    }
+}
+
+/// Random bits: the machine's, the same in every run.
+pub mod entropy {
+    use freehold_machine::Entropy;
+
+    /// Fills `bytes`.
+    pub fn fill(bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(8) {
+            let random = super::Hardware.random_u64().to_le_bytes();
+            part.copy_from_slice(&random[..part.len()]);
+        }
+    }
+}
+
+/// The host's allocator stands in for the kernel's heap.
+pub mod heap {
+    pub use freehold_arch::heap::{CALL_RESERVE, CHECKED, FaultHook, HeapStats, Watch};
+
+    use super::memory::OutOfMemory;
+
+    /// The host has memory, unless a test asked for a failure.
+    ///
+    /// # Errors
+    /// As on the bare machine, for more than a reserve can promise.
+    pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
+        if bytes <= 32 << 10 { Ok(()) } else { Err(OutOfMemory) }
+    }
+    /// What the host's allocator holds is the host's matter.
+    pub fn stats() -> HeapStats {
+        HeapStats { frames: 0, allocated_bytes: 0, reserve_frames: 0 }
+    }
+    /// There is no reserve to be filled.
+    pub fn is_refilling() -> bool {
+        false
+    }
+    /// Tests of collections ask `freehold_collections::inject`.
+    pub fn inject_faults(_hook: FaultHook) {}
+    /// Nothing is summed on a host.
+    pub fn watch(_watch: Watch) {}
+}
+
+/// There are no interrupts on a host: timers run out while the CPU idles.
+pub mod irq {
+    use core::marker::PhantomData;
+
+    pub use freehold_arch::irq::{InterruptHandler, Msi, allocate};
+
+    /// The place where interrupts would be off.
+    #[must_use]
+    #[derive(Debug)]
+    pub struct InterruptsOff(PhantomData<*mut ()>);
+
+    impl Drop for InterruptsOff {
+        fn drop(&mut self) {}
+    }
+
+    /// Nothing comes in between on a host.
+    pub fn disable() -> InterruptsOff {
+        InterruptsOff(PhantomData)
+    }
+    /// Nothing will come.
+    pub fn enable() {}
+}
+
+/// The end.
+pub mod panic {
+    pub use freehold_arch::panic::{Certificate, CertificateSink, CpuReport, MAX_FRAMES, set_sink};
+}
+
+/// Power.
+pub mod power {
+    /// Ends the process.
+    pub fn exit(code: u8) -> ! {
+        super::std::process::exit(i32::from(code))
+    }
+}
+
+/// Nodes share the kernel's text, which is the test's.
+pub mod replicas {
+    pub use super::memory::replica::{are_used, forget_shared_text, note_shared_load, shared_load_count};
+}
+
+/// The serial line.
+pub mod serial {
+    /// A kernel's words are shown with its test's, where that fails.
+    pub fn print(text: core::fmt::Arguments<'_>) {
+        if super::traps::handlers().is_some() {
+            super::std::eprint!("{text}");
+        }
+    }
+}
+
+/// Locks.
+pub mod sync {
+    pub use freehold_arch::sync::Once;
+
+    /// There are no interrupts to hold off.
+    pub type IrqSpinLock<T> = spin::mutex::SpinMutex<T>;
+}
+
+/// What happens where the CPU cannot go on.
+pub mod traps {
+    pub use freehold_arch::traps::{Handlers, Registers, Unresolved};
+
+    static HANDLERS: super::sync::Once<&'static dyn Handlers> = super::sync::Once::new();
+
+    /// Says who is asked; once.
+    pub fn register(handlers: &'static dyn Handlers) {
+        HANDLERS.set(handlers);
+    }
+    pub(super) fn handlers() -> Option<&'static dyn Handlers> {
+        HANDLERS.get().copied()
+    }
+}
+
+/// Nobody observes the machine from outside.
+pub mod watch {
+    pub use freehold_arch::watch::Records;
+
+    /// A program begins.
+    pub fn program_begins() {}
+    /// The last has ended.
+    pub fn program_ended() {}
+    /// How the frame table is read.
+    pub fn publish(_records: Records, _owners: impl Iterator<Item = &'static str>) {}
+}
+
+/// Windows close as the model closes them: at once.
+pub mod windows {
+    use freehold_xpfo::Closing;
+
+    pub use super::memory::policy;
+
+    /// At once, always.
+    pub fn close_as(_closing: Closing) {}
+    /// Nothing closed is remembered.
+    pub fn forget_closed() {}
+    /// The CPU is the kernel's alone.
+    pub fn lend() {}
+    /// It runs a program again.
+    pub fn take_back() {}
+}

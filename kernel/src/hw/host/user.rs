@@ -1,0 +1,212 @@
+//! A program's registers, and running it: a program of a host is a function that is given them.
+
+use core::fmt;
+use std::boxed::Box;
+use std::sync::OnceLock;
+
+pub use freehold_arch::user::{
+    BadFpuState, FpuImage, NotUserAddress, USER_CODE, USER_CODE_32, USER_DATA, USER_END, UserEvent,
+    VECTOR_SYSCALL,
+};
+
+use super::memory::OutOfMemory;
+use super::std;
+use super::traps::Registers;
+
+/// FXSAVE's bytes: there is no XSAVE.
+const FPU_BYTES: usize = 512;
+/// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
+const SOFTWARE_BYTES: usize = 464;
+const DEFAULT_CONTROL: u16 = 0x37f;
+const DEFAULT_MXCSR: u32 = 0x1f80;
+/// The bits of MXCSR that a CPU without DAZ has not.
+const MXCSR_MASK: u32 = 0xffbf;
+
+/// What runs programs: it looks where one is (`rip`), does what the program does there, and says why it stops.
+pub type Processor = Box<dyn Fn(&mut UserContext) -> UserEvent + Send + Sync>;
+
+static PROCESSOR: OnceLock<Processor> = OnceLock::new();
+
+/// Says what runs programs; once.
+///
+/// # Panics
+/// When it was said before.
+pub fn set_processor(processor: Processor) {
+    assert!(PROCESSOR.set(processor).is_ok(), "one processor runs the machine's programs");
+}
+
+/// Bytes of a floating-point state.
+pub fn xsave_size() -> usize {
+    FPU_BYTES
+}
+/// The state components that are saved: FXSAVE's part only.
+pub fn xfeatures() -> u64 {
+    0
+}
+/// Programs ask the kernel for their bases.
+pub fn has_fsgsbase() -> bool {
+    false
+}
+/// Whether [`UserContext::load_fpu`] takes `area`.
+pub fn is_acceptable_fpu(area: &[u8]) -> bool {
+    area.get(24..28)
+        .and_then(|bytes| bytes.first_chunk())
+        .is_some_and(|&mxcsr| area.len() >= FPU_BYTES && u32::from_le_bytes(mxcsr) & !MXCSR_MASK == 0)
+}
+
+/// A program's registers.
+#[derive(Clone)]
+pub struct UserContext {
+    registers: Registers,
+    fpu: Box<[u8; FPU_BYTES]>,
+    bases: [u64; 2],
+    selectors: [u16; 4],
+}
+
+impl fmt::Debug for UserContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.registers.fmt(f)
+    }
+}
+
+impl UserContext {
+    /// A program whose registers are zero.
+    ///
+    /// # Errors
+    /// None on a host.
+    pub fn new() -> Result<Self, OutOfMemory> {
+        let fpu = Box::new([0; FPU_BYTES]);
+        let mut context = Self { registers: Registers::default(), fpu, bases: [0; 2], selectors: [0; 4] };
+        context.start(0, 0);
+        Ok(context)
+    }
+    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves it.
+    pub fn start(&mut self, entry: u64, stack: u64) {
+        self.registers =
+            Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
+        self.reset_fpu();
+        (self.bases, self.selectors) = ([0; 2], [0; 4]);
+    }
+    /// A copy, floating-point state included.
+    ///
+    /// # Errors
+    /// None on a host.
+    pub fn try_clone(&mut self) -> Result<Self, OutOfMemory> {
+        Ok(self.clone())
+    }
+    /// The registers.
+    pub fn regs(&self) -> &Registers {
+        &self.registers
+    }
+    /// The registers, to change any.
+    pub fn regs_mut(&mut self) -> &mut Registers {
+        &mut self.registers
+    }
+    /// Whether the program asked for nothing when it came to the kernel last.
+    pub fn was_interrupted(&self) -> bool {
+        self.registers.vector != VECTOR_SYSCALL
+    }
+    /// What the system call returns.
+    pub fn set_return(&mut self, value: u64) {
+        self.registers.rax = value;
+    }
+    /// The arguments of the system call that was made.
+    pub fn syscall_args(&self) -> [u64; 6] {
+        let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = self.registers;
+        [rdi, rsi, rdx, r10, r8, r9]
+    }
+    /// Its number.
+    pub fn syscall_number(&self) -> u64 {
+        self.registers.error
+    }
+    /// Its number, if one was made.
+    pub fn called(&self) -> Option<u64> {
+        (!self.was_interrupted()).then_some(self.registers.error)
+    }
+    /// Where FS points.
+    pub fn fs_base(&self) -> u64 {
+        self.bases[0]
+    }
+    /// Where GS points.
+    pub fn gs_base(&self) -> u64 {
+        self.bases[1]
+    }
+    fn set_base(&mut self, which: usize, base: u64) -> Result<(), NotUserAddress> {
+        if base >= USER_END {
+            return Err(NotUserAddress);
+        }
+        self.bases[which] = base;
+        self.selectors[2 + which] = 0;
+        Ok(())
+    }
+    /// Point FS elsewhere; its selector becomes null.
+    ///
+    /// # Errors
+    /// When that is not a user address.
+    pub fn set_fs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
+        self.set_base(0, base)
+    }
+    /// Point GS elsewhere; its selector becomes null.
+    ///
+    /// # Errors
+    /// When that is not a user address.
+    pub fn set_gs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
+        self.set_base(1, base)
+    }
+    /// The selectors of DS, ES, FS and GS.
+    pub fn data_selectors(&self) -> [u16; 4] {
+        self.selectors
+    }
+    /// Changes the selectors of DS, ES, FS and GS to null or [`USER_DATA`].
+    pub fn set_data_selectors(&mut self, selectors: [u16; 4]) {
+        self.selectors = selectors;
+    }
+    /// The floating-point state.
+    pub fn fpu(&mut self) -> &[u8] {
+        &*self.fpu
+    }
+    /// The same with `note` in the bytes that are software's.
+    pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
+        self.fpu[SOFTWARE_BYTES..][..note.len()].copy_from_slice(note);
+        &*self.fpu
+    }
+    /// Clears the summary of x87 errors.
+    pub fn clear_x87_summary(&mut self) {
+        self.fpu[2..4].iter_mut().for_each(|byte| *byte &= !0x80);
+    }
+    /// Replace the floating-point state by what `give` puts there. It may sleep.
+    ///
+    /// # Errors
+    /// When a CPU would refuse it; the state is then a new program's.
+    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
+        let image = give(&mut *self.fpu);
+        if image.bytes < FPU_BYTES || !is_acceptable_fpu(&*self.fpu) {
+            self.reset_fpu();
+            return Err(BadFpuState);
+        }
+        Ok(())
+    }
+    /// Put the floating-point state back to what a new program has.
+    pub fn reset_fpu(&mut self) {
+        self.fpu.fill(0);
+        self.fpu[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
+        self.fpu[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
+    }
+    /// Run the program until it needs the kernel, unless there is something to do first (`None` then).
+    ///
+    /// # Panics
+    /// Where nobody said what runs programs.
+    pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
+        if urgent() {
+            return None;
+        }
+        let event = PROCESSOR.get().expect("a test says what runs its programs")(self);
+        self.registers.vector = match event {
+            UserEvent::Syscall => VECTOR_SYSCALL,
+            UserEvent::PageFault { .. } => 14,
+            UserEvent::Exception { vector, .. } => u64::from(vector),
+            UserEvent::Interrupt => 0xf0,
+        };
+        Some(event)
+    }
+}

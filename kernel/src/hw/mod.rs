@@ -1,0 +1,83 @@
+//! The hardware, as this crate asks for it: the only place that names it.
+//!
+//! In the kernel it is `freehold-arch`'s ([`bare`](self)). On a host it is a software machine: the frames, tables and
+//! TLBs of `freehold_machine::model`, threads of the host for threads of the kernel, one of which runs at a time, and a clock
+//! that goes on when nobody has anything to do. Both have the same names, so everything above this module is compiled on both.
+
+#[cfg(target_os = "none")]
+mod bare;
+#[cfg(not(target_os = "none"))]
+pub mod host;
+
+#[cfg(target_os = "none")]
+use bare as machine;
+#[cfg(not(target_os = "none"))]
+use host as machine;
+
+use freehold_buddy::Buddy;
+use freehold_machine::{CpuId, CpuSet, Cpus, Flush, NodeId, Tlb, VirtAddr};
+
+pub use machine::*;
+pub use usercopy::Faults;
+
+pub use freehold_machine::PAGE;
+
+/// The page allocator's handle: every frame comes from it and goes back to it.
+pub type Frames = &'static Buddy<Hardware>;
+
+/// Hands the page allocator over; once.
+pub fn set_frames(buddy: Buddy<Hardware>) {
+    BUDDY.set(buddy);
+}
+/// Bytes of a program's vector state.
+pub fn vector_bytes() -> usize {
+    user::xsave_size()
+}
+/// The CPU this runs on; a hint unless it cannot move.
+pub fn current_cpu() -> CpuId {
+    Hardware.current_cpu()
+}
+/// The node nearest to `cpu`.
+pub fn node_of(cpu: CpuId) -> NodeId {
+    Hardware.node_of_cpu(cpu)
+}
+/// Make every CPU that is in a program pass through the kernel; returns when all have.
+pub fn interrupt_all() {
+    // The flush itself does not matter, that all CPUs have answered does.
+    let everyone = CpuSet::first(Hardware.cpu_count());
+    Hardware.flush_on(everyone, Flush::Range { start: VirtAddr(0), pages: 1 });
+}
+/// Copy from a user address; the bytes copied.
+pub fn read_user(from: u64, to: &mut [u8], faults: Faults) -> usize {
+    usercopy::read(VirtAddr(from), to, faults)
+}
+/// Copy to a user address; the bytes copied.
+pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
+    usercopy::write(VirtAddr(to), from, faults)
+}
+/// Load a value from a user address, at once where its size is a word's; `None` if it cannot be read. May sleep.
+#[inline]
+pub fn load_user(from: u64, value: &mut [u8]) -> Option<()> {
+    usercopy::load(VirtAddr(from), value, Faults::Sleep)
+}
+/// Store a value at a user address, at once where its size is a word's; `None` if it cannot be written. May sleep.
+#[inline]
+pub fn store_user(to: u64, value: &[u8]) -> Option<()> {
+    usercopy::store(VirtAddr(to), value, Faults::Sleep)
+}
+/// Show text on the serial line.
+pub fn print_serial(text: core::fmt::Arguments<'_>) {
+    serial::print(text);
+}
+/// Fill `bytes` from the machine's random generator.
+pub fn fill_random(bytes: &mut [u8]) {
+    entropy::fill(bytes);
+}
+/// Weaknesses of the CPU's speculation, as /proc/cpuinfo names them.
+pub fn bugs() -> impl Iterator<Item = &'static str> {
+    speculation::bugs()
+}
+/// The length of a NUL-terminated string of at most `max` bytes.
+pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
+    usercopy::strnlen(VirtAddr(at), max, Faults::Sleep)
+}
