@@ -322,6 +322,44 @@ static int damaged(int at, int bits)
 	return rbx == 4711 ? times : -1;
 }
 
+static volatile int begun;
+static uint64_t begun_xmm[3][2], begun_mxcsr[3];
+
+/* What the frames of signals that come at once hold: the last handler to be entered is the first that runs. */
+static void note_vector_state(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)info;
+	const struct _libc_fpstate *state = ((ucontext_t *)context)->uc_mcontext.fpregs;
+	memcpy(begun_xmm[begun], &state->_xmm[9], 16);
+	begun_mxcsr[begun++] = state->mxcsr;
+}
+
+/* A handler begins with a new program's vector state, and that is what the frame of one entered before it has run holds. */
+static void handlers_begin_anew(void)
+{
+	sigset_t both;
+	sigemptyset(&both);
+	for (int signal = SIGUSR1; signal <= SIGUSR2; signal += SIGUSR2 - SIGUSR1) {
+		install(signal, note_vector_state, 0);
+		sigaddset(&both, signal);
+	}
+	NEED(sigprocmask(SIG_BLOCK, &both, NULL) == 0);
+	NEED(raise(SIGUSR1) == 0 && raise(SIGUSR2) == 0);
+	uint64_t xmm = 0x1122334455667788, after = 0;
+	unsigned mxcsr = 0x1f80 | 0x6000, usual = 0x1f80;
+	register long size __asm__("r10") = 8;
+	long call = SYS_rt_sigprocmask;
+	__asm__ volatile("movq %2, %%xmm9\n ldmxcsr %3\n syscall\n ldmxcsr %4\n movq %%xmm9, %1"
+		: "+a"(call), "=&r"(after)
+		: "r"(xmm), "m"(mxcsr), "m"(usual), "D"((long)SIG_UNBLOCK), "S"(&both), "d"(0L), "r"(size)
+		: "rcx", "r11", "xmm9", "memory");
+	PROMISE("two handlers are entered", call == 0 && begun == 2);
+	PROMISE("the frame of the second has a new program's SSE registers and MXCSR",
+		!begun_xmm[0][0] && !begun_xmm[0][1] && begun_mxcsr[0] == 0x1f80);
+	PROMISE("that of the first has the program's", begun_xmm[1][0] == xmm && begun_mxcsr[1] == mxcsr);
+	PROMISE("and the program has them afterwards", after == xmm);
+}
+
 static void vector_state(void)
 {
 	unsigned eax, ebx, ecx, edx;
@@ -562,6 +600,7 @@ int main(void)
 	floating_point();
 	what_processors_check();
 	flags();
+	handlers_begin_anew();
 	vector_state();
 	frames_that_do_not_fit();
 	return conclude();

@@ -27,11 +27,8 @@ use crate::{cpu, irq};
 mod fpu;
 mod selectors;
 
-use fpu::{
-    AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SOFTWARE_BYTES, SSE, X87,
-    check_fpu, components, mxcsr_mask, valid_features,
-};
 pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu};
+use fpu::{FEATURES, LEGACY_BYTES, valid_features};
 
 /// One past the highest user address.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
@@ -300,75 +297,6 @@ impl UserContext {
         self.resident().gs_base.store(base, Ordering::Relaxed);
         self.resident().selectors.fetch_and(!GS_SELECTOR, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// The floating-point state: an XSAVE area in standard form (or FXSAVE's 512 bytes).
-    pub fn fpu(&mut self) -> &[u8] {
-        self.save_if_live();
-        self.fpu_bytes()
-    }
-    /// The same with `note` in the bytes that are software's: 464 to 511, which the CPU neither loads nor saves (Intel SDM volume 1, 10.5.1
-    /// and 13.4.1). At most 48 bytes.
-    ///
-    /// # Panics
-    /// For a longer note.
-    pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
-        self.save_if_live();
-        self.fpu_bytes_mut()[SOFTWARE_BYTES..LEGACY_BYTES][..note.len()].copy_from_slice(note);
-        self.fpu_bytes()
-    }
-    /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of the status word, which CPUs derive from flags
-    /// and masks (Intel SDM volume 1, 8.1.3.3). QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
-    pub fn clear_x87_summary(&mut self) {
-        self.save_if_live();
-        let status = &mut self.fpu_bytes_mut()[2..4];
-        status.iter_mut().for_each(|byte| *byte &= !0x80);
-    }
-    fn fpu_bytes(&self) -> &[u8] {
-        let bytes = size_of_val(&*self.fpu);
-        // SAFETY: lines are bytes without padding, and borrowed for as long as the slice.
-        unsafe { core::slice::from_raw_parts(self.fpu.as_ptr().cast(), bytes) }
-    }
-    fn fpu_bytes_mut(&mut self) -> &mut [u8] {
-        let bytes = size_of_val(&*self.fpu);
-        // SAFETY: as above; any byte is valid in a line.
-        unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
-    }
-    /// Replace the floating-point state by what `give` puts there. It may sleep.
-    ///
-    /// # Errors
-    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new program's.
-    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
-        self.save_if_live();
-        let features = xfeatures();
-        let mask = mxcsr_mask(self.fpu_bytes());
-        let area = self.fpu_bytes_mut();
-        let image = give(area);
-        let len = image.bytes.min(area.len());
-        if let Err(refused) = check_fpu(&area[..len], image.components, features, mask) {
-            self.reset_fpu();
-            return Err(refused);
-        }
-        area[len..].fill(0);
-        if let Some(header) = area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
-            let saved = if len == LEGACY_BYTES { X87 | SSE } else { components(header) };
-            header.fill(0);
-            header[..8].copy_from_slice(&(saved & image.components).to_le_bytes());
-        }
-        if image.components & (SSE | AVX) == 0 {
-            area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
-        }
-        Ok(())
-    }
-    /// Put the floating-point state back to what a new program has.
-    pub fn reset_fpu(&mut self) {
-        self.save_if_live();
-        let area = self.fpu_bytes_mut();
-        // The CPU does not look at components whose bit in the header is clear.
-        let (head, _) = area.split_at_mut(area.len().min(LEGACY_BYTES + HEADER_BYTES));
-        head.fill(0);
-        area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
-        area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
 
     /// Run the program until it needs the kernel. Interrupts are on when this returns.

@@ -2,6 +2,8 @@
 //!
 //! Manual: Intel SDM volume 1, 13.4 (the area), 13.8.1 (what XRSTOR refuses).
 
+use super::{UserContext, xfeatures};
+
 pub(super) const LEGACY_BYTES: usize = 512;
 /// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
 pub(super) const SOFTWARE_BYTES: usize = 464;
@@ -69,9 +71,96 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
 
 /// Whether [`load_fpu`](super::UserContext::load_fpu) takes `area`, which is as long as [`xsave_size`](super::xsave_size) says and has the CPU's own MXCSR_MASK.
 pub fn is_acceptable_fpu(area: &[u8]) -> bool {
-    let features = super::xfeatures();
+    let features = xfeatures();
     let wanted = if features == 0 { X87 | SSE } else { features };
     check_fpu(area, wanted, features, mxcsr_mask(area)).is_ok()
+}
+
+impl UserContext {
+    /// The floating-point state: an XSAVE area in standard form (or FXSAVE's 512 bytes).
+    pub fn fpu(&mut self) -> &[u8] {
+        self.settle();
+        self.fpu_bytes()
+    }
+    /// The same with `note`, and zeroes behind it, in the bytes that are software's: 464 to 511, which the CPU neither loads nor saves
+    /// (Intel SDM volume 1, 10.5.1 and 13.4.1). At most 48 bytes.
+    ///
+    /// # Panics
+    /// For a longer note.
+    pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
+        self.settle();
+        let (noted, rest) = self.fpu_bytes_mut()[SOFTWARE_BYTES..LEGACY_BYTES].split_at_mut(note.len());
+        noted.copy_from_slice(note);
+        rest.fill(0);
+        self.fpu_bytes()
+    }
+    /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of the status word, which CPUs derive from flags
+    /// and masks (Intel SDM volume 1, 8.1.3.3). QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
+    pub fn clear_x87_summary(&mut self) {
+        self.settle();
+        let status = &mut self.fpu_bytes_mut()[2..4];
+        status.iter_mut().for_each(|byte| *byte &= !0x80);
+    }
+    fn fpu_bytes(&self) -> &[u8] {
+        let bytes = size_of_val(&*self.fpu);
+        // SAFETY: lines are bytes without padding, and borrowed for as long as the slice.
+        unsafe { core::slice::from_raw_parts(self.fpu.as_ptr().cast(), bytes) }
+    }
+    fn fpu_bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = size_of_val(&*self.fpu);
+        // SAFETY: as above; any byte is valid in a line.
+        unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
+    }
+    /// Replace the floating-point state by what `give` puts there. It may sleep.
+    ///
+    /// # Errors
+    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new program's.
+    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
+        self.settle();
+        let features = xfeatures();
+        let mask = mxcsr_mask(self.fpu_bytes());
+        let area = self.fpu_bytes_mut();
+        let image = give(area);
+        let len = image.bytes.min(area.len());
+        if let Err(refused) = check_fpu(&area[..len], image.components, features, mask) {
+            self.reset_fpu();
+            return Err(refused);
+        }
+        area[len..].fill(0);
+        if let Some(header) = area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
+            let saved = if len == LEGACY_BYTES { X87 | SSE } else { components(header) };
+            header.fill(0);
+            header[..8].copy_from_slice(&(saved & image.components).to_le_bytes());
+        }
+        if image.components & (SSE | AVX) == 0 {
+            area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
+        }
+        Ok(())
+    }
+    /// Put the floating-point state back to what a new program has.
+    pub fn reset_fpu(&mut self) {
+        self.save_if_live();
+        let area = self.fpu_bytes_mut();
+        match area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
+            // The CPU does not look at components whose bit in the header is clear; `settle` clears them for others.
+            Some(header) => header.fill(0),
+            None => area.fill(0),
+        }
+        area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
+        area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
+    }
+    /// Makes the x87 and SSE bytes of a state that was reset, and that no CPU has saved since, those of a new program. To be
+    /// called before anybody looks at them.
+    fn settle(&mut self) {
+        self.save_if_live();
+        let area = self.fpu_bytes_mut();
+        let (legacy, rest) = area.split_at_mut(LEGACY_BYTES);
+        if rest.first_chunk::<8>() == Some(&[0; 8]) {
+            // MXCSR and its mask are loaded and saved whatever the header says.
+            legacy[2..24].fill(0);
+            legacy[32..].fill(0);
+        }
+    }
 }
 
 #[cfg(test)]
