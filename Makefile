@@ -72,6 +72,7 @@ test-long: build
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels
 	tools/coverage
+	tools/host-coverage
 
 lint: setup
 	cargo fmt --all --check
