@@ -16,7 +16,7 @@ use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
 
 /// How often to look.
-const LOOK: u64 = 5 * time::SECOND;
+const SCAN_INTERVAL: u64 = 5 * time::SECOND;
 /// How long a change may stay in memory alone.
 const EXPIRE: u64 = 30 * time::SECOND;
 /// Dirty pages in a hundred that could be: from here on they are written back,
@@ -24,8 +24,8 @@ const BACKGROUND: u64 = 10;
 /// and from here on by those who make them.
 const MOST: u64 = 20;
 
-static RUNG: AtomicBool = AtomicBool::new(false);
-static BELL: WaitQueue = WaitQueue::new();
+static WORK_PENDING: AtomicBool = AtomicBool::new(false);
+static WORK_QUEUE: WaitQueue = WaitQueue::new();
 
 /// Whether there are too many dirty pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,8 +55,8 @@ pub(super) fn excess() -> Excess {
 
 /// Have the flusher look now. Task context.
 pub(super) fn wake() {
-    if !RUNG.swap(true, Ordering::AcqRel) {
-        BELL.wake_all();
+    if !WORK_PENDING.swap(true, Ordering::AcqRel) {
+        WORK_QUEUE.wake_all();
     }
 }
 
@@ -69,12 +69,12 @@ pub(super) fn start() -> Result<()> {
 }
 
 fn run() {
-    let rung = || RUNG.swap(false, Ordering::AcqRel).then_some(());
+    let pending = || WORK_PENDING.swap(false, Ordering::AcqRel).then_some(());
     loop {
         if all().iter().any(|disk| disk.openers.load(Ordering::Relaxed) > 0) {
-            let _ = BELL.wait_uninterruptible_until(time::now() + LOOK, rung);
+            let _ = WORK_QUEUE.wait_uninterruptible_until(time::now() + SCAN_INTERVAL, pending);
         } else {
-            BELL.wait_uninterruptible(rung);
+            WORK_QUEUE.wait_uninterruptible(pending);
         }
         let now = time::now();
         all().iter().for_each(|disk| disk.flush_old(now));

@@ -30,15 +30,15 @@ const LEAST: u64 = 64 * MIB;
 /// The most that is asked for at a time.
 const MOST: u64 = 1024 * MIB;
 /// The least that is given back at a time.
-const WORTH: u64 = 8 * MIB;
+const MIN_SHRINK: u64 = 8 * MIB;
 /// How often to see whether memory is to spare.
-const LOOK: u64 = time::SECOND;
+const SCAN_INTERVAL: u64 = time::SECOND;
 /// How often to see whether the host has answered: its devices send no interrupts.
-const GLANCE: u64 = time::SECOND / 1000;
+const HOST_POLL_INTERVAL: u64 = time::SECOND / 1000;
 /// How long after a failure to unplug to leave a device alone.
-const REST: u64 = 10 * time::SECOND;
+const RETRY_DELAY: u64 = 10 * time::SECOND;
 /// Units that are emptied at a time, since that takes a walk through all address spaces.
-const AHEAD: usize = 32;
+const UNITS_PER_PASS: usize = 32;
 
 /// Start the task, if there are memory devices.
 ///
@@ -127,7 +127,8 @@ impl Hotplug {
         let mut looked = time::now();
         loop {
             let event = || EVENT.swap(false, Ordering::AcqRel).then_some(());
-            let next = if self.is_on_its_way() { time::now() + GLANCE } else { looked + LOOK };
+            let next =
+                if self.is_on_its_way() { time::now() + HOST_POLL_INTERVAL } else { looked + SCAN_INTERVAL };
             EVENTS.wait_uninterruptible_until(next, event);
             let working = WORKING.lock();
             self.drain_before_unplugging();
@@ -137,7 +138,7 @@ impl Hotplug {
             let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
             HOPEFUL.store(has_room && !SILENT.load(Ordering::Acquire), Ordering::Release);
             self.ask_for_more();
-            if time::now() >= looked + LOOK {
+            if time::now() >= looked + SCAN_INTERVAL {
                 looked = time::now();
                 self.offer_what_is_to_spare(looked);
             }
@@ -190,10 +191,10 @@ impl Hotplug {
             if plugged.asked < has && plugged.last == Some(ResizeOutcome::Later) {
                 // It cannot go as things are. The host is told, so that what is free here tomorrow does not vanish then.
                 plugged.ask(has);
-                plugged.rests_until = now + REST;
+                plugged.rests_until = now + RETRY_DELAY;
             }
             let part = give.min(has) / unit * unit;
-            if part >= WORTH.min(has) && part > 0 && plugged.asked == has && now >= plugged.rests_until {
+            if part >= MIN_SHRINK.min(has) && part > 0 && plugged.asked == has && now >= plugged.rests_until {
                 plugged.ask(has - part);
                 give -= part;
             }
@@ -219,7 +220,7 @@ impl Kernel {
 
     /// Empty `unit`, which is isolated, and with it those below that are to go too.
     fn empty(&mut self, unit: PfnRange) {
-        let more = (self.goes / unit.len()).saturating_sub(1).min(AHEAD as u64);
+        let more = (self.goes / unit.len()).saturating_sub(1).min(UNITS_PER_PASS as u64);
         if self.ahead.try_reserve(more as usize + 1).is_ok() {
             let below = (1..)
                 .map(|step| step * unit.len())

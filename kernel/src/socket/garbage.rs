@@ -27,11 +27,11 @@ use freehold_collections::{Arc, Vec, reserve::ArcMethods};
 use super::channel::Channel;
 use super::{SocketFile, flight};
 use crate::fs::{FileTable, OpenFile};
-use crate::sync::Roll;
+use crate::sync::WeakRegistry;
 use crate::{Result, sched};
 
 /// Channels that files were sent into.
-static CARRIERS: Roll<Channel> = Roll::new();
+static CARRIERS: WeakRegistry<Channel> = WeakRegistry::new();
 /// Files in flight that the last collection left.
 static LEFT: AtomicUsize = AtomicUsize::new(0);
 /// So many files in flight are no reason to collect.

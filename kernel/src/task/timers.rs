@@ -153,7 +153,7 @@ impl Expire for Timer {
 }
 
 /// The least time between two looks at a process' CPU time.
-const LOOK: u64 = 1_000_000;
+const MIN_INTERVAL: u64 = 1_000_000;
 
 impl Process {
     /// CPU time of all threads, the running ones' up to now. Any context.
@@ -169,7 +169,7 @@ impl Process {
     fn when_used(&self, total: u64, now: u64) -> u64 {
         let left = total.saturating_sub(self.cpu_time());
         let threads = self.signals.lock().threads.len().max(1) as u64;
-        now.saturating_add((left / threads).max(LOOK))
+        now.saturating_add((left / threads).max(MIN_INTERVAL))
     }
 
     /// RLIMIT_CPU is `limit` from now on.
@@ -189,7 +189,7 @@ impl Process {
         watch.soft.store(limit.soft.saturating_mul(time::SECOND), Ordering::Relaxed);
         watch.hard.store(limit.hard.saturating_mul(time::SECOND), Ordering::Relaxed);
         let timer: Arc<dyn Expire> = watch.clone();
-        time::arm(&timer, time::now() + LOOK);
+        time::arm(&timer, time::now() + MIN_INTERVAL);
     }
 }
 

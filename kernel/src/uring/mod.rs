@@ -34,7 +34,7 @@ use crate::Result;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
-use crate::sync::{Mutex, PollWaiter, Roll, WaitQueue};
+use crate::sync::{Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::task::Pid;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
@@ -43,7 +43,7 @@ use work::Waiting;
 const BACKLOG: usize = 4;
 
 /// All rings.
-static RINGS: Roll<Ring> = Roll::new();
+static RINGS: WeakRegistry<Ring> = WeakRegistry::new();
 
 /// Cancel what `process`, which is ending, waits for. May sleep.
 pub fn leave(process: Pid) {

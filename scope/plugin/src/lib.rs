@@ -53,7 +53,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use counting::{Calls, Counter};
-use freehold_scope_engine::{Choice, Cpu, Flags, Flush, CodePlace, Ring, Special, Watch, finish, special, tells};
+use freehold_scope_engine::{
+    Choice, CodePlace, Cpu, Flags, Flush, Ring, Special, Watch, finish, special, tells,
+};
 use freehold_scope_model::Access;
 use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;

@@ -15,7 +15,7 @@ use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
 
 /// How long a node is left alone after nothing could be had.
-const REST: u64 = time::SECOND / 10;
+const RETRY_DELAY: u64 = time::SECOND / 10;
 
 struct Alarm {
     /// Whether the node has its task.
@@ -70,7 +70,7 @@ fn run(node: NodeId) {
         alarm.bell.wait_uninterruptible(|| alarm.rings.swap(false, Ordering::AcqRel).then_some(()));
         RUNS.fetch_add(1, Ordering::Relaxed);
         if balance(node).is_none() {
-            let _ = WaitQueue::new().wait_uninterruptible_until(time::now() + REST, || None::<()>);
+            let _ = WaitQueue::new().wait_uninterruptible_until(time::now() + RETRY_DELAY, || None::<()>);
         }
     }
 }

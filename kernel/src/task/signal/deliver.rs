@@ -301,7 +301,9 @@ impl Task {
             *self.alternate_stack.lock() = AlternateStack::NONE;
         }
         let mut blocked = self.blocked().union(action.mask);
-        if action.flags & SA_NODEFER == 0 && let Some(signal) = info.signal() {
+        if action.flags & SA_NODEFER == 0
+            && let Some(signal) = info.signal()
+        {
             blocked = blocked.with(signal);
         }
         self.set_blocked(blocked);
