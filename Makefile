@@ -65,6 +65,7 @@ test-long: build
 		$(TARGET)/freehold run --cpus $$cpus -m 1G --timeout 20m -- target/guest/conformance/drops 30000 || exit 1; done
 	for seed in 1 2 3 4; do \
 		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
+	$(TARGET)/freehold run --cpus 2 -m 512M --timeout 60m -- $(TARGET)/guest/conformance/leaks 10000
 	tools/fuzz 30
 	tools/broken-bounce
 	tools/broken-replica

@@ -78,6 +78,12 @@ fn rseq() {
     }
 }
 
+/// 10,000 times in make test-long. Linux ends rings in a worker, which is not waited for.
+#[test]
+fn leaks() {
+    conforms_with("leaks", &["--memory", "512M"], &["500"], &["nor of rings"]);
+}
+
 #[test]
 fn times() {
     conforms("times");

@@ -148,3 +148,28 @@ fn blocks_of_memory_are_taken_out_and_put_back_by_hand() {
     assert_eq!((state.as_str(), busy.as_str(), kept.as_str()), ("offline", "some are busy", "online"));
     assert_eq!(again, all);
 }
+
+/// Instructions from the first one to the program's, with so much memory.
+fn boot(gib: u64) -> u64 {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("outcome.json");
+    let memory = format!("{gib}G");
+    run(&["--icount", "--json", text(&file), "-m", &memory], &["busybox", "true"], b"").expect(0);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+    assert_eq!(json["audit"], "ok", "the frame table balances");
+    json["boot_ns"].as_u64().expect("with --icount an instruction is a nanosecond")
+}
+
+#[test]
+fn a_machine_starts_as_soon_with_much_memory_as_with_little() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let host = std::fs::read_to_string("/proc/meminfo").expect("a host that says how much memory it has");
+    // A large machine, where the host would let it be: QEMU asks for all of it, and the guest
+    // touches little.
+    let large = if number(&host) > 21 << 20 { 20 } else { 3 };
+    let more = boot(large).saturating_sub(boot(1)) / (large - 1);
+    assert!(more <= 200_000, "{more} instructions for each further GiB");
+}

@@ -2,11 +2,11 @@
 //!
 //! On the first CPU, once, before there is a second; what start-up takes earlier comes from `crate::hw::memory`, which is sealed here.
 
-use core::sync::atomic::AtomicU64;
-
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
-use freehold_collections::{Arc, TryCollect, Vec};
-use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
+use freehold_collections::{Arc, Vec};
+use freehold_frame::{
+    Anon, Beside, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request, ready,
+};
 use freehold_machine::{Pfn, Topology};
 use freehold_replica::{Replicas, Setting};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
@@ -19,12 +19,10 @@ use crate::hw::plant as breach;
 use crate::hw::{Hardware, heap, sync::Once, watch};
 use crate::{Errno, fault_inject, hw};
 
-/// The longest table that start-up takes from the heap: 512 KiB.
-const HEAP_WORDS: usize = 1 << 16;
-
 /// What the mm crates allocate at most for one thing, an area or a page that moves (bytes).
 const OBJECTS: usize = 8 << 10;
 
+static BESIDE: Once<Beside> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
 
 /// What all address spaces share.
@@ -57,14 +55,10 @@ pub fn init(
         ..options
     };
     let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
-    let table = FrameTable::new(records).with_homes(homes);
-    let words = Buddy::<Hardware>::metadata_words(topology, cpus, &options);
-    let metadata: &'static [AtomicU64] = if words <= HEAP_WORDS {
-        let zeroes = (0..words).map(|_| AtomicU64::new(0));
-        zeroes.try_collect_vec().expect("a heap for the page allocator of a small machine").leak()
-    } else {
-        memory::boot_words(words).expect("memory for the page allocator: 1/16384 of all that may come")
-    };
+    let zeroes = |words| memory::boot_words(words).expect("1/16384 of all memory that may come");
+    BESIDE.set(Beside::new(homes).with_ready(zeroes(ready::words(records.len()))));
+    let table = FrameTable::new(records).with(BESIDE.get().expect("just set"));
+    let metadata = zeroes(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
     let reserved = memory::seal();
     let buddy = Buddy::new(Hardware, Managed { topology, reserved, table, metadata }, options)
         .expect("firmware's memory was checked when it was read");

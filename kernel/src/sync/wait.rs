@@ -12,7 +12,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
-use freehold_collections::{Arc, Vec};
+use freehold_collections::{Arc, Vec, VecDeque};
 
 use super::lock::IrqSpinLock;
 use crate::sched::{self, Sleep, thread};
@@ -41,7 +41,9 @@ struct Entry {
 
 /// Those who wait until something changes.
 pub struct WaitQueue {
-    entries: IrqSpinLock<Vec<Entry>>,
+    /// In the order in which they came, which is that in which most of them leave: nothing moves up
+    /// for the first.
+    entries: IrqSpinLock<VecDeque<Entry>>,
     /// How many entries there are, to let a waker pass an empty queue without the lock.
     count: AtomicUsize,
 }
@@ -54,7 +56,7 @@ const NAP: u64 = 1_000_000;
 impl WaitQueue {
     /// A queue without waiters.
     pub const fn new() -> Self {
-        Self { entries: IrqSpinLock::new(Vec::new()), count: AtomicUsize::new(0) }
+        Self { entries: IrqSpinLock::new(VecDeque::new()), count: AtomicUsize::new(0) }
     }
 
     /// Sleep until `condition` gives a value.
@@ -202,7 +204,7 @@ impl WaitQueue {
     fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
         let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
         let mut entry = Some(Entry { id, target: target.clone() });
-        let mut spare = Vec::new();
+        let mut spare = VecDeque::new();
         loop {
             let old;
             let wanted = {
@@ -211,7 +213,7 @@ impl WaitQueue {
                 old = entries.move_to(spare);
                 if entries.len() < entries.capacity() {
                     if let Some(entry) = entry.take() {
-                        entries.push_reserved(entry);
+                        entries.push_back_reserved(entry);
                         self.count.store(entries.len(), Ordering::SeqCst);
                     }
                     return Ok(id);
@@ -219,7 +221,7 @@ impl WaitQueue {
                 (entries.capacity() * 2).max(4)
             };
             drop(old);
-            spare = Vec::try_with_capacity(wanted)?;
+            spare = VecDeque::try_with_capacity(wanted)?;
         }
     }
 
@@ -227,8 +229,12 @@ impl WaitQueue {
     fn remove(&self, id: u64) {
         let removed = {
             let mut entries = self.entries.lock();
-            let at = entries.iter().position(|entry| entry.id == id);
-            let removed = at.map(|at| entries.remove(at));
+            let removed = if entries.front().is_some_and(|first| first.id == id) {
+                entries.pop_front()
+            } else {
+                let at = entries.iter().position(|entry| entry.id == id);
+                at.and_then(|at| entries.remove(at))
+            };
             self.count.store(entries.len(), Ordering::SeqCst);
             removed
         };

@@ -259,7 +259,7 @@ impl<M: Machine> Buddy<M> {
     #[cold]
     #[inline(never)]
     fn refuse(&self, block: Pfn, order: Order) {
-        let misuse = match (self.table.block_of(block), self.table.state(block)) {
+        let misuse = match (self.table.block_of(block), self.table.look(block)) {
             (Some((_, _, Owner::Reserved, _)), _) => Misuse::Reserved(block),
             (Some((head, actual, owner, _)), _) => {
                 Misuse::WrongOrder { block, given: order, head, actual, owner }

@@ -1,7 +1,8 @@
 //! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is all.
 //!
 //! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the user's side, and a
-//! free set that starts full computes its members; so there is no pass over memory to defer, on this CPU or others.
+//! free set that starts full computes its members, and a pageblock gets its frames' records when it
+//! is first handed out; so there is no pass over memory to defer, on this CPU or others.
 //! What costs is proportional to the reserved frames, and to the pageblocks that they and the edges of memory cut.
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
@@ -70,7 +71,7 @@ pub struct Managed<'a> {
     pub topology: &'static Topology,
     /// Frames that are never handed out: sorted, disjoint runs.
     pub reserved: &'a [PfnRange],
-    /// A record for each frame, all of them zero.
+    /// A record for each frame, all of them zero or not [ready](FrameTable::is_ready).
     pub table: FrameTable,
     /// Zeroed words, as many as [`Buddy::metadata_words`] says.
     pub metadata: &'static [AtomicU64],
@@ -186,6 +187,9 @@ impl<M: Machine> Buddy<M> {
         for range in self.topology.ranges() {
             for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty())
             {
+                for id in BlockId::of(run.start).0..run.end.0.div_ceil(PAGEBLOCK_FRAMES) {
+                    self.table.prepare(BlockId(id).start());
+                }
                 for frame in run.iter() {
                     self.mark_reserved(frame, range.node);
                 }
@@ -267,6 +271,7 @@ impl<M: Machine> Buddy<M> {
         let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
         let parts = Parts {
             blocks: self.blocks,
+            table: self.table,
             runs,
             words,
             arenas,
@@ -290,6 +295,7 @@ impl<M: Machine> Buddy<M> {
                 let first = self.topology.ranges().iter().find(|range| range.frames.end > block.start());
                 if first.is_none_or(|range| range.node != zone.node) {
                     // The pageblock begins with another node's memory: it is that zone's, and these frames stay unused.
+                    self.table.prepare(block.start());
                     let frames =
                         (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
                     frames.for_each(|n| self.mark_reserved(block.start().offset(n), zone.node));

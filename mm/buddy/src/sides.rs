@@ -102,6 +102,7 @@ impl Zone {
             let Fill::Free(side) = before.fill() else {
                 unreachable!("the run was found free under this lock")
             };
+            self.prepare(block);
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
             let moving = BlockState::plain(Fill::Moving).with_class(whole_class(side));

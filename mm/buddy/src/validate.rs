@@ -37,6 +37,8 @@ pub enum Disagreement {
     SplitButFree,
     /// It is split with something free, and not on its arena's list.
     NotOnItsList,
+    /// It is in use, and its frames have no records.
+    NoRecords,
 }
 
 impl<M: Machine> Buddy<M> {
@@ -115,6 +117,9 @@ impl<M: Machine> Buddy<M> {
         let mut free = zone.moving(&held.sets) * PAGEBLOCK_FRAMES;
         for block in self.zone_blocks(zone.node) {
             let state = self.blocks.state(block);
+            if matches!(state.fill(), Fill::Split | Fill::Whole) && !self.table.is_ready(block.start()) {
+                tell(Fault::Pageblock(block.start(), Disagreement::NoRecords));
+            }
             match state.fill() {
                 Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
                 Fill::Free(_) => tell(Fault::Pageblock(block.start(), Disagreement::NotInItsSet)),

@@ -14,7 +14,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::{Owner, Pressure, Side};
+use freehold_frame::{FrameTable, Owner, Pressure, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::arena::{ARENA_WORDS, Arena, HeldArena};
@@ -59,6 +59,7 @@ impl Watermarks {
 pub(crate) struct Zone {
     pub(crate) node: NodeId,
     blocks: Blocks,
+    table: FrameTable,
     runs: Runs,
     words: &'static [AtomicU64; ZONE_WORDS],
     arenas: &'static [[AtomicU64; ARENA_WORDS]],
@@ -92,6 +93,7 @@ pub(crate) struct Zone {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) blocks: Blocks,
+    pub(crate) table: FrameTable,
     pub(crate) runs: Runs,
     pub(crate) words: &'static [AtomicU64; ZONE_WORDS],
     pub(crate) arenas: &'static [[AtomicU64; ARENA_WORDS]],
@@ -131,11 +133,12 @@ impl Drop for HeldAll<'_> {
 
 impl Zone {
     pub(crate) fn new(node: NodeId, parts: Parts, grain: u32) -> Self {
-        let Parts { blocks, runs, words, arenas, bins, sets, frames, absent, pluggable_from } = parts;
+        let Parts { blocks, table, runs, words, arenas, bins, sets, frames, absent, pluggable_from } = parts;
         let free = runs.total * PAGEBLOCK_FRAMES;
         let zone = Self {
             node,
             blocks,
+            table,
             runs,
             words,
             arenas,
@@ -376,10 +379,15 @@ impl Zone {
         self.take_drawn(held, side, block);
         Some(block)
     }
-    /// Take a block, a member, out of its free set.
+    /// Take a block, a member, out of its free set, to be handed out. It has records from here on.
     pub(crate) fn take_drawn(&self, _held: &Held, side: Side, block: BlockId) {
+        self.prepare(block);
         self.set(side).take_at(self.position_of(side, block), self.blocks, &self.runs);
         self.last.set(link(Some(block)));
+    }
+    /// Give a block that nobody else can get records.
+    pub(crate) fn prepare(&self, block: BlockId) {
+        self.table.prepare(block.start());
     }
     /// The other half of the 4 MiB block that was begun last, if halves go together and it is free on this side.
     fn partner(&self, side: Side) -> Option<u64> {
@@ -508,6 +516,7 @@ impl Zone {
         class: Owner,
         free: [u64; BITMAP_WORDS],
     ) {
+        self.prepare(block);
         let count: u64 = free.iter().map(|word| u64::from(word.count_ones())).sum();
         let state = BlockState::split(class, count).with_arena(held.id);
         self.blocks.bitmap(block).iter().zip(free).for_each(|(word, bits)| word.set(bits));

@@ -173,7 +173,7 @@ impl Hold {
 }
 
 /// Mappings, references, pins and the exclusive mark of one user frame. See the module's head.
-#[derive(Debug, Default, zerocopy::FromZeros)]
+#[derive(Debug, Default, zerocopy::FromBytes)]
 #[repr(transparent)]
 pub struct Counts<W = AtomicU64>(W);
 

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// An object's number, and the page's index in it: what that means is the owner's affair, and the page allocator leaves it as it is. And how many may write
 /// the frame through a pin: nobody, when its last pin is gone.
-#[derive(Debug, zerocopy::FromZeros)]
+#[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct Home {
     /// The object's number (48 bits), and above it the writers, of which there are no more than pins.
@@ -26,6 +26,11 @@ impl Home {
     /// The highest number of an object.
     pub const LAST_OBJECT: u64 = WRITER - 1;
 
+    /// Make it that of a frame that never had an owner, whatever it was.
+    pub(crate) fn clear(&self) {
+        self.object.store(0, Ordering::Relaxed);
+        self.index.store(0, Ordering::Relaxed);
+    }
     /// The object's number and the page's index.
     pub fn get(&self) -> (u64, u64) {
         (self.object.load(Ordering::Acquire) & Self::LAST_OBJECT, self.index.load(Ordering::Relaxed))

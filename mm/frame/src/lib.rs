@@ -64,6 +64,7 @@ mod home;
 mod large;
 mod order;
 mod owner;
+pub mod ready;
 mod record;
 mod source;
 mod table;
@@ -81,5 +82,5 @@ pub use owner::{
 };
 pub use record::{FrameRecord, FrameState, Freed, NotGiven, RecordLayout, Tag, Trace};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
-pub use table::{Audit, Contradiction, FrameTable};
+pub use table::{Audit, Beside, Contradiction, FrameTable};
 pub use whole::{LastHold, NotWhole};

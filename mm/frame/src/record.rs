@@ -184,7 +184,7 @@ impl FrameState {
 /// the records of address-space holes can share one read-only page of zeroes.
 ///
 /// Only a frame's owner writes its tag, while nobody holds it (the page allocator, for a free frame); [`Counts`] are its holders' to change.
-#[derive(Debug, Default, zerocopy::FromZeros)]
+#[derive(Debug, Default, zerocopy::FromBytes)]
 #[repr(transparent)]
 pub struct FrameRecord(Counts);
 
@@ -226,6 +226,10 @@ impl FrameRecord {
     #[inline]
     fn store(&self, word: u64) {
         self.0.word().store(word, Ordering::Release);
+    }
+    /// Make it that of a frame that never had an owner, whatever it was.
+    pub(crate) fn clear(&self) {
+        self.0.word().store(0, Ordering::Relaxed);
     }
     /// Who owns the block that starts here.
     #[inline]

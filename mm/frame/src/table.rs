@@ -1,35 +1,93 @@
 //! The frame table: one record per frame number, a home beside it, and the audit that sums it up.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{NodeId, Pfn, PfnRange};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
+use crate::ready::Ready;
 use crate::{FrameRecord, FrameState, Holders, Home, Order, Owner};
 
 /// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
 ///
 /// Holes have records that stay all zero and are never written, so they may share a read-only page.
+/// A table [with bits](Beside::with_ready) has records only where they were
+/// [prepared](FrameTable::prepare), and so does every pageblock that was ever handed out.
+/// [`FrameTable::get`], [`home`](FrameTable::home), [`state`](FrameTable::state) and
+/// [`is_owned_by`](FrameTable::is_owned_by) are for frames of such pageblocks; every other question
+/// is for any frame.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameTable {
     records: &'static [FrameRecord],
+    /// Behind one pointer: who passes the table around passes three words.
+    beside: Option<&'static Beside>,
+}
+
+/// What goes with the records.
+#[derive(Debug)]
+pub struct Beside {
     homes: &'static [Home],
+    /// `None` where all records are there from the start.
+    ready: Option<Ready<'static, AtomicU64>>,
+}
+
+impl Beside {
+    /// Homes: number n is frame n's.
+    pub const fn new(homes: &'static [Home]) -> Self {
+        Self { homes, ready: None }
+    }
+    /// The same, over memory that nobody cleared: `words` are zero, as many as
+    /// [`ready::words`](crate::ready::words) says.
+    #[must_use]
+    pub const fn with_ready(self, words: &'static [AtomicU64]) -> Self {
+        Self { ready: Some(Ready::new(words)), ..self }
+    }
 }
 
 impl FrameTable {
     /// The table whose record number n is frame n's.
     pub const fn new(records: &'static [FrameRecord]) -> Self {
-        Self { records, homes: &[] }
+        Self { records, beside: None }
     }
-    /// The same, where frames have homes: number n is frame n's.
+    /// The same, with what goes with it.
     #[must_use]
-    pub const fn with_homes(self, homes: &'static [Home]) -> Self {
-        Self { homes, ..self }
+    pub const fn with(self, beside: &'static Beside) -> Self {
+        Self { beside: Some(beside), ..self }
+    }
+    fn ready(self) -> Option<Ready<'static, AtomicU64>> {
+        self.beside?.ready
+    }
+    /// Whether `frame`'s record says something. The frames of a pageblock without records are free,
+    /// or no memory.
+    #[inline]
+    pub fn is_ready(self, frame: Pfn) -> bool {
+        self.ready().is_none_or(|ready| ready.has(frame))
+    }
+    /// Give `frame`'s pageblock records, if it has none: frames that never had an owner. For the
+    /// page allocator, which is alone with the pageblock.
+    #[inline]
+    pub fn prepare(self, frame: Pfn) {
+        if let Some(ready) = self.ready()
+            && !ready.has(frame)
+        {
+            self.write_records(frame.pageblock_start());
+            ready.set(frame);
+        }
+    }
+    /// The floor is a store for each word: three for a frame, once in its life.
+    #[cold]
+    fn write_records(self, block: Pfn) {
+        let start = block.0 as usize;
+        let end = start + PAGEBLOCK_FRAMES as usize;
+        let (records, homes) = (self.records, self.beside.map_or(&[][..], |beside| beside.homes));
+        records[start.min(records.len())..end.min(records.len())].iter().for_each(FrameRecord::clear);
+        homes[start.min(homes.len())..end.min(homes.len())].iter().for_each(Home::clear);
     }
     /// One past the highest frame number.
     pub const fn end(self) -> Pfn {
         Pfn(self.records.len() as u64)
     }
-    /// The record of `frame`; `None` past the end.
+    /// The record of `frame`, whose pageblock is [ready](FrameTable::is_ready); `None` past the
+    /// end.
     #[inline]
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
@@ -37,7 +95,7 @@ impl FrameTable {
     /// The home of `frame`: what its last owner left, until this one sets it. `None` past the end, and in a table without.
     #[inline]
     pub fn home(self, frame: Pfn) -> Option<&'static Home> {
-        self.homes.get(usize::try_from(frame.0).ok()?)
+        self.beside?.homes.get(usize::try_from(frame.0).ok()?)
     }
     /// Read the frames' records ahead of their use.
     #[inline]
@@ -56,11 +114,15 @@ impl FrameTable {
     pub fn is_owned_by(self, frame: Pfn, owner: Owner) -> bool {
         self.get(frame).is_some_and(|record| record.is_owned_by(owner))
     }
+    /// What the record of a frame says that may never have been handed out: unowned then.
+    pub fn look(self, frame: Pfn) -> FrameState {
+        if self.is_ready(frame) { self.state(frame) } else { FrameState::Unowned(None) }
+    }
     /// The owned block that `frame` is in: its first frame and its state.
     pub fn block_of(self, frame: Pfn) -> Option<(Pfn, Order, Owner, NodeId)> {
         (0..=Order::MAX.log2()).find_map(|log2| {
             let head = Pfn(frame.0 >> log2 << log2);
-            match self.state(head) {
+            match self.look(head) {
                 FrameState::Owned { owner, order, node } if order.log2() >= log2 => {
                     Some((head, order, owner, node))
                 }
@@ -92,6 +154,12 @@ impl FrameTable {
                     note(&mut audit, Contradiction::NoRecord(next));
                     break;
                 };
+                if !self.is_ready(next) {
+                    let end = next.pageblock_start().offset(PAGEBLOCK_FRAMES).min(run.end);
+                    audit.frames[Owner::Free as usize] += end.0 - next.0;
+                    next = end;
+                    continue;
+                }
                 let holders = record.counts().load();
                 let FrameState::Owned { owner, order, .. } = record.state() else {
                     if record.is_free_but_held() {

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    Content, FrameRecord, FrameSource, FrameState, FrameTable, Home, Order, OutOfMemory, Owner, Request, Side,
+    Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Home, Order, OutOfMemory, Owner,
+    Request, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -116,7 +117,8 @@ impl ModelFrames {
         let total = free.len();
         Self(Box::leak(Box::new(Shared {
             model,
-            table: FrameTable::new(Vec::leak(records)).with_homes(Vec::leak(homes)),
+            table: FrameTable::new(Vec::leak(records))
+                .with(Box::leak(Box::new(Beside::new(Vec::leak(homes))))),
             free: Mutex::new(free),
             total,
             budget: AtomicU64::new(NEVER),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{Buddy, Managed, Options, Shuffle};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Home, Owner};
+use freehold_frame::{Beside, FrameRecord, FrameSource, FrameTable, Home, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
 use freehold_paging::{KernelRoots, USER_END};
@@ -30,7 +30,7 @@ fn frames() -> Frames {
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let reserved = [PfnRange::new(Pfn(FRAMES - 1), Pfn(FRAMES))];
     let homes: Vec<_> = (0..FRAMES).map(|_| Home::EMPTY).collect();
-    let table = FrameTable::new(records.leak()).with_homes(homes.leak());
+    let table = FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(homes.leak()))));
     let metadata = metadata.leak();
     let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
     let buddy = Buddy::new(model, managed, options).unwrap();

@@ -185,7 +185,7 @@ impl<M: Tables> Walk<'_, M> {
         }
         let mut frame = shown.start;
         while frame < end {
-            frame = match self.frames.state(frame) {
+            frame = match self.frames.look(frame) {
                 FrameState::Owned { owner, .. } if owner.is_outside() => return Some((frame, owner)),
                 FrameState::Owned { order, .. } => frame.offset(order.frames()),
                 FrameState::Unowned(_) => frame.offset(1),

@@ -19,7 +19,7 @@ const MAX_RUNS: usize = 48;
 const LOW_END: Pfn = Pfn(0x100);
 
 struct BootFrames {
-    /// What was taken, one run per opened block; the last is still growing.
+    /// What was taken, one run per opened block or row of used up ones; the last is still growing.
     runs: [PfnRange; MAX_RUNS],
     count: usize,
     /// The free rest of the last run's block.
@@ -49,19 +49,32 @@ impl BootFrames {
         }
     }
 
+    /// Take `block` into the last run, if that is used up and ends there: a large machine's frame
+    /// table is many pageblocks and few runs. Not before the direct map exists, which is made of a
+    /// block a run.
+    fn lengthen(&mut self, block: PfnRange) -> bool {
+        let follows = self.count > 2 && self.runs[self.count - 1].end == block.start;
+        let can = follows && tables::direct_base() != 0;
+        if can {
+            self.limit = block.end;
+            X86.enter(block);
+        }
+        can
+    }
+
     /// Start taking from another pageblock.
     fn open(&mut self, boot: &BootInfo) -> Option<()> {
         let next = match self.count {
             0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
             1 => PfnRange::new(boot.image().end, Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
-            n if n < MAX_RUNS => {
+            n => {
                 let in_use = [boot.image_blocks(), boot.loaded_image(), boot.initrd_frames()];
                 // The image's last block is one of the first two, wherever it lies.
                 let mut start = Pfn(PAGEBLOCK_FRAMES);
                 if n > 2 {
-                    start = self.runs[n - 1].start.pageblock_start().offset(PAGEBLOCK_FRAMES);
+                    start = self.limit;
                 }
-                loop {
+                let block = loop {
                     let block = PfnRange::new(start, start.offset(PAGEBLOCK_FRAMES));
                     if boot.is_usable(block) && in_use.iter().all(|used| used.intersection(block).is_empty())
                     {
@@ -71,9 +84,15 @@ impl BootFrames {
                     if start >= boot.memory_end() {
                         return None;
                     }
+                };
+                if self.lengthen(block) {
+                    return Some(());
                 }
+                if n == MAX_RUNS {
+                    return None;
+                }
+                block
             }
-            _ => return None,
         };
         self.limit = if boot.is_usable(next) { next.end } else { next.start };
         self.runs[self.count] = PfnRange::new(next.start, next.start);

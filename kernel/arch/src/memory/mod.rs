@@ -9,7 +9,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
-use zerocopy::FromZeros;
+use zerocopy::FromBytes;
 
 use crate::boot::{self, BootInfo};
 use crate::sync::Once;
@@ -175,14 +175,16 @@ pub(crate) fn frame_table_end() -> Pfn {
 }
 
 /// Map the frame table: for each frame from 0 to the end of memory, with what may be plugged in, a record and what goes with it, each in an array of its
-/// own and all zero. Those of frames that are no memory, or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
+/// own. Nobody clears them: the page allocator writes a pageblock's when it first hands it out.
+/// Those of frames that are no memory, or not yet, are read-only copies of one zero page: writing
+/// to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.
 ///
 /// # Panics
 /// When called twice, after [`seal`], or for records that do not divide a page or are shorter than 8 bytes.
-pub fn frame_table<T: FromZeros + Sync, U: FromZeros + Sync>()
+pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
 -> Result<(&'static [T], &'static [U]), OutOfMemory> {
     let parts = [TablePart::of::<T>(0), TablePart::of::<U>(1)];
     let count = frame_table_end().0;
@@ -193,8 +195,9 @@ pub fn frame_table<T: FromZeros + Sync, U: FromZeros + Sync>()
     }
     FRAME_TABLE.set(FrameTableBase { parts, zero_page, zero_table });
     let [first, second] = parts;
-    // SAFETY: the part from `base` on was mapped for `count` records without a gap, aligned to a page, filled
-    // with zeroes (a valid T), is never unmapped, and handed out once: only shared references exist. The records of a
+    // SAFETY: the part from `base` on was mapped for `count` records without a gap, aligned to a
+    // page, holds bytes of some kind (any are a valid T), is never unmapped, and handed out once:
+    // only shared references exist. The records of a
     // pageblock that comes or goes change to zeroes, when nobody uses them.
     let records = unsafe { core::slice::from_raw_parts(first.base as *const T, count as usize) };
     // SAFETY: as above, for the other part.
@@ -218,8 +221,8 @@ fn map_part(
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_block));
         let large = if !first.is_multiple_of(per_block) {
             None
-        } else if boot.is_usable(covered) {
-            Some(leaf(zeroed(9)?, DATA | LARGE))
+        } else if is_mostly_usable(covered) {
+            Some(leaf(untouched(9)?, DATA | LARGE))
         } else if !boot.is_partly_usable(covered) {
             Some(tables::link(shared_table(zero_table, zero_page)?))
         } else {
@@ -232,21 +235,42 @@ fn map_part(
             continue;
         }
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_page));
-        let value =
-            if boot.is_partly_usable(covered) { leaf(zeroed(0)?, DATA) } else { leaf(zero_page, READ_ONLY) };
+        let value = if boot.is_partly_usable(covered) {
+            leaf(untouched(0)?, DATA)
+        } else {
+            leaf(zero_page, READ_ONLY)
+        };
         tables::map_page(address, value, &mut || alloc_frames(0))?;
         first += per_page;
     }
     Ok(())
 }
 
-/// Zeroes for ever, in 2 MiB pages of their own: for tables that grow with memory and are too long for the heap of start-up. Before [`seal`].
+/// Whether nearly all of these frames are memory, and the others never will be: then one page of 2
+/// MiB holds the records of all. That is one entry to make instead of 512, and one to remember for
+/// the CPU.
+fn is_mostly_usable(frames: PfnRange) -> bool {
+    let usable: u64 = boot::info().usable_ranges().map(|range| range.intersection(frames).len()).sum();
+    usable >= frames.len() / 8 * 7 && !pluggable::is_possible_in(frames)
+}
+
+/// Zeroes for ever, for tables that grow with memory: in the direct map, or in 2 MiB pages of their
+/// own where they are long. A word of eight bytes costs one instruction. Before [`seal`].
 ///
 /// # Errors
 /// When boot memory does not suffice.
 pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
     let block = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
-    let blocks = (count as u64 * 8).div_ceil(block);
+    let bytes = count as u64 * 8;
+    if bytes <= block / 2 {
+        let frames = zeroed(tables::pages(bytes).next_power_of_two().trailing_zeros())?;
+        // SAFETY: frames of start-up are in the direct map for ever; these are the caller's alone,
+        // aligned to a page, hold as many bytes, and were just filled with zeroes.
+        return Ok(unsafe {
+            core::slice::from_raw_parts(tables::frame_ptr(frames) as *const AtomicU64, count)
+        });
+    }
+    let blocks = bytes.div_ceil(block);
     let start = vmap::take_addresses(blocks * block, block)?;
     for address in (0..blocks).map(|index| VirtAddr(start.0 + index * block)) {
         let frames = zeroed(9)?;
@@ -265,6 +289,19 @@ fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> 
     let fresh = alloc_frames(0).ok_or(OutOfMemory)?;
     tables::entries(fresh).iter().for_each(|entry| entry.store(leaf(page, READ_ONLY), Ordering::Relaxed));
     Ok(*table.insert(fresh))
+}
+
+/// 2^`order` boot frames with whatever they hold. Where the kernel checks itself, each begins with
+/// what nobody could take for a record.
+fn untouched(order: u32) -> Result<Pfn, OutOfMemory> {
+    let first = alloc_frames(order).ok_or(OutOfMemory)?;
+    #[cfg(feature = "entry-checks")]
+    for frame in PfnRange::new(first, first.offset(1 << order)).iter() {
+        // A free frame, as an observer reads it, that somebody holds: whoever believes it is found
+        // by the audit.
+        tables::entry(frame, 0).store(!0xf, Ordering::Relaxed);
+    }
+    Ok(first)
 }
 
 /// 2^`order` boot frames of zeroes.

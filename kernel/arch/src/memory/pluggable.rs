@@ -59,6 +59,12 @@ pub fn is_plugged(frame: Pfn) -> bool {
     })
 }
 
+/// Whether any of these frames may be plugged in one day.
+pub(super) fn is_possible_in(frames: PfnRange) -> bool {
+    let regions = REGIONS.get().map_or(&[][..], Vec::as_slice);
+    regions.iter().any(|region| !region.blocks.intersection(frames).is_empty())
+}
+
 /// One past the highest frame that may be there one day.
 pub(super) fn end() -> Pfn {
     let regions = REGIONS.get().map_or(&[][..], Vec::as_slice);

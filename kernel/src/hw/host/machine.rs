@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::vec::Vec;
 
 use freehold_buddy::{Buddy, Managed, Options};
-use freehold_frame::FrameTable;
+use freehold_frame::{Beside, FrameTable};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
     CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange,
@@ -104,7 +104,7 @@ pub(super) fn lone_frames() -> Frames {
         let (topology, cpus) = (model().topology(), model().cpu_count());
         let options = Options::default();
         let metadata = words(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
-        let table = FrameTable::new(per_frame()).with_homes(per_frame());
+        let table = FrameTable::new(per_frame()).with(Box::leak(Box::new(Beside::new(per_frame()))));
         let managed = Managed { topology, reserved: &RESERVED, table, metadata };
         Buddy::new(Hardware, managed, options).expect("a small machine is one that can be")
     })

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{Buddy, Fault, Managed, Options};
-use freehold_frame::{Contradiction, FrameRecord, FrameTable, Owner};
+use freehold_frame::{Beside, Contradiction, FrameRecord, FrameState, FrameTable, Order, Owner, ready};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, Topology};
@@ -31,7 +31,8 @@ pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology
     topology
 }
 
-/// The allocator of `machine`, whose topology is `topology`, in fresh zero memory.
+/// The allocator of `machine`, whose topology is `topology`, over a frame table that nobody
+/// cleared: each record says that its frame is owned.
 pub fn buddy<M: Machine>(
     machine: M,
     topology: &'static Topology,
@@ -41,7 +42,11 @@ pub fn buddy<M: Machine>(
     let records: Vec<_> = (0..topology.end().0).map(|_| FrameRecord::EMPTY).collect();
     let words = Buddy::<M>::metadata_words(topology, machine.cpu_count(), &options);
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
-    let table = FrameTable::new(records.leak());
+    let owned = FrameState::Owned { owner: Owner::Reserved, order: Order::FRAME, node: NodeId(0) };
+    records.iter().for_each(|record| record.set_state(owned));
+    let bits: Vec<_> = (0..ready::words(records.len())).map(|_| AtomicU64::new(0)).collect();
+    let table =
+        FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(&[]).with_ready(bits.leak()))));
     let managed = Managed { topology, reserved, table, metadata: metadata.leak() };
     Box::leak(Box::new(Buddy::new(machine, managed, options).unwrap()))
 }

@@ -12,7 +12,15 @@ use loom::thread;
 
 pub struct Loom(AtomicU64);
 
+impl Loom {
+    #[allow(dead_code, reason = "each test's file is built with this one by itself")]
+    pub fn new(word: u64) -> Self {
+        Self(AtomicU64::new(word))
+    }
+}
+
 /// The word of an anonymous frame that nobody holds.
+#[allow(dead_code, reason = "as above")]
 pub fn unheld() -> Counts<Loom> {
     let tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
     Counts::with_word(Loom(AtomicU64::new(tag.bits())))

@@ -81,8 +81,7 @@ impl<S: Memory> Commons<S> {
         let table = self.source.table();
         let mut done = Evacuated::default();
         for frame in frames.iter() {
-            let Some(record) = table.get(frame) else { continue };
-            match record.state() {
+            match table.look(frame) {
                 FrameState::Owned { owner: Owner::PageCache, .. } => {}
                 FrameState::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
                     // Whoever wants it reads it again.

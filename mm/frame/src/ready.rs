@@ -1,0 +1,65 @@
+//! Which pageblocks have records: a bit for each, set once.
+//!
+//! A table is made without touching its memory, so that starting a machine costs the same however
+//! much memory it has. The records of a pageblock are written when it is handed out for the first
+//! time ([`FrameTable::prepare`](crate::FrameTable::prepare)); before that they are whatever the
+//! memory held, the frames are free, and nobody reads them.
+//!
+//! **Protocol.** Whoever prepares a pageblock is alone with it (it came out of a free set under its
+//! lock), writes its records, and then sets its bit (release): neighbours have other preparers and
+//! share a word, so the step is a compare-exchange. Who looks at a frame that is not known to be
+//! handed out asks for the bit first (acquire). `tests/ready.rs` has every interleaving, and what a
+//! plain store or the other order would do.
+
+use core::sync::atomic::Ordering;
+
+use freehold_machine::{PAGEBLOCK_ORDER, Pfn};
+
+use crate::Word;
+
+/// log2 of the pageblocks of a word.
+const PER_WORD: u32 = 6;
+
+/// The bits, pageblock n's at bit n % 64 of word n / 64.
+#[derive(Debug)]
+pub struct Ready<'a, W>(&'a [W]);
+
+impl<W> Clone for Ready<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<W> Copy for Ready<'_, W> {}
+
+impl<'a, W: Word> Ready<'a, W> {
+    /// The bits in `words`: those of a new table are all zero.
+    pub const fn new(words: &'a [W]) -> Self {
+        Self(words)
+    }
+    fn place(self, frame: Pfn) -> Option<(&'a W, u64)> {
+        let block = frame.0 >> PAGEBLOCK_ORDER;
+        let word = self.0.get(usize::try_from(block >> PER_WORD).ok()?)?;
+        Some((word, 1 << (block % (1 << PER_WORD))))
+    }
+    /// Whether `frame`'s pageblock has records; past the end it has none.
+    pub fn has(self, frame: Pfn) -> bool {
+        self.place(frame).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+    }
+    /// `frame`'s pageblock has records from now on: what was written before is seen by whoever
+    /// finds that [so](Ready::has).
+    pub fn set(self, frame: Pfn) {
+        let Some((word, bit)) = self.place(frame) else { return };
+        let mut now = word.load(Ordering::Relaxed);
+        while let Err(other) =
+            word.compare_exchange_weak(now, now | bit, Ordering::Release, Ordering::Relaxed)
+        {
+            now = other;
+            word.relax();
+        }
+    }
+}
+
+/// How many words of bits a table of `records` records has.
+pub const fn words(records: usize) -> usize {
+    records.div_ceil(1 << (PAGEBLOCK_ORDER + PER_WORD))
+}
