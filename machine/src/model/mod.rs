@@ -23,8 +23,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 use crate::{
-    Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES,
-    Pfn, PfnRange, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn,
+    PfnRange, PhysicalBytes, Tables, Tlb, Topology,
 };
 use memory::Memory;
 use tlb::TlbState;
@@ -332,17 +332,6 @@ impl PhysicalBytes for Model {
     }
     fn copy(self, from: Pfn, to: Pfn) {
         self.0.memory.copy(from, to);
-    }
-    fn zero_at(self, addr: VirtAddr) -> bool {
-        let zero = |at| self.0.memory.zero(Pfn::containing(at));
-        self.access_and(addr, Access::Write, zero).is_ok()
-    }
-    fn copy_at(self, from: Pfn, addr: VirtAddr) -> bool {
-        let copy = |at| self.0.memory.copy(from, Pfn::containing(at));
-        self.access_and(addr, Access::Write, copy).is_ok()
-    }
-    fn has_windows(self) -> bool {
-        true
     }
 }
 

@@ -72,7 +72,7 @@ impl Model {
 
     /// As [`Model::access`], and do what the instruction does there. It is over before a flush of this CPU's TLB is: who has made the CPU forget a
     /// translation sees all that was stored through it.
-    pub(super) fn access_and<R>(
+    fn access_and<R>(
         self,
         addr: VirtAddr,
         access: Access,

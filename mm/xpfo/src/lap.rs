@@ -127,16 +127,6 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         self.fresh.load(Ordering::Relaxed) == 0
     }
 
-    /// The slots that were in use since the CPU forgot everything, a bit each: no other can be cached.
-    #[inline]
-    pub fn maybe_cached(&self) -> u64 {
-        if !self.may_be_cached() {
-            return 0;
-        }
-        let next = self.next.load(Ordering::Relaxed) as usize;
-        self.held.load(Ordering::Relaxed) | if next < 64 { (1 << next) - 1 } else { u64::MAX }
-    }
-
     /// Windows opened so far.
     #[inline]
     pub fn taken(&self) -> u64 {
