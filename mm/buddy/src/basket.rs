@@ -11,17 +11,17 @@ use crate::word::Plain;
 pub(crate) struct Draw<'a, 'p> {
     /// `None` where they come by address.
     pub(crate) rng: Option<&'a mut Rng>,
-    pub(crate) out: OutputSlice<'p>,
+    pub(crate) out: Basket<'p>,
 }
 
 /// Room for as many blocks as are wanted.
 #[derive(Debug)]
-pub(crate) struct OutputSlice<'a> {
+pub(crate) struct Basket<'a> {
     places: &'a [AtomicU64],
     len: usize,
 }
 
-impl<'a> OutputSlice<'a> {
+impl<'a> Basket<'a> {
     pub(crate) const fn new(places: &'a [AtomicU64]) -> Self {
         Self { places, len: 0 }
     }
