@@ -11,13 +11,8 @@ use core::sync::atomic::{Ordering, fence};
 
 use super::wait::WaitQueue;
 
-/// A lock between tasks; see the module's head.
-pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
-/// The proof that a [`SpinLock`] is held.
-pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
-
 use crate::hw::LOCK_SPINS;
-pub use crate::hw::sync::IrqSpinLock;
+pub use crate::hw::sync::{IrqSpinLock, SpinLock, SpinLockGuard};
 
 /// A lock that may be held across sleeping. Waiting for it is not interruptible.
 #[derive(Debug, Default)]

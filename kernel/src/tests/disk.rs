@@ -34,7 +34,8 @@ impl MemoryDisk {
     }
 }
 
-impl BlockDevice for MemoryDisk {
+/// As the kernel holds it: the test has it too.
+impl BlockDevice for &'static MemoryDisk {
     fn timeout_ms(&self) -> u32 {
         self.timeout.load(Ordering::Relaxed)
     }

@@ -102,7 +102,7 @@ fn start(setup: Setup, main: Main) -> ! {
     let disks = (setup.disks)();
     let mut all = freehold_collections::Vec::new();
     for disk in disks {
-        all.try_push(reserve::arc(program::Shared(disk)) as host::Disk).unwrap();
+        all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
     host::init_with(all);
     sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap)).unwrap();

@@ -14,17 +14,13 @@ use std::vec;
 use std::vec::Vec;
 use std::{process, thread};
 
-use freehold_bounce::{Original, OriginalMut};
-use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
-use freehold_virtio::{BlockDevice, BlockError, Sleep};
-
+use freehold_machine::{Access, VirtAddr};
 use syscalls::Sysno;
 
-use super::disk::MemoryDisk;
 use super::elf::{ROOM, ROOM_BYTES, STRIDE, TEXT};
-use crate::hw::model;
 use crate::hw::traps::Registers;
 use crate::hw::user::{UserContext, UserEvent, set_processor};
+use crate::hw::usercopy::{self, Faults};
 
 /// A program, or a handler of a signal. What it returns is its exit status.
 pub type Main = fn(&mut Program) -> i32;
@@ -55,33 +51,6 @@ struct Runner {
     from: Mutex<Receiver<(Registers, Ask)>>,
     /// An access that faulted.
     pending: Mutex<Option<Ask>>,
-}
-
-/// A disk as the kernel holds one.
-pub struct Shared(pub &'static MemoryDisk);
-
-impl BlockDevice for Shared {
-    fn timeout_ms(&self) -> u32 {
-        self.0.timeout_ms()
-    }
-    fn set_timeout_ms(&self, limit: u32) {
-        self.0.set_timeout_ms(limit);
-    }
-    fn sectors(&self) -> u64 {
-        self.0.sectors()
-    }
-    fn is_read_only(&self) -> bool {
-        self.0.is_read_only()
-    }
-    fn read(&self, sector: u64, to: &mut dyn OriginalMut, sleep: Sleep) -> Result<(), BlockError> {
-        self.0.read(sector, to, sleep)
-    }
-    fn write(&self, sector: u64, from: &dyn Original, sleep: Sleep) -> Result<(), BlockError> {
-        self.0.write(sector, from, sleep)
-    }
-    fn flush(&self, sleep: Sleep) -> Result<(), BlockError> {
-        self.0.flush(sleep)
-    }
 }
 
 /// From now on the machine runs programs: `main` is number 0, /bin/0.
@@ -198,24 +167,21 @@ fn fault(runner: &Runner, ask: Ask, event: UserEvent) -> UserEvent {
 
 /// Does what the program asks of its memory, or says which fault that is.
 fn reach(ask: &Ask) -> Result<Vec<u8>, UserEvent> {
-    let (start, length, access) = match ask {
-        Ask::Call => return Ok(Vec::new()),
-        Ask::Load(start, length) => (*start, *length, Access::Read),
-        Ask::Store(start, bytes) => (*start, bytes.len(), Access::Write),
+    let mut found = Vec::new();
+    let (start, length, done, access) = match ask {
+        Ask::Call => return Ok(found),
+        Ask::Load(start, length) => {
+            found.resize(*length, 0);
+            (*start, *length, usercopy::read(VirtAddr(*start), &mut found, Faults::Never), Access::Read)
+        }
+        Ask::Store(start, bytes) => {
+            let done = usercopy::write(VirtAddr(*start), bytes, Faults::Never);
+            (*start, bytes.len(), done, Access::Write)
+        }
     };
-    let mut found = vec![0; length];
-    let mut done = 0;
-    while done < length {
-        let addr = VirtAddr(start + done as u64);
+    if done < length {
         let code = 4 | if access == Access::Write { 2 } else { 0 };
-        let place = model().access(addr, access).map_err(|_| UserEvent::PageFault { addr, access, code })?;
-        let offset = place.0 as usize % PAGE_SIZE;
-        let part = (PAGE_SIZE - offset).min(length - done);
-        model().with_bytes(Pfn::containing(place), |page| match ask {
-            Ask::Store(_, bytes) => page[offset..offset + part].copy_from_slice(&bytes[done..done + part]),
-            _ => found[done..done + part].copy_from_slice(&page[offset..offset + part]),
-        });
-        done += part;
+        return Err(UserEvent::PageFault { addr: VirtAddr(start + done as u64), access, code });
     }
     Ok(found)
 }

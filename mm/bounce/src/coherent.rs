@@ -8,7 +8,6 @@ use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
 use crate::device::Amount;
 use crate::pool::Taker;
-use crate::published::frames_of;
 use crate::runs::Runs;
 use crate::word::SEGMENT_PAGES;
 use crate::{Device, DmaAddr, DmaError, DmaSource};
@@ -36,7 +35,7 @@ impl<S: DmaSource> Device<S> {
         }
         let dma = self.dma();
         dma.published.publish(dma.source(), &frame)?;
-        if let Err(error) = dma.join(self.number(), frames_of(&frame)) {
+        if let Err(error) = dma.join(self.number(), frame.frames()) {
             self.hide(frame);
             return Err(error);
         }
@@ -121,7 +120,7 @@ impl<S: DmaSource> Drop for Coherent<S> {
             Some(CoherentMemory::Block(frame)) => {
                 let dma = self.device.dma();
                 dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
-                if dma.leave(self.device.number(), frames_of(&frame)) {
+                if dma.leave(self.device.number(), frame.frames()) {
                     self.device.hide(frame);
                 } else {
                     self.device.lose(frame);

@@ -5,7 +5,7 @@
 //! Memory that the host does not confirm as private is lost: it never goes back to the page allocator.
 
 use freehold_frame::{Bounce, Frame};
-use freehold_machine::{NotWithdrawn, PfnRange, PhysicalBytes, Publish};
+use freehold_machine::{NotWithdrawn, PhysicalBytes, Publish};
 use spin::Once;
 
 use crate::{Dma, DmaError, DmaSource};
@@ -24,7 +24,7 @@ impl Published {
     /// [`DmaError::OutOfMemory`]: the block is private.
     pub fn publish<S: DmaSource>(&self, source: S, block: &Frame<Bounce, S>) -> Result<(), DmaError> {
         let Some(publisher) = self.0.get() else { return Ok(()) };
-        let frames = frames_of(block);
+        let frames = block.frames();
         publisher.publish(frames).map_err(|_| DmaError::OutOfMemory)?;
         source.machine().zero_run(frames.start, frames.len());
         Ok(())
@@ -32,13 +32,8 @@ impl Published {
 
     /// Hides a block from the host. After an error it must stay out of use.
     pub fn withdraw<S: DmaSource>(&self, block: &Frame<Bounce, S>) -> Result<(), NotWithdrawn> {
-        self.0.get().map_or(Ok(()), |publisher| publisher.withdraw(frames_of(block)))
+        self.0.get().map_or(Ok(()), |publisher| publisher.withdraw(block.frames()))
     }
-}
-
-/// The frames of a block.
-pub(crate) fn frames_of<S: DmaSource>(block: &Frame<Bounce, S>) -> PfnRange {
-    PfnRange::new(block.pfn(), block.pfn().offset(block.order().frames()))
 }
 
 impl<S: DmaSource> Dma<S> {
@@ -56,7 +51,7 @@ mod tests {
     use std::sync::Mutex;
     use std::vec::Vec;
 
-    use freehold_machine::{NotPublished, Pfn};
+    use freehold_machine::{NotPublished, Pfn, PfnRange};
 
     use super::*;
     use crate::tests::{LIMITS, Source, source};

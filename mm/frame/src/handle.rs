@@ -15,7 +15,7 @@ use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 
-use freehold_machine::Pfn;
+use freehold_machine::{Pfn, PfnRange};
 
 use crate::counts::Hold;
 use crate::transition::CopyFrom;
@@ -82,6 +82,10 @@ impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     /// The block's size.
     pub const fn order(&self) -> Order {
         self.order
+    }
+    /// The block's frames.
+    pub const fn frames(&self) -> PfnRange {
+        PfnRange::new(self.frame, self.frame.offset(self.order.frames()))
     }
     /// The first frame's record.
     pub fn record(&self) -> &'static FrameRecord {

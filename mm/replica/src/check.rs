@@ -5,7 +5,7 @@ use core::fmt;
 use freehold_frame::{FrameState, Owner};
 use freehold_machine::{NodeId, Pfn, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr};
 
-use crate::copy::{NodeReplica, hash, run};
+use crate::copy::{NodeReplica, hash};
 use crate::tables::{MARKS, UPPER, WRITABLE, frame_of, index_at, leaf};
 use crate::{Memory, Port, Replicas};
 
@@ -103,7 +103,7 @@ impl<S: Memory, P: Port> Replicas<S, P> {
 
     fn validate_blocks(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
         let table = self.source.table();
-        for (block, frames) in replica.blocks.iter().map(|block| (block.pfn(), run(block))) {
+        for (block, frames) in replica.blocks.iter().map(|block| (block.pfn(), block.frames())) {
             match table.state(block) {
                 FrameState::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
                 _ => found(Fault::Owner { node, block }),

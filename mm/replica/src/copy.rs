@@ -83,11 +83,6 @@ impl<S: Memory> NodeReplica<S> {
     }
 }
 
-/// A block's frames.
-pub(crate) fn run<S: Memory>(block: &Frame<Replica, S>) -> PfnRange {
-    PfnRange::new(block.pfn(), block.pfn().offset(block.order().frames()))
-}
-
 fn frame_in<S: Memory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
     let (block, offset) = (page / PAGEBLOCK_FRAMES, page % PAGEBLOCK_FRAMES);
     // A page that is in no pageblock is behind all of them.
@@ -216,7 +211,7 @@ impl<S: Memory, P: Port> Replicas<S, P> {
         let tables = copier.made;
         // Not before: a pageblock that goes back is where the policy wants it.
         for block in &blocks {
-            self.port.leave_direct_map(run(block));
+            self.port.leave_direct_map(block.frames());
         }
         Ok(NodeReplica { blocks, tables, root })
     }

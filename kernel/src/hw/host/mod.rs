@@ -152,10 +152,10 @@ pub mod serial {
 
 /// Locks.
 pub mod sync {
-    pub use freehold_arch::sync::Once;
+    pub use freehold_arch::sync::{Once, SpinLock, SpinLockGuard};
 
     /// There are no interrupts to hold off.
-    pub type IrqSpinLock<T> = spin::mutex::SpinMutex<T>;
+    pub type IrqSpinLock<T> = SpinLock<T>;
 }
 
 /// What happens where the CPU cannot go on.

@@ -6,21 +6,19 @@ use std::sync::OnceLock;
 
 pub use freehold_arch::user::{
     BadFpuState, FpuImage, NotUserAddress, USER_CODE, USER_CODE_32, USER_DATA, USER_END, UserEvent,
-    VECTOR_SYSCALL,
+    VECTOR_SYSCALL, is_acceptable_fpu, xfeatures, xsave_size,
 };
 
 use super::memory::OutOfMemory;
 use super::std;
 use super::traps::Registers;
 
-/// FXSAVE's bytes: there is no XSAVE.
+/// FXSAVE's bytes: there is no XSAVE, so [`xsave_size`] says as many.
 const FPU_BYTES: usize = 512;
 /// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
 const SOFTWARE_BYTES: usize = 464;
 const DEFAULT_CONTROL: u16 = 0x37f;
 const DEFAULT_MXCSR: u32 = 0x1f80;
-/// The bits of MXCSR that a CPU without DAZ has not.
-const MXCSR_MASK: u32 = 0xffbf;
 
 /// What runs programs: it looks where one is (`rip`), does what the program does there, and says why it stops.
 pub type Processor = Box<dyn Fn(&mut UserContext) -> UserEvent + Send + Sync>;
@@ -35,25 +33,10 @@ pub fn set_processor(processor: Processor) {
     assert!(PROCESSOR.set(processor).is_ok(), "one processor runs the machine's programs");
 }
 
-/// Bytes of a floating-point state.
-pub fn xsave_size() -> usize {
-    FPU_BYTES
-}
-/// The state components that are saved: FXSAVE's part only.
-pub fn xfeatures() -> u64 {
-    0
-}
 /// Programs ask the kernel for their bases.
 pub fn has_fsgsbase() -> bool {
     false
 }
-/// Whether [`UserContext::load_fpu`] takes `area`.
-pub fn is_acceptable_fpu(area: &[u8]) -> bool {
-    area.get(24..28)
-        .and_then(|bytes| bytes.first_chunk())
-        .is_some_and(|&mxcsr| area.len() >= FPU_BYTES && u32::from_le_bytes(mxcsr) & !MXCSR_MASK == 0)
-}
-
 /// A program's registers.
 #[derive(Clone)]
 pub struct UserContext {
