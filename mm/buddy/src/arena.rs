@@ -1,4 +1,4 @@
-//! The split pageblocks that one CPU takes frames out of: lists by class and by how full they are, and a lock for them.
+//! The split pageblocks that one CPU takes frames out of: lists by owner and by how full they are, and a lock for them.
 //!
 //! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word of state names. Its state, bitmap and links are written by
 //! the holder of that arena's lock alone. Who has a frame to give back reads the state without a lock, locks the arena that it names, and reads it again: if
@@ -18,14 +18,14 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, Pinned};
 
 use crate::block::{BUCKETS, BlockId, BlockState, Blocks, link, unlink};
-use crate::take::{CANDIDATES, Reach, Wish};
+use crate::take::{CANDIDATES, Reach, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 use crate::zone::Zone;
 
-/// A class's words: the heads of its lists, the mask of lists in use, which lists may hold which orders, and how many pageblocks are on them.
-const CLASS_WORDS: usize = BUCKETS + 3;
-/// Words of an arena: its lock's line, and those of its classes.
-pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * CLASS_WORDS;
+/// An owner's words: the heads of its lists, the mask of lists in use, which lists may hold which orders, and how many pageblocks are on them.
+const OWNER_WORDS: usize = BUCKETS + 3;
+/// Words of an arena: its lock's line, and those of its owners.
+pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * OWNER_WORDS;
 
 /// An arena of a zone. See the module's head.
 #[derive(Clone, Copy, Debug)]
@@ -67,9 +67,9 @@ impl<C: Cpus> Deref for HeldArena<'_, C> {
 impl<C: Cpus> HeldArena<'_, C> {
     /// Free frames in the kernel's pageblocks.
     pub(crate) fn free_of_kernel(&self) -> u64 {
-        let classes =
-            Owner::ALL.into_iter().filter(|class| class.side() == Side::Kernel && self.listed(*class) > 0);
-        let heads = classes.flat_map(|class| (0..BUCKETS).map(move |bucket| self.first_of(class, bucket)));
+        let owners =
+            Owner::ALL.into_iter().filter(|owner| owner.side() == Side::Kernel && self.listed(*owner) > 0);
+        let heads = owners.flat_map(|owner| (0..BUCKETS).map(move |bucket| self.first_of(owner, bucket)));
         let lists = heads.flat_map(|head| core::iter::successors(head, |&block| self.blocks.links(block).0));
         lists.map(|block| self.blocks.state(block).free()).sum()
     }
@@ -83,45 +83,45 @@ impl Arena {
         Lock::new(&self.words[0])
     }
 
-    fn word(self, class: Owner, which: usize) -> &'static AtomicU64 {
-        &self.words[LINE + class as usize * CLASS_WORDS + which]
+    fn word(self, owner: Owner, which: usize) -> &'static AtomicU64 {
+        &self.words[LINE + owner as usize * OWNER_WORDS + which]
     }
     /// The first block of a list.
-    pub(crate) fn first_of(self, class: Owner, bucket: usize) -> Option<BlockId> {
-        unlink(self.word(class, bucket).get())
+    pub(crate) fn first_of(self, owner: Owner, bucket: usize) -> Option<BlockId> {
+        unlink(self.word(owner, bucket).get())
     }
-    /// The buckets of `class` that are not empty, as a mask.
-    fn buckets(self, class: Owner) -> &'static AtomicU64 {
-        self.word(class, BUCKETS)
+    /// The buckets of `owner` that are not empty, as a mask.
+    fn buckets(self, owner: Owner) -> &'static AtomicU64 {
+        self.word(owner, BUCKETS)
     }
-    /// For each order 1 to 8 a byte: the buckets of `class` in which a block may have such a run. The other buckets have none.
-    fn fits(self, class: Owner) -> &'static AtomicU64 {
-        self.word(class, BUCKETS + 1)
+    /// For each order 1 to 8 a byte: the buckets of `owner` in which a block may have such a run. The other buckets have none.
+    fn fits(self, owner: Owner) -> &'static AtomicU64 {
+        self.word(owner, BUCKETS + 1)
     }
-    /// Blocks of `class` that have free frames. A hint without the lock.
-    pub(crate) fn listed(self, class: Owner) -> u64 {
-        self.word(class, BUCKETS + 2).get()
+    /// Blocks of `owner` that have free frames. A hint without the lock.
+    pub(crate) fn listed(self, owner: Owner) -> u64 {
+        self.word(owner, BUCKETS + 2).get()
     }
     /// A block on the list `bucket` may have runs of up to the order `hint`.
-    fn note_fits(self, class: Owner, bucket: usize, hint: u32) {
+    fn note_fits(self, owner: Owner, bucket: usize, hint: u32) {
         // Whole bytes for the orders up to the hint, the bucket's bit in each.
         let orders = if hint >= 8 { u64::MAX } else { (1 << (8 * hint)) - 1 };
-        let fits = self.fits(class);
+        let fits = self.fits(owner);
         fits.set(fits.get() | (orders & 0x0101_0101_0101_0101) << bucket);
     }
-    fn enlist(self, block: BlockId, class: Owner, bucket: usize) {
-        let head = self.word(class, bucket);
+    fn enlist(self, block: BlockId, owner: Owner, bucket: usize) {
+        let head = self.word(owner, bucket);
         let next = unlink(head.get());
         if let Some(next) = next {
             self.blocks.set_links(next, self.blocks.links(next).0, Some(block));
         }
         self.blocks.set_links(block, next, None);
         head.set(link(Some(block)));
-        let mask = self.buckets(class);
+        let mask = self.buckets(owner);
         mask.set(mask.get() | 1 << bucket);
-        self.word(class, BUCKETS + 2).add(1);
+        self.word(owner, BUCKETS + 2).add(1);
     }
-    fn delist(self, block: BlockId, class: Owner, bucket: usize) {
+    fn delist(self, block: BlockId, owner: Owner, bucket: usize) {
         let (next, previous) = self.blocks.links(block);
         if let Some(next) = next {
             self.blocks.set_links(next, self.blocks.links(next).0, previous);
@@ -129,24 +129,24 @@ impl Arena {
         if let Some(previous) = previous {
             self.blocks.set_links(previous, next, self.blocks.links(previous).1);
         } else {
-            self.word(class, bucket).set(link(next));
+            self.word(owner, bucket).set(link(next));
             if next.is_none() {
-                let mask = self.buckets(class);
+                let mask = self.buckets(owner);
                 mask.set(mask.get() & !(1 << bucket));
             }
         }
-        self.word(class, BUCKETS + 2).sub(1);
+        self.word(owner, BUCKETS + 2).sub(1);
     }
     /// Put a split block with something free on the list that its state names, or take it off.
     pub(crate) fn list(self, block: BlockId, state: BlockState) {
         if state.free() > 0 {
-            self.enlist(block, state.class(), state.bucket());
-            self.note_fits(state.class(), state.bucket(), state.hint());
+            self.enlist(block, state.owner(), state.bucket());
+            self.note_fits(state.owner(), state.bucket(), state.hint());
         }
     }
     pub(crate) fn unlist(self, block: BlockId, state: BlockState) {
         if state.free() > 0 {
-            self.delist(block, state.class(), state.bucket());
+            self.delist(block, state.owner(), state.bucket());
         }
     }
     /// Write a split block's new state and keep it on the list it belongs on.
@@ -154,18 +154,18 @@ impl Arena {
         self.blocks.set_state(block, new);
         // The free count minus 1, rounded: -1 for a block that is on no list.
         let (was, is) = ((old.free() as i64 - 1) >> 6, (new.free() as i64 - 1) >> 6);
-        if was != is || old.class() != new.class() {
+        if was != is || old.owner() != new.owner() {
             if was >= 0 {
-                self.delist(block, old.class(), was as usize);
+                self.delist(block, old.owner(), was as usize);
             }
             if is >= 0 {
-                self.enlist(block, new.class(), is as usize);
+                self.enlist(block, new.owner(), is as usize);
             }
         } else if is < 0 || new.hint() <= old.hint() {
             return;
         }
         if is >= 0 {
-            self.note_fits(new.class(), is as usize, new.hint());
+            self.note_fits(new.owner(), is as usize, new.hint());
         }
     }
     /// Whether a split block is on the list that its state names, or on none with nothing free.
@@ -174,7 +174,7 @@ impl Arena {
         if state.free() == 0 || state.is_leaving() {
             return true;
         }
-        let mut next = self.first_of(state.class(), state.bucket());
+        let mut next = self.first_of(state.owner(), state.bucket());
         while let Some(listed) = next {
             if listed == block {
                 return true;
@@ -208,15 +208,15 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
     pub(crate) fn end_split(&self) {
         self.split.set(self.split.get().wrapping_sub(1));
     }
-    /// The fullest split block of `class` that may have a run of `order`.
-    pub(crate) fn candidate(&self, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
-        let mut mask = self.buckets(class).get();
+    /// The fullest split block of `owner` that may have a run of `order`.
+    pub(crate) fn candidate(&self, owner: Owner, order: u32, reach: Reach) -> Option<BlockId> {
+        let mut mask = self.buckets(owner).get();
         if order > 0 {
-            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
+            mask &= self.fits(owner).get() >> (8 * (order - 1)) & 255;
         }
         while mask != 0 {
             let bucket = mask.trailing_zeros() as usize;
-            let mut next = self.first_of(class, bucket);
+            let mut next = self.first_of(owner, bucket);
             let mut looked = 0;
             while let Some(block) = next
                 && (reach == Reach::Far || looked < CANDIDATES)
@@ -228,7 +228,7 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
                 next = self.blocks.links(block).0;
             }
             if next.is_none() {
-                let fits = self.fits(class);
+                let fits = self.fits(owner);
                 fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
             }
             mask &= mask - 1;
@@ -237,12 +237,12 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
     }
     /// Moves blocks that may have what is wished here from another arena, the fullest first, until `frames` are free in them or
     /// the giver has only `keep` left. Whether there was one.
-    pub(crate) fn adopt_from(&self, giver: &Self, wish: Wish, frames: u64, keep: u64) -> bool {
-        let Wish { class, order, .. } = wish;
+    pub(crate) fn adopt_from(&self, giver: &Self, wanted: TakeRequest, frames: u64, keep: u64) -> bool {
+        let TakeRequest { owner, order, .. } = wanted;
         let mut got = 0;
         while got < frames
-            && giver.listed(class) > keep
-            && let Some(block) = giver.candidate(class, order, Reach::Near)
+            && giver.listed(owner) > keep
+            && let Some(block) = giver.candidate(owner, order, Reach::Near)
         {
             let state = self.blocks.state(block);
             giver.unlist(block, state);
@@ -318,9 +318,9 @@ mod tests {
         let most = |frames: &[Pfn]| {
             let give = |frame: &Pfn| {
                 // Sparse pageblocks are another matter.
-                buddy.lane(CpuId(1)).set_sparse(None);
+                buddy.pcp(CpuId(1)).set_sparse(None);
                 buddy.machine.on_cpu(CpuId(1), || buddy.release(*frame, Order::FRAME));
-                buddy.lane(CpuId(1)).len(list)
+                buddy.pcp(CpuId(1)).len(list)
             };
             frames.iter().map(give).max().unwrap()
         };
@@ -328,7 +328,7 @@ mod tests {
         most(&others[..100]);
         assert!(most(&others[100..200]) <= half);
         // Until it needs some itself.
-        let refilled = (0..100).map(|_| (own.push(take(buddy, 1)), buddy.lane(CpuId(1)).len(list)).1).max();
+        let refilled = (0..100).map(|_| (own.push(take(buddy, 1)), buddy.pcp(CpuId(1)).len(list)).1).max();
         assert!(refilled > Some(half) && most(&own) > half);
         assert_eq!(buddy.misuses(), 0);
     }

@@ -1,8 +1,8 @@
 //! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a word of state in the line beside it.
 //!
 //! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in their side's
-//! [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`] blocks have one owner class, `free` is the number
-//! of ones in the bitmap, and they are on the class's list `bucket` exactly when `free` is not 0.
+//! [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`] blocks have one owner, `free` is the number
+//! of ones in the bitmap, and they are on the owner's list `bucket` exactly when `free` is not 0.
 //! All zeroes means free on the user's side, so fresh metadata describes memory without being touched.
 //!
 //! A block that is not free belongs to an [arena](crate::arena), whose lock orders access to all of its words; a free block's, one on the move's and an
@@ -22,7 +22,7 @@ pub(crate) const BLOCK_WORDS: usize = 2 * BITMAP_WORDS;
 const STATE: usize = BITMAP_WORDS;
 const LINKS: usize = BITMAP_WORDS + 1;
 const POSITION: usize = BITMAP_WORDS + 2;
-/// Lists of split blocks per class, by free frames: 1–64, 65–128, … 449–512.
+/// Lists of split blocks per owner, by free frames: 1–64, 65–128, … 449–512.
 pub(crate) const BUCKETS: usize = 8;
 
 /// A pageblock's number: frame number / 512.
@@ -43,7 +43,7 @@ impl BlockId {
 pub(crate) enum Fill {
     /// All free, in the free set of this side.
     Free(Side),
-    /// Handed out frame by frame to one class.
+    /// Handed out frame by frame to one owner.
     Split,
     /// Handed out as a whole, alone or as a part of a larger block.
     Whole,
@@ -53,12 +53,12 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), residue (1), from bit 16 on the arena (6), and from
+/// A pageblock's word of state, lowest bits first: fill (3), owner (5), hint (4), leaving (1), residue (1), from bit 16 on the arena (6), and from
 /// bit 32 on the free frames, so that words compare as the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(pub(crate) u64);
 
-const CLASS: u32 = 3;
+const OWNER: u32 = 3;
 const HINT: u32 = 8;
 const LEAVING: u64 = 1 << 12;
 const RESIDUE: u64 = 1 << 13;
@@ -80,12 +80,12 @@ impl BlockState {
     pub(crate) const fn most(free: u64) -> Self {
         Self(((free + 1) << FREE) - 1)
     }
-    pub(crate) const fn split(class: Owner, free: u64) -> Self {
-        Self::plain(Fill::Split).with_class(class).with_free(free).with_hint(PAGEBLOCK_ORDER)
+    pub(crate) const fn split(owner: Owner, free: u64) -> Self {
+        Self::plain(Fill::Split).with_owner(owner).with_free(free).with_hint(PAGEBLOCK_ORDER)
     }
     /// Handed out as a whole.
     pub(crate) const fn whole(side: Side) -> Self {
-        Self::plain(Fill::Whole).with_class(whole_class(side))
+        Self::plain(Fill::Whole).with_owner(whole_class(side))
     }
     pub(crate) const fn fill(self) -> Fill {
         match self.0 & 7 {
@@ -100,7 +100,7 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its class and count.
+    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its owner and count.
     pub(crate) const fn plain_of(arena: u8) -> Self {
         Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
     }
@@ -116,9 +116,9 @@ impl BlockState {
     const fn may_move(self) -> bool {
         self.0 & 62 << FREE == 0
     }
-    /// The class, for split blocks; one that stands for the side, for whole and moving ones.
-    pub(crate) const fn class(self) -> Owner {
-        Owner::from_bits((self.0 >> CLASS) as u32)
+    /// The owner, for split blocks; one that stands for the side, for whole and moving ones.
+    pub(crate) const fn owner(self) -> Owner {
+        Owner::from_bits((self.0 >> OWNER) as u32)
     }
     /// Free frames, for split blocks.
     pub(crate) const fn free(self) -> u64 {
@@ -128,8 +128,8 @@ impl BlockState {
     pub(crate) const fn hint(self) -> u32 {
         (self.0 >> HINT & 15) as u32
     }
-    pub(crate) const fn with_class(self, class: Owner) -> Self {
-        Self(self.0 & !(31 << CLASS) | (class as u64) << CLASS)
+    pub(crate) const fn with_owner(self, owner: Owner) -> Self {
+        Self(self.0 & !(31 << OWNER) | (owner as u64) << OWNER)
     }
     pub(crate) const fn with_free(self, free: u64) -> Self {
         Self(self.0 & ((1 << FREE) - 1) | free << FREE)

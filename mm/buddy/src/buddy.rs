@@ -11,9 +11,9 @@ use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, 
 
 use crate::arena::Arena;
 use crate::block::Blocks;
-use crate::lane::{Doors, Lane, Words};
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
+use crate::pcp::{ListLines, Pcp, Words};
 use crate::rng::Rng;
 use crate::shape::Shapes;
 use crate::word::Plain;
@@ -35,8 +35,8 @@ pub struct Buddy<M: Machine> {
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
     /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is [looked](Bytes::Looked) at.
-    pub(crate) doors: Doors,
-    pub(crate) lanes: &'static [Words],
+    pub(crate) list_lines: ListLines,
+    pub(crate) pcps: &'static [Words],
     /// For each CPU its number among those whose lists hold the same node's blocks: that of its arena there.
     pub(crate) slots: [u8; MAX_CPUS],
     pub(crate) shapes: Shapes,
@@ -93,7 +93,7 @@ impl<M: Machine> Buddy<M> {
     #[inline(always)]
     fn hit(&self, owner: Owner, order: Order, content: Content) -> Option<Pfn> {
         let pinned = self.machine.pin();
-        let list = self.doors.serving(pinned.cpu(), owner, order);
+        let list = self.list_lines.serving(pinned.cpu(), owner, order);
         let block = list.pop()?;
         if self.table.get(block).is_none_or(|record| record.hand_out(list.tag).is_err()) {
             self.report_owned(block);
@@ -110,7 +110,7 @@ impl<M: Machine> Buddy<M> {
     #[inline]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
-        let list = self.doors.guess(pinned.cpu(), order);
+        let list = self.list_lines.guess(pinned.cpu(), order);
         if let Some(record) = self.table.get(block)
             && record.is_freeable_as(list.tag)
             && list.push(block, self.blocks)
@@ -188,40 +188,40 @@ impl<M: Machine> Buddy<M> {
             Err(NotGiven::NotOwned) => return self.refuse(block, order),
         };
         let (cpu, node) = (pinned.cpu(), tag.node());
-        let lane = self.lane(cpu);
+        let pcp = self.pcp(cpu);
         if self.bytes == Bytes::Looked {
             self.scrub(block, Freed { owner: tag.owner(), order, cpu });
         }
         record.take_back(tag.trace(cpu));
         let Some(list) = self.shapes.serving(tag) else {
-            lane.count_passed_back(tag.owner(), order.frames());
+            pcp.count_passed_back(tag.owner(), order.frames());
             // No list ever holds such a block: its pageblock gets it at once.
             return self.give_back_one(&pinned, node, block, order);
         };
-        lane.set_guess(list);
-        if node == lane.node() && !lane.is_sparse(block, self.blocks) {
-            if lane.push(list, block) {
+        pcp.set_guess(list);
+        if node == pcp.node() && !pcp.is_sparse(block, self.blocks) {
+            if pcp.push(list, block) {
                 return;
             }
-            lane.key_list(list, &mut Rng::new(self.machine.random_u64()));
+            pcp.key_list(list, &mut Rng::new(self.machine.random_u64()));
             let shape = self.shapes.shape(list);
-            let count = shape.batch.min(lane.len(list));
-            let others = self.drain_list(&pinned, lane, list, count);
+            let count = shape.batch.min(pcp.len(list));
+            let others = self.drain_list(&pinned, pcp, list, count);
             // Who gives back what others took keeps little of it at hand: mixed with its own it would later go back one by one, and each pageblock's words
             // from CPU to CPU with it. Until the next refill.
             let room = if others > count / 2 { (shape.batch / 2).max(1) } else { shape.room };
-            lane.set_room(list, room);
+            pcp.set_room(list, room);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
                 // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
-                lane.set_sparse(None);
+                pcp.set_sparse(None);
             }
-            if lane.push(list, block) {
+            if pcp.push(list, block) {
                 return;
             }
         }
-        lane.count_given(list);
-        if !lane.push_homeward(block, tag) {
-            self.send_home(&pinned, lane);
+        pcp.count_given(list);
+        if !pcp.push_homeward(block, tag) {
+            self.send_home(&pinned, pcp);
             self.give_back_one(&pinned, node, block, order);
         }
     }
@@ -245,8 +245,8 @@ impl<M: Machine> Buddy<M> {
     }
 
     #[inline]
-    pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
-        Lane::new(&self.lanes[usize::from(cpu.0)])
+    pub(crate) fn pcp(&self, cpu: CpuId) -> Pcp<'_> {
+        Pcp::new(&self.pcps[usize::from(cpu.0)])
     }
     /// The arena of a zone that this CPU takes frames out of.
     pub(crate) fn arena(&self, pinned: &Pinned<M>, zone: &Zone) -> Arena {

@@ -9,8 +9,8 @@ use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::Buddy;
 use crate::block::{BlockId, BlockState, PutPlain};
-use crate::lane::{Lane, homeward};
 use crate::misuse::Misuse;
+use crate::pcp::{Pcp, homeward};
 use crate::shape::LISTS;
 use crate::word::Plain;
 use crate::zone::{NotTaken, Zone};
@@ -32,22 +32,22 @@ impl<M: Machine> Buddy<M> {
     /// its lists have not needed since. In task context, on the way back to user mode after an interrupt and on the way to idle.
     pub fn poll(&self, moment: Moment) {
         let pinned = self.machine.pin();
-        let lane = self.lane(pinned.cpu());
-        let asked = lane.drain_requested();
-        let zone = self.zone(lane.node());
+        let pcp = self.pcp(pinned.cpu());
+        let asked = pcp.drain_requested();
+        let zone = self.zone(pcp.node());
         if moment == Moment::Tick && !asked {
-            lane.set_sparse(Some(zone.sparse()));
+            pcp.set_sparse(Some(zone.sparse()));
             return;
         }
         if asked || zone.free() < zone.marks().high {
-            self.drain_lane(&pinned, lane);
-        } else if lane.refills() == 0 {
+            self.drain_pcp(&pinned, pcp);
+        } else if pcp.refills() == 0 {
             for list in 0..LISTS {
-                let surplus = lane.len(list).saturating_sub(self.shapes.shape(list).batch);
+                let surplus = pcp.len(list).saturating_sub(self.shapes.shape(list).batch);
                 if surplus > 1 {
-                    self.drain_list(&pinned, lane, list, surplus / 2);
+                    self.drain_list(&pinned, pcp, list, surplus / 2);
                 }
-                lane.shrink(list);
+                pcp.shrink(list);
             }
         }
     }
@@ -55,35 +55,35 @@ impl<M: Machine> Buddy<M> {
     pub fn drain_local(&self) {
         let pinned = self.machine.pin();
         let cpu = pinned.cpu();
-        self.drain_lane(&pinned, self.lane(cpu));
+        self.drain_pcp(&pinned, self.pcp(cpu));
     }
     /// Ask every CPU to give back what its lists hold, when it next polls or runs out.
     pub fn request_drain(&self) {
-        (0..self.cpus).for_each(|cpu| self.lane(CpuId(cpu as u16)).request_drain());
+        (0..self.cpus).for_each(|cpu| self.pcp(CpuId(cpu as u16)).request_drain());
     }
     /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs' pageblocks.
-    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) -> u64 {
+    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, pcp: Pcp<'_>, list: usize, mut count: u64) -> u64 {
         let shape = self.shapes.shape(list);
-        let zone = self.zone(lane.node());
+        let zone = self.zone(pcp.node());
         let mut others = 0;
-        while count > 0 && lane.len(list) > 0 {
-            let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
+        while count > 0 && pcp.len(list) > 0 {
+            let leavers = pcp.leavers(list, count.min(DRAIN_CHUNK));
             others += self.put_all(pinned, zone, leavers.places, |_| shape.order);
-            lane.forget(list, &leavers);
+            pcp.forget(list, &leavers);
             count -= leavers.places.len() as u64;
         }
         others
     }
-    pub(crate) fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
+    pub(crate) fn drain_pcp(&self, pinned: &Pinned<M>, pcp: Pcp<'_>) {
         for list in 0..LISTS {
-            self.drain_list(pinned, lane, list, u64::MAX);
-            lane.shrink(list);
+            self.drain_list(pinned, pcp, list, u64::MAX);
+            pcp.shrink(list);
         }
-        self.send_home(pinned, lane);
+        self.send_home(pinned, pcp);
     }
     /// Put all that waits to go home where it belongs.
-    pub(crate) fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        let waiting = lane.homeward();
+    pub(crate) fn send_home(&self, pinned: &Pinned<M>, pcp: Pcp<'_>) {
+        let waiting = pcp.homeward();
         let order_of = |entry: &AtomicU64| homeward(entry).1.order().log2();
         let alike = |entry: &AtomicU64| (homeward(entry).1.node(), order_of(entry) == PAGEBLOCK_ORDER);
         for blocks in waiting.chunk_by(|a, b| alike(a) == alike(b)) {
@@ -91,9 +91,9 @@ impl<M: Machine> Buddy<M> {
             self.put_all(pinned, self.zone(node), blocks, order_of);
         }
         if !waiting.is_empty() {
-            lane.set_sparse(Some(self.zone(lane.node()).sparse()));
+            pcp.set_sparse(Some(self.zone(pcp.node()).sparse()));
         }
-        lane.clear_homeward();
+        pcp.clear_homeward();
     }
     /// Put blocks back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Either all are whole
     /// pageblocks or none is. Leaves their places in disorder. How many did not belong to this CPU's.

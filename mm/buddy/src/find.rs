@@ -9,20 +9,20 @@ use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER
 
 use crate::Buddy;
 use crate::arena::{Arena, HeldArena};
-use crate::basket::{Basket, Draw};
 use crate::block::BlockId;
 use crate::buddy::NONE;
 use crate::numa::{Listed, Passed};
+use crate::output::{Draw, OutputSlice};
 use crate::rng::Rng;
 use crate::sides::Moving;
-use crate::take::{Reach, Wish};
+use crate::take::{Reach, TakeRequest};
 use crate::zone::Zone;
 
-/// Below this many frames a zone shares split blocks between CPUs and classes before it opens new ones: 128 MiB.
+/// Below this many frames a zone shares split blocks between CPUs and owners before it opens new ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
 /// A zone with more free frames than this many times the low watermark is not short, whoever can use them.
 const NEAR: u64 = 16;
-/// Pageblocks of a class with something free that a CPU's arena keeps when others have none: one that it takes from, and the next.
+/// Pageblocks of an owner with something free that a CPU's arena keeps when others have none: one that it takes from, and the next.
 const KEPT: u64 = 2;
 /// Most frames that are adopted at once.
 const ADOPTED: u64 = PAGEBLOCK_FRAMES;
@@ -35,7 +35,7 @@ enum Next {
     Move(Moving),
     /// Others move pageblocks, which will be there in a moment.
     Wait,
-    /// Only other arenas and other classes have free frames.
+    /// Only other arenas and other owners have free frames.
     Scrape,
     /// There is none.
     Fail,
@@ -56,13 +56,13 @@ pub(crate) struct Trip<'a, M: Machine> {
     pub(crate) pinned: &'a Pinned<M>,
     pub(crate) zone: &'a Zone,
     floor: u64,
-    pub(crate) wish: Wish,
+    pub(crate) wanted: TakeRequest,
 }
 
 impl<M: Machine> Trip<'_, M> {
     /// Reserves up to `want` of the wished blocks; how many.
     pub(crate) fn reserve(&self, want: u64) -> Option<u64> {
-        self.zone.reserve(want, self.wish.order, self.floor)
+        self.zone.reserve(want, self.wanted.order, self.floor)
     }
 }
 
@@ -70,34 +70,34 @@ impl<M: Machine> Buddy<M> {
     /// A block from the zones, by the request's policy; with a refill of the list that serves it, if there is one.
     pub(crate) fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
         let cpu = pinned.cpu();
-        let lane = self.lane(cpu);
+        let pcp = self.pcp(cpu);
         let list = match request.policy {
-            NodePolicy::Local => self.shapes.serving(Tag::new(request.owner, request.order, lane.node())),
+            NodePolicy::Local => self.shapes.serving(Tag::new(request.owner, request.order, pcp.node())),
             _ => None,
         };
-        if let Some(block) = list.and_then(|list| lane.pop(list)) {
-            return Ok((block, lane.node()));
+        if let Some(block) = list.and_then(|list| pcp.pop(list)) {
+            return Ok((block, pcp.node()));
         }
         if matches!(request.owner, Owner::Free | Owner::Reserved) {
             return Err(OutOfMemory);
         }
-        if lane.drain_requested() {
-            self.drain_lane(pinned, lane);
+        if pcp.drain_requested() {
+            self.drain_pcp(pinned, pcp);
         }
         // What waits to go home may be just what is asked for, and still occupies its near-cache bin.
-        self.send_home(pinned, lane);
+        self.send_home(pinned, pcp);
         // Before any lock: the generator may have one of its own. A list's refill keys what follows; a single block is drawn with
         // what the last refill left.
         let mut rng = match list {
             Some(_) => Rng::new(self.machine.random_u64()),
-            None => Rng::new(lane.key()),
+            None => Rng::new(pcp.key()),
         };
-        lane.set_key(rng.next());
+        pcp.set_key(rng.next());
         if let Some(list) = list {
-            lane.key_list(list, &mut rng);
-            lane.set_room(list, self.shapes.shape(list).room);
+            pcp.key_list(list, &mut rng);
+            pcp.set_room(list, self.shapes.shape(list).room);
         }
-        let (first, allowed) = self.preference(request.policy, lane.node().0, cpu);
+        let (first, allowed) = self.preference(request.policy, pcp.node().0, cpu);
         let search = Search { request, list, first, allowed };
         for last_try in [false, true] {
             for node in self.nearest[usize::from(first)].into_iter().take_while(|node| *node != NONE) {
@@ -110,7 +110,7 @@ impl<M: Machine> Buddy<M> {
             }
             if !last_try {
                 // What lies in this CPU's other lists may make a whole block, or be what is asked for.
-                self.drain_lane(pinned, lane);
+                self.drain_pcp(pinned, pcp);
                 self.request_drain();
                 let zones = self.zones.iter().flatten().filter(|zone| allowed.contains(zone.node));
                 zones.for_each(|zone| zone.settle(pinned, self.machine));
@@ -126,42 +126,42 @@ impl<M: Machine> Buddy<M> {
     fn find_on(&self, node: NodeId, pinned: &Pinned<M>, search: &Search, rng: &mut Rng) -> Option<Pfn> {
         let &Search { request, list, first, allowed } = search;
         let (cpu, zone) = (pinned.cpu(), self.zone(node));
-        let lane = self.lane(cpu);
-        let (home, order) = (lane.node(), request.order.log2());
+        let pcp = self.pcp(cpu);
+        let (home, order) = (pcp.node(), request.order.log2());
         let refill = list.filter(|_| node == home);
         let single = [AtomicU64::new(0)];
         let places = refill.map_or(&single[..], |list| {
-            lane.room(list, lane.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
+            pcp.room(list, pcp.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
         });
-        let mut draw = Draw { rng: self.shuffled.then_some(rng), out: Basket::new(places) };
+        let mut draw = Draw { rng: self.shuffled.then_some(rng), out: OutputSlice::new(places) };
         self.take_from(pinned, zone, &request, &mut draw);
-        let basket = draw.out;
-        if basket.len() == 0 || self.is_short(pinned, zone) {
+        let output = draw.out;
+        if output.len() == 0 || self.is_short(pinned, zone) {
             self.tell_shortage(node);
         }
-        if basket.len() == 0 {
+        if output.len() == 0 {
             return None;
         }
         let block = match (refill, list) {
             (Some(list), _) => {
-                if lane.is_random(list) || (order == 0 && zone.has_groups()) {
+                if pcp.is_random(list) || (order == 0 && zone.has_groups()) {
                     // In a row, where hits will come at random: so the records are read ahead.
-                    self.table.warm(basket.since(0));
+                    self.table.warm(output.since(0));
                 } else {
                     // By address: the last one comes out first.
-                    basket.reverse();
+                    output.reverse();
                 }
-                lane.fill(list, basket.len());
-                lane.set_sparse(Some(zone.sparse()));
-                lane.pop(list)
+                pcp.fill(list, output.len());
+                pcp.set_sparse(Some(zone.sparse()));
+                pcp.pop(list)
             }
             (None, Some(list)) => {
-                lane.count_taken(list);
-                basket.since(0).next()
+                pcp.count_taken(list);
+                output.since(0).next()
             }
             (None, None) => {
-                lane.count_passed_out(request.owner, request.order.frames());
-                basket.since(0).next()
+                pcp.count_passed_out(request.owner, request.order.frames());
+                output.since(0).next()
             }
         };
         if refill.is_none() {
@@ -206,18 +206,18 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Take blocks out of `zone` until the basket has all it wants, or at least one.
+    /// Take blocks out of `zone` until the output has all it wants, or at least one.
     fn take_from(&self, pinned: &Pinned<M>, zone: &Zone, request: &Request, draw: &mut Draw<'_, '_>) {
-        let &Request { owner: class, pressure, .. } = request;
-        let (side, order) = (class.side(), request.order.log2());
+        let &Request { owner, pressure, .. } = request;
+        let (side, order) = (owner.side(), request.order.log2());
         let floor = match pressure {
             // User memory stops first: what a system call needs to end well is still there.
             Pressure::Normal if side == Side::User => zone.marks().min,
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
         };
-        let wish = Wish { class, order, want: draw.out.room(), reach: Reach::Near, pressure };
-        let trip = Trip { pinned, zone, floor, wish };
+        let wanted = TakeRequest { owner, order, want: draw.out.room(), reach: Reach::Near, pressure };
+        let trip = Trip { pinned, zone, floor, wanted };
         if order > PAGEBLOCK_ORDER {
             return self.gather(&trip, &mut draw.out);
         }
@@ -225,14 +225,14 @@ impl<M: Machine> Buddy<M> {
         loop {
             let held = zone.lock_arena(arena, pinned, self.machine);
             let Some(want) = trip.reserve(draw.out.room()) else { return };
-            let (next, taken) = self.take_here(zone, &held, Wish { want, ..wish }, draw);
+            let (next, taken) = self.take_here(zone, &held, TakeRequest { want, ..wanted }, draw);
             held.gain((want - taken) << order);
             drop(held);
             match next {
                 Next::Done | Next::Fail => return,
                 Next::Scrape => {
-                    let wish = Wish { want, reach: Reach::Far, ..wish };
-                    return self.scrape(&Trip { wish, ..trip }, arena, draw);
+                    let wanted = TakeRequest { want, reach: Reach::Far, ..wanted };
+                    return self.scrape(&Trip { wanted, ..trip }, arena, draw);
                 }
                 Next::Wait => self.machine.relax(),
                 Next::Move(mut moving) => {
@@ -247,26 +247,26 @@ impl<M: Machine> Buddy<M> {
         &self,
         zone: &Zone,
         held: &HeldArena<'_, M>,
-        wish: Wish,
+        wanted: TakeRequest,
         draw: &mut Draw<'_, '_>,
     ) -> (Next, u64) {
-        let Wish { class, order, want, .. } = wish;
-        let side = class.side();
-        let may_open = zone.may_open(&wish);
+        let TakeRequest { owner, order, want, .. } = wanted;
+        let side = owner.side();
+        let may_open = zone.may_open(&wanted);
         if order < PAGEBLOCK_ORDER {
             // A block that is opened is taken from before anyone else sees it: split blocks with nothing in use do not exist outside of the lock.
             loop {
-                let mut taken = zone.take(held, wish, draw);
-                if taken == 0 && self.adopt(zone, held, wish) {
+                let mut taken = zone.take(held, wanted, draw);
+                if taken == 0 && self.adopt(zone, held, wanted) {
                     continue;
                 }
                 if taken == 0 && zone.managed() < FRUGAL {
-                    taken = Self::take_stolen(zone, held, Wish { want: 1, ..wish }, draw);
+                    taken = Self::take_stolen(zone, held, TakeRequest { want: 1, ..wanted }, draw);
                 }
                 if taken > 0 {
                     return (Next::Done, taken);
                 }
-                if !may_open || zone.open(held, class, draw.rng.as_deref_mut()).is_none() {
+                if !may_open || zone.open(held, owner, draw.rng.as_deref_mut()).is_none() {
                     break;
                 }
             }
@@ -291,23 +291,28 @@ impl<M: Machine> Buddy<M> {
         };
         (next, 0)
     }
-    /// Adopt pageblocks of the wished class from another arena that can spare some. Whether there was one.
-    fn adopt(&self, zone: &Zone, held: &HeldArena<'_, M>, wish: Wish) -> bool {
+    /// Adopt pageblocks of the wanted owner from another arena that can spare some. Whether there was one.
+    fn adopt(&self, zone: &Zone, held: &HeldArena<'_, M>, wanted: TakeRequest) -> bool {
         let keep = if zone.managed() < FRUGAL { 0 } else { KEPT };
         let others = (1..zone.arenas().len()).map(|step| zone.arena(usize::from(held.id) + step));
-        let frames = (wish.want << wish.order).min(ADOPTED);
-        others.filter(|other| other.listed(wish.class) > keep).any(|other| {
+        let frames = (wanted.want << wanted.order).min(ADOPTED);
+        others.filter(|other| other.listed(wanted.owner) > keep).any(|other| {
             let giver = held.try_other(other);
-            giver.is_some_and(|giver| held.adopt_from(&giver, wish, frames, keep))
+            giver.is_some_and(|giver| held.adopt_from(&giver, wanted, frames, keep))
         })
     }
-    /// Take from another class of the same side.
-    fn take_stolen(zone: &Zone, held: &HeldArena<'_, M>, wish: Wish, draw: &mut Draw<'_, '_>) -> u64 {
-        // The lowest: chance decides among the class's own.
+    /// Take from another owner of the same side.
+    fn take_stolen(
+        zone: &Zone,
+        held: &HeldArena<'_, M>,
+        wanted: TakeRequest,
+        draw: &mut Draw<'_, '_>,
+    ) -> u64 {
+        // The lowest: chance decides among the owner's own.
         let rng = draw.rng.take();
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
-        while let Some(class) = zone.steal(held, wish.class, wish.order) {
-            let got = zone.take(held, Wish { class, reach: Reach::Far, ..wish }, draw);
+        while let Some(owner) = zone.steal(held, wanted.owner, wanted.order) {
+            let got = zone.take(held, TakeRequest { owner, reach: Reach::Far, ..wanted }, draw);
             if got > 0 {
                 draw.rng = rng;
                 return got;
@@ -318,16 +323,16 @@ impl<M: Machine> Buddy<M> {
     }
     /// No pageblock is free: whatever any arena has, this CPU's first.
     fn scrape(&self, trip: &Trip<'_, M>, first: Arena, draw: &mut Draw<'_, '_>) {
-        let &Trip { pinned, zone, wish, .. } = trip;
+        let &Trip { pinned, zone, wanted, .. } = trip;
         for step in 0..zone.arenas().len() {
             let arena = zone.arena(usize::from(first.id) + step);
             let held = zone.lock_arena(arena, pinned, self.machine);
-            let Some(want) = trip.reserve(wish.want) else { continue };
-            let mut taken = zone.take(&held, Wish { want: 1, ..wish }, draw);
+            let Some(want) = trip.reserve(wanted.want) else { continue };
+            let mut taken = zone.take(&held, TakeRequest { want: 1, ..wanted }, draw);
             if taken == 0 {
-                taken = Self::take_stolen(zone, &held, Wish { want, ..wish }, draw);
+                taken = Self::take_stolen(zone, &held, TakeRequest { want, ..wanted }, draw);
             }
-            held.gain((want - taken) << wish.order);
+            held.gain((want - taken) << wanted.order);
             if taken > 0 {
                 return;
             }

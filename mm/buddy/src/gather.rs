@@ -3,16 +3,16 @@
 use freehold_machine::{Machine, PAGEBLOCK_ORDER};
 
 use crate::Buddy;
-use crate::basket::Basket;
 use crate::block::BlockId;
 use crate::find::Trip;
-use crate::take::Wish;
+use crate::output::OutputSlice;
+use crate::take::TakeRequest;
 
 impl<M: Machine> Buddy<M> {
     /// Takes one block of the wished order, above a pageblock's, if there is one.
-    pub(crate) fn gather(&self, trip: &Trip<'_, M>, out: &mut Basket<'_>) {
-        let &Trip { pinned, zone, wish: Wish { class, order, .. }, .. } = trip;
-        let side = class.side();
+    pub(crate) fn gather(&self, trip: &Trip<'_, M>, out: &mut OutputSlice<'_>) {
+        let &Trip { pinned, zone, wanted: TakeRequest { owner, order, .. }, .. } = trip;
+        let side = owner.side();
         let count = 1u64 << (order - PAGEBLOCK_ORDER);
         let held = zone.lock(pinned, self.machine);
         if trip.reserve(1).is_none() {

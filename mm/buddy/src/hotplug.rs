@@ -103,8 +103,8 @@ impl Zone {
         let state = self.blocks().state(block);
         match state.fill() {
             Fill::Free(_) | Fill::Offline => true,
-            Fill::Split => state.class().side() == Side::User,
-            Fill::Whole => state.class().side() == Side::User,
+            Fill::Split => state.owner().side() == Side::User,
+            Fill::Whole => state.owner().side() == Side::User,
             Fill::Moving => false,
         }
     }

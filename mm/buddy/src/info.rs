@@ -25,9 +25,9 @@ pub struct ZoneInfo {
     pub free: u64,
     /// Free blocks by order.
     pub free_blocks: [u64; ORDERS],
-    /// Free blocks by order, of pageblocks that are split up for a class, by the class's number; wholly free pageblocks as [`Owner::Free`].
-    pub free_by_class: [[u64; ORDERS]; Owner::COUNT],
-    /// Pageblocks by class; wholly free ones as [`Owner::Free`].
+    /// Free blocks by order, of pageblocks that are split up for an owner, by the owner's number; wholly free pageblocks as [`Owner::Free`].
+    pub free_by_owner: [[u64; ORDERS]; Owner::COUNT],
+    /// Pageblocks by owner; wholly free ones as [`Owner::Free`].
     pub pageblocks: [u64; Owner::COUNT],
     /// Wholly free pageblocks that are in the direct map.
     pub free_kernel_side: u64,
@@ -59,7 +59,7 @@ impl ZoneInfo {
 
 /// A CPU's lists at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LaneInfo {
+pub struct PcpInfo {
     /// Whose frames they are.
     pub node: NodeId,
     /// Frames in the lists.
@@ -90,9 +90,9 @@ pub struct Activity {
 impl<M: Machine> Buddy<M> {
     /// What the allocator has done. Two equal answers enclose a time of rest; a CPU that is stopped in the middle of a step all the while is not noticed.
     pub fn activity(&self) -> Activity {
-        let lanes = || (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)));
+        let pcps = || (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)));
         let sum = |(taken, given): (u64, u64), (t, g)| (taken.wrapping_add(t), given.wrapping_add(g));
-        let (taken, given) = lanes().map(|lane| lane.traffic()).fold((0, 0), sum);
+        let (taken, given) = pcps().map(|pcp| pcp.traffic()).fold((0, 0), sum);
         let free = self.zones.iter().flatten().map(Zone::free).sum();
         Activity { taken, given, listed: self.cached_frames(), free }
     }
@@ -103,7 +103,7 @@ impl<M: Machine> Buddy<M> {
     }
     /// Frames in per-CPU lists. A hint while others work.
     pub fn cached_frames(&self) -> u64 {
-        (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames(&self.shapes)).sum()
+        (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)).frames(&self.shapes)).sum()
     }
     /// Frames that the allocator hands out, free or not.
     pub fn managed_frames(&self) -> u64 {
@@ -116,9 +116,9 @@ impl<M: Machine> Buddy<M> {
             Owner::Free => self.free_frames(),
             Owner::Reserved => self.total_frames() - self.managed_frames(),
             _ => {
-                let lanes =
-                    (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames_of(owner, &self.shapes));
-                lanes.fold(0, u64::wrapping_add)
+                let pcps =
+                    (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)).frames_of(owner, &self.shapes));
+                pcps.fold(0, u64::wrapping_add)
             }
         }
     }
@@ -162,15 +162,15 @@ impl<M: Machine> Buddy<M> {
         &self.options
     }
     /// A CPU's lists; `None` for a CPU that does not exist.
-    pub fn lane_info(&self, cpu: CpuId) -> Option<LaneInfo> {
+    pub fn pcp_info(&self, cpu: CpuId) -> Option<PcpInfo> {
         (usize::from(cpu.0) < self.cpus).then(|| {
-            let lane = self.lane(cpu);
-            let (taken, given) = lane.traffic();
+            let pcp = self.pcp(cpu);
+            let (taken, given) = pcp.traffic();
             let high =
                 (0..crate::shape::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
-            LaneInfo {
-                node: lane.node(),
-                frames: lane.frames(&self.shapes),
+            PcpInfo {
+                node: pcp.node(),
+                frames: pcp.frames(&self.shapes),
                 high,
                 batch: self.shapes.shape(0).batch,
                 taken,
@@ -202,8 +202,8 @@ impl<M: Machine> Buddy<M> {
             };
             self.zone_blocks(zone.node).for_each(|block| self.count_block(zone, block, &mut info));
             for order in 0..ORDERS {
-                let split: u64 = info.free_by_class[1..].iter().map(|class| class[order]).sum();
-                info.free_by_class[Owner::Free as usize][order] = info.free_blocks[order] - split;
+                let split: u64 = info.free_by_owner[1..].iter().map(|owner| owner[order]).sum();
+                info.free_by_owner[Owner::Free as usize][order] = info.free_blocks[order] - split;
             }
             info
         })
@@ -241,11 +241,11 @@ impl<M: Machine> Buddy<M> {
                 }
             }
             Fill::Split => {
-                info.pageblocks[state.class() as usize] += 1;
-                let by_class = &mut info.free_by_class[state.class() as usize];
+                info.pageblocks[state.owner() as usize] += 1;
+                let by_owner = &mut info.free_by_owner[state.owner() as usize];
                 for (order, count) in count_runs(self.blocks.bitmap(block)).into_iter().enumerate() {
                     info.free_blocks[order] += count;
-                    by_class[order] += count;
+                    by_owner[order] += count;
                 }
             }
             Fill::Whole | Fill::Moving => {

@@ -16,8 +16,8 @@ use freehold_machine::{
 use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
-use crate::lane::{Doors, LANE, Plan};
 use crate::options::{Check, Options, Wipe};
+use crate::pcp::{ListLines, PCP_WORDS, Plan};
 use crate::place::Bins;
 use crate::runs::Runs;
 use crate::shape::{Draws, Shapes};
@@ -51,7 +51,7 @@ struct Layout {
 impl Layout {
     fn of(topology: &Topology, cpus: usize, options: &Options) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
-        let lanes = cpus.max(1) * LANE;
+        let pcps = cpus.max(1) * PCP_WORDS;
         // An arena for each CPU, in the zone of its node; one for a zone without CPUs.
         let zones = topology.node_count() * (ZONE_WORDS + ARENA_WORDS + 2 * RUNS) + cpus * ARENA_WORDS;
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
@@ -60,7 +60,7 @@ impl Layout {
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
         // Each zone's sets and bins end where they end, and what follows begins with a line.
         let gaps = (1 + 3 * topology.node_count()) * LINES;
-        Self { blocks, total: bins + gaps + lanes + blocks * BLOCK_WORDS + zones + sets }
+        Self { blocks, total: bins + gaps + pcps + blocks * BLOCK_WORDS + zones + sets }
     }
 }
 
@@ -126,7 +126,7 @@ impl<M: Machine> Buddy<M> {
         }
         let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINES;
         let mut supply = Supply(&metadata[skew..]);
-        let (lanes, _) = supply.take(cpus.max(1) * LANE)?.as_chunks();
+        let (pcps, _) = supply.take(cpus.max(1) * PCP_WORDS)?.as_chunks();
         let (blocks, _) = supply.take(layout.blocks * BLOCK_WORDS)?.as_chunks();
         let wipes = [options.init_on_alloc, options.init_on_free].contains(&Wipe::Always);
         let bytes = if wipes || options.check == Check::Fill { Bytes::Looked } else { Bytes::Left };
@@ -139,8 +139,8 @@ impl<M: Machine> Buddy<M> {
             blocks: Blocks::new(blocks),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
-            doors: Doors::shut(&lanes[0]),
-            lanes,
+            list_lines: ListLines::shut(&pcps[0]),
+            pcps,
             slots: [0; MAX_CPUS],
             shapes,
             cpus,
@@ -149,7 +149,7 @@ impl<M: Machine> Buddy<M> {
             wiped: AtomicU64::new(0),
             injecting: AtomicBool::new(false),
         };
-        buddy.lay_out_lanes();
+        buddy.lay_out_pcps();
         let grain = if buddy.shuffled { options.shuffle_order } else { PAGEBLOCK_ORDER };
         buddy.reserve(reserved);
         buddy.leave_out_what_is_not_there();
@@ -165,19 +165,19 @@ impl<M: Machine> Buddy<M> {
     }
 
     /// Give each CPU its lists.
-    fn lay_out_lanes(&mut self) {
-        for (cpu, lane) in self.lanes.iter().enumerate().take(self.cpus) {
+    fn lay_out_pcps(&mut self) {
+        for (cpu, pcp) in self.pcps.iter().enumerate().take(self.cpus) {
             let node = self.machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(self.nearest[usize::from(node.0) % MAX_NODES][0]);
             if self.bytes == Bytes::Left {
-                self.doors.open(cpu, lane);
+                self.list_lines.open(cpu, pcp);
             }
-            let before = (0..cpu).filter(|other| self.lane(CpuId(*other as u16)).node() == home);
+            let before = (0..cpu).filter(|other| self.pcp(CpuId(*other as u16)).node() == home);
             self.slots[cpu] = before.count() as u8;
             let cpu = CpuId(cpu as u16);
             let draws = if self.shuffled { Draws::From(self.options.shuffle_order) } else { Draws::None };
             let plan = Plan { cpu, node: home, draws };
-            self.lane(cpu).lay_out(&self.shapes, plan, self.machine.random_u64());
+            self.pcp(cpu).lay_out(&self.shapes, plan, self.machine.random_u64());
         }
     }
 
@@ -243,7 +243,7 @@ impl<M: Machine> Buddy<M> {
     ) -> Result<Zone, InitError> {
         let words = supply.take(ZONE_WORDS)?.first_chunk().expect("as many as were asked for");
         let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
-        let at_home = (0..self.cpus).filter(|cpu| self.lane(CpuId(*cpu as u16)).node() == node).count();
+        let at_home = (0..self.cpus).filter(|cpu| self.pcp(CpuId(*cpu as u16)).node() == node).count();
         // The counts of bins are one for all CPUs: so are the pageblocks then.
         let arenas = if cache_blocks > 0 { 1 } else { at_home.max(1) };
         let (arenas, _) = supply.take(arenas * ARENA_WORDS)?.as_chunks();
@@ -302,8 +302,8 @@ impl<M: Machine> Buddy<M> {
                     return;
                 }
                 // A block cut by reserved frames is the kernel's; one cut by the edge of memory need not be mapped.
-                let class = if self.blocks.state(block).is_split() { Owner::Kernel } else { Owner::Anon };
-                zone.adopt(&held, block, class, bits);
+                let owner = if self.blocks.state(block).is_split() { Owner::Kernel } else { Owner::Anon };
+                zone.adopt(&held, block, owner, bits);
             };
             let mut seen = 0;
             Self::free_runs(self.topology, zone.node, reserved, |run| {

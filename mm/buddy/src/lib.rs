@@ -1,9 +1,9 @@
 //! The page allocator: which frame is handed out next?
 //!
-//! - **Pageblocks** of 2 MiB are free on one side of the direct map, handed out whole, or split up for one owner class
+//! - **Pageblocks** of 2 MiB are free on one side of the direct map, handed out whole, or split up for one owner
 //!   ([`Owner`]) with a bitmap of their free frames.
 //! - **Shuffle by construction**: a free pageblock is drawn with equal chances from all that are free, at boot as after any number of
-//!   frees (`set`), and a frame with equal chances from those in the CPU's list (`lane`). No pass over memory, none to defer.
+//!   frees (`set`), and a frame with equal chances from those in the CPU's list (`pcp`). No pass over memory, none to defer.
 //! - **Placement** (`place`): in front of a direct-mapped memory-side cache, user frames of the bins that hold the fewest.
 //! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes only when it is wholly free,
 //!   many at once with one flush, never under a lock.
@@ -20,7 +20,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod arena;
-mod basket;
 mod block;
 mod buddy;
 mod drain;
@@ -30,10 +29,11 @@ mod gather;
 mod hotplug;
 mod info;
 mod init;
-mod lane;
 mod misuse;
 mod numa;
 mod options;
+mod output;
+mod pcp;
 mod place;
 mod rng;
 mod runs;
@@ -48,7 +48,7 @@ mod zone;
 pub use buddy::Buddy;
 pub use drain::Moment;
 pub use hotplug::PlugError;
-pub use info::{Activity, LaneInfo, ORDERS, ZoneInfo};
+pub use info::{Activity, ORDERS, PcpInfo, ZoneInfo};
 pub use init::{InitError, Managed};
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};

@@ -118,9 +118,9 @@ impl<M: Machine> Buddy<M> {
         // Blocks out of lists, by CPUs that are on the node and by those that have none of their own.
         let (mut local, mut other) = (0u64, 0u64);
         for cpu in (0..self.cpus).map(|cpu| CpuId(cpu as u16)) {
-            let lane = self.lane(cpu);
-            if lane.node() == node {
-                let listed = lane.listed();
+            let pcp = self.pcp(cpu);
+            if pcp.node() == node {
+                let listed = pcp.listed();
                 if self.machine.node_of_cpu(cpu) == node { local += listed } else { other += listed }
             }
         }
@@ -138,8 +138,8 @@ impl<M: Machine> Buddy<M> {
     pub fn traffic(&self) -> Traffic {
         let unlisted =
             self.zones.iter().flatten().map(|zone| zone.numa.unlisted.load(Ordering::Relaxed)).sum::<u64>();
-        let lanes = (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)));
-        let taken = unlisted + lanes.map(|lane| lane.listed_frames(&self.shapes)).sum::<u64>();
+        let pcps = (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)));
+        let taken = unlisted + pcps.map(|pcp| pcp.listed_frames(&self.shapes)).sum::<u64>();
         let held: u64 = Owner::ALL[2..].iter().map(|owner| self.frames_of(*owner)).fold(0, u64::wrapping_add);
         Traffic { taken, given: taken.saturating_sub(held) }
     }

@@ -2,18 +2,18 @@
 //!
 //! In such a cache a frame has one place, its *bin*: frame number mod frames of cache. Two frames of one bin that are in use together
 //! push each other out for ever, however empty the rest of the cache is. So for user memory the zone counts, for each bin, the frames
-//! that a class has there, and hands out frames of the bins that hold the fewest, drawn at random among equals. While a class fits the
+//! that an owner has there, and hands out frames of the bins that hold the fewest, drawn at random among equals. While an owner fits the
 //! cache no two of its frames share a bin, at any age of memory; beyond that every bin holds the same number, or one more.
 //!
 //! Beyond the cache memory is taken in *laps* over all bins. What is taken one after the other is often used together, and a hot set may lie across the
 //! end of a lap. So among the bins with the fewest, those are drawn from that were last opened half a lap ago or longer: a set of up to half the
 //! cache, taken in a row, does not meet itself anywhere.
 //!
-//! Counts are bytes, 1 per frame of cache and class, plus a sum and a date per pageblock of cache: 2.06 bytes per 4 KiB of cache in all.
+//! Counts are bytes, 1 per frame of cache and owner, plus a sum and a date per pageblock of cache: 2.06 bytes per 4 KiB of cache in all.
 //! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
 //! in address order, or by moving pages afterwards.
 //!
-//! A frame counts for the class of its pageblock. What another class takes there when nothing else is left counts there too, so in a small machine whose
+//! A frame counts for the owner of its pageblock. What another owner takes there when nothing else is left counts there too, so in a small machine whose
 //! memory was full the bins of some hundred frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB before 256 MiB then
 //! meets itself; of one of 256 MiB before 2 GiB, 0.02%.
 //!
@@ -26,11 +26,11 @@ use freehold_machine::topology::Indexing;
 use freehold_machine::{Cpus, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
 
 use crate::arena::HeldArena;
-use crate::basket::Draw;
 use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
+use crate::output::Draw;
 use crate::rng::Rng;
-use crate::take::{Reach, Wish};
+use crate::take::{Reach, TakeRequest};
 use crate::word::Plain;
 use crate::zone::Zone;
 
@@ -63,13 +63,13 @@ pub(crate) struct Bins {
     dates: [&'static [AtomicU64]; CLASSES],
     openings: [AtomicU64; CLASSES],
     totals: [AtomicU64; CLASSES],
-    /// The pageblock opened last for each class.
+    /// The pageblock opened last for each owner.
     opened: [AtomicU64; CLASSES],
 }
 
-/// Which counts a class has.
-const fn counted(class: Owner) -> Option<usize> {
-    match class {
+/// Which counts an owner has.
+const fn counted(owner: Owner) -> Option<usize> {
+    match owner {
         Owner::Anon => Some(0),
         Owner::PageCache => Some(1),
         _ => None,
@@ -115,7 +115,7 @@ impl Bins {
     fn bin(&self, block: BlockId) -> usize {
         (block.0 % self.blocks) as usize
     }
-    /// The words of counts of a class in a pageblock's bin.
+    /// The words of counts of an owner in a pageblock's bin.
     fn counts(&self, which: usize, block: BlockId) -> &[AtomicU64] {
         &self.counts[which][self.bin(block) * COUNT_WORDS..][..COUNT_WORDS]
     }
@@ -129,15 +129,15 @@ impl Bins {
             date => self.openings[which].get() - date,
         }
     }
-    /// A pageblock is opened for a class.
-    pub(crate) fn note_opened(&self, class: Owner, block: BlockId) {
-        let Some(which) = counted(class) else { return };
+    /// A pageblock is opened for an owner.
+    pub(crate) fn note_opened(&self, owner: Owner, block: BlockId) {
+        let Some(which) = counted(owner) else { return };
         self.openings[which].add(1);
         self.dates[which][self.bin(block)].set(self.openings[which].get());
     }
-    /// `class` has got, or given back, a run of 2^`order` frames (up to a pageblock).
-    fn change(&self, class: Owner, frame: Pfn, order: u32, change: fn(&AtomicU64, u64)) {
-        let Some(which) = counted(class) else { return };
+    /// `owner` has got, or given back, a run of 2^`order` frames (up to a pageblock).
+    fn change(&self, owner: Owner, frame: Pfn, order: u32, change: fn(&AtomicU64, u64)) {
+        let Some(which) = counted(owner) else { return };
         let block = BlockId::of(frame);
         let index = (frame.0 - block.start().0) as usize;
         let words = &self.counts(which, block)[index / 8..];
@@ -150,17 +150,17 @@ impl Bins {
         change(&self.loads[which][self.bin(block)], 1 << order);
         change(&self.totals[which], 1 << order);
     }
-    pub(crate) fn add(&self, class: Owner, frame: Pfn, order: u32) {
-        self.change(class, frame, order, Plain::add);
+    pub(crate) fn add(&self, owner: Owner, frame: Pfn, order: u32) {
+        self.change(owner, frame, order, Plain::add);
     }
-    pub(crate) fn sub(&self, class: Owner, frame: Pfn, order: u32) {
-        self.change(class, frame, order, Plain::sub);
+    pub(crate) fn sub(&self, owner: Owner, frame: Pfn, order: u32) {
+        self.change(owner, frame, order, Plain::sub);
     }
-    /// Whether a pageblock that is wholly free has a frame whose bin holds at most `level` frames of the class.
+    /// Whether a pageblock that is wholly free has a frame whose bin holds at most `level` frames of the owner.
     fn has_room(&self, which: usize, block: BlockId, level: u64) -> bool {
         (0..BITMAP_WORDS).any(|word| self.eligible(which, block, word, level.min(127)) != 0)
     }
-    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the class; `level` is below 128.
+    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the owner; `level` is below 128.
     fn eligible(&self, which: usize, block: BlockId, word: usize, level: u64) -> u64 {
         let counts = &self.counts(which, block)[word * 8..][..8];
         counts.iter().enumerate().fold(0, |mask, (byte, counts)| {
@@ -174,26 +174,26 @@ impl Bins {
     }
 }
 
-/// Bins that hold at most so many frames of a class.
+/// Bins that hold at most so many frames of an owner.
 struct Level<'a, 'h, C: Cpus> {
     held: &'a HeldArena<'h, C>,
     bins: &'a Bins,
-    /// The class, by its counts.
+    /// The owner, by its counts.
     which: usize,
     level: u64,
 }
 
 impl Zone {
-    /// A free pageblock of a side in a bin where `class` has the fewest frames and which was not opened for half a lap, drawn at random among
+    /// A free pageblock of a side in a bin where `owner` has the fewest frames and which was not opened for half a lap, drawn at random among
     /// such ones.
     pub(crate) fn draw_balanced(
         &self,
         bins: &Bins,
         side: Side,
-        class: Owner,
+        owner: Owner,
         mut rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
-        let which = counted(class)?;
+        let which = counted(owner)?;
         if self.set(side).len() == 0 {
             return None;
         }
@@ -237,21 +237,21 @@ impl Zone {
         drawn.or(oldest.map(|(_, block)| block))
     }
 
-    /// Take single frames whose bins hold the fewest of the class. 0 where balance has nothing to offer: then any frame will do.
+    /// Take single frames whose bins hold the fewest of the owner. 0 where balance has nothing to offer: then any frame will do.
     pub(crate) fn take_balanced<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
         bins: &Bins,
-        wish: Wish,
+        wanted: TakeRequest,
         draw: &mut Draw<'_, '_>,
     ) -> u64 {
-        let Wish { class, want, .. } = wish;
-        let Some(which) = counted(class) else { return 0 };
+        let TakeRequest { owner, want, .. } = wanted;
+        let Some(which) = counted(owner) else { return 0 };
         let floor = bins.totals[which].get() / (bins.blocks * PAGEBLOCK_FRAMES);
         for level in floor..floor + SLACK {
             let at = Level { held, bins, which, level };
             let mut taken = 0;
-            for block in self.shortlist(held, bins, which, class).into_iter().flatten() {
+            for block in self.shortlist(held, bins, which, owner).into_iter().flatten() {
                 taken += self.take_at_level(&at, block, want - taken, draw);
                 if taken * 4 >= want {
                     return taken;
@@ -259,8 +259,8 @@ impl Zone {
             }
             // A fresh pageblock in the emptiest bin, if that bin has room at this level.
             while taken * 4 < want
-                && self.may_open(&wish)
-                && let Some(block) = self.open_at_level(&at, class, draw.rng.as_deref_mut())
+                && self.may_open(&wanted)
+                && let Some(block) = self.open_at_level(&at, owner, draw.rng.as_deref_mut())
             {
                 bins.opened[which].set(block.0 + 1);
                 taken += self.take_at_level(&at, block, want - taken, draw);
@@ -276,17 +276,17 @@ impl Zone {
     fn open_at_level<C: Cpus>(
         &self,
         at: &Level<'_, '_, C>,
-        class: Owner,
+        owner: Owner,
         rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
         let sets = self.lock_inside(at.held);
-        let block = self.draw_balanced(at.bins, class.side(), class, rng)?;
+        let block = self.draw_balanced(at.bins, owner.side(), owner, rng)?;
         if !at.bins.has_room(at.which, block, at.level) {
             return None;
         }
-        at.bins.note_opened(class, block);
-        self.take_drawn(&sets, class.side(), block);
-        self.begin_split(at.held, sets, block, class);
+        at.bins.note_opened(owner, block);
+        self.take_drawn(&sets, owner.side(), block);
+        self.begin_split(at.held, sets, block, owner);
         Some(block)
     }
     /// The pageblock opened last, then the fullest ones. None that is leaving, whose frames are not handed out any more.
@@ -295,17 +295,17 @@ impl Zone {
         held: &HeldArena<'_, C>,
         bins: &Bins,
         which: usize,
-        class: Owner,
+        owner: Owner,
     ) -> [Option<BlockId>; SHORTLIST] {
         let mut list = [None; SHORTLIST];
         let opened = bins.opened[which].get().checked_sub(1).map(BlockId).filter(|block| {
             let state = self.blocks().state(*block);
-            state.is_split() && !state.is_leaving() && state.class() == class && state.free() > 0
+            state.is_split() && !state.is_leaving() && state.owner() == owner && state.free() > 0
         });
         list[0] = opened;
         let mut len = 1;
         for bucket in 0..BUCKETS {
-            let mut next = held.first_of(class, bucket);
+            let mut next = held.first_of(owner, bucket);
             while let Some(block) = next
                 && len < SHORTLIST
             {
@@ -338,7 +338,7 @@ impl Zone {
             while fit != 0 && taken < want {
                 let at = fit.trailing_zeros();
                 let frame = block.start().offset(index as u64 * 64 + u64::from(at));
-                bins.add(old.class(), frame, 0);
+                bins.add(old.owner(), frame, 0);
                 draw.out.push(frame);
                 left &= !(1 << at);
                 fit &= fit - 1;
@@ -349,7 +349,7 @@ impl Zone {
         held.note_taken(block, old, taken);
         taken
     }
-    /// A split pageblock changes class: its used frames count for the new one.
+    /// A split pageblock changes owner: its used frames count for the new one.
     pub(crate) fn recount(&self, bins: &Bins, block: BlockId, from: Owner, to: Owner) {
         for (index, word) in self.blocks().bitmap(block).iter().enumerate() {
             let mut used = !word.get();
@@ -363,9 +363,9 @@ impl Zone {
     }
 }
 
-/// Whether a wish is for balance to fulfil: single frames, and not the last that there are.
-pub(crate) const fn wants_balance(wish: &Wish) -> bool {
-    wish.order == 0 && matches!(wish.reach, Reach::Near) && counted(wish.class).is_some()
+/// Whether a request is for balance to fulfil: single frames, and not the last that there are.
+pub(crate) const fn wants_balance(wanted: &TakeRequest) -> bool {
+    wanted.order == 0 && matches!(wanted.reach, Reach::Near) && counted(wanted.owner).is_some()
 }
 
 #[cfg(test)]
@@ -386,7 +386,7 @@ mod tests {
         for level in 0..6 {
             let expected = (0..64).filter(|n| n % 5 <= level).fold(0u64, |mask, n| mask | 1 << n);
             assert_eq!(bins.eligible(0, BlockId(3), 2, level), expected, "level {level}");
-            assert_eq!(bins.eligible(1, BlockId(3), 2, level), u64::MAX, "the other class has none");
+            assert_eq!(bins.eligible(1, BlockId(3), 2, level), u64::MAX, "the other owner has none");
         }
         // Runs of every order count once per frame and go without a trace.
         for order in 0..=9 {

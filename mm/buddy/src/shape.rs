@@ -38,7 +38,7 @@ pub(crate) const SERVES: [u8; Tag::KEYS] = {
 /// What a list holds and how much.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    pub(crate) class: Owner,
+    pub(crate) owner: Owner,
     pub(crate) order: u32,
     /// Most blocks in one refill.
     pub(crate) batch: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Shape {
     pub(crate) room: u64,
 }
 
-/// The shapes of all lanes of a machine.
+/// The shapes of all pcps of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shapes {
     shapes: [Shape; LISTS],
@@ -58,16 +58,16 @@ impl Shapes {
         let share = frames / cpus.max(1) as u64;
         let singles = (share / 128).clamp(8, most);
         let shapes = core::array::from_fn(|list| {
-            let (class, order) = owner_and_order(list);
+            let (owner, order) = owner_and_order(list);
             let batch = match order {
-                0 if class.side() == Side::Kernel => (singles / 4).max(8),
+                0 if owner.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
                 // A few blocks each of the middling orders, 1/128 of a CPU's share at most; none where that is a single one.
                 4.. => ((share / 128) >> order).saturating_sub(1).min(singles >> 5),
                 _ => singles >> (order + 2),
             };
-            Shape { class, order, batch, room: 2 * batch }
+            Shape { owner, order, batch, room: 2 * batch }
         });
         Self { shapes }
     }
@@ -100,16 +100,16 @@ impl Draws {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::{HEAD, HOMEWARD, LANE};
+    use crate::pcp::{HEAD, HOMEWARD, PCP_WORDS};
 
     #[test]
-    fn the_lists_of_the_largest_machine_fit_a_lane() {
+    fn the_lists_of_the_largest_machine_fit_a_pcp() {
         for (frames, cpus) in [(0, 1), (1 << 13, 64), (1 << 18, 2), (1 << 22, 1), (1 << 34, 1), (1 << 34, 64)]
         {
             let shapes = Shapes::of(frames, cpus, PAGEBLOCK_FRAMES);
             let places: u64 = (0..LISTS).map(|list| shapes.shape(list).room).sum();
             // One more for the end of a full list, which a mask has to leave as it is.
-            assert!(HEAD as u64 + HOMEWARD + places < LANE as u64, "{places} places");
+            assert!(HEAD as u64 + HOMEWARD + places < PCP_WORDS as u64, "{places} places");
         }
     }
 }

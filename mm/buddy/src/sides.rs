@@ -105,13 +105,13 @@ impl Zone {
             self.prepare(block);
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
-            let moving = BlockState::plain(Fill::Moving).with_class(whole_class(side));
+            let moving = BlockState::plain(Fill::Moving).with_owner(whole_class(side));
             self.blocks().set_state(block, moving.with_residue_of(before));
         }
     }
     /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
     pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
-        self.blocks().state(block).class().side()
+        self.blocks().state(block).owner().side()
     }
     /// Hand out the gathered blocks.
     pub(crate) fn finish_gather<C: Cpus>(

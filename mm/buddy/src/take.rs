@@ -8,8 +8,8 @@ use freehold_frame::{Owner, Pressure};
 use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
 use crate::arena::{Arena, HeldArena};
-use crate::basket::{Basket, Draw};
 use crate::block::{self, BITMAP_WORDS, BlockId, BlockState};
+use crate::output::{Draw, OutputSlice};
 use crate::place::wants_balance;
 use crate::rng::Rng;
 use crate::word::Plain;
@@ -29,9 +29,9 @@ pub(crate) enum Reach {
 
 /// What is wanted of split blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct TakeRequest {
     /// Whose pageblocks to look in.
-    pub(crate) class: Owner,
+    pub(crate) owner: Owner,
     /// Blocks of which order: 0 to 8.
     pub(crate) order: u32,
     /// How many.
@@ -43,10 +43,15 @@ pub(crate) struct Wish {
 
 impl Zone {
     /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there were; their frames are reserved.
-    pub(crate) fn take<C: Cpus>(&self, held: &HeldArena<'_, C>, wish: Wish, draw: &mut Draw<'_, '_>) -> u64 {
-        let Wish { class, order, want, reach, .. } = wish;
-        if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
-            let taken = self.take_balanced(held, bins, wish, draw);
+    pub(crate) fn take<C: Cpus>(
+        &self,
+        held: &HeldArena<'_, C>,
+        wanted: TakeRequest,
+        draw: &mut Draw<'_, '_>,
+    ) -> u64 {
+        let TakeRequest { owner, order, want, reach, .. } = wanted;
+        if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wanted)) {
+            let taken = self.take_balanced(held, bins, wanted, draw);
             if taken > 0 {
                 return taken;
             }
@@ -55,7 +60,7 @@ impl Zone {
         let enough = want - want / 8;
         let mut taken = 0;
         while taken < enough {
-            let Some(block) = held.candidate(class, order, reach) else { break };
+            let Some(block) = held.candidate(owner, order, reach) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
             let (before, asked) = (draw.out.len(), want - taken);
@@ -65,7 +70,7 @@ impl Zone {
                 block::take_runs(bitmap, order, asked, |index| draw.out.push(block.start().offset(index)));
             }
             if let Some(bins) = &self.bins {
-                draw.out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
+                draw.out.since(before).for_each(|frame| bins.add(old.owner(), frame, order));
             }
             let got = draw.out.len() - before;
             let new = old.with_free(old.free() - (got << order));
@@ -107,12 +112,12 @@ impl Arena {
     }
 }
 
-/// Free frames of a split block on their way out, until the basket has `end`.
+/// Free frames of a split block on their way out, until the output has `end`.
 struct Frames<'a, 'p> {
     block: BlockId,
     bitmap: &'a [AtomicU64; BITMAP_WORDS],
     end: u64,
-    out: &'a mut Basket<'p>,
+    out: &'a mut OutputSlice<'p>,
 }
 
 impl Frames<'_, '_> {

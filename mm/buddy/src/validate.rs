@@ -6,7 +6,7 @@ use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
-use crate::lane::homeward;
+use crate::pcp::homeward;
 use crate::shape::LISTS;
 use crate::word::Plain;
 use crate::zone::Zone;
@@ -58,19 +58,19 @@ impl<M: Machine> Buddy<M> {
             free += self.validate_zone(zone, &mut tell);
         }
         for cpu in 0..self.cpus {
-            let lane = self.lane(CpuId(cpu as u16));
+            let pcp = self.pcp(CpuId(cpu as u16));
             for list in 0..LISTS {
                 let order = self.shapes.shape(list).order;
-                lane.iter(list)
+                pcp.iter(list)
                     .filter(|block| !self.is_listed_rightly(*block, order))
                     .for_each(|b| tell(Fault::Listed(b)));
             }
-            lane.homeward()
+            pcp.homeward()
                 .iter()
                 .map(homeward)
                 .filter(|(block, tag)| !self.is_listed_rightly(*block, tag.order().log2()))
                 .for_each(|(b, _)| tell(Fault::Listed(b)));
-            free += lane.frames(&self.shapes);
+            free += pcp.frames(&self.shapes);
         }
         let out = self.unplugged_frames();
         if audit.frames(Owner::Free) != free + out {

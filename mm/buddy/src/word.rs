@@ -1,7 +1,7 @@
 //! Words of the allocator's own memory, and the locks that order access to them.
 //!
 //! All of the allocator's variable state is `AtomicU64`s that are read and written with relaxed plain loads and
-//! stores: each has one user at a time, either the holder of a [`Lock`] or the CPU whose lane it is. A lock's
+//! stores: each has one user at a time, either the holder of a [`Lock`] or the CPU whose pcp it is. A lock's
 //! acquire and release order everything else, so no word needs an ordering of its own.
 
 use core::marker::PhantomData;

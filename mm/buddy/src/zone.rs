@@ -2,9 +2,9 @@
 //!
 //! | frames wanted | taken from, in this order |
 //! |---|---|
-//! | orders 0–8 | the fullest split block of the class in the CPU's own [arena](crate::arena) that has such a run; blocks that other arenas can spare; a free block of the class's side |
+//! | orders 0–8 | the fullest split block of the owner in the CPU's own [arena](crate::arena) that has such a run; blocks that other arenas can spare; a free block of the owner's side |
 //! | order 9 | a free block of the side |
-//! | both, then | free blocks of the other side, which change sides (see [`Zone::begin_move`]); any arena's split block of the class, or of another class of the same side |
+//! | both, then | free blocks of the other side, which change sides (see [`Zone::begin_move`]); any arena's split block of the owner, or of another owner of the same side |
 //!
 //! Taking from the fullest block first is what keeps memory whole: blocks that empty are left alone until they are free.
 //!
@@ -18,14 +18,14 @@ use freehold_frame::{FrameTable, Owner, Pressure, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::arena::{ARENA_WORDS, Arena, HeldArena};
-use crate::basket::Draw;
 use crate::block::{self, BITMAP_WORDS, BlockId, BlockState, Blocks, Fill, link, unlink, whole_class};
 use crate::numa::NumaCounts;
+use crate::output::Draw;
 use crate::place::Bins;
 use crate::rng::Rng;
 use crate::runs::Runs;
 use crate::set::FreeSet;
-use crate::take::{Reach, Wish};
+use crate::take::{Reach, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 
 /// Words of a zone's own: a line for its lock, and one for the count of free frames.
@@ -300,37 +300,39 @@ impl Zone {
         self.set(side).position_of(block, self.blocks, &self.runs)
     }
 
-    /// Give a free block of the class's side to `class`. The caller takes a frame out of it under the same hold of the arena's lock: a split
+    /// Give a free block of the owner's side to `owner`. The caller takes a frame out of it under the same hold of the arena's lock: a split
     /// block with nothing in use would never become free again, since only a frame that comes back makes it so.
     pub(crate) fn open<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
-        class: Owner,
+        owner: Owner,
         rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
         let sets = self.lock_inside(held);
-        let block = self.take_block(&sets, class.side(), class, rng)?;
-        self.begin_split(held, sets, block, class);
+        let block = self.take_block(&sets, owner.side(), owner, rng)?;
+        self.begin_split(held, sets, block, owner);
         Some(block)
     }
-    /// A block that was just taken out of its free set is `class`'s to be split.
+    /// A block that was just taken out of its free set is `owner`'s to be split.
     pub(crate) fn begin_split<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
         sets: Held<'_>,
         block: BlockId,
-        class: Owner,
+        owner: Owner,
     ) {
-        let state = BlockState::split(class, PAGEBLOCK_FRAMES).with_arena(held.id);
+        let state = BlockState::split(owner, PAGEBLOCK_FRAMES).with_arena(held.id);
         self.blocks.set_state(block, state);
         drop(sets);
         block::fill(self.blocks.bitmap(block));
         held.list(block, state);
         held.begin_split();
     }
-    /// Whether a wish may open another pageblock: programs leave frames free here and there that the kernel cannot use, so it is left one.
-    pub(crate) fn may_open(&self, wish: &Wish) -> bool {
-        wish.class.side() == Side::Kernel || wish.pressure == Pressure::Reserve || self.leaves_kernel_enough()
+    /// Whether a wanted may open another pageblock: programs leave frames free here and there that the kernel cannot use, so it is left one.
+    pub(crate) fn may_open(&self, wanted: &TakeRequest) -> bool {
+        wanted.owner.side() == Side::Kernel
+            || wanted.pressure == Pressure::Reserve
+            || self.leaves_kernel_enough()
     }
     /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as split with nothing free: its owner may give it back
     /// as a whole or, once its records say so, frame by frame.
@@ -341,16 +343,16 @@ impl Zone {
         most: u64,
         draw: &mut Draw<'_, '_>,
     ) -> u64 {
-        let class = whole_class(side);
+        let owner = whole_class(side);
         let sets = self.lock_inside(held);
-        let blocks = core::iter::from_fn(|| self.take_block(&sets, side, class, draw.rng.as_deref_mut()));
+        let blocks = core::iter::from_fn(|| self.take_block(&sets, side, owner, draw.rng.as_deref_mut()));
         let taken = blocks.take(most as usize).map(|block| {
             let state = match side {
                 Side::Kernel => BlockState::whole(side),
                 Side::User => {
                     self.blocks.bitmap(block).iter().for_each(|word| word.set(0));
                     held.begin_split();
-                    BlockState::split(class, 0).with_hint(0)
+                    BlockState::split(owner, 0).with_hint(0)
                 }
             };
             self.blocks.set_state(block, state.with_arena(held.id));
@@ -363,12 +365,12 @@ impl Zone {
         &self,
         held: &Held,
         side: Side,
-        class: Owner,
+        owner: Owner,
         mut rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
         let drawn = self.bins.as_ref().and_then(|bins| {
-            let block = self.draw_balanced(bins, side, class, rng.as_deref_mut())?;
-            bins.note_opened(class, block);
+            let block = self.draw_balanced(bins, side, owner, rng.as_deref_mut())?;
+            bins.note_opened(owner, block);
             Some(block)
         });
         let set = self.set(side);
@@ -400,11 +402,11 @@ impl Zone {
             && self.blocks.state(other).fill() == Fill::Free(side);
         free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
     }
-    /// Make a split block of another class on the same side `class`'s own, if half of it or more is free; else say whose
+    /// Make a split block of another owner on the same side `owner`'s own, if half of it or more is free; else say whose
     /// frames may be taken. `None` where the side has no split block with a run of `order`.
-    pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, class: Owner, order: u32) -> Option<Owner> {
+    pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, owner: Owner, order: u32) -> Option<Owner> {
         let others =
-            Owner::ALL.into_iter().filter(|o| *o != class && *o != Owner::Free && o.side() == class.side());
+            Owner::ALL.into_iter().filter(|o| *o != owner && *o != Owner::Free && o.side() == owner.side());
         let (other, block) = others
             .filter_map(|o| Some((o, held.candidate(o, order, Reach::Far)?)))
             .max_by_key(|(_, block)| self.blocks.state(*block).free())?;
@@ -413,10 +415,10 @@ impl Zone {
             return Some(other);
         }
         if let Some(bins) = &self.bins {
-            self.recount(bins, block, old.class(), class);
+            self.recount(bins, block, old.owner(), owner);
         }
-        held.update(block, old, old.with_class(class));
-        Some(class)
+        held.update(block, old, old.with_owner(owner));
+        Some(owner)
     }
 
     /// Put a run of order 0 to 8 back.
@@ -435,7 +437,7 @@ impl Zone {
         let index = frame.0 - block.start().0;
         let merged = block::put_run(self.blocks.bitmap(block), index, order).ok_or(NotTaken::Misuse)?;
         if let Some(bins) = &self.bins {
-            bins.sub(old.class(), frame, order);
+            bins.sub(old.owner(), frame, order);
         }
         let free = old.free() + (1 << order);
         let new = old.with_free(free).with_hint(old.hint().max(merged));
@@ -466,7 +468,7 @@ impl Zone {
             return Err(NotTaken::Misuse);
         }
         if let Some(bins) = &self.bins {
-            bins.sub(old.class(), block.start(), PAGEBLOCK_ORDER);
+            bins.sub(old.owner(), block.start(), PAGEBLOCK_ORDER);
         }
         if !old.is_leaving() {
             held.gain(PAGEBLOCK_FRAMES);
@@ -494,7 +496,7 @@ impl Zone {
         if old.is_leaving() {
             self.blocks.set_state(block, BlockState::plain(Fill::Offline));
         } else {
-            self.insert(sets, block, BlockState::freed(old.class().side()));
+            self.insert(sets, block, BlockState::freed(old.owner().side()));
         }
     }
     pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
@@ -513,12 +515,12 @@ impl Zone {
         &self,
         held: &HeldArena<'_, C>,
         block: BlockId,
-        class: Owner,
+        owner: Owner,
         free: [u64; BITMAP_WORDS],
     ) {
         self.prepare(block);
         let count: u64 = free.iter().map(|word| u64::from(word.count_ones())).sum();
-        let state = BlockState::split(class, count).with_arena(held.id);
+        let state = BlockState::split(owner, count).with_arena(held.id);
         self.blocks.bitmap(block).iter().zip(free).for_each(|(word, bits)| word.set(bits));
         self.blocks.set_state(block, state);
         held.list(block, state);

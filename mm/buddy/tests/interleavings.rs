@@ -319,7 +319,7 @@ fn a_pageblock_is_stolen_for_another_class_while_its_cpu_takes_and_frees() {
 
 #[test]
 fn two_cpus_that_adopt_from_each_other_never_wait_for_each_other() {
-    // Each has a pageblock of the class that the other wants.
+    // Each has a pageblock of the owner that the other wants.
     let count = interleavings(400, || {
         let source = machine(2, 2, Starts::Switch);
         take(source, Owner::Anon, Order::FRAME).unwrap();

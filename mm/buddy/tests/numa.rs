@@ -67,10 +67,10 @@ fn a_zone_tells_its_span_its_free_blocks_by_class_and_who_owns_its_frames() {
     assert_eq!((zone().spanned, zone().present), (38912, 10240));
     let info = zone();
     for order in 0..freehold_buddy::ORDERS {
-        let by_class: u64 = info.free_by_class.iter().map(|class| class[order]).sum();
-        assert_eq!(by_class, info.free_blocks[order], "order {order}");
+        let by_owner: u64 = info.free_by_owner.iter().map(|owner| owner[order]).sum();
+        assert_eq!(by_owner, info.free_blocks[order], "order {order}");
     }
-    assert!(info.free_by_class[Owner::Free as usize][10] > 0);
+    assert!(info.free_by_owner[Owner::Free as usize][10] > 0);
     let owned = source.owned_on(NodeId(0));
     assert_eq!((owned[Owner::PageCache as usize], owned[Owner::Reserved as usize]), (700, 100));
     assert_eq!(owned.iter().sum::<u64>(), 10240);

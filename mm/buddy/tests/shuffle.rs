@@ -266,9 +266,9 @@ fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
     let mut shares = Vec::new();
     while shares.len() < 1500 {
         let victim = held.swap_remove((source.machine().random_u64() % held.len() as u64) as usize);
-        let before = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
+        let before = source.pcp_info(freehold_machine::CpuId(0)).unwrap().frames;
         source.release(victim, Order::FRAME);
-        let len = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
+        let len = source.pcp_info(freehold_machine::CpuId(0)).unwrap().frames;
         if len != before + 1 {
             continue; // It went home, or others did.
         }

@@ -1,6 +1,6 @@
 //! /proc/buddyinfo, zoneinfo and pagetypeinfo, and debugfs' extfrag: the page allocator's state in Linux' shapes.
 //!
-//! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owner classes whose frames a pageblock holds.
+//! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owners whose frames a pageblock holds.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -91,11 +91,11 @@ fn zoneinfo(out: &mut Text) -> Result<()> {
         vmstat::numa(zone.node).into_iter().for_each(|(name, value)| stat(name, value));
         writeln!(out, "  pagesets");
         for cpu in sched::online().iter() {
-            if let Some(lane) = mem::frames().lane_info(cpu) {
+            if let Some(pcp) = mem::frames().pcp_info(cpu) {
                 // A CPU's lists hold frames of its own node only.
-                let count = if lane.node == zone.node { lane.frames } else { 0 };
+                let count = if pcp.node == zone.node { pcp.frames } else { 0 };
                 writeln!(out, "    cpu: {}\n              count: {count}", cpu.0);
-                writeln!(out, "              high:  {}\n              batch: {}", lane.high, lane.batch);
+                writeln!(out, "              high:  {}\n              batch: {}", pcp.high, pcp.batch);
             }
         }
         writeln!(out, "  node_unreclaimable:  0\n  start_pfn:           {}", first_frame(zone.node));
@@ -118,7 +118,7 @@ fn pagetypeinfo(out: &mut Text) -> Result<()> {
         for owner in Owner::ALL {
             write!(out, "Node {node:>4}, zone {:>8}, type ", "Normal");
             out.push(right(format_args!("{owner:?}"), 12).bytes());
-            writeln!(out, " {}", Counts(&zone.free_by_class[owner as usize]));
+            writeln!(out, " {}", Counts(&zone.free_by_owner[owner as usize]));
         }
         write!(out, "\n{:<23}", "Number of blocks type ");
         for owner in Owner::ALL {

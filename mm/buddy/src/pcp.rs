@@ -1,4 +1,4 @@
-//! A CPU's own lists of free blocks: array stacks that only that CPU touches.
+//! A CPU's own lists of free blocks (pcp, as Linux calls its per-CPU page lists): array stacks that only that CPU touches.
 //!
 //! A hit costs no lock, no atomic read-modify-write, and only this CPU's cache lines (and the block's record). With shuffle on, a hit
 //! takes the block at a random place of the list instead of the top, so that neither the order in which blocks were put in nor the last
@@ -8,7 +8,7 @@
 //! its order (the list that took the last one) and then confirmed by the block's record, so that a free need not wait for the record before it
 //! knows where to put the block. Head and stacks are one array of a size that the compiler knows, so that a masked index is inside it without a look.
 //!
-//! A hit finds its list's line by a reference ([`Door`]) and not by its place in the head: processors pass a word from a store to the next load of it without
+//! A hit finds its list's line by a reference ([`ListLines`]) and not by its place in the head: processors pass a word from a store to the next load of it without
 //! delay where both name it by one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A hit and the free after it
 //! change the same words.
 //!
@@ -35,13 +35,13 @@ pub(crate) const HOMEWARD: u64 = 256;
 /// Where a block that waits to go home has its tag.
 const TAG_SHIFT: u32 = 48;
 
-/// Words of a lane: its head, then the places of its lists. A power of two, for the mask.
-pub(crate) const LANE: usize = 4096;
-/// Words in a lane's head: its scalars, then a line for each list.
+/// Words of a pcp: its head, then the places of its lists. A power of two, for the mask.
+pub(crate) const PCP_WORDS: usize = 4096;
+/// Words in a pcp's head: its scalars, then a line for each list.
 pub(crate) const HEAD: usize = 33 * LINE;
 const KEY: usize = 0;
-/// The number of this CPU's first door.
-const DOOR: usize = 1;
+/// The number of this CPU's first list line.
+const FIRST_LINE: usize = 1;
 const SPARSE: usize = 2;
 const NONE_SPARSE: u64 = u64::MAX;
 const NODE: usize = 3;
@@ -50,7 +50,7 @@ const PASSED_OUT: usize = 4;
 const PASSED_BACK: usize = 5;
 const REFILLS: usize = 6;
 const PASSED_FRAMES: usize = LINE;
-/// For each order that a caller may name, the door of the list that took the last block of it.
+/// For each order that a caller may name, the number of the line of the list that took the last block of it.
 const GUESS: usize = (PASSED_FRAMES + Owner::COUNT).next_multiple_of(LINE);
 const GUESSES: usize = 32;
 /// How much a refill gets: 16 bits for each list. In the words of orders that there are not.
@@ -76,8 +76,8 @@ const TAKEN: usize = 5;
 const PASSED: usize = 6;
 const TRACE: usize = 7;
 
-/// The words of a lane, and those of a list's line.
-pub(crate) type Words = [AtomicU64; LANE];
+/// The words of a pcp, and those of a list's line.
+pub(crate) type Words = [AtomicU64; PCP_WORDS];
 type Line = [AtomicU64; LINE];
 
 /// A list that is always empty and always full, and no record says what its label does.
@@ -89,49 +89,49 @@ static NO_LIST: Line = {
 
 /// Where each CPU finds its lists for a hit. Powers of two, so that a masked number is inside.
 #[derive(Debug)]
-pub(crate) struct Doors {
-    lanes: [&'static Words; MAX_CPUS],
-    lines: [&'static Line; MAX_CPUS * DOORS],
+pub(crate) struct ListLines {
+    pcps: [&'static Words; MAX_CPUS],
+    lines: [&'static Line; MAX_CPUS * LINES_PER_CPU],
 }
 
 /// Lists and more: of each CPU so many lines.
-const DOORS: usize = 32;
+const LINES_PER_CPU: usize = 32;
 
-impl Doors {
+impl ListLines {
     /// Nothing hits; `any` is never written to.
     pub(crate) const fn shut(any: &'static Words) -> Self {
-        Self { lanes: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * DOORS] }
+        Self { pcps: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * LINES_PER_CPU] }
     }
     /// From now on CPU number `cpu` finds its lists.
     pub(crate) fn open(&mut self, cpu: usize, words: &'static Words) {
-        self.lanes[cpu] = words;
-        for (number, line) in self.lines[cpu * DOORS..].iter_mut().enumerate().take(NOWHERE) {
-            *line = Lane::new(words).list(number).line;
+        self.pcps[cpu] = words;
+        for (number, line) in self.lines[cpu * LINES_PER_CPU..].iter_mut().enumerate().take(NOWHERE) {
+            *line = Pcp::new(words).list(number).line;
         }
     }
     #[inline(always)]
-    fn hit(&self, cpu: usize, door: usize) -> Hit<'_> {
-        let line = self.lines[door % (MAX_CPUS * DOORS)];
+    fn hit(&self, cpu: usize, number: usize) -> Hit<'_> {
+        let line = self.lines[number % (MAX_CPUS * LINES_PER_CPU)];
         let (tag, trace) = (Tag::of_bits(line[LABEL].get()), Trace::of_bits(line[TRACE].get()));
-        Hit { list: List { words: self.lanes[cpu], line }, tag, trace }
+        Hit { list: List { words: self.pcps[cpu], line }, tag, trace }
     }
     /// The list that serves this owner and order; one that is always empty, where none does.
     #[inline(always)]
     pub(crate) fn serving(&self, cpu: CpuId, owner: Owner, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
         let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
-        self.hit(cpu, cpu * DOORS + usize::from(list) % DOORS)
+        self.hit(cpu, cpu * LINES_PER_CPU + usize::from(list) % LINES_PER_CPU)
     }
     /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
     #[inline(always)]
     pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
-        let door = self.lanes[cpu][GUESS + order.log2() as usize % GUESSES].get();
-        self.hit(cpu, door as usize)
+        let number = self.pcps[cpu][GUESS + order.log2() as usize % GUESSES].get();
+        self.hit(cpu, number as usize)
     }
 }
 
-/// A list of a lane: its line in the head.
+/// A list of a pcp: its line in the head.
 #[derive(Clone, Copy, Debug)]
 struct List<'a> {
     words: &'a Words,
@@ -143,10 +143,10 @@ impl<'a> List<'a> {
     fn word(self, which: usize) -> &'a AtomicU64 {
         &self.line[which % LINE]
     }
-    /// One of its places. The mask says that the place is inside the lane.
+    /// One of its places. The mask says that the place is inside the pcp.
     #[inline(always)]
     fn place(self, at: u64) -> &'a AtomicU64 {
-        &self.words[at as usize % LANE]
+        &self.words[at as usize % PCP_WORDS]
     }
     #[inline(always)]
     fn get(self, which: usize) -> u64 {
@@ -159,7 +159,7 @@ impl<'a> List<'a> {
     /// Where its next block goes.
     #[inline(always)]
     fn next(self) -> u64 {
-        self.get(NEXT) % LANE as u64
+        self.get(NEXT) % PCP_WORDS as u64
     }
     /// Blocks that came out of it on the way to an owner, ever.
     fn taken(self) -> u64 {
@@ -168,7 +168,7 @@ impl<'a> List<'a> {
     #[inline(always)]
     fn pop(self) -> Option<Pfn> {
         let next = self.get(NEXT);
-        let len = next % LANE as u64 - self.get(FIRST);
+        let len = next % PCP_WORDS as u64 - self.get(FIRST);
         if len == 0 {
             return None;
         }
@@ -186,7 +186,7 @@ impl<'a> List<'a> {
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
         let next = self.get(NEXT);
-        let room = next % (LANE as u64) < self.get(END);
+        let room = next % (PCP_WORDS as u64) < self.get(END);
         if room {
             self.place(next).set(entry);
             self.word(NEXT).set(next + 1);
@@ -210,7 +210,7 @@ impl<'a> List<'a> {
 
 /// One CPU's lists. See the module's head.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lane<'a> {
+pub(crate) struct Pcp<'a> {
     words: &'a Words,
 }
 
@@ -234,9 +234,9 @@ impl Hit<'_> {
     #[inline(always)]
     #[must_use]
     pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
-        let lane = Lane::new(self.list.words);
-        if lane.is_sparse(block, blocks) {
-            let kept = lane.push_homeward(block, self.tag);
+        let pcp = Pcp::new(self.list.words);
+        if pcp.is_sparse(block, blocks) {
+            let kept = pcp.push_homeward(block, self.tag);
             if kept {
                 self.list.word(PASSED).add(1);
             }
@@ -283,7 +283,7 @@ pub(crate) struct Plan {
     pub(crate) draws: Draws,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Pcp<'a> {
     #[inline(always)]
     pub(crate) fn new(words: &'a Words) -> Self {
         Self { words }
@@ -314,9 +314,9 @@ impl<'a> Lane<'a> {
                 list.word(RANDOM).set(rng.next() | 1);
             }
         }
-        let door = usize::from(cpu.0) % MAX_CPUS * DOORS;
-        self.words[DOOR].set(door as u64);
-        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set((door + NOWHERE) as u64));
+        let number = usize::from(cpu.0) % MAX_CPUS * LINES_PER_CPU;
+        self.words[FIRST_LINE].set(number as u64);
+        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
     }
     #[inline(always)]
     fn list(&self, list: usize) -> List<'a> {
@@ -339,14 +339,14 @@ impl<'a> Lane<'a> {
     /// The next block of this order is likely to be for `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
-        let door = self.words[DOOR].get() + list as u64;
-        self.words[GUESS + order as usize % GUESSES].set(door);
+        let number = self.words[FIRST_LINE].get() + list as u64;
+        self.words[GUESS + order as usize % GUESSES].set(number);
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
         self.list(list).pop()
     }
-    /// Places for up to `most` blocks, above those that the list holds. [`Lane::fill`] says how many were used.
+    /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &'a [AtomicU64] {
         let list = self.list(list);
         let (next, end) = (list.next(), list.get(END));
@@ -357,7 +357,7 @@ impl<'a> Lane<'a> {
         let list = self.list(list);
         list.word(END).set(list.get(FIRST) + room);
     }
-    /// So many places of [`Lane::room`] now hold blocks.
+    /// So many places of [`Pcp::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
         let list = self.list(list);
         list.word(NEXT).add(count);
@@ -374,7 +374,7 @@ impl<'a> Lane<'a> {
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
         self.list(list).push(block.0)
     }
-    /// Whether a block's pageblock has more free frames than [`Lane::set_sparse`] said: what is given back of it goes home. Where none is sparse, the
+    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: what is given back of it goes home. Where none is sparse, the
     /// pageblock's state is not looked at.
     #[inline(always)]
     pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
@@ -386,7 +386,7 @@ impl<'a> Lane<'a> {
         self.words[SPARSE].set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
     }
     /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
-    /// been in longest. They are still in it until [`Lane::forget`].
+    /// been in longest. They are still in it until [`Pcp::forget`].
     pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'a> {
         let list = self.list(list);
         let places = list.places();
@@ -429,8 +429,8 @@ impl<'a> Lane<'a> {
         self.list(list).word(PASSED).sub(1);
     }
     fn lists(&self) -> impl Iterator<Item = List<'a>> {
-        let lane = *self;
-        (0..LISTS).map(move |list| lane.list(list))
+        let pcp = *self;
+        (0..LISTS).map(move |list| pcp.list(list))
     }
     /// Blocks handed out on this CPU, ever, that a list serves.
     pub(crate) fn listed(&self) -> u64 {
@@ -449,7 +449,7 @@ impl<'a> Lane<'a> {
     }
     /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
-        let lists = (0..LISTS).filter(|list| shapes.shape(*list).class == owner);
+        let lists = (0..LISTS).filter(|list| shapes.shape(*list).owner == owner);
         let frames = lists.map(|number| self.list(number).away().wrapping_shl(shapes.shape(number).order));
         frames.fold(self.words[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
@@ -509,7 +509,7 @@ impl<'a> Lane<'a> {
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> + use<'a> {
         self.list(list).places().iter().map(|place| Pfn(place.get()))
     }
-    /// Frames in this lane.
+    /// Frames in this pcp.
     pub(crate) fn frames(&self, shapes: &Shapes) -> u64 {
         let lists: u64 = (0..LISTS).map(|list| self.len(list) << shapes.shape(list).order).sum();
         lists + self.homeward().iter().map(|entry| homeward(entry).1.order().frames()).sum::<u64>()

@@ -11,17 +11,17 @@ use crate::word::Plain;
 pub(crate) struct Draw<'a, 'p> {
     /// `None` where they come by address.
     pub(crate) rng: Option<&'a mut Rng>,
-    pub(crate) out: Basket<'p>,
+    pub(crate) out: OutputSlice<'p>,
 }
 
 /// Room for as many blocks as are wanted.
 #[derive(Debug)]
-pub(crate) struct Basket<'a> {
+pub(crate) struct OutputSlice<'a> {
     places: &'a [AtomicU64],
     len: usize,
 }
 
-impl<'a> Basket<'a> {
+impl<'a> OutputSlice<'a> {
     pub(crate) const fn new(places: &'a [AtomicU64]) -> Self {
         Self { places, len: 0 }
     }
