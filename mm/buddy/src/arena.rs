@@ -18,7 +18,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, Pinned};
 
 use crate::block::{BUCKETS, BlockId, BlockState, Blocks, link, unlink};
-use crate::take::{CANDIDATES, Reach, TakeRequest};
+use crate::take::{CANDIDATES, Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 use crate::zone::Zone;
 
@@ -209,7 +209,7 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         self.split.set(self.split.get().wrapping_sub(1));
     }
     /// The fullest split block of `owner` that may have a run of `order`.
-    pub(crate) fn candidate(&self, owner: Owner, order: u32, reach: Reach) -> Option<BlockId> {
+    pub(crate) fn candidate(&self, owner: Owner, order: u32, effort: Effort) -> Option<BlockId> {
         let mut mask = self.buckets(owner).get();
         if order > 0 {
             mask &= self.fits(owner).get() >> (8 * (order - 1)) & 255;
@@ -219,7 +219,7 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
             let mut next = self.first_of(owner, bucket);
             let mut looked = 0;
             while let Some(block) = next
-                && (reach == Reach::Far || looked < CANDIDATES)
+                && (effort == Effort::Far || looked < CANDIDATES)
             {
                 if order == 0 || self.blocks.state(block).hint() >= order {
                     return Some(block);
@@ -242,7 +242,7 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         let mut got = 0;
         while got < frames
             && giver.listed(owner) > keep
-            && let Some(block) = giver.candidate(owner, order, Reach::Near)
+            && let Some(block) = giver.candidate(owner, order, Effort::Near)
         {
             let state = self.blocks.state(block);
             giver.unlist(block, state);

@@ -15,7 +15,7 @@ use crate::numa::{Listed, Passed};
 use crate::output::{Draw, OutputSlice};
 use crate::rng::Rng;
 use crate::sides::Moving;
-use crate::take::{Reach, TakeRequest};
+use crate::take::{Effort, TakeRequest};
 use crate::zone::Zone;
 
 /// Below this many frames a zone shares split blocks between CPUs and owners before it opens new ones: 128 MiB.
@@ -216,7 +216,7 @@ impl<M: Machine> Buddy<M> {
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
         };
-        let wanted = TakeRequest { owner, order, want: draw.out.room(), reach: Reach::Near, pressure };
+        let wanted = TakeRequest { owner, order, want: draw.out.room(), effort: Effort::Near, pressure };
         let trip = Trip { pinned, zone, floor, wanted };
         if order > PAGEBLOCK_ORDER {
             return self.gather(&trip, &mut draw.out);
@@ -231,7 +231,7 @@ impl<M: Machine> Buddy<M> {
             match next {
                 Next::Done | Next::Fail => return,
                 Next::Scrape => {
-                    let wanted = TakeRequest { want, reach: Reach::Far, ..wanted };
+                    let wanted = TakeRequest { want, effort: Effort::Far, ..wanted };
                     return self.scrape(&Trip { wanted, ..trip }, arena, draw);
                 }
                 Next::Wait => self.machine.relax(),
@@ -312,7 +312,7 @@ impl<M: Machine> Buddy<M> {
         let rng = draw.rng.take();
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
         while let Some(owner) = zone.steal(held, wanted.owner, wanted.order) {
-            let got = zone.take(held, TakeRequest { owner, reach: Reach::Far, ..wanted }, draw);
+            let got = zone.take(held, TakeRequest { owner, effort: Effort::Far, ..wanted }, draw);
             if got > 0 {
                 draw.rng = rng;
                 return got;

@@ -30,7 +30,7 @@ use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
 use crate::output::Draw;
 use crate::rng::Rng;
-use crate::take::{Reach, TakeRequest};
+use crate::take::{Effort, TakeRequest};
 use crate::word::Plain;
 use crate::zone::Zone;
 
@@ -365,7 +365,7 @@ impl Zone {
 
 /// Whether a request is for balance to fulfil: single frames, and not the last that there are.
 pub(crate) const fn wants_balance(wanted: &TakeRequest) -> bool {
-    wanted.order == 0 && matches!(wanted.reach, Reach::Near) && counted(wanted.owner).is_some()
+    wanted.order == 0 && matches!(wanted.effort, Effort::Near) && counted(wanted.owner).is_some()
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(crate) const CANDIDATES: usize = 6;
 
 /// How far to look for a run in split blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reach {
+pub(crate) enum Effort {
     /// A few candidates: a fresh block is cheap.
     Near,
     /// Every block: the alternative is failure.
@@ -36,7 +36,7 @@ pub(crate) struct TakeRequest {
     pub(crate) order: u32,
     /// How many.
     pub(crate) want: u64,
-    pub(crate) reach: Reach,
+    pub(crate) effort: Effort,
     /// How hard to try.
     pub(crate) pressure: Pressure,
 }
@@ -49,7 +49,7 @@ impl Zone {
         wanted: TakeRequest,
         draw: &mut Draw<'_, '_>,
     ) -> u64 {
-        let TakeRequest { owner, order, want, reach, .. } = wanted;
+        let TakeRequest { owner, order, want, effort, .. } = wanted;
         if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wanted)) {
             let taken = self.take_balanced(held, bins, wanted, draw);
             if taken > 0 {
@@ -60,7 +60,7 @@ impl Zone {
         let enough = want - want / 8;
         let mut taken = 0;
         while taken < enough {
-            let Some(block) = held.candidate(owner, order, reach) else { break };
+            let Some(block) = held.candidate(owner, order, effort) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
             let (before, asked) = (draw.out.len(), want - taken);

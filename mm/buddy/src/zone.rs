@@ -25,7 +25,7 @@ use crate::place::Bins;
 use crate::rng::Rng;
 use crate::runs::Runs;
 use crate::set::FreeSet;
-use crate::take::{Reach, TakeRequest};
+use crate::take::{Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 
 /// Words of a zone's own: a line for its lock, and one for the count of free frames.
@@ -408,7 +408,7 @@ impl Zone {
         let others =
             Owner::ALL.into_iter().filter(|o| *o != owner && *o != Owner::Free && o.side() == owner.side());
         let (other, block) = others
-            .filter_map(|o| Some((o, held.candidate(o, order, Reach::Far)?)))
+            .filter_map(|o| Some((o, held.candidate(o, order, Effort::Far)?)))
             .max_by_key(|(_, block)| self.blocks.state(*block).free())?;
         let old = self.blocks.state(block);
         if old.free() < PAGEBLOCK_FRAMES / 2 {
