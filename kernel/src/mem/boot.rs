@@ -54,9 +54,9 @@ pub fn init(
         object_reserve: Some(|| heap::ensure(OBJECTS).map_err(|_| OutOfMemory)),
         ..options
     };
-    let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
+    let (records, reverse_keys) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
     let zeroes = |words| memory::boot_words(words).expect("1/16384 of all memory that may come");
-    BESIDE.set(Beside::new(homes).with_ready(zeroes(ready::words(records.len()))));
+    BESIDE.set(Beside::new(reverse_keys).with_ready(zeroes(ready::words(records.len()))));
     let table = FrameTable::new(records).with(BESIDE.get().expect("just set"));
     let metadata = zeroes(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
     let reserved = memory::seal();

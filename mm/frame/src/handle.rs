@@ -20,8 +20,8 @@ use freehold_machine::{Pfn, PfnRange};
 use crate::counts::Hold;
 use crate::transition::CopyFrom;
 use crate::{
-    Anon, Belongs, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Home, Order, OutOfMemory,
-    Owner, PageCache, Request, UserKind,
+    Anon, Belongs, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Order, OutOfMemory, Owner,
+    PageCache, Request, ReverseKey, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -94,9 +94,12 @@ impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     /// Where the first frame's page is found, and its writers are counted.
     ///
     /// # Panics
-    /// Where the table has no [`Home`]s.
-    pub fn home(&self) -> &'static Home {
-        self.source.table().home(self.frame).expect("whoever asks for homes has a table of them")
+    /// Where the table has no [`ReverseKey`]s.
+    pub fn reverse_key(&self) -> &'static ReverseKey {
+        self.source
+            .table()
+            .reverse_key(self.frame)
+            .expect("whoever asks for reverse_keys has a table of them")
     }
     /// The page allocator it came from.
     pub const fn source(&self) -> S {
@@ -153,9 +156,9 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     /// Say where the first frame's page is found. Before others can find the frame.
     ///
     /// # Panics
-    /// Where the table has no [`Home`]s.
-    pub fn set_home(&self, object: u64, index: u64) {
-        self.home().set(object, index);
+    /// Where the table has no [`ReverseKey`]s.
+    pub fn set_reverse_key(&self, object: u64, index: u64) {
+        self.reverse_key().set(object, index);
     }
     /// Keep the block as a bare number, for structures that cannot hold values (page tables, slab headers).
     /// It is leaked unless [`Frame::from_raw`] takes it back.

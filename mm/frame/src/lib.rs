@@ -60,12 +60,12 @@
 
 mod counts;
 mod handle;
-mod home;
 mod large;
 mod order;
 mod owner;
 pub mod ready;
 mod record;
+mod reverse_key;
 mod source;
 mod table;
 pub mod transition;
@@ -73,7 +73,6 @@ mod whole;
 
 pub use counts::{Belongs, CountError, Counts, Holders, Word};
 pub use handle::{Frame, Handle, Mapping, Pin, WrongOwner};
-pub use home::Home;
 pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{
@@ -81,6 +80,7 @@ pub use owner::{
     UserKind,
 };
 pub use record::{FrameRecord, FrameState, Freed, NotGiven, RecordLayout, Tag, Trace};
+pub use reverse_key::ReverseKey;
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Beside, Contradiction, FrameTable};
 pub use whole::{LastHold, NotWhole};

@@ -1,5 +1,5 @@
 //! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held, all zeroes for a frame that never had an owner. Where its
-//! page is found is said beside it: [`Home`](crate::Home).
+//! page is found is said beside it: [`ReverseKey`](crate::ReverseKey).
 //!
 //! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and above it the [`Counts`]. Free: 0 (4), then the [`Trace`],
 //! which is who had it last: owner (4), order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held by nobody

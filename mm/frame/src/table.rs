@@ -1,18 +1,18 @@
-//! The frame table: one record per frame number, a home beside it, and the audit that sums it up.
+//! The frame table: one record per frame number, a reverse key beside it, and the audit that sums it up.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::ready::Ready;
-use crate::{FrameRecord, FrameState, Holders, Home, Order, Owner};
+use crate::{FrameRecord, FrameState, Holders, Order, Owner, ReverseKey};
 
 /// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
 ///
 /// Holes have records that stay all zero and are never written, so they may share a read-only page.
 /// A table [with bits](Beside::with_ready) has records only where they were
 /// [prepared](FrameTable::prepare), and so does every pageblock that was ever handed out.
-/// [`FrameTable::get`], [`home`](FrameTable::home), [`state`](FrameTable::state) and
+/// [`FrameTable::get`], [`reverse_key`](FrameTable::reverse_key), [`state`](FrameTable::state) and
 /// [`is_owned_by`](FrameTable::is_owned_by) are for frames of such pageblocks; every other question
 /// is for any frame.
 #[derive(Clone, Copy, Debug)]
@@ -25,15 +25,15 @@ pub struct FrameTable {
 /// What goes with the records.
 #[derive(Debug)]
 pub struct Beside {
-    homes: &'static [Home],
+    reverse_keys: &'static [ReverseKey],
     /// `None` where all records are there from the start.
     ready: Option<Ready<'static, AtomicU64>>,
 }
 
 impl Beside {
     /// Homes: number n is frame n's.
-    pub const fn new(homes: &'static [Home]) -> Self {
-        Self { homes, ready: None }
+    pub const fn new(reverse_keys: &'static [ReverseKey]) -> Self {
+        Self { reverse_keys, ready: None }
     }
     /// The same, over memory that nobody cleared: `words` are zero, as many as
     /// [`ready::words`](crate::ready::words) says.
@@ -78,9 +78,12 @@ impl FrameTable {
     fn write_records(self, block: Pfn) {
         let start = block.0 as usize;
         let end = start + PAGEBLOCK_FRAMES as usize;
-        let (records, homes) = (self.records, self.beside.map_or(&[][..], |beside| beside.homes));
+        let (records, reverse_keys) =
+            (self.records, self.beside.map_or(&[][..], |beside| beside.reverse_keys));
         records[start.min(records.len())..end.min(records.len())].iter().for_each(FrameRecord::clear);
-        homes[start.min(homes.len())..end.min(homes.len())].iter().for_each(Home::clear);
+        reverse_keys[start.min(reverse_keys.len())..end.min(reverse_keys.len())]
+            .iter()
+            .for_each(ReverseKey::clear);
     }
     /// One past the highest frame number.
     pub const fn end(self) -> Pfn {
@@ -92,10 +95,10 @@ impl FrameTable {
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
     }
-    /// The home of `frame`: what its last owner left, until this one sets it. `None` past the end, and in a table without.
+    /// The reverse key of `frame`: what its last owner left, until this one sets it. `None` past the end, and in a table without.
     #[inline]
-    pub fn home(self, frame: Pfn) -> Option<&'static Home> {
-        self.beside?.homes.get(usize::try_from(frame.0).ok()?)
+    pub fn reverse_key(self, frame: Pfn) -> Option<&'static ReverseKey> {
+        self.beside?.reverse_keys.get(usize::try_from(frame.0).ok()?)
     }
     /// Read the frames' records ahead of their use.
     #[inline]

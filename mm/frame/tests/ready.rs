@@ -8,23 +8,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use checker::Loom;
 use freehold_frame::ready::{self, Ready};
-use freehold_frame::{Beside, FrameRecord, FrameState, FrameTable, Home, Order, Owner, Tag, Word};
+use freehold_frame::{Beside, FrameRecord, FrameState, FrameTable, Order, Owner, ReverseKey, Tag, Word};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use loom::thread;
 
-/// Two pageblocks and a half. What the memory held says that everything is owned, and homes have
+/// Two pageblocks and a half. What the memory held says that everything is owned, and reverse keys have
 /// writers.
 fn garbage() -> FrameTable {
     const FRAMES: usize = PAGEBLOCK_FRAMES as usize * 5 / 2;
     let records: Vec<_> = (0..FRAMES).map(|_| FrameRecord::EMPTY).collect();
-    let homes: Vec<_> = (0..FRAMES).map(|_| Home::EMPTY).collect();
-    for (record, home) in records.iter().zip(&homes) {
+    let reverse_keys: Vec<_> = (0..FRAMES).map(|_| ReverseKey::EMPTY).collect();
+    for (record, reverse_key) in records.iter().zip(&reverse_keys) {
         record.set_state(FrameState::Owned { owner: Owner::Anon, order: Order::FRAME, node: NodeId(0) });
-        home.set(7, 8);
-        home.add_writer();
+        reverse_key.set(7, 8);
+        reverse_key.add_writer();
     }
     let words = (0..ready::words(FRAMES)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
-    FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(homes.leak()).with_ready(words))))
+    FrameTable::new(records.leak())
+        .with(Box::leak(Box::new(Beside::new(reverse_keys.leak()).with_ready(words))))
 }
 
 #[test]
@@ -42,8 +43,8 @@ fn records_that_were_never_written_are_not_believed_and_preparing_writes_a_pageb
     );
     for frame in PfnRange::new(Pfn(512), Pfn(1024)).iter() {
         assert_eq!(table.state(frame), FrameState::Unowned(None));
-        let home = table.home(frame).unwrap();
-        assert_eq!((home.get(), home.has_writers()), ((0, 0), false));
+        let reverse_key = table.reverse_key(frame).unwrap();
+        assert_eq!((reverse_key.get(), reverse_key.has_writers()), ((0, 0), false));
     }
     assert_eq!(table.state(Pfn(511)).owner(), Owner::Anon, "its neighbours' memory is as it was");
     assert_eq!(table.state(Pfn(1024)).owner(), Owner::Anon);

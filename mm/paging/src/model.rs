@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Home, Order, OutOfMemory, Owner,
-    Request, Side,
+    Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order, OutOfMemory, Owner, Request,
+    ReverseKey, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -103,7 +103,7 @@ impl ModelFrames {
         assert!(config.frames >= 2 * PAGEBLOCK_FRAMES, "too few frames for two sides");
         let model = Model::new(config);
         let records: Vec<FrameRecord> = (0..config.frames).map(|_| FrameRecord::EMPTY).collect();
-        let homes: Vec<Home> = (0..config.frames).map(|_| Home::EMPTY).collect();
+        let reverse_keys: Vec<ReverseKey> = (0..config.frames).map(|_| ReverseKey::EMPTY).collect();
         let blocks = config.frames / PAGEBLOCK_FRAMES;
         let border = Pfn((blocks / 4).max(1) * PAGEBLOCK_FRAMES);
         model.enter(PfnRange::new(Pfn(0), border));
@@ -118,7 +118,7 @@ impl ModelFrames {
         Self(Box::leak(Box::new(Shared {
             model,
             table: FrameTable::new(Vec::leak(records))
-                .with(Box::leak(Box::new(Beside::new(Vec::leak(homes))))),
+                .with(Box::leak(Box::new(Beside::new(Vec::leak(reverse_keys))))),
             free: Mutex::new(free),
             total,
             budget: AtomicU64::new(NEVER),

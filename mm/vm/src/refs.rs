@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use freehold_frame::{Home, transition};
+use freehold_frame::{ReverseKey, transition};
 use freehold_machine::VirtAddr;
 use freehold_paging::{Backing, Entry, FlushBatch, Memory, PageSize, Rights};
 
@@ -107,7 +107,8 @@ impl<S: Memory> Resident<S> {
         }
         let table = self.source().table();
         let frames = size.bytes() / PageSize::Small.bytes();
-        (0..frames).any(|index| table.home(entry.frame().offset(index)).is_some_and(Home::has_writers))
+        (0..frames)
+            .any(|index| table.reverse_key(entry.frame().offset(index)).is_some_and(ReverseKey::has_writers))
     }
 
     /// Clear the marks of use. A leaf without one is in no TLB, so they all forget it.

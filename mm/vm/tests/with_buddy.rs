@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{Buddy, Managed, Options, Shuffle};
-use freehold_frame::{Beside, FrameRecord, FrameSource, FrameTable, Home, Owner};
+use freehold_frame::{Beside, FrameRecord, FrameSource, FrameTable, Owner, ReverseKey};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
 use freehold_paging::{KernelRoots, USER_END};
@@ -29,8 +29,8 @@ fn frames() -> Frames {
     let words = Buddy::<Model>::metadata_words(model.topology(), 2, &options);
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let reserved = [PfnRange::new(Pfn(FRAMES - 1), Pfn(FRAMES))];
-    let homes: Vec<_> = (0..FRAMES).map(|_| Home::EMPTY).collect();
-    let table = FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(homes.leak()))));
+    let reverse_keys: Vec<_> = (0..FRAMES).map(|_| ReverseKey::EMPTY).collect();
+    let table = FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(reverse_keys.leak()))));
     let metadata = metadata.leak();
     let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
     let buddy = Buddy::new(model, managed, options).unwrap();

@@ -236,7 +236,7 @@ impl<S: Memory> Index<S> {
             let chunk = Box::new(Chunk::EMPTY);
             self.chunks.insert(page / PAGES, chunk)?;
         }
-        frame.set_home(self.cache, page);
+        frame.set_reverse_key(self.cache, page);
         let chunk = self.chunk_mut(page).ok_or(VmError::NoMemory)?;
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
@@ -251,7 +251,7 @@ impl<S: Memory> Index<S> {
         let cache = self.cache;
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         debug_assert_ne!(*slot, NONE);
-        frame.set_home(cache, page);
+        frame.set_reverse_key(cache, page);
         let old = core::mem::replace(slot, frame.into_raw().0);
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
@@ -325,7 +325,7 @@ impl<S: Memory> Index<S> {
 
     /// Put `frame` where `page`, which is in the swap, was; the slot's entry is the caller's.
     pub(super) fn swap_in(&mut self, page: u64, frame: Frame<PageCache, S>) {
-        frame.set_home(self.cache, page);
+        frame.set_reverse_key(self.cache, page);
         if let Some(chunk) = self.chunk_mut(page) {
             chunk.frames[(page % PAGES) as usize] = frame.into_raw().0;
             self.swapped -= 1;

@@ -6,7 +6,7 @@
 //! ([`MigrateOutcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
 //! under a spin lock is safe.
 //!
-//! **Home.** The [`Home`] of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
+//! **Reverse key.** The [`ReverseKey`] of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
 //! which the cache's index confirms: it finds the pages of a range of frames without a walk through all files.
 
 use alloc::collections::BTreeMap;
@@ -14,7 +14,7 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Bound;
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::{Frame, FrameState, Home, NodePolicy, Owner, PageCache as CacheKind, Request};
+use freehold_frame::{Frame, FrameState, NodePolicy, Owner, PageCache as CacheKind, Request, ReverseKey};
 use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
 use freehold_paging::Memory;
 
@@ -90,7 +90,7 @@ impl<S: Memory> Commons<S> {
                 }
                 _ => continue,
             }
-            let (id, index) = table.home(frame).map_or((0, 0), Home::get);
+            let (id, index) = table.reverse_key(frame).map_or((0, 0), ReverseKey::get);
             let moved = self.caches.find(id).is_some_and(|cache| {
                 matches!(
                     self.migrate_cached(&CachedPage { cache, index, frame }, place),

@@ -24,7 +24,7 @@ pub(crate) mod detach;
 use core::marker::PhantomData;
 
 use freehold_frame::transition::{self, Serves};
-use freehold_frame::{Anon, Frame, FrameRecord, Home, Mapping, PageCache as CacheKind, Pin};
+use freehold_frame::{Anon, Frame, FrameRecord, Mapping, PageCache as CacheKind, Pin, ReverseKey};
 use freehold_machine::{Access, Pfn, VirtAddr};
 use freehold_paging::{Entry, Memory, PageSize, Roots};
 
@@ -128,9 +128,9 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
     fn new(hold: Hold<S>) -> Self {
         let this = Self { hold, purpose: PhantomData };
         if P::ACCESS == Access::Write
-            && let Some(home) = this.home()
+            && let Some(reverse_key) = this.reverse_key()
         {
-            home.add_writer();
+            reverse_key.add_writer();
         }
         this
     }
@@ -152,10 +152,10 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
         }
     }
     /// Where the writers of a frame that may be written are counted.
-    fn home(&self) -> Option<&'static Home> {
+    fn reverse_key(&self) -> Option<&'static ReverseKey> {
         match &self.hold {
-            Hold::Anon(pin) => Some(pin.home()),
-            Hold::Shared(pin) => Some(pin.home()),
+            Hold::Anon(pin) => Some(pin.reverse_key()),
+            Hold::Shared(pin) => Some(pin.reverse_key()),
             Hold::Looked(_) | Hold::LookedFile(_) | Hold::Zeroes(_) => None,
         }
     }
@@ -164,9 +164,9 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
 impl<S: Memory, P: Purpose> Drop for PinnedPage<S, P> {
     fn drop(&mut self) {
         if P::ACCESS == Access::Write
-            && let Some(home) = self.home()
+            && let Some(reverse_key) = self.reverse_key()
         {
-            home.remove_writer();
+            reverse_key.remove_writer();
         }
     }
 }

@@ -16,8 +16,8 @@
 //! mapped again, whatever else holds its frame, and one that was shared is as soon as its partners are gone.
 //!
 //! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one reference. Such a frame is in no other slot, nobody stores to it
-//! (it is not exclusive, or its slot has no entries any more), and nobody pins it. Its record's home names the slot; the slot's word is the
-//! truth, since homes are left behind.
+//! (it is not exclusive, or its slot has no entries any more), and nobody pins it. Its record's reverse key names the slot; the slot's word is the
+//! truth, since reverse keys are left behind.
 //!
 //! | step | under which locks | slot | frame |
 //! |---|---|---|---|
@@ -46,7 +46,7 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Anon, Belongs, CountError, Frame, Home, Mapping, OutOfMemory};
+use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping, OutOfMemory, ReverseKey};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
@@ -61,8 +61,8 @@ pub const SWAP_RUN: usize = 32;
 /// The most areas (Linux: MAX_SWAPFILES without migration, hardware poison and device entries).
 const AREAS: usize = 29;
 
-/// The object of a frame's home that means "a slot of the swap". Page caches count from 1.
-const HOME: u64 = Home::LAST_OBJECT;
+/// The object of a frame's reverse key that means "a slot of the swap". Page caches count from 1.
+const HOME: u64 = ReverseKey::LAST_OBJECT;
 
 /// Where the pages of an area are kept: a device or a file, in pages from its beginning on.
 pub trait SwapStore: Send + Sync {
@@ -246,12 +246,12 @@ impl<S: Memory> Swap<S> {
     }
     /// Let `slot`, which has none, hold `frame`.
     fn keep(area: &mut Area, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
-        frame.set_home(HOME, place.number());
+        frame.set_reverse_key(HOME, place.number());
         area.slots.put(place.slot, frame.into_raw(), read_for);
     }
     /// The slot whose frame `frame` is.
     fn slot_of(&self, areas: &[Option<Area>; AREAS], frame: Pfn) -> Option<(SwapPlace, Word)> {
-        let (object, index) = self.source.table().home(frame)?.get();
+        let (object, index) = self.source.table().reverse_key(frame)?.get();
         let place = SwapPlace::from_number(index);
         let word = areas.get(usize::from(place.area))?.as_ref()?.slots.word(place.slot);
         (object == HOME && word.frame() == Some(frame)).then_some((place, word))
@@ -282,7 +282,7 @@ impl<S: Memory> Swap<S> {
             return Some((place, outcome));
         }
         let place = take_best(&mut areas, Some(number))?;
-        frame.set_home(HOME, place.number());
+        frame.set_reverse_key(HOME, place.number());
         Some((place, Stowed::ToWrite))
     }
 

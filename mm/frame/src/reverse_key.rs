@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// the frame through a pin: nobody, when its last pin is gone.
 #[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
-pub struct Home {
+pub struct ReverseKey {
     /// The object's number (48 bits), and above it the writers, of which there are no more than pins.
     object: AtomicU64,
     index: AtomicU64,
@@ -16,9 +16,9 @@ pub struct Home {
 
 const WRITER: u64 = 1 << 48;
 
-const _: () = assert!(size_of::<Home>() == 16);
+const _: () = assert!(size_of::<ReverseKey>() == 16);
 
-impl Home {
+impl ReverseKey {
     /// That of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self { object: AtomicU64::new(0), index: AtomicU64::new(0) };
@@ -42,7 +42,7 @@ impl Home {
         let was = self.object.fetch_update(Ordering::Release, Ordering::Relaxed, with_writers);
         debug_assert!(was.is_ok(), "it never refuses");
     }
-    /// Someone will write the frame without a leaf, through a pin, until [`Home::remove_writer`].
+    /// Someone will write the frame without a leaf, through a pin, until [`ReverseKey::remove_writer`].
     pub fn add_writer(&self) {
         self.object.fetch_add(WRITER, Ordering::AcqRel);
     }
@@ -62,16 +62,19 @@ mod tests {
 
     #[test]
     fn a_home_is_told_apart_from_its_writers() {
-        let home = Home::EMPTY;
-        home.set(Home::LAST_OBJECT, u64::MAX);
-        assert!(!home.has_writers());
-        home.add_writer();
-        home.add_writer();
-        assert_eq!((home.get(), home.has_writers()), ((Home::LAST_OBJECT, u64::MAX), true));
-        home.set(7, 8);
-        home.remove_writer();
-        assert!(home.has_writers());
-        home.remove_writer();
-        assert_eq!((home.get(), home.has_writers()), ((7, 8), false));
+        let reverse_key = ReverseKey::EMPTY;
+        reverse_key.set(ReverseKey::LAST_OBJECT, u64::MAX);
+        assert!(!reverse_key.has_writers());
+        reverse_key.add_writer();
+        reverse_key.add_writer();
+        assert_eq!(
+            (reverse_key.get(), reverse_key.has_writers()),
+            ((ReverseKey::LAST_OBJECT, u64::MAX), true)
+        );
+        reverse_key.set(7, 8);
+        reverse_key.remove_writer();
+        assert!(reverse_key.has_writers());
+        reverse_key.remove_writer();
+        assert_eq!((reverse_key.get(), reverse_key.has_writers()), ((7, 8), false));
     }
 }
