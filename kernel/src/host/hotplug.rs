@@ -18,9 +18,7 @@ use freehold_virtio::mem::{Memory, ResizeOutcome, Resizer};
 
 use super::{MemoryDevice, memory, want_memory};
 use crate::hw::memory::pluggable;
-use crate::mem::hotplug::{
-    CEILING, EVENT, EVENTS, GROWN, HAS_DEVICES, HOPEFUL, PATIENCE, PEAK, SILENT, WANTED, WORKING,
-};
+use crate::mem::hotplug::{HOTPLUG, PATIENCE};
 use crate::mem::{evacuate, frames, stats};
 use crate::{sched, time};
 
@@ -50,12 +48,12 @@ pub fn start() -> crate::Result<()> {
         let resizer = Resizer::new(device.region()).ok_or(crate::Errno::ENOMEM)?;
         devices.push_reserved(Plugged { device, resizer, asked: 0, asked_at: 0, rests_until: 0, last: None });
     }
-    PEAK.store(frames().total_frames(), Ordering::Relaxed);
+    HOTPLUG.peak.store(frames().total_frames(), Ordering::Relaxed);
     let growth: u64 = devices.iter().map(|plugged| plugged.room()).sum();
-    CEILING.store((frames().total_frames() << PAGE_SHIFT) + growth, Ordering::Relaxed);
+    HOTPLUG.ceiling.store((frames().total_frames() << PAGE_SHIFT) + growth, Ordering::Relaxed);
     stats::ceiling_changed();
     if !devices.is_empty() {
-        HAS_DEVICES.store(true, Ordering::Relaxed);
+        HOTPLUG.has_devices.store(true, Ordering::Relaxed);
         log::info!("hotplug: {} MiB can be plugged in", growth / MIB);
         sched::spawn_kernel("hotplug", move || Hotplug { devices, spare: 0 }.run())?;
     }
@@ -88,14 +86,14 @@ impl Plugged {
         let before = self.resizer.plugged();
         let mut kernel = Kernel::new(self);
         let outcome = self.resizer.follow(self.device, &mut kernel, || {
-            GROWN.wake_all();
+            HOTPLUG.grown.wake_all();
             sched::cond_resched();
         });
         drop(kernel);
         let now = self.resizer.plugged();
         if now != before {
-            SILENT.store(false, Ordering::Release);
-            PEAK.fetch_max(frames().total_frames(), Ordering::Relaxed);
+            HOTPLUG.is_silent.store(false, Ordering::Release);
+            HOTPLUG.peak.fetch_max(frames().total_frames(), Ordering::Relaxed);
             log::info!(
                 "hotplug: node {} has {} MiB plugged in, {} before",
                 self.device.node.0,
@@ -123,26 +121,28 @@ struct Hotplug {
 impl Hotplug {
     fn run(mut self) {
         self.devices.retain(|plugged| plugged.device.forget_the_past().is_ok());
-        HOPEFUL.store(!self.devices.is_empty(), Ordering::Release);
+        HOTPLUG.is_hopeful.store(!self.devices.is_empty(), Ordering::Release);
         let mut looked = time::now();
         loop {
-            let event = || EVENT.swap(false, Ordering::AcqRel).then_some(());
+            let event = || HOTPLUG.event.swap(false, Ordering::AcqRel).then_some(());
             let next =
                 if self.is_on_its_way() { time::now() + HOST_POLL_INTERVAL } else { looked + SCAN_INTERVAL };
-            EVENTS.wait_uninterruptible_until(next, event);
-            let working = WORKING.lock();
+            HOTPLUG.events.wait_uninterruptible_until(next, event);
+            let working = HOTPLUG.working.lock();
             self.drain_before_unplugging();
             self.devices.retain_mut(|plugged| plugged.follow().is_some());
             drop(working);
             // What was given back can come again.
             let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
-            HOPEFUL.store(has_room && !SILENT.load(Ordering::Acquire), Ordering::Release);
+            HOTPLUG
+                .is_hopeful
+                .store(has_room && !HOTPLUG.is_silent.load(Ordering::Acquire), Ordering::Release);
             self.ask_for_more();
             if time::now() >= looked + SCAN_INTERVAL {
                 looked = time::now();
                 self.offer_what_is_to_spare(looked);
             }
-            GROWN.wake_all();
+            HOTPLUG.grown.wake_all();
         }
     }
 
@@ -165,7 +165,7 @@ impl Hotplug {
     }
 
     fn ask_for_more(&mut self) {
-        let Some(node) = WANTED.swap(0, Ordering::AcqRel).checked_sub(1) else { return };
+        let Some(node) = HOTPLUG.wanted.swap(0, Ordering::AcqRel).checked_sub(1) else { return };
         let topology = crate::fs::machine::get().map(|machine| &machine.firmware.topology);
         let node = freehold_machine::NodeId(node as u8);
         let distance =

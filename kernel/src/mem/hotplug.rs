@@ -3,7 +3,7 @@
 //! The task that plugs it in and unplugs it is `host::hotplug`. It is asked for **more** when little is left ([`tick`], well
 //! above the watermarks) or when there is none ([`grow`], before anybody is killed).
 //!
-//! **Locks.** [`WORKING`] is held while memory changes; under it the page allocator's. The wake-ups take interrupt-safe locks only.
+//! **Locks.** [`Hotplug::working`] is held while memory changes; under it the page allocator's. The wake-ups take interrupt-safe locks only.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,49 +15,68 @@ use crate::{hw, time};
 
 /// How long the host may take to give memory before there is none.
 pub(crate) const PATIENCE: u64 = 10 * time::SECOND;
-/// There is something to do.
-pub(crate) static EVENT: AtomicBool = AtomicBool::new(false);
-pub(crate) static EVENTS: WaitQueue = WaitQueue::new();
-/// Woken when memory has come.
-pub(crate) static GROWN: WaitQueue = WaitQueue::new();
-/// Whether asking for more may help: there are devices, they have room, and the host has not let us wait in vain.
-pub(crate) static HOPEFUL: AtomicBool = AtomicBool::new(false);
-/// The host has let somebody wait in vain since memory last came or went.
-pub(crate) static SILENT: AtomicBool = AtomicBool::new(false);
-/// Nobody is to wait for memory any more.
-pub(crate) static ENDED: AtomicBool = AtomicBool::new(false);
-/// The node that wants memory, plus 1.
-pub(crate) static WANTED: AtomicU64 = AtomicU64::new(0);
-/// Whether there are devices that memory can come from.
-pub(crate) static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
-/// The most frames that there ever were.
-pub(crate) static PEAK: AtomicU64 = AtomicU64::new(0);
-/// Bytes of memory that there will be at most.
-pub(crate) static CEILING: AtomicU64 = AtomicU64::new(0);
-pub(crate) static WORKING: Mutex<()> = Mutex::new(());
+
+/// What the task, those that want memory and the end of the machine tell each other.
+pub(crate) struct Hotplug {
+    /// There is something to do.
+    pub event: AtomicBool,
+    pub events: WaitQueue,
+    /// Woken when memory has come.
+    pub grown: WaitQueue,
+    /// Whether asking for more may help: there are devices, they have room, and the host has not let us wait in vain.
+    pub is_hopeful: AtomicBool,
+    /// The host has let somebody wait in vain since memory last came or went.
+    pub is_silent: AtomicBool,
+    /// The machine ends: nobody is to wait for memory any more.
+    pub has_ended: AtomicBool,
+    /// The node that wants memory, plus 1.
+    pub wanted: AtomicU64,
+    /// Whether there are devices that memory can come from.
+    pub has_devices: AtomicBool,
+    /// The most frames that there ever were.
+    pub peak: AtomicU64,
+    /// Bytes of memory that there will be at most.
+    pub ceiling: AtomicU64,
+    /// Held while memory changes.
+    pub working: Mutex<()>,
+}
+
+pub(crate) static HOTPLUG: Hotplug = Hotplug {
+    event: AtomicBool::new(false),
+    events: WaitQueue::new(),
+    grown: WaitQueue::new(),
+    is_hopeful: AtomicBool::new(false),
+    is_silent: AtomicBool::new(false),
+    has_ended: AtomicBool::new(false),
+    wanted: AtomicU64::new(0),
+    has_devices: AtomicBool::new(false),
+    peak: AtomicU64::new(0),
+    ceiling: AtomicU64::new(0),
+    working: Mutex::new(()),
+};
 
 /// A device has something to say. Any context.
 pub fn wake() {
-    EVENT.store(true, Ordering::Release);
-    EVENTS.wake_all();
+    HOTPLUG.event.store(true, Ordering::Release);
+    HOTPLUG.events.wake_all();
 }
 
 /// On the way back to a program after a tick: ask for memory before there is none.
 pub fn tick() {
-    if HOPEFUL.load(Ordering::Relaxed) && frames().free_frames() < 4 * frames().watermarks().high {
+    if HOTPLUG.is_hopeful.load(Ordering::Relaxed) && frames().free_frames() < 4 * frames().watermarks().high {
         want();
     }
 }
 
 fn want() {
     let node = hw::node_of(hw::current_cpu());
-    WANTED.store(u64::from(node.0) + 1, Ordering::Release);
+    HOTPLUG.wanted.store(u64::from(node.0) + 1, Ordering::Release);
     wake();
 }
 
 /// Whether the host may give more memory.
 pub fn may_grow() -> bool {
-    HOPEFUL.load(Ordering::Acquire) && !ENDED.load(Ordering::Acquire)
+    HOTPLUG.is_hopeful.load(Ordering::Acquire) && !HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
 /// Whether memory has come.
@@ -76,14 +95,14 @@ pub fn grow() -> Growth {
     }
     let before = frames().total_frames();
     want();
-    let grown = GROWN.wait_killable_until(time::now() + PATIENCE, || {
+    let grown = HOTPLUG.grown.wait_killable_until(time::now() + PATIENCE, || {
         let has_grown = frames().total_frames() > before;
         (has_grown || !may_grow()).then_some(has_grown)
     });
     // A task that is to end has not waited in vain.
     let Ok(grown) = grown else { return Growth::None };
-    if grown.is_none() && !SILENT.swap(true, Ordering::AcqRel) {
-        HOPEFUL.store(false, Ordering::Release);
+    if grown.is_none() && !HOTPLUG.is_silent.swap(true, Ordering::AcqRel) {
+        HOTPLUG.is_hopeful.store(false, Ordering::Release);
         log::warn!("hotplug: the host gives no more memory");
     }
     if grown == Some(true) { Growth::Grown } else { Growth::None }
@@ -94,30 +113,30 @@ pub fn grow() -> Growth {
 /// # Errors
 /// `ENOMEM` where there is no device for it.
 pub(super) fn grow_or_wait() -> crate::Result<()> {
-    if !HAS_DEVICES.load(Ordering::Relaxed) {
+    if !HOTPLUG.has_devices.load(Ordering::Relaxed) {
         return Err(crate::Errno::ENOMEM);
     }
     let before = frames().total_frames();
     want();
-    GROWN.wait_uninterruptible(|| (frames().total_frames() > before).then_some(()));
+    HOTPLUG.grown.wait_uninterruptible(|| (frames().total_frames() > before).then_some(()));
     Ok(())
 }
 
 /// The end is near: nobody gets more memory from now on, and none comes or goes while the result lives.
 pub fn stop() -> MutexGuard<'static, ()> {
-    ENDED.store(true, Ordering::Release);
-    GROWN.wake_all();
-    WORKING.lock()
+    HOTPLUG.has_ended.store(true, Ordering::Release);
+    HOTPLUG.grown.wake_all();
+    HOTPLUG.working.lock()
 }
 
 /// Whether the end is near: a device that takes its time must not delay it.
 pub fn has_ended() -> bool {
-    ENDED.load(Ordering::Acquire)
+    HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
 /// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives. May sleep.
 pub(super) fn changing() -> MutexGuard<'static, ()> {
-    WORKING.lock()
+    HOTPLUG.working.lock()
 }
 
 /// As [`changing`].
@@ -125,15 +144,15 @@ pub(super) fn changing() -> MutexGuard<'static, ()> {
 /// # Errors
 /// `EINTR` where the current task is to end.
 pub(super) fn changing_killable() -> crate::Result<MutexGuard<'static, ()>> {
-    WORKING.lock_killable()
+    HOTPLUG.working.lock_killable()
 }
 
 /// The most bytes of memory that there were at a time; `None` where memory does not change.
 pub fn peak() -> Option<u64> {
-    HAS_DEVICES.load(Ordering::Relaxed).then(|| PEAK.load(Ordering::Relaxed) << PAGE_SHIFT)
+    HOTPLUG.has_devices.load(Ordering::Relaxed).then(|| HOTPLUG.peak.load(Ordering::Relaxed) << PAGE_SHIFT)
 }
 
 /// The most bytes of memory that there will be at a time.
 pub(super) fn ceiling() -> u64 {
-    CEILING.load(Ordering::Relaxed)
+    HOTPLUG.ceiling.load(Ordering::Relaxed)
 }

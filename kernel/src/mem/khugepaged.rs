@@ -7,7 +7,7 @@
 //! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where `defrag` allows it for who wanted one, this
 //! task gives back what is only kept for speed before its next look, so that pageblocks can become whole.
 //!
-//! **Locks.** [`WORKING`] > a space. Wake-ups take interrupt-safe locks only.
+//! **Locks.** [`Khugepaged::working`] > a space. Wake-ups take interrupt-safe locks only.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -54,7 +54,7 @@ impl Knob {
 
     /// What it is set to.
     pub fn get(self) -> u64 {
-        VALUES[self as usize].load(Ordering::Relaxed)
+        KHUGEPAGED.values[self as usize].load(Ordering::Relaxed)
     }
 
     /// Set it.
@@ -71,22 +71,50 @@ impl Knob {
         if !range.contains(&value) {
             return Err(Errno::EINVAL);
         }
-        VALUES[self as usize].store(value, Ordering::Relaxed);
+        KHUGEPAGED.values[self as usize].store(value, Ordering::Relaxed);
         wake();
         Ok(())
     }
 }
 
-/// By [`Knob`]: Linux' defaults.
-static VALUES: [AtomicU64; 7] = [
-    AtomicU64::new(1),
-    AtomicU64::new(511),
-    AtomicU64::new(64),
-    AtomicU64::new(256),
-    AtomicU64::new(8 * 512),
-    AtomicU64::new(10_000),
-    AtomicU64::new(60_000),
-];
+/// The task, its settings and its counts.
+struct Khugepaged {
+    /// By [`Knob`].
+    values: [AtomicU64; 7],
+    /// A [`Defrag`].
+    defrag: AtomicU64,
+    collapsed: AtomicU64,
+    full_scans: AtomicU64,
+    has_started: AtomicBool,
+    /// The machine ends: nothing is looked at any more.
+    has_ended: AtomicBool,
+    /// A setting has changed.
+    has_changed: AtomicBool,
+    changes: WaitQueue,
+    /// Held while it looks at spaces.
+    working: Mutex<()>,
+}
+
+/// With Linux' defaults.
+static KHUGEPAGED: Khugepaged = Khugepaged {
+    values: [
+        AtomicU64::new(1),
+        AtomicU64::new(511),
+        AtomicU64::new(64),
+        AtomicU64::new(256),
+        AtomicU64::new(8 * 512),
+        AtomicU64::new(10_000),
+        AtomicU64::new(60_000),
+    ],
+    defrag: AtomicU64::new(Defrag::Advised as u64),
+    collapsed: AtomicU64::new(0),
+    full_scans: AtomicU64::new(0),
+    has_started: AtomicBool::new(false),
+    has_ended: AtomicBool::new(false),
+    has_changed: AtomicBool::new(false),
+    changes: WaitQueue::new(),
+    working: Mutex::new(()),
+};
 
 /// For whom room is made after a fault found no pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,42 +127,28 @@ pub enum Defrag {
     Everybody,
 }
 
-/// By [`Defrag`]. Linux' default: the advised.
-static DEFRAG: AtomicU64 = AtomicU64::new(Defrag::Advised as u64);
-
 /// Say for whom room is made.
 pub fn set_defrag(defrag: Defrag) {
-    DEFRAG.store(defrag as u64, Ordering::Relaxed);
+    KHUGEPAGED.defrag.store(defrag as u64, Ordering::Relaxed);
 }
 
-static COLLAPSED: AtomicU64 = AtomicU64::new(0);
-static FULL_SCANS: AtomicU64 = AtomicU64::new(0);
 /// Large pages that it made.
 pub fn collapsed() -> u64 {
-    COLLAPSED.load(Ordering::Relaxed)
+    KHUGEPAGED.collapsed.load(Ordering::Relaxed)
 }
 /// How often it has been through all address spaces.
 pub fn full_scans() -> u64 {
-    FULL_SCANS.load(Ordering::Relaxed)
+    KHUGEPAGED.full_scans.load(Ordering::Relaxed)
 }
 
-static STARTED: AtomicBool = AtomicBool::new(false);
-/// The machine ends: nothing is looked at any more.
-static ENDED: AtomicBool = AtomicBool::new(false);
-/// A setting has changed.
-static CHANGED: AtomicBool = AtomicBool::new(false);
-static CHANGES: WaitQueue = WaitQueue::new();
-/// Held while it looks at spaces.
-static WORKING: Mutex<()> = Mutex::new(());
-
 fn is_wanted() -> bool {
-    commons().huge_mode() != HugeMode::Never && !ENDED.load(Ordering::Acquire)
+    commons().huge_mode() != HugeMode::Never && !KHUGEPAGED.has_ended.load(Ordering::Acquire)
 }
 
 /// A setting has changed.
 fn wake() {
-    CHANGED.store(true, Ordering::Release);
-    CHANGES.wake_all();
+    KHUGEPAGED.has_changed.store(true, Ordering::Release);
+    KHUGEPAGED.changes.wake_all();
 }
 
 /// Which anonymous memory gets large pages is known or has changed: start the task where some does.
@@ -142,10 +156,10 @@ fn wake() {
 /// # Errors
 /// `ENOMEM`.
 pub fn mode_changed() -> Result<()> {
-    if is_wanted() && !STARTED.swap(true, Ordering::AcqRel) {
+    if is_wanted() && !KHUGEPAGED.has_started.swap(true, Ordering::AcqRel) {
         let started = sched::spawn_kernel("khugepaged", || Scan::default().run());
         if let Err(error) = started {
-            STARTED.store(false, Ordering::Release);
+            KHUGEPAGED.has_started.store(false, Ordering::Release);
             return Err(error);
         }
     }
@@ -155,8 +169,8 @@ pub fn mode_changed() -> Result<()> {
 
 /// The end is near: no space is looked at, or kept, from now on.
 pub fn stop() -> MutexGuard<'static, ()> {
-    ENDED.store(true, Ordering::Release);
-    WORKING.lock()
+    KHUGEPAGED.has_ended.store(true, Ordering::Release);
+    KHUGEPAGED.working.lock()
 }
 
 /// Where the task is on its way.
@@ -174,24 +188,24 @@ impl Scan {
     fn run(mut self) {
         loop {
             let rest = self.look();
-            let changed = || CHANGED.swap(false, Ordering::AcqRel).then_some(());
+            let changed = || KHUGEPAGED.has_changed.swap(false, Ordering::AcqRel).then_some(());
             if is_wanted() {
                 let until = time::now() + rest.get() * (time::SECOND / 1000);
-                CHANGES.wait_uninterruptible_until(until, changed);
+                KHUGEPAGED.changes.wait_uninterruptible_until(until, changed);
             } else {
-                CHANGES.wait_uninterruptible(changed);
+                KHUGEPAGED.changes.wait_uninterruptible(changed);
             }
         }
     }
 
     /// Look at some pages; the setting that says how long to rest.
     fn look(&mut self) -> Knob {
-        let _working = WORKING.lock();
+        let _working = KHUGEPAGED.working.lock();
         self.make_room();
         let mut budget = Knob::PagesToScan.get();
         while budget > 0 && is_wanted() {
             let Some((id, space)) = commons().next_space(self.after) else {
-                FULL_SCANS.fetch_add(1, Ordering::Relaxed);
+                KHUGEPAGED.full_scans.fetch_add(1, Ordering::Relaxed);
                 *self = Self::default();
                 break;
             };
@@ -216,7 +230,7 @@ impl Scan {
             // A space costs something even where nothing in it can be large.
             budget = budget.saturating_sub(step.map_or(0, |step| step.pages).max(1));
             match step.and_then(|step| step.tried) {
-                Some(Ok(())) => _ = COLLAPSED.fetch_add(1, Ordering::Relaxed),
+                Some(Ok(())) => _ = KHUGEPAGED.collapsed.fetch_add(1, Ordering::Relaxed),
                 Some(Err(VmError::NoMemory)) => {
                     if Knob::Defrag.get() != 0 {
                         reclaim::free_idle(ROOM);
@@ -233,7 +247,7 @@ impl Scan {
 
     /// Make room for who found none at a fault.
     fn make_room(&self) {
-        let least = match DEFRAG.load(Ordering::Relaxed) {
+        let least = match KHUGEPAGED.defrag.load(Ordering::Relaxed) {
             all if all == Defrag::Everybody as u64 => BlockWish::Ordinary,
             advised if advised == Defrag::Advised as u64 => BlockWish::Advised,
             _ => return,
