@@ -23,9 +23,10 @@ use crate::hw::boot::BootInfo;
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented};
 use crate::task::{self, SigInfo, Signal, Usage};
-use crate::{boot, fs, host, mem, sched, socket, swap, time};
+use crate::{block, boot, fs, host, mem, sched, socket, swap, time};
 
-/// How long the processes that the program left behind have to end.
+/// How long the processes that the program left behind have to end, counted from when a disk answered last: a process that is to
+/// end stores what it wrote before.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
 /// How long frames may keep coming and going after that before the audit gives up.
 const UNREST_NS: u64 = 60_000_000_000;
@@ -99,7 +100,7 @@ fn verdict(left: usize) -> Verdict {
 
 /// Kill every process but init and wait for their ends; how many are still there after all that.
 fn end_the_rest() -> usize {
-    let deadline = time::now() + LAST_RESPECTS_NS;
+    let (mut moved, mut since) = (block::traffic(), time::now());
     loop {
         let mut left = 0;
         task::for_each(|process| {
@@ -108,7 +109,11 @@ fn end_the_rest() -> usize {
                 process.signal(SigInfo::kernel(Signal::KILL));
             }
         });
-        if left == 0 || time::now() > deadline {
+        let (traffic, now) = (block::traffic(), time::now());
+        if traffic != moved {
+            (moved, since) = (traffic, now);
+        }
+        if left == 0 || now > since + LAST_RESPECTS_NS {
             return left;
         }
         sched::yield_now();

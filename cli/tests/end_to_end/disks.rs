@@ -61,6 +61,23 @@ fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String 
     finish(command, b"").expect(0).text()
 }
 
+/// A process that outlives the program has pages in memory alone. They are stored when its end closes the disk, however long the
+/// disk takes, and nobody takes the process for one that does not end.
+#[test]
+fn what_a_process_wrote_is_stored_when_the_run_ends() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 1 << 20]);
+    let line = "(exec 3<>/dev/vda; n=0
+        while [ $n -lt 24 ]; do busybox dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=$((n*8)) conv=notrunc 2> /dev/null; n=$((n+1)); done
+        echo > /ready; exec busybox sleep 100) & while [ ! -e /ready ]; do busybox sleep 0.1; done";
+    let mut command = run_command();
+    command.arg("--disk").arg(format!("{},iops=5", text(&disk))).args(["--", "busybox", "sh", "-c", line]);
+    finish(command, b"").expect(0);
+    let bytes = std::fs::read(&disk).expect("the disk");
+    let wrong = |&page: &usize| bytes[page * 4096] != if page.is_multiple_of(8) && page < 192 { 0 } else { 7 };
+    assert_eq!((0..256).find(wrong), None, "the first page that is not as it was written");
+}
+
 #[test]
 fn a_hundred_threads_on_one_slow_disk_wait_and_none_fails() {
     for way in ["read", "write"] {
