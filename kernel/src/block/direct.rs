@@ -24,7 +24,7 @@ impl DiskContent {
             if offset >= self.size {
                 return Ok(0);
             }
-            self.write_back(offset..self.end_of(offset, memory))?;
+            self.cached.cache().sync(offset..self.end_of(offset, memory))?;
             self.transfer(offset, |sector, most| {
                 let read =
                     &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes, Sleep::Killable)?);

@@ -187,7 +187,7 @@ impl From<BlockError> for Errno {
 /// The device under a cache.
 struct Store {
     disk: Disk,
-    write_backs: Arc<WriteBacks>,
+    write_backs: WriteBacks,
 }
 
 impl Store {
@@ -234,6 +234,10 @@ impl BackingStore<Frames> for Store {
         self.write_backs.count(pass);
     }
 
+    fn wait_for_passes(&self) -> core::result::Result<(), VmError> {
+        self.write_backs.wait().map_err(|_| VmError::Interrupted)
+    }
+
     fn write_back(
         &self,
         first: u64,
@@ -265,15 +269,12 @@ struct DiskContent {
     dirty_since: AtomicU64,
     /// Somebody has it as a whole ([`Held`]).
     held: AtomicBool,
-    /// Of its cache.
-    write_backs: Arc<WriteBacks>,
 }
 
 impl DiskContent {
     fn new(frames: Frames, disk: Disk) -> Self {
         let size = disk.sectors() * SECTOR_SIZE as u64;
-        let write_backs = reserve::arc(WriteBacks::default());
-        let store = Store { disk: disk.clone(), write_backs: write_backs.clone() };
+        let store = Store { disk: disk.clone(), write_backs: WriteBacks::default() };
         let cache = PageCache::with_store(frames, reserve::arc(store));
         cache.set_size_grow(size);
         let cached = reserve::arc(CacheContent::new(cache));
@@ -284,15 +285,7 @@ impl DiskContent {
             openers: AtomicUsize::new(0),
             dirty_since: AtomicU64::new(0),
             held: AtomicBool::new(false),
-            write_backs,
         }
-    }
-
-    /// Store what changed in a range of bytes; what others began to store is stored then, too.
-    fn write_back(&self, range: Range<u64>) -> core::result::Result<(), VmError> {
-        let outcome = self.cached.cache().write_back(range);
-        self.write_backs.wait().map_err(|_| VmError::Interrupted)?;
-        outcome
     }
 
     /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
@@ -446,7 +439,7 @@ impl Content for DiskContent {
         self.cached.held()
     }
     fn sync(&self) -> Result<()> {
-        self.write_back(0..u64::MAX)?;
+        self.cached.cache().sync(0..u64::MAX)?;
         Ok(self.disk.flush(Sleep::Killable)?)
     }
 }
@@ -483,7 +476,7 @@ impl DiskFile {
     /// `EIO`, `ENOMEM`.
     fn store(&self, range: Range<u64>) -> Result<()> {
         let cache = self.content.cached.cache();
-        match self.content.write_back(range) {
+        match cache.sync(range) {
             Ok(()) | Err(VmError::Io) => cache.tell_errors(&self.told)?,
             Err(error) => return Err(error.into()),
         }

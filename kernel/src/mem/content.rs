@@ -191,7 +191,7 @@ impl Content for CacheContent {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(self.cache.write_back(0..u64::MAX)?)
+        Ok(self.cache.sync(0..u64::MAX)?)
     }
 }
 

@@ -41,6 +41,8 @@ struct Chunk {
     dirty: u64,
     /// Some leaf may have granted writing, so the bytes may change at any moment.
     writable: u64,
+    /// Their store is being written for them, and has not answered yet.
+    writeback: u64,
     /// Changed at any time since the frame came in: the store may have been written for it.
     changed: u64,
     /// Read or written since the frame came in.
@@ -57,6 +59,7 @@ impl Chunk {
         count: 0,
         dirty: 0,
         writable: 0,
+        writeback: 0,
         changed: 0,
         once: 0,
         again: 0,
@@ -67,24 +70,29 @@ impl Chunk {
     const fn is_dirty(&self, page: u64) -> u64 {
         (self.dirty | self.writable) >> (page % PAGES) & 1
     }
-    const fn has_dirty(&self) -> bool {
-        self.dirty | self.writable != 0
+    const fn is_unsaved(&self) -> bool {
+        self.dirty | self.writable | self.writeback != 0
+    }
+    /// Pages that a pass may take.
+    const fn to_store(&self) -> u64 {
+        (self.dirty | self.writable) & !self.writeback
     }
     const fn marks(&mut self, mark: Mark) -> &mut u64 {
         match mark {
             Mark::Dirty => &mut self.dirty,
             Mark::Writable => &mut self.writable,
+            Mark::Writeback => &mut self.writeback,
         }
     }
 }
 
-/// Whether a subtree of chunks has a page that is dirty or writable.
+/// Whether a subtree of chunks has a page that is dirty or writable, or is being stored.
 #[derive(Clone, PartialEq, Debug)]
 struct Unsaved(bool);
 
 impl Summary<u64, Box<Chunk>> for Unsaved {
     fn of(_number: &u64, chunk: &Box<Chunk>) -> Self {
-        Self(chunk.has_dirty())
+        Self(chunk.is_unsaved())
     }
     fn join(&self, next: &Self) -> Self {
         Self(self.0 || next.0)
@@ -106,6 +114,8 @@ pub(super) struct Look {
 pub(super) enum Mark {
     Dirty,
     Writable,
+    /// Somebody is storing it: nobody else does.
+    Writeback,
 }
 
 pub(super) struct Index<S: Memory> {
@@ -191,9 +201,9 @@ impl<S: Memory> Index<S> {
         let slot = self.slot(page);
         let Some(chunk) = self.chunks.at_slot_mut(slot) else { return };
         let counts = |chunk: &Chunk| (chunk.is_dirty(page), chunk.again >> (page % PAGES) & 1);
-        let ((dirty, again), had) = (counts(chunk), chunk.has_dirty());
+        let ((dirty, again), had) = (counts(chunk), chunk.is_unsaved());
         change(chunk);
-        let (now, has) = (counts(chunk), chunk.has_dirty());
+        let (now, has) = (counts(chunk), chunk.is_unsaved());
         self.dirty = self.dirty + now.0 - dirty;
         self.active = self.active + now.1 - again;
         if had != has {
@@ -270,10 +280,10 @@ impl<S: Memory> Index<S> {
 
     fn forget_marks(&mut self, page: u64) {
         self.remark(page, |chunk| {
-            let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once];
+            let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.writeback, &mut chunk.changed];
             marks
                 .into_iter()
-                .chain([&mut chunk.again, &mut chunk.leaving])
+                .chain([&mut chunk.once, &mut chunk.again, &mut chunk.leaving])
                 .for_each(|marks| *marks &= !bit(page));
         });
     }
@@ -449,10 +459,18 @@ impl<S: Memory> Index<S> {
     pub(super) fn next_writable(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writable)
     }
-    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer than
-    /// the store's.
-    pub(super) fn next_dirty(&mut self, from: u64) -> Option<Range<u64>> {
-        self.next_marked(from, |chunk| chunk.dirty | chunk.writable)
+    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer than the
+    /// store's and are not being stored.
+    pub(super) fn next_to_store(&mut self, from: u64) -> Option<Range<u64>> {
+        self.next_marked(from, Chunk::to_store)
+    }
+    /// Whether [`Index::next_to_store`] is true of the page.
+    pub(super) fn is_to_store(&self, page: u64) -> bool {
+        self.chunk(page).is_some_and(|chunk| chunk.to_store() & bit(page) != 0)
+    }
+    /// The first pages from `from` on, in one chunk and side by side, that are being stored.
+    pub(super) fn next_in_writeback(&mut self, from: u64) -> Option<Range<u64>> {
+        self.next_marked(from, |chunk| chunk.writeback)
     }
     fn next_marked(&mut self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
         let in_chunk = |&number: &u64, chunk: &Box<Chunk>| {

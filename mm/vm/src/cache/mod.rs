@@ -20,6 +20,7 @@ mod io;
 mod moved;
 mod resize;
 mod swapped;
+mod writeback;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -59,6 +60,14 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// are not stored yet: a store whose users wait for that counts the passes. Called once for each.
     fn write_pass(&self, pass: &mut dyn FnMut()) {
         pass();
+    }
+    /// Wait until all passes that have begun have ended: those of other threads, so a store that is not shared has nothing to do. The caller
+    /// is in none.
+    ///
+    /// # Errors
+    /// [`VmError::Interrupted`] where the caller is to end.
+    fn wait_for_passes(&self) -> Result<(), VmError> {
+        Ok(())
     }
     /// Store the frames as the pages from `first` on.
     ///

@@ -1,21 +1,18 @@
-//! Growing, cutting, punching, writing back, and giving memory back.
+//! Growing, cutting, punching, and giving memory back.
 //!
 //! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's lock; then every mapper's leaves, with no lock of the
 //! cache held; then the frames are let go of. A fault that looked too early has its leaf taken away, a later one finds the new state. What may
 //! fail (reading the page that is cut in two) comes before the size changes.
-//!
-//! **Pages that are stored** are clean from the moment they are taken for it, unless a leaf or a pin may still write them.
 
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::slice;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Frame, NodePolicy};
 use freehold_machine::PhysicalBytes;
 use freehold_paging::{Memory, SwapPlace};
 
-use super::{BackingStore, CacheKind, Inner, MAX_RUN, Mark, PAGE, PageCache};
+use super::{CacheKind, Inner, Mark, PAGE, PageCache};
 use crate::VmError;
 
 /// Batches of pages that leave before those who map them are visited.
@@ -277,86 +274,6 @@ impl<S: Memory> PageCache<S> {
         }
         let page = self.inner.lock().index.next_hole(offset / PAGE);
         offset.max(page * PAGE).min(size)
-    }
-
-    /// Store the pages of `range` (bytes) that changed. Nothing to do without a store.
-    ///
-    /// # Errors
-    /// The first error of the store; the others are tried all the same. What was refused for good ([`VmError::Io`]) is clean from now on and
-    /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
-    pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
-        let Some(store) = &self.store else { return Ok(()) };
-        let mut outcome = Ok(());
-        store.write_pass(&mut || outcome = self.write_dirty(&**store, range.clone()));
-        outcome
-    }
-
-    /// One pass of [`PageCache::write_back`].
-    fn write_dirty(&self, store: &dyn BackingStore<S>, range: Range<u64>) -> Result<(), VmError> {
-        let mut outcome = Ok(());
-        let mut run = Vec::new();
-        run.try_reserve_exact(MAX_RUN).map_err(|_| VmError::NoMemory)?;
-        let mut next = range.start / PAGE;
-        let end = range.end.div_ceil(PAGE);
-        while let Some(first) = self.take_dirty(next..end, &mut run) {
-            // At least one further: a page that cannot be referenced once more is left dirty.
-            next = first + (run.len() as u64).max(1);
-            let Err(error) = store.write_back(first, &run) else {
-                run.clear();
-                continue;
-            };
-            for (page, frame) in (first..next).zip(&run) {
-                // Page by page, to lose no more than is lost; what was alone has had its try.
-                let alone =
-                    if run.len() == 1 { Err(error) } else { store.write_back(page, slice::from_ref(frame)) };
-                match alone {
-                    Ok(()) => continue,
-                    Err(VmError::Io) => self.errors.note(),
-                    Err(_) => self.inner.lock().index.mark(page, Mark::Dirty),
-                }
-                outcome = outcome.and(alone);
-            }
-            run.clear();
-        }
-        outcome
-    }
-
-    /// The next dirty pages of `range` that lie together, at most [`MAX_RUN`]: which is the first. They count as clean
-    /// from now on, unless they are mapped or pinned.
-    fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
-        let mut inner = self.inner.lock();
-        let first =
-            inner.index.next_dirty(range.start).map(|run| run.start).filter(|&page| page < range.end)?;
-        for page in (first..range.end).take(MAX_RUN) {
-            if !inner.index.is_dirty(page) {
-                break;
-            }
-            let Some(Ok(frame)) = inner.index.with(page, Frame::try_clone) else { break };
-            inner.index.unmark(page, Mark::Dirty);
-            // A device may still write through a pin.
-            let holders = frame.record().counts().load();
-            if holders.mappings == 0 && holders.pins == 0 {
-                inner.index.unmark(page, Mark::Writable);
-            }
-            run.push(frame);
-        }
-        Some(first)
-    }
-
-    /// Store what changed, pages that are mapped too, and have the next store through a mapping noticed: unlike after
-    /// [`PageCache::write_back`] all is clean then. The caller holds no address space.
-    ///
-    /// # Errors
-    /// As [`PageCache::write_back`].
-    pub fn launder(&self) -> Result<(), VmError> {
-        let mut next = 0;
-        loop {
-            let dirty = self.inner.lock().index.next_writable(next);
-            let Some(run) = dirty else { break };
-            next = run.end;
-            self.zap_everywhere(&run);
-        }
-        self.write_back(0..u64::MAX)
     }
 
     /// Give back up to `count` frames that nobody uses and the store has. How many it were.

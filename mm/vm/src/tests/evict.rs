@@ -7,7 +7,7 @@ use std::vec::Vec;
 use freehold_frame::NodeSet;
 use freehold_machine::{NodeId, VirtAddr};
 
-use super::cache::disk;
+use super::stored::disk;
 use super::world::*;
 use crate::*;
 

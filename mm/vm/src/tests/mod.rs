@@ -13,6 +13,7 @@ mod refs;
 mod registry;
 mod remote;
 mod secret;
+mod stored;
 mod swap;
 mod vdso;
 mod world;

@@ -1,0 +1,141 @@
+//! Writing back: pages that changed go to the store.
+//!
+//! **Clean from the take on.** A page counts as clean from the moment it is taken to be written, unless a leaf or a pin may
+//! still write it. Bytes that come later make it dirty again.
+//!
+//! **One write of a page at a time.** A device may end requests in any order, so of two writes of one page that it has at
+//! once the older one may be the last. Each page that is taken is marked [`Mark::Writeback`] (Linux: PG_writeback) until the
+//! store has answered, and passes leave such pages out: they stay dirty, and eviction keeps them. No pass waits
+//! for another one, since whoever frees memory runs passes too. [`PageCache::sync`], whose caller wants to know that the
+//! bytes are stored, waits and looks a second time.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::slice;
+
+use freehold_frame::Frame;
+use freehold_paging::Memory;
+
+use super::{BackingStore, CacheKind, MAX_RUN, Mark, PAGE, PageCache};
+use crate::VmError;
+
+impl<S: Memory> PageCache<S> {
+    /// Store the pages of `range` (bytes) that changed, but for those that are being stored already, which are left as they are. Nothing to
+    /// do without a store.
+    ///
+    /// # Errors
+    /// The first error of the store; the others are tried all the same. What was refused for good ([`VmError::Io`]) is clean from now on and
+    /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
+    pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let mut outcome = Ok(());
+        store.write_pass(&mut || outcome = self.write_dirty(&**store, range.clone()));
+        outcome
+    }
+
+    /// Store the pages of `range` (bytes) that changed, and wait until what others began to store of them is stored, too: afterwards the
+    /// store has all bytes that came before the call. May sleep, for as long as the store needs.
+    ///
+    /// # Errors
+    /// As [`PageCache::write_back`]; what the store says of [waiting](BackingStore::wait_for_passes).
+    pub fn sync(&self, range: Range<u64>) -> Result<(), VmError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let others = self.has_writeback(&range);
+        let mut outcome = self.write_back(range.clone());
+        store.wait_for_passes()?;
+        if others {
+            // What was being stored may have changed meanwhile, or have failed. What is left out now was taken after the call began.
+            outcome = outcome.and(self.write_back(range));
+            store.wait_for_passes()?;
+        }
+        outcome
+    }
+
+    fn has_writeback(&self, range: &Range<u64>) -> bool {
+        let first = self.inner.lock().index.next_in_writeback(range.start / PAGE);
+        first.is_some_and(|pages| pages.start < range.end.div_ceil(PAGE))
+    }
+
+    /// One pass of [`PageCache::write_back`].
+    fn write_dirty(&self, store: &dyn BackingStore<S>, range: Range<u64>) -> Result<(), VmError> {
+        let mut outcome = Ok(());
+        let mut run = Vec::new();
+        run.try_reserve_exact(MAX_RUN).map_err(|_| VmError::NoMemory)?;
+        let mut next = range.start / PAGE;
+        let end = range.end.div_ceil(PAGE);
+        while let Some(first) = self.take_dirty(next..end, &mut run) {
+            // At least one further: a page that cannot be referenced once more is left dirty.
+            next = first + (run.len() as u64).max(1);
+            let stored = self.write_run(store, first, &run);
+            outcome = outcome.and(stored);
+            run.clear();
+        }
+        outcome
+    }
+
+    /// Store the pages from `first` on, whose frames are `run`. From then on others may store them again.
+    fn write_run(
+        &self,
+        store: &dyn BackingStore<S>,
+        first: u64,
+        run: &[Frame<CacheKind, S>],
+    ) -> Result<(), VmError> {
+        let all = store.write_back(first, run);
+        if all.is_ok() {
+            let mut inner = self.inner.lock();
+            (first..).zip(run).for_each(|(page, _)| inner.index.unmark(page, Mark::Writeback));
+            return all;
+        }
+        (first..).zip(run).fold(Ok(()), |outcome, (page, frame)| {
+            // Page by page, to lose no more than is lost; what was alone has had its try.
+            let alone = if run.len() == 1 { all } else { store.write_back(page, slice::from_ref(frame)) };
+            if alone == Err(VmError::Io) {
+                self.errors.note();
+            }
+            let mut inner = self.inner.lock();
+            inner.index.unmark(page, Mark::Writeback);
+            if !matches!(alone, Ok(()) | Err(VmError::Io)) {
+                inner.index.mark(page, Mark::Dirty);
+            }
+            outcome.and(alone)
+        })
+    }
+
+    /// The next pages of `range` that lie together, are dirty, and are not being stored, at most [`MAX_RUN`]: which is the first. They count
+    /// as clean from now on, unless they are mapped or pinned.
+    fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
+        let mut inner = self.inner.lock();
+        let first = inner.index.next_to_store(range.start).filter(|pages| pages.start < range.end)?.start;
+        for page in (first..range.end).take(MAX_RUN) {
+            if !inner.index.is_to_store(page) {
+                break;
+            }
+            let Some(Ok(frame)) = inner.index.with(page, Frame::try_clone) else { break };
+            inner.index.unmark(page, Mark::Dirty);
+            inner.index.mark(page, Mark::Writeback);
+            // A device may still write through a pin.
+            let holders = frame.record().counts().load();
+            if holders.mappings == 0 && holders.pins == 0 {
+                inner.index.unmark(page, Mark::Writable);
+            }
+            run.push(frame);
+        }
+        Some(first)
+    }
+
+    /// Store what changed, pages that are mapped too, and have the next store through a mapping noticed: unlike after
+    /// [`PageCache::write_back`] all is clean then. The caller holds no address space.
+    ///
+    /// # Errors
+    /// As [`PageCache::write_back`].
+    pub fn launder(&self) -> Result<(), VmError> {
+        let mut next = 0;
+        loop {
+            let dirty = self.inner.lock().index.next_writable(next);
+            let Some(run) = dirty else { break };
+            next = run.end;
+            self.zap_everywhere(&run);
+        }
+        self.write_back(0..u64::MAX)
+    }
+}
