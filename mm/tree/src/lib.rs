@@ -230,11 +230,27 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Slot(self.arena.get(slot.0).map_or(NONE, next))
     }
 
-    /// The entries before and after `key`, which has none.
-    pub fn around(&self, key: &K) -> (Option<&V>, Option<&V>) {
-        let before = self.floor_slot(key);
-        let after = self.arena.get(before).map_or(self.first, |node| node.next);
-        (self.arena.value(before), self.arena.value(after))
+    /// The place of the entry before the one in `slot`.
+    pub fn slot_before(&self, slot: Slot) -> Slot {
+        let prev = |node: &Node<K, V, S>| if node.value.is_some() { node.prev } else { NONE };
+        Slot(self.arena.get(slot.0).map_or(NONE, prev))
+    }
+
+    /// The place of the last entry at or before `key`. Where that is the one in `near`, which may be
+    /// anything, the tree is not searched.
+    #[inline]
+    pub fn floor_near(&self, near: Slot, key: &K) -> Slot {
+        let is_it = |node: &Node<K, V, S>| {
+            node.value.is_some()
+                && node.key <= *key
+                && self.arena.get(node.next).is_none_or(|next| next.key > *key)
+        };
+        if self.arena.get(near.0).is_some_and(is_it) { near } else { Slot(self.floor_slot(key)) }
+    }
+
+    /// The place of the entry that follows `before`; of the first one, where that is [`Slot::NONE`].
+    pub fn slot_following(&self, before: Slot) -> Slot {
+        if before == Slot::NONE { Slot(self.first) } else { self.slot_after(before) }
     }
 
     /// Gives the entry at `key` the key `new`, which lies between the same neighbours, and changes its
@@ -307,6 +323,20 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         let new = self.arena.put(Node::new(key, value, summary))?;
         self.hang(new, &mut path);
         Ok(None)
+    }
+
+    /// Puts `value` at `key`, which has none, and returns its place.
+    ///
+    /// # Errors
+    /// As [`Tree::insert`].
+    pub fn add(&mut self, key: K, value: V) -> Result<Slot, NoMemory> {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(&key, &mut path);
+        debug_assert_eq!(slot, NONE, "the key has no entry");
+        let summary = S::of(&key, &value);
+        let new = self.arena.put(Node::new(key, value, summary))?;
+        self.hang(new, &mut path);
+        Ok(Slot(new))
     }
 
     /// Takes the entry at `key` out. Other entries' slots may change where the tree shrinks.

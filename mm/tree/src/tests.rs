@@ -120,10 +120,13 @@ proptest! {
         assert_eq!(tree.floor(&from).map(pair), model.range(..=from).next_back().map(two));
         assert_eq!(tree.ceiling(&from).map(pair), model.range(from..).next().map(two));
         assert_eq!(tree.after(&from).map(pair), model.range(from + 1..).next().map(two));
-        if !model.contains_key(&from) {
-            let around = (model.range(..from).next_back(), model.range(from..).next());
-            assert_eq!(tree.around(&from), (around.0.map(|two| two.1), around.1.map(|two| two.1)));
+        let floor = tree.find(model.range(..=from).next_back().map_or(&u16::MAX, |(key, _)| key));
+        for near in 0..tree.len() as u32 + 4 {
+            assert_eq!(tree.floor_near(crate::Slot(near), &from), floor, "wherever the search begins");
         }
+        let following = tree.at_slot(tree.slot_following(floor));
+        assert_eq!(following, model.range(from + 1..).next().map(|(_, value)| value));
+        assert_eq!(tree.at_slot(tree.slot_before(floor)), model.range(..=from).rev().nth(1).map(|(_, value)| value));
         let slot = tree.find(&from);
         assert_eq!(tree.is_at(slot, &from), model.contains_key(&from));
         let here = model.contains_key(&from).then_some(from..);
@@ -136,6 +139,12 @@ proptest! {
             assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
         }
         search(&mut tree, &model, from, limit);
+        if !model.contains_key(&from) {
+            let slot = tree.add(from, 7);
+            assert_eq!(slot, Ok(tree.find(&from)));
+            model.insert(from, 7);
+            check(&tree, &model);
+        }
     }
 }
 

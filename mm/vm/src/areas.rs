@@ -1,7 +1,8 @@
 //! The areas of one address space: disjoint, sorted by start, neighbours that can be one are one.
 //!
 //! Each subtree knows the widest gap between its areas ([`Ground`]), so a hole is found in O(log n)
-//! steps. Whoever adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing
+//! steps. What is used again and again is found in a few, whatever there is around it: the place that
+//! was used last is remembered, and above which address no hole is left ([`Full`]). Whoever adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing
 //! fails half way.
 
 use core::cell::Cell;
@@ -19,6 +20,25 @@ use crate::space::MAX_AREAS;
 /// The room that stays free below an area that grows downwards, so that a stack runs into nothing unseen
 /// (Linux: `stack_guard_gap`, 256 pages).
 pub(crate) const STACK_GAP: u64 = 256 << 12;
+
+/// How many areas are looked at one by one before the tree is searched for a hole.
+const NEAR: usize = 4;
+
+/// A fact about holes: none of `len` bytes or more, of those below the layout's base for mmap, ends
+/// above `edge`. True of no hole at all where nothing is known.
+///
+/// What adds an area leaves it true. What takes one out raises `edge` to the end of the hole that it makes. An area that
+/// grows downwards keeps a gap below it which that arithmetic does not see: once one was below the
+/// base, the fact is not used ([`Areas::highest_hole`]).
+#[derive(Clone, Copy)]
+struct Full {
+    len: u64,
+    edge: VirtAddr,
+}
+
+impl Full {
+    const UNKNOWN: Self = Self { len: u64::MAX, edge: VirtAddr(u64::MAX) };
+}
 
 /// What a subtree of areas covers.
 #[derive(Clone, PartialEq, Debug)]
@@ -43,13 +63,21 @@ impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
 
 pub(crate) struct Areas<S: Memory> {
     tree: Tree<VirtAddr, Area<S>, Ground>,
-    /// The area that was found last, if it is still there: faults come in runs.
+    /// The area that was found or added last, or that before the one that went last, if it is still
+    /// there: faults come in runs, and what is mapped is often unmapped next.
     last: Cell<Slot>,
+    full: Full,
+    /// The lowest start that an area which grows downwards ever had.
+    lowest_growing: VirtAddr,
 }
 
 impl<S: Memory> Areas<S> {
     pub(crate) const fn new() -> Self {
-        Self { tree: Tree::new(), last: Cell::new(Slot::NONE) }
+        Self::of(Tree::new())
+    }
+    const fn of(tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
+        let nowhere = VirtAddr(u64::MAX);
+        Self { tree, last: Cell::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
@@ -79,7 +107,7 @@ impl<S: Memory> Areas<S> {
     ) -> Result<Self, VmError> {
         let twins = self.inherited().map(|area| twin(area).map(|twin| (area.start, twin)));
         let tree = Tree::try_from_sorted(self.count(), twins)?;
-        Ok(Self { tree, last: Cell::new(Slot::NONE) })
+        Ok(Self { lowest_growing: self.lowest_growing, ..Self::of(tree) })
     }
     /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
     ///
@@ -115,13 +143,18 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn set_end(&mut self, start: VirtAddr, end: VirtAddr) {
         self.tree.update(&start, |area| area.end = end);
     }
+    /// The place of the last area that starts at or below `addr`.
+    #[inline]
+    fn floor(&self, addr: VirtAddr) -> Slot {
+        self.tree.floor_near(self.last.get(), &addr)
+    }
     /// The first area that starts above `addr`.
     pub(crate) fn above(&self, addr: VirtAddr) -> Option<&Area<S>> {
-        self.tree.after(&addr).map(|(_, _, area)| area)
+        self.tree.at_slot(self.tree.slot_following(self.floor(addr)))
     }
     /// The last area that starts below `addr`.
     pub(crate) fn below(&self, addr: VirtAddr) -> Option<&Area<S>> {
-        self.tree.floor(&VirtAddr(addr.0.checked_sub(1)?)).map(|(_, _, area)| area)
+        self.tree.at_slot(self.floor(VirtAddr(addr.0.checked_sub(1)?)))
     }
     /// The areas with an address in `range`, upwards.
     pub(crate) fn overlapping(&self, range: Range<VirtAddr>) -> impl Iterator<Item = &Area<S>> {
@@ -135,9 +168,8 @@ impl<S: Memory> Areas<S> {
         if self.tree.at_slot(last).is_some_and(|area| area.start <= addr && addr < area.end) {
             return last;
         }
-        let Some((slot, _, area)) = self.tree.floor(&addr) else {
-            return self.tree.first().map_or(Slot::NONE, |(slot, ..)| slot);
-        };
+        let slot = self.floor(addr);
+        let Some(area) = self.tree.at_slot(slot) else { return self.tree.slot_following(Slot::NONE) };
         self.last.set(slot);
         if addr < area.end { slot } else { self.tree.slot_after(slot) }
     }
@@ -164,8 +196,12 @@ impl<S: Memory> Areas<S> {
     /// Add an area where nothing is, in room that was made, and join it with its neighbours.
     pub(crate) fn add(&mut self, area: Area<S>) {
         debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
-        let (below, above) = self.tree.around(&area.start);
-        let below = below.filter(|below| below.joins(&area)).map(|below| below.start);
+        if area.flags.contains(AreaFlags::GROWSDOWN) {
+            self.lowest_growing = self.lowest_growing.min(area.start);
+        }
+        let floor = self.floor(area.start);
+        let below = self.tree.at_slot(floor).filter(|below| below.joins(&area)).map(|below| below.start);
+        let above = self.tree.at_slot(self.tree.slot_following(floor));
         let above = above.filter(|above| area.joins(above)).map(|above| above.start);
         match (below, above) {
             (None, None) => self.put(area),
@@ -185,7 +221,8 @@ impl<S: Memory> Areas<S> {
         }
     }
     fn put(&mut self, area: Area<S>) {
-        self.tree.insert(area.start, area).expect("the caller made room");
+        let slot = self.tree.add(area.start, area).expect("the caller made room");
+        self.last.set(slot);
     }
     /// Make `at` a border between areas, if it is inside one.
     pub(crate) fn split_at(&mut self, at: VirtAddr) {
@@ -197,8 +234,15 @@ impl<S: Memory> Areas<S> {
     /// Take the first area out that starts in `range`, whose ends are borders. There may be any
     /// number: no list is made.
     pub(crate) fn take_first(&mut self, range: &Range<VirtAddr>) -> Option<Area<S>> {
-        let (_, &start, _) = self.tree.ceiling(&range.start)?;
-        if start < range.end { self.tree.remove(&start) } else { None }
+        let slot = self.first_from(range.start);
+        let start = self.tree.at_slot(slot)?.start;
+        if start >= range.end {
+            return None;
+        }
+        let next = self.tree.at_slot(self.tree.slot_after(slot));
+        self.full.edge = self.full.edge.max(next.map_or(VirtAddr(u64::MAX), |next| next.start));
+        self.last.set(self.tree.slot_before(slot));
+        self.tree.remove(&start)
     }
     /// Change the areas in `range`, which are cut to fit, then join what can be one. There is room
     /// for two more.
@@ -246,6 +290,7 @@ impl<S: Memory> Areas<S> {
     /// Move an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
         self.tree.rekey(&from, to, |area| area.start = to);
+        self.lowest_growing = self.lowest_growing.min(to);
     }
 
     /// A hole of `len` bytes: the highest below `mmap_base`, else the lowest above.
@@ -254,20 +299,48 @@ impl<S: Memory> Areas<S> {
     }
 
     fn highest_hole(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
-        // Where what was passed so far begins.
-        let ceiling = Cell::new(layout.mmap_base);
+        let base = layout.mmap_base;
+        let is_known = len >= self.full.len && self.lowest_growing >= base;
+        let top = if is_known { self.full.edge.min(base) } else { base };
+        let found = self.hole_near(top, len).or_else(|| self.search_hole(top, len, layout));
+        // What is known of smaller holes says more.
+        if len <= self.full.len {
+            let edge = found.map_or(layout.lowest, |start| VirtAddr(start.0 + len));
+            self.full = Full { len, edge };
+        }
+        found
+    }
+
+    /// The highest hole that ends at or below `top`, if it is next to one of the first few areas.
+    fn hole_near(&self, top: VirtAddr, len: u64) -> Option<VirtAddr> {
+        let mut ceiling = top;
+        let mut slot = self.floor(VirtAddr(top.0.checked_sub(1)?));
+        for _ in 0..NEAR {
+            let area = self.tree.at_slot(slot)?;
+            if area.end.0.saturating_add(len) <= ceiling.0 {
+                return Some(VirtAddr(ceiling.0 - len));
+            }
+            ceiling = reserved_start(area);
+            slot = self.tree.slot_before(slot);
+        }
+        None
+    }
+
+    /// The highest hole that ends at or below `top`.
+    fn search_hole(&mut self, top: VirtAddr, len: u64, layout: &Layout) -> Option<VirtAddr> {
+        // Where what was passed last begins. As on Linux an area keeps its gap from its neighbour only.
+        let ceiling = Cell::new(top);
         let fits = |end: VirtAddr| end.0.saturating_add(len) <= ceiling.get().0;
-        let lower = |start: VirtAddr| ceiling.set(ceiling.get().min(start));
         let passes = |ground: &Ground| {
             let passes = ground.widest < len && !fits(ground.end);
             if passes {
-                lower(ground.start);
+                ceiling.set(ground.start);
             }
             passes
         };
-        let found = self.tree.find_down(&layout.mmap_base, passes, |_, area| {
+        let found = self.tree.find_down(&top, passes, |_, area| {
             let found = fits(area.end).then(|| VirtAddr(ceiling.get().0 - len));
-            lower(reserved_start(area));
+            ceiling.set(reserved_start(area));
             found
         });
         found.or_else(|| fits(layout.lowest).then(|| VirtAddr(ceiling.get().0 - len)))
@@ -305,14 +378,14 @@ impl<S: Memory> Areas<S> {
     }
 
     #[cfg(test)]
-    fn walk_to_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+    pub(crate) fn walk_to_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
         let (mut ceiling, mut floor) = (layout.mmap_base, layout.mmap_base);
         for area in self.iter().rev().skip_while(|area| area.start >= layout.mmap_base) {
             if area.end.0.saturating_add(len) <= ceiling.0 {
                 return Some(VirtAddr(ceiling.0 - len));
             }
             floor = floor.max(area.end);
-            ceiling = ceiling.min(reserved_start(area));
+            ceiling = reserved_start(area);
         }
         if layout.lowest.0.saturating_add(len) <= ceiling.0 {
             return Some(VirtAddr(ceiling.0 - len));

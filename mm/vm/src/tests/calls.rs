@@ -53,6 +53,55 @@ fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
     world.end();
 }
 
+/// Maps and unmaps just below the base, where every hole counts; a walk over all areas says after each step where holes are.
+/// With an area that grows down above them, the highest of these holes is in the gap that it keeps from its neighbour.
+fn holes_are_where_a_walk_finds_them(grows_down: bool) {
+    const PAGES: u64 = 40;
+    let highest = if grows_down { 11 } else { 1 };
+    let world = World::new();
+    let p = world.process(0);
+    let base = layout().mmap_base.0;
+    let mut state = 1u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    if grows_down {
+        let place = AreaPlace::Fixed(VirtAddr(base - 8 * PAGE));
+        let (backing, flags) = (Backing::Anonymous, AreaFlags::GROWSDOWN);
+        let request = MapRequest { place, len: PAGE, protection: RW, backing, flags };
+        p.space().map(request, &p.limits).unwrap();
+    }
+    for _ in 0..3000 {
+        let (at, pages) = (base - (highest + random(PAGES)) * PAGE, 1 + random(3));
+        let protection = if random(2) == 0 { RW } else { Protection::READ };
+        match random(4) {
+            0 => drop(p.map(AreaPlace::Fixed(VirtAddr(at)), pages, protection, Backing::Anonymous)),
+            1 => drop(p.map(AreaPlace::Anywhere, pages, protection, Backing::Anonymous)),
+            _ => drop(p.unmap(at, pages)),
+        }
+        if random(3) == 0 {
+            p.space().areas.validate(&layout());
+        } else {
+            let (mut space, pages) = (p.space(), 1 + random(4));
+            let walked = space.areas.walk_to_hole(pages * PAGE, &layout());
+            assert_eq!(space.areas.find_hole(pages * PAGE, &layout()), walked, "{pages} pages");
+        }
+    }
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn what_is_remembered_of_holes_is_true() {
+    holes_are_where_a_walk_finds_them(false);
+}
+
+#[test]
+fn an_area_that_grows_down_keeps_its_gap_from_what_is_remembered() {
+    holes_are_where_a_walk_finds_them(true);
+}
+
 #[test]
 fn limits_are_kept_to_the_page() {
     let world = World::new();
