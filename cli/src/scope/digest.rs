@@ -31,8 +31,10 @@ impl<'a> Digest<'a> {
     /// everything, where no program began.
     pub fn of(results: &'a Results) -> Digest<'a> {
         let phases = &results.phases;
-        let first = phases.iter().position(|phase| phase.name == "program").unwrap_or(0);
-        let closing = phases.iter().rposition(|phase| phase.name == "closing").filter(|at| *at > first);
+        let Some(first) = phases.iter().position(|phase| phase.name == Phase::PROGRAM) else {
+            return Digest { results, first: 0, end: phases.len() };
+        };
+        let closing = phases.iter().rposition(|phase| phase.name == Phase::CLOSING).filter(|at| *at > first);
         Digest { results, first, end: closing.unwrap_or(phases.len()) }
     }
 

@@ -437,7 +437,7 @@ fn heat(page: &mut Page, results: &Results) {
 fn code(page: &mut Page, story: &Story<'_>) {
     page.section("Code");
     let mut table = Table::new(
-        "Where the instructions went, over the whole run",
+        "Where the instructions of the program's time went",
         &[Column::code("function"), Column::number("instructions"), Column::number("part of all")],
     );
     let most = story.hot.first().map_or(1.0, |hot| hot.share).max(f64::MIN_POSITIVE);

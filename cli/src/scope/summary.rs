@@ -169,7 +169,7 @@ fn hottest(text: &mut String, story: &Story<'_>) {
     if story.hot.is_empty() {
         return;
     }
-    text.push_str("   share   instructions   function (whole run)\n");
+    text.push_str("   share   instructions   function (program's time)\n");
     for hot in story.hot.iter().take(HOTTEST) {
         let _ = writeln!(
             text,

@@ -14,6 +14,7 @@ use crate::Result;
 use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
+use crate::scope::Digest;
 
 /// What code of programs is called.
 pub const PROGRAMS: &str = "(programs)";
@@ -27,9 +28,9 @@ pub struct Hot {
     pub name: String,
     /// Whose it is.
     pub half: Half,
-    /// Instructions since the VM's start.
+    /// Instructions of the program's time.
     pub instructions: u64,
-    /// Their part of all instructions.
+    /// Their part of all instructions of that time.
     pub share: f64,
 }
 
@@ -143,17 +144,18 @@ fn without_parameters(name: &str) -> String {
     short.trim_end_matches("::").replace("::::", "::")
 }
 
-/// Instructions by function, most first.
+/// Instructions of the program's time by function, most first.
 pub fn hot(results: &Results, names: &Names) -> Vec<Hot> {
     let mut counts: HashMap<(String, Half), u64> = HashMap::new();
-    for block in &results.blocks {
+    for block in results.blocks.iter().filter(|block| block.program > 0) {
         let name = match block.half {
             Half::User => PROGRAMS.to_owned(),
             Half::Kernel => names.function(block.pc),
         };
-        *counts.entry((name, block.half)).or_default() += block.instructions;
+        *counts.entry((name, block.half)).or_default() += block.program;
     }
-    let all = results.instructions.max(1) as f64;
+    let all: u64 = Digest::of(results).phases().iter().map(|phase| phase.end - phase.start).sum();
+    let all = all.max(1) as f64;
     let mut list: Vec<Hot> = counts
         .into_iter()
         .map(|((name, half), instructions)| Hot {

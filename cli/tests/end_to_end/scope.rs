@@ -85,6 +85,13 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     let hottest = record["symbols"].as_array().expect("symbols").iter().filter(|s| s["half"] == "kernel");
     let named = hottest.filter(|symbol| !symbol["name"].as_str().expect("a name").starts_with("0x")).count();
     assert!(named > 20, "kernel functions have names: {named}");
+    let sums = |list: &Value| {
+        list.as_array().expect("a list").iter().map(|s| s["instructions"].as_u64().unwrap_or(0)).sum::<u64>()
+    };
+    let of = |name: &str| instructions(phase(&record, name));
+    let whole = of("program") + of("<b>load");
+    let told = sums(&record["symbols"]);
+    assert!(told <= whole && told > whole / 2, "functions of the program's time: {told} of {whole}");
 
     // damo takes what file(1) calls "zlib compressed data": it goes by these two bytes.
     assert_eq!(std::fs::read(place("r.damo")).expect("written")[..2], [0x78, 0x9c]);

@@ -14,6 +14,7 @@ mod code;
 mod exposure;
 mod flags;
 mod residue;
+mod runs;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +27,8 @@ use freehold_scope_record::{Checks, CpuPhase, Rule, Settings, SettingsError};
 
 use self::exposure::Exposed;
 pub(crate) use self::exposure::sum;
+pub use self::runs::Counted;
+use self::runs::Runs;
 use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
 use crate::guest::NOWHERE;
@@ -139,7 +142,7 @@ pub struct Cpu {
     checks: Checks,
     pub(crate) smap: Smap,
     /// Runs of each block.
-    pub(crate) runs: Vec<u64>,
+    pub(crate) runs: Runs,
     pub(crate) fills: u64,
     pub(crate) unknown_flushes: u64,
     /// Translations that were compared with the tables, and those that were others.
@@ -216,7 +219,7 @@ impl Cpu {
             slice_time: 0,
             checks: Checks::default(),
             smap: Smap::default(),
-            runs: Vec::new(),
+            runs: Runs::default(),
             fills: 0,
             unknown_flushes: 0,
             compared: 0,
@@ -359,6 +362,9 @@ impl Cpu {
             self.settle_at = self.told + SETTLE;
             self.slice_time = total;
             self.slice_end = self.slices.end_of(total);
+            if phase != self.phase {
+                self.leave_phase();
+            }
             self.phase = phase;
         }
     }
@@ -392,6 +398,15 @@ impl Cpu {
         self.tally = Tally::default();
     }
 
+    /// Put the runs of blocks where the phase's belong.
+    fn leave_phase(&mut self) {
+        let Self { watch, runs, number, phase, .. } = self;
+        if let Some(counted) = watch.counted() {
+            counted.take(*number, &mut |first, more| runs.add(first, more));
+        }
+        runs.leave(*phase, watch.program_time());
+    }
+
     fn settle_pages(&mut self) {
         for slot in 0..PAGES {
             self.settle_page(slot);
@@ -421,6 +436,7 @@ impl Cpu {
     pub(crate) fn finish(&mut self) -> Finished {
         self.look();
         self.settle();
+        self.leave_phase();
         let slices = core::mem::replace(&mut self.slices, Slices::new(FIRST_SLICE, 2));
         let phases = core::mem::take(&mut self.phases);
         Finished { number: self.number, phases, slices, checks: self.checks, clock: self.told }

@@ -43,7 +43,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
     };
     let cost = Cost {
         emulator,
-        blocks: cpus.iter().flat_map(|cpu| &cpu.runs).sum(),
+        blocks: cpus.iter().map(|cpu| cpu.runs.sum()).sum(),
         accesses: phases.iter().map(accesses).sum(),
         translations: cpus.iter().map(|cpu| cpu.fills).sum(),
         translated: watch.translated.load(core::sync::atomic::Ordering::Relaxed),
@@ -128,21 +128,26 @@ fn slices(watch: &Watch, all: impl Iterator<Item = Slices<SliceTally>>, end: u64
 
 fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
     // The same code at the same address of several programs, or translated in several lengths, is told apart by neither.
+    let time = watch.program_time();
     let mut all: Vec<BlockResult> = watch
         .all_blocks()
         .into_iter()
         .filter_map(|block| {
-            let runs: u64 = cpus.iter().filter_map(|cpu| cpu.runs.get(block.number)).sum();
+            let own = cpus.iter().map(|cpu| cpu.runs.of(block.number, time));
+            let (runs, program) = own.fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
             let half = if block.mode == crate::tally::KERNEL { Half::Kernel } else { Half::User };
             (runs > 0).then_some(BlockResult {
                 pc: block.pc,
                 half,
                 runs,
                 instructions: runs * block.instructions,
+                program: program * block.instructions,
             })
         })
         .collect();
-    all.sort_unstable_by_key(|block| (core::cmp::Reverse(block.instructions), block.pc));
+    all.sort_unstable_by_key(|block| {
+        (core::cmp::Reverse((block.program, block.instructions)), block.pc, block.runs)
+    });
     all.truncate(watch.settings().blocks);
     all
 }

@@ -4,7 +4,8 @@
 //! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one [`Cpu`] for each of its
 //! CPUs, and calls
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
-//! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself; [`Cpu::access`] for each load and store;
+//! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself
+//!   ([`Watch::set_counted`]); [`Cpu::access`] for each load and store;
 //! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
 //! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after its access;
 //! - [`finish`] when all CPUs have stopped.
@@ -30,7 +31,7 @@ mod tests;
 mod watch;
 
 pub use board::{Board, Due, Step, board_words};
-pub use cpu::{Choice, Cpu, Flush};
+pub use cpu::{Choice, Counted, Cpu, Flush};
 pub use decode::{Flags, Special, special, tells};
 pub use finish::finish;
 pub use guest::GuestMemory;

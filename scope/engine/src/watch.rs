@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use freehold_scope_doorbell::{self as doorbell, Publication};
-use freehold_scope_record::{HeatRegion, NearCounts, Residue as Sample, Settings, SettingsError};
+use freehold_scope_record::{HeatRegion, NearCounts, Phase, Residue as Sample, Settings, SettingsError};
 
 use crate::board::{self, Board, Step};
+use crate::cpu::Counted;
 use crate::frames::{Frames, Suspect, User};
 use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
 use crate::near::NearCaches;
@@ -62,6 +63,31 @@ pub struct CodePlace {
     pub instructions: u64,
 }
 
+/// Which phases are the program's, by number: from `program` to the one before `closing`, as far as is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ProgramTime {
+    pub program: usize,
+    pub closing: usize,
+}
+
+impl ProgramTime {
+    const UNKNOWN: Self = Self { program: usize::MAX, closing: usize::MAX };
+
+    /// Whether a program began.
+    pub const fn has_begun(self) -> bool {
+        self.program != usize::MAX
+    }
+
+    /// The phase of this number and name begins.
+    fn begin(&mut self, number: usize, name: &str) {
+        match name {
+            Phase::PROGRAM if !self.has_begun() => self.program = number,
+            Phase::CLOSING if self.has_begun() => self.closing = number,
+            _ => {}
+        }
+    }
+}
+
 struct PhaseMark {
     name: String,
     near: Vec<NearCounts>,
@@ -94,6 +120,8 @@ pub struct Watch {
     /// The phase: its number, which never goes back.
     phase: AtomicUsize,
     phases: Mutex<Vec<PhaseMark>>,
+    time: Mutex<ProgramTime>,
+    counted: OnceLock<Arc<dyn Counted>>,
     /// Of each CPU that has begun to run.
     pub(crate) boards: Vec<OnceLock<Board>>,
     blocks: Mutex<HashMap<CodePlace, &'static Block>>,
@@ -129,6 +157,8 @@ impl Watch {
             total: AtomicU64::new(0),
             phase: AtomicUsize::new(FIRMWARE),
             phases: Mutex::new(vec![PhaseMark { name: "firmware".into(), near: Vec::new() }]),
+            time: Mutex::new(ProgramTime::UNKNOWN),
+            counted: OnceLock::new(),
             boards: settings.cpus.iter().map(|_| OnceLock::new()).collect(),
             blocks: Mutex::default(),
             translated: AtomicU64::new(0),
@@ -160,6 +190,15 @@ impl Watch {
     /// What a block does to the board of the CPU that runs it, in this order.
     pub fn steps(&self, block: &Block) -> impl Iterator<Item = Step> + use<> {
         board::steps(block, board::lines(&self.settings))
+    }
+
+    /// Whoever takes the steps of blocks without calls counts their runs, and hands them over here. Before anything runs.
+    pub fn set_counted(&self, counted: Arc<dyn Counted>) {
+        // The first stands.
+        let _ = self.counted.set(counted);
+    }
+    pub(crate) fn counted(&self) -> Option<&dyn Counted> {
+        self.counted.get().map(|counted| &**counted)
     }
 
     fn describe(&self, number: usize, place: CodePlace) -> Block {
@@ -228,10 +267,15 @@ impl Watch {
         if let Some(ended) = phases.last_mut() {
             ended.near = self.near.take_counts();
         }
+        locked(&self.time).begin(phases.len(), &name);
         phases.push(PhaseMark { name, near: Vec::new() });
         self.phase.store(phases.len() - 1, Ordering::Release);
         // What they run from now on belongs to the new one.
         self.boards.iter().filter_map(OnceLock::get).for_each(|&board| board::nudge(board));
+    }
+    /// Which phases are the program's, as far as is known.
+    pub(crate) fn program_time(&self) -> ProgramTime {
+        *locked(&self.time)
     }
     /// The phase that runs.
     pub(crate) fn phase(&self) -> usize {

@@ -2,9 +2,9 @@
 
 use core::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use freehold_scope_engine::{self as engine, Board, Cpu, Due, Step, Watch, board_words};
+use freehold_scope_engine::{self as engine, Board, Counted, Due, Step, Watch, board_words};
 use freehold_scope_record::Counting;
 
 use crate::later::Scoreboard;
@@ -33,7 +33,7 @@ pub enum Counter {
     /// By calls.
     Calls,
     /// By steps in their code.
-    Inline(Boards),
+    Inline(Arc<Boards>),
 }
 
 /// What the steps change.
@@ -51,7 +51,11 @@ impl Counter {
         let settings = watch.settings();
         let cpus = settings.cpus.len();
         match Scoreboard::new(board_words(settings), cpus) {
-            Some(own) => Self::Inline(Boards { cpus, own, runs: Mutex::default() }),
+            Some(own) => {
+                let boards = Arc::new(Boards { cpus, own, runs: Mutex::default() });
+                watch.set_counted(Arc::<Boards>::clone(&boards));
+                Self::Inline(boards)
+            }
             None => Self::Calls,
         }
     }
@@ -83,9 +87,6 @@ impl Counter {
     pub fn count(&self, watch: &Watch, calls: Calls, block: &Block<'_>, known: &'static engine::Block) {
         let data = core::ptr::from_ref(known).cast_mut().cast();
         let Self::Inline(boards) = self else { return block.on_run(calls.block, data) };
-        if let Some(runs) = boards.runs_of(known.number()) {
-            runs.add(block, known.number() % RUNS, 1);
-        }
         let call = |due| match due {
             Due::Page => (calls.page, data),
             Due::Look => (calls.look, core::ptr::null_mut()),
@@ -101,19 +102,25 @@ impl Counter {
                 Step::From { word, least, due } => boards.own.call_from(block, (word, least), call(due)),
             }
         }
+        // After the call in which a phase may begin: the block is that one's.
+        if let Some(runs) = boards.runs_of(known.number()) {
+            runs.add(block, known.number() % RUNS, 1);
+        }
     }
+}
 
-    /// Hand over the runs that were counted for a CPU.
-    ///
-    /// # Safety
-    /// The CPU has begun to run.
-    pub unsafe fn settle(&self, number: usize, cpu: &mut Cpu) {
-        let Self::Inline(boards) = self else { return };
-        for (index, runs) in boards.all_runs().iter().enumerate() {
-            // SAFETY: the caller's promise.
-            let words = unsafe { runs.of(number) };
-            let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
-            cpu.add_runs(index * RUNS, &words);
+impl Counted for Boards {
+    fn take(&self, cpu: usize, add: &mut dyn FnMut(usize, &[u64])) {
+        for (index, runs) in self.all_runs().iter().enumerate() {
+            // SAFETY: the trait's callers promise that the CPU has begun to run.
+            let words = unsafe { runs.of(cpu) };
+            let take = |word: &AtomicU64| {
+                let runs = word.load(Ordering::Relaxed);
+                word.store(0, Ordering::Relaxed);
+                runs
+            };
+            let words: Vec<u64> = words.iter().map(take).collect();
+            add(index * RUNS, &words);
         }
     }
 }

@@ -503,12 +503,10 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
 /// What all CPUs saw. They are outside, and stay there.
 fn everything(running: &Running) -> Results {
     let mut cpus: Vec<&mut Cpu> = Vec::new();
-    for (number, slot) in SLOTS.iter().enumerate() {
+    for slot in &SLOTS {
         // SAFETY: QEMU is ending and no callback is inside, nor will one be: see "Threads" above.
         let cpu = unsafe { &mut *slot.cpu.get() };
         let Some(cpu) = cpu.as_deref_mut() else { continue };
-        // SAFETY: it has run.
-        unsafe { running.counter.settle(number, cpu) };
         cpus.push(cpu);
     }
     let emulator = Emulator {

@@ -30,7 +30,7 @@ pub use settings::{
 };
 
 /// The version of these types. The plugin refuses settings of another.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Why a file is no record.
 #[derive(Debug)]

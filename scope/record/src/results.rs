@@ -255,6 +255,16 @@ pub struct Block {
     pub runs: u64,
     /// Instructions in all.
     pub instructions: u64,
+    /// Of these, those of the program's time: see [`Phase::PROGRAM`].
+    pub program: u64,
+}
+
+impl Phase {
+    /// The name of the phase that the program begins with. Its time ends where the last phase named [`Phase::CLOSING`] begins after
+    /// that, or with the run; where no such phase began, all time is the program's.
+    pub const PROGRAM: &str = "program";
+    /// The name of the phase in which the kernel takes stock.
+    pub const CLOSING: &str = "closing";
 }
 
 /// How blocks of code are counted.
@@ -318,7 +328,7 @@ pub struct Results {
     pub slices: Vec<Slice>,
     /// The heat map's regions.
     pub regions: Vec<HeatRegion>,
-    /// The blocks that ran most instructions, most first.
+    /// The blocks that ran most instructions of the program's time, most first, then of the other time.
     pub blocks: Vec<Block>,
     /// The oracle.
     pub oracle: Oracle,

@@ -13,10 +13,6 @@ impl Cpu {
     /// A block is about to run, and nobody else takes its steps.
     #[inline]
     pub fn block<C: Choice>(&mut self, block: &Block) {
-        match self.runs.get_mut(block.number) {
-            Some(runs) => *runs += 1,
-            None => self.first_run(block.number),
-        }
         let recent = self.board.add_recent(block.instructions);
         if !self.board.is_in(block.page) {
             self.page::<C>(block);
@@ -25,6 +21,7 @@ impl Cpu {
             self.look();
         }
         self.board.add_fetches(block.mode, block.node, block.instructions);
+        self.runs.count(block.number);
         if block.mode == KERNEL && self.board.has_ac() {
             self.smap(block);
         }
@@ -44,19 +41,6 @@ impl Cpu {
     pub fn line(&mut self, line: u64, mode: usize) {
         self.board.put_line(line);
         self.first_fetch_missed(line, mode);
-    }
-
-    /// Somebody else has counted these runs of the blocks from number `first` on.
-    pub fn add_runs(&mut self, first: usize, runs: &[u64]) {
-        let end = first + runs.len();
-        self.runs.resize(end.max(self.runs.len()), 0);
-        self.runs[first..end].iter_mut().zip(runs).for_each(|(sum, more)| *sum += more);
-    }
-
-    #[cold]
-    fn first_run(&mut self, number: usize) {
-        self.runs.resize((number + 1).next_power_of_two().max(1 << 14), 0);
-        self.runs[number] += 1;
     }
 
     /// Code of another page than before runs, or the same after a flush, or a phase has begun.
