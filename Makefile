@@ -74,6 +74,7 @@ test-long: build
 	tools/padded-kernels
 	tools/coverage
 	tools/host-coverage
+	tools/stress-ng
 
 lint: setup
 	cargo fmt --all --check

@@ -6,13 +6,18 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
+#include <termios.h>
 
 // A row whose operation is one expression that has to be true.
 #define CALL(name, set_up, condition)             \
@@ -254,6 +259,40 @@ static void uring_readv(struct worker *w) {
     }
 }
 
+// What a program's start, an interpreter, a database and a shell call now and then.
+CALL(read_at, int fd = some_file(w), pread(fd, buffer, PAGE, 0) == PAGE)
+CALL(write_at, int fd = some_file(w), pwrite(fd, buffer, PAGE, 0) == PAGE)
+CALL(no_terminal, int fd = some_file(w); struct termios t, ioctl(fd, TCGETS, &t) == -1 && errno == ENOTTY)
+CALL(thread_name, (void)0, prctl(PR_SET_NAME, "bench", 0, 0, 0) == 0)
+CALL(limit, struct rlimit l, prlimit(0, RLIMIT_NOFILE, 0, &l) == 0)
+static struct { void *next; long offset; void *pending; } robust = {&robust, 0, 0};
+CALL(list_of_locks, (void)0, syscall(SYS_set_robust_list, &robust, sizeof robust) == 0)
+CALL(yield, (void)0, sched_yield() == 0)
+CALL(own_group, (void)0, setpgid(0, 0) == 0)
+CALL(group_of, (void)0, getpgid(0) > 0)
+CALL(name_of_system, struct utsname u, uname(&u) == 0)
+CALL(file_mask, (void)0, umask(022) != (mode_t)-1)
+CALL(user, (void)0, syscall(SYS_getuid) == 0)
+CALL(ask_for_process, pid_t self = getpid(), kill(self, 0) == 0)
+CALL(sleep_until_past, struct timespec t = {0}, clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == 0)
+CALL(status_at, struct statx s; make_name(w, "/tmp/statx"), statx(AT_FDCWD, "/tmp/statx", 0, STATX_BASIC_STATS, &s) == 0)
+CALL(allocate, int fd = some_file(w), fallocate(fd, 0, 0, PAGE) == 0)
+CALL(send_and_receive, int p[2]; NEED(w, socketpair(AF_UNIX, SOCK_STREAM, 0, p) == 0),
+     send(p[0], buffer, 64, 0) == 64 && recv(p[1], buffer, 64, 0) == 64)
+
+static void send_file(struct worker *w) {
+    int from = some_file(w), to = open("/dev/null", O_WRONLY);
+    NEED(w, to >= 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            off_t at = 0;
+            NEED(w, sendfile(to, from, &at, PAGE) == PAGE);
+        }
+        end(w);
+    }
+}
+
 const struct row rows[] = {
     {"clock", THREADS, 500, get_time},
     {"time", THREADS, 500, get_seconds},
@@ -284,6 +323,24 @@ const struct row rows[] = {
     {"meminfo", THREADS, 10, meminfo},
     {"self-status", THREADS, 10, self_status},
     {"self-stat", THREADS, 10, self_stat},
+    {"pread-4k", THREADS, 200, read_at},
+    {"pwrite-4k", THREADS, 200, write_at},
+    {"ioctl", THREADS, 500, no_terminal},
+    {"prctl", THREADS, 500, thread_name},
+    {"prlimit", THREADS, 500, limit},
+    {"robust-list", THREADS, 500, list_of_locks},
+    {"yield", THREADS, 500, yield},
+    {"setpgid", PROCESSES, 200, own_group},
+    {"getpgid", THREADS, 500, group_of},
+    {"uname", THREADS, 500, name_of_system},
+    {"umask", THREADS, 500, file_mask},
+    {"getuid", THREADS, 500, user},
+    {"kill-0", THREADS, 500, ask_for_process},
+    {"sleep-past", THREADS, 500, sleep_until_past},
+    {"statx", THREADS, 200, status_at},
+    {"fallocate", THREADS, 200, allocate},
+    {"send-recv", THREADS, 200, send_and_receive},
+    {"sendfile", THREADS, 200, send_file},
     {"uring-nop", PROCESSES, 320, uring_nop},
     {"uring-readv", PROCESSES, 50, uring_readv},
     {0},
