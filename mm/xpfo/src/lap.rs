@@ -15,7 +15,7 @@
 //! The model in this file's tests explores every interleaving of two CPUs, three frames and an attacker who has each
 //! CPU cache what its tables show at any moment.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// The slots of one CPU. Only that CPU changes it; other CPUs may read its counts.
 ///
@@ -102,14 +102,34 @@ impl<const SLOTS: usize> Lap<SLOTS> {
 
     /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if windows were opened since
     /// [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
+    ///
+    /// An interrupt that comes in the middle may say [`Lap::forget`].
     #[inline]
     pub fn restart(&self) {
+        self.restart_with(|| {});
+    }
+
+    /// As [`Lap::restart`], with an interrupt's time after each step.
+    #[inline(always)]
+    fn restart_with(&self, mut interrupt: impl FnMut()) {
         if self.may_be_cached() {
+            interrupt();
             self.base.store(self.taken(), Ordering::Relaxed);
             self.next.store(0, Ordering::Relaxed);
+            interrupt();
             self.limit.store(SLOTS as u32, Ordering::Relaxed);
+            interrupt();
             self.held.store(0, Ordering::Relaxed);
+            interrupt();
             self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // An interrupt sees what was stored before it, and what it has stored is seen after it.
+            compiler_fence(Ordering::SeqCst);
+            interrupt();
+            // Else slots would be taken with nobody to say that they are cached: they would be used again before the CPU forgot them.
+            if !self.may_be_cached() {
+                self.forget();
+            }
+            interrupt();
         }
     }
 

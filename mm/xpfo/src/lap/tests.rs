@@ -87,6 +87,32 @@ fn a_lap_that_is_begun_again_has_all_slots_and_counts_on() {
 }
 
 #[test]
+fn an_interrupt_that_forgets_while_a_lap_begins_again_is_not_overruled() {
+    const MOMENTS: usize = 6;
+    for moment in 0..=MOMENTS {
+        let lap = Lap::<4>::new();
+        for _ in 0..3 {
+            take(&lap, 0);
+        }
+        let mut passed = 0;
+        lap.restart_with(|| {
+            if passed == moment {
+                lap.forget();
+            }
+            passed += 1;
+        });
+        assert_eq!(passed, MOMENTS);
+        for round in 0..12 {
+            let (_, renewal) = take(&lap, 0);
+            assert!(lap.may_be_cached(), "interrupt {moment}, window {round}: nobody knows of it");
+            let is_first = round == 0 && moment < MOMENTS;
+            assert_eq!(renewal == Renewal::Fresh, is_first, "interrupt {moment}, window {round}");
+        }
+        assert_eq!(lap.taken(), 15);
+    }
+}
+
+#[test]
 #[should_panic(expected = "all windows of this CPU are in use")]
 fn more_windows_than_slots_are_refused() {
     let lap = Lap::<3>::new();
