@@ -125,7 +125,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
             // An interrupt sees what was stored before it, and what it has stored is seen after it.
             compiler_fence(Ordering::SeqCst);
             interrupt();
-            // Else slots would be taken with nobody to say that they are cached: they would be used again before the CPU forgot them.
+            // Else slots would be taken with nobody to say that they are cached: they would be used
+            // again before the CPU forgot them.
             if !self.may_be_cached() {
                 self.forget();
             }
@@ -145,6 +146,17 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     #[inline]
     pub fn may_be_cached(&self) -> bool {
         self.fresh.load(Ordering::Relaxed) == 0
+    }
+
+    /// The slots that were in use since the CPU forgot everything, a bit each: no other can be
+    /// cached.
+    #[inline]
+    pub fn maybe_cached(&self) -> u64 {
+        if !self.may_be_cached() {
+            return 0;
+        }
+        let next = self.next.load(Ordering::Relaxed) as usize;
+        self.held.load(Ordering::Relaxed) | if next < 64 { (1 << next) - 1 } else { u64::MAX }
     }
 
     /// Windows opened so far.

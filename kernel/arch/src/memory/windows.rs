@@ -343,11 +343,29 @@ pub fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
+/// Above this many windows, forgetting everything that is not global is cheaper: a lap's end, which
+/// a window pays a 64th of.
+const MOST_SLOTS: u32 = 32;
+
+/// Have this CPU forget the windows of these slots, a bit each. The program's translations are left
+/// alone where there are few.
+fn forget_slots(windows: &Windows, slots: u64) {
+    if slots.count_ones() > MOST_SLOTS {
+        return X86.flush_local(Flush::NonGlobal);
+    }
+    let (base, mut left) = (windows.base.load(Ordering::Relaxed), slots);
+    while left != 0 {
+        registers::invlpg(base + u64::from(left.trailing_zeros()) * PAGE_SIZE as u64);
+        left &= left - 1;
+    }
+}
+
 /// The first slot of the next run. `open` has a bit for each slot that is in use.
 fn renew(windows: &Windows, open: u64) -> usize {
+    let cached = windows.lap.maybe_cached();
     match windows.lap.renew(open) {
         Renewal::SameLap => {}
-        Renewal::NewLap => X86.flush_local(Flush::NonGlobal),
+        Renewal::NewLap => forget_slots(windows, cached),
         Renewal::Fresh => {
             if policy().bounds_time() && windows.deadline.load(Ordering::Relaxed) == u64::MAX {
                 let _off = irq::disable();
@@ -378,7 +396,7 @@ pub fn forget_closed() {
         let _off = irq::disable();
         let lap = &cpu::this().windows.lap;
         if lap.may_be_cached() {
-            X86.flush_local(Flush::NonGlobal);
+            forget_slots(&cpu::this().windows, lap.maybe_cached());
             lap.forget();
         }
     }
@@ -419,7 +437,7 @@ pub(crate) fn expire() -> u64 {
     if !per_cpu.windows.lap.may_be_cached() {
         return u64::MAX;
     }
-    X86.flush_local(Flush::NonGlobal);
+    forget_slots(&per_cpu.windows, per_cpu.windows.lap.maybe_cached());
     // The interrupt itself counts: what lies below it may be an open window, which is forgotten later.
     if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPT < OPEN {
         per_cpu.windows.lap.forget();

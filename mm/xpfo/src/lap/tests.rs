@@ -87,6 +87,23 @@ fn a_lap_that_is_begun_again_has_all_slots_and_counts_on() {
 }
 
 #[test]
+fn only_slots_that_were_in_use_since_the_cpu_forgot_may_be_cached() {
+    let lap = Lap::<64>::new();
+    assert_eq!(lap.maybe_cached(), 0);
+    (0..3).for_each(|_| assert!(take(&lap, 0).0 < 3));
+    assert_eq!(lap.maybe_cached(), 0b111);
+    (3..64).for_each(|next| assert_eq!(take(&lap, 0).0, next));
+    assert_eq!(lap.maybe_cached(), u64::MAX);
+    assert_eq!(take(&lap, 1 << 63), (0, Renewal::NewLap));
+    assert_eq!(lap.maybe_cached(), 1 << 63 | 1, "what was open over the flush may be cached");
+    lap.restart();
+    assert_eq!(lap.maybe_cached(), 0);
+    take(&lap, 0);
+    lap.forget();
+    assert_eq!(lap.maybe_cached(), 0);
+}
+
+#[test]
 fn an_interrupt_that_forgets_while_a_lap_begins_again_is_not_overruled() {
     const MOMENTS: usize = 6;
     for moment in 0..=MOMENTS {
@@ -134,6 +151,8 @@ enum Mutant {
     NoClear,
     /// The CPU says that it forgot while a window is open.
     ForgetsWhileOpen,
+    /// Where the CPU forgets slot by slot, those that were held over are left out.
+    ForgetsNoHeld,
 }
 
 const SLOTS: usize = 3;
@@ -213,6 +232,17 @@ impl Cpu {
             self.entries[usize::from(slot)] = NONE;
         }
     }
+    /// The slots that may be cached are forgotten, one by one.
+    fn forget_slots(&mut self, mutant: Mutant) {
+        let lap = self.lap();
+        let held = if mutant == Mutant::ForgetsNoHeld { self.held } else { 0 };
+        let slots = lap.maybe_cached() & !held;
+        for slot in (0..SLOTS).filter(|slot| slots >> slot & 1 != 0) {
+            self.cached[slot] = NONE;
+        }
+        lap.forget();
+        self.keep(&lap);
+    }
     fn forget(&mut self, tell: fn(&Lap<SLOTS>)) {
         self.cached = [NONE; SLOTS];
         let lap = self.lap();
@@ -275,6 +305,9 @@ impl World {
                     world.cpus[number].forget(tell);
                     next.push(world);
                 }
+                let mut world = self.clone();
+                world.cpus[number].forget_slots(mutant);
+                next.push(world);
             }
             // The attacker has the CPU cache any entry, as speculation may.
             for slot in 0..SLOTS {
@@ -316,7 +349,13 @@ fn no_window_ever_shows_another_frame_and_what_was_forgotten_stays_so() {
 
 #[test]
 fn what_a_broken_kernel_leaves_out_is_found() {
-    for mutant in [Mutant::NoFlush, Mutant::NoHeldOver, Mutant::NoClear, Mutant::ForgetsWhileOpen] {
+    for mutant in [
+        Mutant::NoFlush,
+        Mutant::NoHeldOver,
+        Mutant::NoClear,
+        Mutant::ForgetsWhileOpen,
+        Mutant::ForgetsNoHeld,
+    ] {
         assert!(explore(mutant).is_err(), "{mutant:?}");
     }
 }
