@@ -24,25 +24,22 @@ pub const IOV_MAX: usize = 1024;
 /// The most bytes one call moves (MAX_RW_COUNT).
 pub const MAX_COUNT: usize = 0x7fff_f000;
 
-/// Runs of a program's own memory that are still to be filled or taken from: what a device can use in their place.
-pub trait MemoryRuns {
-    /// Bytes in all runs that are left.
-    fn left(&self) -> usize;
-    /// Whether every run begins and ends on a multiple of `unit`.
-    fn is_aligned_to(&self, unit: usize) -> bool;
+/// Whether a device can have the memory behind a [`Sink`] or a [`Source`] in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direct {
+    /// It cannot: the bytes are no program's.
+    No,
+    /// It is a program's memory, but some run of it begins or ends between borders.
+    Unaligned,
+    /// It can.
+    Aligned,
 }
 
-/// Runs that a device may fill.
-pub trait TargetRuns: MemoryRuns {
-    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples
-    /// of `unit` where the pinned pages end early. They count as moved unless it fails. Returns how many.
-    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize>;
-}
-
-/// Runs that a device may read.
-pub trait SourceRuns: MemoryRuns {
-    /// Have `transfer` take the first bytes of the next run, as [`TargetRuns::with_target`] has them filled.
-    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize>;
+impl Direct {
+    /// Of a program's memory.
+    pub const fn of(is_aligned: bool) -> Self {
+        if is_aligned { Self::Aligned } else { Self::Unaligned }
+    }
 }
 
 /// Where a read puts its bytes.
@@ -55,9 +52,15 @@ pub trait Sink {
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize;
     /// Make the next byte's page present and writable; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
-    /// The memory behind it, where it is the current program's.
-    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
-        None
+    /// Whether a device can fill the memory behind it, in runs on borders of `unit` bytes.
+    fn direct(&self, _unit: usize) -> Direct {
+        Direct::No
+    }
+    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples of
+    /// `unit` where the pinned pages end early. They count as put unless it fails. Returns how many. `EINVAL` where it is
+    /// no program's memory.
+    fn fill_direct(&mut self, _most: usize, _unit: usize, _transfer: Fill<'_>) -> Result<usize> {
+        Err(Errno::EINVAL)
     }
 }
 
@@ -71,9 +74,13 @@ pub trait Source {
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize;
     /// Make the next byte's page present; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
-    /// The memory behind it, where it is the current program's.
-    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
-        None
+    /// Whether a device can take from the memory behind it, in runs on borders of `unit` bytes.
+    fn direct(&self, _unit: usize) -> Direct {
+        Direct::No
+    }
+    /// Have `transfer` take the first bytes of the next run, as [`Sink::fill_direct`] has them filled.
+    fn drain_direct(&mut self, _most: usize, _unit: usize, _transfer: Drain<'_>) -> Result<usize> {
+        Err(Errno::EINVAL)
     }
 }
 
@@ -301,15 +308,6 @@ impl UserSlice {
     }
 }
 
-impl MemoryRuns for UserSlice {
-    fn left(&self) -> usize {
-        self.length
-    }
-    fn is_aligned_to(&self, unit: usize) -> bool {
-        self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
-    }
-}
-
 /// The task whose memory this is.
 fn owner() -> Result<Arc<dyn ThreadOwner>> {
     thread::with_current(|thread| thread.owner()).flatten().ok_or(Errno::EFAULT)
@@ -319,21 +317,8 @@ impl UserSlice {
     fn part(&self, most: usize, unit: usize) -> Part {
         Part { address: self.address, length: self.length.min(most), unit }
     }
-}
-
-impl TargetRuns for UserSlice {
-    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
-        let count = owner()?.fill_pinned(self.part(most, unit), transfer)?;
-        self.advance(count);
-        Ok(count)
-    }
-}
-
-impl SourceRuns for UserSlice {
-    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
-        let count = owner()?.take_pinned(self.part(most, unit), transfer)?;
-        self.advance(count);
-        Ok(count)
+    fn is_aligned_to(&self, unit: usize) -> bool {
+        self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
     }
 }
 
@@ -351,8 +336,13 @@ impl Sink for UserSlice {
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { fault_in_writable(self.address) }
     }
-    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        Direct::of(self.is_aligned_to(unit))
+    }
+    fn fill_direct(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
+        let count = owner()?.fill_pinned(self.part(most, unit), transfer)?;
+        self.advance(count);
+        Ok(count)
     }
 }
 
@@ -370,8 +360,13 @@ impl Source for UserSlice {
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { read_exact(self.address, &mut [0]) }
     }
-    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        Direct::of(self.is_aligned_to(unit))
+    }
+    fn drain_direct(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
+        let count = owner()?.take_pinned(self.part(most, unit), transfer)?;
+        self.advance(count);
+        Ok(count)
     }
 }
 
@@ -430,6 +425,10 @@ impl Iovecs {
         &self.slices[self.current.min(self.slices.len())..]
     }
 
+    fn is_aligned_to(&self, unit: usize) -> bool {
+        self.slices.iter().all(|slice| slice.is_aligned_to(unit))
+    }
+
     /// The first run with bytes left.
     fn next(&mut self) -> Option<&mut UserSlice> {
         while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
@@ -466,27 +465,6 @@ impl Iovecs {
     }
 }
 
-impl MemoryRuns for Iovecs {
-    fn left(&self) -> usize {
-        self.remaining
-    }
-    fn is_aligned_to(&self, unit: usize) -> bool {
-        self.slices.iter().all(|slice| slice.is_aligned_to(unit))
-    }
-}
-
-impl TargetRuns for Iovecs {
-    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
-        self.use_next(|slice| slice.with_target(most, unit, transfer))
-    }
-}
-
-impl SourceRuns for Iovecs {
-    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
-        self.use_next(|slice| slice.with_source(most, unit, transfer))
-    }
-}
-
 impl Sink for Iovecs {
     fn remaining(&self) -> usize {
         self.remaining
@@ -500,8 +478,11 @@ impl Sink for Iovecs {
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Sink::fault_in)
     }
-    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        Direct::of(self.is_aligned_to(unit))
+    }
+    fn fill_direct(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
+        self.use_next(|slice| slice.fill_direct(most, unit, transfer))
     }
 }
 
@@ -518,7 +499,10 @@ impl Source for Iovecs {
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Source::fault_in)
     }
-    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        Direct::of(self.is_aligned_to(unit))
+    }
+    fn drain_direct(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
+        self.use_next(|slice| slice.drain_direct(most, unit, transfer))
     }
 }

@@ -6,11 +6,13 @@
 //! pages out of the cache before and after. Where a page cannot be taken out (somebody pins it, or changes it
 //! again and again through a mapping), the write goes through the cache and is stored at once.
 
+use core::ops::Range;
+
 use freehold_bounce::{Original, OriginalMut};
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 
 use super::{DiskContent, Shortage, ensure_objects};
-use crate::user::{MemoryRuns, Sink, Source, so_far};
+use crate::user::{Direct, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
 /// The most bytes that are pinned for one request.
@@ -19,16 +21,16 @@ const MAX_RUN: usize = 1 << 20;
 impl DiskContent {
     /// Read into the program's frames. `None` where the sink is not the program's memory.
     pub(super) fn read_direct(&self, offset: u64, sink: &mut dyn Sink) -> Option<Result<usize>> {
-        let memory = sink.memory()?;
-        Some(self.check_direct(offset, memory).and_then(|()| {
+        let is_aligned = is_aligned(offset, sink.direct(SECTOR_SIZE))?;
+        Some(is_aligned.and_then(|()| {
             if offset >= self.size {
                 return Ok(0);
             }
-            self.cached.cache().sync(offset..self.end_of(offset, memory))?;
+            self.cached.cache().sync(self.range(offset, sink.remaining()))?;
             self.transfer(offset, |sector, most| {
                 let read =
                     &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes, Sleep::Killable)?);
-                memory.with_target(most, SECTOR_SIZE, read)
+                sink.fill_direct(most, SECTOR_SIZE, read)
             })
         }))
     }
@@ -38,17 +40,16 @@ impl DiskContent {
         if self.disk.is_read_only() {
             return Some(Err(Errno::EPERM));
         }
-        let memory = source.memory()?;
-        if let Err(error) = self.check_direct(offset, memory) {
+        if let Err(error) = is_aligned(offset, source.direct(SECTOR_SIZE))? {
             return Some(Err(error));
         }
-        if memory.left() == 0 {
+        if source.remaining() == 0 {
             return Some(Ok(0));
         }
         if offset >= self.size {
             return Some(Err(Errno::ENOSPC));
         }
-        let range = offset..self.end_of(offset, memory);
+        let range = self.range(offset, source.remaining());
         match self.cached.cache().forget(range.clone()) {
             Ok(true) => {}
             Ok(false) => return None,
@@ -56,7 +57,7 @@ impl DiskContent {
         }
         let result = self.transfer(offset, |sector, most| {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
-            memory.with_source(most, SECTOR_SIZE, write)
+            source.drain_direct(most, SECTOR_SIZE, write)
         });
         // A page that was read in between has old bytes. One that cannot be taken out now is pinned or was changed
         // through a mapping while we wrote: which of the two writes is the later one nobody can tell.
@@ -64,14 +65,9 @@ impl DiskContent {
         Some(result.and_then(|count| after.map(|_| count).map_err(Errno::from)))
     }
 
-    /// `EINVAL` unless everything lies on sector borders.
-    fn check_direct(&self, offset: u64, memory: &dyn MemoryRuns) -> Result<()> {
-        let aligned = offset.is_multiple_of(SECTOR_SIZE as u64) && memory.is_aligned_to(SECTOR_SIZE);
-        if aligned { Ok(()) } else { Err(Errno::EINVAL) }
-    }
-
-    fn end_of(&self, offset: u64, memory: &dyn MemoryRuns) -> u64 {
-        offset.saturating_add(memory.left() as u64).min(self.size)
+    /// The `length` bytes from `offset` on, as far as the disk goes.
+    fn range(&self, offset: u64, length: usize) -> Range<u64> {
+        offset..offset.saturating_add(length as u64).min(self.size)
     }
 
     /// Have `run` move bytes, from a sector on and at most so many, until memory or disk ends. An error counts only if nothing was
@@ -93,5 +89,14 @@ impl DiskContent {
                 Err(error) => return so_far(done, error),
             }
         }
+    }
+}
+
+/// `EINVAL` unless everything lies on sector borders; `None` where it is no program's memory.
+fn is_aligned(offset: u64, memory: Direct) -> Option<Result<()>> {
+    match memory {
+        Direct::No => None,
+        Direct::Aligned if offset.is_multiple_of(SECTOR_SIZE as u64) => Some(Ok(())),
+        Direct::Aligned | Direct::Unaligned => Some(Err(Errno::EINVAL)),
     }
 }

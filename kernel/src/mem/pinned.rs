@@ -21,8 +21,9 @@ use super::hotplug::Growth;
 use super::{FileMapping, Frames, Space, find_more};
 use crate::hw;
 use crate::hw::Hardware;
+use crate::sched::thread::{Drain, Fill};
 use crate::sync::SpinLock;
-use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns, so_far};
+use crate::user::{Direct, Iovecs, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
 /// Pages pinned and unpinned, in this order.
@@ -384,6 +385,12 @@ impl<P: Purpose> PinnedBytes<P> {
         Ok(())
     }
 
+    fn direct(&self, unit: usize) -> Direct {
+        Direct::of(self.parts[self.current..].iter().all(|(run, range)| {
+            (run.start + range.start).is_multiple_of(unit) && range.len().is_multiple_of(unit)
+        }))
+    }
+
     /// Have `transfer` move bytes of the first part, at most `most`; it is told which.
     fn use_next(
         &mut self,
@@ -420,39 +427,6 @@ impl<P: Purpose> PinnedBytes<P> {
     }
 }
 
-impl<P: Purpose> MemoryRuns for PinnedBytes<P> {
-    fn left(&self) -> usize {
-        self.left
-    }
-    fn is_aligned_to(&self, unit: usize) -> bool {
-        self.parts[self.current..].iter().all(|(run, range)| {
-            (run.start + range.start).is_multiple_of(unit) && range.len().is_multiple_of(unit)
-        })
-    }
-}
-
-impl TargetRuns for PinnedBytes<ReadWrite> {
-    fn with_target(
-        &mut self,
-        most: usize,
-        _unit: usize,
-        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
-    ) -> Result<usize> {
-        self.use_next(most, |run, range| transfer(&mut run.bytes_mut(range.start, range.len())))
-    }
-}
-
-impl<P: Purpose> SourceRuns for PinnedBytes<P> {
-    fn with_source(
-        &mut self,
-        most: usize,
-        _unit: usize,
-        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
-    ) -> Result<usize> {
-        self.use_next(most, |run, range| transfer(&run.bytes(range.start, range.len())))
-    }
-}
-
 impl Sink for PinnedBytes<ReadWrite> {
     fn remaining(&self) -> usize {
         self.left
@@ -469,8 +443,11 @@ impl Sink for PinnedBytes<ReadWrite> {
     fn fault_in(&mut self) -> Result<()> {
         Ok(())
     }
-    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        self.direct(unit)
+    }
+    fn fill_direct(&mut self, most: usize, _unit: usize, transfer: Fill<'_>) -> Result<usize> {
+        self.use_next(most, |run, range| transfer(&mut run.bytes_mut(range.start, range.len())))
     }
 }
 
@@ -490,8 +467,11 @@ impl<P: Purpose> Source for PinnedBytes<P> {
     fn fault_in(&mut self) -> Result<()> {
         Ok(())
     }
-    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
-        Some(self)
+    fn direct(&self, unit: usize) -> Direct {
+        self.direct(unit)
+    }
+    fn drain_direct(&mut self, most: usize, _unit: usize, transfer: Drain<'_>) -> Result<usize> {
+        self.use_next(most, |run, range| transfer(&run.bytes(range.start, range.len())))
     }
 }
 
