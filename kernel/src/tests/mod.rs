@@ -8,6 +8,7 @@ mod calls;
 mod disk;
 mod elf;
 mod machine;
+mod pressure;
 mod processes;
 mod program;
 mod shortage;

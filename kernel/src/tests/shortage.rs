@@ -11,7 +11,7 @@ use super::program::Program;
 
 const PAGE: u64 = 4096;
 
-fn figure(p: &mut Program, file: &str, name: &str) -> u64 {
+pub(super) fn figure(p: &mut Program, file: &str, name: &str) -> u64 {
     let text = String::from_utf8(p.read_file(file).unwrap()).unwrap();
     let line = text.lines().find(|line| line.split([' ', ':']).next() == Some(name));
     let line = line.unwrap_or_else(|| panic!("{name} is not in {file}:\n{text}"));

@@ -138,7 +138,7 @@ on_machine! {
 }
 
 /// A ring of 16 entries.
-struct Ring {
+pub(super) struct Ring {
     file: u64,
     submitted: u64,
     completed: u64,
@@ -147,7 +147,11 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(p: &mut Program) -> Self {
+    /// Its descriptor.
+    pub(super) const fn file(&self) -> u64 {
+        self.file
+    }
+    pub(super) fn new(p: &mut Program) -> Self {
         let parameters = p.put(&[0; 120]);
         let file = p.must(Sysno::io_uring_setup, &[16, parameters]);
         let offsets = core::array::from_fn(|index| u64::from(p.load_u32(parameters + 40 + 4 * index as u64)));
