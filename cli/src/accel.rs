@@ -219,6 +219,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         window: (24, 80),
         symbols: Symbols::None,
         swap: None,
+        shares: Vec::new(),
     };
     let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());

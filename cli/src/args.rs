@@ -161,8 +161,13 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,
 
-    /// Add a host file or folder at another path
-    #[arg(short = 'v', long = "volume", value_name = "HOST:GUEST", help_heading = "Files and environment")]
+    /// Show a host folder at another path, as it is and read-only; :copy gives a copy instead, as files always are
+    #[arg(
+        short = 'v',
+        long = "volume",
+        value_name = "HOST:GUEST[:copy]",
+        help_heading = "Files and environment"
+    )]
     pub volume: Vec<OsString>,
 
     /// Use a whole tree as the guest's root; PROGRAM is looked for inside it

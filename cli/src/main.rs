@@ -32,6 +32,7 @@ mod size;
 mod stuck;
 mod terminal;
 mod user;
+mod volume;
 
 use std::process::ExitCode;
 

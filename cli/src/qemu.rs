@@ -2,6 +2,7 @@
 
 pub mod disk;
 pub mod numa;
+pub mod share;
 pub mod swap;
 pub mod version;
 
@@ -15,6 +16,7 @@ use crate::kernel::{Family, Kernel};
 use crate::size::{self, MIB, show_size};
 use disk::Disk;
 use numa::{Backing, Topology};
+use share::Share;
 use swap::Swap;
 
 /// The most CPUs that the kernel starts.
@@ -107,6 +109,8 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// What it swaps to: the disk after those.
     pub swap: Option<Swap>,
+    /// Folders of the host that it sees.
+    pub shares: Vec<Share>,
     /// Time.
     pub clock: Clock,
     /// Debugger.
@@ -166,10 +170,7 @@ impl Machine {
             })?,
             None => SEED,
         };
-        let memory = match &options.memory {
-            Some(text) => Some(size::parse_size("-m", text)?),
-            None => None,
-        };
+        let memory = options.memory.as_deref().map(|text| size::parse_size("-m", text)).transpose()?;
         let topology = Topology::from_options(options, memory.unwrap_or(DEFAULT_MEMORY), cpus)?;
         let total = topology.memory();
         if memory.is_some_and(|memory| memory != total) {
@@ -200,6 +201,7 @@ impl Machine {
             topology,
             disks,
             swap,
+            shares: Vec::new(),
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
             devices: if options.iommu { Devices::BehindIommu } else { Devices::Unchecked },
@@ -218,6 +220,7 @@ impl Machine {
             topology: Topology::one(memory),
             disks: Vec::new(),
             swap: None,
+            shares: Vec::new(),
             clock: Clock::Real,
             debugger: Debugger::None,
             devices: Devices::Unchecked,
@@ -357,7 +360,27 @@ impl Machine {
             let number = self.disks.len();
             swap.disk(file).arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
         }
+        let first = FIRST_DISK_SLOT + self.disks.len() as u32 + u32::from(self.swap.is_some());
+        for ((number, share), slot) in self.shares.iter().enumerate().zip(first..) {
+            share.arguments(&mut line, number, slot);
+        }
         line.0
+    }
+
+    /// Takes folders that the guest is to see.
+    ///
+    /// # Errors
+    /// There are more devices than slots.
+    pub fn share(&mut self, shares: Vec<Share>) -> Result<()> {
+        let count = self.disks.len() + usize::from(self.swap.is_some()) + shares.len();
+        if count > MAX_DISKS {
+            return Err(Failure::new(
+                format!("{count} disks and shared folders are too many"),
+                format!("at most {MAX_DISKS}; -v HOST:GUEST:copy takes no place"),
+            ));
+        }
+        self.shares = shares;
+        Ok(())
     }
 
     fn port(&self, line: &mut Line, family: Family, slot: u32, (name, place): (&str, &str)) {

@@ -27,6 +27,7 @@ use crate::size::show_size;
 use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
+use crate::volume::{self, Sharing, Volume};
 use crate::{Result, files, print};
 
 /// Where the guest looks for its orders.
@@ -87,20 +88,37 @@ pub struct Prepared {
 impl Prepared {
     /// Prepares the run that `options` describe, with our streams.
     pub fn new(options: &RunOptions) -> Result<Prepared> {
-        Prepared::with(options, Purpose::Program, streams())
+        Prepared::with(options, Purpose::Program, streams(), sharing(options))
+    }
+
+    /// Prepares a run that sees nothing of the host but copies, with our streams; `why` it does.
+    pub fn closed(options: &RunOptions, why: &'static str) -> Result<Prepared> {
+        Prepared::with(options, Purpose::Program, streams(), Sharing::Copies(why))
     }
 
     /// Prepares a run whose output is kept for the caller.
     pub fn measurement(options: &RunOptions) -> Result<Prepared> {
-        Prepared::with(options, Purpose::Measurement, [Stream::Pipe; 3])
+        Prepared::with(options, Purpose::Measurement, [Stream::Pipe; 3], Sharing::Copies("a measurement"))
     }
 
-    fn with(options: &RunOptions, purpose: Purpose, streams: [Stream; 3]) -> Result<Prepared> {
+    fn with(
+        options: &RunOptions,
+        purpose: Purpose,
+        streams: [Stream; 3],
+        sharing: Sharing,
+    ) -> Result<Prepared> {
         let timeout = match &options.timeout {
             Some(text) => Some(parse_timeout(text)?),
             None => None,
         };
-        let machine = Machine::from_options(options)?;
+        let mut machine = Machine::from_options(options)?;
+        let kernel = kernel::select(&options.kernel)?;
+        let sharing = match kernel.family {
+            Family::Linux => Sharing::Copies("a stock Linux"),
+            Family::Freehold => sharing,
+        };
+        let volumes = volume::parse_all(&options.volume, sharing)?;
+        machine.share(volume::shares(&volumes))?;
         // The image of a measurement is the same on any host: its length decides where a stock Linux puts itself, and each instruction
         // that it takes to unpack, what it draws.
         let (kind, window) = match purpose {
@@ -109,7 +127,7 @@ impl Prepared {
         };
         let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
         let environment = environment(user, kind, &options.env)?;
-        let program = find_program(options, &environment)?;
+        let program = find_program(options, &volumes, &environment)?;
         let spec = Spec {
             exec: program.guest.clone(),
             arguments: options.program.clone(),
@@ -120,9 +138,9 @@ impl Prepared {
             window,
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
+            shares: machine.shares.clone(),
         };
-        let kernel = kernel::select(&options.kernel)?;
-        let mut image = build_image(options, &program, &spec, &kernel)?;
+        let mut image = build_image((options, &volumes), &program, &spec, &kernel)?;
         image.check_runs(&program.guest, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
@@ -277,6 +295,11 @@ fn parse_timeout(text: &str) -> Result<Duration> {
         })
 }
 
+/// Whether folders can be shared with the run that `options` describe.
+const fn sharing(options: &RunOptions) -> Sharing {
+    if options.icount { Sharing::Copies("a counted run") } else { Sharing::Possible }
+}
+
 /// The program's environment: a small fixed one, the terminal's kind, and the user's.
 fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
     let mut list: Vec<(OsString, OsString)> = vec![
@@ -313,7 +336,7 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
     Ok(list.into_iter().map(join).collect())
 }
 
-fn find_program(options: &RunOptions, environment: &[OsString]) -> Result<Program> {
+fn find_program(options: &RunOptions, volumes: &[Volume], environment: &[OsString]) -> Result<Program> {
     let name = &options.program[0];
     if let Some(root) = &options.root {
         if !root.is_dir() {
@@ -322,9 +345,9 @@ fn find_program(options: &RunOptions, environment: &[OsString]) -> Result<Progra
         return program::find_in_tree(name, root);
     }
     // A program that a volume brings is named by its guest path.
-    for (host, guest) in volumes(&options.volume)? {
-        if let Ok(rest) = Path::new(name).strip_prefix(&guest) {
-            let host = if rest.as_os_str().is_empty() { host } else { host.join(rest) };
+    for Volume { host, guest, .. } in volumes {
+        if let Ok(rest) = Path::new(name).strip_prefix(guest) {
+            let host = if rest.as_os_str().is_empty() { host.clone() } else { host.join(rest) };
             if host.is_file() {
                 let mut found = program::find(host.as_os_str(), library_path(environment))?;
                 found.files.remove(&program::absolute(&host)?);
@@ -343,7 +366,8 @@ fn library_path(environment: &[OsString]) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
-fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
+/// `path`, which an option gives, as a place in the guest.
+pub fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path.to_path_buf());
     }
@@ -353,27 +377,12 @@ fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
     ))
 }
 
-fn volumes(list: &[OsString]) -> Result<Vec<(PathBuf, PathBuf)>> {
-    let parse = |text: &OsString| {
-        let bytes = text.as_bytes();
-        let at = bytes.iter().rposition(|&byte| byte == b':').filter(|&at| at > 0 && at + 1 < bytes.len());
-        let Some(at) = at else {
-            return Err(Failure::new(format!("-v {}: not HOST:GUEST", text.display()), "-v ./data:/data"));
-        };
-        let host = PathBuf::from(OsStr::from_bytes(&bytes[..at]));
-        let guest = guest_path("-v", Path::new(OsStr::from_bytes(&bytes[at + 1..])))?;
-        if !host.exists() {
-            return Err(Failure::new(
-                format!("-v {}: no such file or folder on the host", host.display()),
-                "",
-            ));
-        }
-        Ok((host, guest))
-    };
-    list.iter().map(parse).collect()
-}
-
-fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Kernel) -> Result<Image> {
+fn build_image(
+    (options, volumes): (&RunOptions, &[Volume]),
+    program: &Program,
+    spec: &Spec,
+    kernel: &Kernel,
+) -> Result<Image> {
     let mut image = match &options.root {
         Some(root) => {
             let mut image = Image::empty();
@@ -393,8 +402,8 @@ fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Ke
             image.add_host(&file)?;
         }
     }
-    for (host, guest) in volumes(&options.volume)? {
-        image.add_host_at(&host, &guest)?;
+    for volume in volumes.iter().filter(|volume| !volume.is_shared) {
+        image.add_host_at(&volume.host, &volume.guest)?;
     }
     if options.root.is_none() {
         image.add_folder(&spec.cwd);

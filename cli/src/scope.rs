@@ -57,7 +57,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         return only_code(options, into);
     }
     let mut microscope = Microscope::new(options)?;
-    let mut run = Prepared::new(&options.run)?;
+    let mut run = Prepared::closed(&options.run, "the microscope")?;
     if [&options.run.json, &options.html, &options.damo]
         .into_iter()
         .flatten()
@@ -107,7 +107,7 @@ fn only_code(options: &ScopeOptions, into: &Path) -> Result<u8> {
     if options.run.accel == Accel::Kvm {
         return Err(no_kvm());
     }
-    let mut run = Prepared::new(&options.run)?;
+    let mut run = Prepared::closed(&options.run, "the microscope")?;
     let watched = Watched::new(&mut run, into.to_owned())?;
     if options.run.dry_run {
         name_files(&mut run);

@@ -21,8 +21,8 @@ use crate::hw::speculation::choice::Wanted;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::{
-    Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap,
-    syscall, task, tty, uring,
+    Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, share, socket,
+    swap, syscall, task, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -221,6 +221,7 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     furnish()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec = spec.map_err(Failure::Spec)?;
+    share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&Kernel).map_err(or("the host's messages"))?;
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
@@ -238,6 +239,7 @@ pub(crate) fn furnish() -> core::result::Result<(), Failure> {
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames()).map_err(or("the disks"))?;
+    share::init().map_err(or("the host's folders"))?;
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
     Ok(())

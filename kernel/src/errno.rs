@@ -23,6 +23,16 @@ macro_rules! errnos {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(i32)]
         pub enum Errno { $(#[doc = $text] $name = $value,)* }
+
+        impl Errno {
+            /// The error of this number, unless it never leaves the kernel.
+            pub const fn from_number(number: u32) -> Option<Self> {
+                match number {
+                    $($value if number < 512 => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+        }
     };
 }
 
@@ -97,6 +107,7 @@ errnos! {
     ECONNREFUSED = 111 "Connection refused",
     EALREADY = 114 "Operation already in progress",
     EINPROGRESS = 115 "Operation now in progress",
+    ESTALE = 116 "Stale file handle",
     ECANCELED = 125 "Operation canceled",
     ERESTARTSYS = 512 "Internal: interrupted; restart if the handler has SA_RESTART, else EINTR",
     ERESTARTNOINTR = 513 "Internal: interrupted; always restart",

@@ -32,6 +32,7 @@ pub mod klog;
 pub mod mem;
 pub mod report;
 pub mod sched;
+pub mod share;
 pub mod socket;
 pub mod swap;
 pub mod sync;

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::qemu::share::Share;
 use crate::user::User;
 
 /// What a stream of the program is.
@@ -47,6 +48,8 @@ pub struct Spec {
     pub symbols: Symbols,
     /// The device that the guest swaps to.
     pub swap: Option<PathBuf>,
+    /// Folders of the host that it sees.
+    pub shares: Vec<Share>,
 }
 
 impl Spec {
@@ -82,6 +85,9 @@ impl Spec {
         record("report", OsStr::new("1"));
         if let Some(device) = &self.swap {
             record("swap", device.as_os_str());
+        }
+        for (number, share) in self.shares.iter().enumerate() {
+            record("share", &share.record(number));
         }
         match self.symbols {
             Symbols::None => {}

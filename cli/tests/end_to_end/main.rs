@@ -31,6 +31,7 @@ mod rogue;
 mod scope;
 mod script;
 mod secrets;
+mod shares;
 mod streams;
 mod swap;
 mod terminal;

@@ -4,6 +4,7 @@
 //! short and read-mostly: a spin lock around a list.
 
 use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{Arc, TryCollect, Vec};
 
@@ -46,6 +47,14 @@ static DRIVERS: SpinLock<Vec<Driver>> = SpinLock::new(Vec::new());
 pub const fn make_device(major: u32, minor: u32) -> u64 {
     let (major, minor) = (major as u64, minor as u64);
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12) | ((major & !0xfff) << 32)
+}
+
+/// Minors below are taken by files without a name and the like.
+static NEXT_UNNAMED: AtomicU32 = AtomicU32::new(20);
+
+/// A device number for a file system without a device (major 0).
+pub fn unnamed_device() -> u64 {
+    make_device(0, NEXT_UNNAMED.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Major and minor number of a device number.

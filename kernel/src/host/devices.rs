@@ -1,4 +1,4 @@
-//! Finding the host's consoles, disks and memory devices, and starting them.
+//! Finding the host's consoles, disks, folders and memory devices, and starting them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,9 +7,10 @@ use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
 use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
+use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
-use freehold_virtio::{BlockDevice, ByteStream, Failed, SetupError, pci};
+use freehold_virtio::{BlockDevice, ByteStream, Failed, MessageDevice, SetupError, pci};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
@@ -71,6 +72,9 @@ impl ByteStream for Port {
 /// A disk of the host, by the order of its slots: 0 is /dev/vda.
 pub type Disk = Arc<dyn BlockDevice>;
 
+/// A folder of the host, which its tag names.
+pub type Folder = Arc<dyn MessageDevice>;
+
 /// The most bytes of slots unless told otherwise, and never more than an eighth of memory.
 const MOST_SLOTS: usize = 1 << 30;
 
@@ -84,6 +88,7 @@ const DISKS: [&str; 26] = [
 pub struct Host {
     ports: Vec<Arc<Port>>,
     disks: Vec<Disk>,
+    folders: Vec<Folder>,
     memory: Vec<MemoryDevice>,
 }
 
@@ -135,6 +140,23 @@ impl Notify for DiskLines {
     }
 }
 
+/// The line of a folder, for its interrupt.
+struct FolderLine(Line);
+
+/// See [`folders_ended`].
+static FOLDERS_ENDED: WaitQueue = WaitQueue::new();
+
+impl Notify for FolderLine {
+    fn notify(&self) {
+        if self.0.0.is_empty() {
+            // A late answer, for which no task waits.
+            FOLDERS_ENDED.wake_all();
+        } else {
+            self.0.notify();
+        }
+    }
+}
+
 /// The DMA API's state; without memory before [`init`].
 pub const fn dma() -> &'static Dma<Frames> {
     &DMA
@@ -162,6 +184,17 @@ fn port(number: usize) -> Option<&'static Arc<Port>> {
 /// The disks.
 pub fn disks() -> &'static [Disk] {
     HOST.get().map_or(&[], |host| &host.disks)
+}
+
+/// The folders that the host shows.
+pub fn folders() -> &'static [Folder] {
+    HOST.get().map_or(&[], |host| &host.folders)
+}
+
+/// Woken when a folder's server may have answered a message that its task has abandoned, and by those who have work for the task that
+/// sees to that.
+pub fn folders_ended() -> &'static WaitQueue {
+    &FOLDERS_ENDED
 }
 
 /// The devices that plug memory in.
@@ -197,7 +230,7 @@ pub fn init(
     if rings.map(freehold_virtqueue::install).is_err() {
         return;
     }
-    let mut host = Host { ports: Vec::new(), disks: Vec::new(), memory: Vec::new() };
+    let mut host = Host { ports: Vec::new(), disks: Vec::new(), folders: Vec::new(), memory: Vec::new() };
     for found in memory {
         let device = iommu::domain(found.function, "memory")
             .and_then(|domain| Ok(dma.attach(rules("memory", 1 << 16, domain))?));
@@ -214,6 +247,7 @@ pub fn init(
         let started = match device_type(vendor, device) {
             Some(DeviceType::Console) => host.start_console(dma, function),
             Some(DeviceType::Block) => host.start_disk((dma, restricted), function),
+            Some(DeviceType::_9P) => host.start_folder(dma, function),
             _ => Ok(()),
         };
         if let Err(error) = started {
@@ -223,10 +257,10 @@ pub fn init(
     HOST.call_once(|| host);
 }
 
-/// What a test's machine has instead of the host's devices: disks.
+/// What a test's machine has instead of the host's devices: disks and folders.
 #[cfg(test)]
-pub(crate) fn init_with(disks: Vec<Disk>) {
-    HOST.call_once(|| Host { ports: Vec::new(), disks, memory: Vec::new() });
+pub(crate) fn init_with(disks: Vec<Disk>, folders: Vec<Folder>) {
+    HOST.call_once(|| Host { ports: Vec::new(), disks, folders, memory: Vec::new() });
 }
 
 fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDomain>) -> DeviceRules {
@@ -276,6 +310,19 @@ impl Host {
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
         self.disks.push_reserved(reserve::arc(Block::new(transport, device, lines)?));
+        Ok(())
+    }
+}
+
+impl Host {
+    #[inline(never)]
+    fn start_folder(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
+        const NAME: &str = "folder";
+        make_room(&mut self.folders)?;
+        let device = dma.attach(rules(NAME, usize::MAX, iommu::domain(function, NAME)?))?;
+        let line: &'static FolderLine = reserve::leaked(FolderLine(Line(reserve::arc(WaitQueue::new()))));
+        let transport = PciTransport::new(&Pci, function, DeviceType::_9P, line)?;
+        self.folders.push_reserved(reserve::arc(Messages::new(transport, device, &line.0)?));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The host: three byte streams, disks, memory that it plugs in, and the control channel.
+//! The host: three byte streams, disks, folders, memory that it plugs in, and the control channel.
 //!
 //! `freehold run` gives the machine three virtio consoles, in slot order: the *stream* (the program's stdin in,
 //! stdout or the terminal out), the *error* stream (stderr out), and *control*, whose frames ([`frame`]) go both ways:
@@ -24,7 +24,8 @@ pub use control::{Ending, Events, end, listen, notice, ready, report, threads, w
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{
-    BounceSettings, Disk, Host, Port, control, disks, dma, error, init, memory, start_worker, stream,
+    BounceSettings, Disk, Folder, Host, Port, control, disks, dma, error, folders, folders_ended, init,
+    memory, start_worker, stream,
 };
 pub use last_words::LastWords;
 pub use memory::{FoundMemory, MemoryDevice, find_memory};

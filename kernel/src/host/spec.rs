@@ -27,6 +27,24 @@ pub enum Report {
     Unwanted,
 }
 
+/// A folder of the host that the program is to see.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Share {
+    /// The device's name for it.
+    pub tag: Vec<u8>,
+    /// Where.
+    pub path: Vec<u8>,
+    /// What programs may do there.
+    pub mode: ShareMode,
+}
+
+/// What programs may do with a folder of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShareMode {
+    /// Read.
+    ReadOnly,
+}
+
 /// The program, its arguments and its surroundings.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Spec {
@@ -50,6 +68,8 @@ pub struct Spec {
     pub report: Report,
     /// The device to swap to.
     pub swap: Option<Vec<u8>>,
+    /// Folders of the host, in the order in which they are mounted.
+    pub shares: Vec<Share>,
 }
 
 impl Spec {
@@ -69,6 +89,7 @@ impl Spec {
             columns: 80,
             report: Report::default(),
             swap: None,
+            shares: Vec::new(),
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
@@ -85,12 +106,29 @@ impl Spec {
                 b"rows" => spec.rows = number(value)?,
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
+                b"share" => spec.shares.try_push(share(value)?)?,
                 b"report" if value == b"1" => spec.report = Report::Wanted,
                 _ => {}
             }
         }
         if spec.exec.is_empty() { Err(Errno::EINVAL) } else { Ok(spec) }
     }
+}
+
+/// A tag, a mode and a path.
+fn share(value: &[u8]) -> Result<Share> {
+    let mut parts = value.splitn(3, |&byte| byte == b':');
+    let (Some(tag), Some(mode), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(Errno::EINVAL);
+    };
+    let mode = match mode {
+        b"ro" => ShareMode::ReadOnly,
+        _ => return Err(Errno::EINVAL),
+    };
+    if tag.is_empty() || !path.starts_with(b"/") {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Share { tag: Vec::try_from_slice(tag)?, path: Vec::try_from_slice(path)?, mode })
 }
 
 fn stream(value: &[u8]) -> Result<Stream> {

@@ -32,6 +32,8 @@ pub struct Setup {
     pub command_line: &'static str,
     /// Its disks, vda first.
     pub disks: fn() -> Vec<&'static MemoryDisk>,
+    /// The host's folders.
+    pub folders: fn() -> freehold_collections::Vec<host::Folder>,
     /// Programs beside the first: /bin/1 and so on.
     pub programs: &'static [Main],
     /// The disk to swap to.
@@ -45,6 +47,7 @@ impl Default for Setup {
             pluggable: 0,
             command_line: "",
             disks: Vec::new,
+            folders: freehold_collections::Vec::new,
             programs: &[],
             swap: None,
         }
@@ -104,7 +107,7 @@ fn start(setup: Setup, main: Main) -> ! {
     for disk in disks {
         all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
-    host::init_with(all);
+    host::init_with(all, (setup.folders)());
     sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap)).unwrap();
     sched::idle_forever()
 }

@@ -11,6 +11,8 @@ mod machine;
 mod pressure;
 mod processes;
 mod program;
+mod server;
+mod shares;
 mod shortage;
 mod smoke;
 mod views;

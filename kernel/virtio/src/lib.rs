@@ -1,4 +1,4 @@
-//! virtio devices on PCI: consoles as byte streams, disks as block devices, memory that comes and goes.
+//! virtio devices on PCI: consoles as byte streams, disks as block devices, folders of the host, memory that comes and goes.
 //!
 //! | module | what |
 //! |---|---|
@@ -7,6 +7,7 @@
 //! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
 //! | [`console`] | [`console::Console`]: a [`ByteStream`] |
 //! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
+//! | [`p9`] | [`p9::Messages`]: a [`MessageDevice`], by which the host shows folders |
 //! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
 //! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks, under one spin
@@ -31,6 +32,7 @@ pub mod console;
 mod driver_tests;
 mod link;
 pub mod mem;
+pub mod p9;
 pub mod pci;
 #[cfg(test)]
 mod pci_tests;
@@ -204,4 +206,62 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     /// [`BlockError`].
     fn flush(&self, sleep: Sleep) -> Result<(), BlockError>;
+}
+
+/// Why a message has no answer that is of use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MessageError {
+    /// The server refuses, with this error number of Linux.
+    Refused(u32),
+    /// The task is to end, and the caller said that this may end the exchange. The server has not got the message.
+    Killed,
+    /// The same, and the server has it.
+    Abandoned,
+    /// The message is longer than any.
+    TooLong,
+    /// The device broke the protocol.
+    Failed,
+}
+
+impl From<Failed> for MessageError {
+    fn from(_: Failed) -> Self {
+        Self::Failed
+    }
+}
+
+/// What goes with a message.
+pub enum Data<'a> {
+    /// Nothing.
+    None,
+    /// Bytes for the server; it may get fewer.
+    Sent(&'a dyn Original),
+    /// Room for the server's bytes; there may be less.
+    Received(&'a mut dyn OriginalMut),
+}
+
+/// A message of 9P, and room for its answer.
+pub struct Exchange<'a, 'd> {
+    /// The message as [`freehold_ninep::Request::encode`] has it. Its tag is set, and with data its size and count.
+    pub request: &'a mut [u8],
+    /// Room for the answer's first bytes: all but the data. At least [`freehold_ninep::DATA_HEADER`].
+    pub reply: &'a mut [u8],
+    /// What goes with it.
+    pub data: Data<'d>,
+    /// Told by [`MessageDevice::take_ended`] when the task was killed first, and the device is done with the message after all.
+    pub left: Option<u32>,
+}
+
+/// A file server's messages. Methods sleep for as long as the server takes; any number of tasks may be in them. None
+/// fails for want of memory.
+pub trait MessageDevice: Send + Sync {
+    /// The name of what it shows.
+    fn tag(&self) -> &[u8];
+    /// Send a message and sleep until it is answered. Returns the bytes of data that came, where data was to come, and
+    /// else those of the whole answer, of which `reply` has as many as there was room for.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    fn exchange(&self, exchange: &mut Exchange<'_, '_>, sleep: Sleep) -> Result<usize, MessageError>;
+    /// What was left of a message whose task was killed, once it is over. Does not sleep.
+    fn take_ended(&self) -> Option<u32>;
 }

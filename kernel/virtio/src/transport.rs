@@ -393,6 +393,8 @@ bitflags::bitflags! {
         const BLOCK_READ_ONLY = 1 << 5;
         /// Block: the device has a volatile cache and a command to flush it.
         const BLOCK_FLUSH = 1 << 9;
+        /// 9P: the device says what its tree is called.
+        const P9_TAG = 1 << 0;
         /// Memory: the device says which proximity domain its memory is of.
         const MEM_ACPI_PXM = 1 << 0;
         /// Memory: what is not plugged in must not be touched.

@@ -72,6 +72,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
         window: (24, 80),
         symbols: Symbols::All,
         swap: None,
+        shares: Vec::new(),
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;

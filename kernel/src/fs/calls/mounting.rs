@@ -7,6 +7,7 @@ use crate::fs::node::NodeKind;
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
 use crate::fs::{FileSystem, Path, procfs, sysfs, tmpfs};
+use crate::share;
 use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
 use crate::user;
@@ -61,12 +62,12 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         return Err(Errno::ENOTDIR);
     }
     let kind = user::bounded_string(args[2], 4096, Errno::EINVAL)?;
-    let fs = new_file_system(&kind, &options)?;
     let source = if args[0] == 0 {
         Vec::try_from_slice(b"none")?
     } else {
         user::bounded_string(args[0], 4096, Errno::EINVAL)?
     };
+    let fs = new_file_system(&kind, &source, &options)?;
     let mount = Mount::new(fs, &source, restrictions)?;
     place.mount.clone().attach(&mount, place)?;
     Ok(0)
@@ -94,12 +95,13 @@ fn hand_over(source: Path, place: Path) -> Result<()> {
 }
 
 /// A file system to mount: `ENODEV` for types that there are none of.
-fn new_file_system(kind: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+fn new_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     match kind {
         b"tmpfs" | b"ramfs" | b"devtmpfs" => tmpfs::mount("tmpfs", options),
         b"proc" => Ok(procfs::ProcFs::new()?),
         b"sysfs" => sysfs::instance(),
         b"debugfs" => Ok(sysfs::debugfs()),
+        b"9p" => share::mount(source, options),
         b"devpts" => Ok(DevPts::file_system()),
         _ => Err(Errno::ENODEV),
     }

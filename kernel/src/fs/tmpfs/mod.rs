@@ -23,6 +23,7 @@ pub use node::TmpNode;
 pub use regular::Seals;
 
 use super::content::{Content, ContentSource};
+pub use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::{NewNode, Node, NodeKind};
 use crate::hw::PAGE;
@@ -30,14 +31,6 @@ use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
 const MAGIC: u64 = 0x0102_1994;
-
-/// Minors below are taken by files without a name and the like.
-static NEXT_DEVICE: AtomicU64 = AtomicU64::new(20);
-
-/// A device number for a file system without a device (major 0).
-pub fn unnamed_device() -> u64 {
-    super::device::make_device(0, NEXT_DEVICE.fetch_add(1, Ordering::Relaxed) as u32)
-}
 
 /// What the kernel's own tmpfs instances are made of.
 struct Common {

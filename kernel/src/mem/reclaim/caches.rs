@@ -1,4 +1,4 @@
-//! The page caches that reclaim takes from, beside anonymous memory: those of disks.
+//! The page caches that reclaim takes from, beside anonymous memory: those of disks, and of the host's folders.
 //!
 //! Who has such caches [registers](register) them, once. Until then there are none.
 
@@ -29,29 +29,55 @@ pub struct Cached {
     pub active: u64,
 }
 
-static CACHES: spin::Once<&'static dyn Caches> = spin::Once::new();
+impl Cached {
+    fn and(self, other: Self) -> Self {
+        Self {
+            pages: self.pages + other.pages,
+            dirty: self.dirty + other.dirty,
+            under_way: self.under_way + other.under_way,
+            active: self.active + other.active,
+        }
+    }
+}
 
-/// Lets reclaim take from `caches`; once.
+/// How many kinds there are.
+const KINDS: usize = 2;
+static CACHES: [spin::Once<&'static dyn Caches>; KINDS] = [const { spin::Once::new() }; KINDS];
+
+/// Lets reclaim take from `caches`; once for each kind.
 pub fn register(caches: &'static dyn Caches) {
-    CACHES.call_once(|| caches);
+    // At start-up, one after the other.
+    if let Some(free) = CACHES.iter().find(|kind| !kind.is_completed()) {
+        free.call_once(|| caches);
+    }
+}
+
+fn all() -> impl Iterator<Item = &'static dyn Caches> {
+    CACHES.iter().filter_map(|kind| kind.get().copied())
 }
 
 /// See [`Caches::pages`].
 pub fn pages() -> u64 {
-    CACHES.get().map_or(0, |caches| caches.pages())
+    all().map(Caches::pages).sum()
 }
 
 /// See [`Caches::counts`].
 pub fn counts() -> Cached {
-    CACHES.get().map_or(Cached::default(), |caches| caches.counts())
+    all().map(Caches::counts).fold(Cached::default(), Cached::and)
 }
 
 /// See [`Caches::evict`].
 pub fn evict(request: Eviction) -> Evicted {
-    CACHES.get().map_or(Evicted::default(), |caches| caches.evict(request))
+    let mut done = Evicted::default();
+    for caches in all() {
+        let want = request.want - done.freed.min(request.want);
+        let most = request.most - done.scanned.min(request.most);
+        done += caches.evict(Eviction { want, most, ..request });
+    }
+    done
 }
 
 /// See [`Caches::bytes_read`].
 pub fn bytes_read() -> u64 {
-    CACHES.get().map_or(0, |caches| caches.bytes_read())
+    all().map(Caches::bytes_read).sum()
 }

@@ -1,13 +1,14 @@
 //! Devices that change any shared byte between any two looks of a driver.
 
 use freehold_virtio::mem::{Domain, Region};
-use freehold_virtio::{BlockDevice, ByteStream, SECTOR_SIZE, Sleep};
+use freehold_virtio::{BlockDevice, ByteStream, MessageDevice, SECTOR_SIZE, Sleep};
 use freehold_virtqueue::model::{self, Fake};
 use proptest::prelude::*;
 
 use super::console::{BUFFERS, Port};
 use super::disk::{self, Bytes};
 use super::memory::{self, Memory};
+use super::p9::{self, Folder, Killed};
 use super::{Canary, Step, turn};
 
 /// Changes a byte of the rings or of the buffers in flight before a look, as `choices` say; `None` leaves all as it is.
@@ -142,6 +143,29 @@ proptest! {
             for unit in 0..requests as u64 {
                 let unit = memory.region().frames_of(unit % memory.region().units());
                 let _ = (memory.sizes(), memory.plug(unit), memory.unplug(unit));
+            }
+            drop(meddling);
+        });
+    }
+
+    #[test]
+    fn a_device_of_messages_that_changes_shared_bytes_at_any_time_breaks_nothing(choices in choices(), requests in 1usize..40) {
+        balanced(|| {
+            let fake = Fake::new(p9::FEATURES);
+            fake.set_config(&p9::CONFIG);
+            let device = fake.clone();
+            let step = Killed::leak(move || {
+                while let Some((head, parts)) = device.take_checked(0) {
+                    // What changed may be where an answer is to be written: it is written where it is short only.
+                    let fits = parts.iter().all(|part| part.length <= 4096 || !part.writable && part.length < 1 << 16);
+                    let size = if fits { p9::answer(&parts) } else { 0 };
+                    device.give(0, head.into(), size);
+                }
+            });
+            let folder = Folder::new(fake.clone(), model::device(), step).unwrap();
+            let meddling = Meddling::begin(&fake, choices);
+            for _ in 0..requests {
+                let _ = (p9::read_any(&folder), p9::clunk(&folder), folder.take_ended());
             }
             drop(meddling);
         });

@@ -10,6 +10,7 @@ mod console;
 mod disk;
 mod flips;
 mod memory;
+mod p9;
 mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -152,4 +153,9 @@ fn every_lie_of_a_console_ends_as_the_table_says() {
 #[test]
 fn every_lie_of_a_memory_device_ends_as_the_table_says() {
     play_column(("memory", |row| row.memory, memory::cell));
+}
+
+#[test]
+fn every_lie_of_a_device_of_messages_ends_as_the_table_says() {
+    play_column(("messages", |row| row.p9, p9::cell));
 }

@@ -83,10 +83,11 @@ pub struct Row {
     pub disk: [End; 3],
     pub console: [End; 3],
     pub memory: [End; 3],
+    pub p9: [End; 3],
 }
 
-const fn row(lie: Lie, disk: [End; 3], console: [End; 3], memory: [End; 3]) -> Row {
-    Row { lie, disk, console, memory }
+const fn row(lie: Lie, disk: [End; 3], console: [End; 3], memory: [End; 3], p9: [End; 3]) -> Row {
+    Row { lie, disk, console, memory, p9 }
 }
 
 use End::{Back, Dead, Fine, Late, Lost, OneError, Refused, Waits};
@@ -96,36 +97,36 @@ use Lie::*;
 #[rustfmt::skip]
 pub const ROWS: [Row; 28] = [
     //                       disk: attach, load, detach    console                       memory
-    row(IdBeyondRing,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IdOfAllOnes,        [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IdInUpperBits,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IdNotInFlight,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IdTwice,            [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
+    row(IdBeyondRing,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdOfAllOnes,        [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdInUpperBits,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdNotInFlight,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdTwice,            [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     // At attach no chain is in flight yet, so any entry is one too many.
-    row(LengthZero,         [Dead,    OneError, Back],    [Dead,    Fine,     Back],    [Dead,    Dead,  Back]),
-    row(LengthTooLong,      [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back]),
-    row(LengthHuge,         [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back]),
-    row(UsedFlags,          [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back]),
-    row(IndexBack,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IndexForward,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back]),
-    row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back]),
+    row(LengthZero,         [Dead,    OneError, Back],    [Dead,    Fine,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(LengthTooLong,      [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
+    row(LengthHuge,         [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
+    row(UsedFlags,          [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
+    row(IndexBack,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IndexForward,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Refused, Fine,  Back]),
     // A memory device's sizes are read again and again: they are all that it says of the host's wishes.
-    row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back]),
-    row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back]),
+    row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back]),
+    row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back]),
     // Queues are set up once: later nothing reads their size or the features.
-    row(QueueSizeZero,      [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back]),
-    row(QueueSizeSmall,     [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back]),
-    row(QueueSizeOdd,       [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back]),
-    row(QueueSizeHuge,      [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back]),
-    row(NoVersion1,         [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back]),
-    row(FeaturesOfAllOnes,  [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back]),
-    row(FeaturesRefused,    [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back]),
-    row(SpuriousInterrupts, [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back]),
+    row(QueueSizeZero,      [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(QueueSizeSmall,     [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(QueueSizeOdd,       [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(QueueSizeHuge,      [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(NoVersion1,         [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(FeaturesOfAllOnes,  [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(FeaturesRefused,    [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(SpuriousInterrupts, [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
     // A memory device that does not answer is of no use; a console's host may be slow for as long as it likes.
-    row(NoAnswer,           [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back]),
-    row(DoubleAnswer,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back]),
-    row(LateAnswer,         [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back]),
-    row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost]),
+    row(NoAnswer,           [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back]),
+    row(DoubleAnswer,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(LateAnswer,         [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back]),
+    row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost], [Refused, Lost,  Lost]),
 ];

@@ -76,6 +76,17 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
+    /// The store has another size. What it has no more is unmapped everywhere and gone; no page is read or changed for it.
+    /// `pause` as in [`PageCache::truncate_with`]. The caller holds no address space's lock.
+    pub fn resized(&self, size: u64, pause: &mut dyn FnMut()) {
+        let inner = self.inner.lock();
+        let old = self.size.swap(size, Ordering::AcqRel);
+        drop(inner);
+        if size < old {
+            self.remove(size.div_ceil(PAGE)..u64::MAX, pause);
+        }
+    }
+
     /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole; the size stays.
     /// The caller holds no address space's lock.
     ///

@@ -1,0 +1,43 @@
+//! A folder that QEMU shares with the guest (virtio-9p).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::{Line, escape_commas};
+
+/// A checked folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// Where it is on the host.
+    pub host: PathBuf,
+    /// Where it is in the guest.
+    pub guest: PathBuf,
+}
+
+impl Share {
+    /// What the guest knows share `number` by.
+    pub fn tag(number: usize) -> String {
+        format!("share{number}")
+    }
+
+    /// What /.freehold/spec has of it: tag, mode, place.
+    pub fn record(&self, number: usize) -> OsString {
+        let mut record = OsString::from(format!("{}:ro:", Share::tag(number)));
+        record.push(&self.guest);
+        record
+    }
+
+    /// The folder as QEMU's arguments.
+    pub fn arguments(&self, line: &mut Line, number: usize, slot: u32) {
+        let tag = Share::tag(number);
+        // multidevs: folders with mounts in them have inode numbers of several file systems.
+        let mut folder =
+            OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,readonly=on,path="));
+        folder.push(escape_commas(&self.host));
+        line.option("-fsdev", folder);
+        line.option(
+            "-device",
+            format!("virtio-9p-pci,fsdev={tag},mount_tag={tag},addr={slot:#x},disable-legacy=on"),
+        );
+    }
+}

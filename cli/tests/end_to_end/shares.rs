@@ -1,0 +1,164 @@
+//! Folders of the host in the guest (`-v`): what it sees, when, and what it does not.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use super::common::{Permit, code, file_of, finish, guest_program, kernel, run, run_command, text, wait};
+
+/// A program in the VM that asks for something, line by line.
+struct Dialogue {
+    child: Child,
+    say: ChildStdin,
+    hear: BufReader<ChildStdout>,
+    _permit: Permit,
+}
+
+impl Dialogue {
+    fn begin(options: &[&str], program: &[&str]) -> Dialogue {
+        let _permit = Permit::take();
+        let mut command = run_command();
+        command.args(options).arg("--").args(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let say = child.stdin.take().expect("piped");
+        let hear = BufReader::new(child.stdout.take().expect("piped"));
+        Dialogue { child, say, hear, _permit }
+    }
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.hear.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+    fn go_on(&mut self) {
+        self.say.write_all(b"\n").expect("it listens");
+    }
+    fn end(mut self) -> i32 {
+        drop(self.say);
+        code(wait(&mut self.child))
+    }
+}
+
+#[test]
+fn a_folder_is_seen_as_it_is_on_the_host() {
+    if kernel() == "linux" {
+        return; // A stock Linux gets copies.
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    file_of(&folder, "a", b"one\n");
+    file_of(&folder, "gone", b"x");
+    let volume = format!("{}:/shared", folder.path().display());
+    let script = "cat /shared/a; echo; read x; cat /shared/a /shared/new; ls /shared; echo; read x; tail -c 5 /shared/a";
+    let mut talk = Dialogue::begin(&["-v", &volume], &["busybox", "ash", "-c", script]);
+    // Who still reads would see what is added.
+    assert_eq!([talk.hear(), talk.hear()], ["one", ""]);
+    file_of(&folder, "a", b"two and longer\n");
+    file_of(&folder, "new", b"new\n");
+    std::fs::remove_file(folder.path().join("gone")).expect("removed");
+    talk.go_on();
+    assert_eq!([(); 5].map(|()| talk.hear()), ["two and longer", "new", "a", "new", ""]);
+    // As long as before: only the times tell.
+    file_of(&folder, "a", b"two and LONGER\n");
+    talk.go_on();
+    assert_eq!(talk.hear(), "NGER");
+    assert_eq!(talk.end(), 0);
+}
+
+#[test]
+fn a_shared_folder_is_read_only_and_nothing_beside_it_is_seen() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (shared, beside) = (folder.path().join("shared"), folder.path().join("beside"));
+    std::fs::create_dir(&shared).expect("mkdir");
+    std::fs::write(&beside, b"secret\n").expect("written");
+    std::fs::write(shared.join("file"), b"file\n").expect("written");
+    std::os::unix::fs::symlink(&beside, shared.join("out")).expect("symlink");
+    std::os::unix::fs::symlink("../beside", shared.join("up")).expect("symlink");
+    let volume = format!("{}:/shared", shared.display());
+    let script = "cd /shared; for w in 'touch new' 'rm file' 'mv file other' 'mkdir d' 'ln file hard' 'chmod 777 file' \
+        'sh -c >file'; do $w 2>/dev/null && echo done: $w; done; cat out up ../beside ../../beside 2>/dev/null; \
+        mount -o remount,rw /shared; touch new 2>/dev/null && echo done; mount -o remount,ro /shared; cat file";
+    if kernel() == "linux" {
+        return;
+    }
+    let outcome = run(&["-v", &volume], &["busybox", "ash", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "file\n");
+    assert_eq!(std::fs::read_dir(&shared).expect("listed").count(), 3);
+}
+
+#[test]
+fn a_program_runs_from_a_shared_folder() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let program = guest_program("conformance/pipes");
+    std::fs::copy(&program, folder.path().join("pipes")).expect("copied");
+    let volume = format!("{}:/programs", folder.path().display());
+    let outcome = run(&["-v", &volume], &["/programs/pipes"], b"").expect(0);
+    assert!(!outcome.text().contains("not ok") && outcome.text().contains("ok 1"), "{}", outcome.text());
+}
+
+#[test]
+fn copies_are_the_guests_own() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    file_of(&folder, "a", b"host\n");
+    let volume = format!("{}:/data:copy", folder.path().display());
+    let script = "echo guest > /data/a; cat /data/a";
+    let outcome = run(&["-v", &volume], &["busybox", "ash", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "guest\n");
+    assert_eq!(std::fs::read(folder.path().join("a")).expect("read"), b"host\n");
+    // A counted run repeats: it sees a copy, too.
+    let volume = format!("{}:/data", folder.path().display());
+    let options = ["--icount", "-v", &volume];
+    let outcome = run(&options, &["busybox", "ash", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "guest\n");
+    assert_eq!(std::fs::read(folder.path().join("a")).expect("read"), b"host\n");
+}
+
+#[test]
+fn a_shared_file_may_be_larger_than_memory() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let big = file_of(&folder, "big", b"");
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&big)
+        .and_then(|file| file.set_len(96 << 20))
+        .expect("a hole");
+    let volume = format!("{}:/shared", folder.path().display());
+    let mut command = run_command();
+    command.args(["-m", "48M", "-v", &volume, "--", "busybox", "wc", "-c", "/shared/big", "/shared/big"]);
+    let said = finish(command, b"").expect(0).text();
+    assert!(said.contains("201326592 total"), "{said}");
+}
+
+#[test]
+fn behind_an_iommu_a_folder_is_shared_as_well() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    file_of(&folder, "a", b"one\n");
+    let volume = format!("{}:/shared", folder.path().display());
+    let outcome = run(&["--iommu", "-v", &volume], &["busybox", "cat", "/shared/a"], b"").expect(0);
+    assert_eq!(outcome.text(), "one\n");
+}
+
+#[test]
+fn what_the_host_cuts_from_under_a_mapping_is_a_bus_error() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = file_of(&folder, "file", &[b'x'; 1 << 20]);
+    let volume = format!("{}:/shared", folder.path().display());
+    let program = guest_program("conformance/cut");
+    let mut talk = Dialogue::begin(&["-v", &volume], &[text(&program), "/shared/file"]);
+    while talk.hear() != "cut" {}
+    std::fs::OpenOptions::new().write(true).open(&file).and_then(|file| file.set_len(4096)).expect("cut");
+    talk.go_on();
+    let mut said = Vec::new();
+    loop {
+        let line = talk.hear();
+        if line.is_empty() {
+            break;
+        }
+        said.push(line);
+    }
+    assert!(said.iter().all(|line| !line.starts_with("not ok")) && said.len() > 5, "{said:#?}");
+    assert_eq!(talk.end(), 0);
+}

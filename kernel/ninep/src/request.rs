@@ -1,0 +1,105 @@
+//! What a client asks.
+
+use crate::{HEADER, TFLUSH, TVERSION};
+
+/// The most bytes of a request without data: two names, or one and a symbolic link's text.
+pub const MAX_REQUEST: usize = 4864;
+
+/// A request. Those with data (read, write, list) have its length as their last four bytes, and the data behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request<'a> {
+    /// Begin a session: the longest message, the version.
+    Version(u32, &'a [u8]),
+    /// Give up the request of this tag.
+    Flush(u16),
+    /// Have this fid stand for the tree that the server shows.
+    Attach(u32),
+    /// Have the second fid stand for what the name leads to from the first, or for the same where there is none.
+    Walk(u32, u32, Option<&'a [u8]>),
+    /// What a file is.
+    GetAttributes(u32),
+    /// Open it with these flags of open(2).
+    Open(u32, u32),
+    /// Read from an offset, so many bytes.
+    Read(u32, u64, u32),
+    /// Entries of a directory from a position on, so many bytes.
+    ReadDirectory(u32, u64, u32),
+    /// Where a symbolic link leads.
+    ReadLink(u32),
+    /// How much there is in all, and how much is left.
+    Stats(u32),
+    /// The fid stands for nothing any more.
+    Clunk(u32),
+}
+
+impl Request<'_> {
+    /// Its number.
+    pub const fn kind(&self) -> u8 {
+        match self {
+            Self::Stats(_) => 8,
+            Self::Open(..) => 12,
+            Self::ReadLink(_) => 22,
+            Self::GetAttributes(_) => 24,
+            Self::ReadDirectory(..) => 40,
+            Self::Version(..) => TVERSION,
+            Self::Attach(_) => 104,
+            Self::Flush(_) => TFLUSH,
+            Self::Walk(..) => 110,
+            Self::Read(..) => 116,
+            Self::Clunk(_) => 120,
+        }
+    }
+
+    /// Writes the message, with tag 0. Returns its bytes; `None` where `room` is too small for it.
+    pub fn encode<'b>(&self, room: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        /// "No fid": nobody proves who he is.
+        const NO_FID: u32 = u32::MAX;
+        /// All that getattr can tell of, without times of birth (P9_GETATTR_BASIC).
+        const BASIC: u64 = 0x7ff;
+        let mut out = Writer { room, at: HEADER };
+        match *self {
+            Self::Version(most, version) => out.u32(most)?.text(version)?,
+            Self::Flush(tag) => out.bytes(&tag.to_le_bytes())?,
+            Self::Attach(fid) => out.u32(fid)?.u32(NO_FID)?.text(b"root")?.text(b"")?.u32(0)?,
+            Self::Walk(fid, new, None) => out.u32(fid)?.u32(new)?.bytes(&[0, 0])?,
+            Self::Walk(fid, new, Some(name)) => out.u32(fid)?.u32(new)?.bytes(&[1, 0])?.text(name)?,
+            Self::GetAttributes(fid) => out.u32(fid)?.u64(BASIC)?,
+            Self::Open(fid, flags) => out.u32(fid)?.u32(flags)?,
+            Self::Read(fid, at, count) | Self::ReadDirectory(fid, at, count) => {
+                out.u32(fid)?.u64(at)?.u32(count)?
+            }
+            Self::ReadLink(fid) | Self::Stats(fid) | Self::Clunk(fid) => out.u32(fid)?,
+        };
+        let (size, kind) = (out.at, self.kind());
+        let message = out.room.get_mut(..size)?;
+        message[..4].copy_from_slice(&(size as u32).to_le_bytes());
+        message[4] = kind;
+        message[5..HEADER].fill(0);
+        Some(message)
+    }
+}
+
+/// A message in the making.
+struct Writer<'b> {
+    room: &'b mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn bytes(&mut self, bytes: &[u8]) -> Option<&mut Self> {
+        let end = self.at.checked_add(bytes.len())?;
+        self.room.get_mut(self.at..end)?.copy_from_slice(bytes);
+        self.at = end;
+        Some(self)
+    }
+    fn u32(&mut self, value: u32) -> Option<&mut Self> {
+        self.bytes(&value.to_le_bytes())
+    }
+    fn u64(&mut self, value: u64) -> Option<&mut Self> {
+        self.bytes(&value.to_le_bytes())
+    }
+    fn text(&mut self, text: &[u8]) -> Option<&mut Self> {
+        let length = u16::try_from(text.len()).ok()?;
+        self.bytes(&length.to_le_bytes())?.bytes(text)
+    }
+}

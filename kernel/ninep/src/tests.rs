@@ -1,0 +1,135 @@
+//! Messages as the protocol's text has them, and bytes that are none.
+
+extern crate std;
+
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn encoded(request: Request<'_>) -> Vec<u8> {
+    request.encode(&mut [0xaa; MAX_REQUEST]).unwrap().to_vec()
+}
+
+#[test]
+fn requests_are_the_bytes_that_the_protocol_says() {
+    assert_eq!(encoded(Request::Version(8192, VERSION)), b"\x15\0\0\0\x64\0\0\0\x20\0\0\x08\09P2000.L",);
+    assert_eq!(encoded(Request::Flush(0x0102)), b"\x09\0\0\0\x6c\0\0\x02\x01");
+    assert_eq!(
+        encoded(Request::Walk(1, 2, Some(b"ab"))),
+        b"\x15\0\0\0\x6e\0\0\x01\0\0\0\x02\0\0\0\x01\0\x02\0ab",
+    );
+    assert_eq!(encoded(Request::Walk(1, 2, None)), b"\x11\0\0\0\x6e\0\0\x01\0\0\0\x02\0\0\0\0\0");
+    assert_eq!(
+        encoded(Request::Read(3, 0x1_0000_0000, 4096)),
+        b"\x17\0\0\0\x74\0\0\x03\0\0\0\0\0\0\0\x01\0\0\0\0\x10\0\0",
+    );
+}
+
+#[test]
+fn a_request_that_does_not_fit_is_none() {
+    let name = [b'x'; 255];
+    let whole = encoded(Request::Walk(1, 2, Some(&name)));
+    for length in 0..whole.len() {
+        assert_eq!(Request::Walk(1, 2, Some(&name)).encode(&mut std::vec![0; length]), None, "{length}");
+    }
+}
+
+/// Rlerror with ENOENT.
+const NO_ENTRY: [u8; 11] = [11, 0, 0, 0, RLERROR, 5, 0, 2, 0, 0, 0];
+
+#[test]
+fn a_reply_is_its_requests_or_malformed() {
+    assert_eq!(check(&NO_ENTRY, 11, 110, 5), Ok(Outcome::Error(2)));
+    let done = [9, 0, 0, 0, 111, 5, 0, 0, 0];
+    assert_eq!(check(&done, 9, 110, 5), Ok(Outcome::Done(9)));
+    assert_eq!(check(&done, 4000, 110, 5), Ok(Outcome::Done(9)));
+    assert_eq!(check(&done, 8, 110, 5), Err(Malformed), "longer than it is");
+    assert_eq!(check(&done, 9, 110, 6), Err(Malformed), "another's tag");
+    assert_eq!(check(&done, 9, 112, 5), Err(Malformed), "another's answer");
+    assert_eq!(check(&done[..6], 9, 110, 5), Err(Malformed), "no header");
+    assert_eq!(check(&NO_ENTRY, 10, 110, 5), Err(Malformed), "half an error");
+    let mut short = NO_ENTRY;
+    short[0] = 10;
+    assert_eq!(check(&short, 11, 110, 5), Err(Malformed), "an error without its number");
+    assert_eq!(check(&[6, 0, 0, 0, 111, 5, 0], 7, 110, 5), Err(Malformed), "shorter than a header");
+    assert_eq!(check(&done, 9, 255, 5), Err(Malformed), "no such type");
+}
+
+fn entry(name: &[u8]) -> Vec<u8> {
+    let mut bytes = std::vec![0x80, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4];
+    bytes.extend_from_slice(&(name.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(name);
+    bytes
+}
+
+#[test]
+fn entries_end_at_what_is_no_name() {
+    let good = [entry(b"a"), entry(b"bc")].concat();
+    let mut entries = Entries::new(&good);
+    let first = entries.next().unwrap();
+    assert_eq!((first.name, first.next, first.kind, first.qid.path), (&b"a"[..], 9, 4, 7));
+    assert_eq!(entries.next().unwrap().name, b"bc");
+    assert!(entries.next().is_none() && entries.is_at_end());
+    for bad in [&b""[..], b"a/b", b"a\0", &[b'x'; 256]] {
+        let bytes = [entry(b"a"), entry(bad), entry(b"c")].concat();
+        let mut entries = Entries::new(&bytes);
+        assert_eq!(entries.by_ref().count(), 1, "{bad:?}");
+        assert!(!entries.is_at_end());
+    }
+}
+
+#[test]
+fn a_link_leads_to_a_text() {
+    assert_eq!(link_target(b"\x02\0ab"), Some(&b"ab"[..]));
+    assert_eq!(link_target(b"\0\0"), None);
+    assert_eq!(link_target(b"\x03\0ab"), None);
+    assert_eq!(link_target(b"\x02\0a\0"), None);
+}
+
+#[test]
+fn attributes_are_where_the_protocol_says() {
+    let mut body = std::vec![0; 153];
+    body[8..21].copy_from_slice(&[0x80, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    body[21..25].copy_from_slice(&0o100_644_u32.to_le_bytes());
+    body[49..57].copy_from_slice(&1234_u64.to_le_bytes());
+    body[89..97].copy_from_slice(&77_u64.to_le_bytes());
+    let told = Attributes::decode(&body).unwrap();
+    assert_eq!((told.mode, told.size, told.modified), (0o100_644, 1234, (77, 0)));
+    body[49..57].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert_eq!(Attributes::decode(&body), None, "no file is as long");
+    assert_eq!(Attributes::decode(&body[..120]), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// No bytes make a reader panic, and what it gives lies within them.
+    #[test]
+    fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..300), written in any::<usize>(),
+                          kind in any::<u8>(), tag in any::<u16>()) {
+        if let Ok(Outcome::Done(size)) = check(&bytes, written, kind, tag) {
+            prop_assert!((HEADER..=written).contains(&size));
+        }
+        let _ = (Attributes::decode(&bytes), FileSystemStats::decode(&bytes), opened(&bytes), qid(&bytes));
+        let _ = (walked(&bytes), version(&bytes), count(&bytes));
+        if let Some(text) = link_target(&bytes) {
+            prop_assert!(text.len() + 2 <= bytes.len() && !text.contains(&0));
+        }
+        let names: usize = Entries::new(&bytes).map(|entry| entry.name.len() + 24).sum();
+        prop_assert!(names <= bytes.len());
+    }
+
+    /// A listing with one byte changed is read to an end, too.
+    #[test]
+    fn a_listing_with_a_flip_is_read(names in prop::collection::vec("[a-z]{1,20}", 1..8), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        let mut bytes: Vec<u8> = names.iter().flat_map(|name| entry(name.as_bytes())).collect();
+        prop_assert_eq!(Entries::new(&bytes).count(), names.len());
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        for entry in Entries::new(&bytes) {
+            prop_assert!(!entry.name.is_empty() && !entry.name.contains(&b'/'));
+        }
+    }
+}

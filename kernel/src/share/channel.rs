@@ -1,0 +1,273 @@
+//! A device of messages, and what is asked through it.
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use freehold_bounce::{Original, OriginalMut};
+use freehold_collections::{Arc, Vec, reserve};
+use freehold_ninep::{
+    self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, Qid, Request, VERSION,
+};
+use freehold_virtio::p9::MAX_DATA;
+use freehold_virtio::{Data, Exchange, MessageDevice, MessageError, Sleep};
+use spin::Once;
+
+use super::Session;
+use super::fids::{Fid, Fids, Haste};
+use crate::block::{Shortage, ensure_objects};
+use crate::{Errno, Result, host, sched};
+
+/// Bytes of the longest request: a name, and numbers.
+const REQUEST: usize = 320;
+/// Bytes of the longest answer but a symbolic link's.
+const REPLY: usize = 192;
+/// Bytes of a message beside its data (P9_IOHDRSZ).
+const OVERHEAD: usize = 24;
+/// The least data that a server must be able to move at once.
+const LEAST: usize = 4096;
+
+static CHANNELS: Once<Vec<&'static Channel>> = Once::new();
+
+/// A device of the host that shows one folder.
+pub(super) struct Channel {
+    device: Arc<dyn MessageDevice>,
+    is_used: AtomicBool,
+    /// The most data of one message, as agreed with the server.
+    most: AtomicUsize,
+    fids: Fids,
+}
+
+/// Makes the host's devices known, and starts the task that tells servers of numbers that are not needed. Whether there are any.
+pub(super) fn init() -> Result<bool> {
+    let mut channels = Vec::new();
+    for device in host::folders() {
+        let channel: &'static Channel = reserve::leaked(Channel {
+            device: device.clone(),
+            is_used: AtomicBool::new(false),
+            most: AtomicUsize::new(LEAST),
+            fids: Fids::new()?,
+        });
+        channels.try_push(channel)?;
+    }
+    let any = !channels.is_empty();
+    CHANNELS.call_once(|| channels);
+    if any {
+        sched::spawn_kernel("9p", work)?;
+    }
+    Ok(any)
+}
+
+fn all() -> &'static [&'static Channel] {
+    CHANNELS.get().map_or(&[], Vec::as_slice)
+}
+
+/// The task: one number after the other.
+fn work() {
+    let due = || all().iter().find_map(|&channel| Some((channel, channel.next_due()?)));
+    loop {
+        let (channel, number) = host::folders_ended().wait_uninterruptible(due);
+        channel.clunk(number);
+    }
+}
+
+impl Channel {
+    /// The one that shows what is called `tag`.
+    pub fn named(tag: &[u8]) -> Option<&'static Self> {
+        all().iter().copied().find(|channel| channel.device.tag() == tag)
+    }
+
+    /// Its numbers.
+    pub const fn fids(&self) -> &Fids {
+        &self.fids
+    }
+
+    /// The most data of one message.
+    pub fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// Begins a session.
+    ///
+    /// # Errors
+    /// `EBUSY`: there is one; `EPROTONOSUPPORT`: the server speaks something else.
+    pub fn begin(&'static self) -> Result<Session> {
+        if self.is_used.swap(true, Ordering::AcqRel) {
+            return Err(Errno::EBUSY);
+        }
+        let session = Session(self);
+        let mut reply = [0; REPLY];
+        let longest = (MAX_DATA + OVERHEAD) as u32;
+        let length = self.ask(&Request::Version(longest, VERSION), &mut reply, None)?;
+        let (agreed, version) = body(&reply, length).and_then(ninep::version).ok_or(Errno::EIO)?;
+        let most = (agreed.min(longest) as usize).saturating_sub(OVERHEAD);
+        if version != VERSION || most < LEAST {
+            return Err(Errno::EPROTONOSUPPORT);
+        }
+        self.most.store(most, Ordering::Relaxed);
+        Ok(session)
+    }
+
+    /// The session is over; its numbers were put away.
+    pub fn end(&self) {
+        self.is_used.store(false, Ordering::Release);
+    }
+
+    /// The tree's first directory.
+    pub fn attach(&'static self) -> Result<Fid> {
+        self.make(|fid| Request::Attach(fid), |_| Some(())).map(|(fid, ())| fid)
+    }
+
+    /// What `name` leads to from `dir`.
+    pub fn walk(&'static self, dir: &Fid, name: &[u8]) -> Result<(Fid, Qid)> {
+        self.make(|fid| Request::Walk(dir.number(), fid, Some(name)), ninep::walked)
+    }
+
+    /// The file of `fid`, opened by another number, with these flags of open(2).
+    pub fn open(&'static self, fid: &Fid, flags: u32) -> Result<Fid> {
+        let (opened, ()) = self.make(|new| Request::Walk(fid.number(), new, None), |_| Some(()))?;
+        let mut reply = [0; REPLY];
+        // Of an open that is killed half-way the server has a file that it closes when it is told of the number.
+        opened.set_open();
+        let length = self.ask(&Request::Open(opened.number(), flags), &mut reply, None)?;
+        body(&reply, length).and_then(ninep::opened).ok_or(Errno::EIO)?;
+        Ok(opened)
+    }
+
+    /// What the server says of a file.
+    pub fn attributes(&self, fid: &Fid) -> Result<Attributes> {
+        let mut reply = [0; REPLY];
+        let length = self.ask(&Request::GetAttributes(fid.number()), &mut reply, None)?;
+        body(&reply, length).and_then(Attributes::decode).ok_or(Errno::EIO)
+    }
+
+    /// How much there is in all.
+    pub fn stats(&self, fid: &Fid) -> Result<FileSystemStats> {
+        let mut reply = [0; REPLY];
+        let length = self.ask(&Request::Stats(fid.number()), &mut reply, None)?;
+        body(&reply, length).and_then(FileSystemStats::decode).ok_or(Errno::EIO)
+    }
+
+    /// Where a symbolic link leads.
+    pub fn read_link(&self, fid: &Fid) -> Result<Vec<u8>> {
+        let mut reply = Vec::try_filled(0, MAX_REPLY)?;
+        let length = self.ask(&Request::ReadLink(fid.number()), &mut reply, None)?;
+        let target = body(&reply, length).and_then(ninep::link_target).ok_or(Errno::EIO)?;
+        Ok(Vec::try_from_slice(target)?)
+    }
+
+    /// Bytes from an offset of an open file on; 0 at its end.
+    pub fn read(&self, fid: &Fid, offset: u64, to: &mut dyn OriginalMut) -> Result<usize> {
+        self.receive(&Request::Read(fid.number(), offset, 0), to)
+    }
+
+    /// Entries of an open directory, from a position on; 0 bytes at its end.
+    pub fn list(&self, fid: &Fid, from: u64, to: &mut [u8]) -> Result<usize> {
+        self.receive(&Request::ReadDirectory(fid.number(), from, 0), &mut Bytes(to))
+    }
+
+    /// The same into memory of the kernel.
+    pub fn read_bytes(&self, fid: &Fid, offset: u64, to: &mut [u8]) -> Result<usize> {
+        self.read(fid, offset, &mut Bytes(to))
+    }
+
+    fn receive(&self, request: &Request<'_>, to: &mut dyn OriginalMut) -> Result<usize> {
+        let mut reply = [0; DATA_HEADER];
+        self.exchange(request, &mut reply, Data::Received(to), None).map_err(errno)
+    }
+
+    /// Sends a request that makes a new number known, and reads the answer's body.
+    fn make<'a, R>(
+        &'static self,
+        request: impl FnOnce(u32) -> Request<'a>,
+        read: impl FnOnce(&[u8]) -> Option<R>,
+    ) -> Result<(Fid, R)> {
+        let fid = Fid::new(self)?;
+        let request = request(fid.number());
+        let mut reply = [0; REPLY];
+        match self.exchange(&request, &mut reply, Data::None, Some(fid.number())) {
+            Ok(length) => {
+                let told = body(&reply, length).and_then(read).ok_or(Errno::EIO)?;
+                Ok((fid, told))
+            }
+            Err(error) => {
+                match error {
+                    MessageError::Abandoned => fid.abandoned(),
+                    _ => fid.refused(),
+                }
+                Err(errno(error))
+            }
+        }
+    }
+
+    fn ask(&self, request: &Request<'_>, reply: &mut [u8], left: Option<u32>) -> Result<usize> {
+        self.exchange(request, reply, Data::None, left).map_err(errno)
+    }
+
+    fn exchange(
+        &self,
+        request: &Request<'_>,
+        reply: &mut [u8],
+        data: Data<'_>,
+        left: Option<u32>,
+    ) -> core::result::Result<usize, MessageError> {
+        let mut room = [0; REQUEST];
+        let request = request.encode(&mut room).ok_or(MessageError::TooLong)?;
+        // The device's objects for one request.
+        ensure_objects(Shortage::Fail).map_err(|_| MessageError::Refused(Errno::ENOMEM as u32))?;
+        self.device.exchange(&mut Exchange { request, reply, data, left }, Sleep::Killable)
+    }
+
+    /// Something for the task: a number to tell the server of.
+    fn next_due(&self) -> Option<u32> {
+        while let Some(number) = self.device.take_ended() {
+            self.fids.put_away(number, Haste::Now);
+        }
+        self.fids.next_due()
+    }
+
+    /// Tells the server of a number. What it answers changes nothing: it knows the number no more, or never did.
+    fn clunk(&self, number: u32) {
+        let mut reply = [0; DATA_HEADER];
+        let mut room = [0; REQUEST];
+        if let Some(request) = Request::Clunk(number).encode(&mut room)
+            && ensure_objects(Shortage::Wait).is_ok()
+        {
+            let data = Data::None;
+            let mut exchange = Exchange { request, reply: &mut reply, data, left: None };
+            let _ = self.device.exchange(&mut exchange, Sleep::Uninterruptible);
+        }
+        self.fids.told(number);
+    }
+}
+
+/// Bytes of the kernel's heap, or of its stack.
+struct Bytes<'a>(&'a mut [u8]);
+
+impl Original for Bytes<'_> {
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        self.0.copy_to(offset, to);
+    }
+}
+
+impl OriginalMut for Bytes<'_> {
+    fn copy_from(&mut self, offset: usize, from: &[u8]) {
+        self.0.copy_from(offset, from);
+    }
+}
+
+/// The part of an answer of `length` bytes behind its header, as far as there was room for it.
+fn body(reply: &[u8], length: usize) -> Option<&[u8]> {
+    reply.get(HEADER..length.min(reply.len()))
+}
+
+/// What a program is told.
+fn errno(error: MessageError) -> Errno {
+    match error {
+        MessageError::Refused(number) => Errno::from_number(number).unwrap_or(Errno::EIO),
+        MessageError::Killed | MessageError::Abandoned => Errno::EINTR,
+        MessageError::TooLong => Errno::ENAMETOOLONG,
+        MessageError::Failed => Errno::EIO,
+    }
+}

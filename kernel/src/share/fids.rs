@@ -1,0 +1,166 @@
+//! Fids: the numbers by which the server knows files.
+//!
+//! A [`Fid`] is one number, from before the server is told of it. When it is dropped the number is *put away*: the channel's
+//! task ([`super::channel`]) tells the server, and only then is the number free. So dropping sleeps nowhere, and a task that is killed
+//! in the middle leaves nothing behind: of a request that it abandoned the number comes back when the server is done with it.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::Vec;
+
+use super::channel::Channel;
+use crate::sync::SpinLock;
+use crate::{Errno, Result, host};
+
+/// How many there are of one channel.
+const FIDS: u32 = 1 << 16;
+/// How many that were only walked to may be put away before the server is told of any: it keeps a path for each, and no open file.
+const LAZY: usize = 64;
+
+/// The numbers of a channel.
+pub(super) struct Fids(SpinLock<Numbers>);
+
+struct Numbers {
+    /// A bit for each that is used or put away.
+    taken: Vec<u64>,
+    /// A bit for each that is put away.
+    away: Vec<u64>,
+    /// How many those are.
+    count: usize,
+    /// The server is to be told of all.
+    due: bool,
+    /// Where the search goes on.
+    next: usize,
+}
+
+impl Fids {
+    /// All of them free.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self> {
+        let words = (FIDS / 64) as usize;
+        let (taken, away) = (Vec::try_filled(0, words)?, Vec::try_filled(0, words)?);
+        Ok(Self(SpinLock::new(Numbers { taken, away, count: 0, due: false, next: 0 })))
+    }
+
+    fn take(&self) -> Result<u32> {
+        let mut numbers = self.0.lock();
+        let words = numbers.taken.len();
+        let start = numbers.next;
+        let free = (0..words).map(|step| (start + step) % words).find(|&at| numbers.taken[at] != u64::MAX);
+        let Some(at) = free else {
+            // Those that are put away are free soon.
+            numbers.due = true;
+            drop(numbers);
+            host::folders_ended().wake_all();
+            return Err(Errno::ENFILE);
+        };
+        let bit = numbers.taken[at].trailing_ones();
+        numbers.taken[at] |= 1 << bit;
+        numbers.next = at;
+        Ok(at as u32 * 64 + bit)
+    }
+
+    /// The server knows nothing of it, or will soon be told.
+    fn free(&self, number: u32) {
+        self.0.lock().taken[(number / 64) as usize] &= !(1 << (number % 64));
+    }
+
+    /// The server is to be told that it is not needed any more.
+    pub fn put_away(&self, number: u32, haste: Haste) {
+        let is_due = {
+            let mut numbers = self.0.lock();
+            numbers.away[(number / 64) as usize] |= 1 << (number % 64);
+            numbers.count += 1;
+            numbers.due |= haste == Haste::Now || numbers.count >= LAZY;
+            numbers.due
+        };
+        if is_due {
+            host::folders_ended().wake_all();
+        }
+    }
+
+    /// A number that the server is to be told of now; put back by [`Fids::told`].
+    pub fn next_due(&self) -> Option<u32> {
+        let mut numbers = self.0.lock();
+        if !numbers.due {
+            return None;
+        }
+        let at = numbers.away.iter().position(|&word| word != 0);
+        let Some(at) = at else {
+            numbers.due = false;
+            return None;
+        };
+        let bit = numbers.away[at].trailing_zeros();
+        numbers.away[at] &= !(1 << bit);
+        numbers.count -= 1;
+        Some(at as u32 * 64 + bit)
+    }
+
+    /// The server was told of it.
+    pub fn told(&self, number: u32) {
+        self.free(number);
+    }
+
+    /// How many are used or put away.
+    #[cfg(test)]
+    pub fn taken(&self) -> u32 {
+        self.0.lock().taken.iter().map(|word| word.count_ones()).sum()
+    }
+}
+
+/// How soon the server is to be told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Haste {
+    /// It has a file open.
+    Now,
+    /// When there are more.
+    None,
+}
+
+/// A number that stands for a file.
+pub(super) struct Fid {
+    channel: &'static Channel,
+    number: u32,
+    is_open: AtomicBool,
+    /// The server knows it, or may come to.
+    is_known: AtomicBool,
+}
+
+impl Fid {
+    /// A number that the server is about to be told of.
+    ///
+    /// # Errors
+    /// `ENFILE`.
+    pub fn new(channel: &'static Channel) -> Result<Self> {
+        let number = channel.fids().take()?;
+        Ok(Self { channel, number, is_open: AtomicBool::new(false), is_known: AtomicBool::new(true) })
+    }
+    /// Its number.
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+    /// The server has a file open for it.
+    pub fn set_open(&self) {
+        self.is_open.store(true, Ordering::Relaxed);
+    }
+    /// The server refused it: the number is free at once.
+    pub fn refused(self) {
+        self.is_known.store(false, Ordering::Relaxed);
+        self.channel.fids().free(self.number);
+    }
+    /// A request that makes it known was abandoned: when that is over the number is put away.
+    pub fn abandoned(self) {
+        self.is_known.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Fid {
+    fn drop(&mut self) {
+        if *self.is_known.get_mut() {
+            let haste = if *self.is_open.get_mut() { Haste::Now } else { Haste::None };
+            self.channel.fids().put_away(self.number, haste);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Folders of the host: the file system 9p, whose server is the host's QEMU.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`channel`] | a device, and what is asked through it |
+//! | [`fids`] | the numbers by which the server knows files |
+//! | [`node`], [`file`] | inodes, open files |
+//! | [`store`] | the server as what is behind a page cache |
+//! | [`caches`] | what reclaim takes from here |
+//!
+//! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value once. Whatever it says
+//! of names, kinds, sizes and times, the worst that comes of it are wrong files in this mount.
+//!
+//! **What is new when.** Each step of a path asks the server, so names and attributes are never old. A file's bytes are in the page
+//! cache, one for each inode that the server numbers (`qid.path`). Opening asks for size and times again and drops the pages when any of
+//! them changed since the last look (close-to-open); so does a read that finds the end of the file, or that the host has cut it.
+//!
+//! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page cache. The table of nodes, the
+//! list of recent ones, a node's attributes and the fids have a spin lock each, under which nothing sleeps, nothing of these is
+//! dropped, and no other of these locks is taken.
+//!
+//! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards the host.
+
+mod caches;
+mod channel;
+mod fids;
+mod file;
+mod node;
+mod store;
+
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use channel::Channel;
+use fids::Fid;
+use freehold_collections::{
+    Arc, Map, VecDeque, Weak,
+    reserve::{self, ArcMethods},
+};
+use freehold_ninep::Attributes;
+use node::ShareNode;
+
+use crate::fs::mount::MountFlags;
+use crate::fs::device::unnamed_device;
+use crate::fs::{FileSystem, FsStats, Node, root};
+use crate::host::spec::{Share as Wanted, ShareMode};
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// The magic number of statfs(2) (linux/magic.h).
+const MAGIC: u64 = 0x0102_1997;
+/// Inodes whose pages are kept though nobody has them open.
+const RECENT: usize = 1024;
+
+/// Make the host's folders known, by their tags. Once, after the devices were started.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn init() -> Result<()> {
+    if channel::init()? {
+        caches::init()?;
+    }
+    Ok(())
+}
+
+pub use caches::drop_clean;
+
+/// What the program is to see of the host's folders, at its places.
+///
+/// # Errors
+/// What mounting gives.
+pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
+    for share in wanted {
+        let fs = mount(&share.tag, b"trans=virtio,version=9p2000.L")?;
+        let flags = match share.mode {
+            ShareMode::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV,
+        };
+        root::mount_at(fs, &share.tag, &share.path, flags)?;
+    }
+    Ok(())
+}
+
+/// The folder of the host that is called `tag`, with mount(2)'s `options`.
+///
+/// # Errors
+/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; what the server says.
+pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+    check_options(options)?;
+    let channel = Channel::named(tag).ok_or(Errno::ENOENT)?;
+    let share = reserve::arc(Share {
+        session: channel.begin()?,
+        device: unnamed_device(),
+        nodes: SpinLock::new(Map::new()),
+        recent: SpinLock::new(VecDeque::new()),
+        is_mounted: AtomicBool::new(true),
+    });
+    let fid = channel.attach()?;
+    let told = channel.attributes(&fid)?;
+    let root = share.node(fid, &told, None)?;
+    caches::list(&share)?;
+    Ok(reserve::arc(ShareFs { share, root }))
+}
+
+/// Options of Linux' 9p that change nothing here, or that have to be so.
+fn check_options(options: &[u8]) -> Result<()> {
+    for option in options.split(|&byte| byte == b',').filter(|option| !option.is_empty()) {
+        let (key, value) = match option.iter().position(|&byte| byte == b'=') {
+            Some(at) => (&option[..at], &option[at + 1..]),
+            None => (option, &b""[..]),
+        };
+        let is_known = match key {
+            b"trans" => value == b"virtio",
+            b"version" => value == b"9p2000.L",
+            b"msize" => value.iter().all(u8::is_ascii_digit) && !value.is_empty(),
+            b"cache" => matches!(value, b"none" | b"readahead" | b"mmap" | b"loose"),
+            b"access" => matches!(value, b"client" | b"any"),
+            _ => false,
+        };
+        if !is_known {
+            return Err(Errno::EINVAL);
+        }
+    }
+    Ok(())
+}
+
+/// A session with a server, and the inodes that were found in it.
+pub(super) struct Share {
+    session: Session,
+    device: u64,
+    /// By their numbers.
+    nodes: SpinLock<Map<u64, Weak<ShareNode>>>,
+    /// Those that are kept for the sake of their pages, oldest first.
+    recent: SpinLock<VecDeque<Arc<ShareNode>>>,
+    /// Cleared when the file system has gone: nothing is kept any more.
+    is_mounted: AtomicBool,
+}
+
+/// The use of a channel; ended when this is dropped.
+pub(super) struct Session(&'static Channel);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Share {
+    fn channel(&self) -> &'static Channel {
+        self.session.0
+    }
+
+    /// The inode that `fid` stands for, of which the server has `told`, found in a directory by a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` for a kind of file that there is not.
+    fn node(
+        self: &Arc<Self>,
+        fid: Fid,
+        told: &Attributes,
+        found: Option<(&Arc<ShareNode>, &[u8])>,
+    ) -> Result<Arc<ShareNode>> {
+        let known = self.nodes.lock().get(&told.qid.path).and_then(|node| node.upgrade());
+        let fid = reserve::arc(fid);
+        if let Some(node) = known.filter(|node| node.is_of_kind(told)) {
+            node.found_again(fid, told, found);
+            return Ok(node);
+        }
+        let node = ShareNode::new(self, fid, told, found)?;
+        // Of two who find a file at once, the later one's node is known from then on: each has its own cache until it is let go of.
+        let before = self.nodes.lock().try_insert(told.qid.path, node.downgrade());
+        drop(before?);
+        self.keep(&node);
+        Ok(node)
+    }
+
+    /// Keeps a node for a while; lets go of one that was not used for long.
+    fn keep(&self, node: &Arc<ShareNode>) {
+        if !node.has_pages() || !self.is_mounted.load(Ordering::Acquire) {
+            return;
+        }
+        let mut gone = None;
+        {
+            let mut recent = self.recent.lock();
+            let has_room = recent.len() < RECENT && recent.try_push_back(node.clone()).is_ok();
+            // Each that was used since it was last looked at is spared once.
+            for _ in 0..if has_room { 0 } else { recent.len().min(8) } {
+                let Some(oldest) = recent.pop_front() else { break };
+                if oldest.was_used() {
+                    recent.push_back_reserved(oldest);
+                } else {
+                    recent.push_back_reserved(node.clone());
+                    gone = Some(oldest);
+                    break;
+                }
+            }
+        }
+        drop(gone);
+    }
+
+    /// Forgets a node that has ended.
+    fn forget(&self, path: u64) {
+        let mut nodes = self.nodes.lock();
+        // Another of this number may have been found since.
+        if nodes.get(&path).is_some_and(|node| node.strong_count() == 0) {
+            nodes.remove(&path);
+        }
+    }
+
+    /// The node with the lowest number from `from` on, with its number.
+    fn next_node(&self, from: u64) -> Option<(u64, Option<Arc<ShareNode>>)> {
+        let nodes = self.nodes.lock();
+        nodes.first_from(core::ops::Bound::Included(&from)).map(|(&path, node)| (path, node.upgrade()))
+    }
+}
+
+/// A mounted folder.
+struct ShareFs {
+    share: Arc<Share>,
+    root: Arc<ShareNode>,
+}
+
+impl Drop for ShareFs {
+    fn drop(&mut self) {
+        // Nodes keep the share, and the list of recent ones keeps nodes.
+        self.share.is_mounted.store(false, Ordering::Release);
+        let recent = core::mem::take(&mut *self.share.recent.lock());
+        drop(recent);
+    }
+}
+
+impl FileSystem for ShareFs {
+    fn name(&self) -> &'static str {
+        "9p"
+    }
+    fn device(&self) -> u64 {
+        self.share.device
+    }
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+    fn stats(&self) -> FsStats {
+        let told = self.share.channel().stats(&self.root.fid());
+        told.map_or(FsStats { magic: MAGIC, block_size: 4096, ..FsStats::default() }, |told| FsStats {
+            magic: MAGIC,
+            block_size: told.block_size.max(1).into(),
+            blocks: told.blocks,
+            free_blocks: told.free,
+            inodes: told.files,
+            free_inodes: told.free_files,
+        })
+    }
+    fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        out.write_str(",trans=virtio,version=9p2000.L")
+    }
+    fn configure(&self, options: &[u8]) -> Result<()> {
+        check_options(options)
+    }
+}

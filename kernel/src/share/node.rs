@@ -1,0 +1,338 @@
+//! Inodes of a share.
+//!
+//! There is one node for each number that the server gives (`qid.path`), by whatever names it is found; the latest name is the one that
+//! its requests go by. So its page cache is one, and who runs a program keeps others from writing to it.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, Box, Receiver, Vec, Weak, reserve};
+use freehold_ninep::Attributes;
+
+use super::Share;
+use super::fids::Fid;
+use super::file::{DirectoryFile, RegularFile};
+use super::store::Store;
+use crate::fs::device::{make_device, open_fifo};
+use crate::fs::node::{DirectoryPlace, Identity, Metadata, Node, NodeKind, Presence};
+use crate::fs::text::TextUse;
+use crate::fs::{Content, File, OpenFlags, Timestamp};
+use crate::mem::{CacheContent, PageCache, frames};
+use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
+use crate::{Errno, Result, sched};
+
+/// Flags of open(2) as the protocol has them.
+const READ_ONLY: u32 = 0;
+const DIRECTORY: u32 = 0o200_000;
+
+/// The bytes of a regular file.
+pub(super) struct Regular {
+    content: Arc<CacheContent>,
+    store: Arc<Store>,
+    text: TextUse,
+    /// What the server said of the file when its pages were last good.
+    turn: Mutex<Seen>,
+}
+
+/// What tells that a file's bytes are others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    version: u32,
+    size: u64,
+    modified: (u64, u64),
+    changed: (u64, u64),
+}
+
+impl Seen {
+    fn of(told: &Attributes) -> Self {
+        Self { version: told.qid.version, size: told.size, modified: told.modified, changed: told.changed }
+    }
+}
+
+/// Where a directory was found. It keeps its parent, to any depth: the end of one does not recurse.
+struct Whereabouts {
+    place: Option<(Arc<ShareNode>, Arc<[u8]>)>,
+}
+
+impl LetGo for Whereabouts {
+    fn let_go(&mut self) {
+        drop(self.place.take());
+    }
+}
+
+enum Body {
+    Regular(Regular),
+    Directory(SpinLock<Option<Box<Deferred<Whereabouts>>>>),
+    Other,
+}
+
+struct Known {
+    fid: Arc<Fid>,
+    told: Attributes,
+}
+
+/// An inode of the server.
+pub(super) struct ShareNode {
+    share: Arc<Share>,
+    me: Weak<Self>,
+    path: u64,
+    kind: NodeKind,
+    known: SpinLock<Known>,
+    used: AtomicBool,
+    body: Body,
+}
+
+impl ShareNode {
+    /// The node that `fid` stands for.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` for a kind of file that there is not.
+    pub fn new(
+        share: &Arc<Share>,
+        fid: Arc<Fid>,
+        told: &Attributes,
+        found: Option<(&Arc<Self>, &[u8])>,
+    ) -> Result<Arc<Self>> {
+        let kind = NodeKind::from_mode(told.mode).ok_or(Errno::EIO)?;
+        let body = match kind {
+            NodeKind::Regular => {
+                let store = reserve::arc(Store::new(share.channel(), told.size));
+                let cache = PageCache::with_store(frames(), store.clone());
+                cache.set_size_grow(told.size);
+                let content = reserve::arc(CacheContent::new(cache));
+                let (text, turn) = (TextUse::new(), Mutex::new(Seen::of(told)));
+                Body::Regular(Regular { content, store, text, turn })
+            }
+            NodeKind::Directory => Body::Directory(SpinLock::new(None)),
+            _ => Body::Other,
+        };
+        let node = reserve::cyclic(|me| Self {
+            share: share.clone(),
+            me: me.clone(),
+            path: told.qid.path,
+            kind,
+            known: SpinLock::new(Known { fid, told: *told }),
+            used: AtomicBool::new(false),
+            body,
+        });
+        node.set_place(found);
+        Ok(node)
+    }
+
+    /// Whether the server speaks of the same kind of file.
+    pub fn is_of_kind(&self, told: &Attributes) -> bool {
+        NodeKind::from_mode(told.mode) == Some(self.kind)
+    }
+
+    /// It was found once more.
+    pub fn found_again(&self, fid: Arc<Fid>, told: &Attributes, found: Option<(&Arc<Self>, &[u8])>) {
+        self.used.store(true, Ordering::Relaxed);
+        let before = core::mem::replace(&mut *self.known.lock(), Known { fid, told: *told });
+        drop(before);
+        self.set_place(found);
+    }
+
+    fn set_place(&self, found: Option<(&Arc<Self>, &[u8])>) {
+        let (Body::Directory(place), Some((dir, name))) = (&self.body, found) else { return };
+        // A directory that is its own ancestor would keep itself; only a server that lies has one.
+        if dir.path == self.path {
+            return;
+        }
+        let now = Deferred::new(Whereabouts { place: Some((dir.clone(), reserve::slice(name))) });
+        let before = place.lock().replace(now);
+        if let Some(before) = before {
+            release(before);
+        }
+    }
+
+    /// Whether it was used since this was last asked.
+    pub fn was_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+    /// Whether it has a page cache.
+    pub fn has_pages(&self) -> bool {
+        matches!(self.body, Body::Regular(_))
+    }
+    /// The page cache of a regular file.
+    pub fn cache(&self) -> Option<&Arc<PageCache>> {
+        self.regular().map(|regular| regular.content.cache())
+    }
+    /// What the server knows it by.
+    pub fn fid(&self) -> Arc<Fid> {
+        self.known.lock().fid.clone()
+    }
+    /// The share that it is of.
+    pub fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    fn regular(&self) -> Option<&Regular> {
+        match &self.body {
+            Body::Regular(regular) => Some(regular),
+            _ => None,
+        }
+    }
+
+    fn me(&self) -> Arc<Self> {
+        self.me.upgrade().expect("a node is only reached through an Arc of it")
+    }
+
+    /// Asks the server what the file is now. Pages that may be old are gone when it returns.
+    ///
+    /// # Errors
+    /// What the server says; `EINTR`.
+    pub fn refresh(&self) -> Result<()> {
+        let told = self.share.channel().attributes(&self.fid())?;
+        if told.qid.path != self.path || !self.is_of_kind(&told) {
+            return Err(Errno::ESTALE);
+        }
+        self.known.lock().told = told;
+        let Some(regular) = self.regular() else { return Ok(()) };
+        let mut seen = regular.turn.lock_killable()?;
+        let now = Seen::of(&told);
+        if *seen == now {
+            return Ok(());
+        }
+        // Access to a file that is another by now may need another look of the server.
+        regular.store.set_reader(None);
+        regular.store.set_size(told.size);
+        let cache = regular.content.cache();
+        cache.resized(told.size, &mut sched::cond_resched);
+        cache.forget(0..u64::MAX)?;
+        *seen = now;
+        Ok(())
+    }
+
+    /// Sees to it that the file can be read: the first open of a file asks the server.
+    fn make_readable(&self, regular: &Regular) -> Result<()> {
+        if regular.store.reader().is_none() {
+            let fid = self.share.channel().open(&self.fid(), READ_ONLY)?;
+            regular.store.set_reader(Some(reserve::arc(fid)));
+        }
+        Ok(())
+    }
+
+    fn open_regular(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        let regular = self.regular().ok_or(Errno::EINVAL)?;
+        if flags.writes() {
+            return Err(Errno::EROFS);
+        }
+        self.refresh()?;
+        self.make_readable(regular)?;
+        self.used.store(true, Ordering::Relaxed);
+        Ok(reserve::arc(RegularFile::new(self, flags)))
+    }
+
+    /// Bytes of a regular file. What the host has done to the file meanwhile shows at its end.
+    pub fn read_at(&self, offset: u64, sink: &mut dyn crate::user::Sink) -> Result<usize> {
+        let regular = self.regular().ok_or(Errno::EISDIR)?;
+        let first = regular.content.read_at(offset, sink);
+        let is_at_end = first == Ok(0) && sink.remaining() > 0;
+        let fell_short = first == Err(Errno::EIO) && regular.store.take_fell_short();
+        if !is_at_end && !fell_short {
+            return first;
+        }
+        self.refresh()?;
+        self.make_readable(regular)?;
+        regular.content.read_at(offset, sink)
+    }
+
+    /// The content of a regular file.
+    pub fn content(&self) -> Option<Arc<dyn Content>> {
+        let content: Arc<dyn Content> = self.regular()?.content.clone();
+        Some(content)
+    }
+    /// What a regular file is read by past its pages.
+    pub fn reader(&self) -> Option<Arc<Fid>> {
+        self.regular()?.store.reader()
+    }
+}
+
+impl Drop for ShareNode {
+    fn drop(&mut self) {
+        self.share.forget(self.path);
+        if let Body::Directory(place) = &mut self.body
+            && let Some(place) = place.get_mut().take()
+        {
+            release(place);
+        }
+    }
+}
+
+fn timestamp((seconds, nanoseconds): (u64, u64)) -> Timestamp {
+    let nanoseconds = u32::try_from(nanoseconds).ok().filter(|&count| count < 1_000_000_000).unwrap_or(0);
+    Timestamp { seconds: seconds.cast_signed(), nanoseconds }
+}
+
+impl Node for ShareNode {
+    fn identity(&self) -> Identity {
+        Identity { device: self.share.device, inode: self.path }
+    }
+    fn kind(&self) -> NodeKind {
+        self.kind
+    }
+    fn metadata(&self) -> Metadata {
+        let told = self.known.lock().told;
+        Metadata {
+            device: self.share.device,
+            inode: self.path,
+            kind: self.kind,
+            mode: told.mode & 0o7777,
+            links: u32::try_from(told.links).unwrap_or(u32::MAX),
+            uid: told.uid,
+            gid: told.gid,
+            // The server's makedev has 8 bits of minor number at the bottom, as ours.
+            rdev: make_device((told.rdev >> 8 & 0xfff) as u32, (told.rdev & 0xff) as u32),
+            size: self.regular().map_or(told.size, |regular| regular.content.size()),
+            block_size: u32::try_from(told.block_size).unwrap_or(4096).max(1),
+            blocks: told.blocks,
+            accessed: timestamp(told.accessed),
+            modified: timestamp(told.modified),
+            changed: timestamp(told.changed),
+        }
+    }
+    fn text_use(&self) -> Option<&TextUse> {
+        self.regular().map(|regular| &regular.text)
+    }
+
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        match self.kind {
+            NodeKind::Regular => self.open_regular(flags),
+            NodeKind::Directory => {
+                let fid = self.share.channel().open(&self.fid(), DIRECTORY)?;
+                Ok(reserve::arc(DirectoryFile::new(self, fid)))
+            }
+            NodeKind::Symlink => Err(Errno::ELOOP),
+            NodeKind::Fifo => open_fifo(self, flags),
+            NodeKind::Socket => Err(Errno::ENXIO),
+            kind @ (NodeKind::CharDevice | NodeKind::BlockDevice) => {
+                let rdev = self.metadata().rdev;
+                crate::fs::device::open(self, kind, rdev, flags)
+            }
+        }
+    }
+
+    fn parent(&self) -> Option<DirectoryPlace> {
+        let Body::Directory(place) = &self.body else { return None };
+        let place = place.lock();
+        let (dir, name) = place.as_ref()?.place.as_ref()?;
+        Some(DirectoryPlace { dir: dir.clone(), name: name.clone(), presence: Presence::Linked })
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        if self.kind != NodeKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let channel = self.share.channel();
+        let (fid, _) = channel.walk(&self.fid(), name)?;
+        let told = channel.attributes(&fid)?;
+        let node: Arc<dyn Node> = self.share.node(fid, &told, Some((&self.me(), name)))?;
+        Ok(node)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        if self.kind != NodeKind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        self.share.channel().read_link(&self.fid())
+    }
+}

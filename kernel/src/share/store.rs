@@ -1,0 +1,115 @@
+//! The server as what is behind a page cache.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_bounce::FrameBytes;
+use freehold_collections::Arc;
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_vm::{BackingStore, MAX_RUN, VmError};
+
+use super::channel::Channel;
+use super::fids::Fid;
+use crate::Errno;
+use crate::hw::Hardware;
+use crate::mem::Frames;
+use crate::sync::SpinLock;
+
+/// Bytes that were read for page caches since boot.
+pub(super) static READ: AtomicU64 = AtomicU64::new(0);
+
+/// A file of the server.
+pub(super) struct Store {
+    channel: &'static Channel,
+    /// Opened for reading, since the first open of the file here.
+    reader: SpinLock<Option<Arc<Fid>>>,
+    /// Bytes, as the server last said.
+    size: AtomicU64,
+    /// The server had fewer bytes than it said.
+    fell_short: AtomicBool,
+}
+
+impl Store {
+    pub fn new(channel: &'static Channel, size: u64) -> Self {
+        Self {
+            channel,
+            reader: SpinLock::new(None),
+            size: AtomicU64::new(size),
+            fell_short: AtomicBool::new(false),
+        }
+    }
+
+    /// What it is read by.
+    pub fn reader(&self) -> Option<Arc<Fid>> {
+        self.reader.lock().clone()
+    }
+    /// Have it read by `fid` from now on.
+    pub fn set_reader(&self, fid: Option<Arc<Fid>>) {
+        let before = core::mem::replace(&mut *self.reader.lock(), fid);
+        drop(before);
+    }
+    /// The server says that it has so many bytes.
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+    /// Whether the server had fewer bytes than it said, since this was last asked.
+    pub fn take_fell_short(&self) -> bool {
+        self.fell_short.swap(false, Ordering::AcqRel)
+    }
+
+    /// Bytes of the file among the `length` from `start` on.
+    fn part(&self, start: u64, length: usize) -> usize {
+        let left = self.size.load(Ordering::Acquire).saturating_sub(start);
+        usize::try_from(left).map_or(length, |left| left.min(length))
+    }
+}
+
+fn vm_error(error: Errno) -> VmError {
+    match error {
+        Errno::EINTR => VmError::Interrupted,
+        Errno::ENOMEM => VmError::NoMemory,
+        _ => VmError::Io,
+    }
+}
+
+impl BackingStore<Frames> for Store {
+    /// A page of which the server has no byte, though it said so, is an error: where it is mapped, that is SIGBUS.
+    fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
+        let start = first.checked_mul(PAGE_SIZE as u64).ok_or(VmError::Io)?;
+        let want = self.part(start, frames.len() * PAGE_SIZE);
+        let mut places = [Pfn(0); MAX_RUN];
+        for (place, frame) in places.iter_mut().zip(frames) {
+            *place = frame.pfn();
+        }
+        let places = places.get(..frames.len()).ok_or(VmError::Io)?;
+        let mut done = 0;
+        while done < want {
+            let fid = self.reader().ok_or(VmError::Io)?;
+            let length = want.min(done + self.channel.most());
+            let mut to = FrameBytes::new(Hardware, places).truncated(length).starting_at(done);
+            match self.channel.read(&fid, start + done as u64, &mut to).map_err(vm_error)? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        READ.fetch_add(done as u64, Ordering::Relaxed);
+        if done < want {
+            self.fell_short.store(true, Ordering::Release);
+            if done.next_multiple_of(PAGE_SIZE) < want.next_multiple_of(PAGE_SIZE) {
+                return Err(VmError::Io);
+            }
+        }
+        for (page, frame) in frames.iter().enumerate() {
+            let filled = done.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
+            if filled < PAGE_SIZE {
+                Hardware.with_bytes(frame.pfn(), |bytes| bytes[filled..].fill(0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing changes pages of what is only read.
+    fn write_back(&self, _first: u64, _frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
+        Err(VmError::Io)
+    }
+}

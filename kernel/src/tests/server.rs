@@ -1,0 +1,340 @@
+//! A server of 9P in the test's memory.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::vec::Vec;
+
+use freehold_ninep::{HEADER, VERSION};
+use freehold_virtio::{Data, Exchange, MessageDevice, MessageError, Sleep};
+
+use crate::sync::WaitQueue;
+
+/// Linux' numbers.
+const ENOENT: u32 = 2;
+const EBADF: u32 = 9;
+const EINVAL: u32 = 22;
+
+/// What is wrong with what the server says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Lie {
+    None,
+    /// Answers without a body.
+    Empty,
+    /// Answers of bytes of ones.
+    Ones,
+    /// Files of another kind each time.
+    Kinds,
+    /// Names that are none.
+    Names,
+    /// A listing that begins again and again.
+    EndlessListing,
+    /// Fewer bytes than it says the file has.
+    Short,
+    /// Directories that lead to themselves.
+    Circle,
+    /// Links that lead nowhere that is.
+    Links,
+}
+
+/// All that are lies.
+pub const LIES: [Lie; 8] =
+    [Lie::Empty, Lie::Ones, Lie::Kinds, Lie::Names, Lie::EndlessListing, Lie::Short, Lie::Circle, Lie::Links];
+
+#[derive(Default)]
+struct Node {
+    mode: u32,
+    bytes: Vec<u8>,
+    names: BTreeMap<Vec<u8>, usize>,
+    changes: u64,
+}
+
+#[derive(Default)]
+struct Tree {
+    nodes: Vec<Node>,
+    fids: BTreeMap<u32, (usize, bool)>,
+}
+
+/// See the module's head.
+pub struct Server {
+    tree: Mutex<Tree>,
+    lie: AtomicU32,
+    /// Requests so far.
+    pub requests: AtomicU64,
+    /// Requests of this kind are not answered.
+    pub held: AtomicU32,
+    /// Whether the server was asked for one.
+    pub is_asked: AtomicBool,
+    gate: WaitQueue,
+    ended: Mutex<Vec<u32>>,
+}
+
+impl Server {
+    /// With an empty directory.
+    pub fn new() -> Self {
+        let root = Node { mode: 0o040_755, ..Node::default() };
+        Self {
+            tree: Mutex::new(Tree { nodes: std::vec![root], fids: BTreeMap::new() }),
+            lie: AtomicU32::new(0),
+            requests: AtomicU64::new(0),
+            held: AtomicU32::new(0),
+            is_asked: AtomicBool::new(false),
+            gate: WaitQueue::new(),
+            ended: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Makes a file of this mode at a path, or changes its bytes.
+    pub fn put(&self, path: &str, mode: u32, bytes: &[u8]) {
+        let mut tree = self.tree.lock().unwrap();
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = tree.find(dir).expect("its directory is there");
+        let known = tree.nodes[dir].names.get(name.as_bytes()).copied();
+        let number = known.unwrap_or_else(|| {
+            tree.nodes.push(Node::default());
+            tree.nodes.len() - 1
+        });
+        tree.nodes[dir].names.insert(name.as_bytes().to_vec(), number);
+        let node = &mut tree.nodes[number];
+        (node.mode, node.bytes) = (mode, bytes.to_vec());
+        node.changes += 1;
+    }
+
+    /// Removes a name.
+    pub fn remove(&self, name: &str) {
+        self.tree.lock().unwrap().nodes[0].names.remove(name.as_bytes());
+    }
+
+    /// Fids that are not clunked, and how many of them are open.
+    pub fn fids(&self) -> (usize, usize) {
+        let tree = self.tree.lock().unwrap();
+        (tree.fids.len(), tree.fids.values().filter(|fid| fid.1).count())
+    }
+
+    /// Lies from now on.
+    pub fn lie(&self, lie: Lie) {
+        self.lie.store(lie as u32, Ordering::Relaxed);
+    }
+    fn lies(&self, lie: Lie) -> bool {
+        self.lie.load(Ordering::Relaxed) == lie as u32
+    }
+
+    /// Answers what is held.
+    pub fn let_go(&self) {
+        self.held.store(0, Ordering::Relaxed);
+        self.gate.wake_all();
+    }
+
+    fn serve(&self, exchange: &mut Exchange<'_, '_>) -> Result<usize, u32> {
+        let request = exchange.request.to_vec();
+        let mut ask = Ask(&request[HEADER..]);
+        let mut body = Vec::new();
+        let mut tree = self.tree.lock().unwrap();
+        match request[4] {
+            100 => {
+                let most = ask.u32();
+                tree.fids.clear();
+                body.extend(most.to_le_bytes());
+                text(&mut body, VERSION);
+            }
+            104 => {
+                let fid = ask.u32();
+                tree.fids.insert(fid, (0, false));
+                tree.qid(0, &mut body);
+            }
+            110 => tree.walk(&mut ask, &mut body, self)?,
+            24 => {
+                let number = tree.of(ask.u32())?;
+                self.attributes(&tree, number, &mut body);
+            }
+            12 => {
+                let fid = ask.u32();
+                let number = tree.of(fid)?;
+                tree.fids.insert(fid, (number, true));
+                tree.qid(number, &mut body);
+                body.extend(0u32.to_le_bytes());
+            }
+            22 => {
+                let number = tree.of(ask.u32())?;
+                let target =
+                    if self.lies(Lie::Links) { b"\0".to_vec() } else { tree.nodes[number].bytes.clone() };
+                text(&mut body, &target);
+            }
+            8 => body.extend([0; 60]),
+            120 => {
+                tree.fids.remove(&ask.u32()).ok_or(EBADF)?;
+            }
+            116 | 40 => {
+                let (fid, offset) = (ask.u32(), ask.u64());
+                let (number, is_open) = *tree.fids.get(&fid).ok_or(EBADF)?;
+                if !is_open {
+                    return Err(EBADF);
+                }
+                let bytes = if request[4] == 40 {
+                    self.listing(&tree, number, offset)
+                } else {
+                    self.part(&tree, number, offset)
+                };
+                let Data::Received(to) = &mut exchange.data else { return Err(EINVAL) };
+                let mut count = bytes.len().min(to.length());
+                if request[4] == 40 {
+                    // Whole entries.
+                    count = whole(&bytes, count);
+                }
+                to.copy_from(0, &bytes[..count]);
+                return Ok(count);
+            }
+            _ => return Err(EINVAL),
+        }
+        if self.lies(Lie::Empty) {
+            body.clear();
+        }
+        if self.lies(Lie::Ones) {
+            body.fill(0xff);
+        }
+        let whole = [&[0; HEADER], body.as_slice()].concat();
+        let fits = whole.len().min(exchange.reply.len());
+        exchange.reply[..fits].copy_from_slice(&whole[..fits]);
+        Ok(whole.len())
+    }
+
+    fn part(&self, tree: &Tree, number: usize, offset: u64) -> Vec<u8> {
+        let bytes = &tree.nodes[number].bytes;
+        let end = if self.lies(Lie::Short) { 10.min(bytes.len()) } else { bytes.len() };
+        bytes.get(offset as usize..end).unwrap_or_default().to_vec()
+    }
+
+    fn listing(&self, tree: &Tree, number: usize, from: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let own = [(b".".to_vec(), number), (b"..".to_vec(), 0)];
+        let names = tree.nodes[number].names.iter().map(|(name, &number)| (name.clone(), number));
+        for (at, (name, number)) in own.into_iter().chain(names).enumerate() {
+            if (at as u64) < from && !self.lies(Lie::EndlessListing) {
+                continue;
+            }
+            tree.qid(number, &mut bytes);
+            bytes.extend((at as u64 + 1).to_le_bytes());
+            bytes.push((tree.nodes[number].mode >> 12) as u8);
+            text(&mut bytes, if self.lies(Lie::Names) { b"a/b" } else { &name });
+        }
+        bytes
+    }
+
+    fn attributes(&self, tree: &Tree, number: usize, body: &mut Vec<u8>) {
+        let node = &tree.nodes[number];
+        let turn = self.requests.load(Ordering::Relaxed) as u32 % 16;
+        let mode = if self.lies(Lie::Kinds) { turn << 12 } else { node.mode };
+        body.extend(0x7ff_u64.to_le_bytes());
+        tree.qid(number, body);
+        for word in [mode, 0, 0] {
+            body.extend(word.to_le_bytes());
+        }
+        let size = node.bytes.len() as u64;
+        let time = [node.changes, 0];
+        for word in [1, 0, size, 4096, size.div_ceil(512)].iter().chain(&[time; 3].concat()).chain(&[0; 4]) {
+            body.extend(word.to_le_bytes());
+        }
+    }
+}
+
+impl Tree {
+    fn find(&self, path: &str) -> Option<usize> {
+        let names = path.split('/').filter(|name| !name.is_empty());
+        names.into_iter().try_fold(0, |at, name| self.nodes[at].names.get(name.as_bytes()).copied())
+    }
+    fn of(&self, fid: u32) -> Result<usize, u32> {
+        self.fids.get(&fid).map(|&(number, _)| number).ok_or(EBADF)
+    }
+    fn qid(&self, number: usize, to: &mut Vec<u8>) {
+        to.push(if self.nodes[number].mode >> 12 == 4 { 0x80 } else { 0 });
+        to.extend((self.nodes[number].changes as u32).to_le_bytes());
+        to.extend((number as u64 + 1).to_le_bytes());
+    }
+    fn walk(&mut self, ask: &mut Ask<'_>, body: &mut Vec<u8>, server: &Server) -> Result<(), u32> {
+        let (fid, new, count) = (ask.u32(), ask.u32(), ask.u16());
+        let mut number = self.of(fid)?;
+        assert!(!self.fids.contains_key(&new), "fid {new} stands for something");
+        if count == 1 {
+            let name = ask.text();
+            if !server.lies(Lie::Circle) {
+                number = *self.nodes[number].names.get(name).ok_or(ENOENT)?;
+            }
+        }
+        body.extend(count.to_le_bytes());
+        if count == 1 {
+            self.qid(number, body);
+        }
+        self.fids.insert(new, (number, false));
+        Ok(())
+    }
+}
+
+/// As many of `bytes`, at most `most`, as are whole entries.
+fn whole(bytes: &[u8], most: usize) -> usize {
+    let mut at = 0;
+    while let Some(&[low, high]) = bytes.get(at + 22..at + 24) {
+        let end = at + 24 + usize::from(u16::from_le_bytes([low, high]));
+        if end > most {
+            break;
+        }
+        at = end;
+    }
+    at
+}
+
+fn text(to: &mut Vec<u8>, text: &[u8]) {
+    to.extend((text.len() as u16).to_le_bytes());
+    to.extend(text);
+}
+
+struct Ask<'a>(&'a [u8]);
+
+impl<'a> Ask<'a> {
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count);
+        self.0 = rest;
+        taken
+    }
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.bytes(2).try_into().unwrap())
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes(4).try_into().unwrap())
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes(8).try_into().unwrap())
+    }
+    fn text(&mut self) -> &'a [u8] {
+        let length = self.u16();
+        self.bytes(length.into())
+    }
+}
+
+/// As the kernel holds it: the test has it too.
+impl MessageDevice for &'static Server {
+    fn tag(&self) -> &[u8] {
+        b"memory"
+    }
+    fn exchange(&self, exchange: &mut Exchange<'_, '_>, sleep: Sleep) -> Result<usize, MessageError> {
+        let size = u32::from_le_bytes(exchange.request[..4].try_into().unwrap());
+        assert_eq!(size as usize, exchange.request.len(), "a message is as long as it says");
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let kind = u32::from(exchange.request[4]);
+        if self.held.load(Ordering::Relaxed) == kind && sleep == Sleep::Killable {
+            self.is_asked.store(true, Ordering::Relaxed);
+            let open = || (self.held.load(Ordering::Relaxed) != kind).then_some(());
+            if self.gate.wait_killable(open).is_err() {
+                // It is done all the same.
+                let _ = self.serve(exchange);
+                self.ended.lock().unwrap().extend(exchange.left);
+                crate::host::folders_ended().wake_all();
+                return Err(MessageError::Abandoned);
+            }
+        }
+        self.serve(exchange).map_err(MessageError::Refused)
+    }
+    fn take_ended(&self) -> Option<u32> {
+        self.ended.lock().unwrap().pop()
+    }
+}

@@ -1,0 +1,357 @@
+//! The requests of one device of messages: which task may send one, and how far each is.
+//!
+//! **Protocol.** A task has a place from before it sends until it has read the answer. A place's number is its request's tag,
+//! so a tag is used again only after the device gave the request's chain back. A task that is killed while the device has its
+//! request leaves it *abandoned*: a Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free
+//! when the device has given back both. What the task noted of it, if anything, is then there for
+//! [`Places::take_ended`]. Rflush says nothing that is needed: the chain itself comes back, whether the server had done the
+//! request or gave it up (QEMU then gives it back empty).
+//!
+//! Everything happens under the device's lock; who waits is woken after it is released ([`Places::take_wake`]).
+
+use alloc::sync::Arc;
+
+use freehold_bounce::{Device, Direction, DmaSource, Mapping, Original, OriginalMut};
+use freehold_ninep::{
+    DATA_HEADER, MAX_REPLY, MAX_REQUEST, NO_TAG, Outcome, Request, TAG_AT, TVERSION, check, count,
+};
+use freehold_virtqueue::{Chain, Part, Queue, Transport};
+
+use super::DEPTH;
+use crate::link::{Link, Why};
+use crate::{Data, Exchange, MessageError, SetupError};
+
+/// Descriptors in the ring, a power of two: a request takes three to five, and twenty where its memory is in pieces.
+const RING: usize = 64;
+/// What a place has of its own: its message, the answer, data where there is no other memory, and a Tflush.
+const REPLY_AT: usize = MAX_REQUEST;
+const BULK_AT: usize = 9216;
+const OWN_BULK: usize = 4096;
+const FLUSH_AT: usize = BULK_AT + OWN_BULK;
+const FLUSH: usize = 16;
+const PLACE: usize = FLUSH_AT + 2 * FLUSH;
+const _: () = assert!(REPLY_AT + MAX_REPLY <= BULK_AT);
+
+/// How far the request of a place is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// The place is free, but for a Tflush.
+    Free,
+    /// A task has the place; the device has no request of it.
+    Held,
+    /// With the device; a task waits for it.
+    Pending,
+    /// With the device; no task waits any more. What is to be told when it is back.
+    Abandoned(Option<u32>),
+    /// Back from the device; bytes that it wrote.
+    Done(usize),
+}
+
+struct Place<S: DmaSource> {
+    state: State,
+    /// The device has a Tflush for its last request.
+    flushed: bool,
+    memory: Arc<Mapping<S>>,
+}
+
+/// Memory for a request's data.
+pub(super) struct Bulk<S: DmaSource> {
+    pub mapping: Arc<Mapping<S>>,
+    pub start: usize,
+    pub length: usize,
+}
+
+/// The bytes of an original, as ones that begin at another offset of a mapping.
+struct Shifted<O>(O, usize);
+
+impl<O: core::ops::Deref<Target: Original>> Original for Shifted<O> {
+    fn length(&self) -> usize {
+        self.0.length() + self.1
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        self.0.copy_to(offset - self.1, to);
+    }
+}
+
+impl<'a> OriginalMut for Shifted<&mut (dyn OriginalMut + 'a)> {
+    fn copy_from(&mut self, offset: usize, from: &[u8]) {
+        self.0.copy_from(offset - self.1, from);
+    }
+}
+
+impl<S: DmaSource> Bulk<S> {
+    /// Copies the bytes in.
+    pub fn fill(&self, bytes: &dyn Original) {
+        self.mapping.sync_for_device(&Shifted(bytes, self.start), self.start, self.length);
+    }
+    /// Copies the first `length` bytes out.
+    pub fn empty(&self, to: &mut dyn OriginalMut, length: usize) {
+        self.mapping.sync_for_cpu(&mut Shifted(to, self.start), self.start, length.min(self.length));
+    }
+    fn range(&self) -> core::ops::Range<usize> {
+        self.start..self.start + self.length
+    }
+}
+
+/// An answer whose header was looked at.
+pub(super) struct Finished {
+    /// What it says.
+    pub outcome: Outcome,
+    /// Bytes of data that came with it.
+    pub data: usize,
+}
+
+/// See the module's head.
+pub(super) struct Places<S: DmaSource, T: Transport> {
+    link: Link<S, T, Queue<S, RING>>,
+    places: [Place<S>; DEPTH],
+    /// Tasks that wait for a place.
+    waiting: usize,
+    /// What abandoned requests left, by place.
+    ended: [Option<u32>; DEPTH],
+    wake: bool,
+}
+
+impl<S: DmaSource, T: Transport> Places<S, T> {
+    /// Takes all that requests need, then tells the device. Nothing fails after the device knows of memory.
+    pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
+        let mut memory = [const { None }; DEPTH];
+        for place in &mut memory {
+            *place = Some(Arc::new(device.buffer(PLACE, Direction::Bidirectional)?));
+        }
+        let queue = Queue::new(&mut transport, 0, device)?;
+        transport.finish_init();
+        let places = memory.map(|memory| Place {
+            state: State::Free,
+            flushed: false,
+            memory: memory.expect("all were made"),
+        });
+        let link = Link::new(transport, device, queue);
+        Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wake: false })
+    }
+
+    /// Whether somebody has to be woken.
+    pub fn take_wake(&mut self) -> bool {
+        core::mem::take(&mut self.wake)
+    }
+
+    /// A place; `None` where the task has to wait for one. It is counted among those who do until it
+    /// [leaves](Self::leave).
+    pub fn take(&mut self, is_counted: &mut bool) -> Result<Option<usize>, MessageError> {
+        self.reap()?;
+        let free = |place: &Place<S>| place.state == State::Free && !place.flushed;
+        let number = self.places.iter().position(free);
+        if let Some(number) = number {
+            self.places[number].state = State::Held;
+        } else if !core::mem::replace(is_counted, true) {
+            self.waiting += 1;
+        }
+        Ok(number)
+    }
+
+    /// The task waits for a place no longer.
+    pub fn leave(&mut self, is_counted: &mut bool) {
+        if core::mem::take(is_counted) {
+            self.waiting -= 1;
+            // The wake-up that it had may have been another's.
+            self.wake |= self.waiting > 0;
+        }
+    }
+
+    /// The task is done with its place, unless the device still has its request.
+    pub fn release(&mut self, number: usize) {
+        let state = &mut self.places[number].state;
+        if matches!(state, State::Held | State::Done(_)) {
+            *state = State::Free;
+            self.wake |= self.waiting > 0;
+        }
+    }
+
+    /// A place's own memory for data.
+    pub fn own_bulk(&self, number: usize, length: usize) -> Bulk<S> {
+        Bulk { mapping: self.places[number].memory.clone(), start: BULK_AT, length: length.min(OWN_BULK) }
+    }
+
+    /// Gives the request of a place to the device; `false` where the ring has no room for it now.
+    pub fn send(
+        &mut self,
+        number: usize,
+        exchange: &mut Exchange<'_, '_>,
+        bulk: Option<&Bulk<S>>,
+    ) -> Result<bool, MessageError> {
+        self.reap()?;
+        let memory = &self.places[number].memory;
+        let chain = chain(memory, number, exchange, bulk).ok_or(MessageError::TooLong)?;
+        let (queue, _) = self.link.lent()?;
+        if chain.descriptors() > queue.room() {
+            return Ok(false);
+        }
+        let tag = if exchange.request[TAG_AT - 1] == TVERSION { NO_TAG } else { number as u16 };
+        exchange.request[TAG_AT..TAG_AT + 2].copy_from_slice(&tag.to_le_bytes());
+        if let Some(bulk) = bulk {
+            let sent = if matches!(exchange.data, Data::Sent(_)) { bulk.length } else { 0 };
+            let end = exchange.request.len();
+            exchange.request[..4].copy_from_slice(&((end + sent) as u32).to_le_bytes());
+            exchange.request[end - 4..].copy_from_slice(&(bulk.length as u32).to_le_bytes());
+        }
+        memory.write(0, exchange.request);
+        // What an earlier answer left is no answer to this one.
+        memory.write(REPLY_AT, &[0; DATA_HEADER]);
+        self.submit(chain)?;
+        self.places[number].state = State::Pending;
+        Ok(true)
+    }
+
+    fn submit(&mut self, chain: Chain<S>) -> Result<(), MessageError> {
+        let (queue, transport) = self.link.lent()?;
+        if queue.submit(chain).is_err() {
+            // There was room.
+            self.fail();
+            return Err(MessageError::Failed);
+        }
+        if queue.wants_notice() {
+            transport.notify(0);
+        }
+        Ok(())
+    }
+
+    /// Gathers what the device has given back.
+    fn reap(&mut self) -> Result<(), MessageError> {
+        loop {
+            let (queue, _) = self.link.lent()?;
+            match queue.complete() {
+                Ok(None) => return Ok(()),
+                Ok(Some(done)) => self.is_back(done.chain.tag(), done.written),
+                Err(_) => {
+                    self.fail();
+                    return Err(MessageError::Failed);
+                }
+            }
+        }
+    }
+
+    fn is_back(&mut self, tag: usize, written: usize) {
+        let number = tag % DEPTH;
+        let place = &mut self.places[number];
+        match place.state {
+            _ if tag >= DEPTH => place.flushed = false,
+            State::Abandoned(left) => {
+                place.state = State::Free;
+                self.ended[number] = left;
+            }
+            _ => place.state = State::Done(written),
+        }
+        self.wake |= self.waiting > 0 && place.state == State::Free;
+    }
+
+    /// Bytes that the device wrote for a request that a task waits for; `None` while it has it.
+    pub fn finished(&mut self, number: usize) -> Result<Option<usize>, MessageError> {
+        let done = |state| if let State::Done(written) = state { Some(written) } else { None };
+        if let Some(written) = done(self.places[number].state) {
+            return Ok(Some(written));
+        }
+        let reaped = self.reap();
+        // A whole answer counts also where the device has failed since.
+        done(self.places[number].state).map_or(reaped.map(|()| None), |written| Ok(Some(written)))
+    }
+
+    /// The task does not wait for its request any more, unless it is done at the last moment: then it is as if nothing was.
+    pub fn abandon(&mut self, number: usize, left: Option<u32>) -> Result<usize, MessageError> {
+        if let Some(written) = self.finished(number)? {
+            return Ok(written);
+        }
+        self.places[number].state = State::Abandoned(left);
+        self.flush(number);
+        Err(MessageError::Abandoned)
+    }
+
+    /// Asks the server to give a request up. Where the ring has no room the request takes its time.
+    fn flush(&mut self, number: usize) {
+        let memory = &self.places[number].memory;
+        let mut bytes = [0; FLUSH];
+        let Some(message) = Request::Flush(number as u16).encode(&mut bytes) else { return };
+        message[TAG_AT..TAG_AT + 2].copy_from_slice(&((DEPTH + number) as u16).to_le_bytes());
+        let length = memory.write(FLUSH_AT, message);
+        let room = FLUSH_AT + FLUSH..FLUSH_AT + 2 * FLUSH;
+        let parts = Part::readable(memory.clone(), FLUSH_AT..FLUSH_AT + length)
+            .zip(Part::writable(memory.clone(), room));
+        let Some(chain) = parts.and_then(|(message, room)| Chain::new(DEPTH + number, [message, room]))
+        else {
+            return;
+        };
+        let has_room = self.link.lent().is_ok_and(|(queue, _)| chain.descriptors() <= queue.room());
+        if has_room {
+            self.places[number].flushed = self.submit(chain).is_ok();
+        }
+    }
+
+    /// Looks at the answer of a place, and copies it out.
+    pub fn answer(
+        &mut self,
+        number: usize,
+        written: usize,
+        exchange: &mut Exchange<'_, '_>,
+        bulk: Option<&Bulk<S>>,
+    ) -> Result<Finished, MessageError> {
+        let length = exchange.reply.len().min(written);
+        let reply = &mut exchange.reply[..length];
+        self.places[number].memory.read(REPLY_AT, reply);
+        let tag = u16::from_le_bytes([exchange.request[TAG_AT], exchange.request[TAG_AT + 1]]);
+        let kind = exchange.request[TAG_AT - 1];
+        // What was written behind the room for the answer is data, or nothing of ours.
+        let received = if matches!(exchange.data, Data::Received(_)) { written } else { length };
+        let outcome = check(reply, received, kind, tag);
+        let data = match (outcome, bulk, &exchange.data) {
+            (Ok(Outcome::Done(size)), Some(bulk), Data::Received(_)) => {
+                let said = reply.get(DATA_HEADER - 4..).and_then(count).map(|count| count as usize);
+                said.filter(|&said| said <= bulk.length && size == DATA_HEADER + said)
+            }
+            (outcome, ..) => outcome.ok().map(|_| 0),
+        };
+        match (outcome, data) {
+            (Ok(outcome), Some(data)) => Ok(Finished { outcome, data }),
+            _ => {
+                self.fail();
+                Err(MessageError::Failed)
+            }
+        }
+    }
+
+    /// What was noted of a request that its task abandoned and that is over now.
+    pub fn take_ended(&mut self) -> Option<u32> {
+        let _ = self.reap();
+        self.ended.iter_mut().find_map(Option::take)
+    }
+
+    fn fail(&mut self) {
+        self.link.fail(Why::BrokeTheProtocol);
+        self.wake = true;
+    }
+}
+
+/// Message, data to be read, room for the answer, room for data: what a request is for the device.
+fn chain<S: DmaSource>(
+    memory: &Arc<Mapping<S>>,
+    number: usize,
+    exchange: &Exchange<'_, '_>,
+    bulk: Option<&Bulk<S>>,
+) -> Option<Chain<S>> {
+    if exchange.request.len() > MAX_REQUEST {
+        return None;
+    }
+    let room = exchange.reply.len().clamp(DATA_HEADER, MAX_REPLY);
+    let message = Part::readable(memory.clone(), 0..exchange.request.len())?;
+    let answer = Part::writable(memory.clone(), REPLY_AT..REPLY_AT + room)?;
+    match (bulk, &exchange.data) {
+        (Some(bulk), Data::Sent(_)) => {
+            let data = Part::readable(bulk.mapping.clone(), bulk.range())?;
+            Chain::new(number, [message, data, answer])
+        }
+        (Some(bulk), _) => {
+            let answer = Part::writable(memory.clone(), REPLY_AT..REPLY_AT + DATA_HEADER)?;
+            let data = Part::writable(bulk.mapping.clone(), bulk.range())?;
+            Chain::new(number, [message, answer, data])
+        }
+        (None, _) => Chain::new(number, [message, answer]),
+    }
+}
