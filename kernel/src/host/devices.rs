@@ -315,7 +315,6 @@ impl Host {
 }
 
 impl Host {
-    #[inline(never)]
     fn start_folder(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
         const NAME: &str = "folder";
         make_room(&mut self.folders)?;

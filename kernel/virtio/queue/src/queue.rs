@@ -1,6 +1,7 @@
 //! One queue.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -201,8 +202,8 @@ pub struct Broken;
 pub struct Queue<S: DmaSource, const SIZE: usize> {
     ring: ManuallyDrop<VirtQueue<Memory, SIZE>>,
     place: RingPlace,
-    /// By the chain's first descriptor.
-    in_flight: [Option<Chain<S>>; SIZE],
+    /// By the chain's first descriptor: `SIZE` places. On the heap, since queues are moved and stacks are short.
+    in_flight: Vec<Option<Chain<S>>>,
     flying: usize,
     /// Descriptors that the device does not have.
     room: usize,
@@ -223,13 +224,16 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         index: u16,
         device: Device<S>,
     ) -> virtio_drivers::Result<Self> {
+        let mut in_flight = Vec::new();
+        in_flight.try_reserve_exact(SIZE).map_err(|_| virtio_drivers::Error::DmaError)?;
+        in_flight.resize_with(SIZE, || None);
         let mut noting = Noting { transport, place: RingPlace::default() };
         let ring = with_ring_device(device, || VirtQueue::new(&mut noting, index, false, false));
         let ring = ManuallyDrop::new(ring?);
         Ok(Self {
             ring,
             place: noting.place,
-            in_flight: [const { None }; SIZE],
+            in_flight,
             flying: 0,
             room: SIZE,
             taken: 0,
