@@ -93,6 +93,8 @@ struct ModelState {
     random: AtomicU64,
     /// See [`Model::shake`].
     is_shaken: AtomicBool,
+    /// See [`Model::before_flush`].
+    before_flush: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     counters: Counters,
 }
 
@@ -138,6 +140,7 @@ impl Model {
             holds: (0..cpus).map(|_| Mutex::new(())).collect(),
             random: AtomicU64::new(seed),
             is_shaken: AtomicBool::new(false),
+            before_flush: Mutex::new(None),
             counters: Counters::default(),
             topology,
         };
@@ -150,10 +153,17 @@ impl Model {
         self.0.memory.withhold(frame);
     }
 
-    /// From now on a thread that stores an entry of a table sleeps there now and then, so that others come in between: whether a
-    /// test meets an interleaving does not depend on how many CPUs the host has, or how busy they are.
+    /// From now on a thread that changes an entry of a table sleeps there now and then, so that
+    /// others come in between: whether a test meets an interleaving does not depend on how many CPUs
+    /// the host has, or how busy they are.
     pub fn shake(self) {
         self.0.is_shaken.store(true, Ordering::Relaxed);
+    }
+
+    /// The next [`flush_on`](Tlb::flush_on) begins with `f`: the tables have changed, and nobody
+    /// has forgotten yet.
+    pub fn before_flush(self, f: impl FnOnce() + Send + 'static) {
+        *self.0.before_flush.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(f));
     }
 
     /// The memory, nodes and CPUs as firmware would describe them.
@@ -216,6 +226,12 @@ impl Model {
         self.0.tlbs[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn be_shaken(self) {
+        if self.0.is_shaken.load(Ordering::Relaxed) && self.random_u64().is_multiple_of(32) {
+            std::thread::sleep(core::time::Duration::from_micros(1));
+        }
+    }
+
     fn hold(self, cpu: CpuId) -> MutexGuard<'static, ()> {
         self.0.holds[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,13 +286,13 @@ impl Tables for Model {
     fn store_entry(self, table: Pfn, index: usize, value: u64) {
         self.assert_in_direct_map(table);
         self.0.memory.word(table, index).store(value, Ordering::Release);
-        if self.0.is_shaken.load(Ordering::Relaxed) && self.random_u64().is_multiple_of(32) {
-            std::thread::sleep(core::time::Duration::from_micros(1));
-        }
+        self.be_shaken();
     }
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
         self.assert_in_direct_map(table);
-        self.0.memory.word(table, index).swap(value, Ordering::AcqRel)
+        let old = self.0.memory.word(table, index).swap(value, Ordering::AcqRel);
+        self.be_shaken();
+        old
     }
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64> {
         self.assert_in_direct_map(table);
@@ -294,6 +310,10 @@ impl Tlb for Model {
         self.flush_one(self.current_cpu(), what);
     }
     fn flush_on(self, cpus: CpuSet, what: Flush) {
+        let before = self.0.before_flush.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(before) = before {
+            before();
+        }
         for cpu in cpus.iter() {
             if cpu != self.current_cpu() {
                 self.0.counters.interrupts.fetch_add(1, Ordering::Relaxed);

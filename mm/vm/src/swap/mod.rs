@@ -361,10 +361,15 @@ impl<S: Memory> Swap<S> {
             _ => (frame, None),
         };
         let others = word.entries() > 1;
-        if others && word.frame().is_none() {
+        if word.entries() > 1 && word.frame().is_none() {
             let theirs = frame.try_clone().map_err(|_| OutOfMemory)?;
             Self::keep(area, place, theirs, ReadFor::Fault);
         }
+        // A space whose page is on its way out, and has no slot yet, has a reference and no mapping: the
+        // bytes are that page's too. Without mappings nobody can come to that now.
+        let own = 1 + u32::from(word.frame() == Some(frame.pfn()));
+        let counts = self.source.table().get(frame.pfn()).map(|record| record.counts().load());
+        let others = others || counts.is_none_or(|now| now.mappings > 0 || now.references > own);
         let mapped = if others { Err((frame, CountError::Held)) } else { map_as(frame, Belongs::Exclusive) };
         // Leaves of those who forked before it was swapped may still be there.
         let mapped = match mapped {

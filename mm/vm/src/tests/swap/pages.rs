@@ -1,5 +1,7 @@
 //! What becomes of pages that leave memory and come back.
 
+use freehold_machine::CpuId;
+
 use super::*;
 
 #[test]
@@ -17,6 +19,28 @@ fn pages_go_out_together_and_come_back_with_their_bytes() {
     assert_eq!(p.usage().major_faults, 1, "the others were read with the first");
     drop(p);
     s.end();
+}
+
+/// The child's leaf of the frame that both had is gone, and its page has no slot yet, as the parent
+/// takes its own back from the swap cache.
+#[test]
+fn a_page_is_not_its_processs_alone_while_anothers_is_on_its_way_out() {
+    let s = Swapping::new(64);
+    let (mut p, model) = (s.world.process(0), s.world.model());
+    let a = p.anonymous(1);
+    p.store(a, 1).unwrap();
+    let child = p.fork(1);
+    assert_eq!(child.load(a), Ok(1));
+    p.judge = Judge::AtTheEnd;
+    p.run(|| {});
+    let p = Arc::new(p);
+    let parent = p.clone();
+    model.before_flush(move || parent.store(a, 2).unwrap());
+    model.on_cpu(CpuId(2), || s.world.commons.evict(&wish(2, Age::Ignore)));
+    assert_eq!(Arc::strong_count(&p), 1, "the parent stored before the child's page was flushed");
+    assert_eq!((child.load(a), p.load(a)), (Ok(1), Ok(2)));
+    drop((child, p));
+    s.end_of_storm();
 }
 
 #[test]

@@ -79,6 +79,7 @@ fn store_fork_and_pin(s: &Swapping, p: &Process, enough: impl Fn() -> bool) {
 #[test]
 fn stores_forks_pins_eviction_and_swapoff_at_once_lose_no_byte() {
     let world = World::with(Config { cpus: 4, nodes: 2, frames: 4096, seed: 3 });
+    world.model().shake();
     let s = Swapping::in_world(world, 256);
     let mut parents = [s.world.process(0), s.world.process(1)];
     parents.iter_mut().for_each(|p| p.judge = Judge::AtTheEnd);
