@@ -74,7 +74,8 @@ fn what_a_process_wrote_is_stored_when_the_run_ends() {
     command.arg("--disk").arg(format!("{},iops=5", text(&disk))).args(["--", "busybox", "sh", "-c", line]);
     finish(command, b"").expect(0);
     let bytes = std::fs::read(&disk).expect("the disk");
-    let wrong = |&page: &usize| bytes[page * 4096] != if page.is_multiple_of(8) && page < 192 { 0 } else { 7 };
+    let wrong =
+        |&page: &usize| bytes[page * 4096] != if page.is_multiple_of(8) && page < 192 { 0 } else { 7 };
     assert_eq!((0..256).find(wrong), None, "the first page that is not as it was written");
 }
 

@@ -1,5 +1,7 @@
 //! The kernel's own memory as [`Sink`] and [`Source`], and the way of a source's bytes through it.
 
+use freehold_collections::Vec;
+
 use crate::Result;
 use crate::user::{Sink, Source, so_far};
 
@@ -65,6 +67,46 @@ impl Sink for SliceSink<'_> {
         self.slice[self.filled..self.filled + n].copy_from_slice(&bytes[..n]);
         self.filled += n;
         n
+    }
+
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A read appends to this list, as far as its capacity goes: nothing is cleared before, and nothing allocated.
+#[derive(Debug)]
+pub struct VecSink<'a> {
+    list: &'a mut Vec<u8>,
+    left: usize,
+}
+
+impl<'a> VecSink<'a> {
+    /// Room for `most` bytes, or for as many as `list` has capacity for.
+    pub fn new(list: &'a mut Vec<u8>, most: usize) -> Self {
+        let left = most.min(list.capacity() - list.len());
+        Self { list, left }
+    }
+}
+
+impl Sink for VecSink<'_> {
+    fn remaining(&self) -> usize {
+        self.left
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        Ok(self.put_without_fault(bytes))
+    }
+
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.left);
+        match self.list.try_extend_from_slice(&bytes[..n]) {
+            Ok(()) => {
+                self.left -= n;
+                n
+            }
+            Err(_) => 0,
+        }
     }
 
     fn fault_in(&mut self) -> Result<()> {

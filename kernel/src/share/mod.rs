@@ -40,8 +40,8 @@ use freehold_collections::{
 use freehold_ninep::Attributes;
 use node::ShareNode;
 
-use crate::fs::mount::MountFlags;
 use crate::fs::device::unnamed_device;
+use crate::fs::mount::MountFlags;
 use crate::fs::{FileSystem, FsStats, Node, root};
 use crate::host::spec::{Share as Wanted, ShareMode};
 use crate::sync::SpinLock;

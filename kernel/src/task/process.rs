@@ -359,6 +359,10 @@ impl Process {
     pub fn fs(&self) -> Arc<FsContext> {
         self.fs.lock().clone()
     }
+    /// Look at its place in the tree of names, under a spin lock: nothing that `f` drops may sleep.
+    pub fn with_fs<R>(&self, f: impl FnOnce(&FsContext) -> R) -> R {
+        f(&self.fs.lock())
+    }
     /// Take other memory (execve); gives the old.
     pub(super) fn replace_space(&self, space: Arc<Space>) -> Arc<Space> {
         core::mem::replace(&mut *self.space.lock(), space)

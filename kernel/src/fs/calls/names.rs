@@ -7,6 +7,7 @@ use super::{
     AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, AT_SYMLINK_NOFOLLOW, as_caller, file, last_of,
     only, path_at, place_at, place_of, process, walk_from,
 };
+use crate::fs::FsContext;
 use crate::fs::caller::Access;
 use crate::fs::flags::RenameFlags;
 use crate::fs::names;
@@ -18,7 +19,7 @@ use crate::user::{Sink, UserPtr, UserSlice};
 use crate::{Errno, Result};
 
 fn unmasked(mode: u32) -> u32 {
-    mode & !process().fs().umask()
+    mode & !process().with_fs(FsContext::umask)
 }
 
 fn make_dir(dirfd: i32, path: u64, mode: u32) -> Result<i64> {
@@ -239,7 +240,7 @@ pub fn sys_fchownat(args: &Args) -> Result<i64> {
 
 /// umask(mask)
 pub fn sys_umask(args: &Args) -> Result<i64> {
-    Ok(i64::from(process().fs().set_umask(args.uint(0))))
+    Ok(i64::from(process().with_fs(|fs| fs.set_umask(args.uint(0)))))
 }
 
 /// `struct timespec`.

@@ -1,12 +1,14 @@
 //! sendfile and copy_file_range: bytes from file to file through one kernel buffer.
 
+use freehold_collections::Vec;
+
 use super::file;
-use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::fs::bytes::{SliceSource, VecSink};
 use crate::fs::file::Seekable;
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{MAX_COUNT, OpenFile};
 use crate::syscall::Args;
-use crate::user::{self, UserPtr};
+use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 const BUFFER: usize = 64 * 1024;
@@ -26,8 +28,10 @@ impl At {
         }
     }
 
-    fn read(&mut self, file: &OpenFile, bytes: &mut [u8]) -> Result<usize> {
-        let mut sink = SliceSink::new(bytes);
+    /// Fill `buffer`, up to `most` bytes or its capacity.
+    fn read(&mut self, file: &OpenFile, buffer: &mut Vec<u8>, most: usize) -> Result<usize> {
+        buffer.truncate(0);
+        let mut sink = VecSink::new(buffer, most);
         match self {
             Self::Description => file.read(&mut sink),
             Self::Own(offset) => {
@@ -69,11 +73,11 @@ impl At {
 fn copy(from: &OpenFile, source: &mut At, to: &OpenFile, target: &mut At, count: usize) -> Result<usize> {
     let count = count.min(MAX_COUNT);
     let len = count.min(BUFFER);
-    let mut buffer = user::zeroed(len)?;
+    let mut buffer = Vec::try_with_capacity(len)?;
     let mut done = 0;
     while done < count {
         let want = (count - done).min(len);
-        let step = source.read(from, &mut buffer[..want]).and_then(|read| {
+        let step = source.read(from, &mut buffer, want).and_then(|read| {
             let written = target.write(to, &buffer[..read]);
             let taken = written.as_ref().copied().unwrap_or(0);
             if taken < read {
