@@ -47,11 +47,16 @@ pub trait Sink {
     /// Bytes that still fit.
     fn remaining(&self) -> usize;
     /// Append as many of `bytes` as fit; may sleep. `EFAULT` only if not one byte could be placed.
-    fn put(&mut self, bytes: &[u8]) -> Result<usize>;
+    /// Where the bytes' places are always there, that is [`Sink::put_without_fault`].
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        Ok(self.put_without_fault(bytes))
+    }
     /// Append as many of `bytes` as fit without a page fault; maybe none.
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize;
     /// Make the next byte's page present and writable; may sleep. `EFAULT` if that cannot be.
-    fn fault_in(&mut self) -> Result<()>;
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Whether a device can fill the memory behind it, in runs on borders of `unit` bytes.
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No

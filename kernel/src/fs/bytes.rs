@@ -58,19 +58,11 @@ impl Sink for SliceSink<'_> {
         self.slice.len() - self.filled
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        Ok(self.put_without_fault(bytes))
-    }
-
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.remaining());
         self.slice[self.filled..self.filled + n].copy_from_slice(&bytes[..n]);
         self.filled += n;
         n
-    }
-
-    fn fault_in(&mut self) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -94,10 +86,6 @@ impl Sink for VecSink<'_> {
         self.left
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        Ok(self.put_without_fault(bytes))
-    }
-
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.left);
         match self.list.try_extend_from_slice(&bytes[..n]) {
@@ -107,10 +95,6 @@ impl Sink for VecSink<'_> {
             }
             Err(_) => 0,
         }
-    }
-
-    fn fault_in(&mut self) -> Result<()> {
-        Ok(())
     }
 }
 

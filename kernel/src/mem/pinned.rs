@@ -431,17 +431,11 @@ impl Sink for PinnedBytes<ReadWrite> {
     fn remaining(&self) -> usize {
         self.left
     }
-    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        Ok(self.put_without_fault(bytes))
-    }
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
         self.use_up(bytes.len(), |run, range, done| {
             let count = range.len();
             run.bytes_mut(range.start, count).copy_from(0, &bytes[done..done + count]);
         })
-    }
-    fn fault_in(&mut self) -> Result<()> {
-        Ok(())
     }
     fn direct(&self, unit: usize) -> Direct {
         self.direct(unit)
