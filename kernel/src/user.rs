@@ -36,9 +36,11 @@ pub enum Direct {
 }
 
 impl Direct {
-    /// Of a program's memory.
-    pub const fn of(is_aligned: bool) -> Self {
-        if is_aligned { Self::Aligned } else { Self::Unaligned }
+    /// Of a program's memory in `runs`, each an address (or its place in its page) and a number of bytes.
+    pub fn of(runs: impl IntoIterator<Item = (u64, usize)>, unit: usize) -> Self {
+        let is_aligned =
+            |(start, length): (u64, usize)| start.is_multiple_of(unit as u64) && length.is_multiple_of(unit);
+        if runs.into_iter().all(is_aligned) { Self::Aligned } else { Self::Unaligned }
     }
 }
 
@@ -322,9 +324,6 @@ impl UserSlice {
     fn part(&self, most: usize, unit: usize) -> Part {
         Part { address: self.address, length: self.length.min(most), unit }
     }
-    fn is_aligned_to(&self, unit: usize) -> bool {
-        self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
-    }
 }
 
 impl Sink for UserSlice {
@@ -342,7 +341,7 @@ impl Sink for UserSlice {
         if self.length == 0 { Ok(()) } else { fault_in_writable(self.address) }
     }
     fn direct(&self, unit: usize) -> Direct {
-        Direct::of(self.is_aligned_to(unit))
+        Direct::of([self.place()], unit)
     }
     fn fill_direct(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
         let count = owner()?.fill_pinned(self.part(most, unit), transfer)?;
@@ -366,7 +365,7 @@ impl Source for UserSlice {
         if self.length == 0 { Ok(()) } else { read_exact(self.address, &mut [0]) }
     }
     fn direct(&self, unit: usize) -> Direct {
-        Direct::of(self.is_aligned_to(unit))
+        Direct::of([self.place()], unit)
     }
     fn drain_direct(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
         let count = owner()?.take_pinned(self.part(most, unit), transfer)?;
@@ -430,10 +429,6 @@ impl Iovecs {
         &self.slices[self.current.min(self.slices.len())..]
     }
 
-    fn is_aligned_to(&self, unit: usize) -> bool {
-        self.slices.iter().all(|slice| slice.is_aligned_to(unit))
-    }
-
     /// The first run with bytes left.
     fn next(&mut self) -> Option<&mut UserSlice> {
         while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
@@ -484,7 +479,7 @@ impl Sink for Iovecs {
         self.next().map_or(Ok(()), Sink::fault_in)
     }
     fn direct(&self, unit: usize) -> Direct {
-        Direct::of(self.is_aligned_to(unit))
+        Direct::of(self.slices.iter().map(UserSlice::place), unit)
     }
     fn fill_direct(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
         self.use_next(|slice| slice.fill_direct(most, unit, transfer))
@@ -505,7 +500,7 @@ impl Source for Iovecs {
         self.next().map_or(Ok(()), Source::fault_in)
     }
     fn direct(&self, unit: usize) -> Direct {
-        Direct::of(self.is_aligned_to(unit))
+        Direct::of(self.slices.iter().map(UserSlice::place), unit)
     }
     fn drain_direct(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
         self.use_next(|slice| slice.drain_direct(most, unit, transfer))

@@ -117,8 +117,7 @@ pub fn evict(wish: Eviction) -> Evicted {
     let mut done = Evicted::default();
     let (before, after) = all().split_at(NEXT.fetch_add(1, Ordering::Relaxed) % all().len().max(1));
     for disk in after.iter().chain(before) {
-        let (want, most) = (wish.want - done.freed.min(wish.want), wish.most - done.scanned.min(wish.most));
-        done += disk.cached.cache().evict(Eviction { want, most, ..wish });
+        done += disk.cached.cache().evict(wish.after(done));
     }
     done
 }

@@ -386,9 +386,10 @@ impl<P: Purpose> PinnedBytes<P> {
     }
 
     fn direct(&self, unit: usize) -> Direct {
-        Direct::of(self.parts[self.current..].iter().all(|(run, range)| {
-            (run.start + range.start).is_multiple_of(unit) && range.len().is_multiple_of(unit)
-        }))
+        let place = |(run, range): &(Arc<PinnedRun<P>>, Range<usize>)| {
+            ((run.start + range.start) as u64, range.len())
+        };
+        Direct::of(self.parts[self.current..].iter().map(place), unit)
     }
 
     /// Have `transfer` move bytes of the first part, at most `most`; it is told which.

@@ -74,9 +74,7 @@ impl Caches for ShareCaches {
     fn evict(&self, request: Eviction) -> Evicted {
         let mut done = Evicted::default();
         each(|cache| {
-            let want = request.want - done.freed.min(request.want);
-            let most = request.most - done.scanned.min(request.most);
-            done += cache.evict(Eviction { want, most, ..request });
+            done += cache.evict(request.after(done));
             done.freed < request.want && done.scanned < request.most
         });
         done

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use freehold_bounce::{Original, OriginalMut};
+use freehold_bounce::OriginalMut;
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_ninep::{
     self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, Qid, Request, VERSION,
@@ -160,13 +160,13 @@ impl Channel {
     }
 
     /// Entries of an open directory, from a position on; 0 bytes at its end.
-    pub fn list(&self, fid: &Fid, from: u64, to: &mut [u8]) -> Result<usize> {
-        self.receive(&Request::ReadDirectory(fid.number(), from, 0), &mut Bytes(to))
+    pub fn list(&self, fid: &Fid, from: u64, mut to: &mut [u8]) -> Result<usize> {
+        self.receive(&Request::ReadDirectory(fid.number(), from, 0), &mut to)
     }
 
     /// The same into memory of the kernel.
-    pub fn read_bytes(&self, fid: &Fid, offset: u64, to: &mut [u8]) -> Result<usize> {
-        self.read(fid, offset, &mut Bytes(to))
+    pub fn read_bytes(&self, fid: &Fid, offset: u64, mut to: &mut [u8]) -> Result<usize> {
+        self.read(fid, offset, &mut to)
     }
 
     fn receive(&self, request: &Request<'_>, to: &mut dyn OriginalMut) -> Result<usize> {
@@ -236,24 +236,6 @@ impl Channel {
             let _ = self.device.exchange(&mut exchange, Sleep::Uninterruptible);
         }
         self.fids.told(number);
-    }
-}
-
-/// Bytes of the kernel's heap, or of its stack.
-struct Bytes<'a>(&'a mut [u8]);
-
-impl Original for Bytes<'_> {
-    fn length(&self) -> usize {
-        self.0.len()
-    }
-    fn copy_to(&self, offset: usize, to: &mut [u8]) {
-        self.0.copy_to(offset, to);
-    }
-}
-
-impl OriginalMut for Bytes<'_> {
-    fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        self.0.copy_from(offset, from);
     }
 }
 

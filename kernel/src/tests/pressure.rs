@@ -10,7 +10,7 @@ use syscalls::Sysno;
 use super::disk::MemoryDisk;
 use super::machine::{Setup, disk, on_machine};
 use super::program::Program;
-use super::shortage::figure;
+use super::shortage::{count_all_pages, figure};
 use super::waiting::Ring;
 
 const PAGE: u64 = 4096;
@@ -148,10 +148,7 @@ fn disarm(p: &mut Program) {
 
 /// Runs a child for each n-th allocation, which [`arm`]s and [`disarm`]s itself; memory is as before in the end.
 fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
-    let debug = "/sys/kernel/debug/fail_page_alloc";
-    for (name, value) in [("ignore-gfp-highmem", "N"), ("min-order", "0"), ("verbose", "0")] {
-        assert!(p.write_file(&format!("{debug}/{name}"), value.as_bytes()) > 0);
-    }
+    count_all_pages(p);
     let mut free = 0;
     for nth in 0..most {
         NTH.store(nth, Ordering::Relaxed);

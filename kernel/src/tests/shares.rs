@@ -11,6 +11,7 @@ use syscalls::Sysno;
 use super::machine::{Setup, on_machine};
 use super::program::Program;
 use super::server::{LIES, Lie, Server};
+use super::shortage::count_all_pages;
 use crate::host::Folder;
 
 const PAGE: u64 = 4096;
@@ -287,10 +288,7 @@ on_machine! {
     /// Whichever page is refused, a call does what it should or says so, and works the next time.
     any_page_may_be_refused, with_share(), |p| {
         mounted(p);
-        let debug = "/sys/kernel/debug/fail_page_alloc";
-        assert!(p.write_file(&format!("{debug}/ignore-gfp-highmem"), b"N") > 0);
-        assert!(p.write_file(&format!("{debug}/min-order"), b"0") > 0);
-        assert!(p.write_file(&format!("{debug}/verbose"), b"0") > 0);
+        count_all_pages(p);
         let mut failed = 0;
         for nth in 1..40 {
             NTH.store(nth, Ordering::Relaxed);

@@ -149,6 +149,14 @@ on_machine! {
     }
 }
 
+/// Has /proc/self/fail-nth count each page that is allocated.
+pub(super) fn count_all_pages(p: &mut Program) {
+    let debug = "/sys/kernel/debug/fail_page_alloc";
+    for (name, value) in [("ignore-gfp-highmem", "N"), ("min-order", "0"), ("verbose", "0")] {
+        assert!(p.write_file(&format!("{debug}/{name}"), value.as_bytes()) > 0);
+    }
+}
+
 /// Which allocation of the next child fails: programs are functions of one process of the host.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
@@ -195,10 +203,7 @@ on_machine! {
     every_nth_page_may_be_refused, Setup::default(), |p| {
         let child = p.fork(chores);
         p.wait_for(child);
-        let debug = "/sys/kernel/debug/fail_page_alloc";
-        assert!(p.write_file(&format!("{debug}/ignore-gfp-highmem"), b"N") > 0);
-        assert!(p.write_file(&format!("{debug}/min-order"), b"0") > 0);
-        assert!(p.write_file(&format!("{debug}/verbose"), b"0") > 0);
+        count_all_pages(p);
         let mut free = 0;
         for nth in 1..40 {
             NTH.store(nth, Ordering::Relaxed);

@@ -105,16 +105,36 @@ impl<S: DmaSource> Mapping<S> {
     /// Copy `length` of the original's bytes from `offset` on to where the device reads them. Nothing
     /// happens for a device that only writes.
     pub fn sync_for_device<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
+        self.sync_part_for_device(original, offset, offset, length);
+    }
+    /// As [`Mapping::sync_for_device`], from another offset `from` of the original.
+    pub fn sync_part_for_device<O: Original + ?Sized>(
+        &self,
+        original: &O,
+        from: usize,
+        offset: usize,
+        length: usize,
+    ) {
         if self.direction.is_to_device() {
-            self.copy_in(original, offset, length);
+            self.copy_part_in(original, from, offset, length);
         }
     }
     /// Copy `length` bytes from `offset` on, that the device wrote, to the original. Nothing happens for a
     /// device that only reads.
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
+        self.sync_part_for_cpu(original, offset, offset, length);
+    }
+    /// As [`Mapping::sync_for_cpu`], to another offset `to` of the original.
+    pub fn sync_part_for_cpu<O: OriginalMut + ?Sized>(
+        &self,
+        original: &mut O,
+        to: usize,
+        offset: usize,
+        length: usize,
+    ) {
         if self.direction.is_from_device() {
-            let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-            self.each_part(offset, length, |part, range| original.copy_from(offset + range.start, part));
+            let length = self.common(original, to, offset, length);
+            self.each_part(offset, length, |part, range| original.copy_from(to + range.start, part));
         }
     }
     /// Take the memory from the device, after copying to the original what the device wrote.
@@ -137,8 +157,21 @@ impl<S: DmaSource> Mapping<S> {
     /// The original's bytes, whatever the direction: a device that writes less than it may must not leave
     /// anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
-        let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-        self.each_part(offset, length, |part, range| original.copy_to(offset + range.start, part));
+        self.copy_part_in(original, offset, offset, length);
+    }
+    fn copy_part_in<O: Original + ?Sized>(&self, original: &O, from: usize, offset: usize, length: usize) {
+        let length = self.common(original, from, offset, length);
+        self.each_part(offset, length, |part, range| original.copy_to(from + range.start, part));
+    }
+    /// How many of `length` bytes both have: the original from `start` on, the mapping from `offset` on.
+    fn common<O: Original + ?Sized>(
+        &self,
+        original: &O,
+        start: usize,
+        offset: usize,
+        length: usize,
+    ) -> usize {
+        length.min(self.length.saturating_sub(offset)).min(original.length().saturating_sub(start))
     }
 
     /// The bytes from `offset` on, part by part, with the range of the whole that each is.

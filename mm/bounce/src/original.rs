@@ -31,6 +31,22 @@ impl OriginalMut for [u8] {
     }
 }
 
+/// A slice as an original that can be a trait object.
+impl Original for &mut [u8] {
+    fn length(&self) -> usize {
+        self.len()
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        (**self).copy_to(offset, to);
+    }
+}
+
+impl OriginalMut for &mut [u8] {
+    fn copy_from(&mut self, offset: usize, from: &[u8]) {
+        (**self).copy_from(offset, from);
+    }
+}
+
 /// Frames in an order.
 pub trait FrameList {
     /// How many there are.

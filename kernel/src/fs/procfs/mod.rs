@@ -19,10 +19,10 @@ mod sysvipc;
 pub mod vmstat;
 pub mod zones;
 
+use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
-use super::tmpfs::unnamed_device;
 use crate::sched::checkpoint;
 use crate::{Errno, Result};
 use freehold_collections::{Arc, reserve};

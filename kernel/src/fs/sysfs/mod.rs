@@ -14,10 +14,10 @@ mod xpfo;
 
 pub use provoke::set_ring_memory;
 
+use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
-use super::tmpfs::unnamed_device;
 use crate::Result;
 use crate::sync::SpinLock;
 use freehold_collections::{Arc, reserve};

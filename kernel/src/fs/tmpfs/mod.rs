@@ -23,7 +23,7 @@ pub use node::TmpNode;
 pub use regular::Seals;
 
 use super::content::{Content, ContentSource};
-pub use super::device::unnamed_device;
+use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::{NewNode, Node, NodeKind};
 use crate::hw::PAGE;

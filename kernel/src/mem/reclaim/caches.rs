@@ -70,9 +70,7 @@ pub fn counts() -> Cached {
 pub fn evict(request: Eviction) -> Evicted {
     let mut done = Evicted::default();
     for caches in all() {
-        let want = request.want - done.freed.min(request.want);
-        let most = request.most - done.scanned.min(request.most);
-        done += caches.evict(Eviction { want, most, ..request });
+        done += caches.evict(request.after(done));
     }
     done
 }

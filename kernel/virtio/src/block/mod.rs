@@ -20,7 +20,6 @@
 mod requests;
 
 use alloc::sync::Arc;
-use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
@@ -281,27 +280,6 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     }
 }
 
-/// An original's bytes from `start` on.
-struct Tail<O> {
-    whole: O,
-    start: usize,
-}
-
-impl<O: Deref<Target: Original>> Original for Tail<O> {
-    fn length(&self) -> usize {
-        self.whole.length() - self.start
-    }
-    fn copy_to(&self, offset: usize, to: &mut [u8]) {
-        self.whole.copy_to(self.start + offset, to);
-    }
-}
-
-impl<'a> OriginalMut for Tail<&mut (dyn OriginalMut + 'a)> {
-    fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        self.whole.copy_from(self.start + offset, from);
-    }
-}
-
 impl<S, T> BlockDevice for Block<S, T>
 where
     S: DmaSource,
@@ -332,7 +310,7 @@ where
             if self.request(&place, (RequestKind::In, at), Some(&data), sleep)? < data.length {
                 return Err(BlockError::Io);
             }
-            data.mapping.sync_for_cpu(&mut Tail { whole: &mut *to, start }, 0, data.length);
+            data.mapping.sync_part_for_cpu(to, start, 0, data.length);
             start += data.length;
         }
         Ok(())
@@ -348,7 +326,7 @@ where
         while start < total {
             let place = self.place(sleep)?;
             let data = self.buffer(total - start, Direction::ToDevice, sleep)?;
-            data.mapping.sync_for_device(&Tail { whole: from, start }, 0, data.length);
+            data.mapping.sync_part_for_device(from, start, 0, data.length);
             let at = sector + (start / SECTOR_SIZE) as u64;
             self.request(&place, (RequestKind::Out, at), Some(&data), sleep)?;
             start += data.length;

@@ -61,32 +61,14 @@ pub(super) struct Bulk<S: DmaSource> {
     pub length: usize,
 }
 
-/// The bytes of an original, as ones that begin at another offset of a mapping.
-struct Shifted<O>(O, usize);
-
-impl<O: core::ops::Deref<Target: Original>> Original for Shifted<O> {
-    fn length(&self) -> usize {
-        self.0.length() + self.1
-    }
-    fn copy_to(&self, offset: usize, to: &mut [u8]) {
-        self.0.copy_to(offset - self.1, to);
-    }
-}
-
-impl<'a> OriginalMut for Shifted<&mut (dyn OriginalMut + 'a)> {
-    fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        self.0.copy_from(offset - self.1, from);
-    }
-}
-
 impl<S: DmaSource> Bulk<S> {
     /// Copies the bytes in.
     pub fn fill(&self, bytes: &dyn Original) {
-        self.mapping.sync_for_device(&Shifted(bytes, self.start), self.start, self.length);
+        self.mapping.sync_part_for_device(bytes, 0, self.start, self.length);
     }
     /// Copies the first `length` bytes out.
     pub fn empty(&self, to: &mut dyn OriginalMut, length: usize) {
-        self.mapping.sync_for_cpu(&mut Shifted(to, self.start), self.start, length.min(self.length));
+        self.mapping.sync_part_for_cpu(to, 0, self.start, length.min(self.length));
     }
     fn range(&self) -> core::ops::Range<usize> {
         self.start..self.start + self.length

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::console::{BUFFERS, Port};
 use super::disk::{self, Bytes};
 use super::memory::{self, Memory};
-use super::p9::{self, Folder, Killed};
+use super::p9::{self, Folder};
 use super::{Canary, Step, turn};
 
 /// Changes a byte of the rings or of the buffers in flight before a look, as `choices` say; `None` leaves all as it is.
@@ -154,7 +154,7 @@ proptest! {
             let fake = Fake::new(p9::FEATURES);
             fake.set_config(&p9::CONFIG);
             let device = fake.clone();
-            let step = Killed::leak(move || {
+            let step = Step::leak_killed(move || {
                 while let Some((head, parts)) = device.take_checked(0) {
                     // What changed may be where an answer is to be written: it is written where it is short only.
                     let fits = parts.iter().all(|part| part.length <= 4096 || !part.writable && part.length < 1 << 16);

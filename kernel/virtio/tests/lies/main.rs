@@ -28,11 +28,19 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// Lets the device work while a driver sleeps; time runs out after a few steps.
-pub struct Step(pub Box<dyn Fn() + Send + Sync>);
+pub struct Step {
+    device: Box<dyn Fn() + Send + Sync>,
+    /// What comes of a wait that is over before its time.
+    late: Waited,
+}
 
 impl Step {
     pub fn leak(device: impl Fn() + Send + Sync + 'static) -> &'static Self {
-        Box::leak(Box::new(Self(Box::new(device))))
+        Box::leak(Box::new(Self { device: Box::new(device), late: Waited::TimedOut }))
+    }
+    /// Of tasks that are killed instead: where nothing has a time-out.
+    pub fn leak_killed(device: impl Fn() + Send + Sync + 'static) -> &'static Self {
+        Box::leak(Box::new(Self { device: Box::new(device), late: Waited::Killed }))
     }
 }
 
@@ -45,11 +53,11 @@ impl Wait for Step {
         let held = (0..4).any(|_| {
             let held = condition();
             if !held {
-                (self.0)();
+                (self.device)();
             }
             held
         });
-        if held { Waited::Held } else { Waited::TimedOut }
+        if held { Waited::Held } else { self.late }
     }
     fn notify_one(&self) {}
 }

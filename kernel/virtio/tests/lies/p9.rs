@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_ninep::{DATA_HEADER, HEADER, MAX_REQUEST, Request, TAG_AT};
 use freehold_virtio::p9::Messages;
-use freehold_virtio::platform::{Notify, Sleep, Wait, Waited};
+use freehold_virtio::platform::{Notify, Sleep};
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError};
 use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Descriptor, Fake, HostMemory};
 
 use super::disk::Bytes;
-use super::misreport;
 use super::table::{End, Lie, Moment};
-use super::tell;
+use super::{Step, misreport, tell};
 
 pub type Folder = Messages<HostMemory, Fake>;
 
@@ -23,33 +22,6 @@ pub const FEATURES: u64 = 1;
 pub const CONFIG: [u8; 7] = *b"\x05\0share";
 /// Bytes of data that a read asks for: more than a page.
 pub const DATA: usize = 9000;
-
-/// As [`super::Step`], but a task whose time is over is one that was killed: nothing here has a time-out.
-pub struct Killed(Box<dyn Fn() + Send + Sync>);
-
-impl Killed {
-    pub fn leak(device: impl Fn() + Send + Sync + 'static) -> &'static Self {
-        Box::leak(Box::new(Self(Box::new(device))))
-    }
-}
-
-impl Notify for Killed {
-    fn notify(&self) {}
-}
-
-impl Wait for Killed {
-    fn wait_until(&self, _: u64, _: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
-        let held = (0..4).any(|_| {
-            let held = condition();
-            if !held {
-                (self.0)();
-            }
-            held
-        });
-        if held { Waited::Held } else { Waited::Killed }
-    }
-    fn notify_one(&self) {}
-}
 
 /// Writes an answer to the message in `parts`: its own kind plus one, its tag, and as much data as there is room for. Returns its
 /// bytes.
@@ -136,7 +108,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
         armed: AtomicBool::new(false),
         mute: AtomicBool::new(false),
     });
-    let step = Killed::leak({
+    let step = Step::leak_killed({
         let liar = liar.clone();
         move || liar.work()
     });
@@ -185,7 +157,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
 }
 
 /// The lie begins.
-fn begin(liar: &Liar, line: &Killed) {
+fn begin(liar: &Liar, line: &Step) {
     let fake = &liar.fake;
     match liar.lie {
         Lie::ConfigImpossible => fake.set_config(&[0; 7]),

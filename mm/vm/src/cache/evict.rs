@@ -43,6 +43,15 @@ pub struct Eviction {
     pub laundry: Laundry,
 }
 
+impl Eviction {
+    /// What is left of it when `done` has come of it.
+    #[must_use]
+    pub fn after(self, done: Evicted) -> Self {
+        let want = self.want.saturating_sub(done.freed);
+        Self { want, most: self.most.saturating_sub(done.scanned), ..self }
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
