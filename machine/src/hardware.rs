@@ -119,6 +119,23 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     ) -> R {
         self.with_bytes(to, |to| self.read_bytes(from, |from| f(to, from)))
     }
+    /// Fill the page at `addr`, of the address space that this CPU has loaded, with zeroes, through
+    /// the address itself: its leaf is there and grants writing. `false` where the machine has no
+    /// such way, or could not write all of it.
+    fn zero_at(self, addr: VirtAddr) -> bool {
+        let _ = addr;
+        false
+    }
+    /// As [`PhysicalBytes::zero_at`], with the bytes of a frame.
+    fn copy_at(self, from: Pfn, addr: VirtAddr) -> bool {
+        let _ = (from, addr);
+        false
+    }
+    /// Whether a program's new page is cheaper to write through the program's own address, where
+    /// that is safe, than as a frame.
+    fn has_windows(self) -> bool {
+        false
+    }
     /// Copy one frame's bytes to another.
     fn copy(self, from: Pfn, to: Pfn) {
         self.with_two(to, from, |to, from| to.copy_from_slice(from));

@@ -5,7 +5,7 @@
 //! may sleep) and tries again; [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. Either
 //! way nothing but a shorter count comes back to the caller.
 
-use freehold_machine::VirtAddr;
+use freehold_machine::{PAGE_SIZE, VirtAddr};
 
 use crate::user::USER_END;
 
@@ -35,6 +35,8 @@ unsafe extern "C" {
     fn user_copy_never(to: u64, from: u64, bytes: usize) -> usize;
     fn user_zero_serve(to: u64, bytes: usize) -> usize;
     fn user_zero_never(to: u64, bytes: usize) -> usize;
+    fn user_zero_page(to: u64) -> usize;
+    fn user_write_page(to: u64, from: u64) -> usize;
     fn user_load32_serve(from: u64) -> Loaded;
     fn user_load32_never(from: u64) -> Loaded;
     fn user_load64_serve(from: u64) -> Loaded;
@@ -71,6 +73,8 @@ mod host {
         user_copy_never(to: u64, from: u64, bytes: usize) -> usize = bytes;
         user_zero_serve(to: u64, bytes: usize) -> usize = bytes;
         user_zero_never(to: u64, bytes: usize) -> usize = bytes;
+        user_zero_page(to: u64) -> usize = 512;
+        user_write_page(to: u64, from: u64) -> usize = 512;
         user_load32_serve(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
         user_load32_never(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
         user_load64_serve(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
@@ -184,6 +188,22 @@ pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
         Faults::Never => unsafe { user_zero_never(to.0, bytes) },
     };
     bytes - left
+}
+
+/// Fill a page of the program's with zeroes; whether all of it could be written. Never served.
+#[inline]
+pub fn zero_page(to: VirtAddr) -> bool {
+    // SAFETY: the target is below USER_END: never kernel memory.
+    to.0 <= USER_END - PAGE_SIZE as u64 && unsafe { user_zero_page(to.0) } == 0
+}
+
+/// Fill a page of the program's with these bytes; whether all of it could be written. Never served.
+#[inline]
+pub fn write_page(to: VirtAddr, from: &[u8; PAGE_SIZE]) -> bool {
+    let from = from.as_ptr() as u64;
+    // SAFETY: `from` is valid for a page of reading, and the target is below USER_END: never kernel
+    // memory.
+    to.0 <= USER_END - PAGE_SIZE as u64 && unsafe { user_write_page(to.0, from) } == 0
 }
 
 /// Load a word in one access; `None` if it cannot be read.

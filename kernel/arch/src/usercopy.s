@@ -136,5 +136,27 @@ store user_store64_serve, rsi, 1
 store user_store64_never, rsi, 0
 exchange user_exchange_serve, 1
 exchange user_exchange_never, 0
+# Whole pages of the program, each of whose words is there: rdi = to, rsi = from; rax = words NOT written.
+.global user_zero_page
+user_zero_page:
+    xor eax, eax
+    mov ecx, 512
+    stac
+10: rep stosq
+11: clac
+    mov eax, ecx
+    ret
+    may_fault 10b, 11b, 0
+
+.global user_write_page
+user_write_page:
+    mov ecx, 512
+    stac
+10: rep movsq
+11: clac
+    mov eax, ecx
+    ret
+    may_fault 10b, 11b, 0
+
 .global user_copies_end
 user_copies_end:

@@ -2,7 +2,9 @@
 //!
 //! It implements every trait of this crate in safe code and judges the memory manager above it:
 //! - each CPU's TLB and its cache of table walks remember what they were filled with, so
-//!   [`Model::stale`] finds what a missing flush left behind, and an access that would use it panics;
+//!   [`Model::stale`] finds what a missing flush left behind, and an access that would use it
+//!   panics. Where threads are between a change and its flush, which is their right,
+//!   [`Model::let_flushes_be_late`] has the access wait for the flush instead;
 //! - translation tables are reached through the direct map only: a table in a pageblock that has not
 //!   entered it panics, as does leaving with a root loaded;
 //! - windows nest to a bounded depth, and nothing that may sleep runs inside one
@@ -23,11 +25,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 use crate::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn,
-    PfnRange, PhysicalBytes, Tables, Tlb, Topology,
+    Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES,
+    Pfn, PfnRange, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
 };
 use memory::Memory;
 use tlb::TlbState;
+use walk::Late;
 pub use walk::{Fault, Stale, StaleKind};
 
 /// How many windows one CPU may have open at once.
@@ -71,6 +74,9 @@ pub struct Counts {
     pub hits: u64,
     /// Accesses that walked tables.
     pub walks: u64,
+    /// Accesses through what the tables no longer had, before the flush:
+    /// [`Model::let_flushes_be_late`].
+    pub late: u64,
 }
 
 #[derive(Default)]
@@ -80,6 +86,7 @@ struct Counters {
     full_flushes: AtomicU64,
     hits: AtomicU64,
     walks: AtomicU64,
+    late: AtomicU64,
 }
 
 struct ModelState {
@@ -93,6 +100,8 @@ struct ModelState {
     random: AtomicU64,
     /// See [`Model::shake`].
     is_shaken: AtomicBool,
+    /// See [`Model::let_flushes_be_late`].
+    is_late: AtomicBool,
     /// See [`Model::before_flush`].
     before_flush: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     counters: Counters,
@@ -140,6 +149,7 @@ impl Model {
             holds: (0..cpus).map(|_| Mutex::new(())).collect(),
             random: AtomicU64::new(seed),
             is_shaken: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
             before_flush: Mutex::new(None),
             counters: Counters::default(),
             topology,
@@ -158,6 +168,13 @@ impl Model {
     /// the host has, or how busy they are.
     pub fn shake(self) {
         self.0.is_shaken.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on a program's access may go through a translation that the tables no longer have:
+    /// somebody else is between the change and its flush, which is right. The CPU does not go on
+    /// before that flush has come, and panics where none does.
+    pub fn let_flushes_be_late(self) {
+        self.0.is_late.store(true, Ordering::Relaxed);
     }
 
     /// The next [`flush_on`](Tlb::flush_on) begins with `f`: the tables have changed, and nobody
@@ -195,6 +212,7 @@ impl Model {
             full_flushes: load(&c.full_flushes),
             hits: load(&c.hits),
             walks: load(&c.walks),
+            late: load(&c.late),
         }
     }
 
@@ -352,6 +370,17 @@ impl PhysicalBytes for Model {
     }
     fn copy(self, from: Pfn, to: Pfn) {
         self.0.memory.copy(from, to);
+    }
+    fn zero_at(self, addr: VirtAddr) -> bool {
+        let zero = |at| self.0.memory.zero(Pfn::containing(at));
+        self.access_and(addr, Access::Write, Late::Refused, zero).is_ok()
+    }
+    fn copy_at(self, from: Pfn, addr: VirtAddr) -> bool {
+        let copy = |at| self.0.memory.copy(from, Pfn::containing(at));
+        self.access_and(addr, Access::Write, Late::Refused, copy).is_ok()
+    }
+    fn has_windows(self) -> bool {
+        true
     }
 }
 

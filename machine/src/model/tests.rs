@@ -50,6 +50,27 @@ fn a_missing_flush_is_seen_on_the_cpu_that_cached_and_a_flush_cures_it() {
 }
 
 #[test]
+fn a_store_before_a_late_flush_is_done_and_waits_for_it() {
+    let (model, addr) = mapped();
+    model.store(addr, 1).unwrap();
+    model.swap_entry(Pfn(4), 0, 0);
+    let early = std::panic::catch_unwind(|| model.store(addr, 2));
+    assert!(early.is_err(), "no flush may be late unless that is said");
+    model.let_flushes_be_late();
+    std::thread::scope(|scope| {
+        let store = scope.spawn(|| model.store(VirtAddr(5), 9));
+        while model.counts().late == 0 {
+            std::thread::yield_now();
+        }
+        model.with_bytes(Pfn(600), |bytes| assert_eq!((bytes[0], bytes[5]), (1, 9)));
+        assert!(!store.is_finished(), "it did not wait");
+        model.on_cpu(CpuId(1), || model.flush_on(CpuSet::first(1), Flush::Range { start: addr, pages: 1 }));
+        assert_eq!(store.join().unwrap(), Ok(()));
+    });
+    assert_eq!(model.load(addr), Err(Fault::NotPresent));
+}
+
+#[test]
 fn less_rights_a_moved_frame_a_cleared_dirty_bit_and_a_freed_table_are_told_apart() {
     let cases: [(u64, u64, StaleKind); 3] = [
         (4, 600 << PAGE_SHIFT | 0x65, StaleKind::Weaker),

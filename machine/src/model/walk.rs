@@ -1,6 +1,8 @@
 //! User accesses through the TLB, the hardware walker, and the judge of stale entries.
 
 use core::sync::atomic::Ordering;
+use std::format;
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use super::tlb::{Line, TlbState, Upper};
@@ -48,6 +50,19 @@ pub enum StaleKind {
     Walk,
 }
 
+/// Whether an access may use a translation that the tables no longer have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Late {
+    /// No: the kernel's, which holds what keeps others from changing the tables.
+    Refused,
+    /// A program's, where [`Model::let_flushes_be_late`] says so.
+    AsSet,
+}
+
+/// How long a flush may be under way: a host that is busy with other things keeps its threads
+/// waiting.
+const LATEST: Duration = Duration::from_secs(20);
+
 /// Where a walk ended.
 struct Leaf {
     table: Pfn,
@@ -65,17 +80,18 @@ impl Model {
     /// The page fault that the CPU would raise.
     ///
     /// # Panics
-    /// Where a stale entry is used: a flush is missing.
+    /// Where a stale entry is used: a flush is missing, or late where it may not be.
     pub fn access(self, addr: VirtAddr, access: Access) -> Result<PhysAddr, Fault> {
-        self.access_and(addr, access, |at| at)
+        self.access_and(addr, access, Late::AsSet, |at| at)
     }
 
     /// As [`Model::access`], and do what the instruction does there. It is over before a flush of this CPU's TLB is: who has made the CPU forget a
     /// translation sees all that was stored through it.
-    fn access_and<R>(
+    pub(super) fn access_and<R>(
         self,
         addr: VirtAddr,
         access: Access,
+        late: Late,
         f: impl FnOnce(PhysAddr) -> R,
     ) -> Result<R, Fault> {
         let cpu = self.current_cpu();
@@ -86,12 +102,37 @@ impl Model {
         {
             self.0.counters.hits.fetch_add(1, Ordering::Relaxed);
             let stale = self.judge(cpu, &tlb, &line);
-            assert!(stale.is_none(), "a stale TLB entry was used for {access:?} at {addr:?}: {stale:?}");
-            return Ok(f(physical(&line, addr)));
+            let may_be_late = late == Late::AsSet && self.0.is_late.load(Ordering::Relaxed);
+            let said = || format!("a stale TLB entry was used for {access:?} at {addr:?}: {stale:?}");
+            assert!(stale.is_none() || may_be_late, "{}", said());
+            let result = f(physical(&line, addr));
+            drop(tlb);
+            if stale.is_some() {
+                self.0.counters.late.fetch_add(1, Ordering::Relaxed);
+                assert!(self.is_forgotten_in_time(cpu, &line), "{}, and no flush came", said());
+            }
+            return Ok(result);
         }
         self.0.counters.walks.fetch_add(1, Ordering::Relaxed);
         let at = self.fill(&mut tlb, cpu, addr, access).inspect_err(|_| tlb.forget_page(addr))?;
         Ok(f(at))
+    }
+
+    /// Wait until the CPU has forgotten `line`, or the tables have it again; whether that came to
+    /// pass.
+    fn is_forgotten_in_time(self, cpu: CpuId, line: &Line) -> bool {
+        let end = Instant::now() + LATEST;
+        loop {
+            let tlb = self.tlb(cpu);
+            if !tlb.lines().any(|other| other == line) || self.judge(cpu, &tlb, line).is_none() {
+                return true;
+            }
+            drop(tlb);
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// User code loads a byte.
@@ -99,7 +140,7 @@ impl Model {
     /// # Errors
     /// As [`Model::access`].
     pub fn load(self, addr: VirtAddr) -> Result<u8, Fault> {
-        self.access_and(addr, Access::Read, |at| {
+        self.access_and(addr, Access::Read, Late::AsSet, |at| {
             self.0.memory.byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE)
         })
     }
@@ -109,7 +150,7 @@ impl Model {
     /// # Errors
     /// As [`Model::access`].
     pub fn store(self, addr: VirtAddr, value: u8) -> Result<(), Fault> {
-        self.access_and(addr, Access::Write, |at| {
+        self.access_and(addr, Access::Write, Late::AsSet, |at| {
             self.0.memory.set_byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE, value);
         })
     }

@@ -73,7 +73,7 @@ impl<S: Memory> FlushBatch<S> {
     }
 
     /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it held.
-    #[inline]
+    #[inline(always)]
     pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<Mapping<User, S>>) {
         if !old.may_be_cached() {
             // No CPU knows it: what it held need not wait.

@@ -22,6 +22,8 @@ extern crate alloc;
 #[cfg(feature = "model")]
 extern crate std;
 
+#[cfg(test)]
+mod alone_model;
 mod entry;
 mod flush;
 #[cfg(feature = "model")]

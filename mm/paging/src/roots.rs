@@ -10,12 +10,19 @@
 //! side, "raise the number" and "read who is lazy" on the other are sequentially consistent, so one of the two sees the other.
 //! When tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on their own.
 //!
+//! **Alone** ([`Roots::alone`]). A CPU that fills a new page through its own address shows the leaf
+//! before the bytes are zeroes. It says so, then looks who has the roots loaded; a CPU that loads
+//! them enters the set first, then waits until nobody says so. Both sides are sequentially
+//! consistent: either the one sees the other in the set and does not begin, or the other waits. The
+//! one that fills waits for nobody, and keeps its CPU, so the wait is that for 4 KiB of zeroes and
+//! the interrupts in between.
+//!
 //! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told of every table that is freed, and waited
 //! for, before its frame is another's. While it holds flushes off it has not answered, so what it reads are tables: the oldest way of
 //! all (Linux: gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never used
 //! needs no flush: see [`freehold_frame::transition`].
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::{Frame, NodePolicy, OutOfMemory, Owner, PageTable, Request};
 use freehold_machine::topology::MAX_NODES;
@@ -55,6 +62,8 @@ pub struct Roots<S: Memory> {
     top: spin::Mutex<()>,
     users: AtomicCpuSet,
     lazy: AtomicCpuSet,
+    /// A CPU fills a page that it has to itself: [`Roots::alone`].
+    filling: AtomicBool,
     /// How many flushes there were.
     flushes: AtomicU64,
     /// By CPU: the last flush that it took part in, or that was before it loaded the root.
@@ -76,6 +85,7 @@ impl<S: Memory> Roots<S> {
             top: spin::Mutex::new(()),
             users: AtomicCpuSet::new(),
             lazy: AtomicCpuSet::new(),
+            filling: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
             seen: [const { AtomicU64::new(0) }; MAX_CPUS],
         })
@@ -163,6 +173,9 @@ impl<S: Memory> Roots<S> {
             return;
         }
         self.users.insert(cpu);
+        while self.filling.load(Ordering::SeqCst) {
+            machine.relax();
+        }
         seen.store(self.flushes.load(Ordering::SeqCst), Ordering::Relaxed);
         let node = machine.node_of_cpu(cpu);
         let root = match self.roots[usize::from(node.0)].load(Ordering::Acquire) {
@@ -170,6 +183,23 @@ impl<S: Memory> Roots<S> {
             root => Pfn(root),
         };
         machine.load_root(root);
+    }
+
+    /// Run `f` on `with` while no other CPU can translate through this. `f` is short; it does not
+    /// sleep or free frames. `with`, and nothing done, where another CPU might, or this one does
+    /// not. The caller edits the tables, so there is one at a time.
+    ///
+    /// # Errors
+    /// `with`.
+    #[inline(always)]
+    pub fn alone<T, R>(&self, with: T, f: impl FnOnce(T) -> R) -> Result<R, T> {
+        let pinned = self.source.machine().pin();
+        self.filling.store(true, Ordering::SeqCst);
+        // Lazy CPUs are users.
+        let is_alone = self.users.load() == CpuSet::single(pinned.cpu()) && self.lazy.load().is_empty();
+        let result = if is_alone { Ok(f(with)) } else { Err(with) };
+        self.filling.store(false, Ordering::Release);
+        result
     }
 
     /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted for pages.

@@ -58,6 +58,43 @@ fn unmap(space: &Space<ModelFrames>, addr: VirtAddr, batch: &mut crate::FlushBat
 }
 
 #[test]
+fn a_cpu_is_alone_while_no_other_has_the_roots_and_others_wait_until_it_is_done() {
+    let frames = frames(2, 1);
+    let model = frames.model();
+    let space = Space::new(frames, KERNEL_ROOTS).unwrap();
+    let roots = space.roots();
+    let is_alone = |cpu| model.on_cpu(CpuId(cpu), || roots.alone((), |()| ()).is_ok());
+    assert!(!is_alone(0), "it has not loaded them");
+    load(model, 0, roots);
+    assert!(is_alone(0) && !is_alone(1));
+    load(model, 1, roots);
+    assert!(!is_alone(0) && !is_alone(1));
+    model.on_cpu(CpuId(1), || roots.lazy(&model.pin()));
+    assert!(!is_alone(0) && !is_alone(1), "a lazy CPU may have old translations");
+    unload(model, 1, roots);
+    assert!(is_alone(0));
+    let (began, is_done) = (Barrier::new(2), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            began.wait();
+            load(model, 1, roots);
+            assert_eq!(is_done.load(Ordering::SeqCst), 1, "it did not wait");
+        });
+        let filled = model.on_cpu(CpuId(0), || {
+            roots.alone((), |()| {
+                began.wait();
+                std::thread::sleep(core::time::Duration::from_millis(30));
+                is_done.store(1, Ordering::SeqCst);
+            })
+        });
+        assert_eq!(filled, Ok(()));
+    });
+    [0, 1].into_iter().for_each(|cpu| unload(model, cpu, roots));
+    drop(space);
+    frames.assert_all_free();
+}
+
+#[test]
 fn pages_translate_on_every_cpu_and_are_gone_everywhere_after_the_flush() {
     let frames = frames(4, 2);
     let model = frames.model();

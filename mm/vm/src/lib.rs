@@ -43,6 +43,7 @@ mod idle;
 mod lock;
 mod map;
 mod migrate;
+mod new_page;
 mod pin;
 mod policy;
 mod refs;

@@ -9,10 +9,10 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
-    PageCache as CacheKind, Request, User, UserKind,
+    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, PageCache as CacheKind,
+    User, UserKind,
 };
-use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
@@ -20,6 +20,7 @@ use crate::area::{Area, Content};
 use crate::error::{FaultError, FaultKind};
 use crate::events::Event;
 use crate::huge::HugeUse;
+use crate::new_page::{Bytes, Zeroes};
 use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
 
@@ -240,9 +241,10 @@ impl<S: Memory> Resident<S> {
         slot: Slot<S::Machine>,
         frame: &Frame<CacheKind, S>,
     ) -> Result<(), OutOfMemory> {
-        let copy = self.copy_of(CopyFrom::from(frame), self.place(area, addr))?;
+        let at = EntryAt { addr, slot, entry: Entry::EMPTY };
+        let page = self.new_page(self.place(area, addr))?;
         area.copied.set(true);
-        slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+        self.put(at, page, area.protection.rights(), CopyFrom::from(frame));
         self.count(area, LeafKind::Anon);
         Ok(())
     }
@@ -259,24 +261,10 @@ impl<S: Memory> Resident<S> {
             slot.fill(Entry::leaf(zero, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
             return Ok(FaultKind::Minor);
         }
-        let page = self.zeroed(self.place(area, addr))?;
-        slot.fill(leaf(page, area.protection.rights(), Marks::Dirty));
+        let page = self.new_page(self.place(area, addr))?;
+        self.put(EntryAt { addr, slot, entry: Entry::EMPTY }, page, area.protection.rights(), Zeroes);
         self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
-    }
-
-    /// A new exclusive frame of zeroes.
-    #[inline]
-    fn zeroed(&self, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
-        Mapping::allocate_with(self.source(), Request::new(Owner::Anon).zeroed().policy(place))
-    }
-
-    /// A new exclusive frame with the bytes of `from`.
-    pub(crate) fn copy_of(&self, from: CopyFrom, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
-        let request = Request::new(Owner::Anon).policy(place);
-        let page = Mapping::<Anon, S>::allocate_with(self.source(), request)?;
-        self.source().machine().copy(from.pfn(), page.pfn());
-        Ok(page)
     }
 
     /// Map the neighbours of a file page that are in memory.
@@ -324,18 +312,22 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let kind = self.kind_of(entry);
-        let new = match kind {
+        let place = self.place(area, addr);
+        let old = match kind {
             LeafKind::Anon => return self.write_anonymous(area, at),
-            LeafKind::Zero if area.vdso_page(addr).is_some() => self.copy_of_vdso(area, addr)?,
-            LeafKind::Zero => self.zeroed(self.place(area, addr))?,
+            LeafKind::Zero if area.vdso_page(addr).is_some() => {
+                let old = slot.replace(leaf(self.copy_of_vdso(area, addr)?, rights, Marks::Dirty));
+                self.tables.forget::<Anon>(addr, old, None);
+                old
+            }
+            LeafKind::Zero => self.put(at, self.new_page(place)?, rights, Zeroes),
             LeafKind::Cache => {
                 let cached =
                     Mapping::<CacheKind, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
-                self.copy_of(CopyFrom::from(&*cached), self.place(area, addr))?
+                self.put(at, self.new_page(place)?, rights, CopyFrom::from(&*cached))
             }
         };
-        let old = slot.replace(leaf(new, rights, Marks::Dirty));
-        self.tables.forget(addr, old, self.mapping_of(old));
+        drop(self.mapping_of(old));
         self.uncount(area, kind);
         self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
@@ -343,11 +335,8 @@ impl<S: Memory> Resident<S> {
 
     /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have the frame too it gets a copy, unless it is the
     /// last one by its turn.
-    fn write_anonymous(
-        &self,
-        area: &Area<S>,
-        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
-    ) -> Result<FaultKind, FaultError> {
+    fn write_anonymous(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
+        let EntryAt { addr, slot, entry } = at;
         let rights = area.protection.rights();
         let held = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
         let shared = match self.reuse(&held) {
@@ -362,16 +351,23 @@ impl<S: Memory> Resident<S> {
         if is_last() && self.has_become_own(&held) {
             return Ok(self.grant(slot, rights));
         }
-        let copy = self.copy_of(shared, self.place(area, addr))?;
+        let page = self.new_page(self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
         if is_last() && self.has_become_own(&held) {
             return Ok(self.grant(slot, rights));
         }
-        let old = slot.replace(leaf(copy, rights, Marks::Dirty));
+        if let Err(page) = self.put_in_place(at, page, rights, &shared) {
+            shared.write(self.source().machine(), page.pfn());
+            if is_last() && self.has_become_own(&held) {
+                return Ok(self.grant(slot, rights));
+            }
+            let old = slot.replace(leaf(page, rights, Marks::Dirty));
+            self.tables.forget::<Anon>(addr, old, None);
+        }
         if is_last() && self.is_nobody_elses(&held) {
             self.commons.count(Event::CowUnneeded);
         }
-        self.tables.forget(addr, old, Some(ManuallyDrop::into_inner(held)));
+        drop(ManuallyDrop::into_inner(held));
         Ok(FaultKind::Minor)
     }
 
@@ -512,7 +508,7 @@ struct Zap<'a, S: Memory> {
 
 impl<S: Memory> Zap<'_, S> {
     /// What `old` says has left its table.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, addr: VirtAddr, old: Entry, size: PageSize) {
         let resident = self.resident;
         if !old.is_leaf() {

@@ -29,7 +29,7 @@ use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE}
 use super::{OutOfMemory, direct, layout, pluggable};
 use crate::cpu::{self, PerCpu};
 use crate::sync::Once;
-use crate::{X86, boot, irq, registers, time};
+use crate::{X86, boot, irq, registers, time, usercopy};
 
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
@@ -578,6 +578,16 @@ impl PhysicalBytes for X86 {
         let reached = reach::<1, READING>(frame);
         // SAFETY: as in `with_bytes`.
         f(unsafe { &*reached.bytes })
+    }
+    fn zero_at(self, addr: VirtAddr) -> bool {
+        usercopy::zero_page(addr)
+    }
+    fn copy_at(self, from: Pfn, addr: VirtAddr) -> bool {
+        self.read_bytes(from, |page| usercopy::write_page(addr, page))
+    }
+    #[inline(always)]
+    fn has_windows(self) -> bool {
+        !is_off()
     }
     #[inline(always)]
     fn with_two<R>(

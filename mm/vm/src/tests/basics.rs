@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::*;
-use freehold_machine::VirtAddr;
+use freehold_machine::{CpuId, Cpus, Pfn, Tlb, VirtAddr};
 
 #[test]
 fn anonymous_memory_reads_zero_keeps_what_is_stored_and_is_gone_after_munmap() {
@@ -19,6 +19,36 @@ fn anonymous_memory_reads_zero_keeps_what_is_stored_and_is_gone_after_munmap() {
     assert_eq!(p.load(a), Err(MAPERR));
     assert_eq!(p.usage().rss(), 0);
     drop(p);
+    world.end();
+}
+
+#[test]
+fn a_new_page_is_written_through_the_programs_address_where_no_other_cpu_can_look() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(4);
+    // How often the program's own access finds its page cached.
+    let hits = |f: &dyn Fn()| {
+        let before = world.model().counts().hits;
+        f();
+        world.model().counts().hits - before
+    };
+    assert_eq!(hits(&|| p.store(a + 9, 1).unwrap()), 1);
+    assert_eq!((p.load(a + 8), p.load(a + 9)), (Ok(0), Ok(1)));
+    let other = |f: &dyn Fn()| world.model().on_cpu(CpuId(1), f);
+    other(&|| p.roots.load(&world.model().pin(), &mut None));
+    assert_eq!(hits(&|| p.store(a + PAGE + 9, 1).unwrap()), 0, "another CPU could look");
+    assert_eq!(p.load(a + PAGE + 8), Ok(0));
+    other(&|| {
+        let pinned = world.model().pin();
+        world.model().load_root(Pfn(0));
+        p.roots.unload(&pinned);
+    });
+    let child = p.fork(1);
+    assert_eq!(p.load(a + 9), Ok(1), "the old leaf is cached");
+    assert_eq!(hits(&|| p.store(a + 8, 2).unwrap()), 1);
+    assert_eq!((p.load(a + 8), p.load(a + 9), child.load(a + 8)), (Ok(2), Ok(1), Ok(0)));
+    drop((p, child));
     world.end();
 }
 

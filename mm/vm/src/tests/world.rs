@@ -164,9 +164,16 @@ impl Process {
         access: Access,
         f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::Fault>,
     ) -> Result<R, FaultError> {
+        // Others may take the page away again between the fault and the access, and not have
+        // flushed it yet: a new page is cached before the program's own access.
+        let tries = match self.judge {
+            Judge::EachRun => 3,
+            Judge::AtTheEnd => {
+                self.model.let_flushes_be_late();
+                10_000
+            }
+        };
         self.run(|| {
-            // Others may take the page away again between the fault and the access.
-            let tries = if self.judge == Judge::EachRun { 3 } else { 10_000 };
             for _ in 0..tries {
                 if let Ok(result) = f(VirtAddr(addr)) {
                     return Ok(result);

@@ -43,6 +43,33 @@ fn a_page_is_not_its_processs_alone_while_anothers_is_on_its_way_out() {
     s.end_of_storm();
 }
 
+/// The program's CPU has the page cached from when the kernel filled it, and does not know yet that
+/// its leaf is gone.
+#[test]
+fn a_store_between_the_end_of_a_pages_leaf_and_its_flush_goes_with_the_page() {
+    let s = Swapping::new(64);
+    let (p, model) = (s.world.process(0), s.world.model());
+    let a = p.anonymous(1);
+    p.store(a, 1).unwrap();
+    model.let_flushes_be_late();
+    let storing = Arc::new(Mutex::new(None));
+    let started = storing.clone();
+    model.before_flush(move || {
+        let store = move || model.on_cpu(CpuId(0), || model.store(VirtAddr(a), 2));
+        *started.lock().unwrap() = Some(std::thread::spawn(store));
+        while model.counts().late == 0 {
+            std::thread::yield_now();
+        }
+    });
+    let done = model.on_cpu(CpuId(2), || s.world.commons.evict(&wish(1, Age::Ignore)));
+    assert_eq!((done.written, done.freed, p.usage().swapped), (1, 1, 1));
+    let storing = storing.lock().unwrap().take().expect("the page was flushed");
+    assert_eq!(storing.join().unwrap(), Ok(()));
+    assert_eq!(p.load(a), Ok(2));
+    drop(p);
+    s.end();
+}
+
 #[test]
 fn what_was_never_written_is_not_swapped() {
     let s = Swapping::new(64);

@@ -139,6 +139,7 @@ fn write_and_cut(cache: &Cache, enough: impl Fn() -> bool) {
 #[test]
 fn shared_stores_writes_cuts_eviction_and_swapoff_at_once_lose_no_byte() {
     let world = World::with(Config { cpus: 4, nodes: 2, frames: 4096, seed: 5 });
+    world.model().shake();
     let s = Swapping::in_world(world, 256);
     let cache = file(&s, MAPPED + 2 * WRITTEN, 0);
     (0..MAPPED).for_each(|n| write(&cache, n * PAGE, &[0; PAGE_SIZE]));

@@ -1,0 +1,114 @@
+//! A program's new page: a frame of its own, and the bytes in it before the program sees them.
+//!
+//! Zeroes and copies are written through the address that the program is about to use, where no
+//! other CPU could look meanwhile ([`Roots::alone`](freehold_paging::Roots::alone)): the program's
+//! access then finds what this one has cached, and the page needs no window. Else they are written
+//! through a window, before the leaf is there.
+//!
+//! The kernel's own store must not go through what was there before. The caller has the space's lock,
+//! and whoever had it before has flushed what it took away; a leaf that is replaced here is forgotten
+//! here. The program's next store is another matter: its translation is cached now, so it may come
+//! when somebody else has taken the page away again and not flushed yet, as any store may. It goes
+//! with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the bytes are
+//! read).
+
+use freehold_frame::transition::CopyFrom;
+use freehold_frame::{Anon, Mapping, NodePolicy, OutOfMemory, Owner, Request};
+use freehold_machine::{Flush, Pfn, PhysicalBytes, Tlb, VirtAddr};
+use freehold_paging::{Entry, EntryAt, Marks, Memory, Rights};
+
+use crate::resident::{Resident, leaf};
+
+/// What a new page holds.
+pub(crate) trait Bytes {
+    /// Through a window.
+    fn write(&self, machine: impl PhysicalBytes, frame: Pfn);
+    /// Through the page's address.
+    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool;
+}
+
+/// Zeroes.
+pub(crate) struct Zeroes;
+
+impl Bytes for Zeroes {
+    fn write(&self, machine: impl PhysicalBytes, frame: Pfn) {
+        machine.zero(frame);
+    }
+    #[inline(always)]
+    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool {
+        machine.zero_at(addr)
+    }
+}
+
+impl Bytes for CopyFrom {
+    fn write(&self, machine: impl PhysicalBytes, frame: Pfn) {
+        machine.copy(self.pfn(), frame);
+    }
+    #[inline(always)]
+    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool {
+        machine.copy_at(self.pfn(), addr)
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// A new exclusive frame, whose bytes are anybody's.
+    #[inline]
+    pub(crate) fn new_page(&self, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
+        Mapping::allocate_with(self.source(), Request::new(Owner::Anon).policy(place))
+    }
+
+    /// Map `page` with these bytes where `at` is; what the leaf was, which no CPU knows when this
+    /// returns.
+    #[inline]
+    pub(crate) fn put(
+        &self,
+        at: EntryAt<S::Machine>,
+        page: Mapping<Anon, S>,
+        rights: Rights,
+        bytes: impl Bytes,
+    ) -> Entry {
+        self.put_in_place(at, page, rights, &bytes).unwrap_or_else(|page| {
+            bytes.write(self.source().machine(), page.pfn());
+            let old = at.slot.replace(leaf(page, rights, Marks::Dirty));
+            self.tables.forget::<Anon>(at.addr, old, None);
+            old
+        })
+    }
+
+    /// As [`Resident::put`], through the address itself.
+    ///
+    /// # Errors
+    /// The page, and nothing done, where another CPU could look meanwhile, or there is no such way.
+    #[inline(always)]
+    pub(crate) fn put_in_place(
+        &self,
+        EntryAt { addr, slot, .. }: EntryAt<S::Machine>,
+        page: Mapping<Anon, S>,
+        rights: Rights,
+        bytes: &impl Bytes,
+    ) -> Result<Entry, Mapping<Anon, S>> {
+        let machine = self.source().machine();
+        if !machine.has_windows() || !rights.contains(Rights::WRITE) {
+            return Err(page);
+        }
+        self.tables.roots().alone(page, |page| {
+            let frame = page.pfn();
+            let old = slot.replace(leaf(page, rights, Marks::Dirty));
+            if old.may_be_cached() {
+                machine.flush_local(Flush::Range { start: addr, pages: 1 });
+            }
+            if !bytes.write_at(machine, addr) {
+                bytes.write(machine, frame);
+            }
+            old
+        })
+    }
+
+    /// A new exclusive frame with the bytes of `from`.
+    pub(crate) fn copy_of(&self, from: CopyFrom, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
+        let request = Request::new(Owner::Anon).policy(place);
+        let page = Mapping::<Anon, S>::allocate_with(self.source(), request)?;
+        self.source().machine().copy(from.pfn(), page.pfn());
+        Ok(page)
+    }
+}
