@@ -57,7 +57,10 @@ impl<T, const N: usize> Short<T, N> {
     /// Where there is no room.
     #[inline]
     pub fn push_reserved(&mut self, entry: T) {
-        self.extend_reserved(core::iter::once(entry));
+        match &mut self.0 {
+            Entries::Few(few) => few.push(entry),
+            Entries::Many(many) => many.push_reserved(entry),
+        }
     }
     /// Adds what `entries` gives at the end.
     ///

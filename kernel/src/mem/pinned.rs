@@ -10,7 +10,7 @@
 use core::ops::Range;
 
 use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::{Arc, Short, Vec, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
@@ -144,7 +144,8 @@ impl Drop for Locked {
 
 /// Pinned bytes of a program.
 pub struct PinnedRun<P: Purpose> {
-    pages: Vec<PinnedPage<Frames, P>>,
+    /// Transfers of one page are frequent: those need no list on the heap.
+    pages: Short<PinnedPage<Frames, P>, 1>,
     address: u64,
     /// The first byte's place in the first frame.
     start: usize,
@@ -175,7 +176,7 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn by<T: Term>(space: &Space, address: u64, length: usize, rule: Rule, way: PinWay) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
-        let mut pages = Vec::try_with_capacity(count)?;
+        let mut pages = Short::try_with_capacity(count)?;
         let first = VirtAddr(address).page_start();
         let outcome = with_memory(|| {
             let mut areas = None;

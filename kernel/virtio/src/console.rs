@@ -184,12 +184,12 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
             && let Some(done) = queue.complete()?
         {
             match done.written {
-                0 => self.empty.push(done.chain.tag()),
-                written => self.filled.push_back((done.chain.tag(), written, 0)),
+                0 => self.empty.push(done.tag),
+                written => self.filled.push_back((done.tag, written, 0)),
             }
         }
         while let Some(done) = rings.transmit.complete()? {
-            self.free.push(done.chain.tag());
+            self.free.push(done.tag);
         }
         Ok(())
     }

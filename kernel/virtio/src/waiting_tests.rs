@@ -174,13 +174,13 @@ fn a_task_that_waits_holds_no_memory_and_one_that_is_killed_hands_its_turn_on() 
 
 #[test]
 fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_until_it_answers() {
-    let fake = fake_disk(8, Features::empty());
+    let fake = fake_disk(16, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
     let device = model::limited_device(1 << 20);
     let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
     let empty = device.held();
     std::thread::scope(|scope| {
-        let task = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable));
+        let task = scope.spawn(|| disk.read(0, &mut Whole(std::vec![0; 16 * SECTOR_SIZE]), Sleep::Killable));
         while answers.sleeping() == 0 {
             std::thread::yield_now();
         }
@@ -191,6 +191,44 @@ fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_u
     assert!(answer_one(&fake));
     disk.look();
     assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
+}
+
+/// Tasks wait for `length` bytes each until the disk begins to work; what they hold in between, beyond what it has at rest.
+fn held_by(tasks: usize, length: usize) -> usize {
+    let fake = fake_disk(64, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let device = model::limited_device(1 << 20);
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let empty = device.held();
+    let contents: Vec<u8> = (0..64 * SECTOR_SIZE).map(|at| (at / 7) as u8).collect();
+    let held = std::thread::scope(|scope| {
+        for _ in 0..tasks {
+            scope.spawn(|| {
+                let mut bytes = Whole(std::vec![0; length]);
+                disk.read(1, &mut bytes, Sleep::Killable).unwrap();
+                assert_eq!(bytes.0, contents[SECTOR_SIZE..SECTOR_SIZE + length]);
+            });
+        }
+        while answers.sleeping() < tasks {
+            std::thread::yield_now();
+        }
+        let held = device.held() - empty;
+        let server = serve_in_background(&fake, contents.clone(), answers);
+        while disk.places().0 < DEPTH {
+            std::thread::yield_now();
+        }
+        drop(server);
+        held
+    });
+    assert_eq!(device.held(), empty);
+    held
+}
+
+#[test]
+fn a_short_request_begins_with_the_spare_buffer_and_one_beside_it_takes_memory_of_its_own() {
+    assert_eq!(held_by(1, 4096), 0);
+    assert_eq!(held_by(3, 4096), 2 * 4096);
+    assert_eq!(held_by(1, 4096 + SECTOR_SIZE), 2 * 4096);
 }
 
 #[test]

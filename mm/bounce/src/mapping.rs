@@ -142,6 +142,21 @@ impl<S: DmaSource> Mapping<S> {
         self.sync_for_cpu(original, 0, self.length);
     }
 
+    /// The driver uses memory that it kept for another transfer: counted as one, and zeroed first under
+    /// [`Scrub::Always`].
+    pub fn begin_again(&self) {
+        self.scrub();
+        self.device.count_again(self.bytes());
+    }
+
+    /// Zeroes all of the memory where that is asked for.
+    fn scrub(&self) {
+        if self.device.dma().scrub() == Scrub::Always {
+            let first = self.memory.cell.map_or(0, Cell::offset);
+            self.each_from(first, self.bytes(), |part, _| part.fill(0));
+        }
+    }
+
     /// Takes the memory out of use for ever: the device does not confirm that it lets go of it, and may write to it at
     /// any time. Dropping the mapping then frees nothing. The bytes stay counted as held, and count as lost.
     /// Returns how many bytes this call lost: 0 if they were lost before.
@@ -181,13 +196,22 @@ impl<S: DmaSource> Mapping<S> {
 
     /// The same, from byte `first` of the first page on.
     fn each_from(&self, first: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
-        let bytes = self.device.dma().bytes();
-        let mut done = 0;
-        for piece in self.memory.runs.pieces(first, 0..length, None) {
-            bytes.with_run(piece.frame, piece.offset..piece.offset + piece.length, |before, bytes| {
+        let runs = &self.memory.runs;
+        let only = runs.in_first(first..first + length).filter(|_| length > 0);
+        let mut each = |piece: Piece, done: usize| {
+            let range = piece.offset..piece.offset + piece.length;
+            self.device.dma().bytes().with_run(piece.frame, range, |before, bytes| {
                 let start = done + before;
                 part(bytes, start..start + bytes.len());
             });
+        };
+        // Most often all of it is in one place.
+        if let Some(piece) = only {
+            return each(piece, 0);
+        }
+        let mut done = 0;
+        for piece in runs.pieces(first, 0..length, None) {
+            each(piece, done);
             done += piece.length;
         }
     }
@@ -198,10 +222,7 @@ impl<S: DmaSource> Drop for Mapping<S> {
         if *self.is_lost.get_mut() {
             return;
         }
-        if self.device.dma().scrub() == Scrub::Always {
-            let first = self.memory.cell.map_or(0, Cell::offset);
-            self.each_from(first, self.bytes(), |part, _| part.fill(0));
-        }
+        self.scrub();
         self.device.give_back(&self.memory);
     }
 }

@@ -446,6 +446,12 @@ fn bytes_of_a_device_stay_its_own_and_scrubbing_always_leaves_none() {
         let again = one.buffer(5000, Direction::FromDevice).unwrap();
         assert_eq!(again.address(), address);
         assert!(as_device(source, address, 8192).iter().all(|&byte| byte == left), "{scrub:?}");
+        device_writes(source, address, &[0x5e; 8192]);
+        let before = dma.usage().next().unwrap();
+        again.begin_again();
+        assert!(as_device(source, address, 8192).iter().all(|&byte| byte == left), "{scrub:?}");
+        let after = dma.usage().next().unwrap();
+        assert_eq!((after.bytes - before.bytes, after.held), (8192, before.held), "one transfer more");
         drop(again);
         let theirs = other.buffer(5000, Direction::FromDevice).unwrap();
         assert_eq!(theirs.address(), address);

@@ -42,13 +42,14 @@ impl<M: Machine> Buddy<M> {
         if asked || zone.free() < zone.marks().high {
             self.drain_pcp(&pinned, pcp);
         } else if pcp.refills() == 0 {
+            // Each sleep of a program that waits for a device comes by here.
             for list in 0..LISTS {
                 let surplus = pcp.len(list).saturating_sub(self.shapes.shape(list).batch);
                 if surplus > 1 {
                     self.drain_list(&pinned, pcp, list, surplus / 2);
                 }
-                pcp.shrink(list);
             }
+            pcp.shrink_all();
         }
     }
     /// Give back all that this CPU's lists hold.
@@ -77,8 +78,8 @@ impl<M: Machine> Buddy<M> {
     pub(crate) fn drain_pcp(&self, pinned: &Pinned<M>, pcp: Pcp<'_>) {
         for list in 0..LISTS {
             self.drain_list(pinned, pcp, list, u64::MAX);
-            pcp.shrink(list);
         }
+        pcp.shrink_all();
         self.send_home(pinned, pcp);
     }
     /// Put all that waits to go home where it belongs.

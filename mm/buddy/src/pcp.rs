@@ -480,9 +480,14 @@ impl<'a> Pcp<'a> {
         self.set_batch(list, (now * 2).min(most));
         now
     }
-    /// Ask for less next time.
-    pub(crate) fn shrink(&self, list: usize) {
-        self.set_batch(list, self.batch(list) / 2);
+    /// Ask for half next time, from each list.
+    pub(crate) fn shrink_all(&self) {
+        for four in &self.words[BATCHES..BATCHES + LISTS.div_ceil(4)] {
+            let batches = four.get();
+            if batches != 0 {
+                four.set(batches >> 1 & 0x7fff_7fff_7fff_7fff);
+            }
+        }
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {

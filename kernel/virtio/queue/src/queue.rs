@@ -9,8 +9,7 @@ use core::slice;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use freehold_bounce::{Device, DmaAddr, DmaSource, MAX_MAPPING, MAX_RUNS, Mapping};
-use freehold_machine::PAGE_SHIFT;
-use freehold_machine::Pfn;
+use freehold_machine::{PAGE_SHIFT, PAGE_SIZE, Pfn};
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::Transport;
 
@@ -39,25 +38,32 @@ pub struct Part<S: DmaSource> {
     access: Use,
     /// The most bytes of a descriptor.
     segment: u32,
-    /// Where its first byte is, if all of them are known to be one piece: a mapping's pieces never change, and a chain is
-    /// looked through more than once.
-    only: Option<(Pfn, u32)>,
+    /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a mapping's pieces never
+    /// change, and a chain is looked through more than once. A word, since parts are moved for each transfer.
+    only: u64,
 }
+
+/// No byte's place.
+const NOT_ONE: u64 = u64::MAX;
 
 impl<S: DmaSource> Part<S> {
     /// Bytes for the device to read; `None` where the range is empty or not within the mapping.
+    #[inline]
     pub fn readable(memory: Arc<Mapping<S>>, range: Range<usize>) -> Option<Self> {
         Self::new(memory, range, Use::Read)
     }
     /// Bytes for the device to write; `None` where the range is empty or not within the mapping.
+    #[inline]
     pub fn writable(memory: Arc<Mapping<S>>, range: Range<usize>) -> Option<Self> {
         Self::new(memory, range, Use::Write)
     }
+    #[inline]
     fn new(memory: Arc<Mapping<S>>, range: Range<usize>, access: Use) -> Option<Self> {
         const { assert!(MAX_MAPPING < u32::MAX as usize) };
         let fits = range.start < range.end && range.end <= memory.len();
         let (start, length) = (range.start as u32, range.len() as u32);
-        let only = memory.one_piece(range).map(|piece| (piece.frame, piece.offset as u32));
+        let only =
+            memory.one_piece(range).map_or(NOT_ONE, |piece| piece.frame.start().0 + piece.offset as u64);
         fits.then_some(Self { memory, start, length, access, segment: u32::MAX, only })
     }
     /// The mapping it is of.
@@ -89,14 +95,19 @@ impl<S: DmaSource> Part<S> {
     }
     /// Where its bytes begin, if one descriptor is known to do for them.
     fn only_descriptor(&self) -> Option<*mut u8> {
-        let (frame, offset) = self.only.filter(|_| self.length <= self.segment)?;
-        Some(pointer(frame).as_ptr().wrapping_add(offset as usize))
+        if self.only == NOT_ONE || self.length > self.segment {
+            return None;
+        }
+        let frame = pointer(Pfn(self.only >> PAGE_SHIFT));
+        Some(frame.as_ptr().wrapping_add(self.only as usize % PAGE_SIZE))
     }
     /// How many pieces those are.
+    #[inline]
     fn descriptors(&self) -> usize {
-        if self.only_descriptor().is_some() {
-            return 1;
-        }
+        if self.only_descriptor().is_some() { 1 } else { self.count_descriptors() }
+    }
+    #[cold]
+    fn count_descriptors(&self) -> usize {
         let (mut count, most) = (0, self.segment as usize);
         for piece in self.memory.pieces(self.range()) {
             count += if piece.length <= most { 1 } else { piece.length.div_ceil(most) };
@@ -116,17 +127,15 @@ pub struct Chain<S: DmaSource> {
 impl<S: DmaSource> Chain<S> {
     /// A chain that the driver knows by `tag`. `None` where a part to be read comes after one to be written,
     /// or there is no part.
+    #[inline(always)]
     pub fn new<const N: usize>(tag: usize, parts: [Part<S>; N]) -> Option<Self> {
         const { assert!(N <= MAX_PARTS, "a chain has at most MAX_PARTS parts") };
         if N == 0 || !parts.is_sorted_by_key(|part| part.access == Use::Write) {
             return None;
         }
         let descriptors = parts.iter().map(Part::descriptors).sum();
-        let mut chain = Self { parts: [const { None }; MAX_PARTS], tag, descriptors };
-        for (place, part) in chain.parts.iter_mut().zip(parts) {
-            *place = Some(part);
-        }
-        Some(chain)
+        let mut parts = parts.into_iter();
+        Some(Self { parts: core::array::from_fn(|_| parts.next()), tag, descriptors })
     }
     /// The driver's tag.
     pub const fn tag(&self) -> usize {
@@ -181,11 +190,11 @@ impl<S: DmaSource> Chain<S> {
     }
 }
 
-/// A chain that the device is done with.
-#[derive(Debug)]
-pub struct Completion<S: DmaSource> {
-    /// The chain, the driver's again.
-    pub chain: Chain<S>,
+/// A chain that the device is done with: the queue has let go of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The driver's tag of the chain.
+    pub tag: usize,
     /// Bytes that the device says it wrote, at most what it was allowed to.
     pub written: usize,
 }
@@ -308,7 +317,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     ///
     /// # Errors
     /// [`Broken`] if it gave back what it did not have; then and ever after.
-    pub fn complete(&mut self) -> Result<Option<Completion<S>>, Broken> {
+    pub fn complete(&mut self) -> Result<Option<Completion>, Broken> {
         if self.broken {
             return Err(Broken);
         }
@@ -322,22 +331,25 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         // All indices of `in_flight` fit.
         let token = id as u16;
         let popped = place.and_then(|place| {
-            let popped = place.as_ref()?.with_slices(|inputs, outputs| {
+            let chain = place.as_ref()?;
+            let written = chain.with_slices(|inputs, outputs| {
                 // SAFETY: `in_flight[token]` is the chain for which `add` returned this token.
                 unsafe { self.ring.pop_used(token, inputs, outputs) }
             });
             // Where the entry changed between two looks the device still has the chain.
-            Some((popped.ok()?, place.take()?))
+            let written = (written.ok()? as usize).min(chain.writable_bytes());
+            let (tag, descriptors) = (chain.tag, chain.descriptors);
+            *place = None;
+            Some((Completion { tag, written }, descriptors))
         });
-        let Some((written, chain)) = popped else {
+        let Some((completion, descriptors)) = popped else {
             self.broken = true;
             return Err(Broken);
         };
         self.flying -= 1;
-        self.room += chain.descriptors;
+        self.room += descriptors;
         self.taken = self.taken.wrapping_add(1);
-        let written = (written as usize).min(chain.writable_bytes());
-        Ok(Some(Completion { chain, written }))
+        Ok(Some(completion))
     }
 
     /// Whether the device wants to be told of new chains.

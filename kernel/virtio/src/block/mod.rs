@@ -6,7 +6,8 @@
 //! **Waiting.** No request fails for want of room or of memory. A task takes a place among the [`DEPTH`] first
 //! (`requests.rs`: the queue), memory second. Where there is less memory than the transfer wants, it goes in parts; where
 //! there is none, the task waits for the disk's own spare buffer, which was taken at start-up. So a disk waits for itself
-//! only, never for another device and never for memory: swap and write-back can rely on it. A task that is to end leaves
+//! only, never for another device and never for memory: swap and write-back can rely on it. A request that fits the spare
+//! buffer begins with it where no other uses it, and takes nothing. A task that is to end leaves
 //! at once where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it answers.
 //!
 //! **Time-outs.** A request that the device does not answer in time ends in an error but stays the device's, memory and
@@ -24,7 +25,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
 use freehold_virtqueue::Transport;
-use requests::{Buffer, Requests, Segments, Wakes};
+use requests::{Buffer, Requests, SPARE, Segments, Wakes};
 use spin::Mutex;
 
 use crate::platform::{Sleep, Wait, Waited};
@@ -148,7 +149,14 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
             let mut requests = self.requests.lock();
             (f(&mut requests), requests.take_wakes())
         };
-        let Wakes { turns, memory, all } = wakes;
+        if let Some(wakes) = wakes {
+            self.wake(wakes);
+        }
+        result
+    }
+
+    #[inline(never)]
+    fn wake(&self, Wakes { turns, memory, all }: Wakes) {
         if all {
             self.lines.turns.notify();
         } else {
@@ -157,7 +165,6 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         if all || memory {
             self.lines.answers.notify();
         }
-        result
     }
 
     fn limit_ns(&self) -> u64 {
@@ -192,14 +199,25 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         }
     }
 
-    /// A place, after those that came earlier.
-    fn place(&self, sleep: Sleep) -> Result<RequestPlace<'_, S, T>, BlockError> {
+    /// A place, after those that came earlier; with it the spare buffer, where `length` bytes fit and no request uses it.
+    fn place(
+        &self,
+        length: usize,
+        sleep: Sleep,
+    ) -> Result<(RequestPlace<'_, S, T>, Option<Buffer<S>>), BlockError> {
         let mut is_queued = false;
-        let taken = self.wait(self.lines.turns, sleep, |requests| requests.take_place(&mut is_queued));
+        let taken = self.wait(self.lines.turns, sleep, |requests| {
+            let number = requests.take_place(&mut is_queued)?;
+            Ok(number.map(|number| {
+                let fits = (1..=SPARE).contains(&length);
+                (number, if fits { requests.idle_spare(length) } else { None })
+            }))
+        });
         if taken.is_err() {
             self.with(|requests| requests.leave(&mut is_queued));
         }
-        Ok(RequestPlace { disk: self, number: taken? })
+        let (number, spare) = taken?;
+        Ok((RequestPlace { disk: self, number }, spare))
     }
 
     /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is free.
@@ -236,8 +254,13 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
             let sent = requests.send(number, kind, sector, data)?;
             Ok(sent.then_some(requests.answers()))
         })?;
-        let mut done = None;
+        let (mut done, mut looks) = (None, 0);
         let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
+            // Who waits looks before it joins the line and after; before, the device was told a moment ago.
+            looks += 1;
+            if looks == 1 {
+                return false;
+            }
             done = self.with(|requests| requests.finished(number));
             done.is_some()
         });
@@ -303,9 +326,9 @@ where
         self.check(sector, total)?;
         let mut start = 0;
         while start < total {
-            let place = self.place(sleep)?;
+            let (place, spare) = self.place(total - start, sleep)?;
             // The device has to say that it filled all of them: the old bytes are not copied in.
-            let data = self.buffer(total - start, Direction::FromDevice, sleep)?;
+            let data = spare.map_or_else(|| self.buffer(total - start, Direction::FromDevice, sleep), Ok)?;
             let at = sector + (start / SECTOR_SIZE) as u64;
             if self.request(&place, (RequestKind::In, at), Some(&data), sleep)? < data.length {
                 return Err(BlockError::Io);
@@ -324,8 +347,8 @@ where
         }
         let mut start = 0;
         while start < total {
-            let place = self.place(sleep)?;
-            let data = self.buffer(total - start, Direction::ToDevice, sleep)?;
+            let (place, spare) = self.place(total - start, sleep)?;
+            let data = spare.map_or_else(|| self.buffer(total - start, Direction::ToDevice, sleep), Ok)?;
             data.mapping.sync_part_for_device(from, start, 0, data.length);
             let at = sector + (start / SECTOR_SIZE) as u64;
             self.request(&place, (RequestKind::Out, at), Some(&data), sleep)?;
@@ -338,7 +361,7 @@ where
         if !self.has_cache {
             return Ok(());
         }
-        let place = self.place(sleep)?;
+        let (place, _) = self.place(0, sleep)?;
         self.request(&place, (RequestKind::Flush, 0), None, sleep).map(|_| ())
     }
 }

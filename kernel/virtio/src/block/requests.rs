@@ -15,6 +15,7 @@
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 
 use alloc::sync::Arc;
+use core::sync::atomic::{Ordering, fence};
 
 use freehold_bounce::{Device, Direction, DmaSource, Mapping};
 use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
@@ -118,6 +119,8 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     is_silent: bool,
     /// Taken at start-up and kept, so that a request needs no memory that others have.
     spare: Arc<Mapping<S>>,
+    /// How much of it the device takes in one request.
+    spare_length: usize,
     /// Tasks that have a place and wait for memory.
     starving: usize,
     wakes: Wakes,
@@ -140,6 +143,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             granted: 0,
             answers: 0,
             is_silent: false,
+            spare_length: segments.fit(&spare),
             spare,
             starving: 0,
             wakes: Wakes::default(),
@@ -151,9 +155,10 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.answers
     }
 
-    /// Tasks to wake: the caller does it after it has released the lock.
-    pub fn take_wakes(&mut self) -> Wakes {
-        core::mem::take(&mut self.wakes)
+    /// Tasks to wake, if there are any: the caller does it after it has released the lock.
+    pub fn take_wakes(&mut self) -> Option<Wakes> {
+        let Wakes { turns, memory, all } = self.wakes;
+        (turns > 0 || memory || all).then(|| core::mem::take(&mut self.wakes))
     }
 
     /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note, false at first; a task
@@ -235,20 +240,26 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.starving -= 1;
     }
 
-    /// The spare buffer, empty; `None` while a request uses it.
+    /// The spare buffer; `None` while a request uses it.
     ///
     /// # Errors
     /// The device failed or is silent.
     pub fn spare(&mut self, length: usize) -> Result<Option<Buffer<S>>, BlockError> {
         self.check()?;
         self.reap()?;
+        Ok(self.idle_spare(length))
+    }
+
+    /// The spare buffer where no request uses it, as far as is known without a look at the device.
+    pub fn idle_spare(&mut self, length: usize) -> Option<Buffer<S>> {
         // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
         if Arc::strong_count(&self.spare) > 1 {
-            return Ok(None);
+            return None;
         }
-        let zeroes = [0; 256];
-        (0..SPARE).step_by(zeroes.len()).for_each(|at| _ = self.spare.write(at, &zeroes));
-        Ok(Some(Buffer { mapping: self.spare.clone(), length: length.min(SPARE) }))
+        // Whoever let go of the last one is done with the bytes.
+        fence(Ordering::Acquire);
+        self.spare.begin_again();
+        Some(Buffer { mapping: self.spare.clone(), length: length.min(self.spare_length) })
     }
 
     /// Whether the device can be sent requests.
@@ -274,12 +285,10 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        let (rings, _) = self.link.lent()?;
-        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
-        if chain.descriptors() > rings.queue.room() {
-            self.reap()?;
-        }
+        // What it has answered meanwhile makes room. A lie is noticed before it gets more.
+        self.reap()?;
         let (rings, transport) = self.link.lent()?;
+        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
         if chain.descriptors() > rings.queue.room() {
             return Ok(false);
         }
@@ -308,7 +317,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             match rings.queue.complete() {
                 Ok(None) => return Ok(()),
                 Ok(Some(done)) => {
-                    let number = done.chain.tag();
+                    let number = done.tag;
                     let mut status = [NO_STATUS];
                     rings.headers.read(number * HEADER + STATUS, &mut status);
                     if status[0] > LAST_STATUS {

@@ -203,7 +203,7 @@ impl<S: DmaSource, T: Transport> Places<S, T> {
             let (queue, _) = self.link.lent()?;
             match queue.complete() {
                 Ok(None) => return Ok(()),
-                Ok(Some(done)) => self.is_back(done.chain.tag(), done.written),
+                Ok(Some(done)) => self.is_back(done.tag, done.written),
                 Err(_) => {
                     self.fail();
                     return Err(MessageError::Failed);

@@ -19,6 +19,11 @@ use freehold_paging::Memory;
 use super::{BackingStore, CacheKind, MAX_RUN, Mark, PAGE, PageCache};
 use crate::VmError;
 
+/// Whether the next pages of some kind begin within `range` (bytes).
+fn is_within(next: Option<Range<u64>>, range: &Range<u64>) -> bool {
+    next.is_some_and(|pages| pages.start < range.end.div_ceil(PAGE))
+}
+
 impl<S: Memory> PageCache<S> {
     /// Store the pages of `range` (bytes) that changed, but for those that are being stored already, which are left as they are. Nothing to
     /// do without a store.
@@ -28,6 +33,11 @@ impl<S: Memory> PageCache<S> {
     /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
+        // Most often nothing has changed: a pass would take memory, and others would wait for it.
+        let next = self.inner.lock().index.next_to_store(range.start / PAGE);
+        if !is_within(next, &range) {
+            return Ok(());
+        }
         let mut outcome = Ok(());
         store.write_pass(&mut || outcome = self.write_dirty(&**store, range.clone()));
         outcome
@@ -40,7 +50,7 @@ impl<S: Memory> PageCache<S> {
     /// As [`PageCache::write_back`]; what the store says of [waiting](BackingStore::wait_for_passes).
     pub fn sync(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
-        let others = self.has_writeback(&range);
+        let others = is_within(self.inner.lock().index.next_in_writeback(range.start / PAGE), &range);
         let mut outcome = self.write_back(range.clone());
         store.wait_for_passes()?;
         if others {
@@ -49,11 +59,6 @@ impl<S: Memory> PageCache<S> {
             store.wait_for_passes()?;
         }
         outcome
-    }
-
-    fn has_writeback(&self, range: &Range<u64>) -> bool {
-        let first = self.inner.lock().index.next_in_writeback(range.start / PAGE);
-        first.is_some_and(|pages| pages.start < range.end.div_ceil(PAGE))
     }
 
     /// One pass of [`PageCache::write_back`].
