@@ -1,0 +1,218 @@
+//! [`Hal`] of the crate `virtio-drivers` over the DMA API: a driver of that crate, which knows nothing of bounce memory,
+//! runs on it, and its device reaches nothing else.
+//!
+//! May use `unsafe`: the trait is unsafe, and its buffers are pointers.
+//!
+//! **Invariant.** Each address that a device is told lies in memory that the DMA API gave to this device, or is
+//! [`NOWHERE`]. A buffer is copied when it is shared and when it comes back, so a device that goes on writing
+//! afterwards changes nothing of the driver's. It may keep writing into memory that another transfer of the same device
+//! gets next: what stays the device's is the device's ([`freehold_bounce`]: residue).
+//!
+//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back. It went out with the
+//! driver's own bytes, whatever its direction: what the device did not write is what was there before.
+//!
+//! **Waiting.** Sharing cannot fail in the trait's words. Where memory is short the caller waits ([`Place::wait`]); where
+//! the transfer can never be had, or the place gives up, the device is told [`NOWHERE`]. There is no memory, with or
+//! without an IOMMU, so that its driver sees an error of the device and nobody's bytes are touched. A buffer is in
+//! one piece, so one of up to [`LONGEST`] bytes can be had for as long as the device's rules leave room for it.
+//!
+//! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions and over no call of the DMA
+//! API; they order with nothing.
+#![no_std]
+#![allow(unsafe_code)]
+
+extern crate alloc;
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+use freehold_bounce::{
+    Alignment, Coherent, Constraint, Device, Direction, DmaAddr, DmaError, DmaSource, Mapping, Transfer,
+};
+use freehold_machine::{PAGE_SIZE, Pfn};
+use spin::Mutex;
+use virtio_drivers::{BufferDirection, Hal, PhysAddr};
+
+/// What a device is told that cannot have its memory: far beyond what any processor of x86-64 can address (52 bits), and the
+/// bytes behind it, too. Linux' nearest relative is `DMA_MAPPING_ERROR`.
+pub const NOWHERE: DmaAddr = DmaAddr(1 << 63);
+
+/// The longest buffer that is in one piece however fragmented memory is: a segment of the DMA API.
+pub const LONGEST: usize = 256 << 10;
+
+/// Whether a share that found no memory is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// It is.
+    Again,
+    /// The device is told [`NOWHERE`].
+    GiveUp,
+}
+
+/// Whose memory it is: the trait's functions have no `self`.
+///
+/// # Safety
+/// [`Place::pointer`] returns where the bytes of the frame, and behind them those of the frames that follow it in its
+/// block, are for as long as the frame is the DMA API's: valid, aligned to a page, and in nobody else's hands.
+pub unsafe trait Place: 'static {
+    /// The page allocator under the DMA API.
+    type Source: DmaSource;
+    /// What the device has.
+    fn lent() -> &'static Lent<Self::Source>;
+    /// See the trait's head.
+    fn pointer(frame: Pfn) -> NonNull<u8>;
+    /// There was no memory, for the `tries`-th time: lets others run that may give some back.
+    fn wait(tries: usize) -> Patience;
+}
+
+/// What one device has of the DMA API through this crate.
+pub struct Lent<S: DmaSource> {
+    device: Device<S>,
+    rings: Mutex<Vec<Coherent<S>>>,
+    shared: Mutex<Vec<(DmaAddr, Mapping<S>)>>,
+}
+
+impl<S: DmaSource> Lent<S> {
+    /// A device that has nothing yet.
+    pub const fn new(device: Device<S>) -> Self {
+        Self { device, rings: Mutex::new(Vec::new()), shared: Mutex::new(Vec::new()) }
+    }
+
+    /// The device.
+    pub const fn device(&self) -> Device<S> {
+        self.device
+    }
+
+    /// Takes all that the device has out of use for ever: it does not confirm a reset and may write at any time. Returns
+    /// how many bytes that is. Call it once the driver is forgotten and not dropped: nothing is found that comes back later.
+    pub fn lose(&self) -> usize {
+        let (rings, shared) =
+            (core::mem::take(&mut *self.rings.lock()), core::mem::take(&mut *self.shared.lock()));
+        let rings: usize = rings.into_iter().map(Coherent::lose).sum();
+        rings + shared.iter().map(|(_, mapping)| mapping.lose()).sum::<usize>()
+    }
+
+    fn add_rings(&self, pages: usize) -> Option<(DmaAddr, Pfn)> {
+        let frames = self.device.coherent(pages.checked_mul(PAGE_SIZE)?).ok()?;
+        let place = (frames.address(), frames.pfn());
+        let mut rings = self.rings.lock();
+        if rings.try_reserve(1).is_err() {
+            drop(rings);
+            return None;
+        }
+        rings.push(frames);
+        Some(place)
+    }
+
+    fn take_rings(&self, address: DmaAddr) -> Option<Coherent<S>> {
+        let mut rings = self.rings.lock();
+        let place = rings.iter().position(|frames| frames.address() == address)?;
+        Some(rings.swap_remove(place))
+    }
+
+    /// Memory in one piece with the bytes of `original` in it.
+    fn bounce(&self, original: &[u8], direction: Direction) -> Result<Mapping<S>, DmaError> {
+        let plain = self.device.buffer(original.len(), direction);
+        let is_whole = |mapping: &Mapping<S>| mapping.one_piece(0..original.len()).is_some();
+        // What is in pieces is given back first: it may be all that the device can have.
+        let mapping = match plain.ok().filter(is_whole) {
+            Some(mapping) => mapping,
+            None => self.in_one_piece(original.len(), direction)?,
+        };
+        // Whatever the direction: see the module's head.
+        mapping.write(0, original);
+        Ok(mapping)
+    }
+
+    /// Runs begin at multiples of their alignment and are no shorter, so an alignment to the length makes one of them.
+    fn in_one_piece(&self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
+        let pages = length.next_multiple_of(PAGE_SIZE).checked_next_power_of_two();
+        let align = pages.and_then(Alignment::new).ok_or(DmaError::TooLong)?;
+        let constraint = Constraint { align, ..Constraint::NONE };
+        self.device.bounce(Transfer { length, origin: 0, constraint }, direction)
+    }
+
+    fn share_once(&self, original: &[u8], direction: Direction) -> Result<DmaAddr, DmaError> {
+        let mapping = self.bounce(original, direction)?;
+        let address = mapping.address();
+        let mut shared = self.shared.lock();
+        if shared.try_reserve(1).is_err() {
+            drop(shared);
+            return Err(DmaError::OutOfMemory);
+        }
+        shared.push((address, mapping));
+        Ok(address)
+    }
+
+    fn share(&self, original: &[u8], direction: Direction, wait: impl Fn(usize) -> Patience) -> DmaAddr {
+        let mut tries = 0;
+        loop {
+            match self.share_once(original, direction) {
+                Ok(address) => return address,
+                // No wait makes it shorter.
+                Err(DmaError::Empty | DmaError::TooLong) => return NOWHERE,
+                Err(_) => {}
+            }
+            tries += 1;
+            if wait(tries) == Patience::GiveUp {
+                return NOWHERE;
+            }
+        }
+    }
+
+    fn take_back(&self, address: DmaAddr) -> Option<Mapping<S>> {
+        let mut shared = self.shared.lock();
+        // Drivers give back in the order in which they shared: most often it is the first.
+        let place = shared.iter().position(|(of, _)| *of == address)?;
+        Some(shared.remove(place).1)
+    }
+}
+
+const fn direction(of: BufferDirection) -> Direction {
+    match of {
+        BufferDirection::DriverToDevice => Direction::ToDevice,
+        BufferDirection::DeviceToDriver => Direction::FromDevice,
+        BufferDirection::Both => Direction::Bidirectional,
+    }
+}
+
+/// The [`Hal`] of the drivers of one device.
+pub struct BounceHal<P: Place>(PhantomData<P>);
+
+// SAFETY: `dma_alloc` returns zeroed frames of the bounce kind, page-aligned where `Place::pointer` says they are, that are kept
+// from every other use until `dma_dealloc`; `share` returns an address of a copy, or of no memory.
+unsafe impl<P: Place> Hal for BounceHal<P> {
+    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
+        match P::lent().add_rings(pages) {
+            Some((address, frame)) => (address.0, P::pointer(frame)),
+            // Address 0 is the crate's sign of failure.
+            None => (0, NonNull::dangling()),
+        }
+    }
+
+    unsafe fn dma_dealloc(address: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
+        if P::lent().take_rings(DmaAddr(address)).is_some() { 0 } else { -1 }
+    }
+
+    unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
+        // The crate's own PCI transport asks for this, and it believes what a device says.
+        panic!("registers are not mapped through the memory of buffers")
+    }
+
+    unsafe fn share(buffer: NonNull<[u8]>, way: BufferDirection) -> PhysAddr {
+        // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the call.
+        let original = unsafe { buffer.as_ref() };
+        P::lent().share(original, direction(way), P::wait).0
+    }
+
+    unsafe fn unshare(address: PhysAddr, mut buffer: NonNull<[u8]>, way: BufferDirection) {
+        let Some(mapping) = P::lent().take_back(DmaAddr(address)) else { return };
+        if direction(way).is_from_device() {
+            // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the call; one that a device
+            // writes is the driver's to write.
+            let original = unsafe { buffer.as_mut() };
+            mapping.read(0, original);
+        }
+    }
+}
