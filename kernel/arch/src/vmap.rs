@@ -1,8 +1,9 @@
 //! The dynamic area: addresses for kernel stacks, device registers, firmware tables, the initial RAM disk.
 //!
 //! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
-//! for ever; stacks are kept for reuse, and those beyond [`KEPT_STACKS`] are unmapped, their place
-//! remembered in their guard page's entry.
+//! for ever; stacks are kept for reuse. Where [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are unused,
+//! the latter are unmapped, their places remembered in their guard pages' entries: one flush of all CPUs for
+//! that many threads that end.
 //!
 //! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]),
 //! so that where its frames and buffers lie differs between threads that share a stack one after
@@ -25,6 +26,8 @@ use crate::sync::SpinLock;
 pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
+/// Stacks that are unmapped together, since each time all CPUs are interrupted.
+const UNMAPPED_AT_ONCE: usize = 16;
 /// Places in the upper half of a page where a thread's stack may start, 16 bytes apart.
 const STARTS: u64 = PAGE / 2 / 16;
 /// Pages that may stay unused at the area's beginning: 1 GiB, in a dynamic area of 64.
@@ -101,13 +104,13 @@ pub struct Stack {
 
 struct Idle {
     /// Stacks that are mapped and unused.
-    kept: [u64; KEPT_STACKS],
+    kept: [u64; KEPT_STACKS + UNMAPPED_AT_ONCE],
     count: usize,
     /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0 the end.
     places: u64,
 }
 
-static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; KEPT_STACKS], count: 0, places: 0 });
+static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; KEPT_STACKS + UNMAPPED_AT_ONCE], count: 0, places: 0 });
 
 fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
     tables::find_entry::<1>(VirtAddr(bottom.0 - PAGE)).expect("a used stack place has its table")
@@ -144,7 +147,7 @@ impl Stack {
                 mapped.inspect_err(|_| memory::free_frames(frame, 0))
             });
             if mapped.is_err() {
-                stack.unmap();
+                unmap_stacks(&[bottom.0]);
                 core::mem::forget(stack);
                 return Err(OutOfMemory);
             }
@@ -160,38 +163,56 @@ impl Stack {
         self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 
-    /// Take the pages away and remember the place, where it has its table.
-    fn unmap(&self) {
-        let mut frames = [None; STACK_PAGES as usize];
-        for (page, frame) in frames.iter_mut().enumerate() {
-            let address = VirtAddr(self.bottom.0 + page as u64 * PAGE);
+}
+
+/// Take the pages of stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places, where they have their tables.
+fn unmap_stacks(bottoms: &[u64]) {
+    let mut frames = [Pfn(0); UNMAPPED_AT_ONCE * STACK_PAGES as usize];
+    let mut count = 0;
+    for bottom in bottoms {
+        for page in 0..STACK_PAGES {
+            let address = VirtAddr(bottom + page * PAGE);
             let value = tables::find_entry::<1>(address).map_or(0, |entry| entry.swap(0, Ordering::AcqRel));
-            *frame = (value != 0).then_some(tables::frame_of(value));
+            if value != 0 {
+                frames[count] = tables::frame_of(value);
+                count += 1;
+            }
         }
-        let everyone = CpuSet::first(X86.cpu_count());
-        X86.flush_on(everyone, Flush::Range { start: self.bottom, pages: STACK_PAGES });
-        for frame in frames.into_iter().flatten() {
-            memory::free_frames(frame, 0);
-        }
-        if let Some(guard) = tables::find_entry::<1>(VirtAddr(self.bottom.0 - PAGE)) {
+    }
+    let what = match *bottoms {
+        [bottom] => Flush::Range { start: VirtAddr(bottom), pages: STACK_PAGES },
+        _ => Flush::All,
+    };
+    X86.flush_on(CpuSet::first(X86.cpu_count()), what);
+    for &frame in &frames[..count] {
+        memory::free_frames(frame, 0);
+    }
+    for bottom in bottoms {
+        if let Some(guard) = tables::find_entry::<1>(VirtAddr(bottom - PAGE)) {
             let mut idle = IDLE.lock();
             guard.store(idle.places, Ordering::Release);
-            idle.places = self.bottom.0;
+            idle.places = *bottom;
         }
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
+        let mut surplus = [0; UNMAPPED_AT_ONCE];
         {
             let mut idle = IDLE.lock();
             let count = idle.count;
-            if count < KEPT_STACKS {
+            if count < idle.kept.len() {
                 idle.kept[count] = self.bottom.0;
                 idle.count += 1;
                 return;
             }
+            // The ones that were used last stay, this one among them: their lines may be cached.
+            surplus.copy_from_slice(&idle.kept[..UNMAPPED_AT_ONCE]);
+            idle.kept.copy_within(UNMAPPED_AT_ONCE.., 0);
+            idle.count = KEPT_STACKS + 1;
+            idle.kept[KEPT_STACKS] = self.bottom.0;
         }
-        self.unmap();
+        unmap_stacks(&surplus);
     }
 }
