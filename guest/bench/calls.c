@@ -280,6 +280,24 @@ CALL(allocate, int fd = some_file(w), fallocate(fd, 0, 0, PAGE) == 0)
 CALL(send_and_receive, int p[2]; NEED(w, socketpair(AF_UNIX, SOCK_STREAM, 0, p) == 0),
      send(p[0], buffer, 64, 0) == 64 && recv(p[1], buffer, 64, 0) == 64)
 
+CALL(allowed_cpus, cpu_set_t set, sched_getaffinity(0, sizeof set, &set) == 0)
+CALL(sync_data, int fd = some_file(w), fdatasync(fd) == 0)
+// Where the worker leads its group, and so no new session; and where its session has no terminal.
+CALL(new_session, NEED(w, setpgid(0, 0) == 0), setsid() == -1 && errno == EPERM)
+CALL(hang_up, NEED(w, open("/dev/tty", O_RDWR) == -1), syscall(SYS_vhangup) == 0)
+
+static void send_message(struct worker *w) {
+    int pair[2];
+    struct iovec piece = {buffer, 64};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+    NEED(w, socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, sendmsg(pair[0], &message, 0) == 64 && recvmsg(pair[1], &message, 0) == 64);
+        end(w);
+    }
+}
+
 static void send_file(struct worker *w) {
     int from = some_file(w), to = open("/dev/null", O_WRONLY);
     NEED(w, to >= 0);
@@ -341,6 +359,11 @@ const struct row rows[] = {
     {"fallocate", THREADS, 200, allocate},
     {"send-recv", THREADS, 200, send_and_receive},
     {"sendfile", THREADS, 200, send_file},
+    {"send-message", THREADS, 200, send_message},
+    {"getaffinity", THREADS, 500, allowed_cpus},
+    {"fdatasync", THREADS, 200, sync_data},
+    {"setsid", PROCESSES, 200, new_session},
+    {"vhangup", PROCESSES, 200, hang_up},
     {"uring-nop", PROCESSES, 320, uring_nop},
     {"uring-readv", PROCESSES, 50, uring_readv},
     {0},

@@ -269,12 +269,44 @@ static void hang_up(void)
 	FAILS_WITH("and takes no more", write(slave, "x", 1), EIO);
 }
 
+/* A session of its own, on a pair of its own; returns what went wrong, 0 for nothing. */
+static int hang_up_oneself(void)
+{
+	signal(SIGHUP, SIG_IGN);
+	setsid();
+	int other = posix_openpt(O_RDWR | O_NOCTTY);
+	if (syscall(SYS_vhangup) != 0 || other < 0 || grantpt(other) != 0 || unlockpt(other) != 0)
+		return 1;
+	int tty = open(ptsname(other), O_RDWR);
+	int same = open("/dev/tty", O_RDWR);
+	char byte;
+	if (tty < 0 || same < 0 || syscall(SYS_vhangup) != 0)
+		return 2;
+	if (read(tty, &byte, 1) != 0 || write(tty, "x", 1) != -1 || errno != EIO)
+		return 3;
+	return open("/dev/tty", O_RDWR) == -1 && errno == ENXIO ? 0 : 4;
+}
+
+static void vhangup_(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0)
+		_exit(hang_up_oneself());
+	PROMISE("vhangup ends the session's terminal and no other", waitpid(child, &status, 0) == child && status == 0);
+	child = fork();
+	if (child == 0)
+		_exit(setuid(1000) == 0 && syscall(SYS_vhangup) == -1 && errno == EPERM ? 0 : 1);
+	PROMISE("and only an administrator may", waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(void)
 {
 	pair();
 	editing();
 	raw();
 	control();
+	vhangup_();
 	hang_up();
 	return conclude();
 }

@@ -811,7 +811,7 @@ static const int bounded[] = {
 	SYS_uname, SYS_fcntl, SYS_flock, SYS_fdatasync, SYS_getdents, SYS_getcwd, SYS_chdir, SYS_fchdir, SYS_rename, SYS_mkdir, SYS_rmdir,
 	SYS_creat, SYS_link, SYS_symlink, SYS_readlink, SYS_chmod, SYS_fchmod, SYS_chown, SYS_fchown, SYS_lchown, SYS_umask, SYS_gettimeofday,
 	SYS_getrlimit, SYS_getrusage, SYS_sysinfo, SYS_times, SYS_getuid, SYS_getgid, SYS_setuid, SYS_setgid, SYS_geteuid, SYS_getegid, SYS_setpgid,
-	SYS_getppid, SYS_getpgrp, SYS_setsid, SYS_setreuid, SYS_setregid, SYS_getgroups, SYS_setresuid, SYS_getresuid, SYS_setresgid, SYS_getresgid,
+	SYS_getppid, SYS_getpgrp, SYS_setsid, SYS_vhangup, SYS_setreuid, SYS_setregid, SYS_getgroups, SYS_setresuid, SYS_getresuid, SYS_setresgid, SYS_getresgid,
 	SYS_getpgid, SYS_setfsuid, SYS_setfsgid, SYS_getsid, SYS_capget, SYS_capset, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_rt_sigsuspend,
 	SYS_sigaltstack, SYS_utime, SYS_mknod, SYS_statfs, SYS_fstatfs, SYS_getpriority, SYS_setpriority, SYS_sched_setparam, SYS_sched_getparam,
 	SYS_sched_setscheduler, SYS_sched_getscheduler, SYS_sched_get_priority_max, SYS_sched_get_priority_min, SYS_sched_rr_get_interval,

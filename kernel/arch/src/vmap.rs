@@ -110,7 +110,8 @@ struct Idle {
     places: u64,
 }
 
-static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; KEPT_STACKS + UNMAPPED_AT_ONCE], count: 0, places: 0 });
+static IDLE: SpinLock<Idle> =
+    SpinLock::new(Idle { kept: [0; KEPT_STACKS + UNMAPPED_AT_ONCE], count: 0, places: 0 });
 
 fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
     tables::find_entry::<1>(VirtAddr(bottom.0 - PAGE)).expect("a used stack place has its table")
@@ -162,7 +163,6 @@ impl Stack {
         let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
-
 }
 
 /// Take the pages of stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places, where they have their tables.

@@ -165,26 +165,36 @@ impl WaitQueue {
     }
 
     /// Wake the first who sleeps.
+    #[inline]
     pub fn wake_one(&self) {
-        if self.count.load(Ordering::SeqCst) != 0 {
-            let entries = self.entries.lock();
-            let _ = entries.iter().find(|entry| entry.target.wake() == Woken::Sleeper);
+        if !self.is_empty() {
+            self.wake_first();
         }
     }
 
+    fn wake_first(&self) {
+        let entries = self.entries.lock();
+        let _ = entries.iter().find(|entry| entry.target.wake() == Woken::Sleeper);
+    }
+
     /// Wake all.
+    #[inline]
     pub fn wake_all(&self) {
-        if self.count.load(Ordering::SeqCst) != 0 {
-            for entry in self.entries.lock().iter() {
-                entry.target.wake();
-            }
+        if !self.is_empty() {
+            self.wake_each();
+        }
+    }
+
+    fn wake_each(&self) {
+        for entry in self.entries.lock().iter() {
+            entry.target.wake();
         }
     }
 
     /// Wake up to `count` sleepers, and say how many.
     pub fn wake_many(&self, count: usize) -> usize {
         let mut woken = 0;
-        if self.count.load(Ordering::SeqCst) != 0 {
+        if !self.is_empty() {
             for entry in self.entries.lock().iter() {
                 if woken == count {
                     break;
@@ -195,7 +205,8 @@ impl WaitQueue {
         woken
     }
 
-    /// Whether anyone is registered.
+    /// Whether nobody is registered: asked at each wake-up, most of which find nobody.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }

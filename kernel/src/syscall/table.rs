@@ -154,6 +154,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (150, Plain(crate::mem::sys_munlock)),
     (151, Plain(crate::mem::sys_mlockall)),
     (152, Plain(crate::mem::sys_munlockall)),
+    (153, Plain(crate::tty::calls::sys_vhangup)),
     (157, Plain(crate::task::calls::sys_prctl)),
     (158, Context(crate::task::registers::sys_arch_prctl)),
     (160, Plain(crate::task::calls::sys_setrlimit)),

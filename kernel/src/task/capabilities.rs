@@ -32,6 +32,8 @@ pub enum Capability {
     SysResource = 24,
     /// The clock set.
     SysTime = 25,
+    /// Terminals hung up.
+    SysTtyConfig = 26,
     /// The kernel's log read.
     Syslog = 34,
 }

@@ -91,10 +91,14 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
 /// setsid()
 pub fn sys_setsid(_args: &Args) -> Result<i64> {
     let process = current().process().clone();
+    // Asked twice: who is refused needs no session, and none can be made under the lock.
+    if registry::lock().has_group(process.pid) {
+        return Err(Errno::EPERM);
+    }
     let session = reserve::arc(Session::new(process.pid));
     let old = {
         let mut registry = registry::lock();
-        if registry.members(process.pid).next().is_some() {
+        if registry.has_group(process.pid) {
             return Err(Errno::EPERM);
         }
         registry.set_group(&process, process.pid);

@@ -288,6 +288,10 @@ impl Registry {
     pub fn process(&self, pid: Pid) -> Option<&Arc<Process>> {
         self.slots.get(&pid)?.process.as_ref()
     }
+    /// Whether there is a group with this ID.
+    pub fn has_group(&self, group: Pid) -> bool {
+        self.slots.get(&group).is_some_and(|slot| slot.members > 0)
+    }
     /// The processes in a group.
     pub fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
         let count = self.slots.get(&group).map_or(0, |slot| slot.members);

@@ -8,6 +8,7 @@
 //! Four queues are woken after the state changed: `input_ready` (readers), `output_room` (writers, drainers),
 //! `wire_ready` (the other end: bytes to fetch, or end of it), `wire_room` (the other end: bytes are accepted).
 
+pub mod calls;
 pub mod console;
 mod control;
 pub mod devpts;

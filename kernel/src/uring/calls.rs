@@ -76,12 +76,12 @@ pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let (_open, ring) = ring_of(args.fd(0))?;
-    let submitted = ring.submit(args.uint(1));
+    let Submitted { count: submitted, available } = ring.submit(args.uint(1));
     ring.flush_backlog();
     if flags & c::IORING_ENTER_GETEVENTS == 0 {
         return Ok(i64::from(submitted));
     }
-    let waited = wait(&ring, args.uint(2), flags, args);
+    let waited = wait(&ring, args.uint(2), available, args);
     match waited {
         // What was submitted must be told; the program finds out for itself that nothing came.
         Err(_) if submitted > 0 => Ok(i64::from(submitted)),
@@ -90,8 +90,9 @@ pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
     }
 }
 
-/// Wait until so many completions are there.
-fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
+/// Wait until so many completions are there; `seen` were.
+fn wait(ring: &Ring, wanted: u32, seen: u32, args: &Args) -> Result<()> {
+    let flags = args.uint(3);
     let (mask, size, deadline) = if flags & c::IORING_ENTER_EXT_ARG == 0 {
         (args[4], args.size(5), None)
     } else if args.size(5) != size_of::<WaitArgument>() {
@@ -104,7 +105,7 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
     };
     let wanted = wanted.min(ring.rings.completions());
     let mask = task::mask_at(mask, size)?;
-    if ring.available() >= wanted {
+    if seen >= wanted || ring.available() >= wanted {
         return Ok(());
     }
     let arrived = task::current().with_signals_blocked(mask, || {
@@ -117,20 +118,30 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
     arrived.ok_or(Errno::ETIME)
 }
 
+/// What io_uring_enter began.
+struct Submitted {
+    /// So many entries.
+    count: u32,
+    /// So many completions were in their ring after the last was posted.
+    available: u32,
+}
+
 impl Ring {
-    /// Start up to `count` entries: how many there were.
+    /// Start up to `count` entries.
     ///
     /// What ends at once is posted together: before something that looks at completions begins, and at the end.
-    fn submit(self: &Receiver<Self>, count: u32) -> u32 {
+    fn submit(self: &Receiver<Self>, count: u32) -> Submitted {
         let mut head = self.submit.lock();
-        let filled = self.rings.submission_tail().wrapping_sub(*head);
-        let count = count.min(filled).min(self.rings.submissions());
+        let count = count.min(self.rings.submissions());
         let mut ended = ArrayVec::<Completion, AHEAD>::new();
         let mut copied = ArrayVec::new();
         let mut begun = 0;
         'all: while begun < count {
             copied.clear();
             self.rings.copy_submissions(*head, count - begun, &mut copied);
+            if copied.is_empty() {
+                break;
+            }
             for entry in &copied {
                 // Entries that are left are not begun for a task that is to end.
                 if sched::checkpoint().is_err() {
@@ -144,11 +155,11 @@ impl Ring {
                 }
             }
         }
-        self.post_all(&ended);
+        let available = self.post_all(&ended);
         if begun > 0 {
             self.rings.set_submission_head(*head);
         }
-        begun
+        Submitted { count: begun, available }
     }
 
     /// Start an entry. Its completion joins those that `ended` before, if it ends at once.

@@ -123,24 +123,32 @@ impl SharedRings {
         self.completions
     }
 
-    /// How far the program has filled the submission ring.
-    pub fn submission_tail(&self) -> u32 {
-        self.submission_ring.load(word::TAIL)
-    }
     /// Tell the program how far it was emptied.
     pub fn set_submission_head(&self, head: u32) {
         self.submission_ring.store(word::HEAD, head);
     }
-    /// Copy entries that the ring names from `position` on to where nothing is yet: at least one, at most `most` (which is not 0) and
-    /// [`AHEAD`]. `None` where it names none.
+    /// Copy entries that the program has put into the ring from `position` on to where nothing is yet: at most `most` and
+    /// [`AHEAD`], none only where there is none. `None` stands for an entry that does not exist.
     pub fn copy_submissions(&self, position: u32, most: u32, into: &mut ArrayVec<Option<Submission>, AHEAD>) {
         let slot = position & (self.submissions - 1);
         let most = most.min(AHEAD as u32).min(self.submissions - slot) as usize;
+        let array = (word::ARRAY + 4 * slot) as usize;
         let mut indices = ArrayVec::<u32, AHEAD>::new();
-        self.submission_ring.write(word::ARRAY + 4 * slot, |bytes| {
-            let words = <[AtomicU32]>::mut_from_bytes(bytes).expect("offsets are multiples of 4");
-            indices.extend(words.iter().take(most).map(|word| word.load(Ordering::Acquire)));
+        // Tail and indices mostly share a page, and so a window.
+        let filled = self.submission_ring.write(0, |bytes| {
+            let tail = word_in(bytes, word::TAIL).load(Ordering::Acquire);
+            let filled = most.min(tail.wrapping_sub(position) as usize);
+            if array + 4 * filled <= PAGE_SIZE {
+                load_indices(&mut bytes[array..array + 4 * filled], &mut indices);
+            }
+            filled
         });
+        if indices.len() < filled {
+            self.submission_ring.write(array as u32, |bytes| {
+                let end = bytes.len().min(4 * filled);
+                load_indices(&mut bytes[..end], &mut indices);
+            });
+        }
         let mut left = indices.as_slice();
         while let Some(&first) = left.first() {
             let begun = if first < self.submissions { self.copy_run(left, into) } else { 0 };
@@ -171,34 +179,34 @@ impl SharedRings {
     pub fn completion_head(&self) -> u32 {
         self.completion_ring.load(word::HEAD)
     }
-    /// Put as many of `completions` at `tail` as there is room for, and tell the program. Returns how many.
-    pub fn put_completions(&self, tail: u32, completions: &[Completion]) -> u32 {
+    /// Put as many of `completions` at `tail` as there is room for, and tell the program.
+    pub fn put_completions(&self, tail: u32, completions: &[Completion]) -> Put {
         let slot = tail & (self.completions - 1);
         let start = word::ARRAY as usize + slot as usize * size_of::<Completion>();
         let end = start + size_of_val(completions);
         if end <= PAGE_SIZE && slot as usize + completions.len() <= self.completions as usize {
             return self.completion_ring.write(0, |bytes| {
-                let count = self.room(tail, word_in(bytes, word::HEAD), completions.len());
-                let part = completions[..count].as_bytes();
+                let put = self.room(tail, word_in(bytes, word::HEAD), completions.len());
+                let part = completions[..put.count as usize].as_bytes();
                 bytes[start..start + part.len()].copy_from_slice(part);
-                let end = tail.wrapping_add(count as u32);
-                word_in(bytes, word::TAIL).store(end, Ordering::Release);
-                count as u32
+                word_in(bytes, word::TAIL).store(tail.wrapping_add(put.count), Ordering::Release);
+                put
             });
         }
-        let count = self.completion_ring.word(word::HEAD, |head| self.room(tail, head, completions.len()));
+        let all = self.completion_ring.word(word::HEAD, |head| self.room(tail, head, completions.len()));
         let mut put = 0;
-        while put < count {
-            put += self.put_part(tail.wrapping_add(put as u32), &completions[put..count]);
+        while put < all.count as usize {
+            put += self.put_part(tail.wrapping_add(put as u32), &completions[put..all.count as usize]);
         }
-        self.completion_ring.store(word::TAIL, tail.wrapping_add(count as u32));
-        count as u32
+        self.completion_ring.store(word::TAIL, tail.wrapping_add(all.count));
+        all
     }
     /// How many of `wanted` completions there is room for at `tail`, where the program has emptied the ring up to `head`.
-    fn room(&self, tail: u32, head: &AtomicU32, wanted: usize) -> usize {
+    fn room(&self, tail: u32, head: &AtomicU32, wanted: usize) -> Put {
         // A head that is no position of this lap is as good as a full ring.
-        let room = self.completions.saturating_sub(tail.wrapping_sub(head.load(Ordering::Acquire)));
-        wanted.min(room as usize)
+        let used = tail.wrapping_sub(head.load(Ordering::Acquire)).min(self.completions);
+        let count = wanted.min((self.completions - used) as usize) as u32;
+        Put { count, available: used + count }
     }
     /// Put the first completions, as far as the page and the lap go. Returns how many.
     fn put_part(&self, position: u32, completions: &[Completion]) -> usize {
@@ -269,9 +277,24 @@ impl Region {
     }
 }
 
+/// Load the words of `bytes`, which are whole ones.
+fn load_indices(bytes: &mut [u8], into: &mut ArrayVec<u32, AHEAD>) {
+    let words = <[AtomicU32]>::mut_from_bytes(bytes).expect("offsets are multiples of 4");
+    into.extend(words.iter().map(|word| word.load(Ordering::Acquire)));
+}
+
 /// The word at `at` in some bytes of a region.
 fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
     AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
+}
+
+/// What became of completions that were to be put into their ring.
+#[derive(Clone, Copy, Default)]
+pub struct Put {
+    /// How many there was room for.
+    pub count: u32,
+    /// How many the ring holds now, these among them.
+    pub available: u32,
 }
 
 /// Whether completions wait for room in their ring.

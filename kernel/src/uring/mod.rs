@@ -36,7 +36,7 @@ use crate::fs::{File, Mapping, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::task::Pid;
-use memory::{Backlog, Completion, SharedRings};
+use memory::{Backlog, Completion, Put, SharedRings};
 use work::Waiting;
 
 /// Completions that may wait for room, for each entry of the completion ring.
@@ -103,14 +103,14 @@ impl Ring {
         self.post_all(&[Completion { user_data, result, flags: 0 }]);
     }
 
-    /// Give the program completions, in this order.
-    fn post_all(&self, completions: &[Completion]) {
+    /// Give the program completions, in this order. Returns how many it has in its ring since, as far as that was seen.
+    fn post_all(&self, completions: &[Completion]) -> u32 {
         if completions.is_empty() {
-            return;
+            return 0;
         }
         let mut backlog = self.posted.lock();
-        let put = if backlog.is_empty() { self.put(completions) } else { 0 };
-        for &completion in &completions[put..] {
+        let put = if backlog.is_empty() { self.put(completions) } else { Put::default() };
+        for &completion in &completions[put.count as usize..] {
             let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
             if room && backlog.try_push_back(completion).is_ok() {
                 self.has_backlog.store(true, Ordering::Relaxed);
@@ -123,14 +123,15 @@ impl Ring {
         drop(backlog);
         self.arrived.wake_all();
         self.changed.wake_all();
+        put.available
     }
 
     /// Put as many completions into the ring as there is room for; `posted` is held.
-    fn put(&self, completions: &[Completion]) -> usize {
+    fn put(&self, completions: &[Completion]) -> Put {
         let tail = self.tail.load(Ordering::Relaxed);
-        let count = self.rings.put_completions(tail, completions);
-        self.tail.store(tail.wrapping_add(count), Ordering::Relaxed);
-        count as usize
+        let put = self.rings.put_completions(tail, completions);
+        self.tail.store(tail.wrapping_add(put.count), Ordering::Relaxed);
+        put
     }
 
     /// Move what waits for room into the ring.
@@ -140,7 +141,7 @@ impl Ring {
         }
         let mut backlog = self.posted.lock();
         while let Some(&completion) = backlog.front()
-            && self.put(&[completion]) == 1
+            && self.put(&[completion]).count == 1
         {
             backlog.pop_front();
             if backlog.is_empty() {
