@@ -28,11 +28,22 @@ impl Word for Loom {
     }
 }
 
-/// The frame that both share at first, and the one that each gets where it has to copy or read.
-const FRAMES: usize = 3;
+/// The frame that both share at first, and those that they get where they have to copy or read.
+const FRAMES: usize = 4;
 const SHARED: usize = 0;
 const SLOT: u64 = 1;
 const ANON: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+
+/// What who redeems an entry looks at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Redeem {
+    /// At one moment: mappings, and references that are neither the slot's nor its own.
+    Counts,
+    /// A broken kernel: at mappings alone, as it maps.
+    Mappings,
+    /// A broken kernel: at references, then at mappings, as it maps.
+    ReferencesFirst,
+}
 
 struct Frame {
     counts: Counts<Loom>,
@@ -57,7 +68,7 @@ impl System {
         };
         let system = Self {
             slots: Mutex::new(Slots::new(2, &[]).unwrap()),
-            frames: [frame(), frame(), frame()],
+            frames: core::array::from_fn(|_| frame()),
             stored: AtomicUsize::new(0),
         };
         let shared = &system.frames[SHARED].counts;
@@ -116,8 +127,38 @@ impl System {
         drop(slots);
         self.unreference(gone);
     }
+    /// The partner's way out, after the first's: detached, stowed. The frame that is mapped again where
+    /// that could not be.
+    fn follow_out(&self) -> Option<usize> {
+        let belonged = self.counts(SHARED).vacate().unwrap();
+        let number = Pfn(SHARED as u64 + 1);
+        let mut slots = self.slots.lock().unwrap();
+        let word = slots.word(SLOT);
+        if word.frame() != Some(number) {
+            assert_eq!(slots.take(Some(number)), Some(SLOT));
+            drop(slots);
+            let byte = self.frames[SHARED].byte.load(Ordering::Relaxed);
+            self.stored.store(byte, Ordering::Relaxed);
+            self.finish();
+            return None;
+        }
+        if word.entries() == 0 {
+            drop(slots);
+            self.counts(SHARED).occupy(belonged).unwrap();
+            return Some(SHARED);
+        }
+        slots.enter(SLOT).unwrap();
+        let gone = if self.unmapped(Some(number)) { slots.forget_frame(SLOT) } else { None };
+        drop(slots);
+        self.unreference(gone);
+        self.drop_reference(SHARED);
+        None
+    }
     /// Back: found or read, and redeemed. The frame that is mapped then.
     fn page_in(&self, fresh: usize) -> usize {
+        self.page_in_as(fresh, Redeem::Counts)
+    }
+    fn page_in_as(&self, fresh: usize, redeem: Redeem) -> usize {
         let slots = self.slots.lock().unwrap();
         let cached = slots.word(SLOT).frame();
         let mine = match cached {
@@ -139,7 +180,14 @@ impl System {
             self.counts(mine).reference().unwrap();
             slots.put(SLOT, Pfn(mine as u64 + 1), ReadFor::Fault);
         }
-        if others || self.counts(mine).occupy(Belongs::Exclusive).is_err() {
+        let own = 1 + u32::from(word.frame() == Some(Pfn(mine as u64 + 1)));
+        let now = self.counts(mine).load();
+        let held = match redeem {
+            Redeem::Counts => now.mappings > 0 || now.references > own,
+            Redeem::Mappings => false,
+            Redeem::ReferencesFirst => now.references > own,
+        };
+        if others || held || self.counts(mine).occupy(Belongs::Exclusive).is_err() {
             self.counts(mine).occupy(Belongs::Shared).unwrap();
         }
         let gone = slots.leave(SLOT);
@@ -269,4 +317,56 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
         assert!(!exclusive || mine != theirs);
         system.end([Some(mine), Some(theirs)]);
     });
+}
+
+/// When the device is done with the first page's bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Before,
+    After,
+}
+
+/// A page comes back and is stored to while its partner's, of the same frame, is anywhere on its way out:
+/// its leaf may be gone, and no slot be its own yet.
+fn back_beside_a_partner_on_its_way_out(written: Written, redeem: Redeem) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let system = System::after_a_fork();
+        system.page_out();
+        if written == Written::Before {
+            system.finish();
+        }
+        let partner = {
+            let system = system.clone();
+            thread::spawn(move || system.follow_out())
+        };
+        let mine = system.page_in_as(2, redeem);
+        let mine = system.store(mine, 1, 3);
+        let theirs = partner.join().unwrap();
+        if written == Written::After {
+            system.finish();
+        }
+        let theirs = theirs.unwrap_or_else(|| system.page_in(3));
+        assert_eq!((system.byte(mine), system.byte(theirs)), (3, 1));
+        system.end([Some(mine), Some(theirs)]);
+    });
+}
+
+#[test]
+fn a_page_that_comes_back_beside_a_partner_without_leaf_or_slot_is_not_its_own() {
+    back_beside_a_partner_on_its_way_out(Written::Before, Redeem::Counts);
+    back_beside_a_partner_on_its_way_out(Written::After, Redeem::Counts);
+}
+
+#[test]
+#[should_panic(expected = "left: (3, 3)")]
+fn who_redeems_an_entry_and_looks_at_mappings_alone_is_found() {
+    back_beside_a_partner_on_its_way_out(Written::Before, Redeem::Mappings);
+}
+
+#[test]
+#[should_panic(expected = "left: (3, 3)")]
+fn who_redeems_an_entry_and_looks_at_references_before_mappings_is_found() {
+    back_beside_a_partner_on_its_way_out(Written::Before, Redeem::ReferencesFirst);
 }
