@@ -79,6 +79,15 @@ pub enum Command {
     Version,
 }
 
+/// How disks get a program's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Dma {
+    /// Through bounce buffers: each transfer is copied.
+    Bounce,
+    /// In their places, behind an IOMMU.
+    Direct,
+}
+
 /// How the virtual CPUs run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Accel {
@@ -210,6 +219,10 @@ pub struct RunOptions {
     /// Put an IOMMU (VT-d) between devices and memory: a device reaches what the kernel gives it, and nothing else
     #[arg(long, help_heading = "Machine")]
     pub iommu: bool,
+
+    /// How disks get a program's bytes: copied (bounce), or in their places for the time of the transfer (direct, with --iommu)
+    #[arg(long, value_enum, default_value = "bounce", help_heading = "Machine")]
+    pub dma: Dma,
 
     /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the kernel is not slid
     #[arg(

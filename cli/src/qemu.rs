@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::args::RunOptions;
+use crate::args::{Dma, RunOptions};
 use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
 use crate::size::{self, MIB, show_size};
@@ -94,6 +94,19 @@ pub enum Devices {
     Unchecked,
     /// Through an IOMMU.
     BehindIommu,
+    /// Through an IOMMU, programs' pages in their places.
+    InPlace,
+}
+
+impl Devices {
+    /// As the options say.
+    fn of(options: &RunOptions) -> Self {
+        match options.dma {
+            Dma::Direct => Self::InPlace,
+            Dma::Bounce if options.iommu => Self::BehindIommu,
+            Dma::Bounce => Self::Unchecked,
+        }
+    }
 }
 
 /// A virtual machine, checked.
@@ -189,7 +202,8 @@ impl Machine {
         if count > MAX_DISKS {
             return Err(Failure::new(format!("{count} disks are too many"), format!("at most {MAX_DISKS}")));
         }
-        if options.iommu && disks.iter().any(Disk::shares_memory) {
+        let devices = Devices::of(options);
+        if devices != Devices::Unchecked && disks.iter().any(Disk::shares_memory) {
             return Err(Failure::new(
                 "--iommu: a vhost-user disk reaches all memory, past the IOMMU",
                 "leave one of them out",
@@ -204,7 +218,7 @@ impl Machine {
             shares: Vec::new(),
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
-            devices: if options.iommu { Devices::BehindIommu } else { Devices::Unchecked },
+            devices,
             xpfo: options.xpfo.clone(),
             numa_replica: options.numa_replica.clone(),
             append: options.append.join(" "),
@@ -300,7 +314,7 @@ impl Machine {
             Some(watcher) => (Backing::Files(&watcher.memory), ""),
         };
         line.option("-M", format!("q35{hmat}{memory}"));
-        if self.devices == Devices::BehindIommu {
+        if self.devices != Devices::Unchecked {
             // Before the devices that are behind it.
             line.option("-device", "intel-iommu,aw-bits=48");
             line.option("-global", "virtio-device.iommu_platform=on");
@@ -422,8 +436,9 @@ impl Machine {
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
         // Asked for it, Freehold does not start without.
         let iommu = match (family, self.devices) {
-            (Family::Linux, Devices::BehindIommu) => "intel_iommu=on",
+            (Family::Linux, Devices::BehindIommu | Devices::InPlace) => "intel_iommu=on",
             (Family::Freehold, Devices::BehindIommu) => "iommu=on",
+            (Family::Freehold, Devices::InPlace) => "iommu=on dma=direct",
             (_, Devices::Unchecked) => "",
         };
         [own, &xpfo, &replica, unslid, iommu, &self.append]

@@ -44,11 +44,11 @@ pub fn main(info: &'static BootInfo) -> ! {
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     let (bounce, planted) =
         (BounceSettings { limits: settings.slots, restricted: settings.restricted }, settings.plant);
-    let iommu = settings.iommu;
+    let (iommu, transfers) = (settings.iommu, settings.transfers);
     raise(settings, firmware, (info.command_line(), cpus));
     irq::enable();
     start_cpus(firmware, cpus);
-    if let Err(reason) = host::iommu::start(firmware.platform.iommu, iommu) {
+    if let Err(reason) = host::iommu::start(firmware.platform.iommu, iommu, transfers) {
         refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
     }
     host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {

@@ -9,6 +9,7 @@ use core::fmt;
 
 use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
+use freehold_iommu::Transfers;
 use freehold_replica::Setting;
 use freehold_vm::HugeMode;
 use freehold_xpfo::Policy;
@@ -120,6 +121,8 @@ pub struct Settings {
     pub restricted: Option<(usize, usize)>,
     /// What is done about an IOMMU; `None`: as with [`Iommu::On`], if there is one.
     pub iommu: Option<Iommu>,
+    /// How devices get bytes.
+    pub transfers: Transfers,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
     /// Which requests of the page allocator fail.
@@ -140,6 +143,7 @@ impl Default for Settings {
             slots: Limits::default(),
             restricted: None,
             iommu: None,
+            transfers: Transfers::Bounced,
             failslab: None,
             fail_page_alloc: None,
         }
@@ -167,6 +171,19 @@ pub const KNOWN: &[Known] = &[
         help: "log everything",
         set: |settings, _| {
             settings.log_level = log::LevelFilter::Trace;
+            Ok(())
+        },
+    },
+    Known {
+        name: "dma",
+        values: "bounce|direct",
+        help: "disks get copies of all bytes; pinned pages and those of the page cache in their places, behind an IOMMU (`freehold run --dma direct`)",
+        set: |settings, parameter| {
+            settings.transfers = match parameter.value {
+                Some("bounce") => Transfers::Bounced,
+                Some("direct") => Transfers::InPlace,
+                _ => return Err("bounce or direct"),
+            };
             Ok(())
         },
     },

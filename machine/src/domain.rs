@@ -2,7 +2,21 @@
 
 use core::fmt;
 
-use crate::PfnRange;
+use crate::{Pfn, PfnRange};
+
+/// The most pages that a device reaches through one window: 1 MiB.
+pub const WINDOW_PAGES: usize = 256;
+
+/// What a device may do with memory that it reaches for one transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceAccess {
+    /// Read it.
+    Read,
+    /// Write it, and not read what is there.
+    Write,
+    /// Both.
+    ReadWrite,
+}
 
 /// There is no memory for the tables of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,7 +26,8 @@ pub struct NoTables;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unconfirmed;
 
-/// What one device can reach of memory: nothing at first. A device's addresses equal physical ones.
+/// What one device can reach of memory: nothing at first. A device's addresses equal physical ones, but for those of
+/// *windows*: places, side by side, where it reaches frames of any order for one transfer.
 ///
 /// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no two calls at a time
 /// name the same frame.
@@ -28,4 +43,30 @@ pub trait DeviceDomain: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Unconfirmed`]; the device may reach them for ever.
     fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed>;
+
+    /// How many windows the domain has.
+    fn windows(&self) -> usize {
+        0
+    }
+    /// Lets the device reach `frames`, [`WINDOW_PAGES`] at most, through a window that is closed. Returns the first one's address
+    /// for the device; the others follow it. The caller holds the frames until the window was closed. A frame can be in
+    /// several windows.
+    ///
+    /// # Errors
+    /// [`NoTables`]: no memory for tables, no such window, or one that is not closed; the device then reaches none of them.
+    fn open(
+        &self,
+        _window: usize,
+        _frames: &mut dyn Iterator<Item = Pfn>,
+        _access: DeviceAccess,
+    ) -> Result<u64, NoTables> {
+        Err(NoTables)
+    }
+    /// Closes a window with so many frames in it, as [`DeviceDomain::unmap`] takes frames.
+    ///
+    /// # Errors
+    /// [`Unconfirmed`]; the device may reach the frames for ever, and the window is never opened again.
+    fn close(&self, _window: usize, _pages: usize) -> Result<(), Unconfirmed> {
+        Err(Unconfirmed)
+    }
 }

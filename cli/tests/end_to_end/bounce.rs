@@ -47,6 +47,16 @@ fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
     }
 }
 
+/// A disk that reaches a program's pages in their places has nothing copied.
+#[test]
+fn a_transfer_in_place_copies_nothing() {
+    for way in ["read", "write"] {
+        let (spent, bytes) = least_costs(1024, way, &["--dma", "direct"]);
+        assert!(spent <= 160_000.0, "{way}: {spent} instructions");
+        assert!(bytes <= 0.105, "{way}: {bytes} bytes stored per byte");
+    }
+}
+
 /// Pages are mapped when they join the disk, not for each transfer.
 #[test]
 fn a_transfer_behind_an_iommu_costs_what_it_costs_without() {

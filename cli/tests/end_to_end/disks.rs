@@ -189,6 +189,51 @@ fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     }
 }
 
+/// In place: what is read and written is right, through the cache and past it, in whole pages and beside them; nothing of it passes
+/// through bounce but the parts that fill no page; no access is refused, and nothing stays reachable.
+#[test]
+fn disks_reach_programs_pages_in_their_places() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let bytes: Vec<u8> = (0..8 << 20).map(|at: usize| (at / 7 + at / 4096) as u8).collect();
+    let disk = file_of(&folder, "disk", &bytes);
+    let line = "md5sum < /dev/vda; dd if=/dev/vda of=/a bs=1M iflag=direct 2>/dev/null; md5sum < /a
+        dd if=/a of=/dev/vda bs=1M oflag=direct 2>/dev/null; dd if=/dev/vda bs=4608 iflag=direct 2>/dev/null | md5sum
+        dd if=/a of=/dev/vda bs=256k 2>/dev/null; sync; md5sum < /dev/vda
+        cd /sys/kernel/debug; cat iommu/faults; grep ^vda iommu/domains | cut -d' ' -f4
+        [ $(grep ^vda swiotlb/devices | cut -d' ' -f7) -lt 9000000 ] && echo few; grep ^vda swiotlb/devices | cut -d' ' -f4";
+    for mode in ["iommu=on", "iommu=strict"] {
+        let mut command = run_command();
+        command.args(["--dma", "direct", "--append", mode, "--disk", text(&disk)]);
+        command.args(["--", "busybox", "sh", "-c", line]);
+        let said = finish(command, b"").expect(0).text();
+        let words: Vec<_> = said.split_whitespace().filter(|&word| word != "-").collect();
+        assert!(words.len() == 8 && words[..4].iter().all(|sum| *sum == words[0]), "{said}");
+        assert_eq!((words[4], words[6], words[7]), ("0", "few", "0"), "{said}");
+        // Rings, headers and the spare buffer.
+        assert!(words[5].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
+    }
+    assert!(std::fs::read(&disk).expect("the disk") == bytes);
+}
+
+/// A program that is killed while a slow disk has its pages ends when the disk has answered: the closing audit finds no page astray.
+#[test]
+fn pages_of_a_killed_program_stay_with_the_disk_until_it_answers() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 8 << 20]);
+    let slow = format!("{},iops=4", text(&disk));
+    let line = "for i in 1 2 3 4 5 6; do dd if=/dev/vda of=/dev/null bs=1M count=8 iflag=direct 2>/dev/null &
+        pids=\"$pids $!\"; done; busybox sleep 1; kill -9 $pids; wait; busybox sleep 4
+        cd /sys/kernel/debug; cat iommu/faults; grep ^vda iommu/domains | cut -d' ' -f4
+        grep ^nr_foll_pin /proc/vmstat | cut -d' ' -f2 | uniq | wc -l";
+    let mut command = run_command();
+    command.args(["--dma", "direct", "--cpus", "2", "--disk", &slow]);
+    command.args(["--", "busybox", "sh", "-c", line]);
+    let said = finish(command, b"").expect(0).text();
+    let words: Vec<_> = said.split_whitespace().collect();
+    assert!(words.len() == 3 && words[0] == "0" && words[2] == "1", "{said}");
+    assert!(words[1].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
+}
+
 /// Without the IOMMU that was asked for there is no program: devices would reach all memory.
 #[test]
 fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
@@ -198,7 +243,12 @@ fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
     let none = (&["--append", "iommu=on"][..], "", "firmware tells of none");
     let useless =
         (&["--iommu"][..], "-global intel-iommu.dma-translation=off", "it lacks tables of 3 or 4 levels");
-    for (options, more, reason) in [none, useless] {
+    let off = (
+        &["--dma", "direct", "--append", "iommu=off"][..],
+        "",
+        "iommu=off leaves it off, and dma=direct needs it",
+    );
+    for (options, more, reason) in [none, useless, off] {
         let mut command = run_command();
         command.env("FREEHOLD_QEMU", &qemu).env("MORE_OPTIONS", more);
         command.args(options).args(["--", "busybox", "echo", "started"]);

@@ -4,7 +4,9 @@ use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_frame::{DeviceTable, Frame, OutOfMemory, Owner, Request};
-use freehold_machine::{DeviceDomain, NoTables, PAGE_SHIFT, Pfn, PfnRange, Tables, Unconfirmed};
+use freehold_machine::{
+    DeviceAccess, DeviceDomain, NoTables, PAGE_SHIFT, Pfn, PfnRange, Tables, Unconfirmed, WINDOW_PAGES,
+};
 
 use crate::{Registers, TableSource, Unit};
 
@@ -14,6 +16,10 @@ pub(crate) const READ_WRITE: u64 = 0b11;
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// log2 of the entries in a table.
 const INDEX_BITS: u32 = 9;
+/// Windows of a domain: one for each request that a disk may have at once, and as many again.
+pub const WINDOWS: usize = 32;
+// A window lies within one table.
+const _: () = assert!((1usize << INDEX_BITS).is_multiple_of(WINDOW_PAGES));
 
 /// Allocates an empty table.
 pub(crate) fn table<S: TableSource>(source: S) -> Result<Frame<DeviceTable, S>, OutOfMemory> {
@@ -70,6 +76,16 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         self.faults.load(Ordering::Relaxed)
     }
 
+    /// The first page of the windows, as the device counts: they are the last pages that the tables can name.
+    pub(crate) fn first_window(&self) -> u64 {
+        (1 << (INDEX_BITS * self.unit.levels)) - (WINDOWS * WINDOW_PAGES) as u64
+    }
+    /// The pages of a window, as the device counts.
+    fn window(&self, number: usize, pages: usize) -> PfnRange {
+        let first = Pfn(self.first_window() + (number * WINDOW_PAGES) as u64);
+        PfnRange::new(first, first.offset(pages as u64))
+    }
+
     /// The place of the frame's entry: its table and index. Tables that are missing are made.
     fn place(&self, frame: Pfn) -> Result<(Pfn, usize), NoTables> {
         let machine = self.unit.source.machine();
@@ -104,7 +120,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
 
 impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
     fn map(&self, frames: PfnRange) -> Result<(), NoTables> {
-        if frames.end.0 >> (INDEX_BITS * self.unit.levels) != 0 {
+        if frames.end.0 > self.first_window() {
             return Err(NoTables);
         }
         // All tables first: after that nothing fails.
@@ -129,7 +145,61 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
         self.pages.fetch_sub(frames.len() as usize, Ordering::Relaxed);
         self.unit.forget(self.number, frames)
     }
+
+    fn windows(&self) -> usize {
+        if self.unit.has_windows() { WINDOWS } else { 0 }
+    }
+
+    fn open(
+        &self,
+        window: usize,
+        frames: &mut dyn Iterator<Item = Pfn>,
+        access: DeviceAccess,
+    ) -> Result<u64, NoTables> {
+        if window >= self.windows() {
+            return Err(NoTables);
+        }
+        let machine = self.unit.source.machine();
+        let first = self.window(window, 0).start;
+        let (table, index) = self.place(first)?;
+        let bits = match access {
+            DeviceAccess::Read => 0b01,
+            DeviceAccess::Write => 0b10,
+            DeviceAccess::ReadWrite => READ_WRITE,
+        };
+        // Who closed a window without an answer left an entry in it.
+        if machine.load_entry(table, index) != 0 {
+            return Err(NoTables);
+        }
+        let mut pages = 0;
+        for frame in frames.take(WINDOW_PAGES) {
+            machine.store_entry(table, index + pages, frame.start().0 | bits);
+            pages += 1;
+        }
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+        self.unit.mapped(self.number, self.window(window, pages));
+        Ok(first.start().0)
+    }
+
+    fn close(&self, window: usize, pages: usize) -> Result<(), Unconfirmed> {
+        let machine = self.unit.source.machine();
+        let frames = self.window(window, pages);
+        let (table, index) = self.place(frames.start).map_err(|_| Unconfirmed)?;
+        for page in 0..pages {
+            machine.store_entry(table, index + page, 0);
+        }
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+        let answered = self.unit.forget(self.number, frames);
+        if answered.is_err() {
+            // Not present, and not 0: the window stays taken.
+            machine.store_entry(table, index, CLOSED);
+        }
+        answered
+    }
 }
+
+/// An entry that lets nobody through, of a window that is never opened again.
+const CLOSED: u64 = 1 << 63;
 
 impl<R: Registers, S: TableSource> fmt::Debug for Domain<R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

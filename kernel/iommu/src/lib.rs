@@ -18,6 +18,11 @@
 //! Tables are linked by compare-exchange; no lock is taken where they exist. They stay until the domain goes: at most one
 //! frame for 512 that were ever mapped, and their parents.
 //!
+//! **Windows.** With [`Unit::allow_windows`] a domain has places at the end of its addresses where a device reaches frames of
+//! others for one transfer: [`open`](freehold_machine::DeviceDomain::open) writes their entries, [`close`](freehold_machine::DeviceDomain::close) clears them and returns after the
+//! unit's answer, so that the caller may let go of the frames. Nobody opens a window that is open: windows belong
+//! to the places of a driver's requests. A page may be in several windows.
+//!
 //! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task reads them
 //! ([`unit::Unit::take_fault`]) as often as it chooses, so a flood costs no more than that.
 //!
@@ -45,7 +50,7 @@ use freehold_frame::{FrameSource, OutOfMemory};
 use freehold_machine::Tables;
 
 pub use domain::Domain;
-pub use unit::{Fault, Mode, Unit};
+pub use unit::{Fault, Mode, Transfers, Unit};
 
 /// Looks at a register or a status word before the unit counts as dead: seconds, where each look is an exit to the host.
 pub const PATIENCE: usize = 10_000_000;
@@ -71,6 +76,8 @@ pub trait Registers: Send + Sync + 'static {
 pub enum IommuError {
     /// Firmware tells of none that makes sense.
     Absent,
+    /// It is to be left off, and devices were to reach programs' memory.
+    Off,
     /// The unit lacks something that is needed.
     Unsupported(&'static str),
     /// The unit does not do what it is told.
@@ -87,6 +94,7 @@ impl fmt::Display for IommuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent => f.write_str("firmware tells of none"),
+            Self::Off => f.write_str("iommu=off leaves it off, and dma=direct needs it"),
             Self::Unsupported(what) => write!(f, "it lacks {what}"),
             Self::Dead(what) => write!(f, "it does not answer: {what}"),
             Self::OutOfMemory => f.write_str("no memory for its tables"),

@@ -3,17 +3,20 @@
 extern crate std;
 
 use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 use std::boxed::Box;
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
-use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
+use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, FrameList, HeldFrames, Limits};
 use freehold_buddy::{Buddy, Managed, Options};
 use freehold_frame::{FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed};
+use freehold_machine::{DeviceAccess, DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES};
 use proptest::prelude::*;
 
+use crate::domain::WINDOWS;
 use crate::model::{CAPABILITY, EXTENDED, SoftwareUnit, UnitKind};
 use crate::unit::{IOTLB_DOMAIN, IOTLB_PAGES};
 use crate::{Fault, IommuError, Mode, Unit};
@@ -219,6 +222,139 @@ fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
         assert_eq!(hardware.access(DISK, address, false).is_ok(), lost > 0);
         let (audit, _) = frames.validate(|fault| panic!("{fault:?}"));
         assert_eq!(audit.frames(Owner::Bounce), lost as u64 / 4096);
+    }
+}
+
+/// A window shows frames of any order at addresses side by side, as the direction allows, and nothing once it is closed: the unit's
+/// cache has forgotten them.
+#[test]
+fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
+    for mode in [Mode::Batched, Mode::Strict] {
+        let (unit, hardware, _) = start(UnitKind::default(), mode);
+        let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
+        let frames = [0x905, 0x17, 0x800, 0x17].map(Pfn);
+        assert_eq!(disk.windows(), 0);
+        assert_eq!(disk.open(0, &mut frames.into_iter(), DeviceAccess::Read), Err(NoTables));
+        unit.allow_windows();
+        for window in [0, 1, WINDOWS - 1] {
+            for access in [DeviceAccess::Read, DeviceAccess::Write, DeviceAccess::ReadWrite] {
+                let address = disk.open(window, &mut frames.into_iter(), access).unwrap();
+                let at = |page: usize| address + (page << 12) as u64 + 8;
+                for (page, frame) in frames.iter().enumerate() {
+                    let reached = Ok(frame.start().0 + 8);
+                    let (may_read, may_write) = (access != DeviceAccess::Write, access != DeviceAccess::Read);
+                    assert_eq!(
+                        hardware.access(DISK, at(page), true),
+                        if may_read { reached } else { Err(6) }
+                    );
+                    assert_eq!(
+                        hardware.access(DISK, at(page), false),
+                        if may_write { reached } else { Err(5) }
+                    );
+                    assert_eq!(hardware.access(NET, at(page), true), Err(6));
+                    assert_eq!(hardware.access(DISK, frame.start().0, true), Err(6), "in its window only");
+                }
+                assert_eq!(hardware.access(DISK, at(4), true), Err(6));
+                assert_eq!(disk.pages(), 4);
+                assert_eq!(disk.open(window, &mut frames.into_iter(), access), Err(NoTables), "it is open");
+                assert_eq!(disk.close(window, 4), Ok(()));
+                for page in 0..4 {
+                    assert!(hardware.access(DISK, at(page), true).is_err(), "{mode:?} {page}");
+                    assert!(hardware.access(DISK, at(page), false).is_err(), "{mode:?} {page}");
+                }
+                assert_eq!((disk.pages(), net.pages()), (0, 0));
+            }
+        }
+        assert_eq!(disk.open(WINDOWS, &mut frames.into_iter(), DeviceAccess::Read), Err(NoTables));
+        // Memory does not reach into the windows.
+        let first = disk.first_window();
+        assert_eq!(disk.map(run(first - 1, first + 1)), Err(NoTables));
+        assert_eq!(disk.map(run(first - 1, first)), Ok(()));
+        // A window is one invalidation; strict, one for each page.
+        let pages = (0x400..0x400 + WINDOW_PAGES as u64).map(Pfn);
+        disk.open(3, &mut pages.clone(), DeviceAccess::Write).unwrap();
+        let sent = hardware.sent(IOTLB_PAGES);
+        disk.close(3, WINDOW_PAGES).unwrap();
+        let expected = if mode == Mode::Strict { WINDOW_PAGES } else { 1 };
+        assert_eq!(hardware.sent(IOTLB_PAGES) - sent, expected);
+    }
+}
+
+/// Frames that tell whether the device reaches them when they are let go of.
+struct Watched {
+    frames: Vec<Pfn>,
+    hardware: SoftwareUnit,
+    address: Arc<AtomicU64>,
+    reached: Arc<Mutex<Option<bool>>>,
+}
+
+impl FrameList for Watched {
+    fn count(&self) -> usize {
+        self.frames.len()
+    }
+    fn frame(&self, index: usize) -> Pfn {
+        self.frames[index]
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let address = self.address.load(Relaxed);
+        let pages = 0..self.frames.len() as u64;
+        let is_reached =
+            pages.into_iter().any(|page| self.hardware.access(DISK, address + (page << 12), false).is_ok());
+        *self.reached.lock().unwrap() = Some(is_reached);
+    }
+}
+
+/// The DMA API over the unit: who holds frames lets go of them when no device reaches them any more, or never.
+#[test]
+fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
+    for obeys in [usize::MAX, 3] {
+        let (unit, hardware, frames) = start(UnitKind { obeys, ..UnitKind::default() }, Mode::Batched);
+        let disk = unit.attach(DISK, "disk").unwrap();
+        unit.allow_windows();
+        let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
+        dma.start(frames, Limits { slabs: 0, ..Limits::default() });
+        let rules =
+            DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(disk) };
+        let device = dma.attach(rules).unwrap();
+        assert_eq!(device.pages_in_place(), WINDOW_PAGES);
+        let (address, reached) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(None)));
+        let watched = Watched {
+            frames: [0x905, 0x17, 0x800].map(Pfn).to_vec(),
+            hardware: hardware.clone(),
+            address: address.clone(),
+            reached: reached.clone(),
+        };
+        let holder: Arc<dyn HeldFrames> = Arc::new(watched);
+        assert!(device.in_place(0, holder.clone(), 0..0, Direction::FromDevice).is_none());
+        assert!(device.in_place(0, holder.clone(), 2..4, Direction::FromDevice).is_none());
+        let in_place = device.in_place(0, holder, 0..3, Direction::FromDevice).unwrap();
+        assert_eq!(in_place.len(), 3 * 4096);
+        address.store(in_place.address().0, Relaxed);
+        assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, false), Ok(0x1_7008));
+        assert_eq!(hardware.access(DISK, in_place.address().0, true), Err(6), "it only writes");
+        drop(in_place);
+        // A unit that does not answer: nobody gets the frames, and nobody the window.
+        let is_answered = obeys == usize::MAX;
+        assert_eq!(*reached.lock().unwrap(), is_answered.then_some(false));
+        assert_eq!(device.lost(), if is_answered { 0 } else { 3 * 4096 });
+        let other: Arc<dyn HeldFrames> = Arc::new(Watched {
+            frames: [Pfn(0x30)].to_vec(),
+            hardware: hardware.clone(),
+            address: Arc::default(),
+            reached: Arc::default(),
+        });
+        assert_eq!(device.in_place(0, other.clone(), 0..1, Direction::ToDevice).is_some(), is_answered);
+        // A device that does not confirm a reset keeps what it has.
+        let kept = device.in_place(1, other, 0..1, Direction::ToDevice).unwrap();
+        let lost = device.lost();
+        assert_eq!((kept.lose(), kept.lose(), device.lost() - lost), (4096, 0, 4096));
+        let place = kept.address().0;
+        drop(kept);
+        assert_eq!(hardware.access(DISK, place, true), Ok(0x30000));
+        assert_eq!(hardware.access(DISK, place, false), Err(5), "it only reads");
     }
 }
 

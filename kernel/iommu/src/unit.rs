@@ -64,6 +64,15 @@ pub enum Mode {
     Strict,
 }
 
+/// How devices get bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfers {
+    /// All are copied through bounce buffers.
+    Bounced,
+    /// Frames that somebody holds for it are reached in their places.
+    InPlace,
+}
+
 /// An access that was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
@@ -109,6 +118,8 @@ pub struct Unit<R: Registers, S: TableSource> {
     domains: Mutex<Vec<&'static Domain<R, S>>>,
     invalidations: AtomicUsize,
     faults: AtomicUsize,
+    /// Domains have windows.
+    has_windows: AtomicBool,
 }
 
 impl<R: Registers, S: TableSource> Unit<R, S> {
@@ -143,6 +154,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             domains: Mutex::new(Vec::new()),
             invalidations: AtomicUsize::new(0),
             faults: AtomicUsize::new(0),
+            has_windows: AtomicBool::new(false),
         };
         if unit.fault_record(0).is_none() {
             return Err(IommuError::Unsupported("fault records in its page of registers"));
@@ -228,6 +240,14 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     }
     const fn caches_absent(&self) -> bool {
         self.capability & (1 << 7 | 1 << 4) != 0
+    }
+
+    /// From now on its domains have windows: devices reach pinned frames in their places.
+    pub fn allow_windows(&self) {
+        self.has_windows.store(true, Ordering::Relaxed);
+    }
+    pub(crate) fn has_windows(&self) -> bool {
+        self.has_windows.load(Ordering::Relaxed)
     }
 
     /// Pages became reachable.

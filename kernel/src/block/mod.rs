@@ -15,7 +15,7 @@ mod write_backs;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_bounce::FrameBytes;
+use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
@@ -199,6 +199,31 @@ impl Store {
     }
 }
 
+/// Frames of a run, for a device that has them in their places: a transfer that is given up while the device has it does
+/// not free them.
+struct HeldRun(Vec<Frame<CacheKind, Frames>>);
+
+impl FrameList for HeldRun {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn frame(&self, index: usize) -> Pfn {
+        self.0[index].pfn()
+    }
+}
+
+/// Holds the frames of a run for a device; `None` where none wants them in their places, or there is no memory to note them.
+fn hold(frames: &[Frame<CacheKind, Frames>]) -> Option<Arc<dyn HeldFrames>> {
+    if !crate::mem::are_frames_offered() {
+        return None;
+    }
+    let mut held = Vec::try_with_capacity(frames.len()).ok()?;
+    for frame in frames {
+        held.push_reserved(frame.try_clone().ok()?);
+    }
+    Some(reserve::arc(HeldRun(held)))
+}
+
 /// Where the frames of a run are.
 fn places(frames: &[Frame<CacheKind, Frames>]) -> [Pfn; MAX_RUN] {
     let mut places = [Pfn(0); MAX_RUN];
@@ -212,12 +237,16 @@ impl BackingStore<Frames> for Store {
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
         let length = self.length(first, frames.len());
         if length > 0 {
-            let places = places(frames);
-            let mut bytes = FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length);
             ensure_objects(Shortage::Fail)?;
-            self.disk
-                .read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible)
-                .map_err(|_| VmError::Io)?;
+            let read = |bytes: &mut dyn OriginalMut| {
+                self.disk.read(first * PAGE_SECTORS, bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
+            };
+            if let Some(holder) = hold(frames) {
+                read(&mut HeldBytes::new(Hardware, &holder, 0, length))?;
+            } else {
+                let places = places(frames);
+                read(&mut FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length))?;
+            }
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
         for (page, frame) in frames.iter().enumerate() {
@@ -246,12 +275,17 @@ impl BackingStore<Frames> for Store {
         if length == 0 {
             return Ok(());
         }
-        let places = places(frames);
-        let bytes = FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length);
         ensure_objects(Shortage::Wait)?;
         UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
-        let written =
-            self.disk.write(first * PAGE_SECTORS, &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io);
+        let write = |bytes: &dyn Original| {
+            self.disk.write(first * PAGE_SECTORS, bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
+        };
+        let written = if let Some(holder) = hold(frames) {
+            write(&HeldBytes::new(Hardware, &holder, 0, length))
+        } else {
+            let places = places(frames);
+            write(&FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length))
+        };
         UNDER_WAY.fetch_sub(frames.len() as u64, Ordering::Relaxed);
         TRAFFIC[1].fetch_add(length as u64, Ordering::Relaxed);
         written

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_firmware::Iommu as Found;
 use freehold_frame::FrameSource;
-use freehold_iommu::{Domain, Fault, IommuError, Mode, Unit, unit};
+use freehold_iommu::{Domain, Fault, IommuError, Mode, Transfers, Unit, unit};
 use freehold_machine::{DeviceDomain, Pfn};
 use freehold_virtio::SetupError;
 use freehold_virtio::platform::{Function, Notify, Platform};
@@ -51,20 +51,26 @@ pub fn get() -> Option<&'static Unit<Bar, Frames>> {
 ///
 /// # Errors
 /// Why there is none: the machine has one, or was asked for one, and devices would reach all memory without it.
-pub fn start(found: Option<Found>, wanted: Option<Iommu>) -> Result<(), IommuError> {
+pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) -> Result<(), IommuError> {
+    let is_needed = transfers == Transfers::InPlace;
     let mode = match wanted {
+        Some(Iommu::Off) if is_needed => return Err(IommuError::Off),
         Some(Iommu::Off) => return Ok(()),
         Some(Iommu::On) | None => Mode::Batched,
         Some(Iommu::Strict) => Mode::Strict,
     };
     let Some(found) = found else {
-        return if wanted.is_none() { Ok(()) } else { Err(IommuError::Absent) };
+        return if wanted.is_none() && !is_needed { Ok(()) } else { Err(IommuError::Absent) };
     };
     let registers = Pci.map(found.registers, unit::REGISTERS).ok_or(IommuError::OutOfMemory)?;
     let unit = Unit::start(registers, mem::frames(), mode)?;
     UNIT.call_once(|| (unit, found));
     if let Some(message) = Pci.interrupt(&FaultLine) {
         unit.interrupt_by(message.address, message.data);
+    }
+    if is_needed {
+        unit.allow_windows();
+        mem::offer_frames();
     }
     log::info!("iommu: devices reach what they were given");
     Ok(())

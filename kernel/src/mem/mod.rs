@@ -35,7 +35,7 @@ pub use content::{CacheContent, CacheSource};
 pub use map::check_map;
 pub use mapping::FileMapping;
 pub use oom::{find_more, with_memory_found};
-pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
+pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, are_frames_offered, offer_frames, pin_totals};
 pub use policy::PolicyName;
 pub use remote::*;
 pub use replica::{check_replicas, replicas};

@@ -8,8 +8,9 @@
 //! for memory. Nobody who pins holds another lock of the space.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
+use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, Short, Vec, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
 use freehold_vm::{
@@ -34,6 +35,20 @@ const RELEASED: usize = 1;
 /// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
 pub fn pin_totals() -> [u64; 2] {
     [ACQUIRED, RELEASED].map(|which| TOTALS.sum(which))
+}
+
+/// Whether devices are offered frames in their places.
+static IN_PLACE: AtomicBool = AtomicBool::new(false);
+
+/// From now on devices are offered pinned frames and frames of the page cache in their places.
+pub fn offer_frames() {
+    IN_PLACE.store(true, Ordering::Relaxed);
+}
+
+/// Whether they are: else holding them for a device is for nothing.
+#[inline]
+pub fn are_frames_offered() -> bool {
+    IN_PLACE.load(Ordering::Relaxed)
 }
 
 /// Whether a page is tried without the lock.
@@ -281,6 +296,18 @@ impl<P: Purpose> PinnedRun<P> {
         }
         Ok(done)
     }
+    /// Have `transfer` take the first `count` bytes. A device that has them in their places keeps them pinned.
+    ///
+    /// # Errors
+    /// Those of `transfer`.
+    pub fn drain_by(self, count: usize, transfer: Drain<'_>) -> Result<()> {
+        if !are_frames_offered() {
+            return transfer(&self.bytes(0, count));
+        }
+        let start = self.start;
+        let holder: Arc<dyn HeldFrames> = reserve::arc(self);
+        transfer(&HeldBytes::new(Hardware, &holder, start, count))
+    }
     fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, Hardware, Self> {
         let first = self.start + offset;
         FrameBytes::new(Hardware, self).starting_at(first).truncated(length.min(self.length - offset))
@@ -307,6 +334,18 @@ impl PinnedRun<ReadWrite> {
             Hardware.with_bytes(frame, |page| source.take_without_fault(&mut page[part]))
         };
         self.in_pages(count, source, take, S::fault_in)
+    }
+    /// Have `transfer` fill the first `count` bytes. A device that has them in their places keeps them pinned.
+    ///
+    /// # Errors
+    /// Those of `transfer`.
+    pub fn fill_by(self, count: usize, transfer: Fill<'_>) -> Result<()> {
+        if !are_frames_offered() {
+            return transfer(&mut self.bytes_mut(0, count));
+        }
+        let start = self.start;
+        let holder: Arc<dyn HeldFrames> = reserve::arc(self);
+        transfer(&mut HeldBytes::new(Hardware, &holder, start, count))
     }
     /// `length` of the bytes from `offset` on, for a device to write.
     pub fn bytes_mut(&self, offset: usize, length: usize) -> impl OriginalMut + '_ {
@@ -397,7 +436,7 @@ impl<P: Purpose> PinnedBytes<P> {
     fn use_next(
         &mut self,
         most: usize,
-        transfer: impl FnOnce(&PinnedRun<P>, Range<usize>) -> Result<()>,
+        transfer: impl FnOnce(&Arc<PinnedRun<P>>, Range<usize>) -> Result<()>,
     ) -> Result<usize> {
         let Some((run, range)) = self.parts.get_mut(self.current) else { return Ok(0) };
         let count = most.min(range.len());
@@ -416,7 +455,7 @@ impl<P: Purpose> PinnedBytes<P> {
     ) -> usize {
         let mut done = 0;
         while done < wanted {
-            let step = |run: &PinnedRun<P>, range: Range<usize>| {
+            let step = |run: &Arc<PinnedRun<P>>, range: Range<usize>| {
                 transfer(run, range, done);
                 Ok(())
             };
@@ -443,7 +482,13 @@ impl Sink for PinnedBytes<ReadWrite> {
         self.direct(unit)
     }
     fn fill_direct(&mut self, most: usize, _unit: usize, transfer: Fill<'_>) -> Result<usize> {
-        self.use_next(most, |run, range| transfer(&mut run.bytes_mut(range.start, range.len())))
+        self.use_next(most, |run, range| {
+            if !are_frames_offered() {
+                return transfer(&mut run.bytes_mut(range.start, range.len()));
+            }
+            let holder: Arc<dyn HeldFrames> = run.clone();
+            transfer(&mut HeldBytes::new(Hardware, &holder, run.start + range.start, range.len()))
+        })
     }
 }
 
@@ -467,7 +512,13 @@ impl<P: Purpose> Source for PinnedBytes<P> {
         self.direct(unit)
     }
     fn drain_direct(&mut self, most: usize, _unit: usize, transfer: Drain<'_>) -> Result<usize> {
-        self.use_next(most, |run, range| transfer(&run.bytes(range.start, range.len())))
+        self.use_next(most, |run, range| {
+            if !are_frames_offered() {
+                return transfer(&run.bytes(range.start, range.len()));
+            }
+            let holder: Arc<dyn HeldFrames> = run.clone();
+            transfer(&HeldBytes::new(Hardware, &holder, run.start + range.start, range.len()))
+        })
     }
 }
 

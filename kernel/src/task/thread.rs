@@ -230,14 +230,14 @@ impl ThreadOwner for Task {
         let (Part { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadWrite>::new::<Transient>(&space, address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
-        transfer(&mut pinned.bytes_mut(0, count))?;
+        pinned.fill_by(count, transfer)?;
         Ok(count)
     }
     fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize> {
         let (Part { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&space, address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
-        transfer(&pinned.bytes(0, count))?;
+        pinned.drain_by(count, transfer)?;
         Ok(count)
     }
 }

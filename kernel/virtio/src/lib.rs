@@ -17,7 +17,7 @@
 //! (`link.rs`: when it lets go of its memory). A disk that does not answer costs each program one time-out at most
 //! ([`block`]). The table of lies and what each leads to is a test: `lies/` beside this file.
 //!
-//! The rings and buffers are `virtio-drivers`' (through `freehold-virtqueue`). Its PCI transport and its
+//! The words for transports are `virtio-drivers`'; rings are `freehold-virtqueue`'s. The crate's PCI transport and its
 //! drivers are not used: the transport knows no MSI-X and trusts the notify offset, the console spins until
 //! the host has taken its bytes, and neither checks what a device gives back.
 #![no_std]
@@ -30,6 +30,8 @@ pub mod block;
 pub mod console;
 #[cfg(test)]
 mod driver_tests;
+#[cfg(test)]
+mod in_place_tests;
 mod link;
 pub mod mem;
 pub mod p9;

@@ -3,7 +3,8 @@
 //! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without an IOMMU that is bounce
 //! frames only.
 //!
-//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames. A page belongs to one device at a
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and behind an IOMMU of frames that
+//! somebody holds for one transfer ([`InPlace`]). A page of the former belongs to one device at a
 //! time, because an IOMMU separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
 //! pages.
 //!
@@ -20,6 +21,7 @@
 //! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver fills itself | the same, not copied |
 //! | [`Device::buffer_up_to`] → [`Mapping`] | a transfer that can go in parts | what can be had now, a page at least |
 //! | [`Device::bounce`] → [`Mapping`] | one transfer whose addresses have to be aligned, or near | the same, aligned |
+//! | [`Device::in_place`] → [`InPlace`] | one transfer of pinned or page-cache frames, behind an IOMMU | the frames themselves |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
 //! An address a device sees ([`DmaAddr`]) never mixes with a physical one. They are equal, behind an IOMMU too: there a page
@@ -91,6 +93,7 @@ mod coherent;
 mod constraint;
 mod device;
 mod domains;
+mod in_place;
 mod mapping;
 mod original;
 mod pool;
@@ -115,8 +118,9 @@ use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 pub use coherent::Coherent;
 pub use constraint::{Alignment, Boundary, Constraint, Transfer};
 pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
+pub use in_place::InPlace;
 pub use mapping::Mapping;
-pub use original::{FrameBytes, FrameList, Original, OriginalMut};
+pub use original::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 pub use runs::{MAX_RUNS, Piece};
 
 /// Bytes in a slot: what counts and parameters are in.

@@ -1,5 +1,7 @@
 //! The bytes that a mapping stands for.
 
+use alloc::sync::Arc;
+
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
 /// Bytes that a device shall read. The functions run inside a window: they must not sleep or fault.
@@ -8,6 +10,11 @@ pub trait Original {
     fn length(&self) -> usize;
     /// Fill `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
     fn copy_to(&self, offset: usize, to: &mut [u8]);
+    /// Who holds the frames that the bytes are in, one after the other, and the first byte's place in the first frame: a device
+    /// behind an IOMMU can have them in their places. `None`: they are copied.
+    fn held(&self) -> Option<(Arc<dyn HeldFrames>, usize)> {
+        None
+    }
 }
 
 /// Bytes that a device shall write.
@@ -61,6 +68,44 @@ impl FrameList for [Pfn] {
     }
     fn frame(&self, index: usize) -> Pfn {
         self[index]
+    }
+}
+
+/// Frames that stay what they are, and their bytes', for as long as this lives: pinned ones, for instance. Whoever writes
+/// their bytes at the same time as a device races with it, and with nobody else.
+pub trait HeldFrames: FrameList + Send + Sync {}
+
+impl<F: FrameList + Send + Sync> HeldFrames for F {}
+
+/// The bytes of frames that a device can have in their places; where it does not, they are copied as those of
+/// [`FrameBytes`] are.
+pub struct HeldBytes<'a, B> {
+    holder: &'a Arc<dyn HeldFrames>,
+    bytes: FrameBytes<'a, B, dyn HeldFrames>,
+}
+
+impl<'a, B: PhysicalBytes> HeldBytes<'a, B> {
+    /// `length` of the bytes of the holder's frames from `start` on, reached through `bytes` where they are copied.
+    pub fn new(bytes: B, holder: &'a Arc<dyn HeldFrames>, start: usize, length: usize) -> Self {
+        Self { holder, bytes: FrameBytes::new(bytes, &**holder).starting_at(start).truncated(length) }
+    }
+}
+
+impl<B: PhysicalBytes> Original for HeldBytes<'_, B> {
+    fn length(&self) -> usize {
+        self.bytes.length()
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        self.bytes.copy_to(offset, to);
+    }
+    fn held(&self) -> Option<(Arc<dyn HeldFrames>, usize)> {
+        Some((self.holder.clone(), self.bytes.start))
+    }
+}
+
+impl<B: PhysicalBytes> OriginalMut for HeldBytes<'_, B> {
+    fn copy_from(&mut self, offset: usize, from: &[u8]) {
+        self.bytes.copy_from(offset, from);
     }
 }
 

@@ -5,19 +5,19 @@
 //! [`Broken`] and keeps its chains. It frees them, and the ring, once the device has confirmed a reset
 //! ([`Queue::reclaim`]). A queue that is dropped without that proof loses its memory: nothing else uses it again, and the
 //! DMA API counts it. A part is one descriptor or several, as its mapping is one run of pages or several. There are no indirect
-//! descriptors: the crate's tables of them are on the kernel heap, which no device may reach. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a device is told no address but
-//! those of the DMA API.
+//! descriptors: a table of them would be one more thing that a device reaches. Chains are made of
+//! [`Mapping`](freehold_bounce::Mapping)s and [`InPlace`](freehold_bounce::InPlace) frames, so a device is told no address but those of the DMA API.
 //!
-//! **Checks.** Before the crate `virtio-drivers` looks at an entry of the used ring, this crate checks all 32 bits of its
-//! id, that the chain is in flight, and that the index is not further ahead than chains are in flight.
+//! **Checks.** Of an entry of the used ring all 32 bits of the id are looked at; the chain has to be in flight, and the
+//! index may not be further ahead than chains are in flight. Lengths are cut to what was lent.
 //!
-//! May use `unsafe`: the crate `virtio-drivers` wants raw memory for rings and promises about the life of
-//! buffers. This crate gives both, and is safe to use; drivers are built on it in safe code.
+//! May use `unsafe`: a ring's words are reached through pointers (`ring.rs`), and the model is memory of the host. The crate
+//! is safe to use; drivers are built on it in safe code.
 //!
 //! **Context.** Tasks and start-up; the caller's lock makes the methods exclusive. Interrupt handlers do not
 //! come here.
 #![no_std]
-#![allow(unsafe_code, reason = "the crate `virtio-drivers` wants raw memory for rings")]
+#![allow(unsafe_code, reason = "a ring's words are reached through pointers")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 extern crate alloc;
@@ -25,12 +25,12 @@ extern crate alloc;
 mod memory;
 #[cfg(feature = "model")]
 pub mod model;
-mod placement;
 mod queue;
 mod reset;
+mod ring;
 
 pub use memory::{NoRings, install};
-pub use queue::{Broken, Chain, Completion, Full, MAX_DESCRIPTORS, MAX_PARTS, Part, Queue};
+pub use queue::{Broken, Chain, Completion, Full, MAX_DESCRIPTORS, MAX_PARTS, Memory, Part, Queue};
 pub use reset::{DeviceReset, reset};
 pub use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 pub use virtio_drivers::{Error as TransportError, PhysAddr as RingAddr, Result as TransportResult};

@@ -3,39 +3,84 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::mem::ManuallyDrop;
 use core::ops::Range;
-use core::slice;
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use freehold_bounce::{Device, DmaAddr, DmaSource, MAX_MAPPING, MAX_RUNS, Mapping};
-use freehold_machine::{PAGE_SHIFT, PAGE_SIZE, Pfn};
-use virtio_drivers::queue::VirtQueue;
+use freehold_bounce::{Device, DmaSource, InPlace, MAX_MAPPING, MAX_RUNS, Mapping};
 use virtio_drivers::transport::Transport;
 
-use crate::memory::{Memory, lose, pointer, with_ring_device};
-use crate::placement::{Noting, RingPlace};
 use crate::reset::DeviceReset;
+use crate::ring::{Access, Descriptor, Interrupts, Ring};
 
 /// The most parts of a chain.
 pub const MAX_PARTS: usize = 4;
 /// The most descriptors of a chain. A chain whose parts lie in more pieces is refused as too long for the queue.
 pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
-/// What a device is allowed to do with a part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Use {
-    Read,
-    Write,
+/// Memory that a chain's parts lie in.
+pub enum Memory<S: DmaSource> {
+    /// Of the DMA API's own.
+    Bounced(Arc<Mapping<S>>),
+    /// Others' frames, in their places.
+    InPlace(Arc<InPlace<S>>),
+}
+
+impl<S: DmaSource> Clone for Memory<S> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Bounced(mapping) => Self::Bounced(mapping.clone()),
+            Self::InPlace(frames) => Self::InPlace(frames.clone()),
+        }
+    }
+}
+
+impl<S: DmaSource> From<Arc<Mapping<S>>> for Memory<S> {
+    fn from(mapping: Arc<Mapping<S>>) -> Self {
+        Self::Bounced(mapping)
+    }
+}
+
+impl<S: DmaSource> Memory<S> {
+    /// Bytes.
+    fn len(&self) -> usize {
+        match self {
+            Self::Bounced(mapping) => mapping.len(),
+            Self::InPlace(frames) => frames.len(),
+        }
+    }
+    /// Where the bytes of `range`, which it has, begin for the device, if they are known to be one piece.
+    fn one_address(&self, range: Range<usize>) -> Option<u64> {
+        match self {
+            Self::Bounced(mapping) => {
+                let piece = mapping.one_piece(range)?;
+                Some(piece.frame.start().0 + piece.offset as u64)
+            }
+            Self::InPlace(frames) => Some(frames.address().0 + range.start as u64),
+        }
+    }
+    /// Calls `f` with the address and the length of each piece of `range`.
+    fn each_piece(&self, range: Range<usize>, f: &mut dyn FnMut(u64, usize)) {
+        match self {
+            Self::Bounced(mapping) => mapping.pieces(range).for_each(|piece| {
+                f(piece.frame.start().0 + piece.offset as u64, piece.length);
+            }),
+            Self::InPlace(frames) => f(frames.address().0 + range.start as u64, range.len()),
+        }
+    }
+    fn lose(&self) -> usize {
+        match self {
+            Self::Bounced(mapping) => mapping.lose(),
+            Self::InPlace(frames) => frames.lose(),
+        }
+    }
 }
 
 /// Some bytes of a mapping, not none, that a device reads or writes.
 pub struct Part<S: DmaSource> {
-    memory: Arc<Mapping<S>>,
+    memory: Memory<S>,
     /// Bytes before it, and its own: at most [`MAX_MAPPING`].
     start: u32,
     length: u32,
-    access: Use,
+    access: Access,
     /// The most bytes of a descriptor.
     segment: u32,
     /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a mapping's pieces never
@@ -49,25 +94,25 @@ const NOT_ONE: u64 = u64::MAX;
 impl<S: DmaSource> Part<S> {
     /// Bytes for the device to read; `None` where the range is empty or not within the mapping.
     #[inline]
-    pub fn readable(memory: Arc<Mapping<S>>, range: Range<usize>) -> Option<Self> {
-        Self::new(memory, range, Use::Read)
+    pub fn readable(memory: impl Into<Memory<S>>, range: Range<usize>) -> Option<Self> {
+        Self::new(memory.into(), range, Access::Read)
     }
     /// Bytes for the device to write; `None` where the range is empty or not within the mapping.
     #[inline]
-    pub fn writable(memory: Arc<Mapping<S>>, range: Range<usize>) -> Option<Self> {
-        Self::new(memory, range, Use::Write)
+    pub fn writable(memory: impl Into<Memory<S>>, range: Range<usize>) -> Option<Self> {
+        Self::new(memory.into(), range, Access::Write)
     }
     #[inline]
-    fn new(memory: Arc<Mapping<S>>, range: Range<usize>, access: Use) -> Option<Self> {
+    fn new(memory: Memory<S>, range: Range<usize>, access: Access) -> Option<Self> {
         const { assert!(MAX_MAPPING < u32::MAX as usize) };
         let fits = range.start < range.end && range.end <= memory.len();
         let (start, length) = (range.start as u32, range.len() as u32);
-        let only =
-            memory.one_piece(range).map_or(NOT_ONE, |piece| piece.frame.start().0 + piece.offset as u64);
+        let only = if fits { memory.one_address(range) } else { None };
+        let only = only.unwrap_or(NOT_ONE);
         fits.then_some(Self { memory, start, length, access, segment: u32::MAX, only })
     }
     /// The mapping it is of.
-    pub const fn memory(&self) -> &Arc<Mapping<S>> {
+    pub const fn memory(&self) -> &Memory<S> {
         &self.memory
     }
     /// The same in descriptors of at most `most` bytes, 1 at least.
@@ -78,28 +123,24 @@ impl<S: DmaSource> Part<S> {
     const fn range(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.length as usize
     }
-    /// Calls `f` with each of the pieces that its bytes are in: where it begins, and how many bytes it has.
-    fn each_piece(&self, mut f: impl FnMut(*mut u8, usize)) {
-        if let Some(start) = self.only_descriptor() {
-            return f(start, self.length as usize);
+    /// Calls `f` with a descriptor of each of the pieces that its bytes are in.
+    fn each_descriptor(&self, f: &mut dyn FnMut(Descriptor)) {
+        let access = self.access;
+        if let Some(address) = self.only_descriptor() {
+            return f(Descriptor { address, length: self.length, access });
         }
-        for piece in self.memory.pieces(self.range()) {
-            let start = pointer(piece.frame).as_ptr().wrapping_add(piece.offset);
+        self.memory.each_piece(self.range(), &mut |start, bytes| {
             let mut at = 0;
-            while at < piece.length {
-                let length = (self.segment as usize).min(piece.length - at);
-                f(start.wrapping_add(at), length);
+            while at < bytes {
+                let length = (self.segment as usize).min(bytes - at);
+                f(Descriptor { address: start + at as u64, length: length as u32, access });
                 at += length;
             }
-        }
+        });
     }
     /// Where its bytes begin, if one descriptor is known to do for them.
-    fn only_descriptor(&self) -> Option<*mut u8> {
-        if self.only == NOT_ONE || self.length > self.segment {
-            return None;
-        }
-        let frame = pointer(Pfn(self.only >> PAGE_SHIFT));
-        Some(frame.as_ptr().wrapping_add(self.only as usize % PAGE_SIZE))
+    fn only_descriptor(&self) -> Option<u64> {
+        (self.only != NOT_ONE && self.length <= self.segment).then_some(self.only)
     }
     /// How many pieces those are.
     #[inline]
@@ -109,9 +150,9 @@ impl<S: DmaSource> Part<S> {
     #[cold]
     fn count_descriptors(&self) -> usize {
         let (mut count, most) = (0, self.segment as usize);
-        for piece in self.memory.pieces(self.range()) {
-            count += if piece.length <= most { 1 } else { piece.length.div_ceil(most) };
-        }
+        self.memory.each_piece(self.range(), &mut |_, bytes| {
+            count += if bytes <= most { 1 } else { bytes.div_ceil(most) };
+        });
         count
     }
 }
@@ -130,7 +171,7 @@ impl<S: DmaSource> Chain<S> {
     #[inline(always)]
     pub fn new<const N: usize>(tag: usize, parts: [Part<S>; N]) -> Option<Self> {
         const { assert!(N <= MAX_PARTS, "a chain has at most MAX_PARTS parts") };
-        if N == 0 || !parts.is_sorted_by_key(|part| part.access == Use::Write) {
+        if N == 0 || !parts.is_sorted_by_key(|part| part.access == Access::Write) {
             return None;
         }
         let descriptors = parts.iter().map(Part::descriptors).sum();
@@ -143,50 +184,13 @@ impl<S: DmaSource> Chain<S> {
     }
     /// Bytes that the device may write.
     fn writable_bytes(&self) -> usize {
-        let writable = self.parts.iter().flatten().filter(|part| part.access == Use::Write);
+        let writable = self.parts.iter().flatten().filter(|part| part.access == Access::Write);
         writable.map(|part| part.length as usize).sum()
     }
 
     /// How many descriptors it takes.
     pub const fn descriptors(&self) -> usize {
         self.descriptors
-    }
-
-    /// Calls `f` with the parts as the crate wants them. The chain has at most [`MAX_DESCRIPTORS`] pieces.
-    fn with_slices<R>(&self, f: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R) -> R {
-        // Most chains are short, and arrays for long ones take long to fill.
-        if self.descriptors <= MAX_PARTS {
-            self.with_slices_in::<MAX_PARTS, R>(f)
-        } else {
-            self.with_slices_in::<MAX_DESCRIPTORS, R>(f)
-        }
-    }
-
-    /// The same, for at most `N` pieces.
-    fn with_slices_in<const N: usize, R>(
-        &self,
-        f: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R,
-    ) -> R {
-        let mut inputs: [&[u8]; N] = [&[]; N];
-        let mut outputs: [&mut [u8]; N] = core::array::from_fn(|_| Default::default());
-        let (mut reads, mut writes) = (0, 0);
-        for part in self.parts.iter().flatten() {
-            match part.access {
-                Use::Read => part.each_piece(|start, length| {
-                    // SAFETY: the piece lies in the mapping, whose bytes are in the direct map, valid and initialised
-                    // while the chain holds it; the driver writes a mapping only before it submits it.
-                    inputs[reads] = unsafe { slice::from_raw_parts(start, length) };
-                    reads += 1;
-                }),
-                Use::Write => part.each_piece(|start, length| {
-                    // SAFETY: as above; the only reference of ours that lives now, since `Mapping` copies bytes through
-                    // short-lived windows and the driver waits for the chain to complete before it looks.
-                    outputs[writes] = unsafe { slice::from_raw_parts_mut(start, length) };
-                    writes += 1;
-                }),
-            }
-        }
-        f(&inputs[..reads], &mut outputs[..writes])
     }
 }
 
@@ -209,15 +213,13 @@ pub struct Broken;
 
 /// A split virtqueue of `SIZE` descriptors, a power of two.
 pub struct Queue<S: DmaSource, const SIZE: usize> {
-    ring: ManuallyDrop<VirtQueue<Memory, SIZE>>,
-    place: RingPlace,
+    /// `None` once it was lost.
+    ring: Option<Ring<S, SIZE>>,
     /// By the chain's first descriptor: `SIZE` places. On the heap, since queues are moved and stacks are short.
     in_flight: Vec<Option<Chain<S>>>,
     flying: usize,
     /// Descriptors that the device does not have.
     room: usize,
-    /// Used entries taken so far, as the device counts them.
-    taken: u16,
     broken: bool,
     /// The device has confirmed that it uses this queue no more.
     is_reset: bool,
@@ -236,19 +238,8 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         let mut in_flight = Vec::new();
         in_flight.try_reserve_exact(SIZE).map_err(|_| virtio_drivers::Error::DmaError)?;
         in_flight.resize_with(SIZE, || None);
-        let mut noting = Noting { transport, place: RingPlace::default() };
-        let ring = with_ring_device(device, || VirtQueue::new(&mut noting, index, false, false));
-        let ring = ManuallyDrop::new(ring?);
-        Ok(Self {
-            ring,
-            place: noting.place,
-            in_flight,
-            flying: 0,
-            room: SIZE,
-            taken: 0,
-            broken: false,
-            is_reset: false,
-        })
+        let ring = Some(Ring::new(transport, index, device)?);
+        Ok(Self { ring, in_flight, flying: 0, room: SIZE, broken: false, is_reset: false })
     }
 
     /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset. Drop the queue next; it
@@ -261,35 +252,9 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// bytes that is; the queue is [`Broken`]. Dropping it does the same.
     pub fn lose(&mut self) -> usize {
         self.broken = true;
-        self.lose_all()
-    }
-
-    fn lose_all(&mut self) -> usize {
         let parts = self.in_flight.iter().flatten().flat_map(|chain| chain.parts.iter().flatten());
         let lent: usize = parts.map(|part| part.memory.lose()).sum();
-        // Once only: what starts at 0 is nobody's.
-        let RingPlace { driver, device } = core::mem::take(&mut self.place);
-        lent + lose(DmaAddr(driver)) + lose(DmaAddr(device))
-    }
-
-    /// Where the used ring's bytes from `offset` on are.
-    fn used(&self, offset: usize) -> *mut u8 {
-        let first = pointer(Pfn(self.place.device >> PAGE_SHIFT));
-        first.as_ptr().wrapping_add(offset)
-    }
-
-    /// How many entries the device has added to the used ring, modulo 2^16 (virtio 1.2, 2.7.8).
-    fn used_index(&self) -> u16 {
-        // SAFETY: the used ring is a block of whole frames in the direct map that the queue holds; its bytes 2 and 3 are
-        // the index, aligned. The device may write it at any moment, and all reads of it in the kernel are atomic.
-        unsafe { AtomicU16::from_ptr(self.used(2).cast()) }.load(Ordering::Acquire)
-    }
-
-    /// The id in the next entry to be taken.
-    fn next_used_id(&self) -> u32 {
-        let offset = 4 + 8 * (usize::from(self.taken) % SIZE);
-        // SAFETY: as above; entries of 8 bytes begin at byte 4, and `SIZE` of them are in the block.
-        unsafe { AtomicU32::from_ptr(self.used(offset).cast()) }.load(Ordering::Relaxed)
+        lent + self.ring.take().map_or(0, Ring::lose)
     }
 
     /// Lend a chain to the device. The device may have to be notified: see [`Queue::wants_notice`].
@@ -301,13 +266,11 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         if self.broken || descriptors > self.room.min(MAX_DESCRIPTORS) {
             return Err(Full);
         }
-        let token = chain.with_slices(|inputs, outputs| {
-            // SAFETY: the chain moves into `in_flight` and so stays valid, and nobody but the device accesses its
-            // bytes, until `complete` has popped this token.
-            unsafe { self.ring.add(inputs, outputs) }
+        let ring = self.ring.as_mut().ok_or(Full)?;
+        let head = ring.add(descriptors, |add| {
+            chain.parts.iter().flatten().for_each(|part| part.each_descriptor(add));
         });
-        let token = token.map_err(|_| Full)?;
-        self.in_flight[usize::from(token)] = Some(chain);
+        self.in_flight[usize::from(head)] = Some(chain);
         self.flying += 1;
         self.room -= descriptors;
         Ok(())
@@ -317,52 +280,47 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     ///
     /// # Errors
     /// [`Broken`] if it gave back what it did not have; then and ever after.
+    #[inline]
     pub fn complete(&mut self) -> Result<Option<Completion>, Broken> {
-        if self.broken {
-            return Err(Broken);
-        }
-        let ahead = self.used_index().wrapping_sub(self.taken);
+        let ring = self.ring.as_mut().filter(|_| !self.broken).ok_or(Broken)?;
+        let ahead = ring.ahead();
         if ahead == 0 {
             return Ok(None);
         }
-        // An index that went back looks like one that is far ahead.
-        let id = self.next_used_id() as usize;
-        let place = self.in_flight.get_mut(id).filter(|_| usize::from(ahead) <= self.flying);
-        // All indices of `in_flight` fit.
-        let token = id as u16;
-        let popped = place.and_then(|place| {
-            let chain = place.as_ref()?;
-            let written = chain.with_slices(|inputs, outputs| {
-                // SAFETY: `in_flight[token]` is the chain for which `add` returned this token.
-                unsafe { self.ring.pop_used(token, inputs, outputs) }
-            });
-            // Where the entry changed between two looks the device still has the chain.
-            let written = (written.ok()? as usize).min(chain.writable_bytes());
-            let (tag, descriptors) = (chain.tag, chain.descriptors);
-            *place = None;
-            Some((Completion { tag, written }, descriptors))
-        });
-        let Some((completion, descriptors)) = popped else {
+        let used = ring.next_used();
+        let is_sane = usize::from(ahead) <= self.flying;
+        let place = self.in_flight.get_mut(used.id as usize).filter(|_| is_sane);
+        let Some(place) = place.filter(|place| place.is_some()) else {
             self.broken = true;
             return Err(Broken);
         };
+        let (tag, descriptors, most) =
+            place.as_ref().map_or((0, 0, 0), |chain| (chain.tag, chain.descriptors, chain.writable_bytes()));
+        *place = None;
+        ring.take();
+        // All indices of `in_flight` fit.
+        ring.free(used.id as u16, descriptors);
         self.flying -= 1;
         self.room += descriptors;
-        self.taken = self.taken.wrapping_add(1);
-        Ok(Some(completion))
+        Ok(Some(Completion { tag, written: (used.written as usize).min(most) }))
     }
 
     /// Whether the device wants to be told of new chains.
     pub fn wants_notice(&self) -> bool {
-        self.ring.should_notify()
+        self.ring.as_ref().is_some_and(Ring::wants_notice)
     }
     /// Ask for interrupts on completions. Look for completions once more afterwards: one may just have come.
     pub fn enable_interrupts(&mut self) {
-        self.ring.set_dev_notify(true);
+        self.set_interrupts(Interrupts::Wanted);
     }
     /// Do without interrupts; a few may still come.
     pub fn disable_interrupts(&mut self) {
-        self.ring.set_dev_notify(false);
+        self.set_interrupts(Interrupts::Unwanted);
+    }
+    fn set_interrupts(&mut self, wanted: Interrupts) {
+        if let Some(ring) = &mut self.ring {
+            ring.set_interrupts(wanted);
+        }
     }
     /// Descriptors that a chain can have now.
     pub const fn room(&self) -> usize {
@@ -377,12 +335,8 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
 impl<S: DmaSource, const SIZE: usize> Drop for Queue<S, SIZE> {
     fn drop(&mut self) {
         if !self.is_reset {
-            self.lose_all();
-            return;
+            self.lose();
         }
-        // SAFETY: the ring is dropped here and nowhere else, and the queue is not used again. No device reads or writes
-        // its frames: it has confirmed a reset.
-        unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }
 

@@ -1,7 +1,7 @@
 //! A virtio disk, as a [`BlockDevice`] (virtio 1.2, 5.2).
 //!
 //! Up to [`DEPTH`] requests are with the device at once, from as many tasks; each sleeps until an interrupt
-//! wakes it and the ring says that its request is done. Every transfer goes through slots of the DMA API.
+//! wakes it and the ring says that its request is done. Every transfer goes through the DMA API.
 //!
 //! **Waiting.** No request fails for want of room or of memory. A task takes a place among the [`DEPTH`] first
 //! (`requests.rs`: the queue), memory second. Where there is less memory than the transfer wants, it goes in parts; where
@@ -9,6 +9,11 @@
 //! only, never for another device and never for memory: swap and write-back can rely on it. A request that fits the spare
 //! buffer begins with it where no other uses it, and takes nothing. A task that is to end leaves
 //! at once where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it answers.
+//!
+//! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held are not copied: the device gets
+//! them through the window of the request's place, and the request keeps the holder until the device has answered and
+//! forgotten them. The task waits for that, killed or not and however late it is (Linux waits like this for all requests). What
+//! does not fill a page is bounced, and so is all where there is no window.
 //!
 //! **Time-outs.** A request that the device does not answer in time ends in an error but stays the device's, memory and
 //! all, until the device answers or confirms a reset. If the device answered nothing at all in that time, it is *silent*:
@@ -21,10 +26,12 @@
 mod requests;
 
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
-use freehold_virtqueue::Transport;
+use freehold_bounce::{Device, Direction, DmaSource, HeldFrames, MAX_RUNS, Original, OriginalMut};
+use freehold_machine::PAGE_SIZE;
+use freehold_virtqueue::{Memory, Transport};
 use requests::{Buffer, Requests, SPARE, Segments, Wakes};
 use spin::Mutex;
 
@@ -100,6 +107,17 @@ fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments,
     let most = limit(Features::BLOCK_SEG_MAX, SEG_MAX_OFFSET)?.clamp(1, MAX_RUNS);
     let length = limit(Features::BLOCK_SIZE_MAX, SIZE_MAX_OFFSET)?.max(SECTOR_SIZE);
     Ok(Segments { most, length: length / SECTOR_SIZE * SECTOR_SIZE })
+}
+
+/// Who holds frames, and the first byte's place in the first one.
+type Held = (Arc<dyn HeldFrames>, usize);
+
+/// How the next bytes of a transfer go.
+enum Portion {
+    /// So many are copied, or fewer.
+    Bounced(usize),
+    /// The device gets these of the held frames.
+    InPlace(Range<usize>),
 }
 
 /// A task's place in the table of requests.
@@ -235,10 +253,56 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         found
     }
 
+    /// Who holds the frames of an original that the device can have in their places.
+    fn held<O: Original + ?Sized>(&self, original: &O) -> Option<Held> {
+        if self.device.pages_in_place() == 0 { None } else { original.held() }
+    }
+
+    /// How the next bytes of a transfer go: `left` of it are still to do. Heads and tails that do not fill a page are bounced,
+    /// since a page is what an IOMMU separates.
+    fn portion(&self, held: Option<&Held>, left: Range<usize>) -> Portion {
+        let Some((_, first)) = held else { return Portion::Bounced(left.len()) };
+        let at = first + left.start;
+        let most = (self.device.pages_in_place() * PAGE_SIZE).min(self.segments.in_place());
+        let whole = left.len().min(most) / PAGE_SIZE;
+        match at % PAGE_SIZE {
+            0 if whole > 0 => Portion::InPlace(at / PAGE_SIZE..at / PAGE_SIZE + whole),
+            offset if offset.is_multiple_of(SECTOR_SIZE) => {
+                Portion::Bounced(left.len().min(PAGE_SIZE - offset))
+            }
+            _ => Portion::Bounced(left.len()),
+        }
+    }
+
+    /// A place, and memory for a portion.
+    fn take(
+        &self,
+        portion: &Portion,
+        held: Option<&Held>,
+        direction: Direction,
+        sleep: Sleep,
+    ) -> Result<(RequestPlace<'_, S, T>, Buffer<S>), BlockError> {
+        let (length, frames) = match portion {
+            Portion::Bounced(length) => (*length, None),
+            Portion::InPlace(frames) => (frames.len() * PAGE_SIZE, Some(frames)),
+        };
+        let (place, spare) = self.place(if frames.is_some() { 0 } else { length }, sleep)?;
+        let in_place = frames.zip(held).and_then(|(frames, (holder, _))| {
+            // The place's own window: whoever had it before was answered.
+            self.device.in_place(place.number, holder.clone(), frames.clone(), direction)
+        });
+        let data = match (in_place, spare) {
+            (Some(frames), _) => Buffer { memory: Memory::InPlace(Arc::new(frames)), length },
+            (None, Some(spare)) => spare,
+            (None, None) => self.buffer(length, direction, sleep)?,
+        };
+        Ok((place, data))
+    }
+
     fn allocate(&self, length: usize, direction: Direction) -> Option<Buffer<S>> {
         let mapping = self.device.buffer_up_to(length, direction).ok()?;
         let length = self.segments.fit(&mapping);
-        Some(Buffer { mapping: Arc::new(mapping), length })
+        Some(Buffer { memory: Arc::new(mapping).into(), length })
     }
 
     /// Send the request of a place and sleep until it is done. Returns how many bytes the device wrote into the data.
@@ -254,16 +318,25 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
             let sent = requests.send(number, kind, sector, data)?;
             Ok(sent.then_some(requests.answers()))
         })?;
+        let in_place = data.is_some_and(|data| data.bounced().is_none());
+        let sleep = if in_place { Sleep::Uninterruptible } else { sleep };
         let (mut done, mut looks) = (None, 0);
-        let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
-            // Who waits looks before it joins the line and after; before, the device was told a moment ago.
-            looks += 1;
-            if looks == 1 {
-                return false;
+        let waited = loop {
+            let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
+                // Who waits looks before it joins the line and after; before, the device was told a moment ago.
+                looks += 1;
+                if looks == 1 {
+                    return false;
+                }
+                done = self.with(|requests| requests.finished(number));
+                done.is_some()
+            });
+            // The device has frames in their places until it answers, and so their holder waits, as on Linux.
+            if done.is_some() || !in_place {
+                break waited;
             }
-            done = self.with(|requests| requests.finished(number));
-            done.is_some()
-        });
+            self.with(|requests| _ = requests.late(before));
+        };
         let (written, status) = match (done, waited) {
             (Some(done), _) => done,
             (None, Waited::Killed) => self.with(|requests| requests.abandon(number, BlockError::Killed)),
@@ -324,16 +397,19 @@ where
     fn read(&self, sector: u64, to: &mut dyn OriginalMut, sleep: Sleep) -> Result<(), BlockError> {
         let total = to.length();
         self.check(sector, total)?;
+        let held = self.held(to);
         let mut start = 0;
         while start < total {
-            let (place, spare) = self.place(total - start, sleep)?;
-            // The device has to say that it filled all of them: the old bytes are not copied in.
-            let data = spare.map_or_else(|| self.buffer(total - start, Direction::FromDevice, sleep), Ok)?;
+            let portion = self.portion(held.as_ref(), start..total);
+            let (place, data) = self.take(&portion, held.as_ref(), Direction::FromDevice, sleep)?;
             let at = sector + (start / SECTOR_SIZE) as u64;
+            // The device has to say that it filled all of them: the old bytes are not copied in.
             if self.request(&place, (RequestKind::In, at), Some(&data), sleep)? < data.length {
                 return Err(BlockError::Io);
             }
-            data.mapping.sync_part_for_cpu(to, start, 0, data.length);
+            if let Some(mapping) = data.bounced() {
+                mapping.sync_part_for_cpu(to, start, 0, data.length);
+            }
             start += data.length;
         }
         Ok(())
@@ -345,11 +421,14 @@ where
         if self.read_only {
             return Err(BlockError::ReadOnly);
         }
+        let held = self.held(from);
         let mut start = 0;
         while start < total {
-            let (place, spare) = self.place(total - start, sleep)?;
-            let data = spare.map_or_else(|| self.buffer(total - start, Direction::ToDevice, sleep), Ok)?;
-            data.mapping.sync_part_for_device(from, start, 0, data.length);
+            let portion = self.portion(held.as_ref(), start..total);
+            let (place, data) = self.take(&portion, held.as_ref(), Direction::ToDevice, sleep)?;
+            if let Some(mapping) = data.bounced() {
+                mapping.sync_part_for_device(from, start, 0, data.length);
+            }
             let at = sector + (start / SECTOR_SIZE) as u64;
             self.request(&place, (RequestKind::Out, at), Some(&data), sleep)?;
             start += data.length;

@@ -18,9 +18,11 @@ use alloc::sync::Arc;
 use core::sync::atomic::{Ordering, fence};
 
 use freehold_bounce::{Device, Direction, DmaSource, Mapping};
-use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
+use freehold_virtqueue::{Chain, DeviceReset, Memory, Part, Queue, Transport};
 
 use super::{DEPTH, HEADER, LAST_STATUS, NO_STATUS, RING, RequestKind, STATUS};
+use freehold_machine::PAGE_SIZE;
+
 use crate::link::{Lent, Link, Why};
 use crate::{BlockError, SECTOR_SIZE, SetupError};
 
@@ -42,10 +44,20 @@ enum RequestState {
     Done(usize, u8),
 }
 
-/// Bytes for one request: a mapping, and how much of it the request uses.
+/// Bytes for one request: their memory, and how much of it the request uses.
 pub(super) struct Buffer<S: DmaSource> {
-    pub mapping: Arc<Mapping<S>>,
+    pub memory: Memory<S>,
     pub length: usize,
+}
+
+impl<S: DmaSource> Buffer<S> {
+    /// What has to be copied: `None` where the device has the bytes in their places.
+    pub fn bounced(&self) -> Option<&Mapping<S>> {
+        match &self.memory {
+            Memory::Bounced(mapping) => Some(mapping),
+            Memory::InPlace(_) => None,
+        }
+    }
 }
 
 /// What the device says about the descriptors of a request's data.
@@ -58,6 +70,10 @@ pub(super) struct Segments {
 }
 
 impl Segments {
+    /// The most bytes of a transfer in place, which is one piece: whole pages.
+    pub const fn in_place(self) -> usize {
+        self.most.saturating_mul(self.length) / PAGE_SIZE * PAGE_SIZE
+    }
     /// How many of a mapping's bytes fit in one request: whole sectors.
     pub fn fit<S: DmaSource>(self, mapping: &Mapping<S>) -> usize {
         if mapping.one_piece(0..mapping.len()).is_some_and(|piece| piece.length <= self.length) {
@@ -259,7 +275,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         // Whoever let go of the last one is done with the bytes.
         fence(Ordering::Acquire);
         self.spare.begin_again();
-        Some(Buffer { mapping: self.spare.clone(), length: length.min(self.spare_length) })
+        Some(Buffer { memory: self.spare.clone().into(), length: length.min(self.spare_length) })
     }
 
     /// Whether the device can be sent requests.
@@ -413,10 +429,10 @@ impl<S: DmaSource> Rings<S> {
         let header = Part::readable(self.headers.clone(), at..at + STATUS)?;
         let status = Part::writable(self.headers.clone(), at + STATUS..at + STATUS + 1)?;
         let Some(data) = data else { return Chain::new(number, [header, status]) };
-        let (mapping, range) = (data.mapping.clone(), 0..data.length);
+        let (memory, range) = (data.memory.clone(), 0..data.length);
         let data = match kind {
-            RequestKind::In => Part::writable(mapping, range)?,
-            _ => Part::readable(mapping, range)?,
+            RequestKind::In => Part::writable(memory, range)?,
+            _ => Part::readable(memory, range)?,
         };
         let data = data.in_segments(self.segments.length);
         Chain::new(number, [header, data, status])

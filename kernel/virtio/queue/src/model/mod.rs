@@ -4,6 +4,7 @@
 extern crate std;
 
 mod fake;
+mod windows;
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -14,9 +15,10 @@ use std::vec::Vec;
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
-use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{CpuId, Cpus, DeviceAccess, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 
 pub use fake::Fake;
+pub use windows::WindowDomain;
 
 /// Frames of the model: 8 MiB.
 const FRAMES: usize = 2048;
@@ -134,6 +136,18 @@ pub fn limited_device(quota: usize) -> Device<HostMemory> {
     DMA.attach(rules).expect("few such devices")
 }
 
+/// A device of its own behind a domain with windows, and the domain.
+///
+/// # Panics
+/// Where there are too many such devices.
+pub fn windowed_device() -> (Device<HostMemory>, &'static WindowDomain) {
+    device();
+    let domain = WindowDomain::leak();
+    let rules =
+        DeviceRules { name: "windowed", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(domain) };
+    (DMA.attach(rules).expect("few such devices"), domain)
+}
+
 /// The device of the DMA API that all tests of a process share, with rings installed.
 pub fn device() -> Device<HostMemory> {
     static DEVICE: OnceLock<Device<HostMemory>> = OnceLock::new();
@@ -157,7 +171,8 @@ fn with_page<R>(frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
 pub fn read(address: u64, bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         let at = address + i as u64;
-        *byte = with_page(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE]);
+        *byte =
+            with_page(windows::look(Pfn(at >> 12), DeviceAccess::Read), |page| page[at as usize % PAGE_SIZE]);
     }
 }
 
@@ -165,7 +180,9 @@ pub fn read(address: u64, bytes: &mut [u8]) {
 pub fn write(address: u64, bytes: &[u8]) {
     for (i, &byte) in bytes.iter().enumerate() {
         let at = address + i as u64;
-        with_page(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE] = byte);
+        with_page(windows::look(Pfn(at >> 12), DeviceAccess::Write), |page| {
+            page[at as usize % PAGE_SIZE] = byte
+        });
     }
 }
 

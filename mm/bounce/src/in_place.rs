@@ -1,0 +1,115 @@
+//! Frames that a device reaches in their places, for one transfer: nothing is copied.
+//!
+//! **The rule** holds: the device reaches what is in its domain, and only behind an IOMMU is there such a domain.
+//!
+//! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has forgotten them: dropping one
+//! closes its window, waits for the IOMMU's answer, and lets the holder go after it. So whoever gets a frame next gets
+//! one that no device reaches. Without an answer, and where the device does not confirm a reset, the holder is never let
+//! go of: the frames stay out of use, and count as lost.
+//!
+//! **Who opens windows.** A driver, by the number of its request's place: a place that the device still has is nobody
+//! else's, and so is its window.
+//!
+//! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be dropped under a driver's
+//! lock, which orders before those of the IOMMU and of whatever the holder lets go of: the page allocator.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_machine::{DeviceAccess, DeviceDomain, PAGE_SIZE, WINDOW_PAGES};
+
+use crate::{Device, Direction, DmaAddr, DmaSource, HeldFrames};
+
+/// Frames of others that a device reaches until this is dropped.
+#[must_use = "dropping it takes the frames from the device"]
+pub struct InPlace<S: DmaSource> {
+    device: Device<S>,
+    domain: &'static dyn DeviceDomain,
+    window: usize,
+    pages: usize,
+    address: DmaAddr,
+    /// `None` only while this is dropped.
+    holder: Option<Arc<dyn HeldFrames>>,
+    /// Set once and never cleared.
+    is_lost: AtomicBool,
+}
+
+impl<S: DmaSource> Device<S> {
+    /// Pages that the device can have in their places at once, for one transfer: none without an IOMMU, or where that is
+    /// not wanted.
+    pub fn pages_in_place(self) -> usize {
+        self.rules().domain.map_or(0, |domain| if domain.windows() > 0 { WINDOW_PAGES } else { 0 })
+    }
+
+    /// Lets the device at some of the holder's frames, in their places, through a window that nobody has open. `None`: it cannot
+    /// have them like this now.
+    pub fn in_place(
+        self,
+        window: usize,
+        holder: Arc<dyn HeldFrames>,
+        frames: Range<usize>,
+        direction: Direction,
+    ) -> Option<InPlace<S>> {
+        let domain = self.rules().domain.filter(|domain| window < domain.windows())?;
+        let pages = frames.len();
+        if pages == 0 || pages > WINDOW_PAGES || frames.end > holder.count() {
+            return None;
+        }
+        let access = match direction {
+            Direction::ToDevice => DeviceAccess::Read,
+            Direction::FromDevice => DeviceAccess::Write,
+            Direction::Bidirectional => DeviceAccess::ReadWrite,
+        };
+        let address = domain.open(window, &mut frames.map(|index| holder.frame(index)), access).ok()?;
+        Some(InPlace {
+            device: self,
+            domain,
+            window,
+            pages,
+            address: DmaAddr(address),
+            holder: Some(holder),
+            is_lost: AtomicBool::new(false),
+        })
+    }
+}
+
+impl<S: DmaSource> InPlace<S> {
+    /// Where the first byte is for the device; all others follow.
+    pub const fn address(&self) -> DmaAddr {
+        self.address
+    }
+    /// Bytes: whole pages, one at least.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub const fn len(&self) -> usize {
+        self.pages * PAGE_SIZE
+    }
+    /// Takes the frames out of use for ever: the device does not confirm that it lets go of them. Returns how many bytes this
+    /// call lost: 0 if they were lost before.
+    pub fn lose(&self) -> usize {
+        if self.is_lost.swap(true, Ordering::AcqRel) {
+            return 0;
+        }
+        self.device.count_lost(self.len());
+        self.len()
+    }
+}
+
+impl<S: DmaSource> Drop for InPlace<S> {
+    fn drop(&mut self) {
+        if !*self.is_lost.get_mut() && self.domain.close(self.window, self.pages).is_ok() {
+            // The answer is there: nobody else has seen a frame before.
+            self.holder = None;
+            return;
+        }
+        self.lose();
+        core::mem::forget(self.holder.take());
+    }
+}
+
+impl<S: DmaSource> fmt::Debug for InPlace<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "InPlace({:?}, {} pages)", self.address, self.pages)
+    }
+}
