@@ -21,8 +21,8 @@ use freehold_machine::Cpus;
 use crate::X86;
 use crate::memory::OutOfMemory;
 use crate::sync::SpinLock;
-pub use crate::vmap::STACK_PAGES;
 use crate::vmap::Stack;
+pub use crate::vmap::{MOST_IDLE_STACKS, STACK_PAGES};
 use crate::{cpu, irq, panic, registers, traps, user};
 
 /// What a thread does.

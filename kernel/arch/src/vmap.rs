@@ -28,6 +28,8 @@ const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
 /// Stacks that are unmapped together, since each time all CPUs are interrupted.
 const UNMAPPED_AT_ONCE: usize = 16;
+/// Stacks that are mapped and unused, at most.
+pub const MOST_IDLE_STACKS: usize = KEPT_STACKS + UNMAPPED_AT_ONCE;
 /// Places in the upper half of a page where a thread's stack may start, 16 bytes apart.
 const STARTS: u64 = PAGE / 2 / 16;
 /// Pages that may stay unused at the area's beginning: 1 GiB, in a dynamic area of 64.
@@ -104,14 +106,13 @@ pub struct Stack {
 
 struct Idle {
     /// Stacks that are mapped and unused.
-    kept: [u64; KEPT_STACKS + UNMAPPED_AT_ONCE],
+    kept: [u64; MOST_IDLE_STACKS],
     count: usize,
     /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0 the end.
     places: u64,
 }
 
-static IDLE: SpinLock<Idle> =
-    SpinLock::new(Idle { kept: [0; KEPT_STACKS + UNMAPPED_AT_ONCE], count: 0, places: 0 });
+static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; MOST_IDLE_STACKS], count: 0, places: 0 });
 
 fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
     tables::find_entry::<1>(VirtAddr(bottom.0 - PAGE)).expect("a used stack place has its table")

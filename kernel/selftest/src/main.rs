@@ -495,7 +495,8 @@ fn threads_switch_and_finish() {
     }
     drop(many);
     let kept = FRAMES.given.load(Ordering::Relaxed) - frames;
-    assert!(kept <= 16 * 6 + 8, "stacks come back: {kept} frames are kept");
+    let most = thread::MOST_IDLE_STACKS * thread::STACK_PAGES as usize + 8;
+    assert!(kept <= most, "stacks come back: {kept} frames are kept");
     say!("threads switch and finish");
 }
 
