@@ -172,14 +172,16 @@ pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u
     };
 }
 
-/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in [`write_cr3`].
+/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in [`write_cr3`], and the two
+/// instructions, at most 7 bytes, are never in two pages: there QEMU's translator begins a new block, and an observer that
+/// may read no registers does not connect a block with the store before it.
 #[inline]
 pub(crate) fn invlpg(address: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
     // SAFETY: forgetting a translation never makes a valid access invalid; the store goes to `told`. RAX: in this form
     // every assembler encodes the operand as the register alone.
     unsafe {
-        asm!("mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
+        asm!(".p2align 3", "mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
             options(nostack, preserves_flags))
     };
 }
