@@ -167,7 +167,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
             DeviceAccess::Write => 0b10,
             DeviceAccess::ReadWrite => READ_WRITE,
         };
-        // Who closed a window without an answer left an entry in it.
+        // A window that was closed without an answer still has an entry.
         if machine.load_entry(table, index) != 0 {
             return Err(NoTables);
         }

@@ -118,7 +118,7 @@ fn wait(ring: &Ring, wanted: u32, seen: u32, args: &Args) -> Result<()> {
     arrived.ok_or(Errno::ETIME)
 }
 
-/// What io_uring_enter began.
+/// The entries that io_uring_enter began.
 struct Submitted {
     /// So many entries.
     count: u32,

@@ -288,7 +288,7 @@ fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
     AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
 }
 
-/// What became of completions that were to be put into their ring.
+/// The outcome of putting completions into their ring.
 #[derive(Clone, Copy, Default)]
 pub struct Put {
     /// How many there was room for.

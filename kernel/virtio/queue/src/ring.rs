@@ -29,7 +29,7 @@ const ENTRIES: usize = 4;
 /// The device does not want to be told of new chains; the driver does not want interrupts.
 const NO_NOTICE: u16 = 1;
 
-/// What a device is told of one piece of memory.
+/// A piece of memory, as a device is told of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Descriptor {
     /// Where it is for the device.
@@ -40,7 +40,7 @@ pub(crate) struct Descriptor {
     pub access: Access,
 }
 
-/// What a device is allowed to do with a part.
+/// The accesses that a device may make to a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     Read,
@@ -153,7 +153,7 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         let entry = Self::AVAILABLE + ENTRIES + 2 * slot;
         self.driver16(entry).store(head, Ordering::Relaxed);
         self.added = self.added.wrapping_add(1);
-        // Whoever sees the index sees the entry and the descriptors.
+        // A device that sees the index sees the entry and the descriptors.
         self.driver16(Self::AVAILABLE + INDEX).store(self.added, Ordering::Release);
         head
     }

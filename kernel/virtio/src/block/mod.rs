@@ -109,7 +109,7 @@ fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments,
     Ok(Segments { most, length: length / SECTOR_SIZE * SECTOR_SIZE })
 }
 
-/// Who holds frames, and the first byte's place in the first one.
+/// The holder of frames, and the first byte's place in the first one.
 type Held = (Arc<dyn HeldFrames>, usize);
 
 /// How the next bytes of a transfer go.
@@ -253,7 +253,7 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         found
     }
 
-    /// Who holds the frames of an original that the device can have in their places.
+    /// The holder of an original whose frames the device can have in their places.
     fn held<O: Original + ?Sized>(&self, original: &O) -> Option<Held> {
         if self.device.pages_in_place() == 0 { None } else { original.held() }
     }
