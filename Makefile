@@ -49,6 +49,7 @@ test: build
 	@cargo run --quiet -p freehold-layers -- kernel
 	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 kernel mm machine cli scope tools # may shrink, not grow
 	tools/host-coverage --compiled
+	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	tools/stack-frames
@@ -61,6 +62,7 @@ test-long: build
 	$(TARGET)/freehold run -m 512M --cpus 4 --numa 4 --timeout 30m -- $(TARGET)/guest/workloads/far-maps 10000
 	tools/fail-nth
 	$(TARGET)/freehold run -m 64M --timeout 20m -- target/guest/workloads/sizes locks
+	$(TARGET)/freehold run --icount -m 2G --swap 512M --timeout 30m -- $(TARGET)/guest/workloads/long-calls
 	for cpus in 1 4; do \
 		$(TARGET)/freehold run --cpus $$cpus -m 1G --timeout 20m -- target/guest/conformance/drops 30000 || exit 1; done
 	for seed in 1 2 3 4; do \

@@ -10,10 +10,10 @@ use crate::Result;
 use crate::args::Accel;
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::image::spec::{Spec, Stream, Symbols};
-use crate::kernel::{self, Family, Kernel};
+use crate::image::spec::{ProgramStream, Spec, Symbols};
+use crate::kernel::{self, Family, KernelChoice};
 use crate::protocol::Ending;
-use crate::qemu::{self, Clock, Engine, Files, Machine};
+use crate::qemu::{self, Clock, Engine, Files, VirtualMachine};
 use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
@@ -159,14 +159,14 @@ pub fn boot(path: &Path) -> Result<String> {
 
 /// Boots our kernel and runs [`SLEEPER`] to its end.
 fn sleep(kernel: PathBuf, engine: Engine, deadline: Duration) -> Result<Ended> {
-    let kernel = Kernel { family: Family::Freehold, path: kernel, modules: Vec::new() };
+    let kernel = KernelChoice { family: Family::Freehold, path: kernel, modules: Vec::new() };
     let initramfs = proof_image()?;
     session::run(&Job {
-        machine: &Machine::small(64 * MIB),
+        machine: &VirtualMachine::small(64 * MIB),
         kernel: &kernel,
         files: Files { initramfs: initramfs.path(), swap: None },
         engine,
-        streams: [Stream::Pipe; 3],
+        streams: [ProgramStream::Pipe; 3],
         output: OutputTo::Stdout,
         timeout: Some(deadline),
         purpose: Purpose::Proof,
@@ -215,7 +215,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         environment: Vec::new(),
         cwd: "/".into(),
         user: User::ROOT,
-        streams: [Stream::Pipe; 3],
+        streams: [ProgramStream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::None,
         swap: None,

@@ -23,9 +23,9 @@ use crate::{Result, files, print};
 use compare::Comparison;
 pub use plan::LEAN;
 use plan::Plan;
-use report::Report;
+use report::BenchReport;
 pub use report::emulator;
-pub use rows::{COUNTS, GROWTH, Growth, Row};
+pub use rows::{BenchRow, COUNTS, GROWTH, GrowthRows};
 
 /// Exit status when a guest failed to perform a row.
 const ROW_FAILED: u8 = 1;
@@ -76,8 +76,8 @@ pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u
 }
 
 impl Compared {
-    fn report(&self) -> Report<'_> {
-        Report::new(&self.plan, &self.measured, &self.comparison)
+    fn report(&self) -> BenchReport<'_> {
+        BenchReport::new(&self.plan, &self.measured, &self.comparison)
     }
 
     /// What the row of this name costs one worker on the `side`th side; `None` where it failed.
@@ -125,7 +125,7 @@ impl Compared {
 
 fn list() -> Result<u8> {
     let width = rows::ROWS.iter().map(|row| row.name.len()).max().unwrap_or(0);
-    let line = |row: &rows::Row| format!("{:width$}  {}\n", row.name, row.what);
+    let line = |row: &rows::BenchRow| format!("{:width$}  {}\n", row.name, row.what);
     print::stdout(rows::ROWS.iter().map(line).collect::<String>())?;
     Ok(0)
 }

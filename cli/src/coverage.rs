@@ -14,11 +14,11 @@ use freehold_scope_record::Executed;
 
 use crate::args::{Accel, CoverageOptions, RunOptions};
 use crate::failure::Failure;
-use crate::kernel::{Family, Kernel};
+use crate::kernel::{Family, KernelChoice};
 use crate::run::Prepared;
 use crate::scope::Microscope;
 use crate::{Result, files, print};
-pub use record::Record;
+pub use record::CoverageRecord;
 
 /// Names the record that each `freehold run` is added to.
 const VARIABLE: &str = "FREEHOLD_COVERAGE";
@@ -32,7 +32,7 @@ pub struct Watched {
     /// The record.
     into: PathBuf,
     /// What the kernel's file holds, with nothing run.
-    code: Record,
+    code: CoverageRecord,
 }
 
 impl Watched {
@@ -54,10 +54,10 @@ impl Watched {
     /// # Errors
     /// As above; and where the kernel is not ours.
     pub fn new(run: &mut Prepared, into: PathBuf) -> Result<Watched> {
-        let code = Record::new(code::functions(own(&run.kernel)?)?);
+        let code = CoverageRecord::new(code::functions(own(&run.kernel)?)?);
         // Known before the machine runs for nothing.
         if into.exists() {
-            Record::read(&into)?.with(&code).map_err(|failure| failure.at(&into))?;
+            CoverageRecord::read(&into)?.with(&code).map_err(|failure| failure.at(&into))?;
         }
         let mut microscope = Microscope::of_code()?;
         let seen = microscope.watch(run)?;
@@ -68,7 +68,7 @@ impl Watched {
     ///
     /// # Errors
     /// Where the record cannot be written, or is of another kernel. A run that left nothing behind is counted as lost, in the record.
-    pub fn add(self, words: &str) -> Result<(Record, Record)> {
+    pub fn add(self, words: &str) -> Result<(CoverageRecord, CoverageRecord)> {
         let mut own = self.code;
         match Executed::read(&self.seen) {
             Ok(Executed { kernel, early, slide: Some(slide), .. }) => own.ran(&kernel, &early, slide),
@@ -85,7 +85,7 @@ impl Watched {
 }
 
 /// The kernel's file, where it is ours.
-fn own(kernel: &Kernel) -> Result<&std::path::Path> {
+fn own(kernel: &KernelChoice) -> Result<&std::path::Path> {
     match kernel.family {
         Family::Freehold => Ok(&kernel.path),
         Family::Linux => Err(Failure::new(
@@ -96,7 +96,7 @@ fn own(kernel: &Kernel) -> Result<&std::path::Path> {
 }
 
 /// One line about a run and the record that it was added to.
-pub fn line(own: &Record, whole: &Record) -> String {
+pub fn line(own: &CoverageRecord, whole: &CoverageRecord) -> String {
     format!(
         "── coverage: this run {}; {} in the record: {}",
         report::ran(own),
@@ -111,9 +111,9 @@ pub fn line(own: &Record, whole: &Record) -> String {
 /// Where a record cannot be read, or they are of several kernels.
 pub fn coverage(options: &CoverageOptions) -> Result<u8> {
     files::check_writable([&options.html, &options.json])?;
-    let mut whole: Option<Record> = None;
+    let mut whole: Option<CoverageRecord> = None;
     for path in &options.files {
-        let record = Record::read(path)?;
+        let record = CoverageRecord::read(path)?;
         whole = Some(match whole {
             Some(whole) => whole.with(&record).map_err(|failure| failure.at(path))?,
             None => record,

@@ -16,7 +16,7 @@ const PLENTY: u64 = 512 * MIB;
 /// How a finding bears on `freehold run`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum DoctorVerdict {
     Ok,
     /// Works without, less well.
     Note,
@@ -29,7 +29,7 @@ enum Verdict {
 struct Finding {
     /// Its name, the same in every version.
     about: &'static str,
-    verdict: Verdict,
+    verdict: DoctorVerdict,
     text: String,
     /// How to fix it; empty where nothing is to be done.
     cure: String,
@@ -37,7 +37,7 @@ struct Finding {
 
 /// What `--json FILE` holds.
 #[derive(Serialize)]
-struct Record<'a> {
+struct DoctorRecord<'a> {
     schema: &'static str,
     /// The version of this command.
     version: &'static str,
@@ -53,11 +53,11 @@ struct Record<'a> {
 pub fn doctor(options: &DoctorOptions) -> Result<u8> {
     files::check_writable([&options.json])?;
     let findings = examine();
-    let bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+    let bad = findings.iter().any(|finding| finding.verdict == DoctorVerdict::Bad);
     let status = if bad { OWN_ERROR } else { 0 };
     if let Some(path) = &options.json {
         let version = env!("CARGO_PKG_VERSION");
-        let record = Record { schema: "freehold-doctor/1", version, status, findings: &findings };
+        let record = DoctorRecord { schema: "freehold-doctor/1", version, status, findings: &findings };
         files::write_json(path, &record)?;
     }
     let text: String = findings.iter().map(Finding::lines).collect();
@@ -68,7 +68,7 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8> {
 impl Finding {
     fn of(
         about: &'static str,
-        verdict: Verdict,
+        verdict: DoctorVerdict,
         text: impl Into<String>,
         cure: impl Into<String>,
     ) -> Finding {
@@ -77,9 +77,9 @@ impl Finding {
 
     fn lines(&self) -> String {
         let mark = match self.verdict {
-            Verdict::Ok => "ok  ",
-            Verdict::Note => "note",
-            Verdict::Bad => "BAD ",
+            DoctorVerdict::Ok => "ok  ",
+            DoctorVerdict::Note => "note",
+            DoctorVerdict::Bad => "BAD ",
         };
         let mut lines = format!("{mark}  {}: {}\n", self.about, self.text);
         if !self.cure.is_empty() {
@@ -90,16 +90,21 @@ impl Finding {
 }
 
 fn examine() -> Vec<Finding> {
-    let mut findings = vec![Finding::of("command", Verdict::Ok, env!("CARGO_PKG_VERSION"), "")];
+    let mut findings = vec![Finding::of("command", DoctorVerdict::Ok, env!("CARGO_PKG_VERSION"), "")];
     let qemu = qemu::program().and_then(|path| Ok((qemu::version::line(&path)?, path)));
     let works = match &qemu {
         Ok((version, path)) => {
-            findings.push(Finding::of("QEMU", Verdict::Ok, format!("{} ({version})", path.display()), ""));
+            findings.push(Finding::of(
+                "QEMU",
+                DoctorVerdict::Ok,
+                format!("{} ({version})", path.display()),
+                "",
+            ));
             findings.push(own_kernel());
-            findings.iter().all(|finding| finding.verdict != Verdict::Bad)
+            findings.iter().all(|finding| finding.verdict != DoctorVerdict::Bad)
         }
         Err(failure) => {
-            findings.push(Finding::of("QEMU", Verdict::Bad, failure.to_string(), ""));
+            findings.push(Finding::of("QEMU", DoctorVerdict::Bad, failure.to_string(), ""));
             false
         }
     };
@@ -108,18 +113,22 @@ fn examine() -> Vec<Finding> {
         findings.push(microscope());
     }
     findings.push(match kernel::installed("guest/init") {
-        Some(path) => Finding::of("guest/init", Verdict::Ok, path.display().to_string(), ""),
-        None => Finding::of("guest/init", Verdict::Note, "missing: no --kernel linux", "make build"),
+        Some(path) => Finding::of("guest/init", DoctorVerdict::Ok, path.display().to_string(), ""),
+        None => Finding::of("guest/init", DoctorVerdict::Note, "missing: no --kernel linux", "make build"),
     });
     findings.push(match linux::cached_version() {
-        Some(version) => Finding::of("Linux", Verdict::Ok, format!("{version}, for --kernel linux"), ""),
-        None => Finding::of("Linux", Verdict::Note, "not fetched yet; the first --kernel linux does", ""),
+        Some(version) => {
+            Finding::of("Linux", DoctorVerdict::Ok, format!("{version}, for --kernel linux"), "")
+        }
+        None => {
+            Finding::of("Linux", DoctorVerdict::Note, "not fetched yet; the first --kernel linux does", "")
+        }
     });
     findings.push(temporary());
     findings.extend(memory());
     if program::find(OsStr::new("busybox"), None).is_err() {
         let cure = "apt-get install busybox-static";
-        findings.push(Finding::of("busybox", Verdict::Note, "not found; the examples use it", cure));
+        findings.push(Finding::of("busybox", DoctorVerdict::Note, "not found; the examples use it", cure));
     }
     findings
 }
@@ -128,15 +137,15 @@ fn examine() -> Vec<Finding> {
 fn own_kernel() -> Finding {
     let path = match kernel::own_kernel() {
         Ok(path) => path,
-        Err(failure) => return Finding::of("kernel", Verdict::Bad, failure.to_string(), ""),
+        Err(failure) => return Finding::of("kernel", DoctorVerdict::Bad, failure.to_string(), ""),
     };
     match accel::boot(&path) {
         Ok(version) if version == env!("CARGO_PKG_VERSION") => {
-            Finding::of("kernel", Verdict::Ok, format!("{} ({version}) boots", path.display()), "")
+            Finding::of("kernel", DoctorVerdict::Ok, format!("{} ({version}) boots", path.display()), "")
         }
         Ok(version) => Finding::of(
             "kernel",
-            Verdict::Note,
+            DoctorVerdict::Note,
             format!(
                 "{} boots, but it is {version} and this command {}",
                 path.display(),
@@ -146,27 +155,30 @@ fn own_kernel() -> Finding {
         ),
         Err(failure) => {
             let text = format!("{} does not boot: {failure}", path.display());
-            Finding::of("kernel", Verdict::Bad, text, "make build makes it")
+            Finding::of("kernel", DoctorVerdict::Bad, text, "make build makes it")
         }
     }
 }
 
 fn kvm() -> Finding {
     match accel::proved() {
-        Kvm::Works => Finding::of("KVM", Verdict::Ok, "a 64-bit guest ran; it will be used", ""),
+        Kvm::Works => Finding::of("KVM", DoctorVerdict::Ok, "a 64-bit guest ran; it will be used", ""),
         Kvm::Unusable(why) => {
             let cure = "the emulator (TCG) will be used: everything works, computation is slower";
-            Finding::of("KVM", Verdict::Note, why, cure)
+            Finding::of("KVM", DoctorVerdict::Note, why, cure)
         }
     }
 }
 
 fn microscope() -> Finding {
     match scope::probe() {
-        Ok(words) => Finding::of("microscope", Verdict::Ok, format!("QEMU's plugin {words}"), ""),
-        Err(failure) => {
-            Finding::of("microscope", Verdict::Note, failure.to_string(), "freehold scope will not work")
-        }
+        Ok(words) => Finding::of("microscope", DoctorVerdict::Ok, format!("QEMU's plugin {words}"), ""),
+        Err(failure) => Finding::of(
+            "microscope",
+            DoctorVerdict::Note,
+            failure.to_string(),
+            "freehold scope will not work",
+        ),
     }
 }
 
@@ -175,17 +187,22 @@ fn temporary() -> Finding {
     let folder = std::env::temp_dir();
     if let Err(error) = tempfile::tempfile_in(&folder) {
         let text = format!("cannot make a file in {}: {error}", folder.display());
-        return Finding::of("TMPDIR", Verdict::Bad, text, "TMPDIR=FOLDER names another folder");
+        return Finding::of("TMPDIR", DoctorVerdict::Bad, text, "TMPDIR=FOLDER names another folder");
     }
     let Ok(found) = rustix::fs::statvfs(&folder) else {
-        return Finding::of("TMPDIR", Verdict::Ok, folder.display().to_string(), "");
+        return Finding::of("TMPDIR", DoctorVerdict::Ok, folder.display().to_string(), "");
     };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     let text = format!("{}, {} MiB free", folder.display(), free / MIB);
     if free < PLENTY {
-        return Finding::of("TMPDIR", Verdict::Note, text, "TMPDIR=FOLDER names a folder with more room");
+        return Finding::of(
+            "TMPDIR",
+            DoctorVerdict::Note,
+            text,
+            "TMPDIR=FOLDER names a folder with more room",
+        );
     }
-    Finding::of("TMPDIR", Verdict::Ok, text, "")
+    Finding::of("TMPDIR", DoctorVerdict::Ok, text, "")
 }
 
 fn memory() -> Option<Finding> {
@@ -196,5 +213,5 @@ fn memory() -> Option<Finding> {
     let text = format!("{} MiB free for VMs", free / MIB);
     let few = free < PLENTY;
     let cure = if few { "a VM takes 256 MiB unless -m says otherwise" } else { "" };
-    Some(Finding::of("memory", if few { Verdict::Note } else { Verdict::Ok }, text, cure))
+    Some(Finding::of("memory", if few { DoctorVerdict::Note } else { DoctorVerdict::Ok }, text, cure))
 }

@@ -24,7 +24,7 @@ const MAX_SYMLINKS: usize = 40;
 
 /// What is at a path of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Node {
+pub enum ImageNode {
     /// A folder.
     Folder,
     /// The bytes of a host file of this size.
@@ -39,8 +39,8 @@ pub enum Node {
 
 /// A node with its permission bits and its time (seconds since 1970).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    node: Node,
+pub struct ImageEntry {
+    node: ImageNode,
     permissions: u32,
     modified: u32,
 }
@@ -91,7 +91,7 @@ fn walk(path: &Path, mut link: impl FnMut(&Path, PathPart) -> Result<Option<Path
 /// A file system in the making. Paths are absolute guest paths.
 #[derive(Debug)]
 pub struct Image {
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: BTreeMap<PathBuf, ImageEntry>,
 }
 
 impl Image {
@@ -113,7 +113,7 @@ impl Image {
             ("/var", 0o755),
             ("/var/tmp", 0o1777),
         ] {
-            image.put(Path::new(path), Node::Folder, permissions, 0);
+            image.put(Path::new(path), ImageNode::Folder, permissions, 0);
         }
         let mut users =
             String::from("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
@@ -131,7 +131,7 @@ impl Image {
             ("/etc/hostname", "freehold\n"),
             ("/etc/hosts", "127.0.0.1 localhost freehold\n"),
         ] {
-            image.put(Path::new(path), Node::Bytes(text.into()), 0o644, 0);
+            image.put(Path::new(path), ImageNode::Bytes(text.into()), 0o644, 0);
         }
         image
     }
@@ -148,15 +148,15 @@ impl Image {
         }
     }
 
-    fn put(&mut self, path: &Path, node: Node, permissions: u32, modified: u32) {
-        let entry = Entry { node, permissions, modified };
+    fn put(&mut self, path: &Path, node: ImageNode, permissions: u32, modified: u32) {
+        let entry = ImageEntry { node, permissions, modified };
         self.entries.insert(path.to_path_buf(), entry);
     }
 
     /// Places bytes at a guest path.
     pub fn add_bytes(&mut self, guest: &Path, permissions: u32, bytes: Vec<u8>) {
         self.add_parents(guest);
-        self.put(guest, Node::Bytes(bytes), permissions, 0);
+        self.put(guest, ImageNode::Bytes(bytes), permissions, 0);
     }
 
     /// Makes sure that a folder exists, parents included.
@@ -167,7 +167,7 @@ impl Image {
     fn add_parents(&mut self, guest: &Path) {
         for parent in guest.ancestors().skip(1) {
             if parent != Path::new("/") && !self.entries.contains_key(parent) {
-                self.put(parent, Node::Folder, 0o755, 0);
+                self.put(parent, ImageNode::Folder, 0o755, 0);
             }
         }
     }
@@ -181,7 +181,7 @@ impl Image {
             self.add_parents(at);
             if meta.is_symlink() {
                 let target = fs::read_link(at).map_err(|e| Failure::io("add", at, &e))?;
-                self.put(at, Node::Symlink(target.clone()), 0o777, 0);
+                self.put(at, ImageNode::Symlink(target.clone()), 0o777, 0);
                 return Ok(Some(target));
             }
             Ok(None)
@@ -201,7 +201,7 @@ impl Image {
     fn resolve(&self, guest: &Path) -> Result<PathBuf> {
         walk(guest, |at, place| {
             Ok(match (self.entries.get(at).map(|entry| &entry.node), place) {
-                (Some(Node::Symlink(target)), PathPart::Parent) => Some(target.clone()),
+                (Some(ImageNode::Symlink(target)), PathPart::Parent) => Some(target.clone()),
                 _ => None,
             })
         })
@@ -215,7 +215,7 @@ impl Image {
         }
         let real = walk(program, |at, _| {
             Ok(match self.entries.get(at).map(|entry| &entry.node) {
-                Some(Node::Symlink(target)) => Some(target.clone()),
+                Some(ImageNode::Symlink(target)) => Some(target.clone()),
                 _ => None,
             })
         })?;
@@ -241,13 +241,13 @@ impl Image {
         let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
         let kind = meta.file_type();
         let node = if kind.is_dir() {
-            Node::Folder
+            ImageNode::Folder
         } else if kind.is_symlink() {
-            Node::Symlink(fs::read_link(host).map_err(|e| failed(&e))?)
+            ImageNode::Symlink(fs::read_link(host).map_err(|e| failed(&e))?)
         } else if kind.is_file() {
-            Node::HostFile(host.to_path_buf(), meta.len())
+            ImageNode::HostFile(host.to_path_buf(), meta.len())
         } else if kind.is_fifo() {
-            Node::Fifo
+            ImageNode::Fifo
         } else {
             return Ok(()); // Sockets and devices mean nothing in another kernel.
         };
@@ -267,12 +267,12 @@ impl Image {
     /// Bytes of memory that the guest needs while it unpacks the image: the archive, as QEMU loaded it, beside its files, which take
     /// whole pages and a node each.
     pub fn unpacking_bytes(&self) -> u64 {
-        let contents = |entry: &Entry| match &entry.node {
-            Node::HostFile(_, size) => *size,
-            Node::Bytes(bytes) => bytes.len() as u64,
-            Node::Folder | Node::Symlink(_) | Node::Fifo => 0,
+        let contents = |entry: &ImageEntry| match &entry.node {
+            ImageNode::HostFile(_, size) => *size,
+            ImageNode::Bytes(bytes) => bytes.len() as u64,
+            ImageNode::Folder | ImageNode::Symlink(_) | ImageNode::Fifo => 0,
         };
-        let of_one = |(path, entry): (&PathBuf, &Entry)| {
+        let of_one = |(path, entry): (&PathBuf, &ImageEntry)| {
             let archived = contents(entry) + cpio::HEADER + path.as_os_str().len() as u64;
             archived + contents(entry).next_multiple_of(GUEST_PAGE) + GUEST_NODE
         };
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_volume_lands_behind_the_images_own_symlinks() {
         let mut image = Image::empty();
-        image.put(Path::new("/lib"), Node::Symlink("usr/lib".into()), 0o777, 0);
+        image.put(Path::new("/lib"), ImageNode::Symlink("usr/lib".into()), 0o777, 0);
         image.add_host_at(Path::new("/etc/hostname"), Path::new("/lib/name")).expect("add");
         assert_eq!(nodes(&image), ["/lib", "/usr", "/usr/lib", "/usr/lib/name"]);
     }

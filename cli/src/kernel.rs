@@ -31,7 +31,7 @@ impl Family {
 
 /// A kernel to boot.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct KernelChoice {
     /// What it is.
     pub family: Family,
     /// The file for QEMU's `-kernel`.
@@ -41,9 +41,11 @@ pub struct Kernel {
 }
 
 /// Finds the kernel that `--kernel` names.
-pub fn select(name: &OsStr) -> Result<Kernel> {
+pub fn select(name: &OsStr) -> Result<KernelChoice> {
     match name.to_str() {
-        Some("freehold") => Ok(Kernel { family: Family::Freehold, path: own_kernel()?, modules: Vec::new() }),
+        Some("freehold") => {
+            Ok(KernelChoice { family: Family::Freehold, path: own_kernel()?, modules: Vec::new() })
+        }
         Some("linux") => linux::fetched(),
         _ => from_file(Path::new(name)),
     }
@@ -76,7 +78,7 @@ pub fn installed(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-fn from_file(path: &Path) -> Result<Kernel> {
+fn from_file(path: &Path) -> Result<KernelChoice> {
     let mut head = [0; 0x210];
     let mut file = File::open(path).map_err(|error| {
         Failure::new(
@@ -94,7 +96,7 @@ fn from_file(path: &Path) -> Result<Kernel> {
         if contains(&data, b"Linux version ") {
             return linux::from_file(path, None);
         }
-        return Ok(Kernel { family: Family::Freehold, path: path.to_path_buf(), modules: Vec::new() });
+        return Ok(KernelChoice { family: Family::Freehold, path: path.to_path_buf(), modules: Vec::new() });
     }
     Err(Failure::new(
         format!("--kernel {}: no kernel (neither an ELF file nor a bzImage)", path.display()),

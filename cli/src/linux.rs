@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use object::{Object, ObjectSection};
 
 use crate::failure::Failure;
-use crate::kernel::{Family, Kernel};
+use crate::kernel::{Family, KernelChoice};
 use crate::{Result, print};
 
 /// The package that depends on the current cloud kernel.
@@ -31,7 +31,7 @@ pub fn cache_folder() -> Result<PathBuf> {
 }
 
 /// Debian's cloud kernel: from the cache, else fetched.
-pub fn fetched() -> Result<Kernel> {
+pub fn fetched() -> Result<KernelChoice> {
     let folder = cache_folder()?.join("linux");
     match in_cache(&folder) {
         Some(version) => from_folder(&version),
@@ -113,7 +113,7 @@ fn output(program: &str, arguments: &[&str], folder: &Path) -> std::result::Resu
     Err(format!("{program}: {}", line.unwrap_or("failed")))
 }
 
-fn from_folder(folder: &Path) -> Result<Kernel> {
+fn from_folder(folder: &Path) -> Result<KernelChoice> {
     let boot = folder.join("boot");
     let path = fs::read_dir(&boot)
         .map_err(|e| Failure::io("read", &boot, &e))?
@@ -132,7 +132,7 @@ fn from_folder(folder: &Path) -> Result<Kernel> {
 }
 
 /// A kernel file of the user's: modules are looked for where a package puts them, else taken to be built in.
-pub fn from_file(path: &Path, version: Option<&str>) -> Result<Kernel> {
+pub fn from_file(path: &Path, version: Option<&str>) -> Result<KernelChoice> {
     let mut modules = Vec::new();
     if let Some(version) = version {
         let beside = path.parent().unwrap_or(Path::new(".")).join("../lib/modules").join(version);
@@ -141,7 +141,7 @@ pub fn from_file(path: &Path, version: Option<&str>) -> Result<Kernel> {
             modules = in_order(&folder)?;
         }
     }
-    Ok(Kernel { family: Family::Linux, path: path.to_path_buf(), modules })
+    Ok(KernelChoice { family: Family::Linux, path: path.to_path_buf(), modules })
 }
 
 /// The wanted modules of a modules folder, each after those that it depends on.

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 use crate::args::{Dma, RunOptions};
 use crate::failure::Failure;
-use crate::kernel::{Family, Kernel};
+use crate::kernel::{Family, KernelChoice};
 use crate::size::{self, MIB, show_size};
 use disk::Disk;
 use numa::{Backing, Topology};
-use share::Share;
+use share::FolderShare;
 use swap::Swap;
 
 /// The most CPUs that the kernel starts.
@@ -111,7 +111,7 @@ impl Devices {
 
 /// A virtual machine, checked.
 #[derive(Debug)]
-pub struct Machine {
+pub struct VirtualMachine {
     /// Bytes of memory, all nodes together.
     pub memory: u64,
     /// Number of CPUs.
@@ -123,7 +123,7 @@ pub struct Machine {
     /// What it swaps to: the disk after those.
     pub swap: Option<Swap>,
     /// Folders of the host that it sees.
-    pub shares: Vec<Share>,
+    pub shares: Vec<FolderShare>,
     /// Time.
     pub clock: Clock,
     /// Debugger.
@@ -164,9 +164,9 @@ pub struct Ports {
     pub monitor: String,
 }
 
-impl Machine {
+impl VirtualMachine {
     /// Checks the options of the machine.
-    pub fn from_options(options: &RunOptions) -> Result<Machine> {
+    pub fn from_options(options: &RunOptions) -> Result<VirtualMachine> {
         let cpus: u32 =
             options.cpus.parse().ok().filter(|n| (1..=MAX_CPUS).contains(n)).ok_or_else(|| {
                 Failure::new(
@@ -209,7 +209,7 @@ impl Machine {
                 "leave one of them out",
             ));
         }
-        Ok(Machine {
+        Ok(VirtualMachine {
             memory: total,
             cpus,
             topology,
@@ -227,8 +227,8 @@ impl Machine {
     }
 
     /// One CPU and `memory` bytes: for a look at whether and how a kernel boots.
-    pub fn small(memory: u64) -> Machine {
-        Machine {
+    pub fn small(memory: u64) -> VirtualMachine {
+        VirtualMachine {
             memory,
             cpus: 1,
             topology: Topology::one(memory),
@@ -297,12 +297,12 @@ impl Machine {
     /// QEMU's arguments, without the program's name.
     pub fn arguments(
         &self,
-        kernel: &Kernel,
+        kernel: &KernelChoice,
         files: &Files<'_>,
         ports: &Ports,
         engine: Engine,
     ) -> Vec<OsString> {
-        let mut line = Line::default();
+        let mut line = CommandLine::default();
         let hmat = if self.topology.near_cache.is_some() { ",hmat=on" } else { "" };
         let (backing, memory) = match &self.watcher {
             None if !self.disks.iter().any(Disk::shares_memory) => (Backing::Anonymous, ""),
@@ -385,7 +385,7 @@ impl Machine {
     ///
     /// # Errors
     /// There are more devices than slots.
-    pub fn share(&mut self, shares: Vec<Share>) -> Result<()> {
+    pub fn share(&mut self, shares: Vec<FolderShare>) -> Result<()> {
         let count = self.disks.len() + usize::from(self.swap.is_some()) + shares.len();
         if count > MAX_DISKS {
             return Err(Failure::new(
@@ -397,7 +397,7 @@ impl Machine {
         Ok(())
     }
 
-    fn port(&self, line: &mut Line, family: Family, slot: u32, (name, place): (&str, &str)) {
+    fn port(&self, line: &mut CommandLine, family: Family, slot: u32, (name, place): (&str, &str)) {
         line.option("-chardev", format!("socket,id={name}-host,{place}"));
         // Linux' driver for plain console ports writes 16 bytes at a time with interrupts off: it gets ports of the
         // other kind, on the same device.
@@ -461,9 +461,9 @@ pub fn cpu(clock: Clock) -> String {
 
 /// Arguments in the making.
 #[derive(Default)]
-pub struct Line(Vec<OsString>);
+pub struct CommandLine(Vec<OsString>);
 
-impl Line {
+impl CommandLine {
     /// `name value`.
     pub fn option(&mut self, name: &str, value: impl AsRef<OsStr>) {
         self.0.push(name.into());

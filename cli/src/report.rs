@@ -208,6 +208,7 @@ fn label(key: &str) -> String {
         "page_cache_kib" => "files in memory",
         "bounced_kib" => "passed through bounce",
         "bounce_peak_kib" => "bounce at its most",
+        "lost_kib" => "kept by lost devices",
         "faults_minor" => "faults",
         "faults_major" => "faults that waited",
         "zero_page_hits" => "reads of the zero page",

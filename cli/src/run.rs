@@ -15,19 +15,19 @@ use crate::backtrace::{Addresses, Symbols};
 use crate::coverage::Watched;
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::image::spec::{self, Spec, Stream};
-use crate::kernel::{self, Family, Kernel};
+use crate::image::spec::{self, ProgramStream, Spec};
+use crate::kernel::{self, Family, KernelChoice};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
 use crate::qemu::swap::Swap;
-use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
+use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
-use crate::volume::{self, Sharing, Volume};
+use crate::volume::{self, FolderSharing, Volume};
 use crate::{Result, files, print};
 
 /// Where the guest looks for its orders.
@@ -72,9 +72,9 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
 /// A run that is ready to start: everything about it is checked, and its image is gathered.
 pub struct Prepared {
     /// The VM.
-    pub machine: Machine,
+    pub machine: VirtualMachine,
     /// Its kernel.
-    pub kernel: Kernel,
+    pub kernel: KernelChoice,
     /// Its files.
     pub image: Image,
     /// Where the program's stdout goes.
@@ -93,28 +93,33 @@ impl Prepared {
 
     /// Prepares a run that sees nothing of the host but copies, with our streams; `why` it does.
     pub fn closed(options: &RunOptions, why: &'static str) -> Result<Prepared> {
-        Prepared::with(options, Purpose::Program, streams(), Sharing::Copies(why))
+        Prepared::with(options, Purpose::Program, streams(), FolderSharing::Copies(why))
     }
 
     /// Prepares a run whose output is kept for the caller.
     pub fn measurement(options: &RunOptions) -> Result<Prepared> {
-        Prepared::with(options, Purpose::Measurement, [Stream::Pipe; 3], Sharing::Copies("a measurement"))
+        Prepared::with(
+            options,
+            Purpose::Measurement,
+            [ProgramStream::Pipe; 3],
+            FolderSharing::Copies("a measurement"),
+        )
     }
 
     fn with(
         options: &RunOptions,
         purpose: Purpose,
-        streams: [Stream; 3],
-        sharing: Sharing,
+        streams: [ProgramStream; 3],
+        sharing: FolderSharing,
     ) -> Result<Prepared> {
         let timeout = match &options.timeout {
             Some(text) => Some(parse_timeout(text)?),
             None => None,
         };
-        let mut machine = Machine::from_options(options)?;
+        let mut machine = VirtualMachine::from_options(options)?;
         let kernel = kernel::select(&options.kernel)?;
         let sharing = match kernel.family {
-            Family::Linux => Sharing::Copies("a stock Linux"),
+            Family::Linux => FolderSharing::Copies("a stock Linux"),
             Family::Freehold => sharing,
         };
         let volumes = volume::parse_all(&options.volume, sharing)?;
@@ -296,8 +301,8 @@ fn parse_timeout(text: &str) -> Result<Duration> {
 }
 
 /// Whether folders can be shared with the run that `options` describe.
-const fn sharing(options: &RunOptions) -> Sharing {
-    if options.icount { Sharing::Copies("a counted run") } else { Sharing::Possible }
+const fn sharing(options: &RunOptions) -> FolderSharing {
+    if options.icount { FolderSharing::Copies("a counted run") } else { FolderSharing::Possible }
 }
 
 /// The program's environment: a small fixed one, the terminal's kind, and the user's.
@@ -381,7 +386,7 @@ fn build_image(
     (options, volumes): (&RunOptions, &[Volume]),
     program: &Program,
     spec: &Spec,
-    kernel: &Kernel,
+    kernel: &KernelChoice,
 ) -> Result<Image> {
     let mut image = match &options.root {
         Some(root) => {
@@ -414,7 +419,7 @@ fn build_image(
 }
 
 /// What a Linux guest needs to speak with this command; nothing for our own kernel.
-pub fn add_init(image: &mut Image, kernel: &Kernel) -> Result<()> {
+pub fn add_init(image: &mut Image, kernel: &KernelChoice) -> Result<()> {
     if kernel.family == Family::Freehold {
         return Ok(());
     }
@@ -433,14 +438,14 @@ pub fn add_init(image: &mut Image, kernel: &Kernel) -> Result<()> {
 
 /// The guest's terminal stands for those streams that are our terminal. It is the controlling one only when both
 /// stdin and stdout are: an echo could not be shown otherwise.
-fn streams() -> [Stream; 3] {
+fn streams() -> [ProgramStream; 3] {
     let ours = Streams::now();
-    let stream = |terminal| if terminal { Stream::Terminal } else { Stream::Pipe };
+    let stream = |terminal| if terminal { ProgramStream::Terminal } else { ProgramStream::Pipe };
     [stream(ours.input && ours.output), stream(ours.output), stream(ours.output && ours.error)]
 }
 
 /// Prints the QEMU command line of `--dry-run`.
-pub fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> Result<u8> {
+pub fn print_line(options: &RunOptions, machine: &VirtualMachine, kernel: &KernelChoice) -> Result<u8> {
     let engine = match options.accel {
         Accel::Kvm => Engine::Kvm,
         Accel::Tcg => Engine::Tcg,

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use freehold_scope_record::{Growth, HwAddress, Memory, Models, Results, Settings, Subject};
+use freehold_scope_record::{HwAddress, MemoryBackends, Models, PluggableMemory, Results, Settings, Subject};
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -39,7 +39,7 @@ const PHASE: (&str, &str) = ("guest/tools/phase", "/usr/local/bin/phase");
 
 /// What `--json FILE` holds.
 #[derive(Serialize)]
-struct Record<'a> {
+struct ScopeRecord<'a> {
     /// The program and its arguments.
     command: &'a [String],
     /// As `freehold run --json` writes it.
@@ -222,8 +222,9 @@ impl Microscope {
         let (asked, seen) =
             (self.folder.path().join("settings.json"), self.folder.path().join("results.json"));
         let sizes = run.machine.topology.sizes();
-        let growth = run.machine.topology.growth().map(|(node, bytes)| Growth { node, bytes }).collect();
-        let memory = Memory::q35(&sizes, hw_address()?).with_growth(growth);
+        let growth =
+            run.machine.topology.growth().map(|(node, bytes)| PluggableMemory { node, bytes }).collect();
+        let memory = MemoryBackends::q35(&sizes, hw_address()?).with_growth(growth);
         let (growth_starts, growth_span) = (memory.growth_starts(), memory.devices_span());
         let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
         let mut settings = Settings::new(seen.clone(), memory, cpus);
@@ -258,7 +259,8 @@ struct Story<'a> {
 fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
     if let Some(path) = &options.run.json {
-        let record = Record { command: story.command, outcome: story.outcome, symbols: story.hot, results };
+        let record =
+            ScopeRecord { command: story.command, outcome: story.outcome, symbols: story.hot, results };
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
         files::write_whole(path, &text)?;
     }

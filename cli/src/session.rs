@@ -25,9 +25,9 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::image::spec::Stream;
+use crate::image::spec::ProgramStream;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
-use crate::qemu::{Engine, Files, Machine, Ports};
+use crate::qemu::{Engine, Files, Ports, VirtualMachine};
 use crate::{Result, print};
 use crate::{kernel, qemu, terminal};
 use channel::{Channel, Log};
@@ -56,15 +56,15 @@ pub const WATCHER_NAME: &str = "freehold-scope: ";
 /// What to run.
 pub struct Job<'a> {
     /// The VM.
-    pub machine: &'a Machine,
+    pub machine: &'a VirtualMachine,
     /// Its kernel.
-    pub kernel: &'a kernel::Kernel,
+    pub kernel: &'a kernel::KernelChoice,
     /// What is made for it.
     pub files: Files<'a>,
     /// What executes it.
     pub engine: Engine,
     /// What the program's streams are.
-    pub streams: [Stream; 3],
+    pub streams: [ProgramStream; 3],
     /// Where the program's stdout goes.
     pub output: OutputTo,
     /// Kill it after this long.
@@ -111,7 +111,7 @@ pub enum LogTo {
 
 /// Runs a VM to its end. `Err` only when QEMU cannot be started.
 pub fn run(job: &Job<'_>) -> Result<Ended> {
-    Session::start(job)?.serve()
+    VmSession::start(job)?.serve()
 }
 
 /// A file without a name, for output that is looked at when the run is over.
@@ -136,7 +136,7 @@ struct ProgramEnd {
     at: Instant,
 }
 
-struct Session<'a> {
+struct VmSession<'a> {
     job: &'a Job<'a>,
     started: Instant,
     qemu: Child,
@@ -166,8 +166,8 @@ struct Session<'a> {
     kept: Option<[File; 2]>,
 }
 
-impl<'a> Session<'a> {
-    fn start(job: &'a Job<'a>) -> Result<Session<'a>> {
+impl<'a> VmSession<'a> {
+    fn start(job: &'a Job<'a>) -> Result<VmSession<'a>> {
         let (stream, stream_far) = channel::pair()?;
         let (error, error_far) = channel::pair()?;
         let (control, control_far) = channel::pair()?;
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
             }
         };
         progress.tick();
-        Ok(Session {
+        Ok(VmSession {
             job,
             started: Instant::now(),
             qemu,
@@ -416,7 +416,7 @@ impl<'a> Session<'a> {
                 self.ready = Some(message);
                 self.progress.finish_and_clear();
                 self.unlink_files();
-                if self.job.purpose == Purpose::Program && self.job.streams[0] == Stream::Terminal {
+                if self.job.purpose == Purpose::Program && self.job.streams[0] == ProgramStream::Terminal {
                     terminal::make_raw();
                     self.input.watch_keys();
                     // It may have changed while the guest booted.

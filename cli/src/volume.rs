@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::print;
-use crate::qemu::share::Share;
+use crate::qemu::share::FolderShare;
 use crate::{Result, linux};
 
 /// Whether folders can be shared with a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
+pub enum FolderSharing {
     /// They can.
     Possible,
     /// They are copied; why.
@@ -45,17 +45,17 @@ pub struct Volume {
 }
 
 /// Parses and checks all volumes of a command line.
-pub fn parse_all(list: &[OsString], sharing: Sharing) -> Result<Vec<Volume>> {
+pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume>> {
     list.iter().map(|text| parse(text, sharing)).collect()
 }
 
 /// The folders that QEMU shares, in their order.
-pub fn shares(volumes: &[Volume]) -> Vec<Share> {
+pub fn shares(volumes: &[Volume]) -> Vec<FolderShare> {
     let shared = volumes.iter().filter(|volume| volume.is_shared);
-    shared.map(|volume| Share { host: volume.host.clone(), guest: volume.guest.clone() }).collect()
+    shared.map(|volume| FolderShare { host: volume.host.clone(), guest: volume.guest.clone() }).collect()
 }
 
-fn parse(text: &OsString, sharing: Sharing) -> Result<Volume> {
+fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
     let (places, mode) = split_mode(text.as_bytes());
     let colon = places.iter().rposition(|&byte| byte == b':');
     let Some(at) = colon.filter(|&at| at > 0 && at + 1 < places.len()) else {
@@ -87,7 +87,7 @@ fn split_mode(text: &[u8]) -> (&[u8], Mode) {
     (text, Mode::Default)
 }
 
-fn is_shared(host: &Path, is_folder: bool, mode: Mode, sharing: Sharing) -> Result<bool> {
+fn is_shared(host: &Path, is_folder: bool, mode: Mode, sharing: FolderSharing) -> Result<bool> {
     let shown = host.display();
     if mode == Mode::ReadWrite {
         return Err(Failure::new(
@@ -98,7 +98,7 @@ fn is_shared(host: &Path, is_folder: bool, mode: Mode, sharing: Sharing) -> Resu
     if mode == Mode::Copy || !is_folder {
         return Ok(false);
     }
-    if let Sharing::Copies(why) = sharing {
+    if let FolderSharing::Copies(why) = sharing {
         if mode == Mode::ReadOnly {
             return Err(Failure::new(format!("-v {shown}: {why} has copies only"), "leave :ro out"));
         }
@@ -130,7 +130,7 @@ fn tell_once() {
 mod tests {
     use super::*;
 
-    fn volume(text: String, sharing: Sharing) -> Result<Volume> {
+    fn volume(text: String, sharing: FolderSharing) -> Result<Volume> {
         parse(&text.into(), sharing)
     }
 
@@ -139,18 +139,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (shown, file) = (folder.path().display(), folder.path().join("file"));
         fs::write(&file, b"x").unwrap();
-        let shared = |text| volume(text, Sharing::Possible).unwrap().is_shared;
+        let shared = |text| volume(text, FolderSharing::Possible).unwrap().is_shared;
         assert!(shared(format!("{shown}:/x:ro")));
         assert!(!shared(format!("{shown}:/x:copy")));
         assert!(!shared(format!("{}:/x", file.display())));
-        assert!(!volume(format!("{shown}:/x"), Sharing::Copies("a test")).unwrap().is_shared);
-        let failed = volume(format!("{shown}:/x:ro"), Sharing::Copies("a test")).unwrap_err();
+        assert!(!volume(format!("{shown}:/x"), FolderSharing::Copies("a test")).unwrap().is_shared);
+        let failed = volume(format!("{shown}:/x:ro"), FolderSharing::Copies("a test")).unwrap_err();
         assert!(failed.to_string().contains("a test has copies only"));
     }
 
     #[test]
     fn the_mode_is_no_part_of_the_place() {
-        let volume = volume("/:/a:b:copy".into(), Sharing::Possible);
+        let volume = volume("/:/a:b:copy".into(), FolderSharing::Possible);
         assert!(volume.is_err(), "/:/a is no folder");
         let (places, mode) = split_mode(b"/data:/data:copy");
         assert_eq!((places, mode), (&b"/data:/data"[..], Mode::Copy));

@@ -12,6 +12,9 @@
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -298,6 +301,89 @@ static void send_message(struct worker *w) {
     }
 }
 
+// A stock Linux begins with its loopback device down.
+static void loopback_up(struct worker *w) {
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    struct ifreq up = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    NEED(w, fd >= 0);
+    ioctl(fd, SIOCSIFFLAGS, &up);
+    close(fd);
+}
+
+static struct sockaddr_in local_name(struct worker *w, int fd) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof name;
+    NEED(w, bind(fd, (void *)&name, length) == 0 && getsockname(fd, (void *)&name, &length) == 0);
+    return name;
+}
+
+static int listening(struct worker *w, struct sockaddr_in *name) {
+    loopback_up(w);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    *name = local_name(w, fd);
+    NEED(w, listen(fd, 8) == 0);
+    return fd;
+}
+
+static void connection(struct worker *w, int pair[2]) {
+    struct sockaddr_in name;
+    int server = listening(w, &name), on = 1;
+    pair[0] = socket(AF_INET, SOCK_STREAM, 0);
+    NEED(w, connect(pair[0], (void *)&name, sizeof name) == 0 && (pair[1] = accept(server, NULL, NULL)) >= 0);
+    NEED(w, setsockopt(pair[0], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+    close(server);
+}
+
+// `length` bytes there; a send goes on while the receiver takes what came.
+static int tcp_moves(int pair[2], size_t length) {
+    static char bytes[1 << 16];
+    for (size_t sent = 0, received = 0; received < length;) {
+        if (sent < length) {
+            ssize_t count = send(pair[0], bytes, length - sent, MSG_DONTWAIT);
+            if (count < 0)
+                return 0;
+            sent += count;
+        }
+        ssize_t count = recv(pair[1], bytes, length - received, 0);
+        if (count <= 0)
+            return 0;
+        received += count;
+    }
+    return 1;
+}
+
+CALL(tcp_byte, int p[2]; connection(w, p), tcp_moves(p, 1))
+CALL(tcp_bulk, int p[2]; connection(w, p), tcp_moves(p, 1 << 16))
+
+static void tcp_connect(struct worker *w) {
+    struct sockaddr_in name;
+    int server = listening(w, &name);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            int client = socket(AF_INET, SOCK_STREAM, 0), served;
+            NEED(w, connect(client, (void *)&name, sizeof name) == 0 && (served = accept(server, NULL, NULL)) >= 0);
+            close(client);
+            close(served);
+        }
+        end(w);
+    }
+}
+
+static void udp_datagram(struct worker *w) {
+    loopback_up(w);
+    int server = socket(AF_INET, SOCK_DGRAM, 0), client = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in name = local_name(w, server);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            NEED(w, sendto(client, buffer, 64, 0, (void *)&name, sizeof name) == 64);
+            NEED(w, recv(server, buffer, 64, 0) == 64);
+        }
+        end(w);
+    }
+}
+
 static void send_file(struct worker *w) {
     int from = some_file(w), to = open("/dev/null", O_WRONLY);
     NEED(w, to >= 0);
@@ -360,6 +446,10 @@ const struct row rows[] = {
     {"send-recv", THREADS, 200, send_and_receive},
     {"sendfile", THREADS, 200, send_file},
     {"send-message", THREADS, 200, send_message},
+    {"tcp-byte", THREADS, 200, tcp_byte},
+    {"tcp-64k", THREADS, 20, tcp_bulk},
+    {"tcp-connect", PROCESSES, 50, tcp_connect},
+    {"udp", THREADS, 200, udp_datagram},
     {"getaffinity", THREADS, 500, allowed_cpus},
     {"fdatasync", THREADS, 200, sync_data},
     {"setsid", PROCESSES, 200, new_session},

@@ -2,7 +2,7 @@
 #include "bench.h"
 #include <sys/uio.h>
 
-enum { SLOTS = 16, DISK = 1 << 20 };
+enum { SLOTS = 16, DISK = 4 << 20 };
 
 // A page into a pipe, and away unread with fifteen others.
 static void lend(struct worker *w) {
@@ -29,30 +29,34 @@ static void lend(struct worker *w) {
 
 enum direction { READ, WRITE };
 
-static void direct(struct worker *w, enum direction direction) {
-    char *page = memory(w, PAGE, SMALL);
-    store_to_each_page(page, PAGE, 1);
+static void direct(struct worker *w, enum direction direction, long length) {
+    char *heap = memory(w, length, SMALL);
+    store_to_each_page(heap, length, 1);
     int disk = open("/dev/vda", O_RDWR | O_DIRECT);
     NEED(w, disk >= 0);
     SAMPLES(w) {
         begin(w);
         OPERATIONS(w, i) {
-            off_t at = i * PAGE % DISK;
-            NEED(w, (direction == READ ? pread(disk, page, PAGE, at) : pwrite(disk, page, PAGE, at)) == PAGE);
+            off_t at = i * length % DISK;
+            long moved = direction == READ ? pread(disk, heap, length, at) : pwrite(disk, heap, length, at);
+            NEED(w, moved == length);
         }
         end(w);
     }
     close(disk);
-    munmap(page, PAGE);
+    munmap(heap, length);
 }
 
-static void direct_read(struct worker *w) { direct(w, READ); }
+static void direct_read(struct worker *w) { direct(w, READ, PAGE); }
 
-static void direct_write(struct worker *w) { direct(w, WRITE); }
+static void direct_write(struct worker *w) { direct(w, WRITE, PAGE); }
+
+static void direct_read_long(struct worker *w) { direct(w, READ, 1 << 20); }
 
 const struct row rows[] = {
     {"vmsplice", PROCESSES, 512, lend},
     {"direct-read", PROCESSES, 100, direct_read},
     {"direct-write", PROCESSES, 100, direct_write},
+    {"direct-read-1m", PROCESSES, 40, direct_read_long},
     {0},
 };

@@ -10,6 +10,7 @@
 #include <sys/msg.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -220,6 +221,27 @@ static void sockets(int i)
 	close(pair[1]);
 }
 
+/* Connections over TCP with bytes that nobody read, and datagrams. */
+static void ports(int i)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof name;
+	int server = socket(AF_INET, i & 1 ? SOCK_STREAM : SOCK_DGRAM, 0), client = socket(AF_INET, i & 1 ? SOCK_STREAM : SOCK_DGRAM, 0);
+	NEED(server >= 0 && client >= 0 && bind(server, (void *)&name, length) == 0 && getsockname(server, (void *)&name, &length) == 0);
+	NEED(!(i & 1) || listen(server, 2) == 0);
+	/* A stock Linux' loopback device may be down. */
+	if (connect(client, (void *)&name, length) == 0)
+		NEED(send(client, "unread", 6, 0) == 6);
+	if (i & 2)
+		close(client);
+	int served = fcntl(server, F_SETFL, O_NONBLOCK) == 0 && i & 1 && i & 4 ? accept4(server, NULL, NULL, SOCK_NONBLOCK) : -1;
+	close(server);
+	if (served >= 0)
+		close(served);
+	if (!(i & 2))
+		close(client);
+}
+
 static void proc(int i)
 {
 	static const char *const names[] = { "/proc/self/smaps", "/proc/self/status", "/proc/meminfo", "/proc/self/maps" };
@@ -279,6 +301,7 @@ int main(int argc, char **argv)
 	PROMISE("nor of folders and links", leaves_nothing(folders));
 	PROMISE("nor of pipes", leaves_nothing(pipes));
 	PROMISE("nor of sockets that hold a descriptor, their own too", leaves_nothing(sockets));
+	PROMISE("nor of ports, connections and datagrams", leaves_nothing(ports));
 	PROMISE("nor of reading /proc", leaves_nothing(proc));
 	PROMISE("nor of rings", leaves_nothing(rings));
 	PROMISE("nor of shared memory, queues and semaphores", leaves_nothing(segments));

@@ -3,7 +3,9 @@
  * `files`: whoever includes this fills both. Needs promise.h and dice.h.
  */
 #include <linux/futex.h>
+#include <linux/netlink.h>
 #include <sys/epoll.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -92,7 +94,8 @@ static void *path(struct dice *dice)
 					     "/dev/zero", "/proc/self/fd/3", FOLDER, "/", "..", ".", "", "/proc/self/exe", "/dev/ptmx", "/dev/full",
 					     "/sys/devices/system/node/node0/meminfo", "/proc/self/clear_refs", "/proc/self/pagemap", "/dev/tty",
 					     "/proc/self/smaps", "/proc/self/stat", "/proc/meminfo", "/proc/locks", "/proc/self/task", "/proc/mounts",
-					     "/dev/vda", "/proc/self/environ", "/proc/thread-self/comm", "/proc/sys/vm/overcommit_memory", "/sys" };
+					     "/dev/vda", "/proc/self/environ", "/proc/thread-self/comm", "/proc/net", "/proc/net/tcp", "/proc/net/unix", "/proc/net/udp6", "/proc/net/sockstat",
+					     "/proc/sys/vm/overcommit_memory", "/sys" };
 	static const unsigned count = sizeof paths / sizeof *paths;
 	char *at = room(dice);
 	if (below(dice, 16) == 0)
@@ -126,11 +129,43 @@ static void *iovecs(struct dice *dice)
 static void *socket_address(struct dice *dice)
 {
 	struct sockaddr_un *name = room(dice);
+	if (below(dice, 4) == 0) {
+		struct sockaddr_in6 *ip = (void *)name;
+		int is_v6 = below(dice, 2);
+		uint32_t address = htonl(below(dice, 8) ? INADDR_LOOPBACK : draw(dice));
+		*ip = (struct sockaddr_in6){ .sin6_family = is_v6 ? AF_INET6 : AF_INET, .sin6_port = htons(4000 + below(dice, 4)) };
+		memcpy(is_v6 ? (char *)&ip->sin6_addr + 12 : (char *)ip + 4, is_v6 ? (uint32_t[]){ htonl(1) } : &address, 4);
+		return ip;
+	}
+	if (below(dice, 8) == 0) {
+		struct sockaddr_nl *port = (void *)name;
+		*port = (struct sockaddr_nl){ .nl_family = AF_NETLINK, .nl_pid = below(dice, 4) ? 0 : any_number(dice), .nl_groups = below(dice, 3) };
+		return port;
+	}
 	name->sun_family = below(dice, 8) ? AF_UNIX : below(dice, 48);
 	snprintf(name->sun_path, 16, "%s%d", below(dice, 2) ? "/tmp/h/s" : "s", below(dice, 4));
 	if (below(dice, 2))
 		name->sun_path[0] = 0;
 	return name;
+}
+
+/* Requests of netlink, whose lengths and numbers are nearly right. */
+static void *requests(struct dice *dice)
+{
+	char *at = room(dice), *start = at;
+	for (int i = 0; i < 4; i++) {
+		struct nlmsghdr *head = (void *)at;
+		unsigned length = below(dice, 12) * 4;
+		*head = (struct nlmsghdr){ below(dice, 8) ? 16 + length : (unsigned)any_number(dice), below(dice, 8) ? 16 + below(dice, 16) : draw(dice),
+					   below(dice, 8) ? 1 | (below(dice, 2) ? NLM_F_DUMP : 0) | (below(dice, 2) ? NLM_F_ACK : 0) : draw(dice), i, 0 };
+		memset(at + 16, 0, length);
+		at[16] = below(dice, 3) ? (below(dice, 2) ? AF_INET : AF_INET6) : 0;
+		for (unsigned byte = 1; byte < length; byte++)
+			if (below(dice, 4) == 0)
+				at[16 + byte] = below(dice, 24);
+		at += 16 + length;
+	}
+	return start;
 }
 
 static void *moment(struct dice *dice)
@@ -155,7 +190,8 @@ static void *message(struct dice *dice)
 static uint64_t argument(struct dice *dice, char shape)
 {
 	static const int commands[] = { 0x5401, 0x5402, 0x540e, 0x540f, 0x5410, 0x5411, 0x5413, 0x5414, 0x541b, 0x5421, 0x5430,
-					0x5431, 0x80045430, 0x1260, 0x1261, 0x80081272, 0xc0046686, 0x8008660b, 0x5450, 0x5451, 0x541a };
+					0x5431, 0x80045430, 0x1260, 0x1261, 0x80081272, 0xc0046686, 0x8008660b, 0x5450, 0x5451, 0x541a,
+					0x8905, 0x8910, 0x8912, 0x8913, 0x8914, 0x8915, 0x8916, 0x8921, 0x8927, 0x8933, 0x8942, 0x8946, 0x894b };
 	switch (shape == 'O' || below(dice, 4) ? shape : 'n') {
 	case 'f':
 		return below(dice, 12) ? (uint64_t)files[below(dice, file_count)] : below(dice, 40);
@@ -166,7 +202,7 @@ static uint64_t argument(struct dice *dice, char shape)
 	case 'O':
 		return (uintptr_t)own_path(dice);
 	case 'b':
-		return below(dice, 6) ? address(dice) : (uintptr_t)message(dice);
+		return below(dice, 6) ? address(dice) : (uintptr_t)(below(dice, 3) ? message(dice) : requests(dice));
 	case 'z':
 		return below(dice, 4) ? below(dice, 9000) : below(dice, ARENA);
 	case 'o':
@@ -206,7 +242,7 @@ static uint64_t argument(struct dice *dice, char shape)
 	case 'S':
 		return (uintptr_t)socket_address(dice);
 	case 'l':
-		return below(dice, 4) ? 2 + below(dice, 16) : below(dice, 128);
+		return below(dice, 4) ? (below(dice, 2) ? 2 + below(dice, 16) : 16 + 12 * below(dice, 2)) : below(dice, 128);
 	case 'e': {
 		struct epoll_event *event = room(dice);
 		*event = (struct epoll_event){ bits(dice), { .u64 = draw(dice) } };
@@ -230,9 +266,9 @@ static uint64_t argument(struct dice *dice, char shape)
 		return (uintptr_t)set;
 	}
 	case 'D':
-		return below(dice, 12) ? AF_UNIX : below(dice, 48);
+		return below(dice, 12) ? (uint64_t[]){ AF_UNIX, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK }[below(dice, 5)] : below(dice, 48);
 	case 'Y':
-		return (uint64_t[]){ SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET }[below(dice, 3)] | (below(dice, 4) ? SOCK_NONBLOCK : 0);
+		return (uint64_t[]){ SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_RAW }[below(dice, 4)] | (below(dice, 4) ? SOCK_NONBLOCK : 0);
 	case '8':
 		return 8;
 	case '0':

@@ -29,6 +29,13 @@
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -89,6 +96,77 @@ static void objects(void) {
     msgctl(queue, IPC_RMID, 0);
 }
 
+// A disk whose bytes are all 7, past the cache and through it, in whole pages and beside them. A read that says it read anything else is
+// worth a signal.
+static void disk(void) {
+    static char bytes[1 << 17] __attribute__((aligned(4096)));
+    int direct = open("/dev/vda", O_RDWR | O_DIRECT), cached = open("/dev/vda", O_RDWR);
+    const struct { long start, length; } parts[] = {{0, 1 << 16}, {512, 5 * 4096}, {1024, 512}, {4096, 4096 + 1536}};
+    for (int i = 0; direct >= 0 && cached >= 0 && i < 4; i++) {
+        for (int way = 0; way < 2; way++) {
+            memset(bytes, 1, sizeof bytes);
+            long moved = pread(way ? cached : direct, bytes + parts[i].start, parts[i].length, i << 17);
+            for (long at = 0; at < moved; at++)
+                if (bytes[parts[i].start + at] != 7) abort();
+        }
+        memset(bytes, 7, sizeof bytes);
+        (void)!pwrite(direct, bytes + parts[i].start, parts[i].length, i << 17);
+        (void)!pwrite(cached, bytes, parts[i].length, i << 17);
+        (void)!fdatasync(cached);
+        (void)!posix_fadvise(cached, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    close(direct);
+    close(cached);
+}
+
+// A connection of TCP, a datagram, and lists of what is there.
+static void network(void) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof name;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    int one = socket(AF_INET, SOCK_DGRAM, 0);
+    if (listener >= 0 && client >= 0 && listen(listener, 4) == 0 && getsockname(listener, (void *)&name, &length) == 0 &&
+        connect(client, (void *)&name, length) == 0) {
+        int server = accept4(listener, 0, 0, SOCK_NONBLOCK);
+        (void)!send(client, "x", 1, MSG_DONTWAIT);
+        if (server >= 0) close(server);
+    }
+    if (one >= 0) (void)!sendto(one, "x", 1, MSG_DONTWAIT, (void *)&name, length);
+    static const char *const lists[] = {"/proc/net/tcp", "/proc/net/udp", "/proc/net/unix", "/proc/net/sockstat"};
+    for (unsigned i = 0; i < sizeof lists / sizeof *lists; i++) {
+        int list = open(lists[i], O_RDONLY);
+        static char text[16384];
+        if (list < 0) continue;
+        (void)!read(list, text, sizeof text);
+        close(list);
+    }
+    struct ifreq lo = {.ifr_name = "lo"};
+    if (one >= 0) (void)!ioctl(one, SIOCGIFADDR, &lo);
+    close(listener);
+    close(client);
+    close(one);
+    int kernel = socket(AF_NETLINK, SOCK_RAW, 0);
+    struct {
+        struct nlmsghdr head;
+        struct rtgenmsg what;
+    } all = {{sizeof all, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 1, 0}, {0}};
+    for (int i = 0; kernel >= 0 && i < 2; i++) {
+        static char answer[4096];
+        all.head.nlmsg_type = i ? RTM_GETROUTE : RTM_GETLINK;
+        (void)!send(kernel, &all, sizeof all, 0);
+        while (recv(kernel, answer, sizeof answer, MSG_DONTWAIT) > 0) {
+        }
+    }
+    close(kernel);
+    int lister = socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG);
+    struct {
+        struct nlmsghdr head;
+        struct inet_diag_req_v2 what;
+    } sockets = {{sizeof sockets, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0}, {AF_INET, IPPROTO_TCP, 0xff, 0, ~0u, {0}}};
+    if (lister >= 0) (void)!send(lister, &sockets, sizeof sockets, 0);
+    close(lister);
+}
+
 // Everything that has a list, a queue or a table of its own in the kernel.
 static void calls(void) {
     int pair[2], ends[2];
@@ -122,6 +200,7 @@ static void calls(void) {
     }
     if (listener >= 0) close(listener);
     unlink(name.sun_path);
+    network();
     if (pipe(ends) == 0) {
         (void)!fcntl(ends[1], F_SETPIPE_SZ, 1 << 18);
         static char block[65536];
@@ -350,13 +429,14 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|traces\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|traces|disk\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
     char **command = strcmp(arguments[3], "--") ? 0 : arguments + 4;
     void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts
-                             : !strcmp(arguments[3], "traces") ? traces : tasks;
+                             : !strcmp(arguments[3], "traces") ? traces
+                             : !strcmp(arguments[3], "disk") ? disk : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
     (void)!put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N");

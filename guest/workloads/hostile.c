@@ -122,6 +122,10 @@ static void prepare_files(int index)
 	bind(listener, (struct sockaddr *)&name, sizeof name);
 	listen(listener, 4);
 	add(listener);
+	for (int i = 0; i < 4; i++)
+		add(socket(i & 1 ? AF_INET : AF_INET6, sockets[i / 2] | SOCK_NONBLOCK, 0));
+	for (int i = 0; i < 2; i++)
+		add(socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK, i * 4));
 	add(open(".", O_RDONLY | O_DIRECTORY));
 	add(open("/proc/self", O_RDONLY | O_DIRECTORY));
 	int terminal = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK), unlock = 0;

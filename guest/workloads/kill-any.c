@@ -21,6 +21,10 @@
 #include <sys/prctl.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -563,6 +567,35 @@ static void do_sendmsg(void)
 	}
 	FOREVER(sendmsg(pair[0], &message, 0));
 }
+/* Lists of as many sockets as a process may have. */
+static void many_sockets(int family, int kind)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	for (int fd; (fd = socket(family, kind, 0)) >= 0 && fd < 990;)
+		if (family == AF_INET)
+			bind(fd, (struct sockaddr *)&name, sizeof name);
+}
+static void do_list_of_unix(void) { many_sockets(AF_UNIX, SOCK_STREAM); read_proc("/proc/net/unix", 1 << 20); }
+static void do_list_of_udp(void) { many_sockets(AF_INET, SOCK_DGRAM); read_proc("/proc/net/udp", 1 << 20); }
+/* As many questions as a send holds, or one with a long tail. */
+static void do_netlink(void)
+{
+	static struct nlmsghdr many[12000];
+	for (int i = 0; i < 12000; i++)
+		many[i] = (struct nlmsghdr){ 16, i % 2 ? NLMSG_NOOP : 200, NLM_F_REQUEST | NLM_F_ACK, i, 0 };
+	int fd = socket(AF_NETLINK, SOCK_RAW, 0);
+	FOREVER(send(fd, many, sizeof many, 0); while (recv(fd, alias, 2 * MIB, MSG_DONTWAIT) > 0); many->nlmsg_len = many->nlmsg_len == 16 ? sizeof many : 16);
+}
+static void do_list_of_diag(void)
+{
+	struct {
+		struct nlmsghdr head;
+		struct inet_diag_req_v2 what;
+	} all = { { sizeof all, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0 }, { AF_INET, IPPROTO_UDP, 0xff, 0, ~0u, { 0 } } };
+	int fd = socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG);
+	many_sockets(AF_INET, SOCK_DGRAM);
+	FOREVER(send(fd, &all, sizeof all, 0); while (recv(fd, alias, 2 * MIB, MSG_DONTWAIT) > 0));
+}
 static int ring_fd;
 static unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail;
 static struct io_uring_sqe *sqes;
@@ -751,6 +784,8 @@ static const struct row rows[] = {
 	{ SYS_read, "read maps", do_maps },
 	{ SYS_read, "read maps of many areas", do_maps_of_many },
 	{ SYS_read, "read smaps of many areas", do_smaps_of_many },
+	{ SYS_read, "read /proc/net/unix", do_list_of_unix },
+	{ SYS_read, "read /proc/net/udp", do_list_of_udp },
 	{ SYS_read, "read pagemap", do_pagemap },
 	{ SYS_read, "read kpagecount", do_kpagecount },
 	{ SYS_read, "read kpageflags", do_kpageflags },
@@ -784,6 +819,8 @@ static const struct row rows[] = {
 	{ SYS_sync, "sync", do_sync },
 	{ SYS_syslog, "syslog", do_syslog },
 	{ SYS_sendmmsg, "sendmmsg", do_sendmmsg },
+	{ SYS_sendto, "sendto netlink", do_netlink },
+	{ SYS_recvfrom, "recvfrom netlink", do_list_of_diag },
 	{ SYS_sendmsg, "sendmsg", do_sendmsg },
 	{ SYS_io_uring_enter, "io_uring READV", do_ring_readv },
 	{ SYS_io_uring_enter, "io_uring WRITEV", do_ring_writev },

@@ -48,13 +48,13 @@ impl Display for TaskSnapshot {
 }
 
 /// The answer, taken before it is displayed, which happens twice.
-struct Places {
+struct Backtraces {
     places: Vec<TaskSnapshot>,
     /// Threads that are not among them.
     left_out: usize,
 }
 
-impl Places {
+impl Backtraces {
     /// Where memory is short, fewer threads are among them, or none.
     fn take() -> Self {
         let mut all = Self { places: Vec::new(), left_out: 0 };
@@ -70,7 +70,7 @@ impl Places {
     }
 }
 
-impl Display for Places {
+impl Display for Backtraces {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str("{\"threads\":[")?;
         for (at, place) in self.places.iter().enumerate() {
@@ -82,5 +82,5 @@ impl Display for Places {
 
 /// Answers the host.
 pub fn tell() {
-    host::threads(Places::take());
+    host::threads(Backtraces::take());
 }

@@ -17,7 +17,7 @@ use crate::host::BounceSettings;
 use crate::host::spec::{self, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
-use crate::hw::speculation::choice::Wanted;
+use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::{
@@ -37,8 +37,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     log::info!("Freehold {VERSION}");
     klog::tell_host(format_args!("image slide {:#x}", info.slide()));
     speculation::start(match settings.mitigations {
-        Mitigations::Auto => Wanted::Auto,
-        Mitigations::Off => Wanted::Off,
+        Mitigations::Auto => WantedMitigations::Auto,
+        Mitigations::Off => WantedMitigations::Off,
     });
     let (firmware, pluggable) = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
@@ -65,20 +65,20 @@ pub(crate) fn raise(
     firmware: &'static Firmware,
     (command_line, cpus): (&'static str, usize),
 ) {
-    fs::machine::describe(fs::machine::Machine { command_line, firmware });
+    fs::machine::describe(fs::machine::MachineInfo { command_line, firmware });
     cpu::set_topology(&firmware.topology, cpus);
     let exclusion = (settings.xpfo, settings.numa_replica);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
-    traps::register(&Kernel);
-    task::set_above(&Kernel);
+    traps::register(&KernelAbove);
+    task::set_above(&KernelAbove);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     mem::vdso::init().expect("memory for the pages that every program has");
     let files = fs::boot::init(reserve::arc(mem::CacheSource::new(mem::frames())))
         .expect("an empty root file system");
-    task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
+    task::spawn::init(mem::ProcessSpace::empty().expect("memory for the kernel's own space"), files);
     start_scheduling(CpuId(0));
 }
 
@@ -165,7 +165,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
             let wanted = spec.report;
             let ending = task::init::run(spec);
             watch::program_ended();
-            if wanted == spec::Report::Wanted {
+            if wanted == spec::ClosingTables::Wanted {
                 report::closing();
             }
             ending
@@ -223,7 +223,7 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     let spec = spec.map_err(Failure::Spec)?;
     share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
-    host::listen(&Kernel).map_err(or("the host's messages"))?;
+    host::listen(&KernelAbove).map_err(or("the host's messages"))?;
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
     if let Some(device) = &spec.swap {
@@ -269,9 +269,9 @@ fn connect(spec: &Spec) -> Result<()> {
 }
 
 /// What the kernel does when hardware or the host calls.
-struct Kernel;
+struct KernelAbove;
 
-impl traps::Handlers for Kernel {
+impl traps::Handlers for KernelAbove {
     fn kernel_page_fault(
         &self,
         addr: VirtAddr,
@@ -279,16 +279,20 @@ impl traps::Handlers for Kernel {
     ) -> core::result::Result<(), traps::Unresolved> {
         task::handle_kernel_fault(addr, access)
     }
-    fn timer(&self) {
+    fn timer(&self, late: u64, interrupted: traps::Interrupted) {
+        sched::latency::timer_was_late(late, interrupted);
         crate::time::interrupt();
     }
     fn reschedule(&self) {}
+    fn goes_on(&self, place: traps::ImageOffset) {
+        sched::latency::kernel_goes_on(place);
+    }
     fn thread_finished(&self) -> ! {
         sched::exit_current()
     }
 }
 
-impl task::Above for Kernel {
+impl task::Above for KernelAbove {
     fn run_program(&self, task: &Arc<task::Task>, context: &mut UserContext) {
         syscall::user_loop::run(task, context);
     }
@@ -310,7 +314,7 @@ impl task::Above for Kernel {
     }
 }
 
-impl host::Events for Kernel {
+impl host::Events for KernelAbove {
     fn end_of_input(&self, total: u64) {
         dev::stdio::end_of_input(total);
     }

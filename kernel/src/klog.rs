@@ -39,7 +39,7 @@ pub const DEBUG: Severity = 7;
 
 /// One record, copied out.
 #[derive(Clone, Copy)]
-pub struct Record {
+pub struct LogRecord {
     /// Its number; the first is 0.
     pub sequence: u64,
     /// How bad it is.
@@ -50,7 +50,7 @@ pub struct Record {
     length: usize,
 }
 
-impl Record {
+impl LogRecord {
     /// The text, without a newline.
     pub fn text(&self) -> &[u8] {
         &self.text[..self.length]
@@ -75,9 +75,9 @@ pub struct Cursor {
     clippy::large_enum_variant,
     reason = "a record is copied out under a lock, where nothing may be allocated"
 )]
-pub enum Next {
+pub enum NextRecord {
     /// The next record.
-    Record(Record),
+    Record(LogRecord),
     /// This many records were overwritten before they were read; the cursor is past them.
     Missed(u64),
     /// Nothing yet.
@@ -89,14 +89,14 @@ impl Cursor {
     pub const START: Self = Self { sequence: 0, position: 0 };
 }
 
-struct Ring {
+struct LogRing {
     bytes: [u8; RING_BYTES],
     /// Oldest record and end, in bytes ever written.
     first: Cursor,
     end: Cursor,
 }
 
-impl Ring {
+impl LogRing {
     const fn new() -> Self {
         Self { bytes: [0; RING_BYTES], first: Cursor::START, end: Cursor::START }
     }
@@ -133,22 +133,22 @@ impl Ring {
         self.end.sequence += 1;
     }
 
-    fn next(&self, cursor: &mut Cursor) -> Next {
+    fn next(&self, cursor: &mut Cursor) -> NextRecord {
         if cursor.sequence < self.first.sequence {
             let missed = self.first.sequence - cursor.sequence;
             *cursor = self.first;
-            return Next::Missed(missed);
+            return NextRecord::Missed(missed);
         }
         if cursor.sequence >= self.end.sequence {
             *cursor = self.end;
-            return Next::End;
+            return NextRecord::End;
         }
         let mut header = [0; HEADER_BYTES];
         self.get(cursor.position, &mut header);
         let whole = self.length_at(cursor.position);
         let mut time = [0; 8];
         time.copy_from_slice(&header[3..]);
-        let mut record = Record {
+        let mut record = LogRecord {
             sequence: cursor.sequence,
             severity: header[2],
             time: u64::from_le_bytes(time),
@@ -158,11 +158,11 @@ impl Ring {
         self.get(cursor.position + HEADER_BYTES as u64, &mut record.text[..record.length]);
         cursor.position += whole;
         cursor.sequence += 1;
-        Next::Record(record)
+        NextRecord::Record(record)
     }
 }
 
-static RING: IrqSpinLock<Ring> = IrqSpinLock::new(Ring::new());
+static RING: IrqSpinLock<LogRing> = IrqSpinLock::new(LogRing::new());
 /// Woken by every record; made by [`init`], since a poll needs it counted.
 static ARRIVED: spin::Once<Arc<WaitQueue>> = spin::Once::new();
 
@@ -182,17 +182,17 @@ pub fn newest() -> Cursor {
 }
 
 /// What comes next for a reader; moves its cursor.
-pub fn next(cursor: &mut Cursor) -> Next {
+pub fn next(cursor: &mut Cursor) -> NextRecord {
     RING.lock().next(cursor)
 }
 
 /// Text of bounded length on the stack; what does not fit is cut.
-struct Line {
+struct LogText {
     text: [u8; TEXT_BYTES],
     length: usize,
 }
 
-impl Write for Line {
+impl Write for LogText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let count = text.len().min(TEXT_BYTES - self.length);
         self.text[self.length..self.length + count].copy_from_slice(&text.as_bytes()[..count]);
@@ -260,7 +260,7 @@ impl fmt::Display for Stamp {
 
 /// Add a record, without addresses, and show it as it is on the serial line.
 pub fn add(severity: Severity, text: fmt::Arguments<'_>) {
-    let mut line = Line { text: [0; TEXT_BYTES], length: 0 };
+    let mut line = LogText { text: [0; TEXT_BYTES], length: 0 };
     // Writing to a line cannot fail; a Display that does leaves what it wrote.
     let _ = line.write_fmt(text);
     let bytes = line.text[..line.length].trim_ascii_end();
@@ -361,30 +361,30 @@ mod tests {
 
     #[test]
     fn records_come_out_as_they_went_in() {
-        let mut ring = Box::new(Ring::new());
+        let mut ring = Box::new(LogRing::new());
         ring.add(INFO, 1_500_000_000, b"one");
         ring.add(ERROR, 2, b"");
         let mut cursor = Cursor::default();
-        let Next::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
+        let NextRecord::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
         assert_eq!((record.sequence, record.severity, record.text()), (0, INFO, &b"one"[..]));
         assert_eq!(record.stamp(), (1, 500_000));
-        let Next::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
+        let NextRecord::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
         assert_eq!((record.sequence, record.text()), (1, &b""[..]));
-        assert!(matches!(ring.next(&mut cursor), Next::End));
+        assert!(matches!(ring.next(&mut cursor), NextRecord::End));
     }
 
     #[test]
     fn the_oldest_make_room_and_readers_learn_what_they_missed() {
-        let mut ring = Box::new(Ring::new());
+        let mut ring = Box::new(LogRing::new());
         let mut cursor = Cursor::default();
         let text = [b'x'; TEXT_BYTES];
         let fit = RING_BYTES / (HEADER_BYTES + TEXT_BYTES);
         for _ in 0..fit + 7 {
             ring.add(DEBUG, 0, &text);
         }
-        let Next::Missed(7) = ring.next(&mut cursor) else { panic!("7 are gone") };
+        let NextRecord::Missed(7) = ring.next(&mut cursor) else { panic!("7 are gone") };
         let mut seen = Vec::new();
-        while let Next::Record(record) = ring.next(&mut cursor) {
+        while let NextRecord::Record(record) = ring.next(&mut cursor) {
             assert_eq!(record.text(), text);
             seen.push(record.sequence);
         }

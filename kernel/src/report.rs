@@ -5,16 +5,20 @@
 //! its file. The kernel's map is compared with the frame table as well ([`mem::check_map`]). What does not balance is
 //! named, and the host makes it an error.
 //!
+//! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a reset, or the IOMMU does not answer, frames of
+//! programs and files that it reached in their places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit takes what their
+//! records say, but for mappings, from what it found; the report says how much memory devices keep.
+//!
 //! The audit reads all frame records and then the allocator's lists. What another CPU frees in between is in neither or in both, and looks like a leak.
 //! So a finding counts only if the allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after. A CPU that still puts
 //! away what the last processes had, or that the host runs rarely, makes the audit look again.
 
 use core::fmt::{self, Display, Formatter};
 
-use freehold_bounce::SLOT_SIZE;
-use freehold_buddy::Fault;
-use freehold_collections::Vec;
-use freehold_frame::{Audit, FrameSource as _, Owner};
+use freehold_bounce::{HeldFrames, SLOT_SIZE};
+use freehold_buddy::AllocatorFault;
+use freehold_collections::{Arc, Vec};
+use freehold_frame::{Audit, FrameSource as _, FrameState, FrameTable, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
 use freehold_vm::Event;
 
@@ -72,13 +76,13 @@ pub fn closing() {
     let mut usage = init.usage();
     usage.add(&init.children_usage());
     let verdict = verdict(left);
-    host::report(Report { before, free_whole, usage, verdict, missing: fs::missing::take() });
+    host::report(ClosingReport { before, free_whole, usage, verdict, missing: fs::missing::take() });
 }
 
 /// Look until the books balance, or until what does not balance is certain: see the module's head.
-fn verdict(left: usize) -> Verdict {
+fn verdict(left: usize) -> AuditVerdict {
     let begun = time::now();
-    let mut verdict = Verdict::take(left);
+    let mut verdict = AuditVerdict::take(left);
     let mut pause = PAUSE_NS.start;
     let mut looks = 1;
     // Other CPUs may still be putting away what the last processes had: what remains when they are done counts.
@@ -92,7 +96,7 @@ fn verdict(left: usize) -> Verdict {
         let _ = WaitQueue::new().wait_until_deadline(Some(time::now() + pause), || None::<()>);
         // Each look walks all memory: what is not clean soon is looked at less and less often.
         pause = (pause * 2).min(PAUSE_NS.end);
-        verdict = Verdict::take(left);
+        verdict = AuditVerdict::take(left);
         looks += 1;
     }
     verdict
@@ -120,16 +124,24 @@ fn end_the_rest() -> usize {
     }
 }
 
-struct Report {
+/// What the audit says of a test's machine, whose program has ended.
+#[cfg(test)]
+pub(crate) fn audit() -> std::string::String {
+    let left = end_the_rest();
+    socket::garbage::collect();
+    std::format!("{}", verdict(left))
+}
+
+struct ClosingReport {
     before: mem::stats::MemoryStats,
     /// Frames that are free in whole pageblocks.
     free_whole: u64,
     usage: Usage,
-    verdict: Verdict,
+    verdict: AuditVerdict,
     missing: Vec<Vec<u8>>,
 }
 
-impl Display for Report {
+impl Display for ClosingReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let kib = |frames: u64| frames * PAGE_SIZE as u64 / 1024;
         let memory = [
@@ -158,6 +170,8 @@ impl Display for Report {
             [("bounced_kib", all.bytes / 1024), ("bounce_peak_kib", all.used_hiwater * SLOT_SIZE / 1024)]
         });
         let bounced = bounced.into_iter().flatten().map(|(name, value)| (name, value as u64));
+        let lost = host::dma().statistics().lost as u64 / 1024;
+        let bounced = bounced.chain((lost > 0).then_some(("lost_kib", lost)));
         let all = memory.into_iter().chain(peak).chain(swap.into_iter().flatten()).chain(bounced);
         for (at, (name, value)) in all.enumerate() {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
@@ -180,13 +194,53 @@ impl Display for Report {
     }
 }
 
+/// Frames that lost devices keep, as their records say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Kept {
+    anonymous: u64,
+    cached: u64,
+    references: u64,
+    pins: u64,
+}
+
+impl Kept {
+    /// Sums the frames that `holders` have, each once. Where there is no memory to list them there are none.
+    fn sum<'a>(table: FrameTable, holders: impl Iterator<Item = &'a Arc<dyn HeldFrames>>) -> Self {
+        let mut frames = Vec::new();
+        for holder in holders {
+            if frames.try_reserve(holder.count()).is_err() {
+                return Self::default();
+            }
+            (0..holder.count()).for_each(|index| frames.push_reserved(holder.frame(index)));
+        }
+        frames.sort_unstable();
+        frames.dedup();
+        let mut kept = Self::default();
+        for (record, owner) in frames.iter().filter_map(|&frame| {
+            let FrameState::Owned { owner, .. } = table.state(frame) else { return None };
+            Some((table.get(frame)?.counts().load(), owner))
+        }) {
+            match owner {
+                Owner::Anon => kept.anonymous += 1,
+                Owner::PageCache => kept.cached += 1,
+                _ => continue,
+            }
+            kept.references += u64::from(record.references);
+            kept.pins += u64::from(record.pins);
+        }
+        kept
+    }
+}
+
 /// The most faults that are named.
 const MOST_FAULTS: usize = 8;
 
 /// What the audit found; displays as "ok" or as what is wrong.
-struct Verdict {
+struct AuditVerdict {
     audit: Audit,
-    faults: Vec<Fault>,
+    /// Of the frames in it.
+    kept: Kept,
+    faults: Vec<AllocatorFault>,
     count: u64,
     /// Whether no frame came or went meanwhile.
     at_rest: bool,
@@ -203,16 +257,17 @@ struct Verdict {
     /// What is wrong with the table of processes.
     process_fault: Option<&'static str>,
     /// Faults of the nodes' copies of the kernel, and the first.
-    replica_faults: (u64, Option<freehold_replica::Fault>),
+    replica_faults: (u64, Option<freehold_replica::ReplicaFault>),
 }
 
-impl Verdict {
+impl AuditVerdict {
     fn take(left: usize) -> Self {
         let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64
             + sched::spare_roots();
         let mut faults = Vec::new();
         // Before the walk: a list that grew meanwhile would itself be a frame that came.
         let room = if faults.try_reserve_exact(MOST_FAULTS).is_ok() { MOST_FAULTS } else { 0 };
+        let kept = Kept::sum(mem::frames().table(), host::dma().kept());
         let before = mem::frames().activity();
         let (audit, count) = mem::frames().validate(|fault| {
             if faults.len() < room {
@@ -228,6 +283,7 @@ impl Verdict {
         let device_tables = host::iommu::get().map_or(0, |unit| unit.tables() as u64);
         Self {
             audit,
+            kept,
             faults,
             count,
             at_rest,
@@ -247,7 +303,9 @@ impl Verdict {
     }
 
     fn must_be_none(&self) -> [(&'static str, u64); 12] {
-        let audit = &self.audit;
+        let (audit, kept) = (&self.audit, &self.kept);
+        let references = audit.references.saturating_sub(kept.references);
+        let cached = audit.frames(Owner::PageCache).saturating_sub(kept.cached);
         [
             ("processes would not end", self.left as u64),
             ("violations of the kernel's map", self.map_violations),
@@ -255,20 +313,17 @@ impl Verdict {
             ("tasks that are not where they say", self.misplaced_tasks),
             ("faults of the table of processes", self.process_fault.iter().count() as u64),
             ("faults of nodes' copies of the kernel", self.replica_faults.0),
-            ("anonymous frames without a process", audit.frames(Owner::Anon)),
+            ("anonymous frames without a process", audit.frames(Owner::Anon).saturating_sub(kept.anonymous)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
             ("tables of no device", audit.frames(Owner::DeviceTable).abs_diff(self.device_tables)),
             ("mappings without a process", audit.mappings),
-            ("pins without a holder", audit.pins),
-            (
-                "page-cache frames and the files that hold them differ by",
-                audit.references.abs_diff(audit.frames(Owner::PageCache)),
-            ),
+            ("pins without a holder", audit.pins.saturating_sub(kept.pins)),
+            ("page-cache frames and the files that hold them differ by", references.abs_diff(cached)),
         ]
     }
 }
 
-impl Display for Verdict {
+impl Display for AuditVerdict {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut clean = true;
         for (what, number) in self.must_be_none().into_iter().filter(|&(_, number)| number > 0) {

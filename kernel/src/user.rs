@@ -14,7 +14,7 @@ use freehold_collections::{Arc, Short, Vec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
-use crate::sched::thread::{self, Drain, Fill, Part, ThreadOwner};
+use crate::sched::thread::{self, Drain, Fill, PinnedPart, ThreadOwner};
 use crate::{Errno, Result};
 
 /// The longest path a program may pass, with its NUL (PATH_MAX).
@@ -321,8 +321,8 @@ fn owner() -> Result<Arc<dyn ThreadOwner>> {
 }
 
 impl UserSlice {
-    fn part(&self, most: usize, unit: usize) -> Part {
-        Part { address: self.address, length: self.length.min(most), unit }
+    fn part(&self, most: usize, unit: usize) -> PinnedPart {
+        PinnedPart { address: self.address, length: self.length.min(most), unit }
     }
 }
 
@@ -397,7 +397,17 @@ impl Iovecs {
     ///
     /// # Errors
     /// `EINVAL` for more than [`IOV_MAX`] runs or a negative length; `EFAULT`, `ENOMEM`.
+    #[inline]
     pub fn read(address: u64, count: usize) -> Result<Self> {
+        if count != 1 {
+            return Self::read_many(address, count);
+        }
+        let slice = UserPtr::<UserSlice>::new(address).read()?;
+        isize::try_from(slice.length).map_err(|_| Errno::EINVAL)?;
+        Ok(Self::one(slice.address, slice.length))
+    }
+
+    fn read_many(address: u64, count: usize) -> Result<Self> {
         if count > IOV_MAX {
             return Err(Errno::EINVAL);
         }
@@ -414,6 +424,7 @@ impl Iovecs {
     }
 
     /// `length` bytes from `address` on, as the only run.
+    #[inline]
     pub fn one(address: u64, length: usize) -> Self {
         let slice = UserSlice::new(address, length);
         Self { slices: Short::one(slice), current: 0, remaining: slice.length }
@@ -447,10 +458,27 @@ impl Iovecs {
 
     /// Have `step` move bytes of run after run, until `wanted` are moved or a run falls short; it is told how many were moved before. An
     /// error counts only before the first byte.
+    #[inline]
     fn use_up(
         &mut self,
         wanted: usize,
         mut step: impl FnMut(&mut UserSlice, usize) -> Result<usize>,
+    ) -> Result<usize> {
+        // Nearly always one run has room for all.
+        if let Some(slice) = self.slices.get_mut(self.current).filter(|slice| slice.length >= wanted) {
+            let count = step(slice, 0)?;
+            self.remaining -= count;
+            return Ok(count);
+        }
+        self.use_up_many(wanted, &mut step)
+    }
+
+    /// [`Iovecs::use_up`] of more than one run.
+    #[inline(never)]
+    fn use_up_many(
+        &mut self,
+        wanted: usize,
+        step: &mut dyn FnMut(&mut UserSlice, usize) -> Result<usize>,
     ) -> Result<usize> {
         let mut done = 0;
         while done < wanted && self.remaining > 0 {

@@ -7,6 +7,9 @@ use crate::{Pfn, PfnRange};
 /// The most pages that a device reaches through one window: 1 MiB.
 pub const WINDOW_PAGES: usize = 256;
 
+/// The most windows of a domain: one for each request that a disk may have at once, and as many again.
+pub const MAX_WINDOWS: usize = 32;
+
 /// What a device may do with memory that it reaches for one transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceAccess {
@@ -44,7 +47,7 @@ pub trait DeviceDomain: fmt::Debug + Send + Sync {
     /// [`Unconfirmed`]; the device may reach them for ever.
     fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed>;
 
-    /// How many windows the domain has.
+    /// How many windows the domain has, [`MAX_WINDOWS`] at most.
     fn windows(&self) -> usize {
         0
     }

@@ -26,7 +26,7 @@ pub use address::{
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
-pub use domain::{DeviceAccess, DeviceDomain, NoTables, Unconfirmed, WINDOW_PAGES};
+pub use domain::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Unconfirmed, WINDOW_PAGES};
 pub use hardware::{
     DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
 };

@@ -12,16 +12,16 @@ const LINES: usize = 16;
 
 /// What one CPU counted; by itself in what prefetchers take for a line.
 #[repr(align(128))]
-struct Line<const N: usize>([AtomicU64; N]);
+struct CpuTally<const N: usize>([AtomicU64; N]);
 
 /// `N` counts. See the module's head.
-pub struct Tally<const N: usize>([Line<N>; LINES]);
+pub struct Tally<const N: usize>([CpuTally<N>; LINES]);
 
 impl<const N: usize> Tally<N> {
     /// All zero.
     #[expect(clippy::new_without_default, reason = "statics need a const fn, and one way is enough")]
     pub const fn new() -> Self {
-        Self([const { Line([const { AtomicU64::new(0) }; N]) }; LINES])
+        Self([const { CpuTally([const { AtomicU64::new(0) }; N]) }; LINES])
     }
     /// Raise count `which` by `times`, on `cpu`: nothing is lost where the caller has moved to another meanwhile.
     ///
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn two_cpus_share_no_line() {
-        assert_eq!(size_of::<Line<1>>(), 128);
-        assert_eq!(align_of::<Line<17>>(), 128);
+        assert_eq!(size_of::<CpuTally<1>>(), 128);
+        assert_eq!(align_of::<CpuTally<17>>(), 128);
     }
 }

@@ -23,9 +23,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub use lie::{LIES, Lie, UnknownLie};
-use memory::{Memory, Region};
-use ring::{Part, Ring};
-use wire::{Message, Request, receive, reply};
+use memory::{GuestRegion, SharedMemory};
+use ring::{ChainPart, SplitRing};
+use wire::{VhostMessage, VhostRequest, receive, reply};
 
 /// Bytes in a sector.
 pub const SECTOR: usize = 512;
@@ -128,19 +128,19 @@ pub fn serve_on(listener: &UnixListener, disk: &Disk) -> io::Result<()> {
         }
     };
     stream.set_nonblocking(false)?;
-    Connection { stream, disk, memory: Memory::default(), ring: Ring::default() }.run()
+    Connection { stream, disk, memory: SharedMemory::default(), ring: SplitRing::default() }.run()
 }
 
 struct Connection<'a> {
     stream: UnixStream,
     disk: &'a Disk,
-    memory: Memory,
-    ring: Ring,
+    memory: SharedMemory,
+    ring: SplitRing,
 }
 
 /// What the connection does next.
 #[derive(PartialEq, Eq)]
-enum Next {
+enum AfterMessage {
     Go,
     End,
 }
@@ -166,21 +166,21 @@ impl Connection<'_> {
             // Firmware may leave its ring behind, in memory that the kernel uses again: without a kick nothing is looked at.
             // A disk that wants no kicks looks by itself once it has been used.
             let looks = self.disk.lie == Lie::UsedFlags && self.disk.served() > 0;
-            if (kicked || looks) && self.ring.is_ready() && self.work()? == Next::End {
+            if (kicked || looks) && self.ring.is_ready() && self.work()? == AfterMessage::End {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    fn handle(&mut self, mut message: Message) -> io::Result<()> {
+    fn handle(&mut self, mut message: VhostMessage) -> io::Result<()> {
         let index_and_value = (message.word(0), message.word(4));
         match message.request {
-            Request::GetFeatures => reply(&self.stream, &message, &self.disk.features().to_le_bytes())?,
-            Request::GetProtocolFeatures => {
+            VhostRequest::GetFeatures => reply(&self.stream, &message, &self.disk.features().to_le_bytes())?,
+            VhostRequest::GetProtocolFeatures => {
                 reply(&self.stream, &message, &PROTOCOL_FEATURES.to_le_bytes())?;
             }
-            Request::GetConfig => {
+            VhostRequest::GetConfig => {
                 let (offset, size) = (message.word(0) as usize, message.word(4) as usize);
                 let config = self.disk.config();
                 let mut answer = message.payload.clone();
@@ -189,59 +189,59 @@ impl Connection<'_> {
                 }
                 reply(&self.stream, &message, &answer)?;
             }
-            Request::SetMemoryTable => {
+            VhostRequest::SetMemoryTable => {
                 let files = std::mem::take(&mut message.files);
                 let region = |(number, file)| {
                     let at = 8 + 32 * number;
                     let [guest, size, user, offset] = [0, 8, 16, 24].map(|field| message.long(at + field));
-                    Region { guest, size, user, offset, file }
+                    GuestRegion { guest, size, user, offset, file }
                 };
-                self.memory = Memory(files.into_iter().enumerate().map(region).collect());
+                self.memory = SharedMemory(files.into_iter().enumerate().map(region).collect());
             }
-            Request::SetRingSize => self.ring.size = index_and_value.1 as u16,
-            Request::SetRingBase => {
+            VhostRequest::SetRingSize => self.ring.size = index_and_value.1 as u16,
+            VhostRequest::SetRingBase => {
                 (self.ring.taken, self.ring.given) = (index_and_value.1 as u16, index_and_value.1 as u16);
             }
-            Request::SetRingAddresses => {
+            VhostRequest::SetRingAddresses => {
                 let [descriptors, used, available] =
                     [8, 16, 24].map(|at| self.memory.guest_address(message.long(at)));
                 (self.ring.descriptors, self.ring.used, self.ring.available) =
                     (descriptors?, used?, available?);
             }
-            Request::GetRingBase => {
+            VhostRequest::GetRingBase => {
                 (self.ring.kick, self.ring.is_enabled) = (None, false);
                 let mut answer = message.payload[..4].to_vec();
                 answer.extend(u32::from(self.ring.taken).to_le_bytes());
                 reply(&self.stream, &message, &answer)?;
             }
-            Request::SetRingKick => self.ring.kick = message.files.pop(),
-            Request::SetRingCall => self.ring.call = message.files.pop(),
-            Request::EnableRing => self.ring.is_enabled = index_and_value.1 == 1,
+            VhostRequest::SetRingKick => self.ring.kick = message.files.pop(),
+            VhostRequest::SetRingCall => self.ring.call = message.files.pop(),
+            VhostRequest::EnableRing => self.ring.is_enabled = index_and_value.1 == 1,
             // What was agreed on changes nothing here.
-            Request::Other => {}
+            VhostRequest::Other => {}
         }
         Ok(())
     }
 
     /// Serves what is there.
-    fn work(&mut self) -> io::Result<Next> {
+    fn work(&mut self) -> io::Result<AfterMessage> {
         while let Some((head, parts)) = self.ring.take(&self.memory)? {
             let number = self.disk.served.fetch_add(1, Ordering::Relaxed);
             let lie = if number < self.disk.honest { Lie::None } else { self.disk.lie };
             match lie {
                 Lie::NoAnswer => continue,
-                Lie::Disconnect => return Ok(Next::End),
+                Lie::Disconnect => return Ok(AfterMessage::End),
                 Lie::LateAnswer if number == self.disk.honest => std::thread::sleep(LATE),
                 _ => {}
             }
             let written = self.transfer(lie, &parts)?;
             self.ring.answer(&self.memory, lie, head, written)?;
         }
-        Ok(Next::Go)
+        Ok(AfterMessage::Go)
     }
 
     /// Does what a request asks for. Returns how many bytes were written to the guest.
-    fn transfer(&self, lie: Lie, parts: &[Part]) -> io::Result<u32> {
+    fn transfer(&self, lie: Lie, parts: &[ChainPart]) -> io::Result<u32> {
         let [header, data @ .., status] = parts else { return Ok(0) };
         let mut start = [0; 16];
         self.memory.read(header.address, &mut start)?;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 /// A stretch of guest memory (vhost-user specification, "Memory region description").
-pub(crate) struct Region {
+pub(crate) struct GuestRegion {
     pub guest: u64,
     pub size: u64,
     pub user: u64,
@@ -15,11 +15,11 @@ pub(crate) struct Region {
 
 /// All of it.
 #[derive(Default)]
-pub(crate) struct Memory(pub Vec<Region>);
+pub(crate) struct SharedMemory(pub Vec<GuestRegion>);
 
-impl Memory {
+impl SharedMemory {
     fn at(&self, address: u64, length: usize) -> io::Result<(&File, u64)> {
-        let inside = |region: &&Region| {
+        let inside = |region: &&GuestRegion| {
             let start = address.checked_sub(region.guest);
             start.is_some_and(|start| start < region.size && length as u64 <= region.size - start)
         };
@@ -32,7 +32,7 @@ impl Memory {
     }
     /// The guest-physical address of one of QEMU's own: rings are told that way.
     pub fn guest_address(&self, user: u64) -> io::Result<u64> {
-        let inside = |region: &&Region| user.checked_sub(region.user).is_some_and(|at| at < region.size);
+        let inside = |region: &&GuestRegion| user.checked_sub(region.user).is_some_and(|at| at < region.size);
         let region = self.0.iter().find(inside).ok_or_else(|| self.no_memory(user))?;
         Ok(user - region.user + region.guest)
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::lie::Lie;
-use crate::memory::Memory;
+use crate::memory::SharedMemory;
 
 /// The most descriptors in a chain.
 const MAX_PARTS: usize = 256;
@@ -15,7 +15,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// A stretch of guest memory in a chain.
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct ChainPart {
     pub address: u64,
     pub length: u32,
     pub writable: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Part {
 
 /// Addresses are guest-physical.
 #[derive(Default)]
-pub(crate) struct Ring {
+pub(crate) struct SplitRing {
     pub size: u16,
     pub descriptors: u64,
     pub available: u64,
@@ -36,13 +36,13 @@ pub(crate) struct Ring {
     pub is_enabled: bool,
 }
 
-impl Ring {
+impl SplitRing {
     pub fn is_ready(&self) -> bool {
         self.is_enabled && self.kick.is_some() && self.size > 0 && self.descriptors > 0
     }
 
     /// The next chain: its head and its parts.
-    pub fn take(&mut self, memory: &Memory) -> io::Result<Option<(u16, Vec<Part>)>> {
+    pub fn take(&mut self, memory: &SharedMemory) -> io::Result<Option<(u16, Vec<ChainPart>)>> {
         if memory.read_u16(self.available + 2)? == self.taken {
             return Ok(None);
         }
@@ -56,19 +56,19 @@ impl Ring {
             let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             let address = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
             let length = u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
-            parts.push(Part { address, length, writable: word(12) & 2 != 0 });
+            parts.push(ChainPart { address, length, writable: word(12) & 2 != 0 });
             next = (word(12) & 1 != 0).then(|| word(14));
         }
         Ok(Some((head, parts)))
     }
 
-    fn give(&mut self, memory: &Memory, id: u32, written: u32) -> io::Result<()> {
+    fn give(&mut self, memory: &SharedMemory, id: u32, written: u32) -> io::Result<()> {
         self.add(memory, id, written)?;
         self.show_index(memory, self.given)
     }
 
     /// Adds an entry that the index does not tell of yet.
-    fn add(&mut self, memory: &Memory, id: u32, written: u32) -> io::Result<()> {
+    fn add(&mut self, memory: &SharedMemory, id: u32, written: u32) -> io::Result<()> {
         let mut entry = [0; 8];
         entry[..4].copy_from_slice(&id.to_le_bytes());
         entry[4..].copy_from_slice(&written.to_le_bytes());
@@ -77,12 +77,12 @@ impl Ring {
         Ok(())
     }
 
-    fn show_index(&self, memory: &Memory, index: u16) -> io::Result<()> {
+    fn show_index(&self, memory: &SharedMemory, index: u16) -> io::Result<()> {
         memory.write(self.used + 2, &index.to_le_bytes())
     }
 
     /// Gives a chain back, or lies about it, and interrupts the guest.
-    pub fn answer(&mut self, memory: &Memory, lie: Lie, head: u16, written: u32) -> io::Result<()> {
+    pub fn answer(&mut self, memory: &SharedMemory, lie: Lie, head: u16, written: u32) -> io::Result<()> {
         let id = u32::from(head);
         let mut interrupts = 1;
         match lie {

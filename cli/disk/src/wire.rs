@@ -18,7 +18,7 @@ const REPLY: u32 = 1 | 1 << 2;
 
 /// What the master asks for, as far as this server does something about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Request {
+pub(crate) enum VhostRequest {
     GetFeatures,
     SetMemoryTable,
     SetRingSize,
@@ -34,14 +34,14 @@ pub(crate) enum Request {
 }
 
 /// A message.
-pub(crate) struct Message {
-    pub request: Request,
+pub(crate) struct VhostMessage {
+    pub request: VhostRequest,
     number: u32,
     pub payload: Vec<u8>,
     pub files: Vec<File>,
 }
 
-impl Message {
+impl VhostMessage {
     /// 32 bits of the payload; 0 beyond its end.
     pub fn word(&self, at: usize) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|i| self.payload.get(at + i).copied().unwrap_or(0)))
@@ -53,7 +53,7 @@ impl Message {
 }
 
 /// The next message; `None` at the end of the connection.
-pub(crate) fn receive(mut stream: &UnixStream) -> io::Result<Option<Message>> {
+pub(crate) fn receive(mut stream: &UnixStream) -> io::Result<Option<VhostMessage>> {
     let mut header = [0; HEADER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -76,24 +76,24 @@ pub(crate) fn receive(mut stream: &UnixStream) -> io::Result<Option<Message>> {
     let mut payload = vec![0; size];
     stream.read_exact(&mut payload)?;
     let request = match number {
-        1 => Request::GetFeatures,
-        5 => Request::SetMemoryTable,
-        8 => Request::SetRingSize,
-        9 => Request::SetRingAddresses,
-        10 => Request::SetRingBase,
-        11 => Request::GetRingBase,
-        12 => Request::SetRingKick,
-        13 => Request::SetRingCall,
-        15 => Request::GetProtocolFeatures,
-        18 => Request::EnableRing,
-        24 => Request::GetConfig,
-        _ => Request::Other,
+        1 => VhostRequest::GetFeatures,
+        5 => VhostRequest::SetMemoryTable,
+        8 => VhostRequest::SetRingSize,
+        9 => VhostRequest::SetRingAddresses,
+        10 => VhostRequest::SetRingBase,
+        11 => VhostRequest::GetRingBase,
+        12 => VhostRequest::SetRingKick,
+        13 => VhostRequest::SetRingCall,
+        15 => VhostRequest::GetProtocolFeatures,
+        18 => VhostRequest::EnableRing,
+        24 => VhostRequest::GetConfig,
+        _ => VhostRequest::Other,
     };
-    Ok(Some(Message { request, number, payload, files }))
+    Ok(Some(VhostMessage { request, number, payload, files }))
 }
 
 /// Answers `to`.
-pub(crate) fn reply(mut stream: &UnixStream, to: &Message, payload: &[u8]) -> io::Result<()> {
+pub(crate) fn reply(mut stream: &UnixStream, to: &VhostMessage, payload: &[u8]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     for word in [to.number, REPLY, payload.len() as u32] {
         bytes.extend(word.to_le_bytes());

@@ -1,9 +1,9 @@
 //! From samples to statements: each side's cost of each row, ratios with their intervals, whether runs repeat, who failed.
 
 use super::measure::{Measured, printed, show};
-use super::parse::{Found, Key};
+use super::parse::{ParsedRow, RowKey};
 use super::plan::{Measure, Plan};
-use super::rows::{Row, Waits};
+use super::rows::{BenchRow, Waits};
 use super::statistics::{self, Estimate};
 
 /// How intervals were made.
@@ -75,9 +75,9 @@ impl Cost {
 
 /// One row of the comparison.
 #[derive(Debug)]
-pub struct Line {
+pub struct ComparedRow {
     /// The row.
-    pub row: &'static Row,
+    pub row: &'static BenchRow,
     /// How many performed it at a time.
     pub workers: u32,
     /// For each side.
@@ -86,21 +86,21 @@ pub struct Line {
     pub ratios: Vec<Option<Estimate>>,
 }
 
-impl Line {
+impl ComparedRow {
     /// The row's name as it is shown.
     pub fn name(&self) -> String {
         show(&(self.row.name.to_owned(), self.workers))
     }
 
     /// Whether the first side costs no more than the goal's share of the second. `None` without a ratio.
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.ratios.first().copied().flatten().map(|ratio| Verdict::of(ratio, self.row.goal))
+    pub fn verdict(&self) -> Option<RowVerdict> {
+        self.ratios.first().copied().flatten().map(|ratio| RowVerdict::of(ratio, self.row.goal))
     }
 }
 
 /// What an interval says of a goal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RowVerdict {
     /// All of the interval is within it.
     Met,
     /// None of the interval is.
@@ -109,24 +109,24 @@ pub enum Verdict {
     Open,
 }
 
-impl Verdict {
+impl RowVerdict {
     /// Of a goal that a ratio is to be at most.
-    pub fn of(ratio: Estimate, goal: f64) -> Verdict {
+    pub fn of(ratio: Estimate, goal: f64) -> RowVerdict {
         if ratio.interval.high <= goal {
-            Verdict::Met
+            RowVerdict::Met
         } else if ratio.interval.low > goal {
-            Verdict::Missed
+            RowVerdict::Missed
         } else {
-            Verdict::Open
+            RowVerdict::Open
         }
     }
 
     /// In a word.
     pub fn word(self) -> &'static str {
         match self {
-            Verdict::Met => "met",
-            Verdict::Missed => "missed",
-            Verdict::Open => "open",
+            RowVerdict::Met => "met",
+            RowVerdict::Missed => "missed",
+            RowVerdict::Open => "open",
         }
     }
 }
@@ -164,7 +164,7 @@ pub struct Difference {
 #[derive(Debug)]
 pub struct Comparison {
     /// Rows in order.
-    pub lines: Vec<Line>,
+    pub lines: Vec<ComparedRow>,
     /// How intervals were made.
     pub method: Method,
     /// Runs that differ though they should not; `None` where nobody expects them to be equal.
@@ -194,14 +194,14 @@ impl Comparison {
                     .map(|(side, label)| comparison.cell(label, side, row, &key))
                     .collect();
                 let ratios = cells[1..].iter().map(|other| ratio(method, &cells[0], other)).collect();
-                comparison.lines.push(Line { row, workers: *workers, cells, ratios });
+                comparison.lines.push(ComparedRow { row, workers: *workers, cells, ratios });
             }
         }
         comparison
     }
 
-    fn cell(&mut self, label: &str, side: &Measured, row: &Row, key: &Key) -> Cell {
-        let found: Vec<&Found> = side.runs.iter().filter_map(|run| run.rows.get(key)).collect();
+    fn cell(&mut self, label: &str, side: &Measured, row: &BenchRow, key: &RowKey) -> Cell {
+        let found: Vec<&ParsedRow> = side.runs.iter().filter_map(|run| run.rows.get(key)).collect();
         for (run, found) in side.runs.iter().zip(&found) {
             if let Some(message) = &found.failure {
                 self.failures.push(RowFailure {
@@ -217,7 +217,7 @@ impl Comparison {
             && row.waits == Waits::Nothing
             && let Some(other) = others.iter().find(|other| other.raw != first.raw)
         {
-            let units = |found: &Found| found.raw.iter().map(|(_, elapsed)| elapsed).sum();
+            let units = |found: &ParsedRow| found.raw.iter().map(|(_, elapsed)| elapsed).sum();
             differences.push(Difference {
                 side: label.to_owned(),
                 row: show(key),
@@ -262,10 +262,10 @@ mod tests {
 
     #[test]
     fn a_goal_is_met_or_missed_only_where_the_interval_decides() {
-        assert_eq!(Verdict::of(estimate(0.4, 0.39, 0.5), 0.5), Verdict::Met);
-        assert_eq!(Verdict::of(estimate(0.6, 0.51, 0.7), 0.5), Verdict::Missed);
-        assert_eq!(Verdict::of(estimate(0.4, 0.3, 0.6), 0.5), Verdict::Open);
-        assert_eq!(Verdict::of(estimate(0.4, 0.0, f64::INFINITY), 0.5), Verdict::Open);
+        assert_eq!(RowVerdict::of(estimate(0.4, 0.39, 0.5), 0.5), RowVerdict::Met);
+        assert_eq!(RowVerdict::of(estimate(0.6, 0.51, 0.7), 0.5), RowVerdict::Missed);
+        assert_eq!(RowVerdict::of(estimate(0.4, 0.3, 0.6), 0.5), RowVerdict::Open);
+        assert_eq!(RowVerdict::of(estimate(0.4, 0.0, f64::INFINITY), 0.5), RowVerdict::Open);
     }
 
     #[test]

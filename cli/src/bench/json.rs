@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::compare::{Cell, distinguishable};
 use super::plan::Measure;
-use super::report::Report;
+use super::report::BenchReport;
 
 /// Name and version of the form.
 const SCHEMA: &str = "freehold-bench-1";
 
 /// All that is known.
-pub fn value(report: &Report<'_>) -> Value {
+pub fn value(report: &BenchReport<'_>) -> Value {
     let (plan, comparison) = (report.plan, report.comparison);
     let labels = report.labels();
     let sides: Vec<Value> = plan
@@ -58,7 +58,7 @@ pub fn value(report: &Report<'_>) -> Value {
     })
 }
 
-fn row(line: &super::compare::Line, labels: &[&str], goal: Option<f64>) -> Value {
+fn row(line: &super::compare::ComparedRow, labels: &[&str], goal: Option<f64>) -> Value {
     let cells: Vec<Value> = line
         .cells
         .iter()

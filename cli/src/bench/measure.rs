@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use super::parse::{Key, Output, Phases};
-use super::plan::{Counter, Measure, Plan, Side, disk, with_disk};
+use super::parse::{Output, Phases, RowKey};
+use super::plan::{BenchSide, Counter, Measure, Plan, disk, with_disk};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
@@ -97,16 +97,20 @@ fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
 }
 
 /// One run of a side: a VM for the rows of each counter. `None` when it was recalled.
-fn one(plan: &Plan, side: &Side, recall: &Recall) -> std::result::Result<Option<(String, Output)>, Stop> {
+fn one(
+    plan: &Plan,
+    side: &BenchSide,
+    recall: &Recall,
+) -> std::result::Result<Option<(String, Output)>, Stop> {
     let (mut version, mut output) = (String::new(), Output::default());
-    for counter in [Counter::Clock, Counter::Microscope] {
+    for counter in Counter::ALL {
         let keys = plan.keys(counter);
         if keys.is_empty() {
             continue;
         }
-        let (ended, phases) = match &side.watched {
-            Some(words) if counter == Counter::Microscope => watch(words, recall),
-            _ => {
+        let (ended, phases) = match side.watched.iter().find(|(of, _)| *of == counter) {
+            Some((_, words)) => watch(words, recall),
+            None => {
                 let ended = side.prepared.run_unless(plan.engine, Some(recall));
                 ended.map(|ended| (ended, Phases::new()))
             }
@@ -141,7 +145,7 @@ fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
 }
 
 /// The kernel's name and version, if the run came to its end.
-fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<String, Stop> {
+fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Result<String, Stop> {
     let kernel = side.prepared.kernel.path.display();
     if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
         let cause = match &ended.end {
@@ -173,7 +177,7 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
 }
 
 /// A guest that came up and did not come to its end.
-fn died(side: &Side, ended: &Ended, end: &End, output: &Output) -> Stop {
+fn died(side: &BenchSide, ended: &Ended, end: &End, output: &Output) -> Stop {
     let row =
         output.last.as_ref().map_or("before the first row".to_owned(), |key| format!("in row {}", show(key)));
     let (what, status) = match end {
@@ -190,7 +194,7 @@ fn died(side: &Side, ended: &Ended, end: &End, output: &Output) -> Stop {
 }
 
 /// A row's name as it is shown.
-pub fn show(key: &Key) -> String {
+pub fn show(key: &RowKey) -> String {
     match key {
         (name, 1) => name.clone(),
         (name, workers) => format!("{name} ×{workers}"),

@@ -1,14 +1,14 @@
 //! The comparison as one offline HTML file.
 
-use super::compare::{Cell, Line, Verdict, distinguishable};
+use super::compare::{Cell, ComparedRow, RowVerdict, distinguishable};
 use super::plan::Measure;
-use super::report::Report;
+use super::report::BenchReport;
 use super::statistics::Estimate;
 use super::table;
 use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
 
 /// The comparison with its title and its key figures.
-pub fn page(report: &Report<'_>, title: &str) -> Page {
+pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
     let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
     page.tiles(&tiles(report));
     sections(report, &mut page);
@@ -16,7 +16,7 @@ pub fn page(report: &Report<'_>, title: &str) -> Page {
 }
 
 /// Everything below the key figures.
-pub fn sections(report: &Report<'_>, page: &mut Page) {
+pub fn sections(report: &BenchReport<'_>, page: &mut Page) {
     let labels = report.labels();
     for failure in &report.comparison.failures {
         page.note(Tone::Bad, &format!("{} failed on {}: {}", failure.row, failure.side, failure.message));
@@ -70,7 +70,7 @@ fn bar(estimate: Estimate) -> Bar {
 }
 
 /// The key figures.
-pub fn tiles(report: &Report<'_>) -> Vec<Tile> {
+pub fn tiles(report: &BenchReport<'_>) -> Vec<Tile> {
     let lines = &report.comparison.lines;
     let tile =
         |label: &str, value: String, detail: String, tone| Tile { label: label.into(), value, detail, tone };
@@ -88,8 +88,8 @@ pub fn tiles(report: &Report<'_>) -> Vec<Tile> {
         ));
     }
     if report.plan.has_goals() {
-        let judged: Vec<Verdict> = lines.iter().filter_map(Line::verdict).collect();
-        let met = judged.iter().filter(|verdict| **verdict == Verdict::Met).count();
+        let judged: Vec<RowVerdict> = lines.iter().filter_map(ComparedRow::verdict).collect();
+        let met = judged.iter().filter(|verdict| **verdict == RowVerdict::Met).count();
         let tone = if met == judged.len() { Tone::Good } else { Tone::Warning };
         tiles.push(tile(
             "goals met",
@@ -113,7 +113,7 @@ pub fn tiles(report: &Report<'_>) -> Vec<Tile> {
     tiles
 }
 
-fn costs(report: &Report<'_>) -> Table {
+fn costs(report: &BenchReport<'_>) -> Table {
     let labels = report.labels();
     let mut columns = vec![Column::text("operation"), Column::text("what"), Column::number(labels[0])];
     for label in &labels[1..] {
@@ -145,9 +145,9 @@ fn costs(report: &Report<'_>) -> Table {
         }
         if report.plan.has_goals() {
             let tone = match line.verdict() {
-                Some(Verdict::Met) => Tone::Good,
-                Some(Verdict::Missed) => Tone::Warning,
-                Some(Verdict::Open) | None => Tone::Plain,
+                Some(RowVerdict::Met) => Tone::Good,
+                Some(RowVerdict::Missed) => Tone::Warning,
+                Some(RowVerdict::Open) | None => Tone::Plain,
             };
             cells.push(html::Cell::text(table::goal(line)).tone(tone));
         }

@@ -5,14 +5,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 /// A row in one form: its name, and how many workers performed it.
-pub type Key = (String, u32);
+pub type RowKey = (String, u32);
 
 /// Instructions in the phases that the microscope saw, by name, first to last.
 pub type Phases = BTreeMap<String, VecDeque<u64>>;
 
 /// What one run says of one row.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Found {
+pub struct ParsedRow {
     /// Clock units an operation, one value a sample.
     pub samples: Vec<f64>,
     /// The samples as the guest gave them: operations, clock units in all. Equal ones mean equal runs.
@@ -27,9 +27,9 @@ pub struct Found {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Output {
     /// By row.
-    pub rows: BTreeMap<Key, Found>,
+    pub rows: BTreeMap<RowKey, ParsedRow>,
     /// The row that was begun last.
-    pub last: Option<Key>,
+    pub last: Option<RowKey>,
     /// Lines that are no harness' lines, and all of stderr.
     pub other: String,
 }
@@ -40,15 +40,15 @@ impl Output {
         stdout: &[u8],
         stderr: &[u8],
         mut phases: Phases,
-        expected: &[Key],
+        expected: &[RowKey],
         samples: usize,
     ) -> Output {
         let mut output = Output::default();
         let mut complete = false;
         for line in String::from_utf8_lossy(stdout).lines() {
             match output.line(line, &mut phases) {
-                Some(Line::Done) => complete = true,
-                Some(Line::Row) => {}
+                Some(OutputLine::Done) => complete = true,
+                Some(OutputLine::Row) => {}
                 None => {
                     output.other.push_str(line);
                     output.other.push('\n');
@@ -76,12 +76,12 @@ impl Output {
     }
 
     /// Takes one line; `None` when it is not the harness'.
-    fn line(&mut self, line: &str, phases: &mut Phases) -> Option<Line> {
+    fn line(&mut self, line: &str, phases: &mut Phases) -> Option<OutputLine> {
         let mut words = line.splitn(4, ' ');
         let kind = words.next()?;
         if kind == "done" {
             words.next()?.parse::<u32>().ok()?;
-            return words.next().is_none().then_some(Line::Done);
+            return words.next().is_none().then_some(OutputLine::Done);
         }
         let key = (words.next()?.to_owned(), words.next()?.parse().ok()?);
         let rest = words.next().unwrap_or_default();
@@ -100,11 +100,11 @@ impl Output {
             "fail" => self.rows.entry(key).or_default().fail(rest),
             _ => return None,
         }
-        Some(Line::Row)
+        Some(OutputLine::Row)
     }
 
     /// `elapsed` clock units for so many operations; `None` for no operations at all.
-    fn sample(&mut self, key: Key, operations: u64, elapsed: u64) -> Option<()> {
+    fn sample(&mut self, key: RowKey, operations: u64, elapsed: u64) -> Option<()> {
         if operations == 0 {
             return None;
         }
@@ -118,12 +118,12 @@ impl Output {
     }
 }
 
-enum Line {
+enum OutputLine {
     Row,
     Done,
 }
 
-impl Found {
+impl ParsedRow {
     /// The first reason is the cause; later ones follow from it.
     fn fail(&mut self, why: &str) {
         self.failure.get_or_insert_with(|| why.to_owned());
@@ -134,12 +134,12 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn key(name: &str) -> Key {
+    fn key(name: &str) -> RowKey {
         (name.to_owned(), 1)
     }
 
     fn parse(text: &str, expected: &[&str], samples: usize) -> Output {
-        let expected: Vec<Key> = expected.iter().map(|name| key(name)).collect();
+        let expected: Vec<RowKey> = expected.iter().map(|name| key(name)).collect();
         Output::parse(text.as_bytes(), b"", Phases::new(), &expected, samples)
     }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-use super::parse::Key;
-use super::rows::{self, Row, Waits};
+use super::parse::RowKey;
+use super::rows::{self, BenchRow, Waits};
 use crate::args::{self, BenchOptions};
 use crate::failure::Failure;
 use crate::kernel::{self, Family};
@@ -38,9 +38,10 @@ pub enum Measure {
 
 impl Measure {
     /// What counts this row.
-    pub fn counter(self, row: &Row) -> Counter {
+    pub fn counter(self, row: &BenchRow) -> Counter {
         match (self, row.waits) {
             (Measure::Instructions, Waits::Disk) => Counter::Microscope,
+            (Measure::Instructions, Waits::DiskBehindIommu) => Counter::BehindIommu,
             _ => Counter::Clock,
         }
     }
@@ -53,6 +54,13 @@ pub enum Counter {
     Clock,
     /// The microscope: the instructions that are executed, and none while a CPU waits.
     Microscope,
+    /// The microscope, over a machine whose devices are behind an IOMMU.
+    BehindIommu,
+}
+
+impl Counter {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Clock, Self::Microscope, Self::BehindIommu];
 }
 
 /// How much is run.
@@ -67,23 +75,23 @@ pub struct Extent {
 }
 
 /// One of the kernels that are compared.
-pub struct Side {
+pub struct BenchSide {
     /// Its column's heading.
     pub label: String,
     /// A machine with this kernel and the programs, ready to start.
     pub prepared: Prepared,
-    /// The same under the microscope, as `freehold scope` takes it, but for its disk; where there are rows for it.
-    pub watched: Option<Vec<OsString>>,
+    /// The same under the microscope, as `freehold scope` takes it, but for its disk: for each counter that has rows.
+    pub watched: Vec<(Counter, Vec<OsString>)>,
 }
 
 /// Everything that is decided before the first run.
 pub struct Plan {
     /// The rows.
-    pub rows: Vec<&'static Row>,
+    pub rows: Vec<&'static BenchRow>,
     /// How many perform an operation at a time: one, and as many as there are CPUs.
     pub workers: Vec<u32>,
     /// The sides; every other one is compared with the first.
-    pub sides: Vec<Side>,
+    pub sides: Vec<BenchSide>,
     /// What is counted.
     pub measure: Measure,
     /// How much is run.
@@ -104,16 +112,16 @@ impl Plan {
         let workers = if cpus == 1 { vec![1] } else { vec![1, cpus] };
         let choice = Choice { measure, cpus, extent, workers: &workers, rows: &rows };
         let disk = match measure {
-            Measure::Wall if rows.iter().any(|row| row.waits == Waits::Disk) => Some(disk()?),
+            Measure::Wall if rows.iter().any(|row| row.waits != Waits::Nothing) => Some(disk()?),
             _ => None,
         };
-        let side = |side: &Wanted| -> Result<Side> {
+        let side = |side: &WantedSide| -> Result<BenchSide> {
             let mut words = words(options, side, &choice, Counter::Clock)?;
             if let Some(disk) = &disk {
                 words = with_disk(&words, disk.path());
             }
             let prepared = Prepared::measurement(&args::run_options(&words)?)?;
-            Ok(Side { label: side.label.clone(), prepared, watched: watched(options, side, &choice)? })
+            Ok(BenchSide { label: side.label.clone(), prepared, watched: watched(options, side, &choice)? })
         };
         let sides = sides(options, |name| Ok(kernel::select(name)?.family))?
             .iter()
@@ -126,8 +134,8 @@ impl Plan {
     }
 
     /// Every row of this counter in each of its forms, in order.
-    pub fn keys(&self, counter: Counter) -> Vec<Key> {
-        let forms = |row: &&'static Row| {
+    pub fn keys(&self, counter: Counter) -> Vec<RowKey> {
+        let forms = |row: &&'static BenchRow| {
             self.workers.iter().map(|count| (row.name.to_owned(), *count)).collect::<Vec<_>>()
         };
         self.rows.iter().filter(|row| self.measure.counter(row) == counter).flat_map(forms).collect()
@@ -135,8 +143,9 @@ impl Plan {
 
     /// True when our kernel is compared with a lean Linux first: then the rows' goals apply.
     pub fn has_goals(&self) -> bool {
-        let family = |side: &Side| side.prepared.kernel.family;
-        let lean = |side: &Side| family(side) == Family::Linux && side.prepared.machine.append.contains(LEAN);
+        let family = |side: &BenchSide| side.prepared.kernel.family;
+        let lean =
+            |side: &BenchSide| family(side) == Family::Linux && side.prepared.machine.append.contains(LEAN);
         family(&self.sides[0]) == Family::Freehold && self.sides.get(1).is_some_and(lean)
     }
 }
@@ -178,14 +187,14 @@ fn cpus(options: &BenchOptions, measure: Measure) -> Result<u32> {
 }
 
 /// A side as the user names it.
-struct Wanted {
+struct WantedSide {
     label: String,
     kernel: OsString,
     append: String,
 }
 
 /// `family_of` tells what kind of kernel a name means.
-fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>) -> Result<Vec<Wanted>> {
+fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>) -> Result<Vec<WantedSide>> {
     let kernel = options.kernel.clone().unwrap_or_else(|| "freehold".into());
     let append = options.append.join(" ");
     let other_append = options.against_append.join(" ");
@@ -195,7 +204,7 @@ fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>
         None if !other_append.is_empty() => kernel.clone(),
         None => "linux".into(),
     };
-    let wanted = |label: String, kernel: &OsString, append: &str| Wanted {
+    let wanted = |label: String, kernel: &OsString, append: &str| WantedSide {
         label,
         kernel: kernel.clone(),
         append: append.to_owned(),
@@ -245,7 +254,7 @@ struct Choice<'a> {
     cpus: u32,
     extent: Extent,
     workers: &'a [u32],
-    rows: &'a [&'static Row],
+    rows: &'a [&'static BenchRow],
 }
 
 /// A disk for the rows that wait for one.
@@ -256,16 +265,22 @@ pub fn disk() -> Result<NamedTempFile> {
     })
 }
 
-/// The side's run under the microscope, if there are rows for it: as `freehold scope` takes it, but for the disk.
-fn watched(options: &BenchOptions, side: &Wanted, choice: &Choice<'_>) -> Result<Option<Vec<OsString>>> {
-    if choice.rows.iter().all(|row| choice.measure.counter(row) == Counter::Clock) {
-        return Ok(None);
-    }
-    let words = words(options, side, choice, Counter::Microscope)?;
-    // A microscope that cannot watch is found before minutes are spent.
-    let disk = disk()?;
-    scope::Measurement::prepare(&args::scope_options(&with_disk(&words, disk.path()))?)?;
-    Ok(Some(words))
+/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes them, but for the disk.
+fn watched(
+    options: &BenchOptions,
+    side: &WantedSide,
+    choice: &Choice<'_>,
+) -> Result<Vec<(Counter, Vec<OsString>)>> {
+    let has_rows = |counter: Counter| choice.rows.iter().any(|row| choice.measure.counter(row) == counter);
+    let counters = Counter::ALL.into_iter().filter(|&counter| counter != Counter::Clock && has_rows(counter));
+    let words = counters.map(|counter| {
+        let words = words(options, side, choice, counter)?;
+        // A microscope that cannot watch is found before minutes are spent.
+        let disk = disk()?;
+        scope::Measurement::prepare(&args::scope_options(&with_disk(&words, disk.path()))?)?;
+        Ok((counter, words))
+    });
+    words.collect()
 }
 
 /// These words with this disk.
@@ -276,11 +291,10 @@ pub fn with_disk(words: &[OsString], disk: &Path) -> Vec<OsString> {
 /// The side's run with the rows of `counter`, as `freehold run` (`freehold scope`) takes it.
 fn words(
     options: &BenchOptions,
-    side: &Wanted,
+    side: &WantedSide,
     choice: &Choice<'_>,
     counter: Counter,
 ) -> Result<Vec<OsString>> {
-    let &Choice { measure, cpus, extent, workers, rows } = choice;
     let mut words: Vec<OsString> = Vec::new();
     let mut option = |name: &str, value: OsString| {
         words.push(name.into());
@@ -288,7 +302,7 @@ fn words(
     };
     option("--kernel", side.kernel.clone());
     option("--memory", options.memory.clone().unwrap_or_else(|| DEFAULT_MEMORY.into()).into());
-    option("--cpus", cpus.to_string().into());
+    option("--cpus", choice.cpus.to_string().into());
     option("--timeout", options.timeout.clone().unwrap_or_else(|| DEFAULT_TIMEOUT.into()).into());
     if !side.append.is_empty() {
         option("--append", side.append.clone().into());
@@ -301,9 +315,21 @@ fn words(
         volume.push(format!(":/bench/{name}"));
         option("--volume", volume);
     }
+    words.extend(counted(choice, counter));
+    Ok(words)
+}
+
+/// How the rows of `counter` are counted, and what runs them: the end of a side's words.
+fn counted(choice: &Choice<'_>, counter: Counter) -> Vec<OsString> {
+    let &Choice { measure, extent, workers, rows, .. } = choice;
+    let mut words: Vec<OsString> = Vec::new();
     let clock = match (counter, measure) {
         (Counter::Microscope, _) => {
             words.extend(["--model", "locality"].map(OsString::from));
+            "watched"
+        }
+        (Counter::BehindIommu, _) => {
+            words.extend(["--model", "locality", "--dma", "direct"].map(OsString::from));
             "watched"
         }
         (Counter::Clock, Measure::Instructions) => {
@@ -320,7 +346,7 @@ fn words(
     );
     let rows = rows.iter().filter(|row| measure.counter(row) == counter);
     words.extend(rows.map(|row| format!("{}/{}", row.program, row.name).into()));
-    Ok(words)
+    words
 }
 
 #[cfg(test)]
@@ -359,6 +385,34 @@ mod tests {
     fn a_kernel_is_not_compared_with_itself_alone() {
         let error = sides(&options(&["--against", "freehold"]), family).err().expect("refused").to_string();
         assert!(error.contains("--against-append"), "{error}");
+    }
+
+    #[test]
+    fn rows_that_need_an_iommu_have_a_machine_of_their_own() {
+        let counters = |measure: Measure| {
+            let rows = rows::select(&["read-4k".into(), "direct-*".into()]).expect("rows");
+            rows.into_iter().map(|row| measure.counter(row)).collect::<Vec<_>>()
+        };
+        let [clock, watched, iommu] = Counter::ALL;
+        assert_eq!(counters(Measure::Instructions), [clock, watched, watched, iommu]);
+        assert_eq!(counters(Measure::Wall), [clock; 4]);
+        let choice = Choice {
+            measure: Measure::Instructions,
+            cpus: 1,
+            extent: Extent { runs: 1, samples: 2, divisor: 5 },
+            workers: &[1],
+            rows: &rows::select(&["direct-*".into()]).expect("rows"),
+        };
+        let line = |counter| {
+            let words = counted(&choice, counter);
+            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        let (with, without) = (line(iommu), line(watched));
+        assert!(with.contains("--dma direct") && with.ends_with("watched 1 pins/direct-read-1m"), "{with}");
+        assert!(
+            !without.contains("--dma") && without.ends_with("pins/direct-read pins/direct-write"),
+            "{without}"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A comparison with its surroundings: what was compared, under which settings, and what follows.
 
-use super::compare::{Comparison, Difference, Line, Verdict};
+use super::compare::{ComparedRow, Comparison, Difference, RowVerdict};
 use super::measure::Measured;
 use super::plan::{Counter, Measure, Plan};
 use super::statistics::Estimate;
@@ -8,7 +8,7 @@ use crate::qemu::{self, Engine};
 use crate::size::show_size;
 
 /// Everything that a reader gets to see.
-pub struct Report<'a> {
+pub struct BenchReport<'a> {
     /// What was planned.
     pub plan: &'a Plan,
     /// What was found.
@@ -19,12 +19,12 @@ pub struct Report<'a> {
     pub settings: Vec<(String, String)>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> BenchReport<'a> {
     /// Puts it together.
-    pub fn new(plan: &'a Plan, measured: &[Measured], comparison: &'a Comparison) -> Report<'a> {
+    pub fn new(plan: &'a Plan, measured: &[Measured], comparison: &'a Comparison) -> BenchReport<'a> {
         let versions: Vec<String> = measured.iter().map(|side| side.version.clone()).collect();
         let settings = settings(plan, &versions, comparison);
-        Report { plan, comparison, versions, settings }
+        BenchReport { plan, comparison, versions, settings }
     }
 
     /// Headings of the sides.
@@ -60,14 +60,14 @@ impl<'a> Report<'a> {
             ));
         }
         if self.plan.has_goals() {
-            let of = |wanted: Verdict| -> Vec<String> {
-                lines.iter().filter(|line| line.verdict() == Some(wanted)).map(Line::name).collect()
+            let of = |wanted: RowVerdict| -> Vec<String> {
+                lines.iter().filter(|line| line.verdict() == Some(wanted)).map(ComparedRow::name).collect()
             };
-            let (met, missed, open) = (of(Verdict::Met), of(Verdict::Missed), of(Verdict::Open));
+            let (met, missed, open) = (of(RowVerdict::Met), of(RowVerdict::Missed), of(RowVerdict::Open));
             let judged = met.len() + missed.len() + open.len();
             let mut sentence =
                 format!("goals against {}: {} of {judged} met", self.plan.sides[1].label, met.len());
-            for (verdict, names) in [(Verdict::Missed, missed), (Verdict::Open, open)] {
+            for (verdict, names) in [(RowVerdict::Missed, missed), (RowVerdict::Open, open)] {
                 if !names.is_empty() {
                     sentence.push_str(&format!("; {}: {}", verdict.word(), names.join(", ")));
                 }
@@ -134,17 +134,7 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
             Measure::Wall => "CLOCK_MONOTONIC in the guest, its own cost taken off".into(),
         },
     );
-    let watched: Vec<String> = plan.keys(Counter::Microscope).into_iter().map(|(name, _)| name).collect();
-    if !watched.is_empty() {
-        add(
-            "microscope",
-            format!(
-                "of what waits for a disk ({}): a clock would count the waiting, so a plugin of QEMU counts what is executed, without \
-                 -icount; it does not repeat to the instruction",
-                watched.join(", ")
-            ),
-        );
-    }
+    watched(plan).into_iter().for_each(|(name, value)| add(name, value));
     let runs = if extent.runs == 1 { "1 run".into() } else { format!("{} runs, sides in turn", extent.runs) };
     let operations = match extent.divisor {
         1 => "all operations".to_owned(),
@@ -156,6 +146,29 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
     );
     add("statistics", comparison.method.words());
     list
+}
+
+/// What is said of rows that the microscope counts.
+fn watched(plan: &Plan) -> Vec<(&'static str, String)> {
+    let names = |counter| plan.keys(counter).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let (plain, behind_iommu) = (names(Counter::Microscope), names(Counter::BehindIommu));
+    let mut said = Vec::new();
+    if !behind_iommu.is_empty() {
+        let rows = behind_iommu.join(", ");
+        said.push((
+            "IOMMU",
+            format!("of {rows}: VT-d; our kernel's disks reach programs' pages in their places"),
+        ));
+    }
+    let rows = [plain, behind_iommu].concat().join(", ");
+    if !rows.is_empty() {
+        let words = format!(
+            "of what waits for a disk ({rows}): a clock would count the waiting, so a plugin of QEMU counts what is executed, without \
+             -icount; it does not repeat to the instruction"
+        );
+        said.push(("microscope", words));
+    }
+    said
 }
 
 /// QEMU and its version, as a report names it.

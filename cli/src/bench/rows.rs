@@ -5,7 +5,7 @@ use crate::failure::Failure;
 
 /// One operation.
 #[derive(Debug, PartialEq)]
-pub struct Row {
+pub struct BenchRow {
     /// Its name, here and in the guest.
     pub name: &'static str,
     /// The guest program that measures it (guest/bench/PROGRAM.c).
@@ -25,21 +25,28 @@ pub enum Waits {
     Nothing,
     /// A disk, which takes the host's time: a clock that counts instructions leaps while nobody runs.
     Disk,
+    /// As [`Waits::Disk`], in a machine with an IOMMU (`--dma direct`): our kernel's disks reach the program's pages in their places. By the
+    /// host's time the machine is that of the other rows.
+    DiskBehindIommu,
 }
 
 const EQUAL: f64 = 1.0;
 const HALF: f64 = 0.5;
 
-const fn row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> Row {
-    Row { name, program, what, goal, waits: Waits::Nothing }
+const fn row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> BenchRow {
+    BenchRow { name, program, what, goal, waits: Waits::Nothing }
 }
 
-const fn disk_row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> Row {
-    Row { name, program, what, goal, waits: Waits::Disk }
+const fn disk_row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> BenchRow {
+    BenchRow { name, program, what, goal, waits: Waits::Disk }
+}
+
+const fn iommu_row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> BenchRow {
+    BenchRow { name, program, what, goal, waits: Waits::DiskBehindIommu }
 }
 
 /// All of them, in the order in which they run and are shown.
-pub const ROWS: &[Row] = &[
+pub const ROWS: &[BenchRow] = &[
     row("syscalls", "null-call", EQUAL, "getppid"),
     row("syscalls", "sigaction", EQUAL, "install a signal handler"),
     row("syscalls", "signal", EQUAL, "send a signal to oneself, handle it, return"),
@@ -70,6 +77,12 @@ pub const ROWS: &[Row] = &[
     row("pins", "vmsplice", EQUAL, "a page of memory into a pipe by vmsplice, and away unread"),
     disk_row("pins", "direct-read", EQUAL, "read 4 KiB of a disk with O_DIRECT"),
     disk_row("pins", "direct-write", EQUAL, "write 4 KiB to a disk with O_DIRECT"),
+    iommu_row(
+        "pins",
+        "direct-read-1m",
+        EQUAL,
+        "read 1 MiB of a disk with O_DIRECT, behind an IOMMU (--dma direct)",
+    ),
     row("switches", "switch-2", HALF, "switch between 2 processes, without the pipe's read and write"),
     row("switches", "switch-16", HALF, "switch among 16 processes, without the pipe's read and write"),
     row("switches", "pipe", EQUAL, "a byte to another process and back, by pipes"),
@@ -122,6 +135,10 @@ pub const ROWS: &[Row] = &[
     row("calls", "fallocate", EQUAL, "fallocate of 4 KiB that a tmpfs file has"),
     row("calls", "send-recv", HALF, "send and receive 64 bytes by an AF_UNIX socket pair"),
     row("calls", "send-message", HALF, "the same by sendmsg and recvmsg"),
+    row("calls", "tcp-byte", EQUAL, "send and receive a byte over TCP on 127.0.0.1"),
+    row("calls", "tcp-64k", EQUAL, "the same with 64 KiB"),
+    row("calls", "tcp-connect", EQUAL, "connect and accept over TCP, and close both ends"),
+    row("calls", "udp", EQUAL, "send and receive a datagram of 64 bytes over UDP"),
     row("calls", "sendfile", EQUAL, "sendfile of 4 KiB of tmpfs to /dev/null"),
     row("calls", "getaffinity", EQUAL, "sched_getaffinity"),
     row("calls", "fdatasync", EQUAL, "fdatasync of a tmpfs file"),
@@ -156,7 +173,7 @@ pub const ROWS: &[Row] = &[
 pub const COUNTS: [u32; 4] = [1, 100, 1_000, 10_000];
 
 /// The same operation with one, 100, 1,000 and 10,000 things around.
-pub type Growth = [Row; COUNTS.len()];
+pub type GrowthRows = [BenchRow; COUNTS.len()];
 
 macro_rules! growth {
     ($make:ident, $program:literal, $name:literal, $what:literal) => {
@@ -170,7 +187,7 @@ macro_rules! growth {
 }
 
 /// What `freehold lab growth` measures: costs that should not depend on how many things there are.
-pub const GROWTH: &[Growth] = &[
+pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "crowds", "map-areas", "map and unmap, by areas"),
     growth!(row, "crowds", "smaps", "read smaps, an area"),
     growth!(row, "crowds", "maps", "read maps, an area"),
@@ -195,11 +212,11 @@ pub const GROWTH: &[Growth] = &[
 ];
 
 /// The rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`] is found by whole names only.
-pub fn select(names: &[String]) -> Result<Vec<&'static Row>> {
+pub fn select(names: &[String]) -> Result<Vec<&'static BenchRow>> {
     if names.is_empty() {
         return Ok(ROWS.iter().collect());
     }
-    let matches = |name: &str, row: &Row| match name.strip_suffix('*') {
+    let matches = |name: &str, row: &BenchRow| match name.strip_suffix('*') {
         Some(start) => row.name.starts_with(start),
         None => row.name == name,
     };
@@ -210,7 +227,7 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Row>> {
         return Err(Failure::new(format!("no operation is named {unknown}"), suggestion(unknown)));
     }
     let chosen = ROWS.iter().filter(|row| names.iter().any(|name| matches(name, row)));
-    let in_both = |row: &&Row| ROWS.iter().any(|other| other.name == row.name);
+    let in_both = |row: &&BenchRow| ROWS.iter().any(|other| other.name == row.name);
     let grown = growth().filter(|row| names.iter().any(|name| row.name == name) && !in_both(row));
     Ok(chosen.chain(grown).collect())
 }
@@ -218,7 +235,7 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Row>> {
 /// Names that the user may have meant.
 fn suggestion(name: &str) -> String {
     let name = name.trim_end_matches('*');
-    let near = |row: &&Row| {
+    let near = |row: &&BenchRow| {
         strsim::damerau_levenshtein(name, row.name) <= 2
             || (name.len() > 2 && (row.name.contains(name) || row.what.contains(name)))
     };

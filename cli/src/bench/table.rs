@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::compare::{Cell, Comparison, Line, distinguishable};
+use super::compare::{Cell, ComparedRow, Comparison, distinguishable};
 use super::plan::Measure;
-use super::report::Report;
+use super::report::BenchReport;
 use super::statistics::Estimate;
 
 /// Groups digits; a dot or a comma would be a decimal point to some.
@@ -60,7 +60,7 @@ pub fn cell(measure: Measure, cell: &Cell) -> String {
 }
 
 /// What the goal's column says of a row.
-pub fn goal(line: &Line) -> String {
+pub fn goal(line: &ComparedRow) -> String {
     let limit = format!("≤ {}", line.row.goal);
     match line.verdict() {
         Some(verdict) => format!("{limit} {}", verdict.word()),
@@ -69,7 +69,7 @@ pub fn goal(line: &Line) -> String {
 }
 
 /// The whole text.
-pub fn render(report: &Report<'_>) -> String {
+pub fn render(report: &BenchReport<'_>) -> String {
     let mut rows = vec![heading(report)];
     for line in &report.comparison.lines {
         let mut row = vec![line.name(), cell(report.plan.measure, &line.cells[0])];
@@ -99,7 +99,7 @@ pub fn render(report: &Report<'_>) -> String {
     text
 }
 
-fn heading(report: &Report<'_>) -> Vec<String> {
+fn heading(report: &BenchReport<'_>) -> Vec<String> {
     let labels = report.labels();
     let mut heading = vec!["operation".to_owned(), labels[0].to_owned()];
     for label in &labels[1..] {

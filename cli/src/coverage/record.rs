@@ -41,7 +41,7 @@ pub struct Code {
 
 /// What `--coverage FILE` writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct CoverageRecord {
     version: u32,
     /// The kernel's code: a hash of its executable sections.
     kernel: String,
@@ -60,12 +60,12 @@ pub struct Record {
     pub functions: Vec<Function>,
 }
 
-impl Record {
+impl CoverageRecord {
     /// A record in which nothing ran.
-    pub fn new(code: Code) -> Record {
+    pub fn new(code: Code) -> CoverageRecord {
         let Code { sum, base, functions } = code;
         let bytes = functions.iter().map(|function| function.bytes).sum();
-        Record {
+        CoverageRecord {
             version: VERSION,
             kernel: sum,
             base,
@@ -105,7 +105,7 @@ impl Record {
     ///
     /// # Errors
     /// Where they are of two kernels.
-    pub fn with(mut self, other: &Record) -> Result<Record> {
+    pub fn with(mut self, other: &CoverageRecord) -> Result<CoverageRecord> {
         if (&self.kernel, &self.functions.len()) != (&other.kernel, &other.functions.len()) {
             return Err(Failure::new(
                 "the record is of another kernel than the run",
@@ -127,11 +127,11 @@ impl Record {
     ///
     /// # Errors
     /// Where there is none.
-    pub fn read(path: &Path) -> Result<Record> {
+    pub fn read(path: &Path) -> Result<CoverageRecord> {
         let text = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
         let wrong =
             || Failure::new(format!("{}: no record of freehold scope --coverage", path.display()), "");
-        let record: Record = serde_json::from_slice(&text).map_err(|_| wrong())?;
+        let record: CoverageRecord = serde_json::from_slice(&text).map_err(|_| wrong())?;
         if record.version == VERSION { Ok(record) } else { Err(wrong()) }
     }
 }
@@ -140,14 +140,14 @@ impl Record {
 ///
 /// # Errors
 /// Where it cannot be read or written, or is of another kernel.
-pub fn add(path: &Path, own: &Record) -> Result<Record> {
+pub fn add(path: &Path, own: &CoverageRecord) -> Result<CoverageRecord> {
     // The file is replaced, not changed: who adds to it holds its folder.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |e: std::io::Error| Failure::io("lock", folder, &e);
     let held = File::open(folder).map_err(failed)?;
     rustix::fs::flock(&held, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
     let whole = match path.exists() {
-        true => Record::read(path)?.with(own).map_err(|failure| failure.at(path))?,
+        true => CoverageRecord::read(path)?.with(own).map_err(|failure| failure.at(path))?,
         false => own.clone(),
     };
     let text = serde_json::to_vec(&whole).map_err(|e| Failure::io("write", path, &e.into()))?;
@@ -161,7 +161,7 @@ mod tests {
 
     const BASE: u64 = 0xffff_ffff_8000_0000;
 
-    fn record(sum: &str) -> Record {
+    fn record(sum: &str) -> CoverageRecord {
         let function = |number: u64| Function {
             name: format!("f{number}"),
             module: "m".into(),
@@ -169,7 +169,7 @@ mod tests {
             bytes: 0x80,
             ran: 0,
         };
-        Record::new(Code { sum: sum.into(), base: BASE, functions: (0..4).map(function).collect() })
+        CoverageRecord::new(Code { sum: sum.into(), base: BASE, functions: (0..4).map(function).collect() })
     }
 
     fn one(start: u64, end: u64) -> Ranges {
@@ -204,6 +204,6 @@ mod tests {
         }
         let failure = add(&path, &record("b")).expect_err("another kernel");
         assert!(failure.to_string().contains("another kernel"), "{failure}");
-        assert_eq!(Record::read(&path).expect("it is whole").runs, 3);
+        assert_eq!(CoverageRecord::read(&path).expect("it is whole").runs, 3);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::record::{Function, Record};
+use super::record::{CoverageRecord, Function};
 use crate::html::{Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::scope::plural;
 
@@ -11,7 +11,7 @@ use crate::scope::plural;
 pub const NAMED: usize = 40;
 
 /// `61.2% of 1.83 MB`.
-pub fn ran(record: &Record) -> String {
+pub fn ran(record: &CoverageRecord) -> String {
     format!("{:.1}% of {}", record.percent(), Unit::Bytes.show(record.bytes as f64))
 }
 
@@ -19,7 +19,7 @@ pub fn ran(record: &Record) -> String {
 type Sums<'a> = BTreeMap<&'a str, (u64, u64)>;
 
 /// By a part of the functions' modules.
-fn sums<'a>(record: &'a Record, part: impl Fn(&'a str) -> &'a str) -> Sums<'a> {
+fn sums<'a>(record: &'a CoverageRecord, part: impl Fn(&'a str) -> &'a str) -> Sums<'a> {
     let mut sums = Sums::new();
     for function in &record.functions {
         let sum = sums.entry(part(&function.module)).or_default();
@@ -38,7 +38,7 @@ fn share((bytes, ran): (u64, u64)) -> f64 {
 }
 
 /// Crates, each with its modules; what has most bytes that never ran stands first.
-fn modules(record: &Record) -> Vec<(&str, (u64, u64))> {
+fn modules(record: &CoverageRecord) -> Vec<(&str, (u64, u64))> {
     let missing = |sum: &(u64, u64)| core::cmp::Reverse(sum.0 - sum.1);
     let mut crates: Vec<_> = sums(record, crate_of).into_iter().collect();
     crates.sort_by_key(|(_, sum)| missing(sum));
@@ -55,14 +55,14 @@ fn modules(record: &Record) -> Vec<(&str, (u64, u64))> {
 }
 
 /// Functions of which no byte ran, largest first.
-fn never(record: &Record) -> Vec<&Function> {
+fn never(record: &CoverageRecord) -> Vec<&Function> {
     let mut never: Vec<&Function> = record.functions.iter().filter(|function| function.ran == 0).collect();
     never.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
     never
 }
 
 /// Everything, with at most `named` functions.
-pub fn text(record: &Record, named: usize) -> String {
+pub fn text(record: &CoverageRecord, named: usize) -> String {
     let never = never(record);
     let mut text = format!(
         "{:.2}% of {} bytes of the kernel's code ran in {}; {} of {} functions never did\n\n",
@@ -107,7 +107,7 @@ fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
 }
 
 /// The same to look at, with all functions that did not run whole.
-pub fn page(record: &Record) -> Page {
+pub fn page(record: &CoverageRecord) -> Page {
     let mut page =
         Page::new("Which of the kernel's code ran", &format!("{} in all", plural(record.runs, "run")));
     let never = never(record);
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::coverage::record::Code;
 
-    fn record() -> Record {
+    fn record() -> CoverageRecord {
         let function = |name: &str, module: &str, address, bytes| Function {
             name: name.into(),
             module: module.into(),
@@ -170,7 +170,7 @@ mod tests {
             function("k::net::send", "k::net", 0x1200, 200),
             function("entry", "assembly", 0x1300, 10),
         ];
-        let mut record = Record::new(Code { sum: String::new(), base: 0, functions });
+        let mut record = CoverageRecord::new(Code { sum: String::new(), base: 0, functions });
         record.ran(&[(0x1000, 0x1064), (0x1300, 0x130a)].into_iter().collect(), &Default::default(), 0);
         record
     }

@@ -33,7 +33,7 @@ impl Bar {
 
 /// How the bars of a group stand to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum BarLayout {
     Beside,
     EndToEnd,
 }
@@ -43,7 +43,7 @@ enum Layout {
 pub struct Bars {
     title: String,
     axis: Axis,
-    layout: Layout,
+    layout: BarLayout,
     series: Vec<String>,
     groups: Vec<(String, Vec<Option<Bar>>)>,
     reference: Option<(f64, String)>,
@@ -55,7 +55,7 @@ impl Bars {
         Bars {
             title: title.into(),
             axis,
-            layout: Layout::Beside,
+            layout: BarLayout::Beside,
             series: series.iter().map(|name| (*name).to_owned()).collect(),
             groups: Vec::new(),
             reference: None,
@@ -64,7 +64,7 @@ impl Bars {
 
     /// The same, with the bars of each group end to end: parts of a whole. They need a linear axis.
     pub fn parts(title: &str, axis: Axis, series: &[&str]) -> Bars {
-        Bars { layout: Layout::EndToEnd, ..Bars::new(title, axis, series) }
+        Bars { layout: BarLayout::EndToEnd, ..Bars::new(title, axis, series) }
     }
 
     /// Adds a group: one bar for each series, `None` where there is no value.
@@ -146,8 +146,8 @@ impl Figure for Bars {
         let widest = self.groups.iter().map(|(label, _)| figure::text_width(label)).fold(0.0, f64::max);
         let left = widest.min(LABELS_AT_MOST) + 14.0;
         let lines = match self.layout {
-            Layout::Beside => self.series.len() as f64,
-            Layout::EndToEnd => 1.5,
+            BarLayout::Beside => self.series.len() as f64,
+            BarLayout::EndToEnd => 1.5,
         };
         let group_height = BAR * lines + GROUP_GAP;
         let top = TOP + if self.reference.is_some() { 18.0 } else { 0.0 };
@@ -164,8 +164,8 @@ impl Figure for Bars {
             let label = figure::fit_text(&group.0, LABELS_AT_MOST);
             canvas.text((left - 10.0, middle), Anchor::End, "label", &label);
             match self.layout {
-                Layout::EndToEnd => self.draw_parts(&mut canvas, &scale, group, y),
-                Layout::Beside => self.draw_beside(&mut canvas, &scale, group, (left, y)),
+                BarLayout::EndToEnd => self.draw_parts(&mut canvas, &scale, group, y),
+                BarLayout::Beside => self.draw_beside(&mut canvas, &scale, group, (left, y)),
             }
         }
         canvas.line((left, top), (left, bottom), "base");

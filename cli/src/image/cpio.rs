@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{Entry, Node};
+use super::{ImageEntry, ImageNode};
 use crate::Result;
 use crate::failure::Failure;
 
@@ -30,24 +30,24 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 
     /// Adds one entry. A host file that changed its size since it was gathered is an error.
-    pub fn entry(&mut self, path: &Path, entry: &Entry) -> Result<()> {
+    pub fn entry(&mut self, path: &Path, entry: &ImageEntry) -> Result<()> {
         let name = path.strip_prefix("/").unwrap_or(path).as_os_str().as_bytes();
         let (kind, size) = match &entry.node {
-            Node::Folder => (S_IFDIR, 0),
-            Node::Fifo => (S_IFIFO, 0),
-            Node::Symlink(target) => (S_IFLNK, target.as_os_str().len() as u64),
-            Node::Bytes(bytes) => (S_IFREG, bytes.len() as u64),
-            Node::HostFile(_, size) => (S_IFREG, *size),
+            ImageNode::Folder => (S_IFDIR, 0),
+            ImageNode::Fifo => (S_IFIFO, 0),
+            ImageNode::Symlink(target) => (S_IFLNK, target.as_os_str().len() as u64),
+            ImageNode::Bytes(bytes) => (S_IFREG, bytes.len() as u64),
+            ImageNode::HostFile(_, size) => (S_IFREG, *size),
         };
         let size = u32::try_from(size).map_err(|_| {
             Failure::new(format!("{} is too big for an initramfs", path.display()), "give it as a --disk")
         })?;
         self.header(name, kind | entry.permissions, size, entry.modified).map_err(|e| write_failed(&e))?;
         match &entry.node {
-            Node::Symlink(target) => self.out.write_all(target.as_os_str().as_bytes()),
-            Node::Bytes(bytes) => self.out.write_all(bytes),
-            Node::HostFile(host, _) => self.copy(host, size)?,
-            Node::Folder | Node::Fifo => Ok(()),
+            ImageNode::Symlink(target) => self.out.write_all(target.as_os_str().as_bytes()),
+            ImageNode::Bytes(bytes) => self.out.write_all(bytes),
+            ImageNode::HostFile(host, _) => self.copy(host, size)?,
+            ImageNode::Folder | ImageNode::Fifo => Ok(()),
         }
         .and_then(|()| self.pad(size as usize))
         .map_err(|e| write_failed(&e))

@@ -4,12 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use crate::qemu::share::Share;
+use crate::qemu::share::FolderShare;
 use crate::user::User;
 
 /// What a stream of the program is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub enum ProgramStream {
     /// The terminal of the guest.
     Terminal,
     /// Bare bytes.
@@ -41,7 +41,7 @@ pub struct Spec {
     /// As whom it runs.
     pub user: User,
     /// stdin, stdout, stderr.
-    pub streams: [Stream; 3],
+    pub streams: [ProgramStream; 3],
     /// Terminal size: rows, columns.
     pub window: (u16, u16),
     /// What guest/init tells of the kernel.
@@ -49,7 +49,7 @@ pub struct Spec {
     /// The device that the guest swaps to.
     pub swap: Option<PathBuf>,
     /// Folders of the host that it sees.
-    pub shares: Vec<Share>,
+    pub shares: Vec<FolderShare>,
 }
 
 impl Spec {
@@ -75,8 +75,8 @@ impl Spec {
         }
         for (key, stream) in ["stdin", "stdout", "stderr"].iter().zip(self.streams) {
             let value = match stream {
-                Stream::Terminal => "tty",
-                Stream::Pipe => "pipe",
+                ProgramStream::Terminal => "tty",
+                ProgramStream::Pipe => "pipe",
             };
             record(key, OsStr::new(value));
         }

@@ -9,7 +9,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use freehold_scope_record::{Counts, Results};
+use freehold_scope_record::{CpuCounts, Results};
 use serde::Serialize;
 
 use super::{Experiment, Extent, Settings, output_of};
@@ -63,24 +63,25 @@ impl Load {
 }
 
 /// A kernel and how its devices reach memory.
-struct Side {
+struct BounceSide {
     name: &'static str,
     words: &'static [&'static str],
 }
 
-const GROWING: Side = Side { name: "growing", words: &["--append", "swiotlb=128"] };
-const FIXED: Side = Side { name: "64 MiB", words: &["--append", "swiotlb=32768"] };
-const BEHIND: Side = Side { name: "growing, VT-d", words: &["--append", "swiotlb=128", "--iommu"] };
-const FORCE: Side = Side {
+const GROWING: BounceSide = BounceSide { name: "growing", words: &["--append", "swiotlb=128"] };
+const FIXED: BounceSide = BounceSide { name: "64 MiB", words: &["--append", "swiotlb=32768"] };
+const BEHIND: BounceSide =
+    BounceSide { name: "growing, VT-d", words: &["--append", "swiotlb=128", "--iommu"] };
+const FORCE: BounceSide = BounceSide {
     name: "Linux, force",
     words: &["--kernel", "linux", "--iommu", "--append", "intel_iommu=off swiotlb=force"],
 };
-const LINUX: Side = Side { name: "Linux, VT-d", words: &["--kernel", "linux", "--iommu"] };
+const LINUX: BounceSide = BounceSide { name: "Linux, VT-d", words: &["--kernel", "linux", "--iommu"] };
 
 /// How much is measured.
 struct Extents {
     loads: &'static [Load],
-    sides: &'static [Side],
+    sides: &'static [BounceSide],
     counted: u32,
     timed: u32,
 }
@@ -111,7 +112,7 @@ struct Counted {
 
 /// One row of the answer.
 #[derive(Debug, Clone, Serialize)]
-struct Row {
+struct BounceRow {
     load: &'static str,
     way: &'static str,
     side: &'static str,
@@ -125,7 +126,7 @@ struct Row {
     mib_per_second: Vec<f64>,
 }
 
-impl Row {
+impl BounceRow {
     fn mean(&self) -> f64 {
         self.mib_per_second.iter().sum::<f64>() / self.mib_per_second.len().max(1) as f64
     }
@@ -138,10 +139,10 @@ impl Row {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct BounceRecord<'a> {
     experiment: &'static str,
     how: &'static str,
-    rows: &'a [Row],
+    rows: &'a [BounceRow],
 }
 
 const HOW: &str = "Kernel instructions and bytes stored of a transfer, counted on one CPU under the microscope; rates of runs without it. \
@@ -161,7 +162,7 @@ fn run(settings: &Settings) -> Result<u8> {
         rows.extend(rows_of(&extents, load, (&program, &disk))?);
     }
     if let Some(path) = &settings.json {
-        files::write_json(path, &Record { experiment: EXPERIMENT.name, how: HOW, rows: &rows })?;
+        files::write_json(path, &BounceRecord { experiment: EXPERIMENT.name, how: HOW, rows: &rows })?;
     }
     if let Some(path) = &settings.html {
         page(&rows).write(path)?;
@@ -182,13 +183,17 @@ fn in_memory() -> Result<tempfile::TempDir> {
 }
 
 /// Whether a pool that begins small has become larger where it has to.
-fn has_grown(row: &Row) -> bool {
+fn has_grown(row: &BounceRow) -> bool {
     let must = LOADS.iter().any(|load| load.name == row.load && load.must_grow());
     !must || !row.side.starts_with(GROWING.name) || row.pool[1] > row.pool[0]
 }
 
 /// All sides of a load, both ways.
-fn rows_of(extents: &Extents, load: &'static Load, (program, disk): (&Path, &PathBuf)) -> Result<Vec<Row>> {
+fn rows_of(
+    extents: &Extents,
+    load: &'static Load,
+    (program, disk): (&Path, &PathBuf),
+) -> Result<Vec<BounceRow>> {
     let mut rows = Vec::new();
     for side in extents.sides {
         let words = words(side, load, (program, disk));
@@ -219,13 +224,18 @@ fn rows_of(extents: &Extents, load: &'static Load, (program, disk): (&Path, &Pat
     Ok(rows)
 }
 
-fn nothing(side: &Side, load: &Load) -> Failure {
+fn nothing(side: &BounceSide, load: &Load) -> Failure {
     Failure::new(format!("{}, {}: the guest did not say what was asked", load.name, side.name), "")
 }
 
-fn row(load: &Load, way: &'static str, side: &Side, (boots, pool): (&[Counted], [u64; 2])) -> Row {
+fn row(
+    load: &Load,
+    way: &'static str,
+    side: &BounceSide,
+    (boots, pool): (&[Counted], [u64; 2]),
+) -> BounceRow {
     let of = |value: fn(&Counted) -> f64| boots.iter().map(value).fold(f64::INFINITY, f64::min);
-    Row {
+    BounceRow {
         load: load.name,
         way,
         side: side.name,
@@ -237,7 +247,7 @@ fn row(load: &Load, way: &'static str, side: &Side, (boots, pool): (&[Counted], 
 }
 
 /// The VM: both ways one after the other, and the pool's size before and after.
-fn words(side: &Side, load: &Load, (program, disk): (&Path, &PathBuf)) -> Vec<OsString> {
+fn words(side: &BounceSide, load: &Load, (program, disk): (&Path, &PathBuf)) -> Vec<OsString> {
     let mut words: Vec<OsString> =
         ["--accel", "tcg", "--report", "never", "-m", "1G"].map(OsString::from).into();
     words.extend(side.words.iter().map(OsString::from));
@@ -277,7 +287,7 @@ fn said(output: &str) -> Option<Said> {
 
 /// What the kernel did in a way's phases.
 fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
-    let sum = |name: &str, of: fn(&Counts) -> u64| {
+    let sum = |name: &str, of: fn(&CpuCounts) -> u64| {
         let phase = results.phases.iter().find(|phase| phase.name == name)?;
         Some(phase.cpus.iter().map(|cpu| of(&cpu.modes.kernel)).sum::<u64>() as f64)
     };
@@ -293,10 +303,10 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
 }
 
 /// What growing costs over the pool of 64 MiB, for each load and way: in the long run, and at first.
-fn ratios(rows: &[Row]) -> impl Iterator<Item = (&Row, [f64; 2])> {
+fn ratios(rows: &[BounceRow]) -> impl Iterator<Item = (&BounceRow, [f64; 2])> {
     rows.iter().filter(|row| row.side == GROWING.name).filter_map(|growing| {
         let is_pair =
-            |row: &&Row| row.side == FIXED.name && (row.load, row.way) == (growing.load, growing.way);
+            |row: &&BounceRow| row.side == FIXED.name && (row.load, row.way) == (growing.load, growing.way);
         let fixed = rows.iter().find(is_pair)?;
         Some((growing, core::array::from_fn(|at| growing.instructions[at] / fixed.instructions[at])))
     })
@@ -305,7 +315,7 @@ fn ratios(rows: &[Row]) -> impl Iterator<Item = (&Row, [f64; 2])> {
 const HEADINGS: [&str; 8] =
     ["row", "", "side", "instructions", "at first", "stored per byte", "pool, KiB", "MiB/s (variation)"];
 
-fn cells(row: &Row) -> [String; 8] {
+fn cells(row: &BounceRow) -> [String; 8] {
     let variation = row.variation().map_or(String::new(), |share| format!(" ({:.1}%)", share * 100.0));
     [
         row.load.into(),
@@ -323,7 +333,7 @@ fn verdict([steady, first]: [f64; 2]) -> &'static str {
     if steady <= GOALS[0] && first <= GOALS[1] { "met" } else { "missed" }
 }
 
-fn summary(rows: &[Row]) -> String {
+fn summary(rows: &[BounceRow]) -> String {
     let lines: Vec<[String; 8]> =
         core::iter::once(HEADINGS.map(String::from)).chain(rows.iter().map(cells)).collect();
     let widths: [usize; 8] = core::array::from_fn(|column| {
@@ -355,7 +365,7 @@ fn summary(rows: &[Row]) -> String {
     text
 }
 
-fn page(rows: &[Row]) -> Page {
+fn page(rows: &[BounceRow]) -> Page {
     let mut page = Page::new("Bounce buffers", HOW);
     let worst = |at: usize| ratios(rows).map(|(_, ratio)| ratio[at]).fold(0.0, f64::max);
     let tile = |label: &str, at: usize| Tile {
@@ -395,17 +405,25 @@ mod tests {
         }
     }
 
-    fn of(side: &'static str, instructions: [f64; 2], pool: [u64; 2]) -> Row {
+    fn of(side: &'static str, instructions: [f64; 2], pool: [u64; 2]) -> BounceRow {
         let mib_per_second = vec![9.0, 11.0];
-        Row { load: "deep", way: "read", side, instructions, stored_per_byte: 1.0, pool, mib_per_second }
+        BounceRow {
+            load: "deep",
+            way: "read",
+            side,
+            instructions,
+            stored_per_byte: 1.0,
+            pool,
+            mib_per_second,
+        }
     }
 
     #[test]
     fn a_row_that_has_to_grow_and_does_not_is_found_and_growing_is_judged() {
         let grown = of(GROWING.name, [101.0, 110.0], [SMALL, 2 * SMALL]);
         assert!(has_grown(&grown) && has_grown(&of(FIXED.name, [100.0, 100.0], [SMALL, SMALL])));
-        assert!(!has_grown(&Row { pool: [SMALL, SMALL], ..grown.clone() }));
-        assert!(has_grown(&Row { load: "small", pool: [SMALL, SMALL], ..grown.clone() }));
+        assert!(!has_grown(&BounceRow { pool: [SMALL, SMALL], ..grown.clone() }));
+        assert!(has_grown(&BounceRow { load: "small", pool: [SMALL, SMALL], ..grown.clone() }));
         let rows = [grown, of(FIXED.name, [100.0, 100.0], [0, 0])];
         let [ratio] = ratios(&rows).map(|(_, ratio)| ratio).collect::<Vec<_>>()[..] else {
             panic!("one pair")

@@ -24,10 +24,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const PROGRAM: &str = "guest/workloads/needless";
-const SIDES: [Side; 2] =
-    [Side { name: "Freehold", kernel: "freehold" }, Side { name: "Linux 6.1", kernel: "linux" }];
+const SIDES: [CowSide; 2] =
+    [CowSide { name: "Freehold", kernel: "freehold" }, CowSide { name: "Linux 6.1", kernel: "linux" }];
 
-struct Side {
+struct CowSide {
     name: &'static str,
     kernel: &'static str,
 }
@@ -122,7 +122,7 @@ impl Pattern {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct CowRecord<'a> {
     experiment: &'static str,
     machine: String,
     needless: &'a [Pattern],
@@ -155,7 +155,7 @@ fn run(settings: &Settings) -> Result<u8> {
         Err(status) => return Ok(status),
     };
     if let Some(path) = &settings.json {
-        let record = Record {
+        let record = CowRecord {
             experiment: EXPERIMENT.name,
             machine: extents.machine(),
             needless: &patterns,
@@ -171,7 +171,7 @@ fn run(settings: &Settings) -> Result<u8> {
 }
 
 /// The VM of a count, with `program` in it.
-fn words(side: &Side, extents: &Extents, program: OsString) -> Vec<OsString> {
+fn words(side: &CowSide, extents: &Extents, program: OsString) -> Vec<OsString> {
     let mut words: Vec<OsString> = ["--accel", "tcg", "--report", "never", "--cpus", "2"]
         .iter()
         .chain(&["--kernel", side.kernel, "-m", extents.memory, "--swap", extents.swap, "--"])
@@ -220,7 +220,7 @@ fn by_name(patterns: &[Pattern]) -> impl Iterator<Item = (&str, [Option<&Pattern
         .map(|name| (name, SIDES.map(|side| patterns.iter().find(|p| p.side == side.name && p.name == name))))
 }
 
-fn total(patterns: &[Pattern], side: &Side) -> f64 {
+fn total(patterns: &[Pattern], side: &CowSide) -> f64 {
     patterns.iter().filter(|pattern| pattern.side == side.name).map(Pattern::mean).sum()
 }
 
@@ -248,7 +248,7 @@ fn summary(extents: &Extents, patterns: &[Pattern]) -> String {
 
 fn page(extents: &Extents, patterns: &[Pattern], costs: &Compared) -> Page {
     let mut page = Page::new("Exact copy-on-write", &title(extents));
-    let tile = |side: &Side| {
+    let tile = |side: &CowSide| {
         let total = total(patterns, side);
         Tile {
             label: side.name.into(),

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Experiment, Extent, Settings};
 use crate::args::BenchOptions;
-use crate::bench::{self, COUNTS, Compared, GROWTH, Growth, Row};
+use crate::bench::{self, BenchRow, COUNTS, Compared, GROWTH, GrowthRows};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Tile, Tone, Unit};
 use crate::{Result, files};
 
@@ -43,7 +43,7 @@ struct Course {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct GrowthRecord<'a> {
     experiment: &'static str,
     most: f64,
     courses: &'a [Course],
@@ -54,7 +54,7 @@ struct Record<'a> {
 const SIDES: [&str; 2] = ["Freehold", "Linux, lean"];
 
 fn run(settings: &Settings) -> Result<u8> {
-    let (rows, counts): (Vec<&Growth>, &[u32]) = match settings.extent {
+    let (rows, counts): (Vec<&GrowthRows>, &[u32]) = match settings.extent {
         Extent::Full => (GROWTH.iter().collect(), &COUNTS),
         Extent::Quick => (GROWTH.iter().filter(|row| FEW.contains(&name(row))).collect(), &[1, 100, 10_000]),
     };
@@ -78,8 +78,12 @@ fn run(settings: &Settings) -> Result<u8> {
     let courses: Vec<Course> = rows.iter().flat_map(|row| courses(row, counts, &compared)).collect();
     print!("{}", text(&courses, counts));
     if let Some(path) = &settings.json {
-        let record =
-            Record { experiment: EXPERIMENT.name, most: MOST, courses: &courses, costs: compared.json() };
+        let record = GrowthRecord {
+            experiment: EXPERIMENT.name,
+            most: MOST,
+            courses: &courses,
+            costs: compared.json(),
+        };
         files::write_json(path, &record)?;
     }
     if let Some(path) = &settings.html {
@@ -90,16 +94,16 @@ fn run(settings: &Settings) -> Result<u8> {
 }
 
 /// The row's name without its count.
-fn name(row: &Growth) -> &'static str {
+fn name(row: &GrowthRows) -> &'static str {
     row[0].name.split('@').next().unwrap_or(row[0].name)
 }
 
 /// The row with each of these counts.
-fn at_counts<'a>(row: &'a Growth, counts: &'a [u32]) -> impl Iterator<Item = (&'a Row, u32)> {
+fn at_counts<'a>(row: &'a GrowthRows, counts: &'a [u32]) -> impl Iterator<Item = (&'a BenchRow, u32)> {
     row.iter().zip(COUNTS).filter(|(_, count)| counts.contains(count))
 }
 
-fn courses(row: &Growth, counts: &[u32], compared: &Compared) -> [Course; 2] {
+fn courses(row: &GrowthRows, counts: &[u32], compared: &Compared) -> [Course; 2] {
     [0, 1].map(|side| {
         let costs: Vec<(u32, f64)> = at_counts(row, counts)
             .filter_map(|(row, count)| Some((count, compared.cost(row.name, side)?)))

@@ -53,7 +53,7 @@ use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::size::{MIB, show_size};
 use crate::{Result, args, files, kernel, print, scope};
-use workload::{Share, Workload, by_chance, frames_at_random, frames_of_a_part_first};
+use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
 /// In the registry.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -72,26 +72,27 @@ const AT_A_TIME: usize = 2;
 const FITS_WELL: f64 = 0.01;
 
 /// A kernel with its parameters.
-struct Side {
+struct NearCacheSide {
     name: &'static str,
     kernel: &'static str,
     append: &'static str,
 }
 
-const LINUX: Side = Side { name: "Linux 6.1", kernel: "linux", append: "" };
-const SHUFFLED: Side = Side { name: "Linux 6.1, shuffled", kernel: "linux", append: "page_alloc.shuffle=1" };
-const LINEAR: Side =
-    Side { name: "Freehold, in order", kernel: "freehold", append: "page_alloc.placement=linear" };
-const RANDOM: Side =
-    Side { name: "Freehold, random", kernel: "freehold", append: "page_alloc.placement=random" };
+const LINUX: NearCacheSide = NearCacheSide { name: "Linux 6.1", kernel: "linux", append: "" };
+const SHUFFLED: NearCacheSide =
+    NearCacheSide { name: "Linux 6.1, shuffled", kernel: "linux", append: "page_alloc.shuffle=1" };
+const LINEAR: NearCacheSide =
+    NearCacheSide { name: "Freehold, in order", kernel: "freehold", append: "page_alloc.placement=linear" };
+const RANDOM: NearCacheSide =
+    NearCacheSide { name: "Freehold, random", kernel: "freehold", append: "page_alloc.placement=random" };
 /// Not said on the command line: where there is such a cache, this is what the kernel does.
-const BALANCED: Side = Side { name: "Freehold, balanced", kernel: "freehold", append: "" };
+const BALANCED: NearCacheSide = NearCacheSide { name: "Freehold, balanced", kernel: "freehold", append: "" };
 
 /// How large, how often.
 struct Extents {
-    sides: &'static [Side],
+    sides: &'static [NearCacheSide],
     /// Those that the microscope looks at.
-    watched: &'static [Side],
+    watched: &'static [NearCacheSide],
     cache: u64,
     memory: u64,
     boots: u32,
@@ -148,7 +149,7 @@ struct Measured {
     side: &'static str,
     age: Age,
     workload: &'static str,
-    boots: Vec<Share>,
+    boots: Vec<MissShare>,
 }
 
 impl Measured {
@@ -187,7 +188,7 @@ impl Spread {
 
 /// Where a boot had the kernel's image, in frames. With KASLR it is somewhere else at each boot.
 #[derive(Debug, PartialEq, Serialize)]
-struct Image {
+struct ImagePlace {
     side: &'static str,
     boot: u32,
     first: u64,
@@ -199,9 +200,9 @@ struct Image {
 /// Of a heap's frames, at least one of so many lies on either side of an image that stands among them.
 const AMONG: usize = 20;
 
-impl Image {
+impl ImagePlace {
     /// The image of a boot, if the guest tells it. `heap`: the frames of the heap that fits.
-    fn told(output: &str, side: &'static str, boot: u32, heap: &[u64]) -> Option<Image> {
+    fn told(output: &str, side: &'static str, boot: u32, heap: &[u64]) -> Option<ImagePlace> {
         let line = output.lines().find_map(|line| line.strip_prefix("image "))?;
         let (first, last) = line.split_once(' ')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
@@ -213,18 +214,18 @@ impl Image {
         // Frames from all over memory, as after a shuffle, have any image among them: that says nothing.
         let together = high - low < 2 * heap.len() as u64;
         let among = together && low < first && last < high;
-        Some(Image { side, boot, first, last, among })
+        Some(ImagePlace { side, boot, first, last, among })
     }
 }
 
 /// What all boots showed.
-struct Found {
+struct NearCacheResult {
     measured: Vec<Measured>,
-    images: Vec<Image>,
+    images: Vec<ImagePlace>,
     confirmed: Vec<Confirmed>,
 }
 
-impl Found {
+impl NearCacheResult {
     /// What chance alone would do.
     fn chance(extents: &Extents) -> Vec<String> {
         let frames = frames_at_random(extents.memory, (3 * extents.cache / PAGE) as usize);
@@ -259,7 +260,7 @@ impl Found {
 
     /// What explains a boot that is unlike the others.
     fn notes(&self) -> Vec<String> {
-        let note = |image: &Image| {
+        let note = |image: &ImagePlace| {
             let wanted = (image.side, Age::Fresh, Workload::Fits.name());
             let row = self.measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
             let misses = row.boots.get(image.boot as usize - 1)?.misses;
@@ -287,13 +288,13 @@ struct Confirmed {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct NearCacheRecord<'a> {
     experiment: &'static str,
     cache_bytes: u64,
     memory_bytes: u64,
     boots: u32,
     measured: &'a [Measured],
-    images: &'a [Image],
+    images: &'a [ImagePlace],
     confirmed: &'a [Confirmed],
 }
 
@@ -304,7 +305,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let mut volume = program.into_os_string();
     volume.push(":");
     volume.push(GUEST_PROGRAM);
-    let mut found = Found { measured: Vec::new(), images: Vec::new(), confirmed: Vec::new() };
+    let mut found = NearCacheResult { measured: Vec::new(), images: Vec::new(), confirmed: Vec::new() };
     for side in extents.sides {
         measure(side, &extents, &volume, &mut found)?;
     }
@@ -312,7 +313,7 @@ fn run(settings: &Settings) -> Result<u8> {
         found.confirmed.push(confirm(side, &extents, &volume)?);
     }
     if let Some(path) = &settings.json {
-        let record = Record {
+        let record = NearCacheRecord {
             experiment: EXPERIMENT.name,
             cache_bytes: extents.cache,
             memory_bytes: extents.memory,
@@ -331,7 +332,13 @@ fn run(settings: &Settings) -> Result<u8> {
 }
 
 /// The options of every VM here: `side`'s kernel, one node with a memory-side cache, and `volume`, which brings the program.
-fn options(side: &Side, memory: u64, cache: u64, program: &[&str], volume: &OsString) -> Vec<OsString> {
+fn options(
+    side: &NearCacheSide,
+    memory: u64,
+    cache: u64,
+    program: &[&str],
+    volume: &OsString,
+) -> Vec<OsString> {
     let mut options: Vec<OsString> = ["--accel", "tcg", "--report", "never", "--kernel", side.kernel]
         .iter()
         .chain(&["--append", side.append, "-m", &show_size(memory), "--near-cache", &show_size(cache)])
@@ -344,12 +351,17 @@ fn options(side: &Side, memory: u64, cache: u64, program: &[&str], volume: &OsSt
 
 /// What one boot gave: shares at each age, of each workload, and the image's place.
 struct Boot {
-    shares: Vec<Vec<Share>>,
-    image: Option<Image>,
+    shares: Vec<Vec<MissShare>>,
+    image: Option<ImagePlace>,
 }
 
 /// All boots of a side, some at a time.
-fn measure(side: &Side, extents: &Extents, volume: &OsString, found: &mut Found) -> Result<()> {
+fn measure(
+    side: &NearCacheSide,
+    extents: &Extents,
+    volume: &OsString,
+    found: &mut NearCacheResult,
+) -> Result<()> {
     let cells = Age::BOTH.into_iter().flat_map(|age| Workload::ALL.map(|workload| (age, workload)));
     let mut measured: Vec<Measured> = cells
         .map(|(age, workload)| Measured {
@@ -382,7 +394,7 @@ fn measure(side: &Side, extents: &Extents, volume: &OsString, found: &mut Found)
 }
 
 /// One boot of a side, by its number.
-fn boot(side: &Side, extents: &Extents, volume: &OsString, number: u32) -> Result<Boot> {
+fn boot(side: &NearCacheSide, extents: &Extents, volume: &OsString, number: u32) -> Result<Boot> {
     print::stderr(format!("freehold: {}, boot {number} of {}\n", side.name, extents.boots));
     let (heap, seed) = ((3 * extents.cache / MIB).to_string(), number.to_string());
     let mut words: Vec<OsString> = ["--icount", "--seed", &seed].iter().map(OsString::from).collect();
@@ -392,7 +404,7 @@ fn boot(side: &Side, extents: &Extents, volume: &OsString, number: u32) -> Resul
     let pages = (3 * extents.cache / PAGE) as usize;
     let of_ages = Age::BOTH.map(|age| frames(&output, age, pages));
     let of_ages = of_ages.into_iter().collect::<Result<Vec<_>>>()?;
-    let image = Image::told(&output, side.name, number, &of_ages[0][..pages / 3]);
+    let image = ImagePlace::told(&output, side.name, number, &of_ages[0][..pages / 3]);
     let shares = |frames: &Vec<u64>| {
         Workload::ALL.iter().map(|workload| workload.run(frames, extents.cache)).collect()
     };
@@ -413,7 +425,7 @@ fn frames(output: &str, age: Age, pages: usize) -> Result<Vec<u64>> {
 }
 
 /// Watches a program that reads a heap as large as its cache at random.
-fn confirm(side: &Side, extents: &Extents, volume: &OsString) -> Result<Confirmed> {
+fn confirm(side: &NearCacheSide, extents: &Extents, volume: &OsString) -> Result<Confirmed> {
     let (cache, accesses) = extents.confirmed;
     print::stderr(format!("freehold: {}, under the microscope\n", side.name));
     let arguments = ["walk", &(cache / MIB).to_string(), &accesses.to_string()];
@@ -451,15 +463,15 @@ mod tests {
         let image = |first: u64| {
             let output = format!("image {first:x} {:x}\nfresh\n", first + 99);
             let heap: Vec<u64> = (1000..2000).filter(|frame| !(first..first + 100).contains(frame)).collect();
-            Image::told(&output, "a", 1, &heap).expect("told")
+            ImagePlace::told(&output, "a", 1, &heap).expect("told")
         };
         assert!(image(1500).among);
         assert!(!image(3000).among && !image(900).among);
         // A few frames far from all others are no heap on its other side.
         assert!(!image(1995).among);
-        assert_eq!(Image::told("fresh\n1\n", "a", 1, &[1]), None);
+        assert_eq!(ImagePlace::told("fresh\n1\n", "a", 1, &[1]), None);
         let scattered: Vec<u64> = (0..1000).map(|n| n * 8).collect();
-        assert!(!Image::told("image 400 40f\n", "a", 1, &scattered).expect("told").among);
+        assert!(!ImagePlace::told("image 400 40f\n", "a", 1, &scattered).expect("told").among);
     }
 
     #[test]

@@ -35,19 +35,19 @@ const LOCAL: f64 = 200.0;
 /// What a line from another node takes, in times of that: next socket, two sockets on, far memory.
 const FACTORS: [f64; 3] = [1.4, 2.0, 3.0];
 
-struct Side {
+struct ReplicaSide {
     name: &'static str,
     kernel: &'static str,
     append: &'static str,
 }
 
-const ON: Side = Side { name: "on", kernel: "freehold", append: "nokaslr numa_replica=on" };
-const OFF: Side = Side { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
-const LINUX: Side = Side { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
+const ON: ReplicaSide = ReplicaSide { name: "on", kernel: "freehold", append: "nokaslr numa_replica=on" };
+const OFF: ReplicaSide = ReplicaSide { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
+const LINUX: ReplicaSide = ReplicaSide { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
 
 /// What the kernel did for one call on one side: means of all calls of the row, on the CPU that made them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Row {
+struct ReplicaRow {
     nodes: usize,
     call: String,
     side: &'static str,
@@ -60,7 +60,7 @@ struct Row {
     remote_misses: f64,
 }
 
-impl Row {
+impl ReplicaRow {
     /// The modelled time, in instructions.
     fn time(&self, factor: f64) -> f64 {
         self.instructions + LOCAL * (self.local_misses + factor * self.remote_misses)
@@ -73,9 +73,9 @@ impl Row {
 
 /// A row with copies and without.
 struct Pair<'a> {
-    on: &'a Row,
-    off: &'a Row,
-    linux: Option<&'a Row>,
+    on: &'a ReplicaRow,
+    off: &'a ReplicaRow,
+    linux: Option<&'a ReplicaRow>,
 }
 
 impl Pair<'_> {
@@ -97,15 +97,15 @@ impl Pair<'_> {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct ReplicaRecord<'a> {
     experiment: &'static str,
     local_instructions: f64,
     factors: [f64; 3],
-    rows: &'a [Row],
+    rows: &'a [ReplicaRow],
 }
 
 fn run(settings: &Settings) -> Result<u8> {
-    let (sides, sizes, times): (&[Side], &[usize], u64) = match settings.extent {
+    let (sides, sizes, times): (&[ReplicaSide], &[usize], u64) = match settings.extent {
         Extent::Full => (&[ON, OFF, LINUX], &[2, 4], 100),
         Extent::Quick => (&[ON, OFF], &[2], 10),
     };
@@ -124,8 +124,12 @@ fn run(settings: &Settings) -> Result<u8> {
         }
     }
     if let Some(path) = &settings.json {
-        let record =
-            Record { experiment: EXPERIMENT.name, local_instructions: LOCAL, factors: FACTORS, rows: &rows };
+        let record = ReplicaRecord {
+            experiment: EXPERIMENT.name,
+            local_instructions: LOCAL,
+            factors: FACTORS,
+            rows: &rows,
+        };
         files::write_json(path, &record)?;
     }
     if let Some(path) = &settings.html {
@@ -135,7 +139,7 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(0)
 }
 
-fn words(side: &Side, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {
+fn words(side: &ReplicaSide, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {
     let (count, last) = (nodes.to_string(), (nodes - 1).to_string());
     let mut words: Vec<OsString> = ["--report", "never", "-m", "512M", "--model", "cache", "--kernel"]
         .iter()
@@ -149,7 +153,7 @@ fn words(side: &Side, nodes: usize, times: u64, volume: &OsString) -> Vec<OsStri
 }
 
 /// The rows that the program names in `output`, each a phase.
-fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) -> Result<Vec<Row>> {
+fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) -> Result<Vec<ReplicaRow>> {
     let cpu = nodes - 1;
     let home = results.settings.cpus.get(cpu).copied().unwrap_or(0);
     let split = |by_node: &[u64]| {
@@ -164,7 +168,7 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
         let each = |count: u64| count as f64 / times as f64;
         let ((_, remote), code, data) =
             (split(&kernel.fetches), split(&kernel.fetch_misses), split(&kernel.data_misses));
-        Some(Row {
+        Some(ReplicaRow {
             nodes,
             call: call.to_owned(),
             side,
@@ -175,7 +179,7 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
             remote_misses: each(code.1 + data.1),
         })
     };
-    let rows: Vec<Row> = output.lines().filter_map(row).collect();
+    let rows: Vec<ReplicaRow> = output.lines().filter_map(row).collect();
     if rows.is_empty() || rows.len() != output.lines().count() {
         return Err(Failure::new(format!("{side}: not all calls were seen: {output}"), ""));
     }
@@ -183,9 +187,9 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
 }
 
 /// The rows with copies, each with those without.
-fn pairs(rows: &[Row]) -> impl Iterator<Item = Pair<'_>> {
+fn pairs(rows: &[ReplicaRow]) -> impl Iterator<Item = Pair<'_>> {
     rows.iter().filter(|row| row.side == ON.name).filter_map(|on| {
-        let other = |side: &Side| {
+        let other = |side: &ReplicaSide| {
             rows.iter().find(|row| (row.nodes, &row.call, row.side) == (on.nodes, &on.call, side.name))
         };
         Some(Pair { on, off: other(&OFF)?, linux: other(&LINUX) })
@@ -206,7 +210,7 @@ const HEADINGS: [&str; 9] = [
 
 fn cells(pair: &Pair<'_>) -> [String; 9] {
     let (on, off) = (pair.on, pair.off);
-    let linux = |show: &dyn Fn(&Row) -> String| pair.linux.map_or("–".into(), show);
+    let linux = |show: &dyn Fn(&ReplicaRow) -> String| pair.linux.map_or("–".into(), show);
     let ratio = |factor: f64| format!("{:.3}", pair.ratio(factor));
     [
         format!("{} nodes, {}", on.nodes, on.call),
@@ -229,7 +233,7 @@ fn cells(pair: &Pair<'_>) -> [String; 9] {
 const HOW: &str = "Kernel work for one call on a CPU of the last node; the image lies on node 0. Time is modelled: an instruction is 1, a line from \
                    the own node 200, from another that times the remote factor, nothing overlaps.";
 
-fn summary(rows: &[Row]) -> String {
+fn summary(rows: &[ReplicaRow]) -> String {
     let mut text = format!("{HOW}\n\n");
     let lines: Vec<[String; 9]> =
         core::iter::once(HEADINGS.map(String::from)).chain(pairs(rows).map(|pair| cells(&pair))).collect();
@@ -248,7 +252,7 @@ fn summary(rows: &[Row]) -> String {
     text
 }
 
-fn page(rows: &[Row]) -> Page {
+fn page(rows: &[ReplicaRow]) -> Page {
     let mut page = Page::new("The kernel's text on each node", HOW);
     let worst = |caches: &str, factor: f64| {
         pairs(rows)
@@ -294,10 +298,10 @@ fn page(rows: &[Row]) -> Page {
 mod tests {
     use super::*;
 
-    fn row(side: &'static str, instructions: f64, misses: (f64, f64)) -> Row {
+    fn row(side: &'static str, instructions: f64, misses: (f64, f64)) -> ReplicaRow {
         let (local_misses, remote_misses) = misses;
         let remote = if remote_misses > 0.0 { instructions } else { 0.0 };
-        Row {
+        ReplicaRow {
             nodes: 2,
             call: "a cold".into(),
             side,

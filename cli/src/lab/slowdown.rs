@@ -8,7 +8,7 @@ use freehold_scope_record::{Counting, Emulator};
 use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
-use crate::bench::compare::Verdict;
+use crate::bench::compare::RowVerdict;
 use crate::bench::statistics::{geometric_mean, paired_ratio};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
@@ -61,7 +61,7 @@ struct Measured {
 }
 
 #[derive(Serialize)]
-struct Record<'a> {
+struct SlowdownRecord<'a> {
     experiment: &'static str,
     qemu: &'a str,
     interface: u32,
@@ -93,9 +93,9 @@ fn run(settings: &Settings) -> Result<u8> {
     let plain = seconds.first().cloned().unwrap_or_default();
     let measured: Vec<Measured> =
         ways.iter().zip(seconds).map(|(way, seconds)| Measured::new(way, seconds, &plain)).collect();
-    let report = Report { measured: &measured, qemu: bench::emulator(), emulator };
+    let report = SlowdownReport { measured: &measured, qemu: bench::emulator(), emulator };
     if let Some(path) = &settings.json {
-        let record = Record {
+        let record = SlowdownRecord {
             experiment: EXPERIMENT.name,
             qemu: &report.qemu,
             interface: emulator.interface,
@@ -162,7 +162,7 @@ impl Measured {
             name: way.name,
             ratio: ratio.map(|ratio| ratio.value),
             interval: ratio.map(|ratio| (ratio.interval.low, ratio.interval.high)),
-            verdict: ratio.zip(way.goal).map(|(ratio, goal)| Verdict::of(ratio, goal).word()),
+            verdict: ratio.zip(way.goal).map(|(ratio, goal)| RowVerdict::of(ratio, goal).word()),
             goal: way.goal,
             cpu_seconds,
         }
@@ -196,13 +196,13 @@ impl Measured {
     }
 }
 
-struct Report<'a> {
+struct SlowdownReport<'a> {
     measured: &'a [Measured],
     qemu: String,
     emulator: Emulator,
 }
 
-impl Report<'_> {
+impl SlowdownReport<'_> {
     fn way(&self) -> String {
         let way = match self.emulator.counting {
             Counting::Calls => "blocks counted by calls",

@@ -69,7 +69,7 @@ const WORKLOADS: [Workload; 5] = [
 
 /// What one run showed, of the program's time where nothing else is said.
 #[derive(Debug, Serialize)]
-struct Row {
+struct XpfoRow {
     workload: &'static str,
     policy: &'static str,
     tlb: String,
@@ -112,20 +112,20 @@ struct Skipped {
 
 /// All that was found.
 #[derive(Serialize)]
-struct Record {
+struct XpfoRecord {
     experiment: &'static str,
     how: &'static str,
     /// Policies that the kernel does not have.
     missing: Vec<&'static str>,
     skipped: Vec<Skipped>,
-    rows: Vec<Row>,
+    rows: Vec<XpfoRow>,
     /// The default policy with several TLBs.
-    shapes: Vec<Row>,
+    shapes: Vec<XpfoRow>,
 }
 
-impl Record {
-    fn new(experiment: &'static str) -> Record {
-        Record {
+impl XpfoRecord {
+    fn new(experiment: &'static str) -> XpfoRecord {
+        XpfoRecord {
             experiment,
             how: HOW,
             missing: Vec::new(),
@@ -141,7 +141,7 @@ const HOW: &str = "Instructions, flushes and windows are counted by the microsco
                    were stored while a program owned the frame, looked at at each phase and every 2^26 instructions.";
 
 fn run(settings: &Settings) -> Result<u8> {
-    let mut record = Record::new(EXPERIMENT.name);
+    let mut record = XpfoRecord::new(EXPERIMENT.name);
     let mut have = Vec::new();
     for policy in POLICIES {
         print::stderr(format!("freehold: xpfo={policy}: does the kernel have it?\n"));
@@ -171,7 +171,7 @@ fn run(settings: &Settings) -> Result<u8> {
 
 /// Adds a row for each workload and policy, where the host has what the workload needs.
 fn measure_all(
-    record: &mut Record,
+    record: &mut XpfoRecord,
     workloads: &[Workload],
     policies: &[&'static str],
     models: &str,
@@ -191,7 +191,7 @@ fn measure_all(
 }
 
 /// Adds the shell workload with each TLB, under the default policy and on Linux.
-fn measure_shapes(record: &mut Record, have: &[&'static str]) -> Result<()> {
+fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str]) -> Result<()> {
     let default = have.iter().copied().find(|&policy| policy == DEFAULT);
     for shape in SHAPES {
         print::stderr(format!("freehold: {}, {shape}\n", SHELL.name));
@@ -224,7 +224,7 @@ fn words(policy: &str, (models, shape): (&str, &str), needs: &[&str], script: &s
     words.into_iter().map(OsString::from).collect()
 }
 
-fn measure(workload: &Workload, policy: &'static str, how: (&str, &str)) -> Result<Row> {
+fn measure(workload: &Workload, policy: &'static str, how: (&str, &str)) -> Result<XpfoRow> {
     // A program that was added is named by its path.
     let script = workload.needs.iter().fold(workload.script.to_owned(), |script, path| {
         let name = path.rsplit('/').next().unwrap_or(path);
@@ -235,14 +235,14 @@ fn measure(workload: &Workload, policy: &'static str, how: (&str, &str)) -> Resu
     Ok(row(workload.name, policy, how.1, &results))
 }
 
-fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Results) -> Row {
+fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Results) -> XpfoRow {
     let number = results
         .phases
         .iter()
         .position(|phase| phase.name == "program")
         .unwrap_or(results.phases.len().saturating_sub(1));
     let cpus = || results.phases.get(number).into_iter().flat_map(|phase| &phase.cpus);
-    let both = |count: fn(&freehold_scope_record::Counts) -> u64| -> [u64; 2] {
+    let both = |count: fn(&freehold_scope_record::CpuCounts) -> u64| -> [u64; 2] {
         [cpus().map(|cpu| count(&cpu.modes.user)).sum(), cpus().map(|cpu| count(&cpu.modes.kernel)).sum()]
     };
     let [user_instructions, kernel_instructions] = both(|counts| counts.instructions);
@@ -256,7 +256,7 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
         |lives: &[u64]| lives.iter().rposition(|&count| count > 0).map_or(0, |bucket| 2u64 << bucket);
     let looks: Vec<_> = results.residue.iter().filter(|look| look.phase == number).collect();
     let reachable = looks.iter().map(|look| look.reachable_bytes);
-    Row {
+    XpfoRow {
         workload,
         policy,
         tlb: tlb.into(),
@@ -293,7 +293,7 @@ struct Model {
 /// Eager shootdowns leave none. A deferred flush comes with the next write to CR3. Without any flush a translation lives as long as it
 /// did in the run; a periodic full flush at a random phase ends it earlier: the mean of min(L, U), U uniform in the period T, is T / 2
 /// for L ≥ T and L − L² / 2T below. What was alive at the end counts with the life that was seen: at least.
-fn models(row: &Row) -> Vec<Model> {
+fn models(row: &XpfoRow) -> Vec<Model> {
     let mean = |lives: &[u64], of: &dyn Fn(f64) -> f64| {
         let all: u64 = lives.iter().sum();
         let sum: f64 =

@@ -11,7 +11,7 @@ use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use crate::Result;
 use crate::failure::Failure;
 
-type Header = elf::FileHeader64<Endianness>;
+type ElfHeader = elf::FileHeader64<Endianness>;
 
 /// An x86-64 program or library.
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ fn check_kind(path: &Path, data: &[u8]) -> Result<()> {
 }
 
 fn parse(path: &Path, data: &[u8]) -> std::result::Result<Object, object::read::Error> {
-    let header = Header::parse(data)?;
+    let header = ElfHeader::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
     let mut object = Object::default();

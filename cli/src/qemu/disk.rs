@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use super::{Line, escape_commas};
+use super::{CommandLine, escape_commas};
 use crate::Result;
 use crate::failure::Failure;
 
@@ -17,7 +17,7 @@ const SECTOR: u64 = 512;
 
 /// What the guest may do with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum DiskAccess {
     /// Read only.
     Read,
     /// Read and write.
@@ -28,7 +28,7 @@ pub enum Access {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Disk {
     file: PathBuf,
-    access: Access,
+    access: DiskAccess,
     /// Requests in a second, where the user wants it slow.
     iops: Option<u32>,
     keep: Keep,
@@ -53,15 +53,15 @@ impl Disk {
         if let Some(socket) = text.as_bytes().strip_prefix(VHOST_USER) {
             let file = PathBuf::from(OsString::from_vec(socket.to_vec()));
             check_socket(&file)?;
-            return Ok(Disk { file, access: Access::Write, iops: None, keep: Keep::Elsewhere });
+            return Ok(Disk { file, access: DiskAccess::Write, iops: None, keep: Keep::Elsewhere });
         }
-        let mut disk = Disk { file: PathBuf::new(), access: Access::Write, iops: None, keep: Keep::Yes };
+        let mut disk = Disk { file: PathBuf::new(), access: DiskAccess::Write, iops: None, keep: Keep::Yes };
         // Options stand at the end, so a file name may hold commas.
         let mut rest = text.as_bytes();
         while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
             let option = &rest[comma + 1..];
             if option == b"ro" {
-                disk.access = Access::Read;
+                disk.access = DiskAccess::Read;
             } else if let Some(number) = option.strip_prefix(b"iops=") {
                 disk.iops = Some(iops("--disk", text, number)?);
             } else {
@@ -76,7 +76,7 @@ impl Disk {
 
     /// A disk of ours, made for the run.
     pub fn temporary(file: PathBuf, iops: Option<u32>) -> Disk {
-        Disk { file, access: Access::Write, iops, keep: Keep::No }
+        Disk { file, access: DiskAccess::Write, iops, keep: Keep::No }
     }
 
     fn check(&self) -> Result<()> {
@@ -93,7 +93,7 @@ impl Disk {
         }
         let mut open = OpenOptions::new();
         let mut file =
-            open.read(true).write(self.access == Access::Write).open(&self.file).map_err(|error| {
+            open.read(true).write(self.access == DiskAccess::Write).open(&self.file).map_err(|error| {
                 Failure::new(format!("--disk {shown}: {error}"), "add ,ro to use it read-only")
             })?;
         let size = file.seek(SeekFrom::End(0)).map_err(|e| Failure::io("read", &self.file, &e))?;
@@ -112,7 +112,7 @@ impl Disk {
     }
 
     /// The disk as QEMU's arguments.
-    pub fn arguments(&self, line: &mut Line, number: usize, slot: u32) {
+    pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
         if self.keep == Keep::Elsewhere {
             let mut socket = OsString::from(format!("socket,id=disk{number},path="));
             socket.push(escape_commas(&self.file));
@@ -124,7 +124,7 @@ impl Disk {
         }
         let mut drive = OsString::from(format!("if=none,id=disk{number},format=raw,file="));
         drive.push(escape_commas(&self.file));
-        if self.access == Access::Read {
+        if self.access == DiskAccess::Read {
             drive.push(",readonly=on");
         }
         if self.keep == Keep::No {
@@ -177,7 +177,7 @@ mod tests {
         let mut text = file.clone().into_os_string();
         text.push(",ro,iops=50");
         let disk = Disk::parse(&text).expect("a disk");
-        assert_eq!(disk, Disk { file, access: Access::Read, iops: Some(50), keep: Keep::Yes });
+        assert_eq!(disk, Disk { file, access: DiskAccess::Read, iops: Some(50), keep: Keep::Yes });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Line, Watcher};
+use super::{CommandLine, Watcher};
 use crate::Result;
 use crate::args::RunOptions;
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ const FIRST_GROWTH_SLOT: usize = 2;
 
 /// One node.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NumaNode {
     /// Bytes from the start; 0 for a node that only gets memory later.
     pub memory: u64,
     /// Bytes that can be plugged in besides.
@@ -30,7 +30,7 @@ pub struct Node {
 /// All nodes. One node without a near cache is a machine without NUMA tables.
 #[derive(Debug)]
 pub struct Topology {
-    nodes: Vec<Node>,
+    nodes: Vec<NumaNode>,
     distances: BTreeMap<(usize, usize), u8>,
     /// Each node's memory-side cache.
     pub near_cache: Option<NearCache>,
@@ -104,7 +104,7 @@ impl Topology {
     /// One node with CPU 0.
     pub fn one(memory: u64) -> Topology {
         Topology {
-            nodes: vec![Node { memory, growth: 0, cpus: BTreeSet::from([0]) }],
+            nodes: vec![NumaNode { memory, growth: 0, cpus: BTreeSet::from([0]) }],
             distances: BTreeMap::new(),
             near_cache: None,
         }
@@ -122,7 +122,7 @@ impl Topology {
     }
 
     /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher` looks into their memory.
-    pub fn growth_arguments(&self, line: &mut Line, watcher: Option<&Watcher>, backing: Backing<'_>) {
+    pub fn growth_arguments(&self, line: &mut CommandLine, watcher: Option<&Watcher>, backing: Backing<'_>) {
         for (number, (node, growth)) in self.growth().enumerate() {
             let size = show_size(growth);
             // Nothing of it is taken before it is plugged in.
@@ -180,7 +180,7 @@ impl Topology {
     }
 
     /// The topology as QEMU's arguments; none for a plain machine with anonymous memory.
-    pub fn arguments(&self, line: &mut Line, backing: Backing<'_>) {
+    pub fn arguments(&self, line: &mut CommandLine, backing: Backing<'_>) {
         if self.is_plain() && matches!(backing, Backing::Anonymous) {
             return;
         }
@@ -221,7 +221,7 @@ impl Topology {
         }
     }
 
-    fn distance_arguments(&self, line: &mut Line) {
+    fn distance_arguments(&self, line: &mut CommandLine) {
         if self.distances.is_empty() {
             return;
         }
@@ -235,7 +235,7 @@ impl Topology {
     }
 
     /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the caches.
-    fn cache_arguments(&self, line: &mut Line, cache: NearCache) {
+    fn cache_arguments(&self, line: &mut CommandLine, cache: NearCache) {
         for (from, node) in self.nodes.iter().enumerate() {
             if node.cpus.is_empty() {
                 continue;
@@ -261,7 +261,7 @@ impl Topology {
     }
 }
 
-fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
+fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<NumaNode>> {
     let count: u32 = text
         .parse()
         .ok()
@@ -274,8 +274,8 @@ fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
             "give more with -m",
         ));
     }
-    let mut nodes: Vec<Node> = (0..count)
-        .map(|number| Node {
+    let mut nodes: Vec<NumaNode> = (0..count)
+        .map(|number| NumaNode {
             memory: share,
             growth: 0,
             // Neighbouring CPUs share a node.
@@ -287,7 +287,7 @@ fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
 }
 
 /// Splits what the machine can grow by, up to `text` in all, evenly over the nodes.
-fn share_growth(nodes: &mut [Node], text: &str) -> Result<()> {
+fn share_growth(nodes: &mut [NumaNode], text: &str) -> Result<()> {
     let most = size::parse_size("--memory-max", text)?;
     let now: u64 = nodes.iter().map(|node| node.memory).sum();
     if nodes.iter().any(|node| node.growth > 0) {
@@ -321,8 +321,8 @@ pub fn growth_device(number: usize) -> String {
 }
 
 /// The node that a `--node` describes.
-fn one_described(spec: &str, cpus: u32) -> Result<Node> {
-    let mut node = Node { memory: 0, growth: 0, cpus: BTreeSet::new() };
+fn one_described(spec: &str, cpus: u32) -> Result<NumaNode> {
+    let mut node = NumaNode { memory: 0, growth: 0, cpus: BTreeSet::new() };
     let mut most = None;
     // A CPU list may hold commas: a part without `=` goes on with the list before it.
     let mut list = String::new();
@@ -362,7 +362,7 @@ fn one_described(spec: &str, cpus: u32) -> Result<Node> {
     Ok(node)
 }
 
-fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
+fn described(specs: &[String], cpus: u32) -> Result<Vec<NumaNode>> {
     let mut nodes = Vec::new();
     let mut taken = BTreeSet::new();
     for spec in specs {

@@ -3,18 +3,18 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::{Line, escape_commas};
+use super::{CommandLine, escape_commas};
 
 /// A checked folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct FolderShare {
     /// Where it is on the host.
     pub host: PathBuf,
     /// Where it is in the guest.
     pub guest: PathBuf,
 }
 
-impl Share {
+impl FolderShare {
     /// What the guest knows share `number` by.
     pub fn tag(number: usize) -> String {
         format!("share{number}")
@@ -22,14 +22,14 @@ impl Share {
 
     /// What /.freehold/spec has of it: tag, mode, place.
     pub fn record(&self, number: usize) -> OsString {
-        let mut record = OsString::from(format!("{}:ro:", Share::tag(number)));
+        let mut record = OsString::from(format!("{}:ro:", FolderShare::tag(number)));
         record.push(&self.guest);
         record
     }
 
     /// The folder as QEMU's arguments.
-    pub fn arguments(&self, line: &mut Line, number: usize, slot: u32) {
-        let tag = Share::tag(number);
+    pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
+        let tag = FolderShare::tag(number);
         // multidevs: folders with mounts in them have inode numbers of several file systems.
         let mut folder =
             OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,readonly=on,path="));

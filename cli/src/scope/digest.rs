@@ -1,6 +1,6 @@
 //! Figures from counts: sums over phases, shares, medians. What the summary and the report both show is computed here.
 
-use freehold_scope_record::{Counts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
+use freehold_scope_record::{CpuCounts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
 
 /// Buckets of lengths of life: entry n is 2^n to 2^(n+1) - 1 instructions.
 const BUCKETS: usize = 64;
@@ -49,12 +49,12 @@ impl<'a> Digest<'a> {
     }
 
     /// Counts of `cpu` in one half of the address space while the program ran.
-    pub fn counts(&self, cpu: usize, half: Half) -> Counts {
+    pub fn counts(&self, cpu: usize, half: Half) -> CpuCounts {
         sum(self.phases().iter().filter_map(|phase| Some(of_half(phase.cpus.get(cpu)?, half))))
     }
 
     /// Counts of all CPUs while the program ran.
-    pub fn all_counts(&self, half: Half) -> Counts {
+    pub fn all_counts(&self, half: Half) -> CpuCounts {
         sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
     }
 
@@ -110,7 +110,7 @@ fn add_group(lives: &mut Lives, group: &LifetimeGroup) {
 }
 
 /// One half of a CPU's counts.
-pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &Counts {
+pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &CpuCounts {
     match half {
         Half::User => &cpu.modes.user,
         Half::Kernel => &cpu.modes.kernel,
@@ -118,8 +118,8 @@ pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &Counts {
 }
 
 /// All of `counts` together.
-pub fn sum<'a>(counts: impl Iterator<Item = &'a Counts>) -> Counts {
-    let mut sum = Counts::default();
+pub fn sum<'a>(counts: impl Iterator<Item = &'a CpuCounts>) -> CpuCounts {
+    let mut sum = CpuCounts::default();
     for one in counts {
         for (to, from) in [
             (&mut sum.instructions, one.instructions),
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn sums_take_nodes_that_only_some_counts_have() {
-        let one = Counts { instructions: 1, data: vec![1], ..Counts::default() };
-        let two = Counts { instructions: 2, data: vec![1, 5], ..Counts::default() };
+        let one = CpuCounts { instructions: 1, data: vec![1], ..CpuCounts::default() };
+        let two = CpuCounts { instructions: 2, data: vec![1, 5], ..CpuCounts::default() };
         let sum = sum([&one, &two].into_iter());
         assert_eq!((sum.instructions, sum.data), (3, vec![2, 5]));
     }

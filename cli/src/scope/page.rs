@@ -5,7 +5,7 @@ use freehold_scope_record::{Bucket, Counting, Half, NearResult, Page as PageSize
 
 use super::Story;
 use super::digest::{self, Digest, Lives, remote, share};
-use super::summary::{self, Row, percent, plural};
+use super::summary::{self, PhaseRow, percent, plural};
 use crate::html::{
     Axis, Bar, Bars, Cell, Column, HeatMap, Lines, Matrix, Page, Shape, Table, Tile, Tone, Unit, survival,
 };
@@ -147,7 +147,7 @@ fn phases(page: &mut Page, digest: &Digest<'_>) {
     let mut table = Table::new("", &columns);
     let all = digest.results.instructions.max(1) as f64;
     for phase in &digest.results.phases {
-        let row = Row::of(digest, phase);
+        let row = PhaseRow::of(digest, phase);
         let walks = row.walks.map_or("–".into(), |walks| format!("{walks:.2}"));
         table.row([
             Cell::text(&phase.name),

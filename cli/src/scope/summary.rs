@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use freehold_scope_record::{Counts, CpuPhase, Half, NearCounts, Phase, Rule, Violation};
+use freehold_scope_record::{CpuCounts, CpuPhase, Half, NearCounts, Phase, Rule, Violation};
 
 use super::Story;
 use super::digest::{self, Digest, remote, share};
@@ -104,11 +104,11 @@ fn near(text: &mut String, digest: &Digest<'_>) {
 }
 
 /// Walks for each 1,000 instructions.
-pub fn walks(counts: &Counts) -> Option<f64> {
+pub fn walks(counts: &CpuCounts) -> Option<f64> {
     share(counts.tlb_walks, counts.instructions).map(|share| share * 1000.0)
 }
 
-fn walks_text(counts: &Counts) -> String {
+fn walks_text(counts: &CpuCounts) -> String {
     walks(counts).map_or("–".into(), |walks| format!("{walks:.2}"))
 }
 
@@ -182,7 +182,7 @@ fn hottest(text: &mut String, story: &Story<'_>) {
 }
 
 /// A phase's figures, all CPUs and nodes together.
-pub struct Row {
+pub struct PhaseRow {
     /// Instructions of both halves.
     pub instructions: u64,
     /// The kernel's part of them.
@@ -197,9 +197,9 @@ pub struct Row {
     pub remote_fetches: Option<f64>,
 }
 
-impl Row {
+impl PhaseRow {
     /// The figures of `phase`.
-    pub fn of(digest: &Digest<'_>, phase: &Phase) -> Row {
+    pub fn of(digest: &Digest<'_>, phase: &Phase) -> PhaseRow {
         let half = |half| digest::sum(phase.cpus.iter().map(|cpu| digest::of_half(cpu, half)));
         let (user, kernel) = (half(Half::User), half(Half::Kernel));
         let all = digest::sum([&user, &kernel].into_iter());
@@ -207,7 +207,7 @@ impl Row {
         for one in &phase.near {
             digest::add_near(&mut near, one);
         }
-        Row {
+        PhaseRow {
             instructions: all.instructions,
             kernel: share(kernel.instructions, all.instructions),
             conflicts: share(near.conflict, near.accesses),
@@ -218,7 +218,7 @@ impl Row {
     }
 }
 
-fn all_remote(digest: &Digest<'_>, phase: &Phase, of: fn(&Counts) -> &Vec<u64>) -> Option<f64> {
+fn all_remote(digest: &Digest<'_>, phase: &Phase, of: fn(&CpuCounts) -> &Vec<u64>) -> Option<f64> {
     let (mut away, mut all) = (0, 0);
     for (cpu, &node) in phase.cpus.iter().zip(&digest.results.settings.cpus) {
         let CpuPhase { modes, .. } = cpu;
@@ -236,7 +236,7 @@ fn phases(text: &mut String, digest: &Digest<'_>, phases: &[Phase]) {
         "   phase           instructions  kernel  conflicts  walks/1000  remote data  remote fetches\n",
     );
     for phase in phases {
-        let row = Row::of(digest, phase);
+        let row = PhaseRow::of(digest, phase);
         let _ = writeln!(
             text,
             "   {:<15} {:>12}  {:>6}  {:>9}  {:>10}  {:>11}  {:>14}",

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
-use crate::kernel::{Family, Kernel};
+use crate::kernel::{Family, KernelChoice};
 use crate::scope::Digest;
 
 /// What code of programs is called.
@@ -72,7 +72,7 @@ impl Names {
     }
 
     /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is booted for them, once.
-    pub fn prepare(given: Option<&Path>, kernel: &Kernel) -> Result<Names> {
+    pub fn prepare(given: Option<&Path>, kernel: &KernelChoice) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
             (Some(path), Family::Freehold) => {
                 (Source::Elf(Box::new(backtrace::Symbols::of(path, Addresses::Shown))), None)

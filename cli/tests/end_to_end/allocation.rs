@@ -80,6 +80,19 @@ fn every_allocation_of_a_program_may_fail() {
     assert!(errors.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count > 0), "{said}");
 }
 
+/// A disk that reaches pages in their places: what finds no memory is copied, or the program's error.
+#[test]
+fn every_allocation_of_a_transfer_in_place_may_fail() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (disk, program) = (file_of(&folder, "disk", &vec![7; 1 << 20]), guest_program("workloads/fail-nth"));
+    for dma in ["direct", "bounce"] {
+        let options = ["-m", "128M", "--iommu", "--dma", dma, "--disk", text(&disk)];
+        let said = run(&options, &[text(&program), "1", "250", "disk"], b"").expect(0).text();
+        assert!(said.contains(", 0 by another signal, 0 stuck"), "{said}");
+    }
+    assert!(std::fs::read(&disk).expect("the disk").iter().all(|&byte| byte == 7));
+}
+
 #[test]
 fn failures_are_asked_for_by_linux_names() {
     let line = "cd /sys/kernel/debug/fail_page_alloc && cat interval probability space times verbose task-filter \

@@ -38,7 +38,7 @@ fn least_costs(kib: u64, way: &str, options: &[&str]) -> (f64, f64) {
 /// assertions, whose task sleeps until its transfer is done.
 #[test]
 fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
-    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_700.0, 1.35), (4, 8_500.0, 3.95)] {
+    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_500.0, 3.9)] {
         for way in ["read", "write"] {
             let (spent, bytes) = least_costs(kib, way, &[]);
             assert!(spent <= instructions, "{way} {kib} KiB: {spent} instructions");
@@ -47,12 +47,12 @@ fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
     }
 }
 
-/// A disk that reaches a program's pages in their places has nothing copied.
+/// A disk that reaches a program's pages in their places has nothing copied: it costs less than Linux' disk without an IOMMU (109,000).
 #[test]
 fn a_transfer_in_place_copies_nothing() {
     for way in ["read", "write"] {
         let (spent, bytes) = least_costs(1024, way, &["--dma", "direct"]);
-        assert!(spent <= 160_000.0, "{way}: {spent} instructions");
+        assert!(spent <= 109_000.0, "{way}: {spent} instructions");
         assert!(bytes <= 0.105, "{way}: {bytes} bytes stored per byte");
     }
 }

@@ -35,6 +35,26 @@ fn memory() {
 }
 
 #[test]
+fn messages() {
+    conforms("messages");
+}
+
+#[test]
+fn inet() {
+    conforms("inet");
+}
+
+#[test]
+fn network() {
+    conforms("network");
+}
+
+#[test]
+fn netlink() {
+    conforms("netlink");
+}
+
+#[test]
 fn processes() {
     conforms("processes");
 }

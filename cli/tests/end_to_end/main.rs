@@ -22,6 +22,7 @@ mod exclusion;
 mod growth;
 mod hostile;
 mod kill;
+mod latency;
 mod machine;
 mod oracle;
 mod registers;

@@ -50,23 +50,23 @@ pub(crate) enum TimerMode {
     Deadline,
 }
 
-enum Access {
+enum ApicAccess {
     X2apic,
     Mapped(Mmio),
 }
 
-static ACCESS: Once<Access> = Once::new();
+static ACCESS: Once<ApicAccess> = Once::new();
 
 /// Find out how the controller is reached. On the first CPU, before [`enable`].
 pub(crate) fn init() {
     // CPUID.1:ECX[21]
     let x2apic = registers::cpuid(1, 0).ecx & 1 << 21 != 0;
     ACCESS.set(if x2apic {
-        Access::X2apic
+        ApicAccess::X2apic
     } else {
         // SAFETY: the register exists on every CPU with a local APIC; this kernel requires one.
         let base = unsafe { registers::rdmsr(MSR_APIC_BASE) } & 0xf_ffff_f000;
-        Access::Mapped(mmio::map(PhysAddr(base), 0x1000))
+        ApicAccess::Mapped(mmio::map(PhysAddr(base), 0x1000))
     });
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn init() {
 pub(crate) fn enable() {
     // SAFETY: as in `init`.
     let base = unsafe { registers::rdmsr(MSR_APIC_BASE) };
-    let mode = if matches!(access(), Access::X2apic) { 0b11 << 10 } else { 0b10 << 10 };
+    let mode = if matches!(access(), ApicAccess::X2apic) { 0b11 << 10 } else { 0b10 << 10 };
     // SAFETY: turns the controller on in the mode that all accesses below use; its base stays.
     unsafe { registers::wrmsr(MSR_APIC_BASE, base | mode) };
     write(SPURIOUS, ENABLE | u32::from(SPURIOUS_VECTOR));
@@ -82,38 +82,38 @@ pub(crate) fn enable() {
     write(TIMER_DIVIDE, DIVIDE_BY_1);
 }
 
-fn access() -> &'static Access {
+fn access() -> &'static ApicAccess {
     ACCESS.get().expect("the interrupt controller was found at boot")
 }
 
 fn read(register: u32) -> u32 {
     match access() {
         // SAFETY: a register of the x2APIC, which `access` says there is.
-        Access::X2apic => unsafe { registers::rdmsr(0x800 + register / 16) as u32 },
-        Access::Mapped(mmio) => mmio.read_u32(register as usize),
+        ApicAccess::X2apic => unsafe { registers::rdmsr(0x800 + register / 16) as u32 },
+        ApicAccess::Mapped(mmio) => mmio.read_u32(register as usize),
     }
 }
 
 fn write(register: u32, value: u32) {
     match access() {
         // SAFETY: interrupts go to this crate's handlers only, which keep every register.
-        Access::X2apic => unsafe { registers::wrmsr(0x800 + register / 16, u64::from(value)) },
-        Access::Mapped(mmio) => mmio.write_u32(register as usize, value),
+        ApicAccess::X2apic => unsafe { registers::wrmsr(0x800 + register / 16, u64::from(value)) },
+        ApicAccess::Mapped(mmio) => mmio.write_u32(register as usize, value),
     }
 }
 
 /// This CPU's number on the interrupt bus.
 pub(crate) fn id() -> u32 {
     match access() {
-        Access::X2apic => read(ID),
-        Access::Mapped(_) => read(ID) >> 24,
+        ApicAccess::X2apic => read(ID),
+        ApicAccess::Mapped(_) => read(ID) >> 24,
     }
 }
 
 /// This CPU's number on the interrupt bus, before [`enable`]: from CPUID, leaf 11 or 1.
 pub(crate) fn id_before_enable() -> u32 {
     let extended = registers::cpuid(0xb, 0);
-    if matches!(access(), Access::X2apic) && extended.ebx != 0 {
+    if matches!(access(), ApicAccess::X2apic) && extended.ebx != 0 {
         return extended.edx;
     }
     registers::cpuid(1, 0).ebx >> 24
@@ -134,14 +134,14 @@ pub(crate) fn send(apic_id: u32, ipi: Ipi) {
         Ipi::Startup(page) => 1 << 14 | 6 << 8 | u32::from(page),
     };
     match access() {
-        Access::X2apic => {
+        ApicAccess::X2apic => {
             // What was stored for the target must be visible before it is interrupted: this write does not wait (10.12.3).
             registers::finish_stores();
             let command = u64::from(apic_id) << 32 | u64::from(low);
             // SAFETY: the target runs this crate's handlers, or (INIT, start-up) its trampoline.
             unsafe { registers::wrmsr(0x800 + COMMAND / 16, command) };
         }
-        Access::Mapped(mmio) => {
+        ApicAccess::Mapped(mmio) => {
             mmio.write_u32(COMMAND_HIGH as usize, apic_id << 24);
             mmio.write_u32(COMMAND as usize, low);
             while mmio.read_u32(COMMAND as usize) & PENDING != 0 {

@@ -67,7 +67,7 @@ impl Certificate {
     }
     /// What each CPU was doing, the failed one among them.
     pub fn cpus(&self) -> impl Iterator<Item = &CpuReport> {
-        SLOTS.iter().filter_map(Slot::get)
+        SLOTS.iter().filter_map(ReportSlot::get)
     }
 }
 
@@ -96,16 +96,16 @@ static FAILED: AtomicU32 = AtomicU32::new(NOBODY);
 static REPORTED: AtomicUsize = AtomicUsize::new(0);
 
 /// A CPU's report: written by that CPU once, read after that.
-struct Slot {
+struct ReportSlot {
     ready: AtomicBool,
     report: UnsafeCell<CpuReport>,
 }
 
 // SAFETY: the owning CPU writes before it sets `ready` (release); others read after they saw it (acquire).
-unsafe impl Sync for Slot {}
+unsafe impl Sync for ReportSlot {}
 
-static SLOTS: [Slot; MAX_CPUS] = [const {
-    Slot {
+static SLOTS: [ReportSlot; MAX_CPUS] = [const {
+    ReportSlot {
         ready: AtomicBool::new(false),
         report: UnsafeCell::new(CpuReport {
             cpu: CpuId(0),
@@ -139,7 +139,7 @@ static SLOTS: [Slot; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
-impl Slot {
+impl ReportSlot {
     fn get(&self) -> Option<&CpuReport> {
         if !self.ready.load(Ordering::Acquire) {
             return None;

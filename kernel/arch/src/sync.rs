@@ -40,6 +40,12 @@ impl<T: ?Sized> IrqSpinLock<T> {
     }
 }
 
+/// Waits for `lock` where interrupts are off already: they need not be turned off again.
+#[inline]
+pub fn lock_with<'a, T: ?Sized>(lock: &'a IrqSpinLock<T>, _off: &'a InterruptsOff) -> SpinLockGuard<'a, T> {
+    lock.0.lock()
+}
+
 /// The right to an [`IrqSpinLock`]'s value. Guards are dropped in the reverse order of their making.
 #[must_use]
 pub struct IrqSpinGuard<'a, T: ?Sized> {

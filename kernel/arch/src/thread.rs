@@ -28,7 +28,7 @@ use crate::{cpu, irq, panic, registers, traps, user};
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Inner {
+pub(crate) struct ThreadInner {
     running: AtomicBool,
     /// The stack pointer while it does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
@@ -40,13 +40,13 @@ pub(crate) struct Inner {
 }
 
 // SAFETY: `saved` is only accessed by the CPU that claimed `running`, with acquire and release around it.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for ThreadInner {}
 // SAFETY: nothing in it belongs to a CPU.
-unsafe impl Send for Inner {}
+unsafe impl Send for ThreadInner {}
 
 /// A kernel thread. Dropping it, after it was left for good, frees its stack.
 pub struct Thread {
-    inner: Arc<Inner>,
+    inner: Arc<ThreadInner>,
 }
 
 /// An object that a thread shows.
@@ -59,8 +59,8 @@ struct Shown {
 
 /// A CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes them, interrupts off.
 pub(crate) struct Threads {
-    current: AtomicPtr<Inner>,
-    leaving: AtomicPtr<Inner>,
+    current: AtomicPtr<ThreadInner>,
+    leaving: AtomicPtr<ThreadInner>,
 }
 
 impl Threads {
@@ -102,7 +102,7 @@ impl Thread {
         // SAFETY: the stack is new, the bytes below its start are mapped, writable, aligned and
         // nobody else's.
         unsafe { (saved as *mut [u64; 7]).write(frame) };
-        let inner = Inner {
+        let inner = ThreadInner {
             running: AtomicBool::new(false),
             saved: UnsafeCell::new(saved),
             body: SpinLock::new(Some(body)),
@@ -117,7 +117,7 @@ impl Thread {
     /// # Panics
     /// When this CPU has a current thread already.
     pub fn adopt() -> Self {
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ThreadInner {
             running: AtomicBool::new(true),
             saved: UnsafeCell::new(0),
             body: SpinLock::new(None),
@@ -164,7 +164,7 @@ impl Drop for Thread {
 }
 
 /// The thread that this runs on; `None` before this CPU's first.
-fn current<'a>() -> Option<&'a Inner> {
+fn current<'a>() -> Option<&'a ThreadInner> {
     let current = this_cpu().current.load(Ordering::Relaxed);
     // SAFETY: null, or a thread that the CPU holds a reference to; the caller runs on it, so it outlives the call that uses it.
     unsafe { current.as_ref() }

@@ -163,17 +163,18 @@ pub(crate) fn arm_for_windows(deadline: u64) {
     }
 }
 
-/// This CPU's timer fired: forget windows, call `due` if what [`arm`] asked for has come, and set the timer for what comes
-/// next. Interrupts are off.
-pub(crate) fn fired(due: impl FnOnce()) {
+/// This CPU's timer fired: forget windows, call `due` if what [`arm`] asked for has come, with the
+/// nanoseconds since then, and set the timer for what comes next. Interrupts are off.
+pub(crate) fn fired(due: impl FnOnce(u64)) {
     let this = cpu::this();
     let now = now();
     if this.windows.deadline.load(Ordering::Relaxed) <= now {
         this.windows.deadline.store(windows::expire(), Ordering::Relaxed);
     }
-    if this.timer.load(Ordering::Relaxed) <= now {
+    let asked = this.timer.load(Ordering::Relaxed);
+    if asked <= now {
         this.timer.store(u64::MAX, Ordering::Relaxed);
-        due();
+        due(now - asked);
         if this.timer.load(Ordering::Relaxed) != u64::MAX {
             // It called `arm`, which has set the timer.
             return;
@@ -256,7 +257,7 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
         let before = rdtsc();
         let (hpet, timer) = (hpet.read_u32(0xf0), apic::timer_count());
         let after = rdtsc();
-        Look { hpet, timer, ticks: before, width: after - before }
+        ClockSample { hpet, timer, ticks: before, width: after - before }
     };
     // A host that runs something else between two of the readings spoils a look: the narrowest of some is good.
     let look_well = || (0..LOOKS).map(|_| look()).min_by_key(|look| look.width);
@@ -278,7 +279,7 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
 const LOOKS: usize = 5;
 
 /// All clocks at about the same time.
-struct Look {
+struct ClockSample {
     hpet: u32,
     timer: u32,
     ticks: u64,

@@ -90,7 +90,7 @@ pub(crate) fn init_cpu() {
 /// 64 bytes of floating-point state, aligned as XSAVE wants it.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct XsaveLine([u8; 64]);
 
 struct VectorState {
     registers: Registers,
@@ -101,7 +101,7 @@ struct VectorState {
 /// time it left. Only the CPU that holds it, or the thread that runs the program, writes it.
 pub(crate) struct Resident {
     /// The floating-point area of the same context.
-    area: AtomicPtr<Line>,
+    area: AtomicPtr<XsaveLine>,
     fs_base: AtomicU64,
     gs_base: AtomicU64,
     /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they were the program's; null
@@ -146,7 +146,7 @@ pub struct NotUserAddress;
 pub struct UserContext {
     /// The registers, at an address that stays (the CPU saves them there).
     state: Box<[VectorState; 1]>,
-    fpu: Box<[Line]>,
+    fpu: Box<[XsaveLine]>,
     way_back: WayBack,
 }
 
@@ -184,7 +184,7 @@ impl UserContext {
     pub fn new() -> Result<Self, OutOfMemory> {
         let mut state = Vec::new();
         state.try_reserve_exact(1).map_err(|_| OutOfMemory)?;
-        let mut fpu = try_boxed(Line([0; 64]), xsave_size() / 64)?;
+        let mut fpu = try_boxed(XsaveLine([0; 64]), xsave_size() / 64)?;
         let resident = Resident {
             area: AtomicPtr::new(fpu.as_mut_ptr()),
             fs_base: AtomicU64::new(0),
@@ -359,7 +359,7 @@ impl UserContext {
             VECTOR_DEBUG => UserEvent::Exception { vector: 1, code: registers::take_debug_status() },
             vector @ 0..32 => UserEvent::Exception { vector: vector as u8, code: frame.error },
             vector => {
-                traps::interrupt(vector as u8);
+                traps::interrupt(vector as u8, traps::Interrupted::Program);
                 UserEvent::Interrupt
             }
         };

@@ -51,8 +51,8 @@ unsafe extern "C" {
     fn user_exchange_never(at: u64, expected: u32, new: u32) -> Loaded;
     static user_copies_start: u8;
     static user_copies_end: u8;
-    static __ex_table_start: [Entry; 0];
-    static __ex_table_end: [Entry; 0];
+    static __ex_table_start: [ExceptionEntry; 0];
+    static __ex_table_end: [ExceptionEntry; 0];
 }
 
 /// The same names on a host, where there is no user half: every access fails.
@@ -95,7 +95,7 @@ use host::*;
 /// One instruction that may fault; offsets are relative to their own field.
 #[repr(C)]
 #[cfg_attr(not(target_os = "none"), allow(dead_code))]
-struct Entry {
+struct ExceptionEntry {
     from: i32,
     to: i32,
     serve: i32,
@@ -113,9 +113,9 @@ pub(crate) struct Fixup {
 /// What to do about a fault of the kernel instruction at `rip`; `None` if it may not fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
-    let start = (&raw const __ex_table_start).cast::<Entry>();
-    let end = (&raw const __ex_table_end).cast::<Entry>();
-    let count = (end as usize - start as usize) / size_of::<Entry>();
+    let start = (&raw const __ex_table_start).cast::<ExceptionEntry>();
+    let end = (&raw const __ex_table_end).cast::<ExceptionEntry>();
+    let count = (end as usize - start as usize) / size_of::<ExceptionEntry>();
     // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only memory.
     let entries = unsafe { core::slice::from_raw_parts(start, count) };
     let target = |field: &i32| (&raw const *field as u64).wrapping_add_signed(i64::from(*field));

@@ -18,13 +18,13 @@ use freehold_machine::{Machine as _, NodeId};
 
 /// Aligned to a power of two that holds it: it crosses no page.
 #[repr(C, align(1024))]
-struct Message([u64; 1 + WORDS]);
-const _: () = assert!(size_of::<Message>() == 1024);
+struct DoorbellMessage([u64; 1 + WORDS]);
+const _: () = assert!(size_of::<DoorbellMessage>() == 1024);
 
 #[repr(C, align(16))]
 struct Phase([u64; 2]);
 
-static MESSAGE: Once<Message> = Once::new();
+static MESSAGE: Once<DoorbellMessage> = Once::new();
 static PROGRAM: Phase = Phase(doorbell::phase("program"));
 static CLOSING: Phase = Phase(doorbell::phase("closing"));
 
@@ -79,7 +79,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     let mut words = [0; 1 + WORDS];
     words[0] = doorbell::head(KERNEL, 8 * WORDS as u32);
     words[1..].copy_from_slice(&publication.words());
-    ring(&MESSAGE.set(Message(words)).0);
+    ring(&MESSAGE.set(DoorbellMessage(words)).0);
 }
 
 /// Tell that the program begins.

@@ -75,6 +75,38 @@ impl<T, const N: usize> Short<T, N> {
     }
 }
 
+/// The entries of a [`Short`], one after the other.
+#[derive(Debug)]
+pub enum IntoIter<T, const N: usize> {
+    /// They were inside of it.
+    Few(arrayvec::IntoIter<T, N>),
+    /// They were on the heap.
+    Many(alloc::vec::IntoIter<T>),
+}
+
+impl<T, const N: usize> Iterator for IntoIter<T, N> {
+    type Item = T;
+    #[inline]
+    fn next(&mut self) -> Option<T> {
+        match self {
+            Self::Few(few) => few.next(),
+            Self::Many(many) => many.next(),
+        }
+    }
+}
+
+impl<T, const N: usize> IntoIterator for Short<T, N> {
+    type Item = T;
+    type IntoIter = IntoIter<T, N>;
+    #[inline]
+    fn into_iter(self) -> IntoIter<T, N> {
+        match self.0 {
+            Entries::Few(few) => IntoIter::Few(few.into_iter()),
+            Entries::Many(many) => IntoIter::Many(many.into_iter()),
+        }
+    }
+}
+
 impl<T, const N: usize> Deref for Short<T, N> {
     type Target = [T];
     #[inline]

@@ -21,12 +21,12 @@ pub struct Iommu {
     /// The functions of bus 0 that are behind it: by device, a bit for each function.
     functions: [u8; 32],
     /// What firmware wants functions of bus 0 to reach.
-    regions: [Option<Region>; MAX_REGIONS],
+    regions: [Option<ReservedRegion>; MAX_REGIONS],
 }
 
 /// Memory that firmware and one function share (a reserved memory region, 8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Region {
+struct ReservedRegion {
     device: u8,
     function: u8,
     frames: PfnRange,
@@ -41,7 +41,7 @@ impl Iommu {
     }
     /// The frames that firmware shares with this function of bus 0, and with no other: none of them is usable memory.
     pub fn shared_with(&self, device: u8, function: u8) -> impl Iterator<Item = PfnRange> {
-        let own = move |region: &Region| (region.device, region.function) == (device, function);
+        let own = move |region: &ReservedRegion| (region.device, region.function) == (device, function);
         self.regions.into_iter().flatten().filter(own).map(|region| region.frames)
     }
     /// Refuses regions that have usable memory in them: that would be the kernel's and programs'.
@@ -80,7 +80,7 @@ pub(crate) fn read_dmar(table: &[u8], warn: &mut dyn FnMut(Warning)) -> Option<I
 }
 
 /// A region's structure: adds one for each function that it names.
-fn read_region(structure: &[u8], regions: &mut [Option<Region>], warn: &mut dyn FnMut(Warning)) {
+fn read_region(structure: &[u8], regions: &mut [Option<ReservedRegion>], warn: &mut dyn FnMut(Warning)) {
     let (segment, first, last) = (u16_at(structure, 6), u64_at(structure, 8), u64_at(structure, 16));
     let (Some(0), Some(first), Some(last), Some(scopes)) = (segment, first, last, structure.get(24..)) else {
         return warn(Warning::BadEntry(*b"DMAR", 1));
@@ -94,7 +94,7 @@ fn read_region(structure: &[u8], regions: &mut [Option<Region>], warn: &mut dyn 
     let frames = PfnRange::new(Pfn(first / page), Pfn(end / page));
     for (device, function) in endpoints(scopes) {
         match regions.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(Region { device, function, frames }),
+            Some(place) => *place = Some(ReservedRegion { device, function, frames }),
             None => warn(Warning::TooMany("memory regions of devices")),
         }
     }

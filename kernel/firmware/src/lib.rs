@@ -4,7 +4,7 @@
 //! [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once, on the
 //! boot CPU. The tables come from outside: whatever bytes they hold, the result is a valid topology, the
 //! rest is a [`Warning`]. All of it is safe code over byte slices; only the mapping of the bytes is the
-//! caller's ([`Memory`]).
+//! caller's ([`PhysicalMemory`]).
 //!
 //! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables through
 //! pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
@@ -41,7 +41,7 @@ pub use dmar::Iommu;
 pub use memory::Domains;
 pub use performance::{AccessCost, Performance};
 pub use platform::{Cpu, IoApic, MAX_IOAPICS, MAX_PCI_WINDOWS, PciWindow, Platform, Register, Reset};
-pub use tables::Memory;
+pub use tables::PhysicalMemory;
 
 /// Everything that was read.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl fmt::Display for Warning {
 /// `rsdp` is where the loader found the root pointer, `boot_apic_id` the CPU that runs this, and `usable`
 /// the frames that may be handed out (whole frames; where two runs overlap, the later one's share is lost).
 /// Missing tables are no error: no SRAT is one node, no MADT one CPU.
-pub fn read<M: Memory>(
+pub fn read<M: PhysicalMemory>(
     memory: &M,
     rsdp: Option<PhysAddr>,
     boot_apic_id: u32,

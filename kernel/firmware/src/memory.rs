@@ -9,7 +9,7 @@ use freehold_machine::topology::{
 use freehold_machine::{CpuId, MAX_CPUS, NodeId, PAGE_SHIFT, Pfn, PfnRange, Topology};
 
 use crate::bytes::{array, long_entries, short_entries, u8_at, u16_at, u32_at, u64_at};
-use crate::performance::{Figure, Performance};
+use crate::performance::{Performance, PerformanceFigure};
 use crate::{Platform, Warning};
 
 /// HMAT's mark for "cannot be reached".
@@ -17,7 +17,7 @@ const UNREACHABLE: u16 = 0xffff;
 
 /// Some memory and its domain.
 #[derive(Clone, Copy, Default, Debug)]
-struct Range {
+struct DomainRange {
     frames: PfnRange,
     domain: u32,
 }
@@ -35,7 +35,7 @@ pub struct Domains {
     /// Proximity domains in ascending order; index = node.
     nodes: List<u32, MAX_NODES>,
     /// By first frame.
-    ranges: List<Range, MAX_RANGES>,
+    ranges: List<DomainRange, MAX_RANGES>,
     processors: List<Processor, MAX_CPUS>,
 }
 
@@ -122,7 +122,7 @@ impl Domains {
             return Some(());
         }
         if self.add_domain(domain, warn).is_some() {
-            let range = Range { frames, domain };
+            let range = DomainRange { frames, domain };
             let full = self.ranges.insert_before(range, |r| r.frames.start > frames.start).is_none();
             if full {
                 warn(Warning::TooMany("memory ranges in SRAT"));
@@ -300,7 +300,7 @@ impl Domains {
 
     /// A latency or bandwidth structure (type 1). `None` where it makes no sense.
     fn read_matrix(&self, entry: &[u8], revision: u8, performance: &mut Performance) -> Option<()> {
-        let (flags, figure) = (u8_at(entry, 8)?, Figure::from_code(u8_at(entry, 9)?)?);
+        let (flags, figure) = (u8_at(entry, 8)?, PerformanceFigure::from_code(u8_at(entry, 9)?)?);
         let (initiators, targets) = (u32_at(entry, 12)? as usize, u32_at(entry, 16)? as usize);
         let unit = u64_at(entry, 24)?;
         let target_list = 32usize.checked_add(initiators.checked_mul(4)?)?;
@@ -314,7 +314,7 @@ impl Domains {
             return Some(());
         }
         // Revision 1 counted latency in units of 100 ps, later ones in picoseconds.
-        let scale = if matches!(figure, Figure::Latency(_)) && revision < 2 { 100 } else { 1 };
+        let scale = if matches!(figure, PerformanceFigure::Latency(_)) && revision < 2 { 100 } else { 1 };
         let figures = performance.begin(figure, unit.saturating_mul(scale));
         for i in 0..initiators {
             let Some(from) = self.node_of_memory(u32_at(entry, 32 + i * 4)?) else { continue };

@@ -31,29 +31,29 @@ pub struct Performance {
 
 /// The figures that one matrix fills (HMAT's data type: "access" fills both).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Figure {
-    Latency(Direction),
-    Bandwidth(Direction),
+pub(crate) enum PerformanceFigure {
+    Latency(AccessDirection),
+    Bandwidth(AccessDirection),
 }
 
 /// Loads, stores or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Direction {
+pub(crate) enum AccessDirection {
     Access,
     Read,
     Write,
 }
 
-impl Figure {
+impl PerformanceFigure {
     /// HMAT's code for the data type.
     pub fn from_code(code: u8) -> Option<Self> {
         Some(match code {
-            0 => Self::Latency(Direction::Access),
-            1 => Self::Latency(Direction::Read),
-            2 => Self::Latency(Direction::Write),
-            3 => Self::Bandwidth(Direction::Access),
-            4 => Self::Bandwidth(Direction::Read),
-            5 => Self::Bandwidth(Direction::Write),
+            0 => Self::Latency(AccessDirection::Access),
+            1 => Self::Latency(AccessDirection::Read),
+            2 => Self::Latency(AccessDirection::Write),
+            3 => Self::Bandwidth(AccessDirection::Access),
+            4 => Self::Bandwidth(AccessDirection::Read),
+            5 => Self::Bandwidth(AccessDirection::Write),
             _ => return None,
         })
     }
@@ -64,9 +64,9 @@ impl Figure {
             Self::Bandwidth(direction) => (2, direction),
         };
         match direction {
-            Direction::Access => first..first + 2,
-            Direction::Read => first..first + 1,
-            Direction::Write => first + 1..first + 2,
+            AccessDirection::Access => first..first + 2,
+            AccessDirection::Read => first..first + 1,
+            AccessDirection::Write => first + 1..first + 2,
         }
     }
 }
@@ -94,7 +94,11 @@ impl Performance {
 
     /// Begin a matrix whose entries count `unit`. Of several matrices for one figure the first counts, unless
     /// the unit is the same: then the last. Returns which figures to fill.
-    pub(crate) fn begin(&mut self, figure: Figure, unit: u64) -> impl Iterator<Item = usize> + Clone + use<> {
+    pub(crate) fn begin(
+        &mut self,
+        figure: PerformanceFigure,
+        unit: u64,
+    ) -> impl Iterator<Item = usize> + Clone + use<> {
         let mut open = [false; FIGURES];
         for number in figure.fills() {
             open[number] = self.units[number] == 0 || self.units[number] == unit;

@@ -18,12 +18,12 @@ const MAX_TABLES: usize = 256;
 /// Reads physical memory in which firmware left its tables.
 ///
 /// In the kernel this is a read-only mapping; on the host, a test's byte image.
-pub trait Memory {
+pub trait PhysicalMemory {
     /// The `length` bytes at `address`, or `None` where there is no memory that may be read.
     fn bytes(&self, address: PhysAddr, length: usize) -> Option<&[u8]>;
 }
 
-impl<F: Fn(PhysAddr, usize) -> Option<&'static [u8]>> Memory for F {
+impl<F: Fn(PhysAddr, usize) -> Option<&'static [u8]>> PhysicalMemory for F {
     fn bytes(&self, address: PhysAddr, length: usize) -> Option<&[u8]> {
         self(address, length)
     }
@@ -38,7 +38,7 @@ pub struct Tables<'a, M> {
     entry_size: usize,
 }
 
-impl<'a, M: Memory> Tables<'a, M> {
+impl<'a, M: PhysicalMemory> Tables<'a, M> {
     /// Read the root pointer at `rsdp` and the list of tables that it leads to.
     pub fn new(memory: &'a M, rsdp: PhysAddr, warn: &mut dyn FnMut(Warning)) -> Option<Self> {
         let Some(pointer) = root_pointer(memory, rsdp) else {
@@ -80,7 +80,7 @@ impl<'a, M: Memory> Tables<'a, M> {
 }
 
 /// The root pointer's bytes: 20 of revision 0, 36 of revision 2.
-fn root_pointer<M: Memory>(memory: &M, address: PhysAddr) -> Option<&[u8]> {
+fn root_pointer<M: PhysicalMemory>(memory: &M, address: PhysAddr) -> Option<&[u8]> {
     let first = memory.bytes(address, 20)?;
     if array(first, 0)? != *b"RSD PTR " || !sums_to_zero(first) {
         return None;
@@ -93,7 +93,7 @@ fn root_pointer<M: Memory>(memory: &M, address: PhysAddr) -> Option<&[u8]> {
 }
 
 /// The table at `address`, if it is one and sound.
-fn table_at<'a, M: Memory>(
+fn table_at<'a, M: PhysicalMemory>(
     memory: &'a M,
     address: PhysAddr,
     wanted: [u8; 4],

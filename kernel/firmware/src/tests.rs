@@ -7,13 +7,13 @@ use freehold_machine::topology::{AddressMode, Indexing, WritePolicy};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, PhysAddr};
 use proptest::prelude::*;
 
-use crate::{Firmware, Iommu, Memory, Register, Warning, read};
+use crate::{Firmware, Iommu, PhysicalMemory, Register, Warning, read};
 
 /// Physical memory that has bytes in a few places.
 #[derive(Default, Clone)]
 struct Image(Vec<(u64, Vec<u8>)>);
 
-impl Memory for Image {
+impl PhysicalMemory for Image {
     fn bytes(&self, address: PhysAddr, length: usize) -> Option<&[u8]> {
         self.0.iter().find_map(|(at, bytes)| {
             let offset = usize::try_from(address.0.checked_sub(*at)?).ok()?;

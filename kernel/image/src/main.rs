@@ -5,8 +5,6 @@
 
 extern crate alloc;
 
-use core::panic::PanicInfo;
-
 use freehold_arch::heap::KernelHeap;
 
 #[global_allocator]
@@ -14,7 +12,9 @@ static HEAP: KernelHeap = KernelHeap;
 
 freehold_arch::kernel_entry!(freehold_kernel::boot::main);
 
+// On a host, where only `cargo check` compiles this, the standard library has one.
+#[cfg(target_os = "none")]
 #[panic_handler]
-fn panicked(info: &PanicInfo) -> ! {
+fn panicked(info: &core::panic::PanicInfo) -> ! {
     freehold_arch::panic::die(format_args!("{info}"))
 }

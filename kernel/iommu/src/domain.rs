@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_frame::{DeviceTable, Frame, OutOfMemory, Owner, Request};
 use freehold_machine::{
-    DeviceAccess, DeviceDomain, NoTables, PAGE_SHIFT, Pfn, PfnRange, Tables, Unconfirmed, WINDOW_PAGES,
+    DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, PAGE_SHIFT, Pfn, PfnRange, Tables, Unconfirmed,
+    WINDOW_PAGES,
 };
 
 use crate::{Registers, TableSource, Unit};
@@ -16,8 +17,6 @@ pub(crate) const READ_WRITE: u64 = 0b11;
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// log2 of the entries in a table.
 const INDEX_BITS: u32 = 9;
-/// Windows of a domain: one for each request that a disk may have at once, and as many again.
-pub const WINDOWS: usize = 32;
 // A window lies within one table.
 const _: () = assert!((1usize << INDEX_BITS).is_multiple_of(WINDOW_PAGES));
 
@@ -78,7 +77,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
 
     /// The first page of the windows, as the device counts: they are the last pages that the tables can name.
     pub(crate) fn first_window(&self) -> u64 {
-        (1 << (INDEX_BITS * self.unit.levels)) - (WINDOWS * WINDOW_PAGES) as u64
+        (1 << (INDEX_BITS * self.unit.levels)) - (MAX_WINDOWS * WINDOW_PAGES) as u64
     }
     /// The pages of a window, as the device counts.
     fn window(&self, number: usize, pages: usize) -> PfnRange {
@@ -147,7 +146,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
     }
 
     fn windows(&self) -> usize {
-        if self.unit.has_windows() { WINDOWS } else { 0 }
+        if self.unit.has_windows() { MAX_WINDOWS } else { 0 }
     }
 
     fn open(

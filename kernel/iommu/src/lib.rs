@@ -50,7 +50,7 @@ use freehold_frame::{FrameSource, OutOfMemory};
 use freehold_machine::Tables;
 
 pub use domain::Domain;
-pub use unit::{Fault, Mode, Transfers, Unit};
+pub use unit::{DmaFault, Mode, Transfers, Unit};
 
 /// Looks at a register or a status word before the unit counts as dead: seconds, where each look is an exit to the host.
 pub const PATIENCE: usize = 10_000_000;

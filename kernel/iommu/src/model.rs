@@ -13,7 +13,7 @@ use crate::unit::{
     CONTEXT_GLOBAL, IOTLB_DOMAIN, IOTLB_GLOBAL, IOTLB_PAGES, PRESENT, QUEUE, SET_ROOT, TRANSLATE, WAIT,
     register,
 };
-use crate::{Fault, Registers};
+use crate::{DmaFault, Registers};
 
 /// Offset of the fault record that it has.
 const FAULT_RECORD: usize = 0x220;
@@ -49,7 +49,7 @@ struct UnitState {
     /// By domain and page: the entry.
     iotlb: HashMap<(u16, u64), u64>,
     /// Faults without a record yet; the first is in the record.
-    faults: VecDeque<Fault>,
+    faults: VecDeque<DmaFault>,
     descriptors: std::vec::Vec<u64>,
 }
 
@@ -79,7 +79,7 @@ impl SoftwareUnit {
         }
         let result = self.translate(&mut state, source_id, address, is_read);
         if let Err(reason) = result {
-            state.faults.push_back(Fault { source_id, address: address & !0xfff, reason, is_read });
+            state.faults.push_back(DmaFault { source_id, address: address & !0xfff, reason, is_read });
         }
         result
     }

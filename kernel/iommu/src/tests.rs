@@ -10,16 +10,17 @@ use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
 use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, FrameList, HeldFrames, Limits};
-use freehold_buddy::{Buddy, Managed, Options};
+use freehold_buddy::{Buddy, Managed, Options, Pcp};
 use freehold_frame::{FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{DeviceAccess, DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES};
+use freehold_machine::{
+    DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES,
+};
 use proptest::prelude::*;
 
-use crate::domain::WINDOWS;
 use crate::model::{CAPABILITY, EXTENDED, SoftwareUnit, UnitKind};
 use crate::unit::{IOTLB_DOMAIN, IOTLB_PAGES};
-use crate::{Fault, IommuError, Mode, Unit};
+use crate::{DmaFault, IommuError, Mode, Unit};
 
 type Frames = &'static Buddy<Model>;
 
@@ -34,7 +35,8 @@ fn frames() -> Frames {
     let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
     let table = FrameTable::new(Box::leak(records));
     let metadata = Box::leak(metadata);
-    let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+    let pcps = Box::leak(Box::new([Pcp::new()]));
+    let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
     let buddy = Buddy::new(machine, managed, options);
     Box::leak(Box::new(buddy.ok().unwrap()))
 }
@@ -56,7 +58,7 @@ fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
     let disk = unit.attach(DISK, "disk").unwrap();
     assert_eq!(hardware.access(NET, 0x5008, false), Err(2));
     assert_eq!(hardware.access(DISK, 0x5000, true), Err(6));
-    let fault = |source_id, reason, is_read| Fault { source_id, address: 0x5000, reason, is_read };
+    let fault = |source_id, reason, is_read| DmaFault { source_id, address: 0x5000, reason, is_read };
     let taken: Vec<_> = std::iter::from_fn(|| unit.take_fault()).collect();
     let told = taken.iter().map(|(fault, domain)| (*fault, domain.is_some()));
     let expected =
@@ -236,7 +238,7 @@ fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
         assert_eq!(disk.windows(), 0);
         assert_eq!(disk.open(0, &mut frames.into_iter(), DeviceAccess::Read), Err(NoTables));
         unit.allow_windows();
-        for window in [0, 1, WINDOWS - 1] {
+        for window in [0, 1, MAX_WINDOWS - 1] {
             for access in [DeviceAccess::Read, DeviceAccess::Write, DeviceAccess::ReadWrite] {
                 let address = disk.open(window, &mut frames.into_iter(), access).unwrap();
                 let at = |page: usize| address + (page << 12) as u64 + 8;
@@ -265,7 +267,7 @@ fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
                 assert_eq!((disk.pages(), net.pages()), (0, 0));
             }
         }
-        assert_eq!(disk.open(WINDOWS, &mut frames.into_iter(), DeviceAccess::Read), Err(NoTables));
+        assert_eq!(disk.open(MAX_WINDOWS, &mut frames.into_iter(), DeviceAccess::Read), Err(NoTables));
         // Memory does not reach into the windows.
         let first = disk.first_window();
         assert_eq!(disk.map(run(first - 1, first + 1)), Err(NoTables));

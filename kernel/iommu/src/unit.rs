@@ -75,7 +75,7 @@ pub enum Transfers {
 
 /// An access that was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fault {
+pub struct DmaFault {
     /// Bus, device and function: 8, 5 and 3 bits.
     pub source_id: u16,
     /// The device's address, of a page.
@@ -339,7 +339,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     }
 
     /// Takes a fault from the unit's records, and its domain if the function has one. `None`: there are no more.
-    pub fn take_fault(&self) -> Option<(Fault, Option<&'static Domain<R, S>>)> {
+    pub fn take_fault(&self) -> Option<(DmaFault, Option<&'static Domain<R, S>>)> {
         let count = (self.capability >> 40 & 0xff) as usize + 1;
         for at in (0..count).filter_map(|number| self.fault_record(number)) {
             let high = self.registers.read64(at + 8);
@@ -350,7 +350,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             // Writing the bit clears it.
             self.registers.write32(at + 12, 1 << 31);
             let (source_id, reason) = (high as u16, (high >> 32) as u8);
-            let fault = Fault { source_id, address, reason, is_read: high >> 62 & 1 != 0 };
+            let fault = DmaFault { source_id, address, reason, is_read: high >> 62 & 1 != 0 };
             self.faults.fetch_add(1, Ordering::Relaxed);
             let domain = self.domains.lock().iter().copied().find(|domain| domain.source_id == source_id);
             if let Some(domain) = domain {

@@ -19,7 +19,7 @@ pub use reply::{
     Attributes, DirectoryEntry, Entries, FileSystemStats, Malformed, Outcome, Qid, check, count, link_target,
     opened, qid, version, walked,
 };
-pub use request::{MAX_REQUEST, Request};
+pub use request::{MAX_REQUEST, NinepRequest};
 
 /// Bytes before the body of a message.
 pub const HEADER: usize = 7;
@@ -38,7 +38,7 @@ pub const MAX_REPLY: usize = HEADER + 2 + MAX_LINK;
 /// The version of the protocol.
 pub const VERSION: &[u8] = b"9P2000.L";
 
-/// Type of [`Request::Version`].
+/// Type of [`NinepRequest::Version`].
 pub const TVERSION: u8 = 100;
-/// Type of [`Request::Flush`].
+/// Type of [`NinepRequest::Flush`].
 pub const TFLUSH: u8 = 108;

@@ -7,7 +7,7 @@ pub const MAX_REQUEST: usize = 4864;
 
 /// A request. Those with data (read, write, list) have its length as their last four bytes, and the data behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request<'a> {
+pub enum NinepRequest<'a> {
     /// Begin a session: the longest message, the version.
     Version(u32, &'a [u8]),
     /// Give up the request of this tag.
@@ -32,7 +32,7 @@ pub enum Request<'a> {
     Clunk(u32),
 }
 
-impl Request<'_> {
+impl NinepRequest<'_> {
     /// Its number.
     pub const fn kind(&self) -> u8 {
         match self {

@@ -8,21 +8,21 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn encoded(request: Request<'_>) -> Vec<u8> {
+fn encoded(request: NinepRequest<'_>) -> Vec<u8> {
     request.encode(&mut [0xaa; MAX_REQUEST]).unwrap().to_vec()
 }
 
 #[test]
 fn requests_are_the_bytes_that_the_protocol_says() {
-    assert_eq!(encoded(Request::Version(8192, VERSION)), b"\x15\0\0\0\x64\0\0\0\x20\0\0\x08\09P2000.L",);
-    assert_eq!(encoded(Request::Flush(0x0102)), b"\x09\0\0\0\x6c\0\0\x02\x01");
+    assert_eq!(encoded(NinepRequest::Version(8192, VERSION)), b"\x15\0\0\0\x64\0\0\0\x20\0\0\x08\09P2000.L",);
+    assert_eq!(encoded(NinepRequest::Flush(0x0102)), b"\x09\0\0\0\x6c\0\0\x02\x01");
     assert_eq!(
-        encoded(Request::Walk(1, 2, Some(b"ab"))),
+        encoded(NinepRequest::Walk(1, 2, Some(b"ab"))),
         b"\x15\0\0\0\x6e\0\0\x01\0\0\0\x02\0\0\0\x01\0\x02\0ab",
     );
-    assert_eq!(encoded(Request::Walk(1, 2, None)), b"\x11\0\0\0\x6e\0\0\x01\0\0\0\x02\0\0\0\0\0");
+    assert_eq!(encoded(NinepRequest::Walk(1, 2, None)), b"\x11\0\0\0\x6e\0\0\x01\0\0\0\x02\0\0\0\0\0");
     assert_eq!(
-        encoded(Request::Read(3, 0x1_0000_0000, 4096)),
+        encoded(NinepRequest::Read(3, 0x1_0000_0000, 4096)),
         b"\x17\0\0\0\x74\0\0\x03\0\0\0\0\0\0\0\x01\0\0\0\0\x10\0\0",
     );
 }
@@ -30,9 +30,9 @@ fn requests_are_the_bytes_that_the_protocol_says() {
 #[test]
 fn a_request_that_does_not_fit_is_none() {
     let name = [b'x'; 255];
-    let whole = encoded(Request::Walk(1, 2, Some(&name)));
+    let whole = encoded(NinepRequest::Walk(1, 2, Some(&name)));
     for length in 0..whole.len() {
-        assert_eq!(Request::Walk(1, 2, Some(&name)).encode(&mut std::vec![0; length]), None, "{length}");
+        assert_eq!(NinepRequest::Walk(1, 2, Some(&name)).encode(&mut std::vec![0; length]), None, "{length}");
     }
 }
 

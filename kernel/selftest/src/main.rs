@@ -15,7 +15,6 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hint::black_box;
-use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::boot::{self, BootInfo};
@@ -23,7 +22,7 @@ use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
 use freehold_arch::sync::SpinLock;
 use freehold_arch::thread::{self, Thread};
-use freehold_arch::traps::{Handlers, Unresolved};
+use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Unresolved};
 use freehold_arch::user::{FpuImage, UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
 use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
@@ -37,8 +36,10 @@ static HEAP: KernelHeap = KernelHeap;
 
 freehold_arch::kernel_entry!(main);
 
+// On a host, where only `cargo check` compiles this, the standard library has one.
+#[cfg(target_os = "none")]
 #[panic_handler]
-fn panicked(info: &PanicInfo) -> ! {
+fn panicked(info: &core::panic::PanicInfo) -> ! {
     freehold_arch::panic::die(format_args!("{info}"))
 }
 
@@ -137,7 +138,7 @@ impl Handlers for Kernel {
         SPACE.lock().as_ref().ok_or(Unresolved)?.map(5, frame, 7);
         Ok(())
     }
-    fn timer(&self) {
+    fn timer(&self, _late: u64, _interrupted: Interrupted) {
         TICKS.fetch_add(1, Ordering::Relaxed);
         if REPEAT.load(Ordering::Relaxed) {
             time::arm(time::now() + 1_000_000);
@@ -146,6 +147,7 @@ impl Handlers for Kernel {
     fn reschedule(&self) {
         RESCHEDULES.fetch_add(1, Ordering::Relaxed);
     }
+    fn goes_on(&self, _place: ImageOffset) {}
     fn thread_finished(&self) -> ! {
         let main = MAIN.lock().clone().expect("the main thread");
         thread::switch(&main);

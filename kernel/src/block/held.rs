@@ -1,6 +1,6 @@
 //! A disk that somebody has as a whole: swap.
 //!
-//! While a [`Held`] lives its owner sends requests to the device past the page cache. Nobody else writes to the disk (`ETXTBSY`) or holds it
+//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. Nobody else writes to the disk (`ETXTBSY`) or holds it
 //! (`EBUSY`); who reads it may see anything.
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -21,9 +21,9 @@ pub fn was_ever_held() -> bool {
 }
 
 /// The proof that a disk is held; let go of when it is dropped.
-pub struct Held(Arc<DiskContent>);
+pub struct HeldDisk(Arc<DiskContent>);
 
-impl Held {
+impl HeldDisk {
     /// Hold the disk that `file` is open on, for writing.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldDisk {
     fn drop(&mut self) {
         // What was read while it was held is old.
         self.0.cached.cache().shrink(u64::MAX);

@@ -21,13 +21,13 @@ use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
-pub use held::{Held, was_ever_held};
+pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
 use spin::Once;
 
 use crate::fs::device::{make_device, register_block, register_sync, split_device};
 use crate::fs::root::add_device;
-use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
+use crate::fs::{Blocking, File, FileContent, MmapContent, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
 use crate::hw::Hardware;
 use crate::mem::reclaim::caches::{self, Cached, Caches};
@@ -300,7 +300,7 @@ struct DiskContent {
     openers: AtomicUsize,
     /// Since when something is dirty, as the flusher noticed; 0: nothing is.
     dirty_since: AtomicU64,
-    /// Somebody has it as a whole ([`Held`]).
+    /// Somebody has it as a whole ([`HeldDisk`]).
     held: AtomicBool,
 }
 
@@ -425,7 +425,7 @@ impl Source for LimitedSource<'_> {
     }
 }
 
-impl Content for DiskContent {
+impl FileContent for DiskContent {
     fn size(&self) -> u64 {
         self.size
     }
@@ -566,11 +566,11 @@ impl File for DiskFile {
     fn end(&self) -> Result<u64> {
         Ok(self.content.size)
     }
-    fn content(&self) -> Option<Arc<dyn Content>> {
+    fn content(&self) -> Option<Arc<dyn FileContent>> {
         Some(self.content.clone())
     }
-    fn mapping(&self) -> Result<Mapping> {
-        Ok(Mapping::Content(self.content.cached.clone()))
+    fn mapping(&self) -> Result<MmapContent> {
+        Ok(MmapContent::Content(self.content.cached.clone()))
     }
     fn sync(&self) -> Result<()> {
         self.store(0..u64::MAX)

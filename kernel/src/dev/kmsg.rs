@@ -6,7 +6,7 @@ use core::fmt::{self, Write};
 use freehold_collections::{Arc, String, Vec, reserve};
 
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
-use crate::klog::{self, Cursor, Next, Record};
+use crate::klog::{self, Cursor, LogRecord, NextRecord};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::syscall::Args;
 use crate::task::Capability;
@@ -43,7 +43,7 @@ pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dy
 ///
 /// # Errors
 /// `ENOMEM`. A buffer that is used again does not grow for ever: a text has at most [`klog::TEXT_BYTES`].
-fn make_line(line: &mut Vec<u8>, head: fmt::Arguments<'_>, record: &Record) -> Result<()> {
+fn make_line(line: &mut Vec<u8>, head: fmt::Arguments<'_>, record: &LogRecord) -> Result<()> {
     line.clear();
     let write = |line: &mut Vec<u8>| {
         line.write_fmt(head)?;
@@ -72,7 +72,7 @@ impl File for LogFile {
         loop {
             let mut cursor = *self.cursor.lock();
             match klog::next(&mut cursor) {
-                Next::Record(record) => {
+                NextRecord::Record(record) => {
                     let (severity, sequence, micros) = (record.severity, record.sequence, record.time / 1000);
                     make_line(&mut line, format_args!("{severity},{sequence},{micros},-;"), &record)?;
                     if sink.remaining() < line.len() {
@@ -81,12 +81,12 @@ impl File for LogFile {
                     *self.cursor.lock() = cursor;
                     return sink.put(&line);
                 }
-                Next::Missed(_) => {
+                NextRecord::Missed(_) => {
                     *self.cursor.lock() = cursor;
                     return Err(Errno::EPIPE);
                 }
-                Next::End if blocking == Blocking::Never => return Err(Errno::EAGAIN),
-                Next::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
+                NextRecord::End if blocking == Blocking::Never => return Err(Errno::EAGAIN),
+                NextRecord::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
             }
         }
     }
@@ -125,7 +125,7 @@ fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
 static READ: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 static CLEARED: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 
-fn syslog_line(line: &mut Vec<u8>, record: &Record) -> Result<()> {
+fn syslog_line(line: &mut Vec<u8>, record: &LogRecord) -> Result<()> {
     let (seconds, micros) = record.stamp();
     make_line(line, format_args!("<{}>[{seconds:5}.{micros:06}] ", record.severity), record)
 }
@@ -135,12 +135,12 @@ fn size_from(mut cursor: Cursor, line: &mut Vec<u8>) -> Result<usize> {
     let mut total = 0;
     loop {
         match klog::next(&mut cursor) {
-            Next::Record(record) => {
+            NextRecord::Record(record) => {
                 syslog_line(line, &record)?;
                 total += line.len();
             }
-            Next::Missed(_) => {}
-            Next::End => return Ok(total),
+            NextRecord::Missed(_) => {}
+            NextRecord::End => return Ok(total),
         }
     }
 }
@@ -152,7 +152,7 @@ fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
     let mut done = 0;
     loop {
         match klog::next(&mut cursor) {
-            Next::Record(record) => {
+            NextRecord::Record(record) => {
                 syslog_line(&mut line, &record)?;
                 if skip > 0 {
                     skip = skip.saturating_sub(line.len());
@@ -163,8 +163,8 @@ fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
                     done += sink.put(&line)?;
                 }
             }
-            Next::Missed(_) => {}
-            Next::End => return Ok(done),
+            NextRecord::Missed(_) => {}
+            NextRecord::End => return Ok(done),
         }
     }
 }
@@ -176,7 +176,7 @@ fn read_next(sink: &mut dyn Sink) -> Result<usize> {
     loop {
         let mut cursor = *READ.lock();
         match klog::next(&mut cursor) {
-            Next::Record(record) => {
+            NextRecord::Record(record) => {
                 if let Err(error) = syslog_line(&mut line, &record) {
                     return so_far(done, error);
                 }
@@ -186,9 +186,9 @@ fn read_next(sink: &mut dyn Sink) -> Result<usize> {
                 *READ.lock() = cursor;
                 done += sink.put(&line)?;
             }
-            Next::Missed(_) => *READ.lock() = cursor,
-            Next::End if done > 0 => return Ok(done),
-            Next::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
+            NextRecord::Missed(_) => *READ.lock() = cursor,
+            NextRecord::End if done > 0 => return Ok(done),
+            NextRecord::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! /dev/null, /dev/zero, /dev/full, /dev/random, /dev/urandom.
 
-use crate::fs::{Blocking, File, Mapping, Node, OpenFlags, Seekable};
+use crate::fs::{Blocking, File, MmapContent, Node, OpenFlags, Seekable};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result, hw};
 use freehold_collections::{Arc, reserve};
@@ -98,8 +98,8 @@ impl File for MemoryFile {
         Ok(0)
     }
 
-    fn mapping(&self) -> Result<Mapping> {
-        if self.kind == DeviceKind::Zero { Ok(Mapping::Zeroes) } else { Err(Errno::ENODEV) }
+    fn mapping(&self) -> Result<MmapContent> {
+        if self.kind == DeviceKind::Zero { Ok(MmapContent::Zeroes) } else { Err(Errno::ENODEV) }
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

@@ -11,7 +11,7 @@ use super::names;
 use super::node::NodeKind;
 use super::root::{self, add_device, make_dirs, mount_at};
 use super::tmpfs::{self, TmpFs};
-use super::walk::{Final, Walk};
+use super::walk::{Final, PathWalk};
 use crate::Result;
 use crate::sync::SpinLock;
 use freehold_collections::Arc;
@@ -78,7 +78,7 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
         add_device(node.name, node.kind, node.mode, node.number)?;
     }
     let root = root::root();
-    let walk = Walk::new(&root, &root, &Caller::ROOT);
+    let walk = PathWalk::new(&root, &root, &Caller::ROOT);
     for (target, path) in LINKS {
         names::symlink(&walk, target, path)?;
     }

@@ -1,6 +1,6 @@
 //! The bytes of a regular file.
 //!
-//! A [`Content`] is where a file's bytes are: frames of the page cache in the kernel, plain memory in host
+//! A [`FileContent`] is where a file's bytes are: frames of the page cache in the kernel, plain memory in host
 //! tests. Holes read as zeroes. Implementations lock for themselves, and copy inside per-CPU windows with
 //! the protocol of [`crate::user`]; so calls may sleep (to fault in a program's page) and callers hold no
 //! spin lock. Two writers of one range may interleave page by page: whoever needs whole writes (tmpfs)
@@ -24,7 +24,7 @@ pub enum Punch {
 }
 
 /// The bytes of a regular file or a block device.
-pub trait Content: Any + Send + Sync {
+pub trait FileContent: Any + Send + Sync {
     /// Length in bytes.
     fn size(&self) -> u64;
     /// Copy bytes from `offset` on until the sink is full or the content ends; returns how many.
@@ -57,7 +57,7 @@ pub trait Content: Any + Send + Sync {
 /// Makes contents for a file system that keeps its files in memory.
 pub trait ContentSource: Send + Sync {
     /// Empty content; `ENOMEM` where there is no memory for its bookkeeping.
-    fn empty(&self) -> Result<Arc<dyn Content>>;
+    fn empty(&self) -> Result<Arc<dyn FileContent>>;
     /// Bytes that all contents may hold together (the default limit of a tmpfs).
     fn capacity(&self) -> u64;
     /// Have the capacity grow, where it can; may sleep. `ENOSPC` where it cannot.

@@ -7,14 +7,14 @@ use freehold_collections::{Arc, reserve};
 use super::path::Path;
 use crate::sync::SpinLock;
 
-struct Places {
+struct RootAndCwd {
     root: Path,
     cwd: Path,
 }
 
 /// Root, working directory and umask.
 pub struct FsContext {
-    places: SpinLock<Places>,
+    places: SpinLock<RootAndCwd>,
     umask: AtomicU32,
 }
 
@@ -22,7 +22,7 @@ impl FsContext {
     /// A context with root and working directory at `root` and umask 022.
     pub fn new(root: Path) -> Arc<Self> {
         reserve::arc(Self {
-            places: SpinLock::new(Places { cwd: root.clone(), root }),
+            places: SpinLock::new(RootAndCwd { cwd: root.clone(), root }),
             umask: AtomicU32::new(0o022),
         })
     }
@@ -31,7 +31,7 @@ impl FsContext {
     pub fn duplicate(&self) -> Arc<Self> {
         let places = self.places.lock();
         reserve::arc(Self {
-            places: SpinLock::new(Places { root: places.root.clone(), cwd: places.cwd.clone() }),
+            places: SpinLock::new(RootAndCwd { root: places.root.clone(), cwd: places.cwd.clone() }),
             umask: AtomicU32::new(self.umask()),
         })
     }

@@ -6,7 +6,7 @@ use core::ops::Range;
 use bitflags::bitflags;
 use freehold_collections::Arc;
 
-use super::content::Content;
+use super::content::FileContent;
 use super::node::Node;
 use crate::sync::WaitQueue;
 use crate::user::{Sink, Source};
@@ -97,9 +97,9 @@ pub struct DirEntry<'a> {
 }
 
 /// What mmap(2) shows of a file.
-pub enum Mapping {
+pub enum MmapContent {
     /// Its bytes.
-    Content(Arc<dyn Content>),
+    Content(Arc<dyn FileContent>),
     /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous memory.
     Zeroes,
 }
@@ -153,7 +153,7 @@ pub trait File: Any + Send + Sync {
         Err(Errno::EINVAL)
     }
     /// What mmap shows; `ENODEV` where that makes no sense.
-    fn mapping(&self) -> Result<Mapping> {
+    fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
     }
     /// Append at the end of the file, wherever that is by then; returns how many bytes and where they begin.
@@ -166,7 +166,7 @@ pub trait File: Any + Send + Sync {
         Ok(self.node().metadata().size)
     }
     /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel copies.
-    fn content(&self) -> Option<Arc<dyn Content>> {
+    fn content(&self) -> Option<Arc<dyn FileContent>> {
         None
     }
     /// Whether a message may carry it (SCM_RIGHTS).

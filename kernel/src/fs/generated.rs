@@ -55,7 +55,7 @@ impl Text {
     /// lines are most of what is read of /proc: they do without the formatter of `core`.
     pub fn kib(&mut self, name: &str, kib: u64) {
         const NAME: usize = 16;
-        let mut line = Line::new();
+        let mut line = ShortLine::new();
         line.push(name.as_bytes());
         line.pad(NAME);
         line.decimal(kib, 8);
@@ -65,8 +65,8 @@ impl Text {
 
     /// Adds numbers, each with a blank before it.
     pub fn numbers(&mut self, values: &[u64]) {
-        for some in values.chunks(Line::MOST / (MOST_DIGITS + 1)) {
-            let mut line = Line::new();
+        for some in values.chunks(ShortLine::MOST / (MOST_DIGITS + 1)) {
+            let mut line = ShortLine::new();
             for &value in some {
                 line.push(b" ");
                 line.decimal(value, 0);
@@ -77,14 +77,14 @@ impl Text {
 
     /// Adds a number that may be negative, with a blank before it.
     pub fn signed_number(&mut self, value: i64) {
-        let mut line = Line::of(if value < 0 { b" -" } else { b" " });
+        let mut line = ShortLine::of(if value < 0 { b" -" } else { b" " });
         line.decimal(value.unsigned_abs(), 0);
         self.push(line.bytes());
     }
 
     /// Adds a line of `name` and a few numbers, as /proc/PID/status has it.
     pub fn row(&mut self, name: &str, values: &[u64]) {
-        let mut line = Line::of(name.as_bytes());
+        let mut line = ShortLine::of(name.as_bytes());
         line.push(b":");
         for &value in values {
             line.push(b"\t");
@@ -96,7 +96,7 @@ impl Text {
 
     /// Adds a line of `name` and 64 bits in hexadecimal, as /proc/PID/status has it.
     pub fn mask_row(&mut self, name: &str, bits: u64) {
-        let mut line = Line::of(name.as_bytes());
+        let mut line = ShortLine::of(name.as_bytes());
         line.push(b":\t");
         line.hex(bits, 16);
         line.push(b"\n");
@@ -123,9 +123,9 @@ impl fmt::Write for Text {
 
 /// A short line in the making. What is past its end is left out.
 #[derive(Default)]
-pub struct Line(ArrayVec<u8, { Line::MOST }>);
+pub struct ShortLine(ArrayVec<u8, { ShortLine::MOST }>);
 
-impl Line {
+impl ShortLine {
     /// The most bytes of a line.
     pub const MOST: usize = 128;
 
@@ -191,28 +191,33 @@ impl Line {
 
     /// Adds a hexadecimal number, with zeroes before it in at least `width` columns.
     pub fn hex(&mut self, value: u64, width: usize) {
-        self.digits_of_bits::<4>(value, width);
+        self.digits_of_bits::<4>(value, width, b"0123456789abcdef");
+    }
+
+    /// As [`hex`](Self::hex), with capitals.
+    pub fn hex_upper(&mut self, value: u64, width: usize) {
+        self.digits_of_bits::<4>(value, width, b"0123456789ABCDEF");
     }
 
     /// Adds an octal number, with zeroes before it in at least `width` columns.
     pub fn octal(&mut self, value: u64, width: usize) {
-        self.digits_of_bits::<3>(value, width);
+        self.digits_of_bits::<3>(value, width, b"0123456789abcdef");
     }
 
     /// Adds a number whose digits have so many bits. One that does not fit is left out.
     #[inline(always)]
-    fn digits_of_bits<const BITS: usize>(&mut self, value: u64, width: usize) {
+    fn digits_of_bits<const BITS: usize>(&mut self, value: u64, width: usize, digits: &[u8; 16]) {
         let used = (u64::BITS - (value | 1).leading_zeros()) as usize;
         let count = used.div_ceil(BITS).max(width).min((u64::BITS as usize).div_ceil(BITS));
         if count > self.0.remaining_capacity() {
             return;
         }
         let digit = |place: usize| (value >> (place * BITS)) as usize & ((1 << BITS) - 1);
-        self.0.extend((0..count).rev().map(|place| b"0123456789abcdef"[digit(place)]));
+        self.0.extend((0..count).rev().map(|place| digits[digit(place)]));
     }
 }
 
-impl fmt::Write for Line {
+impl fmt::Write for ShortLine {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push(text.as_bytes());
         Ok(())
@@ -360,7 +365,7 @@ mod tests {
             text.kib("Rss:", value);
             let wanted = try_format!("{:<16}{value:>8} kB\n", "Rss:").unwrap();
             assert_eq!(text.finish().unwrap(), wanted.as_bytes());
-            let mut line = Line::new();
+            let mut line = ShortLine::new();
             line.hex(value, 8);
             line.push(b"-");
             line.decimal(value, 0);
@@ -369,7 +374,10 @@ mod tests {
             let wanted =
                 try_format!("{:<50}|", try_format!("{value:08x}-{value}").unwrap().as_str()).unwrap();
             assert_eq!(line.bytes(), wanted.as_bytes());
-            let mut line = Line::new();
+            let mut line = ShortLine::new();
+            line.hex_upper(value, 8);
+            assert_eq!(line.bytes(), try_format!("{value:08X}").unwrap().as_bytes());
+            let mut line = ShortLine::new();
             line.octal(value, 4);
             assert_eq!(line.bytes(), try_format!("{value:04o}").unwrap().as_bytes());
             let mut text = Text::new();
@@ -383,11 +391,11 @@ mod tests {
                 try_format!("{} {half}Uid:\t{value}\t1\nSigCgt:\t{value:016x}\n", seven.as_str()).unwrap();
             assert_eq!(text.finish().unwrap(), wanted.as_bytes());
         }
-        let mut line = Line::new();
+        let mut line = ShortLine::new();
         (0..3).for_each(|_| line.push(&[b'x'; 100]));
-        assert_eq!(line.bytes().len(), Line::MOST);
+        assert_eq!(line.bytes().len(), ShortLine::MOST);
         line.decimal(7, 0);
-        assert_eq!(line.bytes(), [b'x'; Line::MOST], "what is past its end is left out");
-        assert_eq!(Line::displaying(format_args!("cpu{}", 7)).bytes(), b"cpu7");
+        assert_eq!(line.bytes(), [b'x'; ShortLine::MOST], "what is past its end is left out");
+        assert_eq!(ShortLine::displaying(format_args!("cpu{}", 7)).bytes(), b"cpu7");
     }
 }

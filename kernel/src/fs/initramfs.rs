@@ -16,7 +16,7 @@ use super::flags::OpenFlags;
 use super::node::{NewNode, Node, NodeKind, SetMetadata, Timestamp};
 use super::path::Path;
 use super::walk::{NAME_MAX, PATH_MAX};
-use super::{device, names, walk::Final, walk::Walk};
+use super::{device, names, walk::Final, walk::PathWalk};
 use crate::Errno;
 
 const HEADER: usize = 110;
@@ -262,7 +262,7 @@ impl Unpacker<'_> {
     fn directory(&self, path: &[&[u8]]) -> Result<Arc<dyn Node>, Errno> {
         let mut here = self.root.clone();
         for part in path {
-            let walk = Walk::new(self.root, &here, &Caller::ROOT);
+            let walk = PathWalk::new(self.root, &here, &Caller::ROOT);
             let next = match walk.find(part, Final::Follow) {
                 Err(Errno::ENOENT) => {
                     names::make_dir(&walk, part, 0o755)?;

@@ -25,7 +25,7 @@ pub enum Owner {
 
 /// What a lock lets others do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sharing {
+pub enum LockSharing {
     /// Others may share it.
     Shared,
     /// Nobody else may hold one.
@@ -34,7 +34,7 @@ pub enum Sharing {
 
 /// Which of the two kinds of locks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Space {
+pub enum LockSpace {
     /// flock: always the whole file.
     Flock,
     /// fcntl: ranges.
@@ -45,13 +45,13 @@ pub enum Space {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lock {
     /// flock's or fcntl's.
-    pub space: Space,
+    pub space: LockSpace,
     /// First byte.
     pub start: u64,
     /// Behind the last byte; `u64::MAX` is the end of the file, wherever that will be.
     pub end: u64,
     /// What others may.
-    pub sharing: Sharing,
+    pub sharing: LockSharing,
     /// Whose it is.
     pub owner: Owner,
     /// The process that set it, for F_GETLK; 0 for a description's.
@@ -64,30 +64,30 @@ impl Lock {
             && self.owner != wanted.owner
             && self.start < wanted.end
             && wanted.start < self.end
-            && (self.sharing == Sharing::Exclusive || wanted.sharing == Sharing::Exclusive)
+            && (self.sharing == LockSharing::Exclusive || wanted.sharing == LockSharing::Exclusive)
     }
 }
 
 /// Where a lock is in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Key {
+struct LockKey {
     file: Identity,
-    space: Space,
+    space: LockSpace,
     owner: Owner,
     start: u64,
 }
 
 /// The rest of a held lock.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldLock {
     end: u64,
-    sharing: Sharing,
+    sharing: LockSharing,
     pid: u32,
 }
 
-impl Key {
+impl LockKey {
     /// The lock that `held` is here.
-    fn lock(self, held: Held) -> Lock {
+    fn lock(self, held: HeldLock) -> Lock {
         let Self { space, owner, start, .. } = self;
         Lock { space, start, end: held.end, sharing: held.sharing, owner, pid: held.pid }
     }
@@ -95,9 +95,9 @@ impl Key {
 
 /// All locks. Those of one owner on one file, in one space, do not overlap, and do not touch where
 /// they are alike.
-struct Table(Map<Key, Held>);
+struct LockTable(Map<LockKey, HeldLock>);
 
-static LOCKS: Mutex<Table> = Mutex::new(Table(Map::new()));
+static LOCKS: Mutex<LockTable> = Mutex::new(LockTable(Map::new()));
 /// Entries that one change adds at most: the new lock, and the end of the one that it lies in.
 const MOST_ADDED: usize = 2;
 static RELEASED: WaitQueue = WaitQueue::new();
@@ -111,14 +111,14 @@ pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
 /// Set `wanted`, replacing what its owner holds of that range.
 ///
 /// # Errors
-/// `EAGAIN` if others stand in the way, and as [`Table::make_room`]; no lock is changed.
+/// `EAGAIN` if others stand in the way, and as [`LockTable::make_room`]; no lock is changed.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     let mut table = LOCKS.lock();
     if table.conflicts(file, wanted).is_some() {
         return Err(Errno::EAGAIN);
     }
     table.make_room(wanted.space)?;
-    table.cut(Key { file, space: wanted.space, owner: wanted.owner, start: wanted.start }, wanted.end);
+    table.cut(LockKey { file, space: wanted.space, owner: wanted.owner, start: wanted.start }, wanted.end);
     table.join(file, *wanted);
     drop(table);
     // What became shared lets others in.
@@ -137,13 +137,13 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
 /// Let go of `[start, end)` of what `owner` holds in `space`.
 ///
 /// # Errors
-/// As [`Table::make_room`], where that makes two locks of one; no lock is changed. Never for the whole range.
-pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) -> Result<()> {
+/// As [`LockTable::make_room`], where that makes two locks of one; no lock is changed. Never for the whole range.
+pub fn unset(file: Identity, space: LockSpace, owner: Owner, start: u64, end: u64) -> Result<()> {
     let mut table = LOCKS.lock();
     if (start, end) != (0, u64::MAX) {
         table.make_room(space)?;
     }
-    table.cut(Key { file, space, owner, start }, end);
+    table.cut(LockKey { file, space, owner, start }, end);
     drop(table);
     RELEASED.wake_all();
     Ok(())
@@ -170,7 +170,7 @@ pub fn release_all(owner: Owner) {
 
 /// The place of a reader in the list of all locks; starts at the beginning.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor(Option<Key>);
+pub struct Cursor(Option<LockKey>);
 
 impl Cursor {
     /// The next lock, if there is one, for /proc/locks. The reader sees each lock that is held all
@@ -184,54 +184,57 @@ impl Cursor {
     }
 }
 
-impl Table {
+impl LockTable {
     /// Makes room for what one change adds.
     ///
     /// # Errors
     /// Without memory as on Linux (fs/locks.c): `ENOLCK` for a record lock, `ENOMEM` for flock's.
-    fn make_room(&mut self, space: Space) -> Result<()> {
+    fn make_room(&mut self, space: LockSpace) -> Result<()> {
         self.0.try_reserve(MOST_ADDED).map_err(|_| match space {
-            Space::Record => Errno::ENOLCK,
-            Space::Flock => Errno::ENOMEM,
+            LockSpace::Record => Errno::ENOLCK,
+            LockSpace::Flock => Errno::ENOMEM,
         })
     }
 
     /// The locks of `owner` that overlap `[start, end)`, from the last to the first.
-    fn overlapping(&self, first: Key, end: u64) -> impl Iterator<Item = (Key, Held)> {
-        let mut until = Key { start: end, ..first };
+    fn overlapping(&self, first: LockKey, end: u64) -> impl Iterator<Item = (LockKey, HeldLock)> {
+        let mut until = LockKey { start: end, ..first };
         core::iter::from_fn(move || {
             let (&key, &held) = self.0.last_until(Bound::Excluded(&until))?;
             until = key;
-            let is_his = Key { start: first.start, ..key } == first;
+            let is_his = LockKey { start: first.start, ..key } == first;
             (is_his && first.start < held.end).then_some((key, held))
         })
     }
 
     fn conflicts(&self, file: Identity, wanted: &Lock) -> Option<Lock> {
-        let mut from = Bound::Included(Key { file, space: wanted.space, owner: Owner::Process(0), start: 0 });
+        let mut from =
+            Bound::Included(LockKey { file, space: wanted.space, owner: Owner::Process(0), start: 0 });
         // Owner by owner.
         while let Some((&key, _)) = self.0.first_from(from.as_ref()) {
             if (key.file, key.space) != (file, wanted.space) {
                 break;
             }
+            crate::sched::rest();
             if key.owner != wanted.owner {
-                let overlapping = self.overlapping(Key { start: wanted.start, ..key }, wanted.end);
+                let overlapping = self.overlapping(LockKey { start: wanted.start, ..key }, wanted.end);
                 let locks = overlapping.map(|(key, held)| key.lock(held));
                 if let Some(lock) = locks.filter(|lock| lock.conflicts(wanted)).last() {
                     return Some(lock);
                 }
             }
             // No lock starts at the last byte of all.
-            from = Bound::Excluded(Key { start: u64::MAX, ..key });
+            from = Bound::Excluded(LockKey { start: u64::MAX, ..key });
         }
         None
     }
 
     /// Takes the range from the start of `first` to `end` out of the locks of its owner. Where that
     /// makes two locks of one, room was reserved.
-    fn cut(&mut self, first: Key, end: u64) {
+    fn cut(&mut self, first: LockKey, end: u64) {
         let start = first.start;
         loop {
+            crate::sched::rest();
             // A statement of its own: the search borrows the table.
             let next = self.overlapping(first, end).next();
             let Some((key, held)) = next else { return };
@@ -241,7 +244,7 @@ impl Table {
                 held.end = start;
             }
             if end < held.end {
-                self.0.insert_reserved(Key { start: end, ..key }, held);
+                self.0.insert_reserved(LockKey { start: end, ..key }, held);
             }
         }
     }
@@ -250,9 +253,9 @@ impl Table {
     /// kind.
     fn join(&mut self, file: Identity, new: Lock) {
         let Lock { space, mut start, mut end, sharing, owner, pid } = new;
-        let key = |start| Key { file, space, owner, start };
+        let key = |start| LockKey { file, space, owner, start };
         if let Some((&before, held)) = self.0.last_until(Bound::Excluded(&key(start)))
-            && (Key { start, ..before }) == key(start)
+            && (LockKey { start, ..before }) == key(start)
             && (held.end, held.sharing) == (start, sharing)
         {
             start = before.start;
@@ -261,20 +264,20 @@ impl Table {
             self.0.remove(&key(end));
             end = after.end;
         }
-        self.0.insert_reserved(key(start), Held { end, sharing, pid });
+        self.0.insert_reserved(key(start), HeldLock { end, sharing, pid });
     }
 
     fn release(&mut self, file: Identity, owner: Owner) {
-        for space in [Space::Flock, Space::Record] {
-            self.cut(Key { file, space, owner, start: 0 }, u64::MAX);
+        for space in [LockSpace::Flock, LockSpace::Record] {
+            self.cut(LockKey { file, space, owner, start: 0 }, u64::MAX);
         }
     }
 
     /// The first file with locks behind `last`.
     fn file_after(&self, last: Option<Identity>) -> Option<Identity> {
         let from = last.map_or(Bound::Unbounded, |file| {
-            let (space, owner) = (Space::Record, Owner::Description(u64::MAX));
-            Bound::Excluded(Key { file, space, owner, start: u64::MAX })
+            let (space, owner) = (LockSpace::Record, Owner::Description(u64::MAX));
+            Bound::Excluded(LockKey { file, space, owner, start: u64::MAX })
         });
         self.0.first_from(from.as_ref()).map(|(key, _)| key.file)
     }
@@ -286,8 +289,8 @@ mod tests {
     use freehold_collections::inject::{each_fails, fail_nth};
     use std::vec::Vec;
 
-    fn lock(owner: u64, start: u64, end: u64, sharing: Sharing) -> Lock {
-        Lock { space: Space::Record, start, end, sharing, owner: Owner::Process(owner), pid: 0 }
+    fn lock(owner: u64, start: u64, end: u64, sharing: LockSharing) -> Lock {
+        Lock { space: LockSpace::Record, start, end, sharing, owner: Owner::Process(owner), pid: 0 }
     }
 
     fn file(inode: u64) -> Identity {
@@ -305,34 +308,34 @@ mod tests {
     #[test]
     fn record_locks_exclude_by_range() {
         let file = file(1);
-        try_set(file, &lock(1, 0, 100, Sharing::Exclusive)).unwrap();
-        assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Err(Errno::EAGAIN));
-        assert_eq!(try_set(file, &lock(2, 100, 110, Sharing::Exclusive)), Ok(()));
-        unset(file, Space::Record, Owner::Process(1), 40, 60).unwrap();
-        assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Ok(()));
-        assert_eq!(try_set(file, &lock(2, 30, 41, Sharing::Shared)), Err(Errno::EAGAIN));
-        assert_eq!(try_set(file, &lock(2, 60, 61, Sharing::Shared)), Err(Errno::EAGAIN));
+        try_set(file, &lock(1, 0, 100, LockSharing::Exclusive)).unwrap();
+        assert_eq!(try_set(file, &lock(2, 50, 60, LockSharing::Shared)), Err(Errno::EAGAIN));
+        assert_eq!(try_set(file, &lock(2, 100, 110, LockSharing::Exclusive)), Ok(()));
+        unset(file, LockSpace::Record, Owner::Process(1), 40, 60).unwrap();
+        assert_eq!(try_set(file, &lock(2, 50, 60, LockSharing::Shared)), Ok(()));
+        assert_eq!(try_set(file, &lock(2, 30, 41, LockSharing::Shared)), Err(Errno::EAGAIN));
+        assert_eq!(try_set(file, &lock(2, 60, 61, LockSharing::Shared)), Err(Errno::EAGAIN));
         release(file, Owner::Process(1));
         release(file, Owner::Process(2));
-        assert!(conflict(file, &lock(3, 0, u64::MAX, Sharing::Exclusive)).is_none());
+        assert!(conflict(file, &lock(3, 0, u64::MAX, LockSharing::Exclusive)).is_none());
     }
 
     /// Readers share, and one's own lock never stands in the way: it is replaced.
     #[test]
     fn own_locks_are_replaced() {
         let file = file(2);
-        try_set(file, &lock(1, 0, 10, Sharing::Shared)).unwrap();
-        try_set(file, &lock(2, 0, 10, Sharing::Shared)).unwrap();
-        assert_eq!(try_set(file, &lock(1, 0, 10, Sharing::Exclusive)), Err(Errno::EAGAIN));
+        try_set(file, &lock(1, 0, 10, LockSharing::Shared)).unwrap();
+        try_set(file, &lock(2, 0, 10, LockSharing::Shared)).unwrap();
+        assert_eq!(try_set(file, &lock(1, 0, 10, LockSharing::Exclusive)), Err(Errno::EAGAIN));
         release(file, Owner::Process(2));
-        try_set(file, &lock(1, 5, 10, Sharing::Exclusive)).unwrap();
+        try_set(file, &lock(1, 5, 10, LockSharing::Exclusive)).unwrap();
         assert_eq!(
-            conflict(file, &lock(2, 0, 5, Sharing::Exclusive)).map(|l| l.sharing),
-            Some(Sharing::Shared)
+            conflict(file, &lock(2, 0, 5, LockSharing::Exclusive)).map(|l| l.sharing),
+            Some(LockSharing::Shared)
         );
         assert_eq!(
-            conflict(file, &lock(2, 5, 6, Sharing::Shared)).map(|l| l.sharing),
-            Some(Sharing::Exclusive)
+            conflict(file, &lock(2, 5, 6, LockSharing::Shared)).map(|l| l.sharing),
+            Some(LockSharing::Exclusive)
         );
         release_all(Owner::Process(1));
         assert!(listed(file).is_empty());
@@ -349,7 +352,7 @@ mod tests {
             // Each splits the one before, so the table grows.
             let (start, end) = (n, 1000 - n);
             let before = listed(file);
-            let sharing = if n % 2 == 0 { Sharing::Shared } else { Sharing::Exclusive };
+            let sharing = if n % 2 == 0 { LockSharing::Shared } else { LockSharing::Exclusive };
             let set = each_fails(|| {
                 let result = try_set(file, &lock(ME, start, end, sharing));
                 assert!(result.is_ok() || listed(file) == before);
@@ -358,7 +361,7 @@ mod tests {
             assert_eq!(set.0, Ok(()));
             let before = listed(file);
             let unset = each_fails(|| {
-                let result = unset(file, Space::Record, Owner::Process(ME), start + 400, start + 401);
+                let result = unset(file, LockSpace::Record, Owner::Process(ME), start + 400, start + 401);
                 assert!(result.is_ok() || listed(file) == before);
                 result
             });
@@ -382,10 +385,10 @@ mod tests {
             fail_nth(0);
             assert_eq!(attempt(), Ok(()));
         };
-        let record = lock(200, 0, 100, Sharing::Exclusive);
+        let record = lock(200, 0, 100, LockSharing::Exclusive);
         failing(Err(Errno::ENOLCK), &|| try_set(file, &record));
-        failing(Err(Errno::ENOLCK), &|| unset(file, Space::Record, owner, 40, 60));
-        let whole = Lock { space: Space::Flock, end: u64::MAX, ..record };
+        failing(Err(Errno::ENOLCK), &|| unset(file, LockSpace::Record, owner, 40, 60));
+        let whole = Lock { space: LockSpace::Flock, end: u64::MAX, ..record };
         failing(Err(Errno::ENOMEM), &|| try_set(file, &whole));
         release_all(owner);
     }
@@ -407,13 +410,15 @@ mod tests {
             let me = draw(2) as usize;
             let start = draw(BYTES - 1);
             let end = start + 1 + draw(BYTES - start);
-            let sharing = [None, Some(Sharing::Shared), Some(Sharing::Exclusive)][draw(3) as usize];
+            let sharing = [None, Some(LockSharing::Shared), Some(LockSharing::Exclusive)][draw(3) as usize];
             let range = start as usize..(end as usize).min(BYTES as usize);
             match sharing {
-                None => unset(file, Space::Record, Owner::Process(FIRST + me as u64), start, end).unwrap(),
+                None => {
+                    unset(file, LockSpace::Record, Owner::Process(FIRST + me as u64), start, end).unwrap()
+                }
                 Some(sharing) => {
-                    let bars = |other: &Option<Sharing>| {
-                        other.is_some_and(|other| [other, sharing].contains(&Sharing::Exclusive))
+                    let bars = |other: &Option<LockSharing>| {
+                        other.is_some_and(|other| [other, sharing].contains(&LockSharing::Exclusive))
                     };
                     let refused = held[1 - me][range.clone()].iter().any(bars);
                     let outcome = try_set(file, &lock(FIRST + me as u64, start, end, sharing));

@@ -5,21 +5,21 @@ use spin::Once;
 
 /// What there is to tell.
 #[derive(Clone, Copy)]
-pub struct Machine {
+pub struct MachineInfo {
     /// The kernel's command line.
     pub command_line: &'static str,
     /// What firmware says: CPUs, nodes, distances, caches.
     pub firmware: &'static Firmware,
 }
 
-static MACHINE: Once<Machine> = Once::new();
+static MACHINE: Once<MachineInfo> = Once::new();
 
 /// Tell; at boot, before the first /proc or /sys is mounted.
-pub fn describe(machine: Machine) {
+pub fn describe(machine: MachineInfo) {
     MACHINE.call_once(|| machine);
 }
 
 /// What was told.
-pub fn get() -> Option<&'static Machine> {
+pub fn get() -> Option<&'static MachineInfo> {
     MACHINE.get()
 }

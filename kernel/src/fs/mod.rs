@@ -65,16 +65,16 @@ pub mod tmpfs;
 pub mod walk;
 
 pub use caller::{Access, Caller, Power};
-pub use content::{Content, ContentSource, Punch};
+pub use content::{ContentSource, FileContent, Punch};
 pub use context::FsContext;
-pub use file::{Blocking, DirEntry, File, Mapping, Ready, Seekable};
+pub use file::{Blocking, DirEntry, File, MmapContent, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
 pub use mount::{FileSystem, FsStats, Mount};
 pub use node::{Identity, LinkTarget, Metadata, Node, NodeKind, SetMetadata, Timestamp};
 pub use open_file::{OpenFile, Watcher};
 pub use path::Path;
 pub use table::{FileTable, OnExec};
-pub use walk::{Final, Last, Walk};
+pub use walk::{Final, Last, PathWalk};
 
 #[cfg(test)]
 mod tests;

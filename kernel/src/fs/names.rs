@@ -14,16 +14,16 @@ use super::flags::{OpenFlags, RenameFlags};
 use super::mount::MountFlags;
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::open_file::OpenFile;
-use super::path::{Entry, Path};
+use super::path::{Path, PathEntry};
 use super::text::{Permit, Purpose};
-use super::walk::{Final, Last, Parent, Trailing, Walk};
+use super::walk::{Final, Last, Parent, PathWalk, Trailing};
 use crate::{Errno, Result};
 
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
 
 /// open(2). `mode` are the permissions of a file that is made, the umask already taken off.
-pub fn open(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
     let nofollow = flags.contains(OpenFlags::NOFOLLOW);
     let last = if nofollow { Final::Stop } else { Final::Follow };
     if flags.contains(OpenFlags::PATH) {
@@ -55,7 +55,7 @@ enum Origin {
     Created,
 }
 
-fn open_unnamed(walk: &Walk<'_>, dir: &Path, flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+fn open_unnamed(walk: &PathWalk<'_>, dir: &Path, flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
     if !flags.writes() {
         return Err(Errno::EINVAL);
     }
@@ -68,7 +68,7 @@ fn open_unnamed(walk: &Walk<'_>, dir: &Path, flags: OpenFlags, mode: u32) -> Res
     open_place(walk, place, flags.difference(OpenFlags::DIRECTORY), Origin::Created)
 }
 
-fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
     let mut links = 0;
     let mut parent = walk.parent(text)?;
     loop {
@@ -108,11 +108,11 @@ fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> 
 }
 
 fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
-    let entry = Entry { dir: dir.node.clone(), name: Vec::try_from_slice(name)? };
+    let entry = PathEntry { dir: dir.node.clone(), name: Vec::try_from_slice(name)? };
     Ok(Path { mount: dir.mount.clone(), node, entry: Some(reserve::arc(entry)) })
 }
 
-fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) -> Result<Arc<OpenFile>> {
+fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin) -> Result<Arc<OpenFile>> {
     let kind = place.node.kind();
     match kind {
         NodeKind::Symlink => return Err(Errno::ELOOP),
@@ -158,7 +158,7 @@ fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) ->
 
 /// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with the setgid
 /// bit passes on its group, and to directories the bit.
-fn new_node(walk: &Walk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
+fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
     dir.mount.writable()?;
     let meta = dir.node.metadata();
     walk.caller.may(&meta, Access::WRITE.and(Access::EXECUTE))?;
@@ -178,7 +178,7 @@ fn new_node(walk: &Walk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -
 }
 
 /// The name that a new thing at `text` gets: `EEXIST` for "/", "." and "..", and if it exists.
-fn free_name(walk: &Walk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
+fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
     let mut parent = walk.parent(text)?;
     let last = core::mem::replace(&mut parent.last, Last::Dot);
     let Last::Name(name) = last else { return Err(Errno::EEXIST) };
@@ -190,14 +190,14 @@ fn free_name(walk: &Walk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
 }
 
 /// mkdir(2).
-pub fn make_dir(walk: &Walk<'_>, text: &[u8], mode: u32) -> Result<()> {
+pub fn make_dir(walk: &PathWalk<'_>, text: &[u8], mode: u32) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     let new = new_node(walk, &parent.dir, NodeKind::Directory, mode & 0o1777, 0)?;
     parent.dir.node.create(&name, &new).map(|_| ())
 }
 
 /// mknod(2), and bind(2) of a socket to a path; the new node comes back.
-pub fn make_node(walk: &Walk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: u64) -> Result<Path> {
+pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: u64) -> Result<Path> {
     let (parent, name) = free_name(walk, text)?;
     if parent.trailing == Trailing::Slash {
         return Err(Errno::ENOENT);
@@ -212,7 +212,7 @@ pub fn make_node(walk: &Walk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: 
 }
 
 /// symlink(2).
-pub fn symlink(walk: &Walk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
+pub fn symlink(walk: &PathWalk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
     if target.is_empty() {
         return Err(Errno::ENOENT);
     }
@@ -225,7 +225,7 @@ pub fn symlink(walk: &Walk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
 }
 
 /// link(2): give `old` another name.
-pub fn link(old: &Path, walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     if parent.trailing == Trailing::Slash {
         return Err(Errno::ENOENT);
@@ -241,7 +241,7 @@ pub fn link(old: &Path, walk: &Walk<'_>, text: &[u8]) -> Result<()> {
 }
 
 /// The directory and name of something to be removed or renamed. The node itself, not what is mounted there.
-fn victim(walk: &Walk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>> {
+fn victim(walk: &PathWalk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>> {
     parent.dir.mount.writable()?;
     if name.len() > super::walk::NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
@@ -252,7 +252,7 @@ fn victim(walk: &Walk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>
 }
 
 /// unlink(2).
-pub fn unlink(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+pub fn unlink(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let parent = walk.parent(text)?;
     let Last::Name(name) = &parent.last else { return Err(Errno::EISDIR) };
     let node = victim(walk, &parent, name)?;
@@ -266,7 +266,7 @@ pub fn unlink(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
 }
 
 /// rmdir(2).
-pub fn remove_dir(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let parent = walk.parent(text)?;
     let name = match &parent.last {
         Last::Name(name) => name,
@@ -285,7 +285,13 @@ pub fn remove_dir(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
 }
 
 /// renameat2(2): `old` resolved from one walk, `new` from the other.
-pub fn rename(from: &Walk<'_>, old: &[u8], to: &Walk<'_>, new: &[u8], flags: RenameFlags) -> Result<()> {
+pub fn rename(
+    from: &PathWalk<'_>,
+    old: &[u8],
+    to: &PathWalk<'_>,
+    new: &[u8],
+    flags: RenameFlags,
+) -> Result<()> {
     if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
         return Err(Errno::EINVAL);
     }
@@ -328,7 +334,7 @@ pub fn rename(from: &Walk<'_>, old: &[u8], to: &Walk<'_>, new: &[u8], flags: Ren
 }
 
 /// chmod(2): only the owner may, and setgid needs membership.
-pub fn change_mode(walk: &Walk<'_>, place: &Path, mode: u32) -> Result<()> {
+pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
     place.mount.writable()?;
     if place.node.kind() == NodeKind::Symlink {
         return Err(Errno::EOPNOTSUPP);
@@ -345,7 +351,7 @@ pub fn change_mode(walk: &Walk<'_>, place: &Path, mode: u32) -> Result<()> {
 }
 
 /// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it is in.
-pub fn change_owner(walk: &Walk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
     place.mount.writable()?;
     let meta = place.node.metadata();
     let caller = walk.caller;
@@ -366,7 +372,7 @@ pub fn change_owner(walk: &Walk<'_>, place: &Path, uid: Option<u32>, gid: Option
 }
 
 /// truncate(2).
-pub fn truncate(walk: &Walk<'_>, place: &Path, size: u64) -> Result<()> {
+pub fn truncate(walk: &PathWalk<'_>, place: &Path, size: u64) -> Result<()> {
     match place.node.kind() {
         NodeKind::Directory => return Err(Errno::EISDIR),
         NodeKind::Regular => {}

@@ -12,7 +12,7 @@ use super::node::{Node, NodeKind, Presence};
 use crate::Result;
 
 /// The name by which a file that is not a directory was found.
-pub struct Entry {
+pub struct PathEntry {
     /// The directory that holds the name.
     pub dir: Arc<dyn Node>,
     /// The name.
@@ -27,7 +27,7 @@ pub struct Path {
     /// What is there.
     pub node: Arc<dyn Node>,
     /// How it was found; `None` for directories, which know that themselves, and for files without a name.
-    pub entry: Option<Arc<Entry>>,
+    pub entry: Option<Arc<PathEntry>>,
 }
 
 /// A path as text, and what is true of it.
@@ -128,7 +128,7 @@ impl Path {
 
 /// Adds what `node` is called now in the directory where it was found. Returns whether it still is there. A renamed
 /// file is looked for among its directory's entries, one that moved elsewhere counts as removed.
-fn push_current_name(text: &mut Vec<u8>, entry: &Entry, node: &Arc<dyn Node>) -> Result<Presence> {
+fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>) -> Result<Presence> {
     let identity = node.identity();
     if entry.dir.lookup(&entry.name).is_ok_and(|found| found.identity() == identity) {
         push_reversed(text, &entry.name)?;

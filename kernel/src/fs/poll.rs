@@ -46,7 +46,10 @@ struct Watch {
 fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, u32)) -> Result<usize> {
     let mut look = |mut waiter: Option<&mut PollWaiter>| {
         let mut count = 0;
-        for watch in watches {
+        for (looked, watch) in watches.iter().enumerate() {
+            if looked % FILES_PER_STEP == FILES_PER_STEP - 1 {
+                crate::sched::rest();
+            }
             // Once something is ready nobody is going to sleep.
             let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
             let ready = watch.file.poll(waiter).poll_bits() & watch.wanted;
@@ -112,6 +115,9 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     let deadline = if invalid > 0 { Some(0) } else { deadline };
     let count = wait(&watches, deadline, |watch, ready| entries[watch.index].revents = ready as u16)?;
     for (index, entry) in entries.iter().enumerate() {
+        if index % FILES_PER_STEP == FILES_PER_STEP - 1 {
+            crate::sched::rest();
+        }
         // Only the answers are written: the program may watch the rest of the list.
         UserPtr::<u16>::new(list.add(index).address() + 6).write(&entry.revents)?;
     }

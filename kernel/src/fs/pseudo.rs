@@ -11,7 +11,7 @@ use freehold_collections::{Arc, Box, Map, Receiver, Vec, Weak, reserve};
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
 use super::flags::OpenFlags;
-use super::generated::{Generate, GeneratedFile, Line, Parts, Text};
+use super::generated::{Generate, GeneratedFile, Parts, ShortLine, Text};
 use super::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, Timestamp,
 };
@@ -39,7 +39,7 @@ pub trait Dynamic: Send + Sync {
     /// The node that `name` leads to in `dir`.
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
     /// The first entry with a number of `from` or more: number, name, inode number, DT_* value.
-    fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)>;
+    fn entry_from(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)>;
 }
 
 /// Listing positions of dynamic entries begin here.
@@ -121,16 +121,16 @@ impl PseudoDir {
         new
     }
 
-    /// The directory at `path` below this one, made with all above it. A path is no longer than a [`Line`].
+    /// The directory at `path` below this one, made with all above it. A path is no longer than a [`ShortLine`].
     pub fn dirs(self: &Receiver<Self>, path: impl Display) -> Arc<PseudoDir> {
-        let path = Line::displaying(path);
+        let path = ShortLine::displaying(path);
         let parts = path.bytes().split(|&byte| byte == b'/').filter(|part| !part.is_empty());
         parts.fold(self.clone(), |dir, part| dir.dir(part))
     }
 
     /// Put any node here.
     pub fn add(&self, name: impl Display, node: Arc<dyn Node>) {
-        self.put(reserve::slice(Line::displaying(name).bytes()), node);
+        self.put(reserve::slice(ShortLine::displaying(name).bytes()), node);
     }
 
     fn put(&self, name: Arc<[u8]>, node: Arc<dyn Node>) {
@@ -159,10 +159,10 @@ impl PseudoDir {
         });
     }
 
-    /// Put a symbolic link here. A target is no longer than a [`Line`].
+    /// Put a symbolic link here. A target is no longer than a [`ShortLine`].
     pub fn link(&self, name: impl Display, target: impl Display) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
-        let target = reserve::slice(Line::displaying(target).bytes());
+        let target = reserve::slice(ShortLine::displaying(target).bytes());
         self.add(name, reserve::arc(PseudoLink { identity, made: self.made, target }));
     }
 

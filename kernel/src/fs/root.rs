@@ -7,8 +7,8 @@ use freehold_collections::{Arc, Vec, reserve};
 use super::caller::Caller;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::node::{Node, NodeKind};
-use super::path::{Entry, Path};
-use super::walk::{Final, Walk};
+use super::path::{Path, PathEntry};
+use super::walk::{Final, PathWalk};
 use super::{OpenFile, OpenFlags, names};
 use crate::sync::SpinLock;
 use crate::{Errno, Result, user};
@@ -50,7 +50,7 @@ pub fn unnamed_mount() -> Arc<Mount> {
 /// Make the directory `path` and those above it where they are not there yet, as root.
 pub fn make_dirs(path: &[u8]) -> Result<()> {
     let root = root();
-    let walk = Walk::new(&root, &root, &Caller::ROOT);
+    let walk = PathWalk::new(&root, &root, &Caller::ROOT);
     let ends = path.iter().enumerate().filter(|&(at, &byte)| byte == b'/' && at > 0).map(|(at, _)| at);
     for end in ends.chain([path.len()]) {
         match names::make_dir(&walk, &path[..end], 0o755) {
@@ -65,7 +65,7 @@ pub fn make_dirs(path: &[u8]) -> Result<()> {
 pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: MountFlags) -> Result<()> {
     make_dirs(path)?;
     let root = root();
-    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    let place = PathWalk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
     let mount = Mount::new(fs, source, flags)?;
     place.mount.clone().attach(&mount, place)
 }
@@ -73,7 +73,7 @@ pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: Moun
 /// Make a node in /dev.
 pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) -> Result<()> {
     let root = root();
-    let walk = Walk::new(&root, &root, &Caller::ROOT);
+    let walk = PathWalk::new(&root, &root, &Caller::ROOT);
     let path = joined(b"/dev/", name)?;
     let rdev = super::device::make_device(number.0, number.1);
     names::make_node(&walk, &path, kind, mode, rdev).map(|_| ())
@@ -101,7 +101,7 @@ pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
 }
 
 fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
-    let entry = Entry { dir: mount.root().clone(), name: joined(prefix, name)? };
+    let entry = PathEntry { dir: mount.root().clone(), name: joined(prefix, name)? };
     Ok(Path { mount, node, entry: Some(reserve::arc(entry)) })
 }
 
@@ -118,7 +118,7 @@ fn joined(prefix: &[u8], name: &[u8]) -> Result<Vec<u8>> {
 /// As open(2).
 pub fn open_file(path: &[u8], flags: OpenFlags) -> Result<Arc<OpenFile>> {
     let root = root();
-    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    let place = PathWalk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
     OpenFile::new(place.node.clone().open(flags)?, Some(place), flags)
 }
 

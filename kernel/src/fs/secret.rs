@@ -17,8 +17,8 @@ use super::file::Allocate;
 use super::node::NewNode;
 use super::tmpfs::attributes::Attributes;
 use super::{
-    Content, File, Identity, Mapping, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags, SetMetadata,
-    root,
+    File, FileContent, Identity, Metadata, MmapContent, Node, NodeKind, OnExec, OpenFile, OpenFlags,
+    SetMetadata, root,
 };
 use crate::mem::{CacheContent, PageCache, frames};
 use crate::sync::SpinLock;
@@ -148,8 +148,8 @@ impl File for SecretFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.clone()
     }
-    fn mapping(&self) -> Result<Mapping> {
-        Ok(Mapping::Content(self.0.content.clone()))
+    fn mapping(&self) -> Result<MmapContent> {
+        Ok(MmapContent::Content(self.0.content.clone()))
     }
     fn allocate(&self, _: Range<u64>, _: Allocate) -> Result<()> {
         Err(Errno::EOPNOTSUPP)

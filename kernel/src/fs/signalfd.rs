@@ -17,7 +17,7 @@ use crate::{Errno, Result};
 /// `struct signalfd_siginfo`: 128 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
-struct Record {
+struct SignalfdInfo {
     number: u32,
     errno: i32,
     code: i32,
@@ -37,13 +37,13 @@ struct Record {
     rest: [u64; 6],
 }
 
-const _: () = assert!(size_of::<Record>() == 128);
+const _: () = assert!(size_of::<SignalfdInfo>() == 128);
 
 /// si_code's of signals whose first word is not a sender.
 const SI_TIMER: i32 = -2;
 const SI_QUEUE: i32 = -1;
 
-impl From<SigInfo> for Record {
+impl From<SigInfo> for SignalfdInfo {
     fn from(info: SigInfo) -> Self {
         let [first, second, third, fourth] = info.fields;
         let mut record = Self {
@@ -95,7 +95,7 @@ impl File for SignalFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        let size = size_of::<Record>();
+        let size = size_of::<SignalfdInfo>();
         if sink.remaining() < size {
             return Err(Errno::EINVAL);
         }
@@ -108,7 +108,7 @@ impl File for SignalFile {
                 None if done > 0 => break,
                 None => blocking.until(&task.process().signal_arrival, take)?,
             };
-            done += sink.put(Record::from(info).as_bytes())?;
+            done += sink.put(SignalfdInfo::from(info).as_bytes())?;
         }
         Ok(done)
     }
@@ -166,10 +166,10 @@ mod tests {
 
     #[test]
     fn a_childs_end_is_told_with_its_status_and_times() {
-        let record = Record::from(SigInfo::child(1, 42, 1000, 7).with_ticks(11, 12));
+        let record = SignalfdInfo::from(SigInfo::child(1, 42, 1000, 7).with_ticks(11, 12));
         assert_eq!((record.number, record.pid, record.uid, record.status), (17, 42, 1000, 7));
         assert_eq!((record.user_time, record.system_time), (11, 12));
-        let record = Record::from(SigInfo::user(Signal::USR1, 0, 9, 1000));
+        let record = SignalfdInfo::from(SigInfo::user(Signal::USR1, 0, 9, 1000));
         assert_eq!((record.pid, record.uid, record.int), (9, 1000, 0));
     }
 }

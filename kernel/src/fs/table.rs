@@ -39,14 +39,14 @@ struct Opened {
     on_exec: OnExec,
 }
 
-enum Slot {
+enum DescriptorSlot {
     Free,
     /// Somebody's [`Promise`].
     Promised,
     Open(Opened),
 }
 
-impl Slot {
+impl DescriptorSlot {
     const fn opened(&self) -> Option<&Opened> {
         if let Self::Open(opened) = self { Some(opened) } else { None }
     }
@@ -58,7 +58,7 @@ impl Slot {
 
 #[derive(Default)]
 struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<DescriptorSlot>,
     /// No descriptor below is free.
     first_free: usize,
 }
@@ -73,9 +73,9 @@ pub struct FileTable {
 }
 
 /// A table that stays as it is while somebody looks.
-pub struct Look<'a>(SpinLockGuard<'a, Slots>);
+pub struct TableView<'a>(SpinLockGuard<'a, Slots>);
 
-impl Look<'_> {
+impl TableView<'_> {
     /// The open file behind `fd`; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<&Arc<OpenFile>> {
         self.0.get(fd).map(|opened| &opened.file)
@@ -96,7 +96,7 @@ impl Slots {
     /// The lowest free number from `least` on, with room made for it.
     fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
         let from = least.max(self.first_free);
-        let free = |&i: &usize| matches!(self.slots[i], Slot::Free);
+        let free = |&i: &usize| matches!(self.slots[i], DescriptorSlot::Free);
         let index = (from..self.slots.len()).find(free).unwrap_or(from.max(self.slots.len()));
         if index >= limit {
             return Err(Errno::EMFILE);
@@ -111,18 +111,23 @@ impl Slots {
     fn make_room(&mut self, index: usize) -> Result<()> {
         if index >= self.slots.len() {
             let more = index + 1 - self.slots.len();
-            self.slots.try_extend(core::iter::repeat_with(|| Slot::Free).take(more))?;
+            self.slots.try_extend(core::iter::repeat_with(|| DescriptorSlot::Free).take(more))?;
         }
         Ok(())
     }
 
     fn remove(&mut self, index: usize) -> Option<Opened> {
         let slot = self.slots.get_mut(index).filter(|slot| slot.opened().is_some())?;
-        let Slot::Open(opened) = core::mem::replace(slot, Slot::Free) else { return None };
+        let DescriptorSlot::Open(opened) = core::mem::replace(slot, DescriptorSlot::Free) else {
+            return None;
+        };
         self.first_free = self.first_free.min(index);
         Some(opened)
     }
 }
+
+/// Descriptors that are closed, or looked at for that, before others may run: a power of two.
+const CLOSED_AT_ONCE: usize = 64;
 
 impl FileTable {
     /// An empty table.
@@ -157,11 +162,11 @@ impl FileTable {
                 first_free = inner.first_free;
                 for (index, slot) in inner.slots.iter().enumerate() {
                     copy.push_reserved(match slot {
-                        Slot::Open(opened) => Slot::Open(opened.clone()),
+                        DescriptorSlot::Open(opened) => DescriptorSlot::Open(opened.clone()),
                         // What was promised was so in the other table.
-                        Slot::Promised | Slot::Free => {
+                        DescriptorSlot::Promised | DescriptorSlot::Free => {
                             first_free = first_free.min(index);
-                            Slot::Free
+                            DescriptorSlot::Free
                         }
                     });
                 }
@@ -177,8 +182,8 @@ impl FileTable {
     }
 
     /// The table, locked for looks at a few descriptors: its holder may not sleep.
-    pub fn look(&self) -> Look<'_> {
-        Look(self.inner.lock())
+    pub fn look(&self) -> TableView<'_> {
+        TableView(self.inner.lock())
     }
 
     /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free below it.
@@ -196,7 +201,7 @@ impl FileTable {
     ) -> Result<i32> {
         let mut inner = self.inner.lock();
         let index = inner.reserve(least, limit)?;
-        inner.slots[index] = Slot::Open(Opened { file, on_exec });
+        inner.slots[index] = DescriptorSlot::Open(Opened { file, on_exec });
         Ok(index as i32)
     }
 
@@ -207,7 +212,7 @@ impl FileTable {
     pub fn promise(&self, limit: usize) -> Result<Promise<'_>> {
         let mut inner = self.inner.lock();
         let index = inner.reserve(0, limit)?;
-        inner.slots[index] = Slot::Promised;
+        inner.slots[index] = DescriptorSlot::Promised;
         Ok(Promise { table: self, index: Some(index) })
     }
 
@@ -223,11 +228,11 @@ impl FileTable {
         let mut inner = self.inner.lock();
         inner.make_room(index)?;
         let slot = &mut inner.slots[index];
-        if matches!(slot, Slot::Promised) {
+        if matches!(slot, DescriptorSlot::Promised) {
             return Err(Errno::EBUSY);
         }
-        let old = core::mem::replace(slot, Slot::Open(Opened { file, on_exec }));
-        Ok(if let Slot::Open(old) = old { Some(old.file) } else { None })
+        let old = core::mem::replace(slot, DescriptorSlot::Open(Opened { file, on_exec }));
+        Ok(if let DescriptorSlot::Open(old) = old { Some(old.file) } else { None })
     }
 
     /// Take `fd` out of the table.
@@ -262,6 +267,9 @@ impl FileTable {
             if let Some(slot) = slot {
                 self.closed(&slot.file);
             }
+            if index % CLOSED_AT_ONCE == 0 {
+                crate::sched::rest();
+            }
         }
     }
 
@@ -292,7 +300,7 @@ impl FileTable {
         let mut inner = self.inner.lock();
         let end = inner.slots.len().min(*fds.end() as usize + 1);
         let start = (*fds.start() as usize).min(end);
-        for slot in inner.slots[start..end].iter_mut().filter_map(Slot::opened_mut) {
+        for slot in inner.slots[start..end].iter_mut().filter_map(DescriptorSlot::opened_mut) {
             slot.on_exec = on_exec;
         }
     }
@@ -302,12 +310,15 @@ impl FileTable {
         let len = self.inner.lock().slots.len();
         for index in 0..len {
             let mut inner = self.inner.lock();
-            let slot = inner.slots.get(index).and_then(Slot::opened);
+            let slot = inner.slots.get(index).and_then(DescriptorSlot::opened);
             let marked = slot.is_some_and(|slot| slot.on_exec == OnExec::Close);
             let slot = if marked { inner.remove(index) } else { None };
             drop(inner);
             if let Some(slot) = slot {
                 self.closed(&slot.file);
+            }
+            if index % CLOSED_AT_ONCE == 0 {
+                crate::sched::rest();
             }
         }
     }
@@ -337,7 +348,7 @@ impl Promise<'_> {
     /// Open it: `file` has it from now on.
     pub fn keep(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
         let index = self.index.take().expect("it is taken here alone, where the promise ends");
-        self.table.inner.lock().slots[index] = Slot::Open(Opened { file, on_exec });
+        self.table.inner.lock().slots[index] = DescriptorSlot::Open(Opened { file, on_exec });
         index as i32
     }
 }
@@ -346,7 +357,7 @@ impl Drop for Promise<'_> {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             let mut inner = self.table.inner.lock();
-            inner.slots[index] = Slot::Free;
+            inner.slots[index] = DescriptorSlot::Free;
             inner.first_free = inner.first_free.min(index);
         }
     }

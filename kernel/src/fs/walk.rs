@@ -12,7 +12,7 @@ use freehold_collections::{
 use super::caller::{Access, Caller, Power};
 use super::flags::ResolveFlags;
 use super::node::{LinkTarget, Node, NodeKind};
-use super::path::{Entry, Path};
+use super::path::{Path, PathEntry};
 use crate::{Errno, Result};
 
 /// Longest name of one component.
@@ -75,7 +75,7 @@ impl<'a> Component<'a> {
     }
 }
 
-/// What [`Walk::parent`] found.
+/// What [`PathWalk::parent`] found.
 pub struct Parent {
     /// The directory.
     pub dir: Path,
@@ -96,7 +96,7 @@ pub enum Trailing {
 
 /// One resolution: from where, within what, for whom.
 #[derive(Clone, Copy)]
-pub struct Walk<'a> {
+pub struct PathWalk<'a> {
     /// Where "/" leads, and where ".." ends.
     pub root: &'a Path,
     /// Where a relative path begins.
@@ -114,7 +114,7 @@ enum Goal {
     Parent,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> PathWalk<'a> {
     /// A walk without restrictions.
     pub fn new(root: &'a Path, start: &'a Path, caller: &'a Caller<'a>) -> Self {
         Self { root, start, caller, resolve: ResolveFlags::empty() }
@@ -130,7 +130,7 @@ impl<'a> Walk<'a> {
         self.parent_from(self.start.clone(), text, &mut 0)
     }
 
-    /// Like [`Walk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what was followed.
+    /// Like [`PathWalk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what was followed.
     pub fn parent_from(&self, dir: Path, text: &[u8], links: &mut u32) -> Result<Parent> {
         self.run(dir, text, Goal::Parent, links)
     }
@@ -255,7 +255,7 @@ impl<'a> Walk<'a> {
                 None
             } else {
                 let name = Vec::try_from_slice(name)?;
-                Some(reserve::arc(Entry { dir: dir.node.clone(), name }))
+                Some(reserve::arc(PathEntry { dir: dir.node.clone(), name }))
             };
             return Ok(Path { mount: dir.mount.clone(), node, entry });
         };

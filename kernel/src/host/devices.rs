@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, DmaError, Limits, Worker};
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
-use freehold_virtio::block::{Block, Lines};
+use freehold_virtio::block::{Lines, VirtioBlock};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
 use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
@@ -96,15 +96,15 @@ static HOST: Once<Host> = Once::new();
 static DMA: Dma<Frames> = Dma::new();
 
 /// A wait queue that interrupts wake.
-pub(super) struct Line(pub(super) Arc<WaitQueue>);
+pub(super) struct InterruptQueue(pub(super) Arc<WaitQueue>);
 
-impl Notify for Line {
+impl Notify for InterruptQueue {
     fn notify(&self) {
         self.0.wake_all();
     }
 }
 
-impl Wait for Line {
+impl Wait for InterruptQueue {
     fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
         let deadline = time::now().saturating_add(limit_ns);
         let condition = || condition().then_some(());
@@ -125,8 +125,8 @@ impl Wait for Line {
 
 /// The lines of a disk, for its interrupt.
 struct DiskLines {
-    answers: Line,
-    turns: Line,
+    answers: InterruptQueue,
+    turns: InterruptQueue,
 }
 
 impl Notify for DiskLines {
@@ -141,7 +141,7 @@ impl Notify for DiskLines {
 }
 
 /// The line of a folder, for its interrupt.
-struct FolderLine(Line);
+struct FolderLine(InterruptQueue);
 
 /// See [`folders_ended`].
 static FOLDERS_ENDED: WaitQueue = WaitQueue::new();
@@ -283,7 +283,7 @@ impl Host {
         };
         let device: Device<Frames> = dma.attach(rules(name, 1 << 20, iommu::domain(function, name)?))?;
         let changed = reserve::arc(WaitQueue::new());
-        let line: &'static Line = reserve::leaked(Line(changed.clone()));
+        let line: &'static InterruptQueue = reserve::leaked(InterruptQueue(changed.clone()));
         let transport = PciTransport::new(&Pci, function, DeviceType::Console, line)?;
         let emergency = PciTransport::map_config(&Pci, function, EMERGENCY_OFFSET, 4);
         let buffers = Buffers { receive, transmit, size: 4096 };
@@ -305,11 +305,11 @@ impl Host {
             Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
             None => dma.attach(rules)?,
         };
-        let line = || Line(reserve::arc(WaitQueue::new()));
+        let line = || InterruptQueue(reserve::arc(WaitQueue::new()));
         let lines: &'static DiskLines = reserve::leaked(DiskLines { answers: line(), turns: line() });
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
-        self.disks.push_reserved(reserve::arc(Block::new(transport, device, lines)?));
+        self.disks.push_reserved(reserve::arc(VirtioBlock::new(transport, device, lines)?));
         Ok(())
     }
 }
@@ -319,7 +319,8 @@ impl Host {
         const NAME: &str = "folder";
         make_room(&mut self.folders)?;
         let device = dma.attach(rules(NAME, usize::MAX, iommu::domain(function, NAME)?))?;
-        let line: &'static FolderLine = reserve::leaked(FolderLine(Line(reserve::arc(WaitQueue::new()))));
+        let line: &'static FolderLine =
+            reserve::leaked(FolderLine(InterruptQueue(reserve::arc(WaitQueue::new()))));
         let transport = PciTransport::new(&Pci, function, DeviceType::_9P, line)?;
         self.folders.push_reserved(reserve::arc(Messages::new(transport, device, &line.0)?));
         Ok(())

@@ -14,7 +14,7 @@ use freehold_collections::Vec;
 use freehold_frame::{Order, Owner, Request};
 use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
-use freehold_virtio::mem::{Memory, ResizeOutcome, Resizer};
+use freehold_virtio::mem::{Onliner, ResizeOutcome, Resizer};
 
 use super::{MemoryDevice, memory, want_memory};
 use crate::hw::memory::pluggable;
@@ -84,7 +84,7 @@ impl Plugged {
     /// Do what the device wants. `None`: it has failed.
     fn follow(&mut self) -> Option<()> {
         let before = self.resizer.plugged();
-        let mut kernel = Kernel::new(self);
+        let mut kernel = HotplugKernel::new(self);
         let outcome = self.resizer.follow(self.device, &mut kernel, || {
             HOTPLUG.grown.wake_all();
             sched::cond_resched();
@@ -203,7 +203,7 @@ impl Hotplug {
 }
 
 /// What the kernel does with what comes and goes.
-struct Kernel {
+struct HotplugKernel {
     region: PfnRange,
     /// Frames that are to go.
     goes: u64,
@@ -211,7 +211,7 @@ struct Kernel {
     ahead: Vec<PfnRange>,
 }
 
-impl Kernel {
+impl HotplugKernel {
     fn new(plugged: &Plugged) -> Self {
         let requested = plugged.device.sizes().map_or(u64::MAX, |sizes| sizes.requested);
         let goes = plugged.resizer.plugged().saturating_sub(requested) >> PAGE_SHIFT;
@@ -240,7 +240,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for HotplugKernel {
     fn drop(&mut self) {
         for unit in &self.ahead {
             frames().plug(*unit).expect("the region is in the topology");
@@ -257,7 +257,7 @@ fn records(order: u32) -> Option<Pfn> {
     frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?).from_reserve()).ok()
 }
 
-impl Memory for Kernel {
+impl Onliner for HotplugKernel {
     fn online(&mut self, range: PfnRange) -> bool {
         for block in pageblocks(range) {
             if pluggable::plug(block, &mut records).is_err() {

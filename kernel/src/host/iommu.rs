@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_firmware::Iommu as Found;
 use freehold_frame::FrameSource;
-use freehold_iommu::{Domain, Fault, IommuError, Mode, Transfers, Unit, unit};
+use freehold_iommu::{DmaFault, Domain, IommuError, Mode, Transfers, Unit, unit};
 use freehold_machine::{DeviceDomain, Pfn};
 use freehold_virtio::SetupError;
 use freehold_virtio::platform::{Function, Notify, Platform};
@@ -131,8 +131,8 @@ fn read_faults(unit: &'static Unit<Bar, Frames>) {
     }
 }
 
-fn tell(fault: Fault, domain: Option<&Domain<Bar, Frames>>) {
-    let Fault { source_id, address, reason, is_read } = fault;
+fn tell(fault: DmaFault, domain: Option<&Domain<Bar, Frames>>) {
+    let DmaFault { source_id, address, reason, is_read } = fault;
     let (bus, device, number) = (source_id >> 8, source_id >> 3 & 31, source_id & 7);
     let name = domain.map_or("no domain", Domain::name);
     let did = if is_read { "read" } else { "write" };

@@ -10,7 +10,7 @@ use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{Failed, SetupError, pci};
 use freehold_virtqueue::DeviceType;
 
-use super::devices::Line;
+use super::devices::InterruptQueue;
 use super::pci::{Bar, Pci};
 use crate::mem::{Frames, hotplug};
 use crate::sync::WaitQueue;
@@ -61,7 +61,7 @@ pub struct MemoryDevice {
 
 /// Wakes who waits for an answer, and the task that follows what the host wants; where the device sends no messages (QEMU's does not), looks
 /// again and again.
-struct MemoryLine(Line);
+struct MemoryLine(InterruptQueue);
 
 /// How long to sleep between looks, at first and at most.
 const NAPS: (u64, u64) = (20_000, 2_000_000);
@@ -92,7 +92,8 @@ impl Wait for MemoryLine {
 
 impl MemoryDevice {
     pub(super) fn start(found: &FoundMemory, dma: Device<Frames>) -> Result<Self, SetupError> {
-        let line: &'static MemoryLine = reserve::leaked(MemoryLine(Line(reserve::arc(WaitQueue::new()))));
+        let line: &'static MemoryLine =
+            reserve::leaked(MemoryLine(InterruptQueue(reserve::arc(WaitQueue::new()))));
         let transport = PciTransport::watched(&Pci, found.function, DeviceType::Memory, line)?;
         let device = Mem::new(transport, dma, line, found.region)?;
         Ok(Self { number: found.number, node: found.node, device })

@@ -2,7 +2,7 @@
 
 use freehold_collections::reserve;
 use freehold_machine::{CpuId, PhysAddr};
-use freehold_virtio::platform::{Function, Message, Notify, Platform, Registers};
+use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Registers};
 
 use crate::hw::irq::{self, InterruptHandler};
 use crate::hw::mmio::{self, Mmio, port};
@@ -55,9 +55,9 @@ impl freehold_iommu::Registers for Bar {
 }
 
 /// An interrupt vector's handler that notifies.
-struct Line(&'static dyn Notify);
+struct VectorHandler(&'static dyn Notify);
 
-impl InterruptHandler for Line {
+impl InterruptHandler for VectorHandler {
     fn interrupt(&self) {
         self.0.notify();
     }
@@ -77,9 +77,9 @@ impl Platform for Pci {
     fn map(&self, address: PhysAddr, length: usize) -> Option<Bar> {
         Some(Bar(mmio::map(address, length)))
     }
-    fn interrupt(&self, handler: &'static dyn Notify) -> Option<Message> {
-        let line: &'static Line = reserve::leaked(Line(handler));
+    fn interrupt(&self, handler: &'static dyn Notify) -> Option<MsiMessage> {
+        let line: &'static VectorHandler = reserve::leaked(VectorHandler(handler));
         let message = irq::allocate(line, CpuId(0))?;
-        Some(Message { address: message.address, data: message.data })
+        Some(MsiMessage { address: message.address, data: message.data })
     }
 }

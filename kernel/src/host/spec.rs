@@ -19,7 +19,7 @@ pub enum Stream {
 
 /// Whether the host wants the closing tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Report {
+pub enum ClosingTables {
     /// It does.
     Wanted,
     /// It does not.
@@ -29,7 +29,7 @@ pub enum Report {
 
 /// A folder of the host that the program is to see.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Share {
+pub struct ShareSpec {
     /// The device's name for it.
     pub tag: Vec<u8>,
     /// Where.
@@ -65,11 +65,11 @@ pub struct Spec {
     /// Columns of the terminal.
     pub columns: u16,
     /// Whether to send a report.
-    pub report: Report,
+    pub report: ClosingTables,
     /// The device to swap to.
     pub swap: Option<Vec<u8>>,
     /// Folders of the host, in the order in which they are mounted.
-    pub shares: Vec<Share>,
+    pub shares: Vec<ShareSpec>,
 }
 
 impl Spec {
@@ -87,7 +87,7 @@ impl Spec {
             streams: [Stream::default(); 3],
             rows: 24,
             columns: 80,
-            report: Report::default(),
+            report: ClosingTables::default(),
             swap: None,
             shares: Vec::new(),
         };
@@ -107,7 +107,7 @@ impl Spec {
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"share" => spec.shares.try_push(share(value)?)?,
-                b"report" if value == b"1" => spec.report = Report::Wanted,
+                b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
         }
@@ -116,7 +116,7 @@ impl Spec {
 }
 
 /// A tag, a mode and a path.
-fn share(value: &[u8]) -> Result<Share> {
+fn share(value: &[u8]) -> Result<ShareSpec> {
     let mut parts = value.splitn(3, |&byte| byte == b':');
     let (Some(tag), Some(mode), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(Errno::EINVAL);
@@ -128,7 +128,7 @@ fn share(value: &[u8]) -> Result<Share> {
     if tag.is_empty() || !path.starts_with(b"/") {
         return Err(Errno::EINVAL);
     }
-    Ok(Share { tag: Vec::try_from_slice(tag)?, path: Vec::try_from_slice(path)?, mode })
+    Ok(ShareSpec { tag: Vec::try_from_slice(tag)?, path: Vec::try_from_slice(path)?, mode })
 }
 
 fn stream(value: &[u8]) -> Result<Stream> {
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(spec.environment, [&b"A=1"[..], b"B="]);
         assert_eq!(spec.cwd, b"/tmp");
         assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
-        assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, Report::Wanted));
+        assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, ClosingTables::Wanted));
         assert_eq!(spec.swap.as_deref(), Some(&b"/dev/vdb"[..]));
         assert_eq!(spec.user, (7, 8));
     }

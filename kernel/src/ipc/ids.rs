@@ -74,7 +74,7 @@ pub trait Object {
 }
 
 /// A request to find an object by its key, or to make it.
-pub struct Wanted<'a> {
+pub struct WantedObject<'a> {
     /// [`PRIVATE`] makes a new one.
     pub key: i32,
     /// [`CREATE`], [`EXCLUSIVE`] and nine bits of a mode.
@@ -83,7 +83,7 @@ pub struct Wanted<'a> {
     pub caller: &'a Credentials,
 }
 
-struct Places<T> {
+struct IdTable<T> {
     slots: Vec<Option<Arc<T>>>,
     keys: Map<i32, usize>,
     used: usize,
@@ -92,9 +92,9 @@ struct Places<T> {
 }
 
 /// The objects of one kind.
-pub struct Ids<T>(Mutex<Places<T>>);
+pub struct IpcIds<T>(Mutex<IdTable<T>>);
 
-impl<T: Object> Places<T> {
+impl<T: Object> IdTable<T> {
     /// The next free place, in a circle of at most `most`.
     fn find_place(&self, most: usize) -> Option<usize> {
         let circle = (self.used * 3 / 2).max(LEAST_CIRCLE).min(most);
@@ -146,10 +146,10 @@ impl<T: Object> Places<T> {
     }
 }
 
-impl<T: Object> Ids<T> {
+impl<T: Object> IpcIds<T> {
     /// A table without objects.
     pub const fn new() -> Self {
-        Self(Mutex::new(Places { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
+        Self(Mutex::new(IdTable { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
     }
 
     /// The ID of the object with the key of `wanted`, which `suits`, or of a new one of at most `most`.
@@ -158,7 +158,7 @@ impl<T: Object> Ids<T> {
     /// `ENOENT`, `EEXIST`, what `suits` and `make` say, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR` for a task that is to end.
     pub fn get(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &WantedObject<'_>,
         most: usize,
         suits: impl FnOnce(&T) -> Result<()>,
         make: impl FnOnce() -> Result<Arc<T>>,
@@ -254,23 +254,23 @@ mod tests {
         }
     }
 
-    fn get(ids: &Ids<Thing>, key: i32, flags: u32, most: usize) -> Result<i32> {
+    fn get(ids: &IpcIds<Thing>, key: i32, flags: u32, most: usize) -> Result<i32> {
         let caller = Credentials::of_user(0, 0);
-        let wanted = Wanted { key, flags, caller: &caller };
+        let wanted = WantedObject { key, flags, caller: &caller };
         let make = || Ok(reserve::arc(Thing(Head::new(key, Permission::new(&caller, flags)))));
         let id = ids.get(&wanted, most, |_| Ok(()), make);
         ids.0.lock().validate();
         id
     }
 
-    fn remove(ids: &Ids<Thing>, id: i32) {
+    fn remove(ids: &IpcIds<Thing>, id: i32) {
         ids.remove_if(&ids.find(id).unwrap(), || true);
         ids.0.lock().validate();
     }
 
     #[test]
     fn a_key_finds_one_object_and_private_none() {
-        let ids = Ids::new();
+        let ids = IpcIds::new();
         assert_eq!(get(&ids, 7, 0o600, 10), Err(Errno::ENOENT));
         let id = get(&ids, 7, CREATE | 0o600, 10).unwrap();
         assert_eq!(get(&ids, 7, 0o600, 10), Ok(id));
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn an_old_id_names_no_new_object() {
-        let ids = Ids::new();
+        let ids = IpcIds::new();
         let old = get(&ids, PRIVATE, 0, 1).unwrap();
         remove(&ids, old);
         let new = get(&ids, PRIVATE, 0, 1).unwrap();
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn there_are_never_more_than_the_most() {
-        let ids = Ids::new();
+        let ids = IpcIds::new();
         let all = [(); 100].map(|()| get(&ids, PRIVATE, 0, 100).unwrap());
         assert_eq!(get(&ids, PRIVATE, 0, 100), Err(Errno::ENOSPC));
         assert_eq!(ids.used(), (100, 99));

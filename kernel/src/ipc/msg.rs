@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Map, VecDeque, WipedBytes, reserve};
 
-use super::ids::{Head, Ids, Object, Wanted};
+use super::ids::{Head, IpcIds, Object, WantedObject};
 use super::limits::{MSGMNB, MSGMNI};
 use super::permission::{self, Permission, UserPermission};
 use super::sleeper::Sleeper;
@@ -20,13 +20,13 @@ use crate::task::{Capability, Credentials};
 use crate::{Errno, Result};
 
 /// All queues.
-pub static QUEUES: Ids<Queue> = Ids::new();
+pub static QUEUES: IpcIds<MessageQueue> = IpcIds::new();
 /// Messages in all queues, and their bytes.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// A message.
-pub struct Message {
+pub struct QueuedMessage {
     /// 1 or more.
     pub kind: i64,
     /// Its text.
@@ -61,7 +61,7 @@ impl Selection {
     }
 
     /// The place of the message that is taken.
-    fn find(self, messages: &VecDeque<Message>) -> Option<usize> {
+    fn find(self, messages: &VecDeque<QueuedMessage>) -> Option<usize> {
         match self {
             // The first one of the least type, of those that are the same.
             Self::UpTo(most) => {
@@ -106,7 +106,7 @@ pub enum Patience {
 struct Receiver {
     wanted: Reception,
     pid: u32,
-    sleeper: Sleeper<Result<Message>>,
+    sleeper: Sleeper<Result<QueuedMessage>>,
 }
 
 struct Sender {
@@ -137,7 +137,7 @@ pub struct Figures {
 
 struct QueueState {
     is_gone: bool,
-    messages: VecDeque<Message>,
+    messages: VecDeque<QueuedMessage>,
     figures: Figures,
     receivers: Map<u64, Arc<Receiver>>,
     senders: Map<u64, Arc<Sender>>,
@@ -145,12 +145,12 @@ struct QueueState {
 }
 
 /// A queue.
-pub struct Queue {
+pub struct MessageQueue {
     head: Head,
     state: Mutex<QueueState>,
 }
 
-impl Object for Queue {
+impl Object for MessageQueue {
     fn head(&self) -> &Head {
         &self.head
     }
@@ -160,8 +160,8 @@ impl Object for Queue {
 ///
 /// # Errors
 /// As in the manual.
-pub fn get(wanted: &Wanted<'_>) -> Result<i32> {
-    QUEUES.get(wanted, MSGMNI.get() as usize, |_| Ok(()), || Queue::make(wanted))
+pub fn get(wanted: &WantedObject<'_>) -> Result<i32> {
+    QUEUES.get(wanted, MSGMNI.get() as usize, |_| Ok(()), || MessageQueue::make(wanted))
 }
 
 /// Messages in all queues, and their bytes.
@@ -181,14 +181,14 @@ impl QueueState {
     }
 
     /// Counts `message` as come, or as gone.
-    fn count_in(&mut self, message: &Message) {
+    fn count_in(&mut self, message: &QueuedMessage) {
         self.figures.count += 1;
         self.figures.bytes += message.text.len() as u64;
         MESSAGES.fetch_add(1, Ordering::Relaxed);
         BYTES.fetch_add(message.text.len() as u64, Ordering::Relaxed);
     }
 
-    fn count_out(&mut self, message: &Message) {
+    fn count_out(&mut self, message: &QueuedMessage) {
         self.figures.count -= 1;
         self.figures.bytes -= message.text.len() as u64;
         MESSAGES.fetch_sub(1, Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl QueueState {
     }
 
     /// Gives `message` to the first receiver that waits for its like. A receiver without room for it is told so.
-    fn hand_over(&mut self, message: Message) -> Option<Message> {
+    fn hand_over(&mut self, message: QueuedMessage) -> Option<QueuedMessage> {
         let mut next = 0;
         while let Some((&ticket, receiver)) = self.receivers.first_from(Bound::Included(&next)) {
             next = ticket + 1;
@@ -237,7 +237,7 @@ impl QueueState {
     }
 
     /// Takes the message that `wanted` selects.
-    fn take(&mut self, wanted: &Reception) -> Result<Option<Message>> {
+    fn take(&mut self, wanted: &Reception) -> Result<Option<QueuedMessage>> {
         let Some(at) = wanted.selection.find(&self.messages) else { return Ok(None) };
         let Some(found) = self.messages.get(at) else { return Ok(None) };
         if wanted.too_long == TooLong::Refuse && found.text.len() > wanted.room {
@@ -245,7 +245,7 @@ impl QueueState {
         }
         if matches!(wanted.selection, Selection::CopyAt(_)) {
             let text = WipedBytes::try_from_slice(&found.text)?;
-            return Ok(Some(Message { kind: found.kind, text }));
+            return Ok(Some(QueuedMessage { kind: found.kind, text }));
         }
         let Some(message) = self.messages.remove(at) else { return Ok(None) };
         self.count_out(&message);
@@ -255,8 +255,8 @@ impl QueueState {
     }
 }
 
-impl Queue {
-    fn make(wanted: &Wanted<'_>) -> Result<Arc<Self>> {
+impl MessageQueue {
+    fn make(wanted: &WantedObject<'_>) -> Result<Arc<Self>> {
         let figures = Figures { changed: seconds(), most: MSGMNB.get(), ..Figures::default() };
         let state = QueueState {
             is_gone: false,
@@ -281,7 +281,7 @@ impl Queue {
     ///
     /// # Errors
     /// `EACCES`, `EAGAIN`, `EIDRM`, `ENOMEM`; `ERESTARTNOHAND` if a signal comes.
-    pub fn send(&self, message: Message, caller: &Credentials, patience: Patience) -> Result<()> {
+    pub fn send(&self, message: QueuedMessage, caller: &Credentials, patience: Patience) -> Result<()> {
         let length = message.text.len();
         let mut state = self.lock(caller, permission::WRITE)?;
         while !state.has_room(length) {
@@ -317,7 +317,12 @@ impl Queue {
     ///
     /// # Errors
     /// `E2BIG`, `EACCES`, `EIDRM`, `ENOMEM`, `ENOMSG`; `ERESTARTNOHAND` if a signal comes.
-    pub fn receive(&self, wanted: Reception, caller: &Credentials, patience: Patience) -> Result<Message> {
+    pub fn receive(
+        &self,
+        wanted: Reception,
+        caller: &Credentials,
+        patience: Patience,
+    ) -> Result<QueuedMessage> {
         loop {
             let mut state = self.lock(caller, permission::READ)?;
             if let Some(message) = state.take(&wanted)? {
@@ -395,17 +400,17 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn queue() -> Arc<Queue> {
+    fn queue() -> Arc<MessageQueue> {
         let caller = Credentials::of_user(0, 0);
-        Queue::make(&Wanted { key: 0, flags: 0o600, caller: &caller }).unwrap()
+        MessageQueue::make(&WantedObject { key: 0, flags: 0o600, caller: &caller }).unwrap()
     }
 
-    fn send(queue: &Queue, kind: i64, text: &[u8]) -> Result<()> {
+    fn send(queue: &MessageQueue, kind: i64, text: &[u8]) -> Result<()> {
         let text = WipedBytes::try_from_slice(text).unwrap();
-        queue.send(Message { kind, text }, &Credentials::of_user(0, 0), Patience::Never)
+        queue.send(QueuedMessage { kind, text }, &Credentials::of_user(0, 0), Patience::Never)
     }
 
-    fn receive(queue: &Queue, selection: Selection, room: usize) -> Result<i64> {
+    fn receive(queue: &MessageQueue, selection: Selection, room: usize) -> Result<i64> {
         let wanted = Reception { selection, room, too_long: TooLong::Refuse };
         let message = queue.receive(wanted, &Credentials::of_user(0, 0), Patience::Never)?;
         Ok(message.kind)

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use freehold_collections::{Arc, Map, Vec, reserve};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::ids::{Head, Ids, NOWAIT, Object, Wanted};
+use super::ids::{Head, IpcIds, NOWAIT, Object, WantedObject};
 use super::limits::{SEMMNI, SEMMNS, SEMMSL};
 use super::permission::Permission;
 use super::sleeper::Sleeper;
@@ -28,7 +28,7 @@ const MOST_ADJUSTMENT: i32 = MOST_VALUE;
 pub const UNDO: i16 = 0x1000;
 
 /// All sets.
-pub static SETS: Ids<Set> = Ids::new();
+pub static SETS: IpcIds<Set> = IpcIds::new();
 /// Semaphores of all sets.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -63,7 +63,7 @@ enum Attempt {
 }
 
 /// A call's operations.
-pub struct Request {
+pub struct SemOperations {
     /// Not empty.
     pub operations: Vec<Operation>,
     /// The process that calls.
@@ -72,7 +72,7 @@ pub struct Request {
     pub undo: Option<u64>,
 }
 
-impl Request {
+impl SemOperations {
     fn alters(&self) -> bool {
         self.operations.iter().any(|operation| operation.change != 0)
     }
@@ -82,7 +82,7 @@ impl Request {
 }
 
 struct Waiter {
-    request: Request,
+    request: SemOperations,
     /// The operation that blocks.
     blocking: AtomicUsize,
     sleeper: Sleeper<Result<()>>,
@@ -118,7 +118,7 @@ impl Object for Set {
 
 /// What one semaphore tells (GETVAL and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Figure {
+pub enum SemFigure {
     /// Its value.
     Value,
     /// The process that changed it last.
@@ -133,7 +133,7 @@ pub enum Figure {
 ///
 /// # Errors
 /// As in the manual.
-pub fn get(wanted: &Wanted<'_>, count: i32) -> Result<i32> {
+pub fn get(wanted: &WantedObject<'_>, count: i32) -> Result<i32> {
     let count = usize::try_from(count).ok().filter(|&count| count as u64 <= SEMMSL.get());
     let count = count.ok_or(Errno::EINVAL)?;
     let suits = |set: &Set| if set.count < count { Err(Errno::EINVAL) } else { Ok(()) };
@@ -146,7 +146,11 @@ pub fn total() -> u64 {
 }
 
 /// Performs all operations, or none.
-fn perform(semaphores: &mut [Semaphore], mut undo: Option<&mut Vec<i16>>, request: &Request) -> Attempt {
+fn perform(
+    semaphores: &mut [Semaphore],
+    mut undo: Option<&mut Vec<i16>>,
+    request: &SemOperations,
+) -> Attempt {
     for (at, operation) in request.operations.iter().enumerate() {
         let outcome = step(semaphores, undo.as_deref_mut(), operation);
         if outcome == Ok(true) {
@@ -202,7 +206,7 @@ fn take_back(semaphores: &mut [Semaphore], undo: Option<&mut Vec<i16>>, operatio
 }
 
 impl SetState {
-    fn attempt(&mut self, request: &Request) -> Attempt {
+    fn attempt(&mut self, request: &SemOperations) -> Attempt {
         let Self { semaphores, adjustments, .. } = self;
         let undo = request.undo.and_then(|number| adjustments.get_mut(&number));
         perform(semaphores, undo, request)
@@ -253,7 +257,7 @@ impl SetState {
         found.map(|(&ticket, waiter)| (ticket, waiter.clone()))
     }
 
-    fn made_zero(&self, request: &Request) -> bool {
+    fn made_zero(&self, request: &SemOperations) -> bool {
         request.operations.iter().any(|operation| self.semaphores[usize::from(operation.number)].value == 0)
     }
 
@@ -271,7 +275,7 @@ impl SetState {
 }
 
 impl Set {
-    fn make(wanted: &Wanted<'_>, count: usize) -> Result<Arc<Self>> {
+    fn make(wanted: &WantedObject<'_>, count: usize) -> Result<Arc<Self>> {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
@@ -303,7 +307,7 @@ impl Set {
     ///
     /// # Errors
     /// `EAGAIN`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`.
-    pub fn operate(&self, request: Request, deadline: Option<u64>) -> Result<()> {
+    pub fn operate(&self, request: SemOperations, deadline: Option<u64>) -> Result<()> {
         let (ticket, waiter) = {
             let mut state = self.lock()?;
             let at = match state.attempt(&request) {
@@ -391,7 +395,7 @@ impl Set {
     ///
     /// # Errors
     /// `EIDRM`, `EINTR`.
-    pub fn figure(&self, number: usize, figure: Figure) -> Result<i64> {
+    pub fn figure(&self, number: usize, figure: SemFigure) -> Result<i64> {
         let state = self.lock()?;
         let waiting = |for_zero: bool| {
             let blocks = |waiter: &&Arc<Waiter>| {
@@ -401,10 +405,10 @@ impl Set {
             state.waiting.values().filter(blocks).count() as i64
         };
         Ok(match figure {
-            Figure::Value => i64::from(state.semaphores[number].value),
-            Figure::Pid => i64::from(state.semaphores[number].pid),
-            Figure::WaitForMore => waiting(false),
-            Figure::WaitForZero => waiting(true),
+            SemFigure::Value => i64::from(state.semaphores[number].value),
+            SemFigure::Pid => i64::from(state.semaphores[number].pid),
+            SemFigure::WaitForMore => waiting(false),
+            SemFigure::WaitForZero => waiting(true),
         })
     }
 
@@ -450,18 +454,18 @@ mod tests {
 
     fn set(values: &[u16]) -> Arc<Set> {
         let caller = Credentials::of_user(0, 0);
-        let set =
-            Set::make(&Wanted { key: 0, flags: CREATE | 0o600, caller: &caller }, values.len()).unwrap();
+        let set = Set::make(&WantedObject { key: 0, flags: CREATE | 0o600, caller: &caller }, values.len())
+            .unwrap();
         set.set_values(0, values).unwrap();
         set
     }
 
-    fn request(operations: &[(u16, i16, i16)], undo: Option<u64>) -> Request {
+    fn request(operations: &[(u16, i16, i16)], undo: Option<u64>) -> SemOperations {
         let mut list = Vec::new();
         for &(number, change, flags) in operations {
             list.try_push(Operation { number, change, flags }).unwrap();
         }
-        Request { operations: list, pid: 7, undo }
+        SemOperations { operations: list, pid: 7, undo }
     }
 
     fn operate(set: &Set, operations: &[(u16, i16, i16)], undo: Option<u64>) -> Attempt {
@@ -486,7 +490,7 @@ mod tests {
             Attempt::Fails(Errno::ERANGE)
         );
         assert_eq!(values(&set), [0, 2]);
-        assert_eq!(set.figure(1, Figure::Pid), Ok(7));
+        assert_eq!(set.figure(1, SemFigure::Pid), Ok(7));
     }
 
     #[test]
@@ -517,7 +521,7 @@ mod tests {
         let (large, small, moves) =
             (wait(&[(0, -2, 0)]), wait(&[(0, -1, 0)]), wait(&[(0, -1, 0), (1, 1, 0)]));
         let last = wait(&[(1, -1, 0)]);
-        assert_eq!(set.figure(0, Figure::WaitForMore), Ok(3));
+        assert_eq!(set.figure(0, SemFigure::WaitForMore), Ok(3));
         set.set_values(0, &[1]).unwrap();
         assert_eq!((large.sleeper.take(), small.sleeper.take()), (None, Some(Ok(()))));
         set.set_values(0, &[1]).unwrap();

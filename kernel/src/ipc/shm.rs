@@ -10,12 +10,12 @@ use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_collections::{Arc, reserve, try_format};
 
-use super::ids::{Head, Ids, Object, Wanted};
+use super::ids::{Head, IpcIds, Object, WantedObject};
 use super::limits::{SHMALL, SHMMAX, SHMMNI};
 use super::permission::Permission;
 use super::{caller_pid, seconds};
 use crate::fs::tmpfs::{self, TmpNode};
-use crate::fs::{Content, File, Mapping, OpenFile, OpenFlags, root};
+use crate::fs::{File, FileContent, MmapContent, OpenFile, OpenFlags, root};
 use crate::mem::{CacheContent, FileMapping, PageCache};
 use crate::sync::SpinLock;
 use crate::task::Credentials;
@@ -31,7 +31,7 @@ const NORESERVE: u32 = 0o10000;
 const HUGETLB: u32 = 0o4000;
 
 /// All segments.
-pub static SEGMENTS: Ids<Segment> = Ids::new();
+pub static SEGMENTS: IpcIds<Segment> = IpcIds::new();
 /// Pages of all segments.
 static PAGES: AtomicU64 = AtomicU64::new(0);
 
@@ -63,7 +63,7 @@ pub struct Segment {
     /// The process that made it.
     pub creator_pid: u32,
     node: Arc<TmpNode>,
-    content: Arc<dyn Content>,
+    content: Arc<dyn FileContent>,
     key: i32,
     state: SpinLock<SegmentState>,
 }
@@ -102,13 +102,13 @@ impl Drop for Hold {
 ///
 /// # Errors
 /// As in the manual.
-pub fn get(wanted: &Wanted<'_>, size: u64) -> Result<i32> {
+pub fn get(wanted: &WantedObject<'_>, size: u64) -> Result<i32> {
     let suits = |segment: &Segment| if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) };
     SEGMENTS.get(wanted, SHMMNI.get() as usize, suits, || Segment::make(wanted, size))
 }
 
 impl Segment {
-    fn make(wanted: &Wanted<'_>, size: u64) -> Result<Arc<Self>> {
+    fn make(wanted: &WantedObject<'_>, size: u64) -> Result<Arc<Self>> {
         if size == 0 || size > SHMMAX.get() {
             return Err(Errno::EINVAL);
         }
@@ -123,7 +123,7 @@ impl Segment {
             return Err(Errno::ENOMEM);
         }
         let node = tmpfs::unnamed_file(0o777, wanted.caller.fsuid, wanted.caller.fsgid)?;
-        let Mapping::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
+        let MmapContent::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
         content.resize(size)?;
         PAGES.fetch_add(pages, Ordering::Relaxed);
         let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };

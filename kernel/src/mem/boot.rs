@@ -11,6 +11,7 @@ use freehold_machine::{Pfn, Topology};
 use freehold_replica::{Replicas, Setting};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 use freehold_xpfo::Policy;
+use zerocopy::FromZeros;
 
 use super::{Frames, frames, hotplug, oom, reclaim, replica};
 use crate::cmdline::Plant;
@@ -36,6 +37,11 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
 /// A machine with fewer frames has better uses for them than pages of 2 MiB: 512 MiB, as Linux.
 const LEAST_FOR_HUGE: u64 = 512 << 8;
 
+/// Zeroed boot memory for tables that live as long as the kernel.
+fn zeroes<T: FromZeros + Sync>(count: usize) -> &'static [T] {
+    memory::boot_zeroes(count).expect("1/16384 of all memory that may come, and 35 KiB per CPU")
+}
+
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
 /// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not; `replicas`, which nodes get the kernel's text.
 pub fn init(
@@ -52,16 +58,18 @@ pub fn init(
         on_denial: Some(oom::note_denial),
         fault_hook: Some(fault_inject::page),
         object_reserve: Some(|| heap::ensure(OBJECTS).map_err(|_| OutOfMemory)),
+        rest: Some(crate::sched::rest),
         ..options
     };
     let (records, reverse_keys) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
-    let zeroes = |words| memory::boot_words(words).expect("1/16384 of all memory that may come");
     BESIDE.set(Beside::new(reverse_keys).with_ready(zeroes(ready::words(records.len()))));
     let table = FrameTable::new(records).with(BESIDE.get().expect("just set"));
     let metadata = zeroes(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
+    let pcps = zeroes(cpus);
     let reserved = memory::seal();
-    let buddy = Buddy::new(Hardware, Managed { topology, reserved, table, metadata }, options)
-        .expect("firmware's memory was checked when it was read");
+    let managed = Managed { topology, reserved, table, metadata, pcps };
+    let buddy =
+        Buddy::new(Hardware, managed, options).expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
     replica::init(topology, cpus, replicas);
     publish(policy);

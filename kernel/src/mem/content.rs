@@ -14,9 +14,9 @@ use freehold_collections::{Arc, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{Allocation, Batch, VmError};
 
-use super::hotplug::{self, Growth};
+use super::hotplug::{self, GrowthOutcome};
 use super::{Frames, PageCache, find_more, oom};
-use crate::fs::{Content, ContentSource, Punch};
+use crate::fs::{ContentSource, FileContent, Punch};
 use crate::sync::WaitQueue;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched, time};
@@ -67,7 +67,7 @@ impl CacheContent {
             match self.cache.allocate_some(allocation, STEP_PAGES) {
                 Ok(Batch::Last) => return Ok(()),
                 Ok(Batch::More) => {}
-                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+                Err(VmError::NoMemory) if find_more() == GrowthOutcome::Grown => {}
                 Err(error) => return Err(error.into()),
             }
             sched::checkpoint()?;
@@ -79,7 +79,7 @@ impl CacheContent {
     }
 }
 
-impl Content for CacheContent {
+impl FileContent for CacheContent {
     fn size(&self) -> u64 {
         self.cache.size()
     }
@@ -102,7 +102,7 @@ impl Content for CacheContent {
                     done += n;
                     fell_short = n < step;
                 }
-                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+                Err(VmError::NoMemory) if find_more() == GrowthOutcome::Grown => {}
                 Err(error) => return so_far(done, error.into()),
             }
             if want > STEP
@@ -126,7 +126,7 @@ impl Content for CacheContent {
             });
             match step {
                 Ok(n) => done += n,
-                Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
+                Err(Errno::ENOMEM) if find_more() == GrowthOutcome::Grown => {}
                 Err(error) => return so_far(done, error),
             }
             if want > STEP
@@ -138,11 +138,11 @@ impl Content for CacheContent {
     }
 
     fn resize(&self, size: u64) -> Result<()> {
-        Ok(self.cache.truncate_with(size, &mut sched::cond_resched)?)
+        Ok(self.cache.truncate(size)?)
     }
 
     fn punch(&self, range: Range<u64>, how: Punch) -> Result<()> {
-        self.cache.punch_hole_with(range.clone(), &mut sched::cond_resched)?;
+        self.cache.punch_hole(range.clone())?;
         match how {
             Punch::Hole => Ok(()),
             Punch::Zeroes => self.allocate(range),
@@ -208,7 +208,7 @@ impl CacheSource {
 }
 
 impl ContentSource for CacheSource {
-    fn empty(&self) -> Result<Arc<dyn Content>> {
+    fn empty(&self) -> Result<Arc<dyn FileContent>> {
         Ok(reserve::arc(CacheContent::new(PageCache::new(self.frames))))
     }
 
@@ -218,6 +218,6 @@ impl ContentSource for CacheSource {
 
     fn grow(&self) -> Result<()> {
         // Memory that the host would give is there for programs' files, too.
-        if hotplug::grow() == Growth::Grown { Ok(()) } else { Err(Errno::ENOSPC) }
+        if hotplug::grow() == GrowthOutcome::Grown { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 }

@@ -6,7 +6,7 @@
 //! the page caches, which are found from the frames' records. What is pinned, in a pipe, or the kernel's stays, and so does its
 //! pageblock: the range is given back to use (`Buddy::plug`) and the caller tries another.
 //!
-//! Frames that wait in CPUs' lists are brought home before and after; a list may have handed one out just before, so a second pass looks again.
+//! Frames that wait in CPUs' lists, or [in transit](transit), are brought home before and after; a list may have handed one out just before, so a second pass looks again.
 //!
 //! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: whoever isolates a pageblock also decides whether it comes back.
 //! No address space is locked by the caller.
@@ -19,7 +19,7 @@ use freehold_frame::NodePolicy;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology, VirtAddr};
 use freehold_vm::{Locking, Migration, SharedPages};
 
-use super::{commons, frames, hotplug};
+use super::{commons, frames, hotplug, transit};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, fs, sched, time};
 
@@ -32,6 +32,7 @@ const ALL: Range<VirtAddr> = VirtAddr(0)..VirtAddr(u64::MAX);
 
 /// Have all CPUs give back the frames in their lists: each of those keeps its pageblock.
 pub(crate) fn drain_lists() {
+    transit::drain();
     frames().drain_local();
     frames().request_drain();
     sched::wake_idle();

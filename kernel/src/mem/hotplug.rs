@@ -81,7 +81,7 @@ pub fn may_grow() -> bool {
 
 /// Whether memory has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Growth {
+pub enum GrowthOutcome {
     /// There is more than before.
     Grown,
     /// There is no more to come.
@@ -89,9 +89,9 @@ pub enum Growth {
 }
 
 /// There is no memory left: get some from the host. May sleep.
-pub fn grow() -> Growth {
+pub fn grow() -> GrowthOutcome {
     if !may_grow() {
-        return Growth::None;
+        return GrowthOutcome::None;
     }
     let before = frames().total_frames();
     want();
@@ -100,12 +100,12 @@ pub fn grow() -> Growth {
         (has_grown || !may_grow()).then_some(has_grown)
     });
     // A task that is to end has not waited in vain.
-    let Ok(grown) = grown else { return Growth::None };
+    let Ok(grown) = grown else { return GrowthOutcome::None };
     if grown.is_none() && !HOTPLUG.is_silent.swap(true, Ordering::AcqRel) {
         HOTPLUG.is_hopeful.store(false, Ordering::Release);
         log::warn!("hotplug: the host gives no more memory");
     }
-    if grown == Some(true) { Growth::Grown } else { Growth::None }
+    if grown == Some(true) { GrowthOutcome::Grown } else { GrowthOutcome::None }
 }
 
 /// Get some memory from the host, however long it takes. May sleep.

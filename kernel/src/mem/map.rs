@@ -2,7 +2,7 @@
 
 use freehold_collections::Vec;
 use freehold_frame::FrameTable;
-use freehold_xpfo::{Report, Rules, Violation, check};
+use freehold_xpfo::{AuditReport, Rules, Violation, check};
 
 use crate::Result;
 use crate::hw::{Hardware, memory};
@@ -14,7 +14,7 @@ const MORE_TABLES: u64 = 16;
 ///
 /// # Errors
 /// When there is no memory for a list of the tables.
-pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result<Report> {
+pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result<AuditReport> {
     let rules = memory::map_rules();
     // The first walk counts tables and looks at no frame.
     let counted = Rules { exclusive: false, ..rules.clone() };

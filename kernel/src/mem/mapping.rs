@@ -6,7 +6,7 @@ use freehold_collections::{Arc, reserve};
 use freehold_vm::{AreaName, MappedFile};
 
 use super::{CacheContent, Frames, PageCache};
-use crate::fs::{Content, OpenFile};
+use crate::fs::{FileContent, OpenFile};
 use crate::{Errno, Result};
 
 /// An open file that areas map: its frames, and the description that keeps it and its name.
@@ -18,20 +18,20 @@ pub struct FileMapping {
 
 impl FileMapping {
     /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page cache.
-    pub fn new(file: Arc<OpenFile>, content: &Arc<dyn Content>) -> Result<Arc<Self>> {
+    pub fn new(file: Arc<OpenFile>, content: &Arc<dyn FileContent>) -> Result<Arc<Self>> {
         Self::build(file, content, None)
     }
     /// As [`new`](Self::new). `hold` is dropped with the last area that shows it.
     pub fn held(
         file: Arc<OpenFile>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn FileContent>,
         hold: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>> {
         Self::build(file, content, Some(hold))
     }
     fn build(
         file: Arc<OpenFile>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn FileContent>,
         hold: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Arc<Self>> {
         let any: &dyn Any = &**content;

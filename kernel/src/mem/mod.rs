@@ -1,9 +1,9 @@
 //! Memory as processes see it: the mm crates joined to tasks, files and programs.
 //!
-//! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`Space`]: an address space
+//! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`ProcessSpace`]: an address space
 //! of `freehold-vm` behind a sleeping lock. File bytes in memory are [`CacheContent`], whose frames are the page cache.
 //!
-//! Lock order: inode locks > [`Space`] > page cache > allocator. Page-cache truncation takes spaces' locks, so its
+//! Lock order: inode locks > [`ProcessSpace`] > page cache > allocator. Page-cache truncation takes spaces' locks, so its
 //! callers hold none. Faults take the space's lock, so nothing faults while it holds one (user bytes are copied
 //! before or after).
 
@@ -26,6 +26,7 @@ mod replica;
 mod segment;
 mod space;
 pub mod stats;
+mod transit;
 pub mod vdso;
 
 pub use crate::hw::{Frames, frames};
@@ -40,7 +41,8 @@ pub use policy::PolicyName;
 pub use remote::*;
 pub use replica::{check_replicas, replicas};
 pub use segment::{SegmentMap, SegmentPlace, SegmentUse, attach, detach};
-pub use space::{Layout, Program, Space};
+pub use space::{ProcessSpace, Program, ProgramLayout};
+pub use transit::TransitPage;
 
 /// Areas and page tables of one process.
 pub type AddressSpace = freehold_vm::AddressSpace<Frames>;

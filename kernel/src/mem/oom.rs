@@ -12,7 +12,7 @@ use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 
 use super::frames;
-use super::hotplug::{self, Growth};
+use super::hotplug::{self, GrowthOutcome};
 use super::reclaim::{self, ReclaimOutcome, blocks};
 use crate::sched::thread;
 use crate::{Errno, Result, sched};
@@ -28,22 +28,22 @@ pub fn stalls() -> u64 {
 const IDLE: u64 = 1024;
 
 /// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no address space and nothing that spins.
-pub fn find_more() -> Growth {
+pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.
-        return Growth::None;
+        return GrowthOutcome::None;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
     if thread::is_current_dying() {
         // It needs no more memory than it takes to end, and others wait for what it has.
-        return Growth::None;
+        return GrowthOutcome::None;
     }
     let found = reclaim::free_idle(IDLE) > 0
-        || hotplug::grow() == Growth::Grown
+        || hotplug::grow() == GrowthOutcome::Grown
         || reclaim::free_some() == ReclaimOutcome::Freed;
     // What became free is programs' and may not be what was missing.
     let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
-    if found || made { Growth::Grown } else { Growth::None }
+    if found || made { GrowthOutcome::Grown } else { GrowthOutcome::None }
 }
 
 /// Whether there may be no memory for somebody.
@@ -101,7 +101,7 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
             break;
         }
         // Where there is some for everybody, it has become free since.
-        if !made && is_scarce() && find_more() == Growth::None {
+        if !made && is_scarce() && find_more() == GrowthOutcome::None {
             break;
         }
         sched::yield_now();

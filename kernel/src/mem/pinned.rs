@@ -15,11 +15,11 @@ use freehold_collections::{Arc, Short, Vec, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
-    Transient, pin_fast,
+    Transient, pin_fast, pin_fast_run,
 };
 
-use super::hotplug::Growth;
-use super::{FileMapping, Frames, Space, find_more};
+use super::hotplug::GrowthOutcome;
+use super::{FileMapping, Frames, ProcessSpace, find_more};
 use crate::hw;
 use crate::hw::Hardware;
 use crate::sched::thread::{Drain, Fill};
@@ -61,10 +61,19 @@ pub enum PinWay {
 }
 
 impl PinWay {
-    fn try_fast<P: Purpose>(self, space: &Space, address: VirtAddr) -> Option<PinnedPage<Frames, P>> {
+    /// Pins the first of `count` pages without the lock; returns how many, at the end of `pages`.
+    #[inline]
+    fn try_fast<P: Purpose>(
+        self,
+        space: &ProcessSpace,
+        (address, count): (VirtAddr, usize),
+        pages: &mut Short<PinnedPage<Frames, P>, 1>,
+    ) -> usize {
         match self {
-            Self::FastFirst => pin_fast(space.translation(), address),
-            Self::Locked => None,
+            Self::FastFirst => {
+                pin_fast_run(space.translation(), address, count, |page| pages.push_reserved(page))
+            }
+            Self::Locked => 0,
         }
     }
 }
@@ -77,7 +86,7 @@ impl PinnedOne {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    pub fn new(space: &Space, address: VirtAddr) -> Result<Self> {
+    pub fn new(space: &ProcessSpace, address: VirtAddr) -> Result<Self> {
         let pinned = match pin_fast(space.translation(), address) {
             Some(pinned) => pinned,
             None => with_memory(|| space.lock().pin::<LongTerm, ReadOnly>(address, Rule::Asked))?,
@@ -108,7 +117,7 @@ const PIN_STEP: usize = 512;
 fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultError>) -> Result<R> {
     loop {
         match attempt() {
-            Err(FaultError::OutOfMemory) if find_more() == Growth::Grown => {}
+            Err(FaultError::OutOfMemory) if find_more() == GrowthOutcome::Grown => {}
             outcome => return outcome.map_err(Errno::from),
         }
     }
@@ -175,7 +184,7 @@ impl<P: Purpose> PinnedRun<P> {
     ///
     /// # Errors
     /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
-    pub fn new<T: Term>(space: &Space, address: u64, length: usize, rule: Rule) -> Result<Self> {
+    pub fn new<T: Term>(space: &ProcessSpace, address: u64, length: usize, rule: Rule) -> Result<Self> {
         let way = match rule {
             // A leaf may grant more than its area says.
             Rule::Stated => PinWay::Locked,
@@ -188,26 +197,32 @@ impl<P: Purpose> PinnedRun<P> {
     ///
     /// # Errors
     /// As there.
-    pub fn by<T: Term>(space: &Space, address: u64, length: usize, rule: Rule, way: PinWay) -> Result<Self> {
+    pub fn by<T: Term>(
+        space: &ProcessSpace,
+        address: u64,
+        length: usize,
+        rule: Rule,
+        way: PinWay,
+    ) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
         let mut pages = Short::try_with_capacity(count)?;
         let first = VirtAddr(address).page_start();
         let outcome = with_memory(|| {
-            let mut areas = None;
+            let (mut areas, mut pause) = (None, pages.len() + PIN_STEP);
             while pages.len() < count {
-                if !pages.is_empty() && pages.len().is_multiple_of(PIN_STEP) {
-                    areas = None;
+                if pages.len() >= pause {
+                    (areas, pause) = (None, pages.len() + PIN_STEP);
                     if sched::checkpoint().is_err() {
                         return Ok(());
                     }
                 }
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
-                pages.push_reserved(match way.try_fast(space, at) {
-                    Some(pinned) => pinned,
-                    None => areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule)?,
-                });
+                if way.try_fast(space, (at, count - pages.len()), &mut pages) == 0 {
+                    let areas = areas.get_or_insert_with(|| space.lock());
+                    pages.push_reserved(areas.pin::<T, P>(at, rule)?);
+                }
             }
             Ok(())
         });
@@ -223,7 +238,7 @@ impl<P: Purpose> PinnedRun<P> {
     /// # Errors
     /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK; `EOPNOTSUPP` for a disk's pages, which
     /// would have to be written back under the pin, and for what a ring shares with its program.
-    pub fn register(space: &Space, owner: (u32, u64), address: u64, length: usize) -> Result<Self> {
+    pub fn register(space: &ProcessSpace, owner: (u32, u64), address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         let mut run = Self::new::<LongTerm>(space, address, length, Rule::Asked)?;
         if run.length < length {
@@ -394,7 +409,7 @@ impl<P: Purpose> PinnedBytes<P> {
     ///
     /// # Errors
     /// As [`PinnedRun::new`]; `EINTR` where the task is to end.
-    pub fn pin(space: &Space, runs: &Iovecs) -> Result<Self> {
+    pub fn pin(space: &ProcessSpace, runs: &Iovecs) -> Result<Self> {
         let mut bytes = Self::EMPTY;
         for (address, length) in runs.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
             sched::checkpoint()?;

@@ -10,8 +10,8 @@ use core::ops::Range;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Populate, VmError};
 
-use super::hotplug::Growth;
-use super::{AddressSpace, Space, find_more, oom};
+use super::hotplug::GrowthOutcome;
+use super::{AddressSpace, ProcessSpace, find_more, oom};
 use crate::{Result, sched};
 
 /// Pages that are made present with the space locked.
@@ -22,7 +22,7 @@ const STEP: u64 = 256;
 /// # Errors
 /// What cannot be made present comes before what `call` says.
 pub(super) fn and_populate<T>(
-    space: &Space,
+    space: &ProcessSpace,
     how: Populate,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
 ) -> Result<T> {
@@ -35,7 +35,7 @@ pub(super) fn and_populate<T>(
 
 /// As [`and_populate`], for a call that succeeds where its pages cannot be had: they are faulted in later, or fail then.
 pub(super) fn and_populate_if_possible<T>(
-    space: &Space,
+    space: &ProcessSpace,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
 ) -> Result<T> {
     let (outcome, due) = with_due(space, call);
@@ -47,7 +47,7 @@ pub(super) fn and_populate_if_possible<T>(
 
 /// Runs `call` with the space locked. Returns what it gave, and the addresses that it promised.
 fn with_due<T>(
-    space: &Space,
+    space: &ProcessSpace,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
 ) -> (Result<T>, Option<Range<VirtAddr>>) {
     let mut areas = space.lock();
@@ -56,14 +56,14 @@ fn with_due<T>(
     (outcome, due)
 }
 
-fn populate(space: &Space, range: Range<VirtAddr>, how: Populate) -> Result<()> {
+fn populate(space: &ProcessSpace, range: Range<VirtAddr>, how: Populate) -> Result<()> {
     let mut next = range.start;
     while next < range.end {
         sched::checkpoint()?;
         let step = space.lock().populate_some(next..range.end, how, STEP);
         match step {
             Ok(reached) => next = reached,
-            Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+            Err(VmError::NoMemory) if find_more() == GrowthOutcome::Grown => {}
             Err(error) => {
                 // All there was to find is found: the call is not made again for it.
                 oom::forget_denial();

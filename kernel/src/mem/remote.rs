@@ -3,7 +3,7 @@
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
-use super::{PinnedRun, Space};
+use super::{PinnedRun, ProcessSpace};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
@@ -12,7 +12,7 @@ const BATCH: usize = 64 << 10;
 
 /// Copy `len` bytes at `address` of `space` to `sink`; returns how many could be read. `EFAULT` if none.
 pub fn read_space(
-    space: &Space,
+    space: &ProcessSpace,
     address: VirtAddr,
     len: usize,
     rule: Rule,
@@ -24,7 +24,7 @@ pub fn read_space(
 
 /// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written. `EFAULT` if none.
 pub fn write_space(
-    space: &Space,
+    space: &ProcessSpace,
     address: VirtAddr,
     len: usize,
     rule: Rule,
@@ -37,7 +37,7 @@ pub fn write_space(
 /// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its lock is free, until it moves less.
 /// An error counts only before the first byte.
 fn in_batches<P: Purpose>(
-    space: &Space,
+    space: &ProcessSpace,
     address: VirtAddr,
     len: usize,
     rule: Rule,

@@ -3,12 +3,12 @@
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
-use super::{FileMapping, Space};
+use super::{FileMapping, ProcessSpace};
 use crate::fs::file::Allocate;
 use crate::{Errno, Result, sched};
 
 /// Make the holes. Holes in the mappings do not stop it; they are said in the end (madvise(2)).
-pub(super) fn remove(space: &Arc<Space>, start: u64, len: u64) -> Result<()> {
+pub(super) fn remove(space: &Arc<ProcessSpace>, start: u64, len: u64) -> Result<()> {
     if start % PAGE_SIZE as u64 != 0 {
         return Err(Errno::EINVAL);
     }

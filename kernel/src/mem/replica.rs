@@ -1,7 +1,7 @@
 //! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end and on request.
 
 use freehold_machine::{Cpus as _, NodeId, Topology};
-use freehold_replica::{Fault, Replicas, Setting, plan};
+use freehold_replica::{ReplicaFault, Replicas, Setting, plan};
 
 use super::{Frames, frames};
 use crate::hw::memory::replica::{self as image, ImagePort};
@@ -28,10 +28,10 @@ pub fn replicas() -> Option<&'static Replicas<Frames, ImagePort>> {
 
 /// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many faults there are, and the first; the
 /// log names each.
-pub fn check_replicas() -> (u64, Option<Fault>) {
+pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
     let Some(replicas) = replicas() else { return (0, None) };
     let (mut count, mut first) = (0, None);
-    let mut found = |fault: Fault| {
+    let mut found = |fault: ReplicaFault| {
         log::error!("{fault}");
         count += 1;
         first.get_or_insert(fault);

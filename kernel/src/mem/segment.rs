@@ -13,7 +13,7 @@ use freehold_vm::{
 };
 
 use super::populate::and_populate_if_possible;
-use super::{FileMapping, Space};
+use super::{FileMapping, ProcessSpace};
 use crate::{Errno, Result};
 
 /// Where a segment is attached. Addresses are page-aligned.
@@ -52,7 +52,7 @@ pub struct SegmentMap {
 ///
 /// # Errors
 /// `EINVAL` where a place is not free; `ENOMEM`, and what mmap says.
-pub fn attach(space: &Space, limits: &Limits, map: SegmentMap) -> Result<u64> {
+pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<u64> {
     let SegmentMap { mapping, size, place, code } = map;
     let writable = mapping.file().flags().writes();
     let mut protection = Protection::READ;
@@ -80,7 +80,7 @@ pub fn attach(space: &Space, limits: &Limits, map: SegmentMap) -> Result<u64> {
 /// The first area of the attachment at `start` that lies at `from` or behind it: its ends, and what it shows. `of` is the
 /// attachment, if it is known.
 fn next_area(
-    space: &Space,
+    space: &ProcessSpace,
     start: u64,
     from: u64,
     of: Option<&Arc<dyn Any + Send + Sync>>,
@@ -98,7 +98,7 @@ fn next_area(
 ///
 /// # Errors
 /// `EINVAL` where there is none.
-pub fn detach(space: &Space, start: u64) -> Result<Arc<dyn Any + Send + Sync>> {
+pub fn detach(space: &ProcessSpace, start: u64) -> Result<Arc<dyn Any + Send + Sync>> {
     let mut found: Option<Arc<dyn Any + Send + Sync>> = None;
     let mut from = start;
     while let Some((first, end, held)) = next_area(space, start, from, found.as_ref()) {

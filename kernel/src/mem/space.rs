@@ -1,6 +1,6 @@
 //! A process' memory.
 //!
-//! A [`Space`] is an address space behind one sleeping lock; its translation (the roots a CPU loads) is
+//! A [`ProcessSpace`] is an address space behind one sleeping lock; its translation (the roots a CPU loads) is
 //! reached without that lock, so that a context switch never waits for a fault. A CPU that has a space's root
 //! loaded holds an `Arc` of it, so the roots outlive their use.
 
@@ -17,7 +17,7 @@ use freehold_vm::{Locking, SpaceHandle, Visited};
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
-use crate::sched::{self, whereabouts::Ids};
+use crate::sched::{self, whereabouts::ConcurrencyIds};
 use crate::sync::{Mutex, MutexGuard, SpinLock};
 use crate::task::credentials::Dumpable;
 
@@ -25,7 +25,7 @@ use crate::task::credentials::Dumpable;
 pub type Translation = freehold_vm::Translation<Frames>;
 
 /// Where a program's memory lies; chosen at execve.
-pub type Layout = freehold_vm::Layout;
+pub type ProgramLayout = freehold_vm::Layout;
 
 /// What /proc and prctl want to know of the program in a space.
 #[derive(Clone, Default)]
@@ -49,7 +49,7 @@ pub struct Program {
 }
 
 /// A process' memory.
-pub struct Space {
+pub struct ProcessSpace {
     id: u64,
     translation: Arc<Translation>,
     areas: Mutex<AddressSpace>,
@@ -57,19 +57,19 @@ pub struct Space {
     /// See [`Dumpable`].
     hidden: AtomicBool,
     /// Those of its threads; made when the first thread asks.
-    concurrency_ids: SpinLock<Option<Arc<Ids>>>,
+    concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
 
-impl Space {
+impl ProcessSpace {
     /// An empty space.
-    pub fn new(layout: Layout) -> Result<Arc<Self>> {
+    pub fn new(layout: ProgramLayout) -> Result<Arc<Self>> {
         Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default(), Dumpable::Yes))
     }
 
     /// A space without a single address, for the kernel's own tasks.
     pub fn empty() -> Result<Arc<Self>> {
         let nowhere = VirtAddr(PAGE_SIZE as u64);
-        Self::new(Layout { lowest: nowhere, end: nowhere, mmap_base: nowhere })
+        Self::new(ProgramLayout { lowest: nowhere, end: nowhere, mmap_base: nowhere })
     }
 
     /// A copy-on-write twin, for fork.
@@ -121,14 +121,14 @@ impl Space {
         self.hidden.store(dumpable == Dumpable::No, Ordering::Release);
     }
     /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs any.
-    pub fn concurrency_ids(&self) -> Option<Arc<Ids>> {
+    pub fn concurrency_ids(&self) -> Option<Arc<ConcurrencyIds>> {
         if sched::online().len() == 1 {
             return None;
         }
         if let Some(ids) = &*self.concurrency_ids.lock() {
             return Some(ids.clone());
         }
-        let fresh = reserve::arc(Ids::default());
+        let fresh = reserve::arc(ConcurrencyIds::default());
         // Another thread may have been faster; what is not used is let go of without the lock.
         let (ids, unused) = {
             let mut ids = self.concurrency_ids.lock();
@@ -153,7 +153,7 @@ impl Space {
     }
 }
 
-impl SpaceHandle<Frames> for Space {
+impl SpaceHandle<Frames> for ProcessSpace {
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace)) -> Visited {
         match how {
             Locking::Wait => f(&mut self.areas.lock()),

@@ -9,7 +9,7 @@ use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vdso::{IMAGE_BYTES, Uses, image};
 use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protection, Vdso, VdsoPart};
 
-use super::{Space, commons, frames};
+use super::{ProcessSpace, commons, frames};
 use crate::hw::Hardware;
 use crate::hw::PAGE;
 use crate::hw::user::USER_END;
@@ -49,7 +49,7 @@ pub const LENGTH: u64 = PAGE + (IMAGE_PAGES * PAGE_SIZE) as u64;
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn map(space: &Space, stack_top: u64, random: u64, limits: &Limits) -> Result<u64> {
+pub fn map(space: &ProcessSpace, stack_top: u64, random: u64, limits: &Limits) -> Result<u64> {
     // As Linux' vdso_addr.
     let end = (stack_top + LENGTH).next_multiple_of(TABLE_SPAN).min(USER_END);
     let places = (end - LENGTH - stack_top) / PAGE + 1;

@@ -28,15 +28,15 @@ enum Leaves {
 
 /// What a run queue knows of the task.
 #[derive(Default)]
-struct Queue {
+struct ModelQueue {
     waits: bool,
     is_current: bool,
 }
 
 /// One task and two CPUs.
-struct World {
+struct AffinityWorld {
     leaves: Leaves,
-    queues: [Mutex<Queue>; 2],
+    queues: [Mutex<ModelQueue>; 2],
     work: [Condvar; 2],
     /// The task's state, the CPU whose queue it belongs to, whether one has not left it yet, the one it may run on, and
     /// whether it is in a queue.
@@ -53,8 +53,8 @@ struct World {
     ended: AtomicBool,
 }
 
-impl World {
-    fn enqueue(&self, queue: &mut MutexGuard<'_, Queue>, cpu: usize) {
+impl AffinityWorld {
+    fn enqueue(&self, queue: &mut MutexGuard<'_, ModelQueue>, cpu: usize) {
         assert!(!self.position.swap(true, Ordering::SeqCst), "a task entered a queue twice");
         assert!(!self.runs.load(Ordering::SeqCst), "a task that runs entered a queue");
         queue.waits = true;
@@ -63,12 +63,12 @@ impl World {
     fn enqueue_on(&self, cpu: usize) {
         self.enqueue(&mut self.queues[cpu].lock().unwrap(), cpu);
     }
-    fn take(&self, queue: &mut MutexGuard<'_, Queue>) {
+    fn take(&self, queue: &mut MutexGuard<'_, ModelQueue>) {
         queue.waits = false;
         self.position.store(false, Ordering::SeqCst);
     }
     /// The lock of the queue that the task belongs to.
-    fn home(&self) -> (usize, MutexGuard<'_, Queue>) {
+    fn home(&self) -> (usize, MutexGuard<'_, ModelQueue>) {
         loop {
             let home = self.cpu.load(Ordering::SeqCst);
             let queue = self.queues[home].lock().unwrap();
@@ -178,9 +178,9 @@ impl World {
 
 fn run(leaves: Leaves) {
     let story = move || {
-        let world = Arc::new(World {
+        let world = Arc::new(AffinityWorld {
             leaves,
-            queues: [Mutex::new(Queue { waits: true, is_current: false }), Mutex::default()],
+            queues: [Mutex::new(ModelQueue { waits: true, is_current: false }), Mutex::default()],
             work: [Condvar::new(), Condvar::new()],
             state: AtomicU8::new(RUNNABLE),
             cpu: AtomicUsize::new(0),
@@ -192,11 +192,11 @@ fn run(leaves: Leaves) {
             taken: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         });
-        let spawn = |body: fn(&World)| {
+        let spawn = |body: fn(&AffinityWorld)| {
             let world = world.clone();
             thread::spawn(move || body(&world))
         };
-        let others: [fn(&World); EVENTS + 2] = [
+        let others: [fn(&AffinityWorld); EVENTS + 2] = [
             |world| world.run(1),
             |world| world.wake(),
             |world| world.wake(),

@@ -20,6 +20,7 @@
 #[cfg(test)]
 mod affinity_model;
 pub mod heap;
+pub mod latency;
 pub mod runqueue;
 mod switch;
 pub mod thread;
@@ -37,7 +38,7 @@ pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
 };
-pub use thread::{Runs, Thread, ThreadOwner, is_current_dying};
+pub use thread::{RunsPrograms, Thread, ThreadOwner, is_current_dying};
 pub use thread::{Translation, spawn_kernel};
 
 /// How a task sleeps.
@@ -171,22 +172,24 @@ impl heap::Positioned for Arc<Thread> {
 #[repr(align(128))]
 struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
-    loaded: IrqSpinLock<switch::Loaded>,
+    loaded: IrqSpinLock<switch::LoadedSpaces>,
     /// Whether there is a retired translation: asked at each switch, without the lock.
     has_retired: AtomicBool,
     /// Somebody with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
     idle: AtomicBool,
+    latency: latency::CpuLatency,
 }
 
 static CPUS: [PerCpu; MAX_CPUS] = [const {
     PerCpu {
         queue: IrqSpinLock::new(RunQueue::new()),
-        loaded: IrqSpinLock::new(switch::Loaded::NONE),
+        loaded: IrqSpinLock::new(switch::LoadedSpaces::NONE),
         has_retired: AtomicBool::new(false),
         wanted: AtomicBool::new(false),
         idle: AtomicBool::new(false),
+        latency: latency::CpuLatency::NEW,
     }
 }; MAX_CPUS];
 
@@ -328,11 +331,18 @@ pub fn kick(task: &Thread) {
 
 /// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no sleep: a task that
 /// has announced one stays in line, and looks at its condition once more.
+#[inline]
 pub fn cond_resched() {
     if is_wanted() {
-        thread::with_current(|thread| thread.finish_sleep());
-        reschedule();
+        give_way();
     }
+}
+
+#[cold]
+#[inline(never)]
+fn give_way() {
+    thread::with_current(|thread| thread.finish_sleep());
+    reschedule();
 }
 
 /// Lets others run where one waits, sets the reserve of small objects aside anew, and says whether the current task may go on.
@@ -341,7 +351,7 @@ pub fn cond_resched() {
 /// # Errors
 /// `EINTR` where the task is to end. Its program does not see this: what the call has done so far stays done. `ENOMEM` where nothing
 /// could be set aside.
-#[inline]
+#[inline(always)]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
     if is_current_dying() {
@@ -349,6 +359,26 @@ pub fn checkpoint() -> crate::Result<()> {
     }
     crate::hw::heap::ensure(crate::hw::heap::CALL_RESERVE).map_err(|_| crate::Errno::ENOMEM)?;
     Ok(())
+}
+
+/// As [`checkpoint`], for work that goes on whatever happens: nobody asks whether the task is to
+/// end, and where nothing could be set aside what comes next is to do without, or fail. Others wait
+/// for [`latency::PATIENCE`] first: most such work is over by then, and who was woken by its
+/// beginning mostly waits for its end.
+#[inline]
+pub fn rest() {
+    if is_wanted() {
+        rest_if_due();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn rest_if_due() {
+    if cpu(crate::hw::current_cpu()).latency.is_due() {
+        give_way();
+        let _ = crate::hw::heap::ensure(crate::hw::heap::CALL_RESERVE);
+    }
 }
 
 /// Let others run first (sched_yield).

@@ -10,7 +10,9 @@ use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
 use super::whereabouts::{GIVES_ID, MOVES};
 use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, heap::Positioned};
+use crate::hw::irq::InterruptsOff;
 use crate::hw::speculation;
+use crate::hw::sync::lock_with;
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 
@@ -39,8 +41,9 @@ pub fn reschedule() {
     let this = cpu(id);
     let now = time::now();
     let next = {
-        let mut queue = this.queue.lock();
+        let mut queue = lock_with(&this.queue, &interrupts);
         this.wanted.store(false, Ordering::Relaxed);
+        this.latency.given();
         queue.account(now);
         let Some(current) = &queue.current else { return };
         let schedule = &current.schedule;
@@ -62,7 +65,7 @@ pub fn reschedule() {
             None => IDLE[usize::from(id.0)].get().expect("a CPU that runs tasks has an idle task").clone(),
         };
         let slice = if queue.waiting() > 0 { now + SLICE } else { u64::MAX };
-        time::set_slice_end(slice);
+        time::set_slice_end(slice, &interrupts);
         if queue.current.as_ref().is_some_and(|current| next.is_same(current)) {
             return;
         }
@@ -76,7 +79,7 @@ pub fn reschedule() {
         queue.previous = queue.current.replace(next.clone());
         next
     };
-    activate(this, &next);
+    activate(this, &next, &interrupts);
     machine::switch(next.stack());
     drop(interrupts);
     finish_switch();
@@ -84,11 +87,11 @@ pub fn reschedule() {
     drop(next);
 }
 
-/// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever is loaded. Interrupts
-/// are off, and `this` is the running CPU.
-fn activate(this: &PerCpu, thread: &Thread) {
+/// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever
+/// is loaded. `this` is the running CPU.
+fn activate(this: &PerCpu, thread: &Thread, interrupts: &InterruptsOff) {
     let pinned = hw::Hardware.pin();
-    let mut loaded = this.loaded.lock();
+    let mut loaded = lock_with(&this.loaded, interrupts);
     hw::windows::close_as(thread.closing());
     let translation = thread.translation();
     let Some(new) = &*translation else {
@@ -132,7 +135,7 @@ fn separate_users() {
 }
 
 /// The translations that a CPU holds on to.
-pub(super) struct Loaded {
+pub(super) struct LoadedSpaces {
     /// The one it has loaded, which must live as long.
     now: Option<Arc<Translation>>,
     /// One it had loaded before; dropped where interrupts are on.
@@ -142,25 +145,22 @@ pub(super) struct Loaded {
     spare: Option<Frame<PageTable, hw::Frames>>,
 }
 
-impl Loaded {
+impl LoadedSpaces {
     /// None yet.
     pub(super) const NONE: Self = Self { now: None, retired: None, spare: None };
 }
 
-/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts are on.
-#[inline]
+/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts are on. Every switch
+/// between processes comes by here.
+#[inline(always)]
 fn settle_loaded(this: &PerCpu) {
-    if this.has_retired.load(Ordering::Relaxed) {
-        settle_slowly(this);
+    if !this.has_retired.load(Ordering::Relaxed) {
+        return;
     }
-}
-
-#[inline(never)]
-fn settle_slowly(this: &PerCpu) {
     let mut loaded = this.loaded.lock();
     this.has_retired.store(false, Ordering::Relaxed);
     let retired = loaded.retired.take();
-    let wants_spare = loaded.spare.is_none() && hw::replicas::are_used();
+    let wants_spare = hw::replicas::are_used() && loaded.spare.is_none();
     drop(loaded);
     drop(retired);
     if wants_spare {
@@ -212,7 +212,7 @@ pub fn spare_roots() -> u64 {
 pub fn activate_current() {
     let interrupts = irq::disable();
     let this = cpu(hw::current_cpu());
-    thread::with_current(|thread| activate(this, thread));
+    thread::with_current(|thread| activate(this, thread, &interrupts));
     drop(interrupts);
     settle_loaded(this);
 }
@@ -275,7 +275,7 @@ pub fn exit_current() -> ! {
         this.wanted.store(true, Ordering::Relaxed);
     }
     this.idle.store(true, Ordering::Relaxed);
-    activate(this, idle);
+    activate(this, idle, &interrupts);
     core::mem::forget(interrupts);
     machine::switch(idle.stack());
     unreachable!("a dead task was switched to");
@@ -318,6 +318,7 @@ pub fn idle_forever() -> ! {
         let interrupts = irq::disable();
         if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
             this.wanted.store(false, Ordering::Relaxed);
+            this.latency.given();
             drop(interrupts);
             continue;
         }

@@ -13,7 +13,7 @@ use freehold_machine::CpuId;
 use freehold_vm::TaskPolicy;
 use freehold_xpfo::Closing;
 
-use super::whereabouts::{Company, GIVES_ID, Ids, Whereabouts};
+use super::whereabouts::{Company, ConcurrencyIds, GIVES_ID, Whereabouts};
 use super::{Schedule, Sleep, wake};
 use crate::Result;
 use crate::fault_inject::TaskFaults;
@@ -31,7 +31,7 @@ pub type Drain<'a> = &'a mut dyn FnMut(&dyn Original) -> Result<()>;
 
 /// A part of a program's memory that is pinned for a transfer.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct PinnedPart {
     /// Its first address.
     pub address: u64,
     /// The most bytes.
@@ -57,17 +57,17 @@ pub trait ThreadOwner: Send + Sync {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`, those of `transfer`.
-    fn fill_pinned(&self, part: Part, transfer: Fill<'_>) -> Result<usize>;
+    fn fill_pinned(&self, part: PinnedPart, transfer: Fill<'_>) -> Result<usize>;
     /// As [`fill_pinned`](Self::fill_pinned), for a `transfer` that takes the bytes.
     ///
     /// # Errors
     /// The same.
-    fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize>;
+    fn take_pinned(&self, part: PinnedPart, transfer: Drain<'_>) -> Result<usize>;
 }
 
 /// Whether a thread runs programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Runs {
+pub enum RunsPrograms {
     /// It does.
     Programs,
     /// It runs in the kernel only, and so in any address space.
@@ -78,7 +78,7 @@ pub enum Runs {
 pub struct Thread {
     me: Weak<Thread>,
     owner: Weak<dyn ThreadOwner>,
-    runs: Runs,
+    runs: RunsPrograms,
     /// Its share in scheduling.
     pub schedule: Schedule,
     stack: spin::Once<crate::hw::thread::Thread>,
@@ -91,7 +91,7 @@ pub struct Thread {
     /// Where it runs, if its program is told.
     whereabouts: Whereabouts,
     /// The concurrency IDs of its space; `None` where there is one CPU, or nobody is told.
-    concurrency_ids: SpinLock<Option<Arc<Ids>>>,
+    concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
     /// See [`Thread::cancel`].
     cancelled: AtomicBool,
     sleep_timer: TimerSlot,
@@ -128,7 +128,7 @@ pub fn stacks() -> usize {
 impl Thread {
     /// Makes a thread of `owner`, without a stack.
     #[inline]
-    pub fn new(owner: Weak<dyn ThreadOwner>, runs: Runs, schedule: Schedule) -> Arc<Self> {
+    pub fn new(owner: Weak<dyn ThreadOwner>, runs: RunsPrograms, schedule: Schedule) -> Arc<Self> {
         reserve::cyclic(|me| Self {
             me: me.clone(),
             owner,
@@ -162,7 +162,7 @@ impl Thread {
     }
     /// Whether it runs in the kernel only.
     pub fn is_kernel(&self) -> bool {
-        self.runs == Runs::Kernel
+        self.runs == RunsPrograms::Kernel
     }
     /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
     pub fn signal_pending(&self) -> bool {
@@ -220,7 +220,7 @@ impl Thread {
 /// Where it runs: the protocol is in the head of [`super::whereabouts`].
 impl Thread {
     /// From now on its program is told where it runs; `ids` are those of its space. The thread itself, or nobody runs it yet.
-    pub fn watch_place(&self, ids: Option<Arc<Ids>>) {
+    pub fn watch_place(&self, ids: Option<Arc<ConcurrencyIds>>) {
         *self.concurrency_ids.lock() = ids;
         self.whereabouts.watched.store(true, Ordering::Relaxed);
         self.call_attention(PLACE);

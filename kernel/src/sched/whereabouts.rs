@@ -3,7 +3,7 @@
 //! A **concurrency ID** is a number that no other thread has that runs in the same address space at the same time. It is below the
 //! number of the machine's CPUs and below that of the space's threads, so that programs index their data by it.
 //!
-//! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`Ids`]). A thread takes the lowest free one on its
+//! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`ConcurrencyIds`]). A thread takes the lowest free one on its
 //! way to user mode, by compare-exchange; there is always one, since whoever holds one is on a CPU. Whoever runs on that CPU next
 //! gives it back, before the thread may run elsewhere. A space with one thread saves both: who is alone keeps its ID while it
 //! sleeps. Only that thread can make a second one, and says so first (`Thread::share_concurrency_id`). On a machine
@@ -21,9 +21,9 @@ pub(super) const GIVES_ID: u8 = 2;
 
 /// The concurrency IDs of an address space that are held.
 #[derive(Debug, Default)]
-pub struct Ids(AtomicU64);
+pub struct ConcurrencyIds(AtomicU64);
 
-impl Ids {
+impl ConcurrencyIds {
     /// The lowest that is free, which the caller holds from now on.
     pub(super) fn take(&self) -> u8 {
         let mut held = self.0.load(Ordering::Relaxed);
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_lowest_free_id_is_taken() {
-        let ids = Ids::default();
+        let ids = ConcurrencyIds::default();
         assert_eq!([ids.take(), ids.take(), ids.take()], [0, 1, 2]);
         ids.give(1);
         assert_eq!(ids.take(), 1);

@@ -5,13 +5,13 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use freehold_bounce::OriginalMut;
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_ninep::{
-    self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, Qid, Request, VERSION,
+    self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, NinepRequest, Qid, VERSION,
 };
 use freehold_virtio::p9::MAX_DATA;
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError, Sleep};
 use spin::Once;
 
-use super::Session;
+use super::ChannelUse;
 use super::fids::{Fid, Fids, Haste};
 use crate::block::{Shortage, ensure_objects};
 use crate::{Errno, Result, host, sched};
@@ -89,14 +89,14 @@ impl Channel {
     ///
     /// # Errors
     /// `EBUSY`: there is one; `EPROTONOSUPPORT`: the server speaks something else.
-    pub fn begin(&'static self) -> Result<Session> {
+    pub fn begin(&'static self) -> Result<ChannelUse> {
         if self.is_used.swap(true, Ordering::AcqRel) {
             return Err(Errno::EBUSY);
         }
-        let session = Session(self);
+        let session = ChannelUse(self);
         let mut reply = [0; REPLY];
         let longest = (MAX_DATA + OVERHEAD) as u32;
-        let length = self.ask(&Request::Version(longest, VERSION), &mut reply, None)?;
+        let length = self.ask(&NinepRequest::Version(longest, VERSION), &mut reply, None)?;
         let (agreed, version) = body(&reply, length).and_then(ninep::version).ok_or(Errno::EIO)?;
         let most = (agreed.min(longest) as usize).saturating_sub(OVERHEAD);
         if version != VERSION || most < LEAST {
@@ -113,21 +113,21 @@ impl Channel {
 
     /// The tree's first directory.
     pub fn attach(&'static self) -> Result<Fid> {
-        self.make(|fid| Request::Attach(fid), |_| Some(())).map(|(fid, ())| fid)
+        self.make(|fid| NinepRequest::Attach(fid), |_| Some(())).map(|(fid, ())| fid)
     }
 
     /// What `name` leads to from `dir`.
     pub fn walk(&'static self, dir: &Fid, name: &[u8]) -> Result<(Fid, Qid)> {
-        self.make(|fid| Request::Walk(dir.number(), fid, Some(name)), ninep::walked)
+        self.make(|fid| NinepRequest::Walk(dir.number(), fid, Some(name)), ninep::walked)
     }
 
     /// The file of `fid`, opened by another number, with these flags of open(2).
     pub fn open(&'static self, fid: &Fid, flags: u32) -> Result<Fid> {
-        let (opened, ()) = self.make(|new| Request::Walk(fid.number(), new, None), |_| Some(()))?;
+        let (opened, ()) = self.make(|new| NinepRequest::Walk(fid.number(), new, None), |_| Some(()))?;
         let mut reply = [0; REPLY];
         // Of an open that is killed half-way the server has a file that it closes when it is told of the number.
         opened.set_open();
-        let length = self.ask(&Request::Open(opened.number(), flags), &mut reply, None)?;
+        let length = self.ask(&NinepRequest::Open(opened.number(), flags), &mut reply, None)?;
         body(&reply, length).and_then(ninep::opened).ok_or(Errno::EIO)?;
         Ok(opened)
     }
@@ -135,33 +135,33 @@ impl Channel {
     /// What the server says of a file.
     pub fn attributes(&self, fid: &Fid) -> Result<Attributes> {
         let mut reply = [0; REPLY];
-        let length = self.ask(&Request::GetAttributes(fid.number()), &mut reply, None)?;
+        let length = self.ask(&NinepRequest::GetAttributes(fid.number()), &mut reply, None)?;
         body(&reply, length).and_then(Attributes::decode).ok_or(Errno::EIO)
     }
 
     /// How much there is in all.
     pub fn stats(&self, fid: &Fid) -> Result<FileSystemStats> {
         let mut reply = [0; REPLY];
-        let length = self.ask(&Request::Stats(fid.number()), &mut reply, None)?;
+        let length = self.ask(&NinepRequest::Stats(fid.number()), &mut reply, None)?;
         body(&reply, length).and_then(FileSystemStats::decode).ok_or(Errno::EIO)
     }
 
     /// Where a symbolic link leads.
     pub fn read_link(&self, fid: &Fid) -> Result<Vec<u8>> {
         let mut reply = Vec::try_filled(0, MAX_REPLY)?;
-        let length = self.ask(&Request::ReadLink(fid.number()), &mut reply, None)?;
+        let length = self.ask(&NinepRequest::ReadLink(fid.number()), &mut reply, None)?;
         let target = body(&reply, length).and_then(ninep::link_target).ok_or(Errno::EIO)?;
         Ok(Vec::try_from_slice(target)?)
     }
 
     /// Bytes from an offset of an open file on; 0 at its end.
     pub fn read(&self, fid: &Fid, offset: u64, to: &mut dyn OriginalMut) -> Result<usize> {
-        self.receive(&Request::Read(fid.number(), offset, 0), to)
+        self.receive(&NinepRequest::Read(fid.number(), offset, 0), to)
     }
 
     /// Entries of an open directory, from a position on; 0 bytes at its end.
     pub fn list(&self, fid: &Fid, from: u64, mut to: &mut [u8]) -> Result<usize> {
-        self.receive(&Request::ReadDirectory(fid.number(), from, 0), &mut to)
+        self.receive(&NinepRequest::ReadDirectory(fid.number(), from, 0), &mut to)
     }
 
     /// The same into memory of the kernel.
@@ -169,7 +169,7 @@ impl Channel {
         self.read(fid, offset, &mut to)
     }
 
-    fn receive(&self, request: &Request<'_>, to: &mut dyn OriginalMut) -> Result<usize> {
+    fn receive(&self, request: &NinepRequest<'_>, to: &mut dyn OriginalMut) -> Result<usize> {
         let mut reply = [0; DATA_HEADER];
         self.exchange(request, &mut reply, Data::Received(to), None).map_err(errno)
     }
@@ -177,7 +177,7 @@ impl Channel {
     /// Sends a request that makes a new number known, and reads the answer's body.
     fn make<'a, R>(
         &'static self,
-        request: impl FnOnce(u32) -> Request<'a>,
+        request: impl FnOnce(u32) -> NinepRequest<'a>,
         read: impl FnOnce(&[u8]) -> Option<R>,
     ) -> Result<(Fid, R)> {
         let fid = Fid::new(self)?;
@@ -198,13 +198,13 @@ impl Channel {
         }
     }
 
-    fn ask(&self, request: &Request<'_>, reply: &mut [u8], left: Option<u32>) -> Result<usize> {
+    fn ask(&self, request: &NinepRequest<'_>, reply: &mut [u8], left: Option<u32>) -> Result<usize> {
         self.exchange(request, reply, Data::None, left).map_err(errno)
     }
 
     fn exchange(
         &self,
-        request: &Request<'_>,
+        request: &NinepRequest<'_>,
         reply: &mut [u8],
         data: Data<'_>,
         left: Option<u32>,
@@ -228,7 +228,7 @@ impl Channel {
     fn clunk(&self, number: u32) {
         let mut reply = [0; DATA_HEADER];
         let mut room = [0; REQUEST];
-        if let Some(request) = Request::Clunk(number).encode(&mut room)
+        if let Some(request) = NinepRequest::Clunk(number).encode(&mut room)
             && ensure_objects(Shortage::Wait).is_ok()
         {
             let data = Data::None;

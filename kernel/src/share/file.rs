@@ -7,7 +7,7 @@ use freehold_ninep::Entries;
 
 use super::fids::Fid;
 use super::node::ShareNode;
-use crate::fs::{Blocking, Content, DirEntry, File, Mapping, Node, OpenFlags, Seekable};
+use crate::fs::{Blocking, DirEntry, File, FileContent, MmapContent, Node, OpenFlags, Seekable};
 use crate::user::{Sink, so_far};
 use crate::{Errno, Result, sched};
 
@@ -69,10 +69,10 @@ impl File for RegularFile {
     fn sync(&self) -> Result<()> {
         Ok(())
     }
-    fn mapping(&self) -> Result<Mapping> {
-        self.node.content().map(Mapping::Content).ok_or(Errno::ENODEV)
+    fn mapping(&self) -> Result<MmapContent> {
+        self.node.content().map(MmapContent::Content).ok_or(Errno::ENODEV)
     }
-    fn content(&self) -> Option<Arc<dyn Content>> {
+    fn content(&self) -> Option<Arc<dyn FileContent>> {
         self.node.content()
     }
 }

@@ -43,7 +43,7 @@ use node::ShareNode;
 use crate::fs::device::unnamed_device;
 use crate::fs::mount::MountFlags;
 use crate::fs::{FileSystem, FsStats, Node, root};
-use crate::host::spec::{Share as Wanted, ShareMode};
+use crate::host::spec::{ShareMode, ShareSpec as Wanted};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -125,7 +125,7 @@ fn check_options(options: &[u8]) -> Result<()> {
 
 /// A session with a server, and the inodes that were found in it.
 pub(super) struct Share {
-    session: Session,
+    session: ChannelUse,
     device: u64,
     /// By their numbers.
     nodes: SpinLock<Map<u64, Weak<ShareNode>>>,
@@ -136,9 +136,9 @@ pub(super) struct Share {
 }
 
 /// The use of a channel; ended when this is dropped.
-pub(super) struct Session(&'static Channel);
+pub(super) struct ChannelUse(&'static Channel);
 
-impl Drop for Session {
+impl Drop for ChannelUse {
     fn drop(&mut self) {
         self.0.end();
     }

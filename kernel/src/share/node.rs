@@ -15,10 +15,10 @@ use super::store::Store;
 use crate::fs::device::{make_device, open_fifo};
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, Node, NodeKind, Presence};
 use crate::fs::text::TextUse;
-use crate::fs::{Content, File, OpenFlags, Timestamp};
+use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result};
 
 /// Flags of open(2) as the protocol has them.
 const READ_ONLY: u32 = 0;
@@ -196,7 +196,7 @@ impl ShareNode {
         regular.store.set_reader(None);
         regular.store.set_size(told.size);
         let cache = regular.content.cache();
-        cache.resized(told.size, &mut sched::cond_resched);
+        cache.resized(told.size);
         cache.forget(0..u64::MAX)?;
         *seen = now;
         Ok(())
@@ -237,8 +237,8 @@ impl ShareNode {
     }
 
     /// The content of a regular file.
-    pub fn content(&self) -> Option<Arc<dyn Content>> {
-        let content: Arc<dyn Content> = self.regular()?.content.clone();
+    pub fn content(&self) -> Option<Arc<dyn FileContent>> {
+        let content: Arc<dyn FileContent> = self.regular()?.content.clone();
         Some(content)
     }
     /// What a regular file is read by past its pages.

@@ -1,17 +1,21 @@
-//! Addresses of AF_UNIX, and who has which.
+//! Addresses of sockets, and who has which of AF_UNIX.
 //!
 //! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold sockets weakly: a name
 //! ends with its socket, a path stays behind and refuses.
 
+use core::net::Ipv6Addr;
 use freehold_collections::{
     Arc, Map, Vec, Weak,
     reserve::{self, ArcMethods},
     try_format,
 };
-use linux_raw_sys::net::AF_UNIX;
 
-use super::unix::UnixSocket;
-use crate::fs::{self, Final, Identity, NodeKind, Walk};
+use linux_raw_sys::net::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, AF_UNSPEC};
+
+use super::endpoint::Socket;
+use super::netlink::NetlinkAddress;
+use super::ports::InetAddress;
+use crate::fs::{self, Final, Identity, NodeKind, PathWalk};
 use crate::sync::SpinLock;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
@@ -20,6 +24,61 @@ use crate::{Errno, Result, task};
 const PATH_BYTES: usize = 108;
 /// Bytes before it.
 const FAMILY_BYTES: usize = 2;
+
+/// Bytes of `struct sockaddr_in` and `struct sockaddr_in6`; the last has a scope at its end that
+/// may be missing.
+const INET_BYTES: usize = 16;
+const INET6_BYTES: usize = 28;
+const INET6_LEAST_BYTES: usize = 24;
+/// Bytes of `struct sockaddr_nl`.
+const NETLINK_BYTES: usize = 12;
+/// Where the address of `struct sockaddr_in6` begins.
+const INET6_IP: usize = 8;
+/// The longest of all.
+const MOST_BYTES: usize = 128;
+
+/// What a socket's addresses are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// AF_UNIX.
+    Unix,
+    /// AF_INET.
+    Inet,
+    /// AF_INET6.
+    Inet6,
+    /// AF_NETLINK.
+    Netlink,
+}
+
+impl Family {
+    /// The one with this number.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT`.
+    pub const fn from_number(number: u32) -> Result<Self> {
+        match number {
+            AF_UNIX => Ok(Self::Unix),
+            AF_INET => Ok(Self::Inet),
+            AF_INET6 => Ok(Self::Inet6),
+            AF_NETLINK => Ok(Self::Netlink),
+            _ => Err(Errno::EAFNOSUPPORT),
+        }
+    }
+    /// Its AF_*.
+    pub const fn number(self) -> u16 {
+        match self {
+            Self::Unix => AF_UNIX as u16,
+            Self::Inet => AF_INET as u16,
+            Self::Inet6 => AF_INET6 as u16,
+            Self::Netlink => AF_NETLINK as u16,
+        }
+    }
+
+    /// Whether it is one of the two of IP.
+    pub const fn is_ip(self) -> bool {
+        matches!(self, Self::Inet | Self::Inet6)
+    }
+}
 
 /// What a socket can be bound to.
 ///
@@ -30,17 +89,31 @@ pub enum Address {
     Path(Arc<[u8]>),
     /// A name without file, as many bytes as given; NULs count.
     Abstract(Arc<[u8]>),
+    /// An IP address and a port.
+    Inet(InetAddress),
+    /// A port of netlink.
+    Netlink(NetlinkAddress),
 }
 
-static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<UnixSocket>>> = SpinLock::new(Map::new());
-static BY_INODE: SpinLock<Map<Identity, Weak<UnixSocket>>> = SpinLock::new(Map::new());
+static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<Socket>>> = SpinLock::new(Map::new());
+static BY_INODE: SpinLock<Map<Identity, Weak<Socket>>> = SpinLock::new(Map::new());
 
 impl Address {
-    /// Read a sockaddr; `None` for one that holds the family only.
+    /// Read a sockaddr of `family`; `None` for an AF_UNIX one that holds the family only, and for
+    /// AF_UNSPEC beside IP.
     ///
     /// # Errors
-    /// `EINVAL` where the length or the family cannot be, `EFAULT`.
-    pub fn read(address: u64, length: usize) -> Result<Option<Self>> {
+    /// `EINVAL` where the length cannot be, `EAFNOSUPPORT` (`EINVAL` for AF_UNIX) where the family
+    /// is another, `EFAULT`.
+    pub fn read(family: Family, address: u64, length: usize) -> Result<Option<Self>> {
+        match family {
+            Family::Unix => Self::read_unix(address, length),
+            Family::Netlink => Self::read_netlink(address, length),
+            _ => Self::read_inet(family, address, length),
+        }
+    }
+
+    fn read_unix(address: u64, length: usize) -> Result<Option<Self>> {
         if !(FAMILY_BYTES..=FAMILY_BYTES + PATH_BYTES).contains(&length) {
             return Err(Errno::EINVAL);
         }
@@ -59,34 +132,118 @@ impl Address {
         })
     }
 
-    /// The sockaddr's bytes of a socket's address; the family alone for one without.
-    fn encode(address: Option<&Self>) -> Result<Vec<u8>> {
+    fn read_netlink(address: u64, length: usize) -> Result<Option<Self>> {
+        if !(FAMILY_BYTES..=MOST_BYTES).contains(&length) {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; NETLINK_BYTES];
+        user::read_exact(address, &mut bytes[..length.min(NETLINK_BYTES)])?;
+        let [a, b, _, _, port @ .., c, d, e, f] = bytes;
+        match u32::from(u16::from_le_bytes([a, b])) {
+            AF_UNSPEC => Ok(None),
+            AF_NETLINK if length >= NETLINK_BYTES => Ok(Some(Self::Netlink(NetlinkAddress {
+                port: u32::from_le_bytes(port),
+                groups: u32::from_le_bytes([c, d, e, f]),
+            }))),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn read_inet(family: Family, address: u64, length: usize) -> Result<Option<Self>> {
+        if !(FAMILY_BYTES..=MOST_BYTES).contains(&length) {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = [0; INET6_BYTES];
+        let count = length.min(INET6_BYTES);
+        user::read_exact(address, &mut bytes[..count])?;
+        let named = u16::from_le_bytes([bytes[0], bytes[1]]);
+        if u32::from(named) == AF_UNSPEC {
+            return Ok(None);
+        }
+        let least = if family == Family::Inet { INET_BYTES } else { INET6_LEAST_BYTES };
+        if length < least {
+            return Err(Errno::EINVAL);
+        }
+        if named != family.number() {
+            return Err(Errno::EAFNOSUPPORT);
+        }
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let ip = if family == Family::Inet {
+            core::net::Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).to_ipv6_mapped()
+        } else {
+            let mut octets = [0; 16];
+            octets.copy_from_slice(&bytes[INET6_IP..INET6_LEAST_BYTES]);
+            Ipv6Addr::from(octets)
+        };
+        Ok(Some(Self::Inet(InetAddress { ip, port })))
+    }
+
+    /// The sockaddr's bytes of an address of a socket of `family`; for one without, the family
+    /// alone, or any address.
+    fn encode(address: Option<&Self>, family: Family) -> Result<Vec<u8>> {
         let mut bytes = Vec::try_with_capacity(FAMILY_BYTES + PATH_BYTES + 1)?;
-        bytes.try_extend_from_slice(&(AF_UNIX as u16).to_le_bytes())?;
-        match address {
-            None => {}
-            Some(Self::Path(path)) => {
+        bytes.try_extend_from_slice(&family.number().to_le_bytes())?;
+        match (address, family) {
+            (Some(Self::Path(path)), _) => {
                 bytes.try_extend_from_slice(path)?;
                 bytes.try_push(0)?;
             }
-            Some(Self::Abstract(name)) => {
+            (Some(Self::Abstract(name)), _) => {
                 bytes.try_push(0)?;
                 bytes.try_extend_from_slice(name)?;
             }
+            (None, Family::Unix) => {}
+            (address, Family::Netlink) => {
+                let netlink = address.and_then(Self::netlink).unwrap_or_default();
+                bytes.try_extend_from_slice(&[0; 2])?;
+                bytes.try_extend_from_slice(&netlink.port.to_le_bytes())?;
+                bytes.try_extend_from_slice(&netlink.groups.to_le_bytes())?;
+            }
+            (address, family) => {
+                let inet = address.and_then(Self::inet);
+                let (ip, port) = inet.map_or((Ipv6Addr::UNSPECIFIED, 0), |inet| (inet.ip, inet.port));
+                bytes.try_extend_from_slice(&port.to_be_bytes())?;
+                if family == Family::Inet {
+                    let octets = ip.to_ipv4_mapped().map_or([0; 4], |ip| ip.octets());
+                    bytes.try_extend_from_slice(&octets)?;
+                    bytes.try_resize(INET_BYTES, 0)?;
+                } else {
+                    // After the flow's label, which nobody sets.
+                    bytes.try_resize(INET6_IP, 0)?;
+                    bytes.try_extend_from_slice(&ip.octets())?;
+                    bytes.try_resize(INET6_BYTES, 0)?;
+                }
+            }
         }
         Ok(bytes)
+    }
+
+    /// The IP address and port, where it is one.
+    pub const fn inet(&self) -> Option<InetAddress> {
+        match self {
+            Self::Inet(address) => Some(*address),
+            _ => None,
+        }
+    }
+
+    /// The port of netlink, where it is one.
+    pub const fn netlink(&self) -> Option<NetlinkAddress> {
+        match self {
+            Self::Netlink(address) => Some(*address),
+            _ => None,
+        }
     }
 
     /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length there.
     ///
     /// # Errors
     /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
-    pub fn write(address: Option<&Self>, to: u64, length: UserPtr<i32>) -> Result<()> {
+    pub fn write(address: Option<&Self>, family: Family, to: u64, length: UserPtr<i32>) -> Result<()> {
         if to == 0 {
             return Ok(());
         }
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        let bytes = Self::encode(address)?;
+        let bytes = Self::encode(address, family)?;
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         length.write(&(bytes.len() as i32))
     }
@@ -95,8 +252,8 @@ impl Address {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    pub fn write_bounded(address: Option<&Self>, to: u64, room: usize) -> Result<u32> {
-        let bytes = Self::encode(address)?;
+    pub fn write_bounded(address: Option<&Self>, family: Family, to: u64, room: usize) -> Result<u32> {
+        let bytes = Self::encode(address, family)?;
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         Ok(bytes.len() as u32)
     }
@@ -105,7 +262,7 @@ impl Address {
     ///
     /// # Errors
     /// `EADDRINUSE`; what making a file gives.
-    pub fn bind(&self, socket: &Arc<UnixSocket>) -> Result<()> {
+    pub fn bind(&self, socket: &Arc<Socket>) -> Result<()> {
         match self {
             Self::Abstract(name) => {
                 let mut names = BY_NAME.lock();
@@ -114,6 +271,8 @@ impl Address {
                 }
                 names.try_insert(name.clone(), socket.downgrade())?;
             }
+            // The maps of ports bind them.
+            Self::Inet(_) | Self::Netlink(_) => return Err(Errno::EINVAL),
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
                     let mode = 0o777 & !umask;
@@ -140,8 +299,9 @@ impl Address {
     ///
     /// # Errors
     /// `ECONNREFUSED` where none is; what following a path gives.
-    pub fn find(&self) -> Result<Arc<UnixSocket>> {
+    pub fn find(&self) -> Result<Arc<Socket>> {
         let found = match self {
+            Self::Inet(_) | Self::Netlink(_) => None,
             Self::Abstract(name) => BY_NAME.lock().get(name).and_then(|weak| weak.upgrade()),
             Self::Path(path) => {
                 let place = with_walk(|walk, _| walk.find(path, Final::Follow))?;
@@ -170,7 +330,7 @@ impl Address {
     ///
     /// # Errors
     /// `EADDRINUSE` where all are taken, `ENOMEM`.
-    pub fn bind_to_any(socket: &Arc<UnixSocket>) -> Result<Self> {
+    pub fn bind_to_any(socket: &Arc<Socket>) -> Result<Self> {
         for number in 0..0x10_0000u32 {
             let text = try_format!("{number:05x}")?;
             let name = Self::Abstract(reserve::slice(text.as_bytes()));
@@ -184,10 +344,10 @@ impl Address {
 }
 
 /// Run `f` with the walk that resolves paths for the caller, and its umask.
-fn with_walk<R>(f: impl FnOnce(&Walk<'_>, u32) -> Result<R>) -> Result<R> {
+fn with_walk<R>(f: impl FnOnce(&PathWalk<'_>, u32) -> Result<R>) -> Result<R> {
     let process = task::current().process().clone();
     let context = process.fs();
     let credentials = process.credentials();
     let (root, start) = (context.root(), context.cwd());
-    f(&Walk::new(&root, &start, &credentials.caller()), context.umask())
+    f(&PathWalk::new(&root, &start, &credentials.caller()), context.umask())
 }

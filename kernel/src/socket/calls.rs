@@ -3,11 +3,13 @@
 use linux_raw_sys::net as c;
 
 use super::SocketFile;
-use super::address::Address;
-use super::channel::{Ancillary, Received, Taking};
-use super::message::{self, Delivery, Header, Wanted};
+use super::address::{Address, Family};
+use super::channel::{Ancillary, Manner, Patience, Received, Taking};
+use super::endpoint::{Shutdown, Socket, SocketKind};
+use super::message::{self, Delivery, MessageHeader};
+use super::netlink::Netlink;
 use super::options::Credentials;
-use super::unix::{Shutdown, SocketKind, UnixSocket};
+use super::table;
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task;
@@ -20,32 +22,39 @@ const MSG_WAITFORONE: u32 = 0x10000;
 /// The most messages that one sendmmsg or recvmmsg moves.
 const MOST_MESSAGES: usize = 1024;
 /// `struct mmsghdr`: a header, and 4 bytes of length that count as 8.
-const MANY_BYTES: u64 = size_of::<Header>() as u64 + 8;
+const MANY_BYTES: u64 = size_of::<MessageHeader>() as u64 + 8;
 
-fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(SocketKind, OpenFlags)> {
+fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind, OpenFlags)> {
     let flags = OpenFlags::from_bits_retain(kind & !0xf);
     if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
         return Err(Errno::EINVAL);
     }
-    if family != c::AF_UNIX {
-        return Err(Errno::EAFNOSUPPORT);
+    let family = Family::from_number(family)?;
+    if family == Family::Netlink {
+        // Which protocols there are is netlink's own affair.
+        return match kind & 0xf {
+            c::SOCK_RAW | c::SOCK_DGRAM => Ok((family, SocketKind::Datagram, flags | OpenFlags::RDWR)),
+            _ => Err(Errno::ESOCKTNOSUPPORT),
+        };
     }
-    if protocol != 0 && protocol != c::AF_UNIX as i32 {
-        return Err(Errno::EPROTONOSUPPORT);
-    }
-    let kind = match kind & 0xf {
-        c::SOCK_STREAM => SocketKind::Stream,
+    let is_unix = family == Family::Unix;
+    let (kind, own) = match kind & 0xf {
+        c::SOCK_STREAM => (SocketKind::Stream, if is_unix { c::AF_UNIX } else { c::IPPROTO_TCP as u32 }),
+        c::SOCK_DGRAM => (SocketKind::Datagram, if is_unix { c::AF_UNIX } else { c::IPPROTO_UDP as u32 }),
         // SOCK_RAW is taken for datagrams, as Linux does.
-        c::SOCK_DGRAM | c::SOCK_RAW => SocketKind::Datagram,
-        c::SOCK_SEQPACKET => SocketKind::Packets,
+        c::SOCK_RAW if is_unix => (SocketKind::Datagram, c::AF_UNIX),
+        c::SOCK_SEQPACKET if is_unix => (SocketKind::Packets, c::AF_UNIX),
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
-    Ok((kind, flags | OpenFlags::RDWR))
+    if protocol != 0 && protocol != own as i32 {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    Ok((family, kind, flags | OpenFlags::RDWR))
 }
 
 /// Run `f` on the socket behind a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
-    let file = task::current().process().files().get(fd)?;
+    let file = task::with_current(|task| task.process().file(fd))?;
     let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?;
     f(&file, socket)
 }
@@ -55,8 +64,13 @@ fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) 
 /// # Errors
 /// As in the manual.
 pub fn sys_socket(args: &Args) -> Result<i64> {
-    let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
-    task::install(SocketFile::new(UnixSocket::new(kind)), flags).map(i64::from)
+    let (family, kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
+    let socket = match family {
+        Family::Netlink => Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf)?),
+        _ => Socket::new(family, kind),
+    };
+    table::enter(&socket)?;
+    task::install(SocketFile::new(socket), flags).map(i64::from)
 }
 
 /// socketpair(family, type, protocol, fds)
@@ -64,8 +78,13 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_socketpair(args: &Args) -> Result<i64> {
-    let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
-    let (one, other) = UnixSocket::pair(kind);
+    let (family, kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
+    if family != Family::Unix {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let (one, other) = Socket::pair(kind);
+    table::enter(&one)?;
+    table::enter(&other)?;
     task::install_pair(UserPtr::new(args[3]), (SocketFile::new(one), flags), (SocketFile::new(other), flags))
 }
 
@@ -79,7 +98,7 @@ fn length_at(args: &Args, index: usize) -> Result<usize> {
 /// As in the manual.
 pub fn sys_bind(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
-        let address = Address::read(args[1], length_at(args, 2)?)?;
+        let address = Address::read(file.socket.family(), args[1], length_at(args, 2)?)?;
         file.socket.bind(address).map(|()| 0)
     })
 }
@@ -99,8 +118,11 @@ pub fn sys_listen(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_connect(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        let address = Address::read(args[1], length_at(args, 2)?)?.ok_or(Errno::EINVAL)?;
-        file.socket.connect(&address, file.send_patience(open.blocking())).map(|()| 0)
+        match Address::read(file.socket.family(), args[1], length_at(args, 2)?)? {
+            Some(address) => file.socket.connect(&address, file.send_patience(open.blocking()))?,
+            None => file.socket.disconnect()?,
+        }
+        Ok(0)
     })
 }
 
@@ -112,9 +134,9 @@ fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
         let files = process.files();
         let descriptor = files.promise(process.descriptor_limit())?;
         let accepted = file.socket.accept(file.receive_patience(open.blocking()))?;
-        let peer = accepted.peer_address().unwrap_or_default();
+        let (peer, family) = (accepted.peer_address().unwrap_or_default(), accepted.family());
         let accepted = OpenFile::new(SocketFile::new(accepted), None, flags | OpenFlags::RDWR)?;
-        Address::write(peer.as_ref(), args[1], UserPtr::new(args[2]))?;
+        Address::write(peer.as_ref(), family, args[1], UserPtr::new(args[2]))?;
         Ok(i64::from(descriptor.keep(accepted, OnExec::asked_by(flags))))
     })
 }
@@ -146,7 +168,8 @@ pub fn sys_accept4(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_getsockname(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
-        Address::write(file.socket.address().as_ref(), args[1], UserPtr::new(args[2])).map(|()| 0)
+        let (address, family) = (file.socket.address(), file.socket.family());
+        Address::write(address.as_ref(), family, args[1], UserPtr::new(args[2])).map(|()| 0)
     })
 }
 
@@ -156,7 +179,8 @@ pub fn sys_getsockname(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_getpeername(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
-        Address::write(file.socket.peer_address()?.as_ref(), args[1], UserPtr::new(args[2])).map(|()| 0)
+        let (address, family) = (file.socket.peer_address()?, file.socket.family());
+        Address::write(address.as_ref(), family, args[1], UserPtr::new(args[2])).map(|()| 0)
     })
 }
 
@@ -201,10 +225,13 @@ fn blocking(open: &OpenFile, flags: u32) -> Blocking {
     if flags & c::MSG_DONTWAIT != 0 { Blocking::Never } else { open.blocking() }
 }
 
+/// Where a program's sockaddr lies, and its bytes; an address of 0 for none.
+type NameAt = (u64, usize);
+
 fn send(
     fd: i32,
     source: &mut dyn Source,
-    to: Option<&Address>,
+    (name, length): NameAt,
     flags: u32,
     ancillary: impl FnOnce() -> Result<Ancillary>,
 ) -> Result<usize> {
@@ -213,7 +240,8 @@ fn send(
             return Err(Errno::EOPNOTSUPP);
         }
         let patience = file.send_patience(blocking(open, flags));
-        let sent = file.socket.send(source, ancillary()?, to, patience);
+        let to = if name == 0 { None } else { Address::read(file.socket.family(), name, length)? };
+        let sent = file.socket.send(source, ancillary()?, to.as_ref(), patience);
         if sent == Err(Errno::EPIPE) && flags & c::MSG_NOSIGNAL == 0 {
             task::signal_broken_pipe();
         }
@@ -230,18 +258,15 @@ fn no_ancillary() -> Result<Ancillary> {
 /// # Errors
 /// As in the manual.
 pub fn sys_sendto(args: &Args) -> Result<i64> {
-    let to = if args[4] == 0 { None } else { Address::read(args[4], length_at(args, 5)?)? };
+    let to = (args[4], if args[4] == 0 { 0 } else { length_at(args, 5)? });
     let mut source = UserSlice::new(args[1], args.size(2));
-    send(args.fd(0), &mut source, to.as_ref(), args.uint(3), no_ancillary).map(|count| count as i64)
+    send(args.fd(0), &mut source, to, args.uint(3), no_ancillary).map(|count| count as i64)
 }
 
-fn send_message(fd: i32, header: &Header, flags: u32) -> Result<usize> {
-    let to = match header.name {
-        0 => None,
-        name => Address::read(name, header.name_length as usize)?,
-    };
+fn send_message(fd: i32, header: &MessageHeader, flags: u32) -> Result<usize> {
+    let to = (header.name, header.name_length as usize);
     let mut source = Iovecs::read(header.vectors, header.vector_count as usize)?;
-    send(fd, &mut source, to.as_ref(), flags, || message::read_control(header))
+    send(fd, &mut source, to, flags, || message::read_control(header))
 }
 
 /// sendmsg(fd, header, flags)
@@ -249,31 +274,40 @@ fn send_message(fd: i32, header: &Header, flags: u32) -> Result<usize> {
 /// # Errors
 /// As in the manual.
 pub fn sys_sendmsg(args: &Args) -> Result<i64> {
-    let header = UserPtr::<Header>::new(args[1]).read()?;
+    let header = UserPtr::<MessageHeader>::new(args[1]).read()?;
     send_message(args.fd(0), &header, args.uint(2)).map(|count| count as i64)
 }
 
-/// Receive, and for MSG_WAITALL again until all has come.
-fn receive(open: &OpenFile, file: &SocketFile, sink: &mut dyn Sink, flags: u32) -> Result<Received> {
+/// Receive, and for MSG_WAITALL again until all has come. Says what came in `received`, where
+/// nothing is yet.
+fn receive(
+    open: &OpenFile,
+    file: &SocketFile,
+    sink: &mut dyn Sink,
+    flags: u32,
+    received: &mut Received,
+) -> Result<()> {
     if flags & c::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
     let patience = file.receive_patience(blocking(open, flags));
-    let mut received = file.socket.receive(sink, taking, patience)?;
-    let all =
-        flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == SocketKind::Stream;
-    while all && sink.remaining() > 0 && received.ancillary.files.is_empty() {
-        match file.socket.receive(sink, taking, patience) {
-            Ok(more) if more.count > 0 => {
-                received.count += more.count;
-                received.length = received.count;
-                received.ancillary.files = more.ancillary.files;
-            }
-            _ => break,
+    file.socket.receive(sink, Manner { taking, patience }, received)?;
+    if flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == SocketKind::Stream {
+        receive_rest(file, sink, patience, received);
+    }
+    Ok(())
+}
+
+/// Receive more of a stream, up to files, until the sink is full or something is in the way.
+#[cold]
+fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, received: &mut Received) {
+    while sink.remaining() > 0 && received.ancillary.files.is_empty() {
+        let before = received.count;
+        if file.socket.receive(sink, Manner::take(patience), received).is_err() || received.count == before {
+            break;
         }
     }
-    Ok(received)
 }
 
 /// What a receive returns: with MSG_TRUNC the message's whole length.
@@ -287,13 +321,15 @@ fn returned(received: &Received, flags: u32) -> usize {
 /// As in the manual.
 pub fn sys_recvfrom(args: &Args) -> Result<i64> {
     let flags = args.uint(3);
-    let received = with_socket(args.fd(0), |open, file| {
-        receive(open, file, &mut UserSlice::new(args[1], args.size(2)), flags)
+    let mut received = Received::default();
+    let family = with_socket(args.fd(0), |open, file| {
+        receive(open, file, &mut UserSlice::new(args[1], args.size(2)), flags, &mut received)?;
+        Ok(file.socket.family())
     })?;
     if args[4] != 0 {
         let length = UserPtr::new(args[5]);
         match &received.from {
-            Some(from) => Address::write(Some(from), args[4], length)?,
+            Some(from) => Address::write(Some(from), family, args[4], length)?,
             // The peer of a connection needs no name.
             None => length.write(&0)?,
         }
@@ -301,17 +337,17 @@ pub fn sys_recvfrom(args: &Args) -> Result<i64> {
     Ok(returned(&received, flags) as i64)
 }
 
-fn receive_message(fd: i32, at: UserPtr<Header>, flags: u32) -> Result<usize> {
+fn receive_message(fd: i32, at: UserPtr<MessageHeader>, flags: u32) -> Result<usize> {
     let mut header = at.read()?;
-    let (received, delivery) = with_socket(fd, |open, file| {
+    let mut received = Received::default();
+    let (family, delivery) = with_socket(fd, |open, file| {
         let mut sink = Iovecs::read(header.vectors, header.vector_count as usize)?;
-        let received = receive(open, file, &mut sink, flags)?;
-        let wanted = file.socket.options.lock().pass_credentials != 0;
+        receive(open, file, &mut sink, flags, &mut received)?;
         let delivery = Delivery {
-            credentials: if wanted { Wanted::Yes } else { Wanted::No },
+            credentials: file.socket.channel().names_senders(),
             on_exec: if flags & c::MSG_CMSG_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep },
         };
-        Ok((received, delivery))
+        Ok((file.socket.family(), delivery))
     })?;
     let result = returned(&received, flags);
     header.flags = flags & c::MSG_CMSG_CLOEXEC;
@@ -320,14 +356,16 @@ fn receive_message(fd: i32, at: UserPtr<Header>, flags: u32) -> Result<usize> {
     }
     if header.name != 0 {
         header.name_length = match &received.from {
-            Some(from) => Address::write_bounded(Some(from), header.name, header.name_length as usize)?,
+            Some(from) => {
+                Address::write_bounded(Some(from), family, header.name, header.name_length as usize)?
+            }
             None => 0,
         };
     }
     let (length, truncated) = message::write_control(&header, received.ancillary, delivery)?;
     header.control_length = length;
     header.flags |= truncated;
-    at.write(&header)?;
+    header.write_result(at)?;
     Ok(result)
 }
 
@@ -343,13 +381,13 @@ pub fn sys_recvmsg(args: &Args) -> Result<i64> {
 fn many(
     list: u64,
     count: usize,
-    mut one: impl FnMut(UserPtr<Header>, usize) -> Result<usize>,
+    mut one: impl FnMut(UserPtr<MessageHeader>, usize) -> Result<usize>,
 ) -> Result<i64> {
     let mut done = 0;
     while done < count.min(MOST_MESSAGES) {
         let at = list.wrapping_add(done as u64 * MANY_BYTES);
         match one(UserPtr::new(at), done) {
-            Ok(length) => UserPtr::new(at + size_of::<Header>() as u64).write(&(length as u32))?,
+            Ok(length) => UserPtr::new(at + size_of::<MessageHeader>() as u64).write(&(length as u32))?,
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,
         }

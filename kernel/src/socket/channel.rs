@@ -1,27 +1,23 @@
-//! What is on its way to one socket: a queue of messages.
+//! What is on its way to one socket: a queue of messages, and who waits for it.
 //!
-//! A stream connection has two channels, one each way; a datagram socket receives from anybody through its own. A
-//! message of a stream is whatever was sent without anything beside it; only descriptors end one. Bytes are behind a sleeping
-//! lock, since user memory may fault while they move; what waiters look at is mirrored in atomics, changed before
-//! they are woken.
+//! A stream connection has two channels, one each way; a datagram socket receives from anybody
+//! through its own. The [`Queue`] is behind a sleeping lock, since user memory may fault while
+//! bytes move; what waiters look at is mirrored in atomics, changed before they are woken.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use freehold_collections::{Arc, Receiver, VecDeque, reserve};
-use freehold_machine::PAGE_SIZE;
+use freehold_collections::{Arc, Receiver, reserve};
 
 use super::address::Address;
 use super::flight::Files;
 use super::garbage;
+use super::message::PassCredentials;
 use super::options::Credentials;
-use crate::fs::OpenFile;
-use crate::fs::pipe::{Boundary, Ring};
+use super::queue::{PAGES, Queue};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
 
-/// Pages that wait in one channel at most: Linux' default send buffer.
-const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
 /// What SO_SNDBUF and SO_RCVBUF show.
 pub const BUFFER_BYTES: usize = 212_992;
 /// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
@@ -45,12 +41,11 @@ pub struct Ancillary {
     pub credentials: Credentials,
 }
 
-/// What one send left.
-struct Message {
-    data: Ring,
-    length: usize,
-    ancillary: Ancillary,
-    from: Option<Address>,
+impl Ancillary {
+    /// What travels with the first bytes of a send; the credentials go with the next ones, too.
+    pub(super) fn take(&mut self) -> Self {
+        Self { files: core::mem::take(&mut self.files), credentials: self.credentials }
+    }
 }
 
 /// Whether bytes leave the queue when they are read.
@@ -60,6 +55,22 @@ pub enum Taking {
     Take,
     /// They stay (MSG_PEEK).
     Peek,
+}
+
+/// How to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Whether bytes leave the queue.
+    pub taking: Taking,
+    /// How long to wait for some.
+    pub patience: Patience,
+}
+
+impl Manner {
+    /// Takes bytes out.
+    pub const fn take(patience: Patience) -> Self {
+        Self { taking: Taking::Take, patience }
+    }
 }
 
 /// What a receive brought beside the bytes themselves.
@@ -75,24 +86,9 @@ pub struct Received {
     pub from: Option<Address>,
 }
 
-/// What waits in a channel, which stays as it is meanwhile.
-pub(super) struct Waiting<'a>(MutexGuard<'a, VecDeque<Message>>);
-
-impl Waiting<'_> {
-    /// The files that travel there.
-    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
-        self.0.iter().flat_map(|message| message.ancillary.files.iter())
-    }
-
-    /// Take them out.
-    pub(super) fn take_files(&mut self) -> impl Iterator<Item = Files> {
-        self.0.iter_mut().map(|message| core::mem::take(&mut message.ancillary.files))
-    }
-}
-
 /// See the module's head.
 pub struct Channel {
-    queue: Mutex<VecDeque<Message>>,
+    queue: Mutex<Queue>,
     /// Mirrors: messages waiting, pages in them.
     messages: AtomicUsize,
     pages: AtomicUsize,
@@ -101,6 +97,12 @@ pub struct Channel {
     no_sender: AtomicBool,
     /// [`garbage`] knows it.
     carries: AtomicBool,
+    /// SO_PASSCRED: its receiver is told who sent what.
+    names_senders: AtomicBool,
+    /// What the next call on its receiver's socket fails with, once; 0 for nothing.
+    error: AtomicI32,
+    /// There was such a thing.
+    failed: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
     /// Woken when there is room, or nobody to make it.
@@ -111,33 +113,49 @@ impl Channel {
     /// An empty one with both ends.
     pub fn new() -> Arc<Self> {
         reserve::arc(Self {
-            queue: Mutex::new(VecDeque::new()),
+            queue: Mutex::new(Queue::new()),
             messages: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
             no_receiver: AtomicBool::new(false),
             no_sender: AtomicBool::new(false),
             carries: AtomicBool::new(false),
+            names_senders: AtomicBool::new(false),
+            error: AtomicI32::new(0),
+            failed: AtomicBool::new(false),
             readable: reserve::arc(WaitQueue::new()),
             writable: reserve::arc(WaitQueue::new()),
         })
     }
 
-    fn publish(&self, queue: &VecDeque<Message>) {
-        self.messages.store(queue.len(), Ordering::SeqCst);
-        self.pages.store(queue.iter().map(|message| message.data.pages()).sum(), Ordering::SeqCst);
+    /// Whether messages bring their sender's credentials (SO_PASSCRED).
+    pub fn names_senders(&self) -> PassCredentials {
+        if self.names_senders.load(Ordering::Relaxed) { PassCredentials::Yes } else { PassCredentials::No }
     }
 
-    /// What waits, with the queue locked.
-    pub(super) fn waiting(&self) -> Waiting<'_> {
-        Waiting(self.queue.lock())
+    /// Have messages bring their sender's credentials, or not.
+    pub fn name_senders(&self, wanted: PassCredentials) {
+        self.names_senders.store(wanted == PassCredentials::Yes, Ordering::Relaxed);
+    }
+
+    fn publish(&self, queue: &Queue) {
+        self.messages.store(queue.messages(), Ordering::SeqCst);
+        self.pages.store(queue.pages(), Ordering::SeqCst);
+    }
+
+    /// What waits, which stays as it is meanwhile.
+    pub(super) fn waiting(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock()
     }
 
     /// Before `ancillary` is sent into it. The caller holds no lock: garbage may be collected
     /// first.
+    #[inline]
     fn carry(self: &Receiver<Self>, ancillary: &mut Ancillary) -> Result<()> {
-        if ancillary.files.is_empty() {
-            return Ok(());
-        }
+        if ancillary.files.is_empty() { Ok(()) } else { self.carry_some(ancillary) }
+    }
+
+    #[cold]
+    fn carry_some(self: &Receiver<Self>, ancillary: &mut Ancillary) -> Result<()> {
         garbage::collect_if_much();
         ancillary.files.depart(task::try_current().as_ref().map(|task| &**task.process()))?;
         if !self.carries.swap(true, Ordering::Relaxed) {
@@ -151,7 +169,7 @@ impl Channel {
         self.no_receiver.store(true, Ordering::SeqCst);
         let forgotten = {
             let mut queue = self.queue.lock();
-            let all = core::mem::take(&mut *queue);
+            let all = core::mem::replace(&mut *queue, Queue::new());
             self.publish(&queue);
             all
         };
@@ -169,6 +187,32 @@ impl Channel {
     fn wake_all(&self) {
         self.readable.wake_all();
         self.writable.wake_all();
+    }
+
+    /// Something went wrong that the next call on the receiver's socket says.
+    pub fn fail(&self, error: Errno) {
+        self.failed.store(true, Ordering::Relaxed);
+        self.error.store(error as i32, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    /// Whether anything went wrong so far, said or not: a connection was reset.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is something to say.
+    pub fn has_error(&self) -> bool {
+        self.error.load(Ordering::SeqCst) != 0
+    }
+
+    /// What went wrong, said once.
+    #[inline]
+    pub fn take_error(&self) -> Option<Errno> {
+        if !self.has_error() {
+            return None;
+        }
+        Errno::from_number(self.error.swap(0, Ordering::SeqCst) as u32)
     }
 
     /// Whether somebody may still receive.
@@ -191,13 +235,14 @@ impl Channel {
         self.pages.load(Ordering::SeqCst) < PAGES && self.messages.load(Ordering::SeqCst) < MESSAGES
     }
 
-    /// Bytes that wait, of the first message only where messages are kept apart (FIONREAD).
-    pub fn bytes(&self, boundary: Boundary) -> usize {
-        let queue = self.queue.lock();
-        match boundary {
-            Boundary::Stream => queue.iter().map(|message| message.data.bytes()).sum(),
-            Boundary::Packet => queue.front().map_or(0, |message| message.data.bytes()),
-        }
+    /// Bytes that wait (FIONREAD of a stream).
+    pub fn bytes(&self) -> usize {
+        self.queue.lock().bytes()
+    }
+
+    /// Bytes of the first message (FIONREAD where messages are kept apart).
+    pub fn first_bytes(&self) -> usize {
+        self.queue.lock().first_bytes()
     }
 
     fn wait_for_room(&self, patience: Patience) -> Result<()> {
@@ -212,7 +257,10 @@ impl Channel {
     }
 
     fn wait_for_message(&self, patience: Patience) -> Result<()> {
-        let ready = || (self.has_message() || !self.has_sender() || !self.has_receiver()).then_some(());
+        let ready = || {
+            let is_over = !self.has_sender() || !self.has_receiver();
+            (self.has_message() || is_over || self.has_error()).then_some(())
+        };
         match patience {
             _ if ready().is_some() => Ok(()),
             Patience::Never => Err(Errno::EAGAIN),
@@ -226,6 +274,7 @@ impl Channel {
     ///
     /// # Errors
     /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte was sent.
+    #[inline]
     pub fn send_stream(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -233,9 +282,9 @@ impl Channel {
         patience: Patience,
     ) -> Result<usize> {
         self.carry(&mut ancillary)?;
-        let mut done = 0;
-        while source.remaining() > 0 {
-            match self.send_some(source, &mut ancillary, patience) {
+        let (mut done, length) = (0, source.remaining());
+        while done < length {
+            match self.send_some(source, length - done, &mut ancillary, patience) {
                 Ok(count) => done += count,
                 Err(error) => return so_far(done, error),
             }
@@ -243,9 +292,12 @@ impl Channel {
         Ok(done)
     }
 
+    /// Sends as many of the `left` bytes as there is room for; maybe none.
+    #[inline]
     fn send_some(
         &self,
         source: &mut dyn Source,
+        left: usize,
         ancillary: &mut Ancillary,
         patience: Patience,
     ) -> Result<usize> {
@@ -255,28 +307,18 @@ impl Channel {
         if !self.has_receiver() {
             return Err(Errno::EPIPE);
         }
-        let joins = queue.back().is_some_and(|last| {
-            ancillary.files.is_empty()
-                && last.ancillary.files.is_empty()
-                && last.ancillary.credentials == ancillary.credentials
-        });
-        if !joins {
-            queue.try_reserve(1)?;
-            let credentials = ancillary.credentials;
-            let ancillary = core::mem::replace(ancillary, Ancillary { files: Files::default(), credentials });
-            queue.push_back_reserved(Message { data: Ring::new(PAGES), length: 0, ancillary, from: None });
-        }
-        let last = queue.back_mut().expect("a message was pushed if there was none");
-        let merged = last.data.merge(source);
-        let result = match merged {
-            Ok(count) if count > 0 => Ok(count),
-            Ok(_) if last.data.has_room() => last.data.push(source, Boundary::Stream),
-            Ok(_) => Err(Errno::EAGAIN),
-            Err(error) => Err(error),
+        let mut done = 0;
+        let result = loop {
+            match queue.push_bytes(source, ancillary) {
+                Ok(count) => done += count,
+                // Another sender may have taken the room that was seen: who is patient waits again.
+                Err(Errno::EAGAIN) => break Ok(done),
+                Err(error) => break so_far(done, error),
+            }
+            if done == left {
+                break Ok(done);
+            }
         };
-        if last.data.pages() == 0 {
-            queue.pop_back();
-        }
         self.publish(&queue);
         drop(queue);
         self.readable.wake_all();
@@ -298,11 +340,8 @@ impl Channel {
             return Err(Errno::EMSGSIZE);
         }
         self.carry(&mut ancillary)?;
-        let mut data = Ring::new(PAGES);
         let length = source.remaining();
-        while source.remaining() > 0 {
-            data.push(source, Boundary::Stream)?;
-        }
+        let bytes = Queue::gather(source)?;
         loop {
             self.wait_for_room(patience)?;
             let mut queue = self.queue.lock();
@@ -312,8 +351,7 @@ impl Channel {
             if !self.has_room() {
                 continue;
             }
-            queue.try_reserve(1)?;
-            queue.push_back_reserved(Message { data, length, ancillary, from });
+            queue.push_message(bytes, length, ancillary, from)?;
             self.publish(&queue);
             drop(queue);
             self.readable.wake_all();
@@ -321,116 +359,74 @@ impl Channel {
         }
     }
 
-    /// Receive from a stream: bytes up to the end of what waits, or up to files.
+    /// Receive from a stream: bytes up to the end of what waits, or of those with files, or, where
+    /// senders are named, up to another's. Adds them to `received`, where are none yet or the same
+    /// sender's.
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
-    pub fn receive_stream(
-        &self,
-        sink: &mut dyn Sink,
-        taking: Taking,
-        patience: Patience,
-    ) -> Result<Received> {
-        self.receive(patience, || {
-            let received = self.take_bytes(sink, taking)?;
-            let ended = !self.has_message() && (!self.has_sender() || !self.has_receiver());
-            Ok((received.count > 0 || sink.remaining() == 0 || ended).then_some(received))
-        })
-    }
-
-    /// Waits for messages until `attempt` has received something.
-    fn receive(
-        &self,
-        patience: Patience,
-        mut attempt: impl FnMut() -> Result<Option<Received>>,
-    ) -> Result<Received> {
+    pub fn receive_stream(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) -> Result<()> {
         loop {
-            self.wait_for_message(patience)?;
-            if let Some(received) = attempt()? {
-                return Ok(received);
-            }
-        }
-    }
-
-    /// Receives the bytes of messages that are there, as long as their senders are the same and no files come.
-    fn take_bytes(&self, sink: &mut dyn Sink, taking: Taking) -> Result<Received> {
-        let mut queue = self.queue.lock();
-        let mut received = Received::default();
-        let mut index = 0;
-        while sink.remaining() > 0 {
-            let Some(message) = queue.get_mut(index) else { break };
-            let separate = !message.ancillary.files.is_empty();
-            if received.count > 0
-                && (separate || message.ancillary.credentials != received.ancillary.credentials)
-            {
-                break;
-            }
-            let result = match taking {
-                Taking::Take => message.data.pop(sink),
-                Taking::Peek => message.data.peek(sink),
+            self.wait_for_message(manner.patience)?;
+            let mut queue = self.queue.lock();
+            let result = match manner.taking {
+                Taking::Take => queue.take_bytes(sink, received, self.names_senders()),
+                Taking::Peek => queue.peek_bytes(sink, received, self.names_senders()),
             };
-            match result {
-                Ok(count) => received.count += count,
-                Err(error) if received.count == 0 => return Err(error),
-                Err(_) => break,
+            self.after_receive(queue, manner.taking);
+            result?;
+            received.length = received.count;
+            if received.count == 0
+                && let Some(error) = self.take_error()
+            {
+                return Err(error);
             }
-            received.ancillary.credentials = message.ancillary.credentials;
-            match taking {
-                Taking::Take if separate => received.ancillary.files = message.ancillary.files.arrive(),
-                Taking::Take => {}
-                Taking::Peek => received.ancillary.files = message.ancillary.files.try_clone()?,
-            }
-            match taking {
-                Taking::Take if message.data.pages() == 0 => drop(queue.pop_front()),
-                Taking::Take => break,
-                Taking::Peek => index += 1,
-            }
-            if separate {
-                break;
+            let ended = || !self.has_message() && (!self.has_sender() || !self.has_receiver());
+            if received.count > 0 || sink.remaining() == 0 || ended() {
+                return Ok(());
             }
         }
-        self.publish(&queue);
-        drop(queue);
-        if taking == Taking::Take {
-            self.writable.wake_all();
-        }
-        received.length = received.count;
-        Ok(received)
     }
 
-    /// Receive one message; what does not fit is lost (unless it is only looked at).
+    /// Receive one message; what does not fit is lost (unless it is only looked at). Says so in
+    /// `received`, where nothing is yet.
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`; the message stays with the last one.
     pub fn receive_message(
         &self,
         sink: &mut dyn Sink,
-        taking: Taking,
-        patience: Patience,
-    ) -> Result<Received> {
-        self.receive(patience, || {
+        manner: Manner,
+        received: &mut Received,
+    ) -> Result<()> {
+        loop {
+            self.wait_for_message(manner.patience)?;
             let mut queue = self.queue.lock();
-            let Some(message) = queue.front() else {
+            if queue.messages() == 0 {
                 drop(queue);
-                let ended = !self.has_sender() || !self.has_receiver();
-                return Ok(ended.then(Received::default));
+                if let Some(error) = self.take_error() {
+                    return Err(error);
+                }
+                if !self.has_sender() || !self.has_receiver() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let result = match manner.taking {
+                Taking::Take => queue.take_message(sink, received),
+                Taking::Peek => queue.peek_message(sink, received),
             };
-            let files = message.ancillary.files.try_clone()?;
-            let mut received = Received {
-                count: 0,
-                length: message.length,
-                ancillary: Ancillary { files, ..message.ancillary },
-                from: message.from.clone(),
-            };
-            let result = message.data.peek(sink);
-            let taken = if taking == Taking::Take { queue.pop_front() } else { None };
-            self.publish(&queue);
-            drop(queue);
-            drop(taken);
+            self.after_receive(queue, manner.taking);
+            return result;
+        }
+    }
+
+    fn after_receive(&self, queue: MutexGuard<'_, Queue>, taking: Taking) {
+        self.publish(&queue);
+        drop(queue);
+        if taking == Taking::Take {
             self.writable.wake_all();
-            received.count = result?;
-            Ok(Some(received))
-        })
+        }
     }
 }
 
@@ -443,8 +439,9 @@ mod tests {
 
     fn receive(channel: &Channel, most: usize, taking: Taking) -> Vec<u8> {
         let mut buffer = vec![0; most];
-        let received =
-            channel.receive_stream(&mut SliceSink::new(&mut buffer), taking, Patience::Never).unwrap();
+        let mut received = Received::default();
+        let sink = &mut SliceSink::new(&mut buffer);
+        channel.receive_stream(sink, Manner { taking, patience: Patience::Never }, &mut received).unwrap();
         buffer.truncate(received.count);
         buffer
     }
@@ -458,7 +455,7 @@ mod tests {
         let channel = Channel::new();
         send(&channel, b"one").unwrap();
         send(&channel, b"two").unwrap();
-        assert_eq!(channel.bytes(Boundary::Stream), 6);
+        assert_eq!(channel.bytes(), 6);
         assert_eq!(receive(&channel, 4, Taking::Peek), b"onet");
         assert_eq!(receive(&channel, 4, Taking::Take), b"onet");
         assert_eq!(receive(&channel, 4, Taking::Take), b"wo");
@@ -488,7 +485,8 @@ mod tests {
         let mut buffer = [0; 3];
         let mut next = || {
             let sink = &mut SliceSink::new(&mut buffer);
-            let received = channel.receive_message(sink, Taking::Take, Patience::Never).unwrap();
+            let mut received = Received::default();
+            channel.receive_message(sink, Manner::take(Patience::Never), &mut received).unwrap();
             (received.count, received.length)
         };
         assert_eq!((next(), next(), next()), ((3, 5), (0, 0), (3, 5)));

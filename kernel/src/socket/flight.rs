@@ -95,6 +95,7 @@ impl Deref for Files {
 }
 
 impl Drop for Files {
+    #[inline]
     fn drop(&mut self) {
         if let Some(parcel) = self.0.take() {
             release(parcel);

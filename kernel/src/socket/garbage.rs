@@ -66,12 +66,12 @@ pub(super) fn collect_if_much() {
 /// Close what can be received by nobody. May sleep; to be called with no lock held, after the references whose end may have left some were let
 /// go: of two who let go at once, the later finds the other's channel entered. Without memory for it nothing is closed this time.
 pub fn collect() {
-    while collect_some() == Ok(Found::Garbage) {}
+    while collect_some() == Ok(GarbageFound::Garbage) {}
     LEFT.store(flight::total(), Ordering::Relaxed);
 }
 
 #[derive(PartialEq, Eq)]
-enum Found {
+enum GarbageFound {
     /// Some, by whose end there may be more.
     Garbage,
     Nothing,
@@ -123,8 +123,8 @@ impl Flying {
     }
 }
 
-fn collect_some() -> Result<Found> {
-    let Some(carriers) = CARRIERS.entries() else { return Ok(Found::Nothing) };
+fn collect_some() -> Result<GarbageFound> {
+    let Some(carriers) = CARRIERS.entries() else { return Ok(GarbageFound::Nothing) };
     let mut channels = gather(carriers.iter().filter_map(|weak| weak.upgrade()))?;
     channels.sort_unstable_by_key(|channel| channel.address());
     let mut queues = gather(channels.iter().map(|channel| channel.waiting()))?;
@@ -169,7 +169,7 @@ fn collect_some() -> Result<Found> {
         gather(garbage.flat_map(|(queue, _)| queue.take_files()).filter(|files| !files.is_empty()))?;
     drop(queues);
     drop(carriers);
-    Ok(if garbage.is_empty() { Found::Nothing } else { Found::Garbage })
+    Ok(if garbage.is_empty() { GarbageFound::Nothing } else { GarbageFound::Garbage })
 }
 
 #[cfg(test)]
@@ -179,17 +179,17 @@ mod tests {
 
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};
+    use super::super::endpoint::{Socket, SocketKind};
     use super::super::options::Credentials;
-    use super::super::unix::{SocketKind, UnixSocket};
     use super::*;
     use crate::fs::OpenFlags;
     use crate::fs::bytes::SliceSource;
 
-    fn open(socket: &Arc<UnixSocket>) -> Arc<OpenFile> {
+    fn open(socket: &Arc<Socket>) -> Arc<OpenFile> {
         OpenFile::new(SocketFile::new(socket.clone()), None, OpenFlags::RDWR).unwrap()
     }
 
-    fn send(from: &UnixSocket, carried: Vec<Arc<OpenFile>>) {
+    fn send(from: &Arc<Socket>, carried: Vec<Arc<OpenFile>>) {
         let mut files = flight::Files::default();
         carried.into_iter().for_each(|file| files.push(file).unwrap());
         let ancillary = Ancillary { files, credentials: Credentials::NOBODY };
@@ -199,14 +199,14 @@ mod tests {
     #[test]
     fn what_nobody_can_receive_is_closed_and_nothing_else() {
         // A socket in its own queue; and two in each other's, one of which carries a third.
-        let (one, other) = UnixSocket::pair(SocketKind::Datagram);
-        let (left, right) = UnixSocket::pair(SocketKind::Stream);
-        let (_far, third) = UnixSocket::pair(SocketKind::Stream);
+        let (one, other) = Socket::pair(SocketKind::Datagram);
+        let (left, right) = Socket::pair(SocketKind::Stream);
+        let (_far, third) = Socket::pair(SocketKind::Stream);
         let (own, mutual) = (open(&other), [open(&left), open(&right), open(&third)]);
         send(&one, vec![own.clone()]);
         send(&left, vec![mutual[0].clone(), mutual[2].clone()]);
         send(&right, vec![mutual[1].clone()]);
-        let sockets = [other, left, right, third].map(|socket: Arc<UnixSocket>| socket.downgrade());
+        let sockets = [other, left, right, third].map(|socket: Arc<Socket>| socket.downgrade());
         let [first, second, third] = mutual;
         collect();
         assert!(sockets.iter().all(|socket| socket.strong_count() > 0), "all are open");

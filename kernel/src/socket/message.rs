@@ -1,5 +1,7 @@
 //! sendmsg's and recvmsg's `struct msghdr`, and what travels beside the bytes.
 
+use core::mem::offset_of;
+
 use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -9,7 +11,7 @@ use super::flight::Files;
 use super::options::Credentials;
 use crate::fs::OnExec;
 use crate::task;
-use crate::user;
+use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
 /// The most bytes of control data that are read.
@@ -20,7 +22,7 @@ const ALIGN: usize = 8;
 /// `struct msghdr`: 56 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct Header {
+pub struct MessageHeader {
     /// msg_name.
     pub name: u64,
     /// msg_namelen.
@@ -41,6 +43,22 @@ pub struct Header {
     pub pad2: u32,
 }
 
+impl MessageHeader {
+    /// Put what a receive says into the program's header at `at`, and nothing else: another thread
+    /// may use the other fields.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn write_result(&self, at: UserPtr<Self>) -> Result<()> {
+        let field = |offset: usize| at.address().wrapping_add(offset as u64);
+        if self.name != 0 {
+            UserPtr::new(field(offset_of!(Self, name_length))).write(&self.name_length)?;
+        }
+        UserPtr::new(field(offset_of!(Self, control_length))).write(&self.control_length)?;
+        UserPtr::new(field(offset_of!(Self, flags))).write(&self.flags)
+    }
+}
+
 /// `struct cmsghdr`: 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -59,7 +77,7 @@ const SCM_CREDENTIALS: u32 = 2;
 ///
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
-pub fn read_control(header: &Header) -> Result<Ancillary> {
+pub fn read_control(header: &MessageHeader) -> Result<Ancillary> {
     let mut ancillary = Ancillary { files: Files::default(), credentials: Credentials::current() };
     let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     if header.control == 0 || length < CONTROL_BYTES {
@@ -105,14 +123,14 @@ fn read_files(data: &[u8], files: &mut Files) -> Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
     /// SO_PASSCRED.
-    pub credentials: Wanted,
+    pub credentials: PassCredentials,
     /// MSG_CMSG_CLOEXEC.
     pub on_exec: OnExec,
 }
 
-/// Whether the receiver asked for something.
+/// Whether the receiver asked for the sender's credentials.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted {
+pub enum PassCredentials {
     /// It did.
     Yes,
     /// It did not.
@@ -124,7 +142,7 @@ pub enum Wanted {
 ///
 /// # Errors
 /// `EFAULT`.
-pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) -> Result<(u64, u32)> {
+pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Delivery) -> Result<(u64, u32)> {
     let room = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     let mut flags = 0;
     let mut written = 0;
@@ -147,11 +165,11 @@ pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) 
         written += (CONTROL_BYTES + data.len()).next_multiple_of(ALIGN);
         Ok(())
     };
-    if delivery.credentials == Wanted::Yes {
+    if delivery.credentials == PassCredentials::Yes {
         put(SCM_CREDENTIALS, ancillary.credentials.as_bytes(), &mut flags)?;
     }
     if !ancillary.files.is_empty() {
-        let before = if delivery.credentials == Wanted::Yes { 32 } else { 0 };
+        let before = if delivery.credentials == PassCredentials::Yes { 32 } else { 0 };
         let fit = room.saturating_sub(before + CONTROL_BYTES) / size_of::<i32>();
         let numbers = install(ancillary.files, if header.control == 0 { 0 } else { fit }, delivery.on_exec);
         let (numbers, all) = numbers;
@@ -182,4 +200,4 @@ fn install(files: Files, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     (numbers, all)
 }
 
-const _: () = assert!(size_of::<Header>() == size_of::<c::msghdr>());
+const _: () = assert!(size_of::<MessageHeader>() == size_of::<c::msghdr>());

@@ -1,52 +1,78 @@
-//! Sockets. There is one family, AF_UNIX; any other is `EAFNOSUPPORT`, as on a kernel built without it.
+//! Sockets: AF_UNIX, TCP and UDP on this machine, and AF_NETLINK; any other family is `EAFNOSUPPORT`, as on a
+//! kernel built without it.
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`unix`] | a socket: binding, connecting, accepting |
-//! | [`channel`] | what is on its way to one |
+//! | [`endpoint`] | a socket: binding, connecting, accepting |
+//! | [`channel`] | what is on its way to one, and who waits for it |
+//! | [`queue`] | the messages in a channel |
+//! | [`inet`], [`ports`] | what is different with TCP and UDP; who has which port |
 //! | [`address`] | names, and who has which |
 //! | [`flight`] | the files that a message carries |
 //! | [`garbage`] | sockets that nobody can ever receive from |
-//! | [`options`] | setsockopt and getsockopt |
+//! | [`netlink`] | AF_NETLINK: questions to the kernel |
+//! | [`interface`] | the network device `lo`, and the ioctls that ask for it |
+//! | [`table`], [`view`] | all sockets, and what /proc/net shows of one |
+//! | [`tcp_info`] | TCP_INFO |
+//! | [`options`], [`remembered`] | setsockopt and getsockopt; what is only read as it was set |
 //! | [`message`] | sendmsg's header and what travels beside the bytes |
 //! | [`calls`] | the system calls |
 
 pub mod address;
 pub mod calls;
 pub mod channel;
+pub mod endpoint;
 pub mod flight;
 pub mod garbage;
+mod inet;
+pub mod interface;
 pub mod message;
+pub mod netlink;
 pub mod options;
-pub mod unix;
+pub mod ports;
+mod queue;
+mod remembered;
+pub mod table;
+mod tcp_info;
+pub mod view;
 
 use freehold_collections::{Arc, reserve};
-use linux_raw_sys::ioctl::{FIONREAD, TIOCOUTQ};
+use linux_raw_sys::ioctl::{FIONREAD, SIOCATMARK, TIOCOUTQ};
 
-use self::channel::{Ancillary, Patience, Taking};
+use self::address::Family;
+use self::channel::{Ancillary, Manner, Patience, Received};
+use self::endpoint::{Socket, SocketKind};
 use self::options::{Credentials, deadline};
-use self::unix::UnixSocket;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{Blocking, File, Node, NodeKind, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
 
+/// Bytes of TCP that were never sent.
+const SIOCOUTQNSD: u32 = 0x894b;
+
 /// A socket, opened.
 pub struct SocketFile {
-    socket: Arc<UnixSocket>,
+    socket: Arc<Socket>,
     node: Arc<dyn Node>,
 }
 
 impl SocketFile {
     /// An open file on `socket`.
-    pub fn new(socket: Arc<UnixSocket>) -> Arc<Self> {
-        reserve::arc(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
+    pub fn new(socket: Arc<Socket>) -> Arc<Self> {
+        let node = AnonymousNode::plain(NodeKind::Socket, "socket");
+        socket.note_file(node.identity().inode, node.metadata().uid);
+        reserve::arc(Self { socket, node })
     }
 
     /// What it is the open file of.
-    fn unix(&self) -> &UnixSocket {
+    fn unix(&self) -> &Socket {
         &self.socket
+    }
+
+    fn is_tcp(&self) -> bool {
+        self.socket.family() != Family::Unix && self.socket.kind() == SocketKind::Stream
     }
 
     /// How long a send may wait.
@@ -72,7 +98,8 @@ impl File for SocketFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        let received = self.socket.receive(sink, Taking::Take, self.receive_patience(blocking))?;
+        let mut received = Received::default();
+        self.socket.receive(sink, Manner::take(self.receive_patience(blocking)), &mut received)?;
         Ok(received.count)
     }
 
@@ -92,9 +119,15 @@ impl File for SocketFile {
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         let bytes = match request {
             FIONREAD if self.socket.is_listening() => return Err(Errno::EINVAL),
-            FIONREAD => self.socket.channel().bytes(self.socket.boundary()),
-            TIOCOUTQ => 0,
-            _ => return Err(Errno::ENOTTY),
+            FIONREAD if self.socket.kind() == SocketKind::Stream => self.socket.channel().bytes(),
+            FIONREAD => self.socket.channel().first_bytes(),
+            TIOCOUTQ if self.socket.is_listening() => return Err(Errno::EINVAL),
+            TIOCOUTQ => self.socket.unreceived(),
+            SIOCOUTQNSD if self.is_tcp() && !self.socket.is_listening() => 0,
+            // No data is urgent.
+            SIOCATMARK if self.is_tcp() => 0,
+            SIOCATMARK if self.socket.family() == Family::Unix => return Err(Errno::EOPNOTSUPP),
+            _ => return interface::ioctl(self.socket.family(), request, argument).map(|()| 0),
         };
         UserPtr::new(argument).write(&(bytes as i32))?;
         Ok(0)

@@ -4,8 +4,11 @@ use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::channel::BUFFER_BYTES;
-use super::unix::{SocketKind, UnixSocket};
-use crate::task::Capability;
+use super::endpoint::{Socket, SocketKind};
+use super::message::PassCredentials;
+use super::netlink;
+use super::remembered::Remembered;
+use crate::task::{Capability, Process};
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task, time};
@@ -28,9 +31,11 @@ impl Credentials {
 
     /// The caller's.
     pub fn current() -> Self {
-        let Some(task) = task::try_current() else { return Self::default() };
-        let credentials = task.process().credentials();
-        Self { pid: task.process().pid, uid: credentials.euid, gid: credentials.egid }
+        let of = |process: &Process| {
+            let (uid, gid) = process.effective_ids();
+            Self { pid: process.pid, uid, gid }
+        };
+        task::try_with_current(|task| of(task.process())).unwrap_or_default()
     }
 
     /// Whether the caller may send them as its own: each is one of its own, or it has the
@@ -46,14 +51,16 @@ impl Credentials {
 }
 
 /// What setsockopt has set.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Options {
     /// SO_RCVTIMEO in nanoseconds.
     pub receive_timeout: Option<u64>,
     /// SO_SNDTIMEO in nanoseconds.
     pub send_timeout: Option<u64>,
-    /// SO_PASSCRED: nonzero where messages bring their sender's credentials.
-    pub pass_credentials: i32,
+    /// SO_LINGER, which is only remembered: no byte is on its way when a socket is closed.
+    linger: [i32; 2],
+    /// Numbers that are read as they were set.
+    pub(super) remembered: Remembered,
 }
 
 /// The deadline of a call that begins now.
@@ -69,43 +76,61 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
     Ok((timeout != 0).then_some(timeout))
 }
 
-/// Options that have no effect between processes of one machine, and are taken as Linux takes them.
-const WITHOUT_EFFECT: [u32; 12] = [
-    c::SO_DEBUG,
-    c::SO_REUSEADDR,
-    c::SO_DONTROUTE,
-    c::SO_BROADCAST,
-    c::SO_SNDBUF,
-    c::SO_RCVBUF,
-    c::SO_KEEPALIVE,
-    c::SO_OOBINLINE,
-    c::SO_PRIORITY,
-    c::SO_LINGER,
-    c::SO_SNDBUFFORCE,
-    c::SO_RCVBUFFORCE,
-];
+/// TCP_CONGESTION of IPPROTO_TCP.
+const CONGESTION: (u32, u32) = (6, 13);
+/// What is told of a connection, and what handles its bytes before programs do: nothing.
+const TCP_INFO: (u32, u32) = (6, 11);
+const TCP_ULP: (u32, u32) = (6, 31);
+/// What [`CONGESTION`] names, and what may be asked for.
+const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 
-impl UnixSocket {
+impl Socket {
     /// setsockopt(2).
     ///
     /// # Errors
     /// `ENOPROTOOPT`, `EINVAL`, `EFAULT`.
     pub fn set_option(&self, level: u32, name: u32, value: u64, length: usize) -> Result<()> {
-        if level != c::SOL_SOCKET {
+        if !self.has_level(level) {
             return Err(Errno::ENOPROTOOPT);
+        }
+        if (level, name) == CONGESTION {
+            let wanted = user::read_vec(value, length.min(16))?;
+            let wanted = wanted.split(|&byte| byte == 0).next().unwrap_or_default();
+            return if CONGESTION_CONTROLS.contains(&wanted) { Ok(()) } else { Err(Errno::ENOENT) };
+        }
+        if (level, name) == TCP_ULP {
+            return Err(Errno::ENOENT);
+        }
+        let number = || {
+            let room = if length < size_of::<i32>() { Err(Errno::EINVAL) } else { Ok(()) };
+            room.and_then(|()| UserPtr::<i32>::new(value).read())
+        };
+        if let Some(netlink) = self.netlink.as_ref().filter(|_| level == netlink::LEVEL)
+            && netlink.set_option(name, number()?)?
+        {
+            return Ok(());
+        }
+        if level != c::SOL_SOCKET {
+            return self.remember(level, name, number()?);
         }
         match name {
             c::SO_RCVTIMEO => self.options.lock().receive_timeout = timeout(value, length)?,
             c::SO_SNDTIMEO => self.options.lock().send_timeout = timeout(value, length)?,
-            _ if length < size_of::<i32>() => return Err(Errno::EINVAL),
+            c::SO_LINGER if length < size_of::<[i32; 2]>() => return Err(Errno::EINVAL),
+            c::SO_LINGER => self.options.lock().linger = UserPtr::<[i32; 2]>::new(value).read()?,
             c::SO_PASSCRED => {
-                let wanted = UserPtr::<i32>::new(value).read()?;
-                self.options.lock().pass_credentials = i32::from(wanted != 0);
+                let wanted = number()?;
+                self.channel().name_senders(if wanted != 0 {
+                    PassCredentials::Yes
+                } else {
+                    PassCredentials::No
+                });
             }
-            _ if WITHOUT_EFFECT.contains(&name) => {
-                UserPtr::<i32>::new(value).read()?;
+            // The size is one for all.
+            c::SO_SNDBUF | c::SO_RCVBUF | c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE => {
+                number()?;
             }
-            _ => return Err(Errno::ENOPROTOOPT),
+            _ => self.remember(level, name, number()?)?,
         }
         Ok(())
     }
@@ -116,7 +141,7 @@ impl UnixSocket {
     /// `ENOPROTOOPT`, `EINVAL`, `EFAULT`.
     pub fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<()> {
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        if level != c::SOL_SOCKET {
+        if !self.has_level(level) {
             return Err(Errno::EOPNOTSUPP);
         }
         let put = |bytes: &[u8]| {
@@ -124,13 +149,30 @@ impl UnixSocket {
             user::write_exact(value, &bytes[..count])?;
             length.write(&(count as i32))
         };
-        let options = *self.options.lock();
+        if (level, name) == CONGESTION {
+            return put(b"cubic\0");
+        }
+        if (level, name) == TCP_INFO {
+            return put(self.tcp_info().as_bytes());
+        }
+        if (level, name) == TCP_ULP {
+            return put(b"");
+        }
+        if let Ok(number) = self.remembered(level, name) {
+            return put(number.as_bytes());
+        }
+        if let Some(netlink) = self.netlink.as_ref().filter(|_| level == netlink::LEVEL) {
+            return put(netlink.option(name).ok_or(Errno::ENOPROTOOPT)?.as_bytes());
+        }
+        if level != c::SOL_SOCKET {
+            return Err(Errno::ENOPROTOOPT);
+        }
         let number = match name {
-            c::SO_TYPE => self.kind() as i32,
-            c::SO_DOMAIN => c::AF_UNIX as i32,
+            c::SO_TYPE => self.netlink.as_ref().map_or(self.kind() as i32, |netlink| netlink.shown_type),
+            c::SO_DOMAIN => i32::from(self.family().number()),
             c::SO_SNDBUF | c::SO_RCVBUF => BUFFER_BYTES as i32,
             c::SO_ACCEPTCONN => i32::from(self.is_listening()),
-            c::SO_PASSCRED => options.pass_credentials,
+            c::SO_PASSCRED => i32::from(self.channel().names_senders() == PassCredentials::Yes),
             c::SO_PEERCRED => {
                 if room < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
                     return Err(Errno::EINVAL);
@@ -138,12 +180,18 @@ impl UnixSocket {
                 return put(self.peer_credentials().as_bytes());
             }
             c::SO_RCVTIMEO | c::SO_SNDTIMEO => {
+                let options = self.options.lock();
                 let timeout =
                     if name == c::SO_RCVTIMEO { options.receive_timeout } else { options.send_timeout };
+                drop(options);
                 return put(TimeVal::from_nanoseconds(timeout.unwrap_or(0)).as_bytes());
             }
-            c::SO_ERROR | c::SO_PROTOCOL => 0,
-            _ if WITHOUT_EFFECT.contains(&name) => 0,
+            c::SO_LINGER => {
+                let linger = self.options.lock().linger;
+                return put(linger.as_bytes());
+            }
+            c::SO_ERROR => self.channel().take_error().map_or(0, |error| error as i32),
+            c::SO_PROTOCOL => self.protocol_number(),
             _ => return Err(Errno::ENOPROTOOPT),
         };
         put(number.as_bytes())

@@ -16,7 +16,7 @@ const MOST_BAD: usize = (PAGE_SIZE - SIGNATURE.len() - BAD) / 4;
 
 /// What an area is made of.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct SwapHeader {
     /// Pages, the header's among them: 1 to `end` - 1 can be used,
     pub end: u64,
     /// but for these, which are all among them.
@@ -62,7 +62,7 @@ impl core::fmt::Display for NotSwap {
 ///
 /// # Errors
 /// [`NotSwap`].
-pub fn parse(page: &[u8; PAGE_SIZE], pages: u64) -> Result<Header, NotSwap> {
+pub fn parse(page: &[u8; PAGE_SIZE], pages: u64) -> Result<SwapHeader, NotSwap> {
     if !page.ends_with(SIGNATURE) {
         return Err(NotSwap::Unsigned);
     }
@@ -93,7 +93,7 @@ pub fn parse(page: &[u8; PAGE_SIZE], pages: u64) -> Result<Header, NotSwap> {
     if bad.len() as u64 == last {
         return Err(NotSwap::Empty);
     }
-    Ok(Header { end: last + 1, bad })
+    Ok(SwapHeader { end: last + 1, bad })
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn what_mkswap_writes_is_read_in_either_byte_order() {
         let page = header(9, &[7, 3, 7]);
-        let read = Header { end: 10, bad: Vec::try_from_slice(&[3, 7]).unwrap() };
+        let read = SwapHeader { end: 10, bad: Vec::try_from_slice(&[3, 7]).unwrap() };
         assert_eq!(parse(&page, 10).as_ref(), Ok(&read));
         let mut foreign = page;
         foreign[VERSION..4084].chunks_exact_mut(4).for_each(<[u8]>::reverse);
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(parse(&page, 10), Err(NotSwap::Version(2)));
     }
 
-    /// Whatever is on a disk, reading it ends with a value, and with one that keeps the promises of `Header`.
+    /// Whatever is on a disk, reading it ends with a value, and with one that keeps the promises of `SwapHeader`.
     #[test]
     fn random_pages_are_read_to_an_end() {
         let mut state = 1u64;

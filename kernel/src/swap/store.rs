@@ -10,15 +10,15 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 use freehold_vm::{SwapStore, VmError};
 
-use crate::block::{Held, Shortage, ensure_objects};
+use crate::block::{HeldDisk, Shortage, ensure_objects};
 use crate::hw::Hardware;
 
 pub(super) struct DiskStore {
-    held: Held,
+    held: HeldDisk,
 }
 
 impl DiskStore {
-    pub(super) const fn new(held: Held) -> Self {
+    pub(super) const fn new(held: HeldDisk) -> Self {
         Self { held }
     }
 }

@@ -35,11 +35,11 @@ pub trait LetGo: Send {
     fn let_go(&mut self);
 }
 
-type Next = Option<Box<Deferred<dyn LetGo>>>;
+type NextDeferred = Option<Box<Deferred<dyn LetGo>>>;
 
 /// A value with the link that its release needs.
 pub struct Deferred<T: ?Sized> {
-    next: Next,
+    next: NextDeferred,
     value: T,
 }
 
@@ -67,7 +67,7 @@ impl<T> DerefMut for Deferred<T> {
 pub struct ReleaseList(SpinLock<Releases>);
 
 struct Releases {
-    first: Next,
+    first: NextDeferred,
     draining: bool,
 }
 
@@ -95,7 +95,7 @@ impl ReleaseList {
     }
 
     /// Takes the next box off the list; the end of the list ends the draining.
-    fn next(&self) -> Next {
+    fn next(&self) -> NextDeferred {
         let mut list = self.0.lock();
         let node = list.first.take();
         match node {

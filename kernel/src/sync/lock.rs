@@ -27,12 +27,14 @@ impl<T> Mutex<T> {
         Self { data: SpinLock::new(value), waiters: WaitQueue::new() }
     }
     /// Take the lock; sleeps while another task holds it.
+    #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let data = match self.data.try_lock().or_else(|| self.spin()) {
-            Some(data) => data,
-            None => self.waiters.wait_uninterruptible(|| self.data.try_lock()),
-        };
+        let data = self.data.try_lock().unwrap_or_else(|| self.wait());
         MutexGuard { data: Some(data), waiters: &self.waiters }
+    }
+    #[cold]
+    fn wait(&self) -> SpinLockGuard<'_, T> {
+        self.spin().unwrap_or_else(|| self.waiters.wait_uninterruptible(|| self.data.try_lock()))
     }
     /// Take the lock; sleeps while another task holds it.
     ///
@@ -106,6 +108,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 impl<T> Drop for MutexGuard<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         drop(self.data.take());
         // The release above must be visible before we look for sleepers: a sleeper registers, then tries.
@@ -120,19 +123,19 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
     }
 }
 
-type Shared<T> = spin::RwLock<T>;
+type SharedLock<T> = spin::RwLock<T>;
 
 /// A lock for many readers or one writer that may be held across sleeping. Waiting is not interruptible.
 #[derive(Debug, Default)]
 pub struct RwLock<T> {
-    data: Shared<T>,
+    data: SharedLock<T>,
     waiters: WaitQueue,
 }
 
 impl<T> RwLock<T> {
     /// An open lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self { data: Shared::new(value), waiters: WaitQueue::new() }
+        Self { data: SharedLock::new(value), waiters: WaitQueue::new() }
     }
     /// Share the lock; sleeps while a writer holds it.
     pub fn read(&self) -> ReadGuard<'_, T> {

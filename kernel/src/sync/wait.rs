@@ -34,7 +34,7 @@ pub trait Wake: Send + Sync {
     fn wake(&self) -> Woken;
 }
 
-struct Entry {
+struct WaitEntry {
     id: u64,
     target: Arc<dyn Wake>,
 }
@@ -43,7 +43,7 @@ struct Entry {
 pub struct WaitQueue {
     /// In the order in which they came, which is that in which most of them leave: nothing moves up
     /// for the first.
-    entries: IrqSpinLock<VecDeque<Entry>>,
+    entries: IrqSpinLock<VecDeque<WaitEntry>>,
     /// How many entries there are, to let a waker pass an empty queue without the lock.
     count: AtomicUsize,
 }
@@ -214,7 +214,7 @@ impl WaitQueue {
     /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated under it.
     fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
         let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
-        let mut entry = Some(Entry { id, target: target.clone() });
+        let mut entry = Some(WaitEntry { id, target: target.clone() });
         let mut spare = VecDeque::new();
         loop {
             let old;

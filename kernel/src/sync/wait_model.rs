@@ -10,13 +10,13 @@ const SLEEPING: u8 = 1;
 
 /// Whether the sleeper looks at its condition after it announced its sleep, as it must.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum LookOrder {
     AfterAnnouncing,
     BeforeOnly,
 }
 
 /// A task, the run queue it belongs to, and the wait queue it may be on.
-struct World {
+struct WaitWorld {
     condition: AtomicBool,
     queued: Mutex<bool>,
     state: AtomicU8,
@@ -25,7 +25,7 @@ struct World {
     work: Condvar,
 }
 
-impl World {
+impl WaitWorld {
     /// `sched::block`: leave the CPU if still asleep under the run queue's lock; go on when made runnable.
     fn block(&self) {
         let mut running = self.running.lock().unwrap();
@@ -47,14 +47,14 @@ impl World {
         }
     }
 
-    fn sleeper(&self, look: Look) {
+    fn sleeper(&self, look: LookOrder) {
         *self.queued.lock().unwrap() = true;
         loop {
-            if look == Look::BeforeOnly && self.condition.load(Ordering::SeqCst) {
+            if look == LookOrder::BeforeOnly && self.condition.load(Ordering::SeqCst) {
                 break;
             }
             self.state.store(SLEEPING, Ordering::SeqCst);
-            if look == Look::AfterAnnouncing && self.condition.load(Ordering::SeqCst) {
+            if look == LookOrder::AfterAnnouncing && self.condition.load(Ordering::SeqCst) {
                 break;
             }
             self.block();
@@ -71,10 +71,10 @@ impl World {
     }
 }
 
-fn run(look: Look) {
+fn run(look: LookOrder) {
     shuttle::check_dfs(
         move || {
-            let world = Arc::new(World {
+            let world = Arc::new(WaitWorld {
                 condition: AtomicBool::new(false),
                 queued: Mutex::new(false),
                 state: AtomicU8::new(RUNNABLE),
@@ -94,11 +94,11 @@ fn run(look: Look) {
 
 #[test]
 fn no_wake_up_is_lost() {
-    run(Look::AfterAnnouncing);
+    run(LookOrder::AfterAnnouncing);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_sleeper_that_does_not_look_again_loses_one() {
-    run(Look::BeforeOnly);
+    run(LookOrder::BeforeOnly);
 }

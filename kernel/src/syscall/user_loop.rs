@@ -12,7 +12,7 @@ use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::mem;
 use crate::sched::Thread;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
-use crate::task::{Fault, Task, handle_user_fault, out_of_memory, reserve};
+use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve};
 use crate::{Errno, Result, sched};
 
 /// Run `task`'s program from `context` until the thread ends.
@@ -133,10 +133,10 @@ fn page_fault_trap(addr: VirtAddr, code: u64) -> Trap {
 }
 
 #[cold]
-fn force_fault(task: &Task, fault: Fault, addr: VirtAddr) {
+fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
     task.force_signal(match fault {
-        Fault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
-        Fault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
+        ProgramFault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
+        ProgramFault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
     });
 }
 

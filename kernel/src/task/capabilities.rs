@@ -18,6 +18,10 @@ pub enum Capability {
     SetGid = 6,
     /// Any user.
     SetUid = 7,
+    /// Ports below 1024.
+    NetBindService = 10,
+    /// Network devices, addresses and routes set.
+    NetAdmin = 12,
     /// Locked memory without limit.
     IpcLock = 14,
     /// System V objects of anybody.

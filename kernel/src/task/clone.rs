@@ -72,7 +72,7 @@ bitflags! {
 }
 
 /// What is to be made.
-struct Request {
+struct CloneRequest {
     flags: CloneFlags,
     exit_signal: Option<Signal>,
     stack: u64,
@@ -105,18 +105,18 @@ const CLONE_ARGS_SIZE_VER0: usize = 64;
 
 /// fork()
 pub fn sys_fork(context: &mut UserContext, _args: &Args) -> Result<i64> {
-    make(context, &Request::plain(CloneFlags::empty()))
+    make(context, &CloneRequest::plain(CloneFlags::empty()))
 }
 
 /// vfork()
 pub fn sys_vfork(context: &mut UserContext, _args: &Args) -> Result<i64> {
-    make(context, &Request::plain(CloneFlags::VFORK | CloneFlags::VM))
+    make(context, &CloneRequest::plain(CloneFlags::VFORK | CloneFlags::VM))
 }
 
 /// clone(flags, stack, parent_tid, child_tid, tls)
 pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
     let flags = CloneFlags::from_bits_retain(args[0] & 0xffff_ff00);
-    let request = Request {
+    let request = CloneRequest {
         flags,
         exit_signal: Signal::new(args.long(0) & 0xff),
         stack: args[1],
@@ -156,7 +156,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     if given.set_tid_size > 0 {
         return Err(Errno::EPERM);
     }
-    let request = Request {
+    let request = CloneRequest {
         flags,
         exit_signal: Signal::new(given.exit_signal as i64),
         stack: given.stack.wrapping_add(given.stack_size),
@@ -168,7 +168,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     make(context, &request)
 }
 
-impl Request {
+impl CloneRequest {
     const fn plain(flags: CloneFlags) -> Self {
         Self {
             flags,
@@ -222,7 +222,7 @@ impl Request {
 }
 
 /// The registers that the child begins with: the call's result is 0.
-fn child_context(context: &mut UserContext, request: &Request) -> Result<UserContext> {
+fn child_context(context: &mut UserContext, request: &CloneRequest) -> Result<UserContext> {
     let mut child = context.try_clone().map_err(|_| Errno::ENOMEM)?;
     child.set_return(0);
     if request.stack != 0 {
@@ -235,7 +235,7 @@ fn child_context(context: &mut UserContext, request: &Request) -> Result<UserCon
 }
 
 /// Make a thread or a process that continues like the caller, with 0 as the call's result.
-fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
+fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     request.check()?;
     let parent = current();
     users::check_threads(parent.process())?;
@@ -278,7 +278,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
 }
 
 /// Enter the new thread where threads, processes and tracees are known.
-fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &Request) -> Result<()> {
+fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> Result<()> {
     let given = Given::open(task.process(), request.pidfd)?;
     let traced = parent.followed_by(task, parent.follows(request.flags, request.event()))?;
     if request.flags.contains(CloneFlags::THREAD) {
@@ -296,7 +296,7 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &Request) -> Result
 }
 
 /// Let the new thread run, tell the parent's tracer, and wait for the child of a vfork.
-fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request: &Request) {
+fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request: &CloneRequest) {
     let (tid, flags) = (task.tid.into(), request.flags);
     let released = flags.contains(CloneFlags::VFORK).then(|| reserve::arc(Completion::new()));
     *task.vfork.lock() = released.clone();
@@ -340,7 +340,7 @@ fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFla
     task
 }
 
-fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Process>> {
+fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<Arc<Process>> {
     let flags = request.flags;
     let old = parent.process();
     let space = if flags.contains(CloneFlags::VM) { old.space() } else { old.space().fork()? };

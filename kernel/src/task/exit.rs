@@ -6,7 +6,6 @@
 use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve::ArcMethods};
-use freehold_vm::Batch;
 
 use super::process::{ExitStatus, Process, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
@@ -15,12 +14,6 @@ use super::{Task, above, current, futex, registry, wait};
 use crate::Result;
 use crate::syscall::Args;
 use crate::user::UserPtr;
-
-/// A process with more pages in memory lets others run while it gives them back: so many leaves take
-/// some twenty million instructions.
-const MUCH: u64 = 131_072;
-/// So does one with so many bytes of translation tables, whatever they lead to: pages of zeroes are in memory once.
-const MANY_TABLES: u64 = MUCH / 512 * 4096;
 
 /// exit(status): the thread ends.
 pub fn sys_exit(args: &Args) -> Result<i64> {
@@ -91,13 +84,7 @@ fn end_process(task: &Task, status: ExitStatus) {
     crate::sched::activate_current();
     let mut peak = 0;
     if space.references() == 1 {
-        let footprint = space.lock().footprint();
-        peak = footprint.peak * 4096;
-        if footprint.resident > MUCH || footprint.table_bytes > MANY_TABLES {
-            while space.lock().unmap_lowest() == Batch::More {
-                crate::sched::cond_resched();
-            }
-        }
+        peak = space.lock().footprint().peak * 4096;
     }
     process.past.lock().peak_resident = peak;
     drop(space);
@@ -135,6 +122,7 @@ fn hand_over_children(process: &Arc<Process>) {
         // A statement of its own: what follows runs without the registry's lock.
         let next = registry::lock().hand_over_child(process);
         let Some(child) = next else { return };
+        crate::sched::rest();
         // What it was to tell its parent with is nothing that a stranger expects.
         child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let signal = child.parent_death_signal.load(Ordering::Relaxed);

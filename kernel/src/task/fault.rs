@@ -10,12 +10,12 @@ use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
 use super::out_of_memory;
 use crate::hw::traps;
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::task;
 
 /// What a fault that cannot be mended means for the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum ProgramFault {
     /// SIGSEGV with this si_code (SEGV_MAPERR 1, SEGV_ACCERR 2).
     Segv(i32),
     /// SIGBUS with BUS_ADRERR.
@@ -26,7 +26,11 @@ pub enum Fault {
 ///
 /// Out of memory is not the program's fault: somebody is killed to make room, and the access is tried
 /// again (by the somebody, never: it dies on its way back to user mode).
-pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: Access) -> core::result::Result<(), Fault> {
+pub fn handle_user_fault(
+    space: &ProcessSpace,
+    addr: VirtAddr,
+    access: Access,
+) -> core::result::Result<(), ProgramFault> {
     let limits = || task::with_current(|task| task.process().memory_limits());
     let outcome = space.lock().fault_within(addr, access, limits);
     match outcome {
@@ -38,9 +42,9 @@ pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: Access) -> core:
             });
             Ok(())
         }
-        Err(FaultError::Segv(SegvCode::MapErr)) => Err(Fault::Segv(1)),
-        Err(FaultError::Segv(SegvCode::AccErr)) => Err(Fault::Segv(2)),
-        Err(FaultError::Bus) => Err(Fault::Bus),
+        Err(FaultError::Segv(SegvCode::MapErr)) => Err(ProgramFault::Segv(1)),
+        Err(FaultError::Segv(SegvCode::AccErr)) => Err(ProgramFault::Segv(2)),
+        Err(FaultError::Bus) => Err(ProgramFault::Bus),
         Err(FaultError::OutOfMemory) => {
             out_of_memory("page fault");
             Ok(())
@@ -57,5 +61,8 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
         return Err(traps::Unresolved);
     }
     let space = task::with_current(|task| task.process().space());
-    handle_user_fault(&space, addr, access).map_err(|_| traps::Unresolved)
+    let served = handle_user_fault(&space, addr, access);
+    // A call may copy as much as its program wishes, and every page of that may be missing.
+    crate::sched::rest();
+    served.map_err(|_| traps::Unresolved)
 }

@@ -34,14 +34,14 @@ const MATCH_ANY: u32 = u32::MAX;
 
 /// What a futex word is known by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Key {
+enum FutexId {
     /// A word of one address space.
     Private { space: u64, address: u64 },
     /// A word of a file or of shared memory.
     Shared { object: u64, offset: u64 },
 }
 
-impl Key {
+impl FutexId {
     fn bucket(self) -> usize {
         let (a, b) = match self {
             Self::Private { space, address } => (space, address),
@@ -54,7 +54,7 @@ impl Key {
 
 struct Waiter {
     task: Arc<Task>,
-    key: SpinLock<Key>,
+    key: SpinLock<FutexId>,
     bitset: u32,
     woken: AtomicBool,
 }
@@ -76,19 +76,19 @@ enum Scope {
     Shared,
 }
 
-fn key_of(address: u64, scope: Scope) -> Result<Key> {
+fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
     if address % 4 != 0 {
         return Err(Errno::EINVAL);
     }
     let space = current().process().space();
     if scope == Scope::Private {
-        return Ok(Key::Private { space: space.id(), address });
+        return Ok(FutexId::Private { space: space.id(), address });
     }
     // The word's page decides what it is a word of; it is there after a read.
     UserPtr::<u32>::new(address).read()?;
     Ok(match space.lock().shared_key(VirtAddr(address))? {
-        FutexKey::Private(address) => Key::Private { space: space.id(), address: address.0 },
-        FutexKey::Shared { object, offset } => Key::Shared { object, offset },
+        FutexKey::Private(address) => FutexId::Private { space: space.id(), address: address.0 },
+        FutexKey::Shared { object, offset } => FutexId::Shared { object, offset },
     })
 }
 
@@ -221,7 +221,7 @@ fn leave(waiter: &Arc<Waiter>) -> bool {
 }
 
 /// Take up to `limit` waiters on `key` out of the bucket and wake them.
-fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: Key, limit: usize, bitset: u32) -> usize {
+fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: FutexId, limit: usize, bitset: u32) -> usize {
     let mut woken = 0;
     bucket.retain(|waiter| {
         let chosen = woken < limit && waiter.bitset & bitset != 0 && *waiter.key.lock() == key;
@@ -234,7 +234,7 @@ fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: Key, limit: usize, bitset: u32) -
     woken
 }
 
-fn wake(key: Key, limit: usize, bitset: u32) -> Result<i64> {
+fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
@@ -253,8 +253,8 @@ pub fn wake_address(address: u64, limit: usize) {
 
 /// Two buckets, locked in order; the second is absent where it is the first.
 fn lock_both(
-    first: Key,
-    second: Key,
+    first: FutexId,
+    second: FutexId,
 ) -> (SpinLockGuard<'static, Vec<Arc<Waiter>>>, Option<SpinLockGuard<'static, Vec<Arc<Waiter>>>>) {
     let (a, b) = (first.bucket(), second.bucket());
     if a == b {

@@ -1,12 +1,12 @@
 //! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the program has.
 
-use super::exec::{Request, Strings};
+use super::exec::{ExecRequest, Strings};
 use super::process::{Beginnings, ExitStatus, Process};
 use super::spawn::{self, FirstProgram, kernel_process};
 use super::{Credentials, Limits, SigInfo, Signal, Task, registry, wait};
 use crate::dev::stdio::{self, Standard};
 use crate::fs::table::OnExec;
-use crate::fs::walk::{Final, Walk};
+use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{Caller, FileTable, FsContext, OpenFile, OpenFlags, names};
 use crate::host::spec::{Spec, Stream};
 use crate::host::{self, Ending};
@@ -63,7 +63,7 @@ pub fn run(spec: Spec) -> Ending {
 
 /// The names of the host's terminal belong to the program's user, as after a login: a shell opens
 /// them again.
-fn give_consoles(walk: &Walk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
+fn give_consoles(walk: &PathWalk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
     if uid == 0 {
         return Ok(());
     }
@@ -77,7 +77,7 @@ fn give_consoles(walk: &Walk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
 fn first_program(spec: &Spec) -> Result<FirstProgram> {
     let root = crate::fs::root::root();
     let caller = Caller::ROOT;
-    let walk = Walk::new(&root, &root, &caller);
+    let walk = PathWalk::new(&root, &root, &caller);
     let fs = FsContext::new(root.clone());
     fs.set_cwd(walk.find(&spec.cwd, Final::Follow)?);
     give_consoles(&walk, spec.user)?;
@@ -101,7 +101,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     let (mut arguments, mut environment) = (Strings::new(), Strings::new());
     spec.arguments.iter().try_for_each(|text| arguments.push(text))?;
     spec.environment.iter().try_for_each(|text| environment.push(text))?;
-    let program = Request {
+    let program = ExecRequest {
         file: None,
         start: None,
         name: spec.exec.try_clone()?,

@@ -4,7 +4,7 @@
 //!
 //! 1. A process may inspect itself.
 //! 2. Another's real, effective and saved users and groups must all be the caller's one user and
-//!    group: the file system's for files of /proc, the real ones for system calls ([`Ids`]). Else
+//!    group: the file system's for files of /proc, the real ones for system calls ([`CallerIds`]). Else
 //!    the caller needs CAP_SYS_PTRACE.
 //! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, whatever its ids are:
 //!    its memory may still hold what it read as another user.
@@ -23,13 +23,13 @@
 
 pub use super::credentials::Dumpable;
 use super::{Capability, Credentials, Process, current};
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::{Errno, Result};
 use freehold_collections::Arc;
 
 /// Which of the caller's ids count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ids {
+pub enum CallerIds {
     /// fsuid, fsgid and the effective capabilities (PTRACE_MODE_FSCREDS).
     FileSystem,
     /// The real ones and the permitted capabilities (PTRACE_MODE_REALCREDS).
@@ -50,20 +50,20 @@ pub enum Intent {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode {
     /// Which of the caller's ids count.
-    pub ids: Ids,
+    pub ids: CallerIds,
     /// What for.
     pub intent: Intent,
 }
 
 impl Mode {
     /// PTRACE_MODE_READ_FSCREDS.
-    pub const READ_FS: Self = Self { ids: Ids::FileSystem, intent: Intent::Read };
+    pub const READ_FS: Self = Self { ids: CallerIds::FileSystem, intent: Intent::Read };
     /// PTRACE_MODE_ATTACH_FSCREDS.
-    pub const ATTACH_FS: Self = Self { ids: Ids::FileSystem, intent: Intent::Attach };
+    pub const ATTACH_FS: Self = Self { ids: CallerIds::FileSystem, intent: Intent::Attach };
     /// PTRACE_MODE_READ_REALCREDS.
-    pub const READ_REAL: Self = Self { ids: Ids::Real, intent: Intent::Read };
+    pub const READ_REAL: Self = Self { ids: CallerIds::Real, intent: Intent::Read };
     /// PTRACE_MODE_ATTACH_REALCREDS.
-    pub const ATTACH_REAL: Self = Self { ids: Ids::Real, intent: Intent::Attach };
+    pub const ATTACH_REAL: Self = Self { ids: CallerIds::Real, intent: Intent::Attach };
 }
 
 /// Rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable` (`None`: it
@@ -73,8 +73,8 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
         return true;
     }
     let (uid, gid, allowed) = match mode.ids {
-        Ids::FileSystem => (mine.fsuid, mine.fsgid, mine.capabilities.effective),
-        Ids::Real => (mine.uid, mine.gid, mine.capabilities.permitted),
+        CallerIds::FileSystem => (mine.fsuid, mine.fsgid, mine.capabilities.effective),
+        CallerIds::Real => (mine.uid, mine.gid, mine.capabilities.permitted),
     };
     let same_user = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&theirs| theirs == uid);
     let same_group = [theirs.gid, theirs.egid, theirs.sgid].iter().all(|&theirs| theirs == gid);
@@ -101,13 +101,13 @@ pub fn may_inspect(target: &Process, mode: Mode) -> Result<()> {
 ///
 /// # Errors
 /// `EPERM`; `ESRCH` where `target` has ended.
-pub fn space_of(target: &Process, mode: Mode) -> Result<Arc<Space>> {
+pub fn space_of(target: &Process, mode: Mode) -> Result<Arc<ProcessSpace>> {
     let space = target.space();
     check(target, &space, mode)?;
     if target.exit_status().is_some() { Err(Errno::ESRCH) } else { Ok(space) }
 }
 
-fn check(target: &Process, space: &Space, mode: Mode) -> Result<()> {
+fn check(target: &Process, space: &ProcessSpace, mode: Mode) -> Result<()> {
     let caller = current().process().clone();
     if caller.pid == target.pid {
         return Ok(());

@@ -48,14 +48,14 @@ pub mod waitid;
 pub use crate::sched::is_current_dying;
 pub use capabilities::Capability;
 pub use credentials::Credentials;
-pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
+pub use fault::{ProgramFault, handle_kernel_fault, handle_user_fault};
 pub use file_size::{check_file_size, file_size_left};
 use freehold_collections::Arc;
 pub use install::{install, install_pair};
 pub use limits::{Limit, Limits, Resource};
 pub use mask::mask_at;
 pub use oom::{OomKill, badness, oom_kill, oom_kills, out_of_memory};
-pub use process::{ExitStatus, Process, Report, UndoSlot, Usage};
+pub use process::{ExitStatus, Process, UndoSlot, Usage, WaitReport};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
 pub use signal::{
@@ -80,7 +80,7 @@ pub fn current() -> Arc<Task> {
 
 /// The running task, if this CPU takes part in scheduling.
 pub fn try_current() -> Option<Arc<Task>> {
-    crate::hw::thread::with_current(|task: &Arc<Task>| task.clone())
+    try_with_current(|task| task.clone())
 }
 
 /// Look at the running task without keeping it: cheaper than [`current`].
@@ -89,5 +89,11 @@ pub fn try_current() -> Option<Arc<Task>> {
 /// Before this CPU takes part in scheduling.
 #[inline]
 pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
-    crate::hw::thread::with_current(look).expect("a task runs")
+    try_with_current(look).expect("a task runs")
+}
+
+/// [`with_current`], if this CPU takes part in scheduling.
+#[inline]
+pub fn try_with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> Option<R> {
+    crate::hw::thread::with_current(look)
 }

@@ -8,7 +8,7 @@ use super::process::{ExitStatus, Process};
 use super::{Signal, above, current, registry};
 use crate::fault_inject::FAULTS_IN_A_ROW;
 use crate::mem::find_more;
-use crate::mem::hotplug::Growth;
+use crate::mem::hotplug::GrowthOutcome;
 use crate::sched::{self, thread};
 use crate::sync::Mutex;
 
@@ -96,7 +96,8 @@ pub fn out_of_memory(doing: &'static str) {
     if thread::current_was_injected() {
         return try_injected_again(doing);
     }
-    if find_more() == Growth::None && !thread::is_current_dying() && oom_kill(doing) == OomKill::Killed {
+    if find_more() == GrowthOutcome::None && !thread::is_current_dying() && oom_kill(doing) == OomKill::Killed
+    {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

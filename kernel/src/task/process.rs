@@ -15,7 +15,7 @@ use super::signal::{Actions, Pending, Signal};
 use super::trace::{Tracee, Tracees};
 use super::{Pid, Task};
 use crate::fs::{FileTable, FsContext};
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
 
 /// How a process ended.
@@ -39,7 +39,7 @@ impl ExitStatus {
 
 /// What a parent has not been told of yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Report {
+pub enum WaitReport {
     /// The process stopped by this signal.
     Stopped(Signal),
     /// It goes on.
@@ -65,7 +65,7 @@ pub struct Group {
     /// Threads that are parked.
     pub parked: usize,
     /// What the parent has not been told.
-    pub report: Option<Report>,
+    pub report: Option<WaitReport>,
 }
 
 /// Processes whose `stop` is set.
@@ -188,7 +188,7 @@ pub struct Process {
     pub(super) has_executed: AtomicBool,
     /// Orphans below it become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
-    space: SpinLock<Arc<Space>>,
+    space: SpinLock<Arc<ProcessSpace>>,
     files: SpinLock<Arc<FileTable>>,
     fs: SpinLock<Arc<FsContext>>,
     credentials: SpinLock<Arc<Credentials>>,
@@ -241,7 +241,7 @@ pub struct Process {
 /// What a new process begins with.
 pub struct Beginnings {
     /// Its memory.
-    pub space: Arc<Space>,
+    pub space: Arc<ProcessSpace>,
     /// Its descriptors.
     pub files: Arc<FileTable>,
     /// Its place in the tree of names.
@@ -341,7 +341,7 @@ impl Process {
         self.undo.lock().get_or_insert_default().clone()
     }
     /// Its memory.
-    pub fn space(&self) -> Arc<Space> {
+    pub fn space(&self) -> Arc<ProcessSpace> {
         self.space.lock().clone()
     }
     /// Its descriptors.
@@ -364,7 +364,7 @@ impl Process {
         f(&self.fs.lock())
     }
     /// Take other memory (execve); gives the old.
-    pub(super) fn replace_space(&self, space: Arc<Space>) -> Arc<Space> {
+    pub(super) fn replace_space(&self, space: Arc<ProcessSpace>) -> Arc<ProcessSpace> {
         core::mem::replace(&mut *self.space.lock(), space)
     }
     /// Take another descriptor table (unshare, execve, exit); gives the old.
@@ -393,6 +393,12 @@ impl Process {
     #[inline]
     pub fn uid(&self) -> u32 {
         self.credentials.lock().uid
+    }
+    /// The user and the group that it acts as.
+    #[inline]
+    pub fn effective_ids(&self) -> (u32, u32) {
+        let credentials = self.credentials.lock();
+        (credentials.euid, credentials.egid)
     }
     /// Act as somebody else, by a call of its own: inspectors with the new ids do not see what the
     /// old ones left in memory.

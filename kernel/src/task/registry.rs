@@ -4,7 +4,7 @@
 //! a process' own spin locks, never after.
 //!
 //! **No lists.** A program chooses how many processes there are, so nothing here makes a list of
-//! them. Children are linked by ID; a [`Walk`] visits processes one by one, by ID, and holds the
+//! them. Children are linked by ID; a [`ProcessWalk`] visits processes one by one, by ID, and holds the
 //! lock for a bounded number of slots at a time. Both work where there is no memory: at the end of
 //! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
@@ -36,7 +36,7 @@ const RESERVED: Pid = 300;
 /// The most threads at one time.
 pub const TASKS_MAX: usize = 16_384;
 
-/// The most slots that a [`Walk`] looks at while it holds the lock once.
+/// The most slots that a [`ProcessWalk`] looks at while it holds the lock once.
 const WALK_STEP: usize = 64;
 
 /// A process' place in the family tree: links by ID, where 0 ends a chain (no process of a program
@@ -61,7 +61,7 @@ fn set(link: &AtomicU32, pid: Pid) {
 
 /// Who uses an ID.
 #[derive(Default)]
-struct Slot {
+struct IdSlot {
     process: Option<Arc<Process>>,
     task: Weak<Task>,
     /// Reserved for a task that is being made.
@@ -72,7 +72,7 @@ struct Slot {
     session_members: usize,
 }
 
-impl Slot {
+impl IdSlot {
     fn is_free(&self) -> bool {
         self.process.is_none()
             && self.task.strong_count() == 0
@@ -85,7 +85,7 @@ impl Slot {
 /// What the registry's lock protects.
 pub struct Registry {
     /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
-    slots: Map<Pid, Slot>,
+    slots: Map<Pid, IdSlot>,
     last: Pid,
 }
 
@@ -134,20 +134,20 @@ pub fn find_task(tid: Pid) -> Option<Arc<Task>> {
 }
 
 /// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
-pub fn processes() -> Walk {
+pub fn processes() -> ProcessWalk {
     processes_from(0)
 }
 
 /// Visits the processes with an ID of `least` or more, by ID. Allocates nothing.
-pub fn processes_from(least: Pid) -> Walk {
-    Walk { at: least, end: PID_MAX, again: 0, group: None, left: usize::MAX }
+pub fn processes_from(least: Pid) -> ProcessWalk {
+    ProcessWalk { at: least, end: PID_MAX, again: 0, group: None, left: usize::MAX }
 }
 
 /// Visits the processes in a group. Allocates nothing.
-pub fn group_members(group: Pid) -> Walk {
+pub fn group_members(group: Pid) -> ProcessWalk {
     let members = REGISTRY.lock().slots.get(&group).map_or(0, |slot| slot.members);
     // A group's members come after its leader, but for IDs that wrapped.
-    Walk { at: group, end: PID_MAX, again: group, group: Some(group), left: members }
+    ProcessWalk { at: group, end: PID_MAX, again: group, group: Some(group), left: members }
 }
 
 /// Calls `f` for all processes, by ID.
@@ -156,7 +156,7 @@ pub fn for_each(mut f: impl FnMut(&Arc<Process>)) {
 }
 
 /// A walk over processes that holds no lock between two of them; see the module's head.
-pub struct Walk {
+pub struct ProcessWalk {
     /// The next ID to look at.
     at: Pid,
     /// IDs before this one belong to the current lap.
@@ -169,7 +169,7 @@ pub struct Walk {
     left: usize,
 }
 
-impl Walk {
+impl ProcessWalk {
     /// Looks at up to [`WALK_STEP`] slots under the lock.
     fn step(&mut self, registry: &Registry) -> Option<Arc<Process>> {
         let slots = registry.slots.iter_from(Bound::Included(&self.at));
@@ -189,7 +189,7 @@ impl Walk {
     }
 }
 
-impl Iterator for Walk {
+impl Iterator for ProcessWalk {
     type Item = Arc<Process>;
 
     fn next(&mut self) -> Option<Arc<Process>> {
@@ -220,7 +220,7 @@ impl Registry {
                 self.last = RESERVED;
             }
             if !self.slots.contains_key(&self.last) {
-                self.slots.try_insert(self.last, Slot { reserved: true, ..Slot::default() })?;
+                self.slots.try_insert(self.last, IdSlot { reserved: true, ..IdSlot::default() })?;
                 return Ok(self.last);
             }
         }
@@ -389,7 +389,7 @@ impl Registry {
     }
 
     /// Changes the slot of an ID in use, and forgets it where nobody uses the ID any more.
-    fn change(&mut self, pid: Pid, f: impl FnOnce(&mut Slot)) {
+    fn change(&mut self, pid: Pid, f: impl FnOnce(&mut IdSlot)) {
         let slot = self.slots.get_mut(&pid).expect("an ID in use has a slot");
         f(slot);
         if slot.is_free() {
@@ -408,7 +408,7 @@ pub fn validate() -> core::result::Result<(), &'static str> {
     // Sums of what differs from ID to ID: a list of counts would need memory.
     let mark = |pid: Pid| u64::from(pid + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let sum = |marks: &mut dyn Iterator<Item = u64>| marks.fold(0, u64::wrapping_add);
-    let counted = |of: fn(&Slot) -> usize| {
+    let counted = |of: fn(&IdSlot) -> usize| {
         sum(&mut registry.slots.iter().map(|(&pid, slot)| mark(pid).wrapping_mul(of(slot) as u64)))
     };
     if counted(|slot| slot.members) != sum(&mut known().map(|process| mark(process.group()))) {
@@ -417,7 +417,7 @@ pub fn validate() -> core::result::Result<(), &'static str> {
     if counted(|slot| slot.session_members) != sum(&mut known().map(|process| mark(process.session().id))) {
         return Err("members of sessions are miscounted");
     }
-    if registry.slots.values().any(Slot::is_free) {
+    if registry.slots.values().any(IdSlot::is_free) {
         return Err("an ID is kept for nobody");
     }
     for process in known() {

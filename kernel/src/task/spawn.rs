@@ -11,7 +11,7 @@ use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fs::{FileTable, FsContext};
 use crate::hw::thread;
 use crate::hw::user::UserContext;
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Idle, Schedule, Thread};
 use crate::sync::IrqSpinLock;
@@ -22,7 +22,7 @@ use crate::{Errno, Result, hw};
 static KERNEL: spin::Once<Arc<Process>> = spin::Once::new();
 
 /// Set up the kernel's own process; once, before any task.
-pub fn init(space: Arc<Space>, fs: Arc<FsContext>) {
+pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
     let files = FileTable::new();
     KERNEL.call_once(|| {
         reserve::arc(Process::new(
@@ -146,7 +146,7 @@ pub struct FirstProgram {
     /// As whom it runs.
     pub credentials: Arc<Credentials>,
     /// The executable's path, arguments and environment.
-    pub program: super::exec::Request,
+    pub program: super::exec::ExecRequest,
 }
 
 /// Make the first program: a child of `parent`, leader of a session of its own. The caller starts its task.

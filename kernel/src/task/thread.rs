@@ -18,8 +18,8 @@ use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
 use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
-use crate::sched::thread::{Drain, Fill, Part, SIGNAL};
-use crate::sched::{self, Runs, Schedule, Sleep, Thread, ThreadOwner};
+use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
+use crate::sched::{self, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};
 use crate::{Errno, Result, hw};
 
@@ -70,10 +70,10 @@ const FINISHED: u32 = 1 << 31;
 impl Task {
     /// A task of `process` that nothing runs yet.
     pub(super) fn new(tid: Pid, process: Arc<Process>, schedule: Schedule, name: [u8; 16]) -> Arc<Self> {
-        let runs = if process.is_kernel() { Runs::Kernel } else { Runs::Programs };
+        let runs = if process.is_kernel() { RunsPrograms::Kernel } else { RunsPrograms::Programs };
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
-            if runs == Runs::Programs {
+            if runs == RunsPrograms::Programs {
                 thread.set_translation(process.space().translation().clone());
             }
             Self {
@@ -226,15 +226,15 @@ impl ThreadOwner for Task {
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
         super::spawn::spawn_kernel(name, body)
     }
-    fn fill_pinned(&self, part: Part, transfer: Fill<'_>) -> Result<usize> {
-        let (Part { address, length, unit }, space) = (part, self.process.space());
+    fn fill_pinned(&self, part: PinnedPart, transfer: Fill<'_>) -> Result<usize> {
+        let (PinnedPart { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadWrite>::new::<Transient>(&space, address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
         pinned.fill_by(count, transfer)?;
         Ok(count)
     }
-    fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize> {
-        let (Part { address, length, unit }, space) = (part, self.process.space());
+    fn take_pinned(&self, part: PinnedPart, transfer: Drain<'_>) -> Result<usize> {
+        let (PinnedPart { address, length, unit }, space) = (part, self.process.space());
         let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&space, address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
         pinned.drain_by(count, transfer)?;

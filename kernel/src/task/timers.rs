@@ -232,13 +232,13 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
 }
 
 /// Gives the POSIX timers of a process their IDs: they rise, as on Linux, and begin anew after the last.
-struct Ids {
+struct TimerIds {
     next: i32,
     /// All were given out once: from now on a timer may have `next`.
     wrapped: bool,
 }
 
-impl Ids {
+impl TimerIds {
     /// An ID that none of `timers` has, and that is not given out again soon.
     fn fresh<T>(&mut self, timers: &Map<i32, T>) -> Result<i32> {
         // At most one step more than there are timers.
@@ -259,12 +259,12 @@ impl Ids {
 /// The POSIX timers of a process. How many there may be is the matter of RLIMIT_SIGPENDING.
 struct Posix {
     timers: Map<i32, (Arc<Timer>, QueuedSignal)>,
-    ids: Ids,
+    ids: TimerIds,
 }
 
 impl Posix {
     const fn new() -> Self {
-        Self { timers: Map::new(), ids: Ids { next: 0, wrapped: false } }
+        Self { timers: Map::new(), ids: TimerIds { next: 0, wrapped: false } }
     }
     fn fresh_id(&mut self) -> Result<i32> {
         self.ids.fresh(&self.timers)
@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn ids_rise_begin_anew_after_the_last_and_skip_those_in_use() {
-        let mut ids = Ids { next: 0, wrapped: false };
+        let mut ids = TimerIds { next: 0, wrapped: false };
         let mut timers = Map::new();
         for id in 0..3 {
             assert_eq!(ids.fresh(&timers), Ok(id));

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use bitflags::bitflags;
 use freehold_collections::Arc;
 
-use super::process::{ExitStatus, Process, Report, Usage};
+use super::process::{ExitStatus, Process, Usage, WaitReport};
 use super::signal::{SA_NOCLDSTOP, SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code};
 use super::{Pid, current, registry};
 use crate::syscall::Args;
@@ -149,11 +149,11 @@ fn look_at_tracees(
 fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
     let mut group = child.signals.lock();
     let (status, code, value) = match group.report {
-        Some(Report::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
+        Some(WaitReport::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
             let number = i32::from(signal.number());
             (number << 8 | 0x7f, code::CLD_STOPPED, number)
         }
-        Some(Report::Continued) if flags.contains(WaitFlags::CONTINUED) => {
+        Some(WaitReport::Continued) if flags.contains(WaitFlags::CONTINUED) => {
             (0xffff, code::CLD_CONTINUED, i32::from(Signal::CONT.number()))
         }
         _ => return None,

@@ -1,12 +1,14 @@
 //! A disk in the test's memory, and streams that go nowhere.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::vec;
 use std::vec::Vec;
 
-use freehold_bounce::{Original, OriginalMut};
+use freehold_bounce::{Device, Direction, Original, OriginalMut};
 use freehold_virtio::{BlockDevice, BlockError, ByteStream, Failed, SECTOR_SIZE, Sleep};
+
+use crate::mem::Frames;
 
 /// A disk.
 pub struct MemoryDisk {
@@ -16,6 +18,10 @@ pub struct MemoryDisk {
     pub broken: AtomicBool,
     /// Writes so far.
     pub writes: AtomicUsize,
+    /// What the DMA API has of it where it reaches frames in their places: it does not let go of any.
+    pub keeps: OnceLock<Device<Frames>>,
+    /// Whether it says nothing of what it keeps: a leak.
+    pub leaks: AtomicBool,
 }
 
 impl MemoryDisk {
@@ -26,7 +32,21 @@ impl MemoryDisk {
             timeout: AtomicU32::new(30_000),
             broken: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
+            keeps: OnceLock::new(),
+            leaks: AtomicBool::new(false),
         }
+    }
+    /// Whether it is lost, with the frames of a request in the window of its number.
+    fn keep(&self, bytes: &dyn Original, direction: Direction) -> bool {
+        static REQUESTS: AtomicUsize = AtomicUsize::new(0);
+        let (Some(device), Some((holder, _))) = (self.keeps.get(), bytes.held()) else { return false };
+        if self.leaks.load(Ordering::Relaxed) {
+            core::mem::forget(holder);
+            return true;
+        }
+        let (window, count) = (REQUESTS.fetch_add(1, Ordering::Relaxed), holder.count());
+        device.in_place(window, holder, 0..count, direction).unwrap().lose();
+        true
     }
     /// Runs `f` on what it holds.
     pub fn with<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
@@ -49,11 +69,17 @@ impl BlockDevice for &'static MemoryDisk {
         false
     }
     fn read(&self, sector: u64, to: &mut dyn OriginalMut, _sleep: Sleep) -> Result<(), BlockError> {
+        if self.keep(to, Direction::FromDevice) {
+            return Err(BlockError::Failed);
+        }
         self.with(|bytes| to.copy_from(0, &bytes[sector as usize * SECTOR_SIZE..][..to.length()]));
         Ok(())
     }
     fn write(&self, sector: u64, from: &dyn Original, _sleep: Sleep) -> Result<(), BlockError> {
         self.writes.fetch_add(1, Ordering::Relaxed);
+        if self.keep(from, Direction::ToDevice) {
+            return Err(BlockError::Failed);
+        }
         if self.broken.load(Ordering::Relaxed) {
             return Err(BlockError::Io);
         }

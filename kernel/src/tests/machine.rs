@@ -17,7 +17,7 @@ use crate::dev::{stdio, stream::HostStream};
 use crate::host::spec::Spec;
 use crate::host::{self, Ending};
 use crate::sync::WaitQueue;
-use crate::{boot, cmdline, fs, klog, sched, swap, task};
+use crate::{boot, cmdline, fs, klog, report, sched, swap, task};
 
 /// Says to the process that it is the machine.
 const VARIABLE: &str = "FREEHOLD_TEST_MACHINE";
@@ -38,6 +38,8 @@ pub struct Setup {
     pub programs: &'static [Main],
     /// The disk to swap to.
     pub swap: Option<&'static str>,
+    /// What the closing audit has to say; `None`: it is not made.
+    pub audit: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -50,6 +52,7 @@ impl Default for Setup {
             folders: freehold_collections::Vec::new,
             programs: &[],
             swap: None,
+            audit: None,
         }
     }
 }
@@ -108,12 +111,12 @@ fn start(setup: Setup, main: Main) -> ! {
         all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
     host::init_with(all, (setup.folders)());
-    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap)).unwrap();
+    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.audit)).unwrap();
     sched::idle_forever()
 }
 
 /// What `boot::start` does, with what a test has.
-fn life(programs: usize, swap_to: Option<&'static str>) {
+fn life(programs: usize, swap_to: Option<&'static str>, audit: Option<&'static str>) {
     let files =
         (0..=programs).map(|index| (format!("bin/{index}"), elf::executable(index))).collect::<Vec<_>>();
     let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect::<Vec<_>>();
@@ -131,6 +134,9 @@ fn life(programs: usize, swap_to: Option<&'static str>) {
     let spec = Spec::parse(b"exec=/bin/0\0arg=main\0env=HOME=/").unwrap();
     let ending = task::init::run(spec);
     eprintln!("the first program ended: {ending:?}");
+    if let Some(expected) = audit {
+        assert_eq!(report::audit(), expected);
+    }
     process::exit(if ending == Ending::Exit(0) { 0 } else { 1 })
 }
 

@@ -7,6 +7,7 @@
 mod calls;
 mod disk;
 mod elf;
+mod lost;
 mod machine;
 mod pressure;
 mod processes;

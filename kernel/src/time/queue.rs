@@ -24,6 +24,8 @@ use freehold_machine::{CpuId, MAX_CPUS};
 
 use crate::Result;
 use crate::hw;
+use crate::hw::irq::InterruptsOff;
+use crate::hw::sync::lock_with;
 use crate::sched::heap::{IndexedHeap, Positioned};
 use crate::sync::IrqSpinLock;
 
@@ -211,8 +213,8 @@ pub fn cancel(timer: &Arc<dyn Expire>) {
 }
 
 /// Let the running task's slice end at `deadline`, on this CPU.
-pub fn set_slice_end(deadline: u64) {
-    let mut queue = QUEUES[usize::from(hw::current_cpu().0)].0.lock();
+pub fn set_slice_end(deadline: u64, interrupts: &InterruptsOff) {
+    let mut queue = lock_with(&QUEUES[usize::from(hw::current_cpu().0)].0, interrupts);
     queue.slice_end = deadline;
     queue.program();
 }
@@ -265,7 +267,6 @@ pub fn interrupt() {
     if sliced {
         crate::sched::timer_interrupt(now);
     }
-    let _ = sliced;
 }
 
 /// How many armed timers are not where they say: 0, or a rule of the protocol was broken.

@@ -23,7 +23,7 @@ enum Claim {
 }
 
 /// One timer and the queues of the CPUs: how often each holds it.
-struct World {
+struct TimerWorld {
     expiring: Expiring,
     claim: Claim,
     queues: [Mutex<u32>; 3],
@@ -38,7 +38,7 @@ fn place_on(cpu: usize) -> u64 {
     cpu as u64 + 1
 }
 
-impl World {
+impl TimerWorld {
     fn try_arm(&self, cpu: usize) {
         loop {
             self.cancel();
@@ -107,14 +107,14 @@ impl World {
 fn run(expiring: Expiring, claim: Claim) {
     shuttle::check_dfs(
         move || {
-            let world = Arc::new(World {
+            let world = Arc::new(TimerWorld {
                 expiring,
                 claim,
                 queues: [Mutex::new(1), Mutex::new(0), Mutex::new(0)],
                 place: AtomicU64::new(place_on(0)),
                 generation: AtomicU64::new(0),
             });
-            let steps: [fn(&World); 3] = [
+            let steps: [fn(&TimerWorld); 3] = [
                 |world| world.interrupt(0),
                 |world| {
                     world.try_arm(1);

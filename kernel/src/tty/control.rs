@@ -4,10 +4,10 @@ use freehold_collections::Receiver;
 use linux_raw_sys::general as c;
 use linux_raw_sys::ioctl as io;
 
-use super::discipline::Queue;
+use super::discipline::FlushQueue;
 use super::job::{self, Steal};
 use super::termios::{Termios, Termios2, WindowSize};
-use super::{Sharing, Tty, TtyFile, Wire};
+use super::{FurtherOpens, Tty, TtyFile, Wire};
 
 use crate::task::Signal;
 use crate::user::UserPtr;
@@ -52,10 +52,10 @@ impl Tty {
                 Err(error) => Err(error),
             },
             io::TIOCGDEV => put(argument, self.device() as u32),
-            io::TIOCEXCL => self.set_sharing(Sharing::Exclusive),
-            io::TIOCNXCL => self.set_sharing(Sharing::Open),
+            io::TIOCEXCL => self.set_sharing(FurtherOpens::Exclusive),
+            io::TIOCNXCL => self.set_sharing(FurtherOpens::Open),
             io::TIOCGEXCL => {
-                let exclusive = self.state.lock().sharing == Sharing::Exclusive;
+                let exclusive = self.state.lock().sharing == FurtherOpens::Exclusive;
                 put(argument, i32::from(exclusive))
             }
             // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and later do.
@@ -64,7 +64,7 @@ impl Tty {
         })
     }
 
-    fn set_sharing(&self, sharing: Sharing) -> Result<i64> {
+    fn set_sharing(&self, sharing: FurtherOpens) -> Result<i64> {
         self.state.lock().sharing = sharing;
         Ok(0)
     }
@@ -80,9 +80,9 @@ impl Tty {
 
     pub(super) fn flush_queue(&self, selector: u64) -> Result<i64> {
         let queue = match selector as u32 {
-            c::TCIFLUSH => Queue::Input,
-            c::TCOFLUSH => Queue::Output,
-            c::TCIOFLUSH => Queue::Both,
+            c::TCIFLUSH => FlushQueue::Input,
+            c::TCOFLUSH => FlushQueue::Output,
+            c::TCIOFLUSH => FlushQueue::Both,
             _ => return Err(Errno::EINVAL),
         };
         self.state.lock().discipline.flush(queue);
@@ -156,7 +156,7 @@ impl TtyFile {
             self.drain()?;
         }
         if when == When::Flushed {
-            self.tty().state.lock().discipline.flush(Queue::Input);
+            self.tty().state.lock().discipline.flush(FlushQueue::Input);
         }
         self.tty().set_termios(termios);
         Ok(0)

@@ -1,7 +1,7 @@
 //! An open terminal: reading, writing, polling.
 
 use super::discipline::Read;
-use super::{Line, Tty, job};
+use super::{LineState, Tty, job};
 use crate::fs::{Blocking, File, Node, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, so_far};
@@ -20,7 +20,7 @@ pub struct TtyFile {
 }
 
 /// What a look at the input found.
-enum Look {
+enum InputLook {
     Read(Read),
     /// The terminal was hung up.
     Dead,
@@ -38,28 +38,28 @@ impl TtyFile {
 
     pub(super) fn is_dead(&self) -> bool {
         let state = self.tty.state.lock();
-        state.hangups != self.generation || state.line == Line::Down
+        state.hangups != self.generation || state.line == LineState::Down
     }
 
-    fn look(&self, bytes: &mut [u8]) -> Look {
+    fn look(&self, bytes: &mut [u8]) -> InputLook {
         let mut state = self.tty.state.lock();
         let read = state.discipline.read(bytes);
         // What arrived before the other end went away can still be read.
-        if read == Read::Empty && (state.hangups != self.generation || state.line == Line::Down) {
-            return Look::Dead;
+        if read == Read::Empty && (state.hangups != self.generation || state.line == LineState::Down) {
+            return InputLook::Dead;
         }
         drop(state);
         if read != Read::Empty {
             self.tty.wire_room.wake_all();
         }
-        Look::Read(read)
+        InputLook::Read(read)
     }
 
     /// Sleep until there is input or none will come; `false` when the deadline has passed.
     fn wait_for_input(&self, deadline: Option<u64>) -> Result<bool> {
         let ready = || {
             let state = self.tty.state.lock();
-            let dead = state.hangups != self.generation || state.line == Line::Down;
+            let dead = state.hangups != self.generation || state.line == LineState::Down;
             (dead || state.discipline.has_input()).then_some(())
         };
         Ok(self.tty.input_ready.wait_until_deadline(deadline, ready)?.is_some())
@@ -84,8 +84,8 @@ impl TtyFile {
                 return Ok(done);
             }
             match self.look(&mut chunk[..wanted]) {
-                Look::Dead => return Ok(done),
-                Look::Read(Read::Done(count)) => {
+                InputLook::Dead => return Ok(done),
+                InputLook::Read(Read::Done(count)) => {
                     done += put(sink, &chunk[..count], done)?;
                     if canonical || done >= min.max(1) && (count < wanted || sink.remaining() == 0) {
                         return Ok(done);
@@ -95,7 +95,7 @@ impl TtyFile {
                     }
                     continue;
                 }
-                Look::Read(Read::Part(count)) => {
+                InputLook::Read(Read::Part(count)) => {
                     done += put(sink, &chunk[..count], done)?;
                     if sink.remaining() == 0 {
                         self.tty.state.lock().discipline.skip_end_of_file();
@@ -103,7 +103,7 @@ impl TtyFile {
                     }
                     continue;
                 }
-                Look::Read(Read::Empty) => {}
+                InputLook::Read(Read::Empty) => {}
             }
             if done > 0 && (canonical || done >= min.max(1)) {
                 return Ok(done);
@@ -147,7 +147,7 @@ impl TtyFile {
         loop {
             let count = {
                 let mut state = tty.state.lock();
-                if state.hangups != self.generation || state.line == Line::Down {
+                if state.hangups != self.generation || state.line == LineState::Down {
                     return Err(Errno::EIO);
                 }
                 let count = state.discipline.write(rest);
@@ -168,7 +168,7 @@ impl TtyFile {
             }
             tty.output_room.wait_until(|| {
                 let mut state = tty.state.lock();
-                let dead = state.hangups != self.generation || state.line == Line::Down;
+                let dead = state.hangups != self.generation || state.line == LineState::Down;
                 tty.flush_locked(&mut state);
                 (dead || state.discipline.writable()).then_some(())
             })?;
@@ -180,7 +180,7 @@ impl TtyFile {
         self.tty.output_room.wait_until(|| {
             let mut state = self.tty.state.lock();
             self.tty.flush_locked(&mut state);
-            let dead = state.hangups != self.generation || state.line == Line::Down;
+            let dead = state.hangups != self.generation || state.line == LineState::Down;
             (dead || state.discipline.output_length() == 0).then_some(())
         })
     }
@@ -225,7 +225,7 @@ impl File for TtyFile {
             waiter.register(&tty.output_room);
         }
         let mut state = tty.state.lock();
-        if state.hangups != self.generation || state.line == Line::Down {
+        if state.hangups != self.generation || state.line == LineState::Down {
             return Ready::IN | Ready::OUT | Ready::ERR | Ready::HUP;
         }
         tty.flush_locked(&mut state);
@@ -246,7 +246,7 @@ impl Drop for TtyFile {
             let mut state = self.tty.state.lock();
             state.opens -= 1;
             if state.opens == 0 {
-                state.sharing = super::Sharing::Open;
+                state.sharing = super::FurtherOpens::Open;
             }
             state.opens == 0
         };

@@ -11,7 +11,7 @@ use freehold_collections::{
 };
 use linux_raw_sys::general as c;
 
-use super::{Line, Tty};
+use super::{LineState, Tty};
 use crate::task::{self, Pid, Process, Session, Signal};
 use crate::{Errno, Result};
 
@@ -127,7 +127,7 @@ pub(super) fn acquire_on_open(tty: &Arc<Tty>) {
 pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
     let mut controlling = session.controlling.lock();
     let mut state = tty.state.lock();
-    if state.line == Line::Up {
+    if state.line == LineState::Up {
         *controlling = Some(tty.clone());
         state.session = session.downgrade();
         state.foreground = group;

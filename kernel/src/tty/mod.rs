@@ -44,7 +44,7 @@ pub enum Wire {
 
 /// Whether the other end is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Line {
+enum LineState {
     Up,
     /// For good: a pty's master was closed.
     Down,
@@ -52,7 +52,7 @@ enum Line {
 
 /// Whether further opens are refused (TIOCEXCL).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sharing {
+enum FurtherOpens {
     Open,
     Exclusive,
 }
@@ -60,10 +60,10 @@ enum Sharing {
 struct TerminalState {
     discipline: Discipline,
     window: WindowSize,
-    line: Line,
+    line: LineState,
     /// Counted up by a hang-up: files opened before are dead.
     hangups: u32,
-    sharing: Sharing,
+    sharing: FurtherOpens,
     /// Open files of the program's side, and ever.
     opens: u32,
     opened_ever: u32,
@@ -105,9 +105,9 @@ impl Tty {
             state: SpinLock::new(TerminalState {
                 discipline: Discipline::new(termios)?,
                 window: WindowSize::default(),
-                line: Line::Up,
+                line: LineState::Up,
                 hangups: 0,
-                sharing: Sharing::Open,
+                sharing: FurtherOpens::Open,
                 opens: 0,
                 opened_ever: 0,
                 session: reserve::no_weak(),
@@ -240,7 +240,7 @@ impl Tty {
         let (session, foreground) = {
             let mut state = self.state.lock();
             state.hangups += 1;
-            state.discipline.flush(discipline::Queue::Both);
+            state.discipline.flush(discipline::FlushQueue::Both);
             (core::mem::take(&mut state.session), core::mem::take(&mut state.foreground))
         };
         self.wake_all();
@@ -272,10 +272,10 @@ impl Tty {
     ) -> Result<Arc<TtyFile>> {
         let generation = {
             let mut state = self.state.lock();
-            if state.line == Line::Down {
+            if state.line == LineState::Down {
                 return Err(Errno::EIO);
             }
-            if state.sharing == Sharing::Exclusive && !job::is_privileged() {
+            if state.sharing == FurtherOpens::Exclusive && !job::is_privileged() {
                 return Err(Errno::EBUSY);
             }
             state.opens += 1;

@@ -11,7 +11,7 @@ use freehold_collections::{
 use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
-use super::{Line, Tty, Wire, control};
+use super::{LineState, Tty, Wire, control};
 use crate::fs::bytes::send_in_chunks;
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
@@ -272,7 +272,7 @@ impl File for Master {
 
 impl Drop for Master {
     fn drop(&mut self) {
-        self.pair.tty.state.lock().line = Line::Down;
+        self.pair.tty.state.lock().line = LineState::Down;
         self.pair.tty.hang_up();
     }
 }
@@ -296,7 +296,7 @@ pub(super) fn set_ownership(number: u32, change: &SetMetadata) -> Result<()> {
 
 /// Whether a terminal has a name: it does while its master is open.
 pub(super) fn is_listed(number: u32) -> bool {
-    find(number).is_some_and(|pair| pair.tty.state.lock().line == Line::Up)
+    find(number).is_some_and(|pair| pair.tty.state.lock().line == LineState::Up)
 }
 
 /// One more than the highest number ever given.

@@ -6,7 +6,7 @@ use linux_raw_sys::io_uring as c;
 
 use super::memory::{AHEAD, Completion, Parameters, SharedRings, Submission};
 use super::request::{self, Start, operation};
-use super::{Ring, RingFile, work};
+use super::{IoRing, RingFile, work};
 use crate::fs::{OpenFile, OpenFlags};
 use crate::mem::{PinnedRun, with_memory_found};
 use crate::syscall::Args;
@@ -45,12 +45,12 @@ pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     let rings = SharedRings::new(submissions, completions)?;
     parameters.describe(&rings, FEATURES);
     at.write(&parameters)?;
-    let file = reserve::arc(RingFile(Ring::make(rings)?));
+    let file = reserve::arc(RingFile(IoRing::make(rings)?));
     task::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
 }
 
 /// The ring behind a descriptor, and what keeps it open.
-fn ring_of(fd: i32) -> Result<(Arc<OpenFile>, Arc<Ring>)> {
+fn ring_of(fd: i32) -> Result<(Arc<OpenFile>, Arc<IoRing>)> {
     let file = task::current().process().files().get(fd)?;
     let ring = RingFile::ring_of(&file).cloned().ok_or(Errno::EOPNOTSUPP)?;
     Ok((file, ring))
@@ -91,7 +91,7 @@ pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
 }
 
 /// Wait until so many completions are there; `seen` were.
-fn wait(ring: &Ring, wanted: u32, seen: u32, args: &Args) -> Result<()> {
+fn wait(ring: &IoRing, wanted: u32, seen: u32, args: &Args) -> Result<()> {
     let flags = args.uint(3);
     let (mask, size, deadline) = if flags & c::IORING_ENTER_EXT_ARG == 0 {
         (args[4], args.size(5), None)
@@ -126,7 +126,7 @@ struct Submitted {
     available: u32,
 }
 
-impl Ring {
+impl IoRing {
     /// Start up to `count` entries.
     ///
     /// What ends at once is posted together: before something that looks at completions begins, and at the end.

@@ -14,7 +14,7 @@ use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::io_uring as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fs::Content;
+use crate::fs::FileContent;
 use crate::mem::{CacheContent, HeldPage, PageCache, frames};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -67,15 +67,15 @@ pub const AHEAD: usize = 16;
 /// The three regions. Whoever calls holds the lock of the ring's end that is meant.
 pub struct SharedRings {
     content: Arc<CacheContent>,
-    submission_ring: Region,
-    completion_ring: Region,
-    entries: Region,
+    submission_ring: RegionPages,
+    completion_ring: RegionPages,
+    entries: RegionPages,
     submissions: u32,
     completions: u32,
 }
 
 /// A region's pages.
-struct Region(Vec<HeldPage>);
+struct RegionPages(Vec<HeldPage>);
 
 /// Put bytes among the submissions of rings of their own, and show them to `sink`: for /sys/kernel/debug/provoke-crash/DIRECT.
 ///
@@ -98,10 +98,12 @@ impl SharedRings {
         let cache = PageCache::new(frames());
         // Completions are put there where nobody can wait.
         cache.keep_in_memory();
-        let submission_ring = Region::make(&cache, c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions)?;
+        let submission_ring =
+            RegionPages::make(&cache, c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions)?;
         let completion_bytes = word::ARRAY + size_of::<Completion>() as u32 * completions;
-        let completion_ring = Region::make(&cache, c::IORING_OFF_CQ_RING, completion_bytes)?;
-        let entries = Region::make(&cache, c::IORING_OFF_SQES, size_of::<Submission>() as u32 * submissions)?;
+        let completion_ring = RegionPages::make(&cache, c::IORING_OFF_CQ_RING, completion_bytes)?;
+        let entries =
+            RegionPages::make(&cache, c::IORING_OFF_SQES, size_of::<Submission>() as u32 * submissions)?;
         for (ring, entries) in [(&submission_ring, submissions), (&completion_ring, completions)] {
             ring.store(word::MASK, entries - 1);
             ring.store(word::ENTRIES, entries);
@@ -233,7 +235,7 @@ impl SharedRings {
     }
 }
 
-impl Region {
+impl RegionPages {
     /// Make the region of `length` bytes at `start`, and hold its pages.
     ///
     /// # Errors

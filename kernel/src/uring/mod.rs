@@ -12,8 +12,8 @@
 //! neither fork nor exit takes its frames away), then a task of the kernel finishes it. Either way one completion
 //! is posted; where the ring is full it waits in a backlog that the next io_uring_enter empties.
 //!
-//! **Locks.** `Ring::submit` (one task consumes entries at a time) > `Ring::waiting` > files' own locks;
-//! `Ring::posted` is taken last. All are sleeping locks of task context.
+//! **Locks.** `IoRing::submit` (one task consumes entries at a time) > `IoRing::waiting` > files' own locks;
+//! `IoRing::posted` is taken last. All are sleeping locks of task context.
 //!
 //! **The end.** What a process waits for ends with it: it may be what keeps the ring, by a circle of files. When the last descriptor goes, what waits is dropped, and closing waits for what disks have in hand:
 //! afterwards no pin of the ring's is left.
@@ -32,7 +32,7 @@ use freehold_vm::ReadWrite;
 
 use crate::Result;
 use crate::fs::anonymous::AnonymousNode;
-use crate::fs::{File, Mapping, Node, NodeKind, OpenFile, Ready};
+use crate::fs::{File, MmapContent, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::task::Pid;
@@ -43,7 +43,7 @@ use work::Waiting;
 const BACKLOG: usize = 4;
 
 /// All rings.
-static RINGS: WeakRegistry<Ring> = WeakRegistry::new();
+static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 
 /// Cancel what `process`, which is ending, waits for. May sleep.
 pub fn leave(process: Pid) {
@@ -54,7 +54,7 @@ pub fn leave(process: Pid) {
 }
 
 /// A ring.
-pub struct Ring {
+pub struct IoRing {
     rings: SharedRings,
     node: Arc<dyn Node>,
     /// How far entries were taken.
@@ -78,7 +78,7 @@ pub struct Ring {
     buffers: Mutex<Vec<Arc<PinnedRun<ReadWrite>>>>,
 }
 
-impl Ring {
+impl IoRing {
     fn make(rings: SharedRings) -> Result<Arc<Self>> {
         let ring = reserve::arc(Self {
             rings,
@@ -164,11 +164,11 @@ impl Ring {
 }
 
 /// A ring's open file.
-struct RingFile(Arc<Ring>);
+struct RingFile(Arc<IoRing>);
 
 impl RingFile {
     /// Returns the ring behind `file`, where it is one.
-    fn ring_of(file: &OpenFile) -> Option<&Arc<Ring>> {
+    fn ring_of(file: &OpenFile) -> Option<&Arc<IoRing>> {
         file.file().downcast::<Self>().map(|file| &file.0)
     }
 }
@@ -184,8 +184,8 @@ impl File for RingFile {
     fn shares_pages_with_kernel(&self) -> bool {
         true
     }
-    fn mapping(&self) -> Result<Mapping> {
-        Ok(Mapping::Content(self.0.rings.content().clone()))
+    fn mapping(&self) -> Result<MmapContent> {
+        Ok(MmapContent::Content(self.0.rings.content().clone()))
     }
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         if let Some(waiter) = waiter {

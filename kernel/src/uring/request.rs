@@ -8,7 +8,7 @@ use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
 use super::memory::Submission;
-use super::{Ring, RingFile};
+use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
 use crate::task;
@@ -166,7 +166,7 @@ pub const fn looks_at_completions(entry: &Submission) -> bool {
 ///
 /// # Errors
 /// The completion's result.
-pub fn start(ring: &Arc<Ring>, entry: &Submission) -> Result<Start> {
+pub fn start(ring: &Arc<IoRing>, entry: &Submission) -> Result<Start> {
     use operation as op;
     if entry.flags & !ASYNC != 0 {
         return Err(Errno::EINVAL);
@@ -204,7 +204,7 @@ fn program_buffers(entry: &Submission) -> Result<Buffers> {
     }))
 }
 
-fn fixed_buffer(ring: &Ring, entry: &Submission) -> Result<Buffers> {
+fn fixed_buffer(ring: &IoRing, entry: &Submission) -> Result<Buffers> {
     let run = ring.buffers.lock().get(usize::from(entry.buffer)).cloned().ok_or(Errno::EFAULT)?;
     let start = entry.address.checked_sub(run.address()).ok_or(Errno::EFAULT)?;
     let start = usize::try_from(start).map_err(|_| Errno::EFAULT)?;
@@ -263,7 +263,7 @@ fn poll(entry: &Submission) -> Result<Start> {
     file_of(entry).map(|file| Start::Pending(Pending::Poll(file, entry.operation_flags | ALWAYS)))
 }
 
-fn timeout(ring: &Ring, entry: &Submission) -> Result<Start> {
+fn timeout(ring: &IoRing, entry: &Submission) -> Result<Start> {
     if entry.operation_flags & !c::IORING_TIMEOUT_ABS != 0 || entry.length != 1 {
         return Err(Errno::EINVAL);
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Receiver, Vec, VecDeque, reserve::ArcMethods};
 
-use super::Ring;
+use super::IoRing;
 use super::request::{Pending, Transfer};
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
@@ -60,7 +60,7 @@ impl Waiting {
     }
 }
 
-impl Ring {
+impl IoRing {
     /// Have `pending` finished and posted.
     ///
     /// # Errors

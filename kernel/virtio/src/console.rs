@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use freehold_bounce::{Device, Direction, DmaError, DmaSource, Mapping};
+use freehold_bounce::{Device, Direction, DmaError, DmaMapping, DmaSource};
 use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
 use spin::Mutex;
 
@@ -41,11 +41,11 @@ pub struct Buffers {
 /// A console.
 pub struct Console<S: DmaSource, T: Transport, R: Registers> {
     /// Taken by tasks only, for as long as a copy of a buffer takes. Orders with no other lock.
-    inner: Mutex<Inner<S, T>>,
+    inner: Mutex<ConsoleInner<S, T>>,
     emergency: Option<R>,
 }
 
-struct Inner<S: DmaSource, T: Transport> {
+struct ConsoleInner<S: DmaSource, T: Transport> {
     link: Link<S, T, Rings<S>>,
     /// Filled receive buffers: which, bytes, bytes already read.
     filled: VecDeque<(usize, usize, usize)>,
@@ -59,7 +59,7 @@ struct Rings<S: DmaSource> {
     receive: Option<Queue<S, RING>>,
     transmit: Queue<S, RING>,
     /// All buffers, also those that the host does not have.
-    buffers: Vec<Arc<Mapping<S>>>,
+    buffers: Vec<Arc<DmaMapping<S>>>,
 }
 
 impl<S: DmaSource> Lent for Rings<S> {
@@ -113,7 +113,7 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
             }
         };
         let rings = Rings { receive: rx_queue, transmit: tx_queue, buffers: memory };
-        let mut inner = Inner { link: Link::new(transport, device, rings), filled, empty, free };
+        let mut inner = ConsoleInner { link: Link::new(transport, device, rings), filled, empty, free };
         inner.set_interrupts(Queue::disable_interrupts);
         inner.link.transport.finish_init();
         for number in 0..receive {
@@ -124,7 +124,7 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
     }
 }
 
-impl<S: DmaSource, T: Transport> Inner<S, T> {
+impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
     /// Let the host fill receive buffer `number`.
     fn lend(&mut self, number: usize) {
         let Ok((rings, _)) = self.link.lent() else { return };

@@ -11,7 +11,7 @@ use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
 
-use crate::block::{Block, DEPTH, Lines};
+use crate::block::{DEPTH, Lines, VirtioBlock};
 use crate::console::{Buffers, Console};
 use crate::platform::{Notify, Registers, Sleep, Wait, Waited};
 use crate::transport::Features;
@@ -199,9 +199,9 @@ pub(crate) fn serve(fake: &Fake, contents: &Mutex<Vec<u8>>) {
     }
 }
 
-fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> Block<HostMemory, Fake> {
+fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> VirtioBlock<HostMemory, Fake> {
     let line = Box::leak(Box::new(Step(Box::new(device))));
-    Block::new(fake.clone(), model::device(), Lines { answers: line, turns: line }).unwrap()
+    VirtioBlock::new(fake.clone(), model::device(), Lines { answers: line, turns: line }).unwrap()
 }
 
 #[test]
@@ -370,7 +370,7 @@ pub(crate) fn answer_one(fake: &Fake) -> bool {
 
 #[test]
 fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
-    static DISK: std::sync::OnceLock<Block<HostMemory, Fake>> = std::sync::OnceLock::new();
+    static DISK: std::sync::OnceLock<VirtioBlock<HostMemory, Fake>> = std::sync::OnceLock::new();
     static ANSWERS: Mutex<bool> = Mutex::new(false);
     let fake = fake_disk(8, Features::empty());
     let device = fake.clone();
@@ -455,7 +455,7 @@ impl<F: FnOnce() + Send> Wait for Late<F> {
 
 #[test]
 fn a_request_that_is_done_as_its_time_runs_out_is_done_and_frees_its_place() {
-    static DISK: std::sync::OnceLock<Block<HostMemory, Fake>> = std::sync::OnceLock::new();
+    static DISK: std::sync::OnceLock<VirtioBlock<HostMemory, Fake>> = std::sync::OnceLock::new();
     let fake = fake_disk(8, Features::empty());
     // While the first request's time runs out, another task looks, and finds the answer.
     let device = fake.clone();
@@ -464,7 +464,7 @@ fn a_request_that_is_done_as_its_time_runs_out_is_done_and_frees_its_place() {
         DISK.get().unwrap().look();
     })));
     let late = Box::leak(Box::new(late));
-    let disk = Block::new(fake.clone(), model::device(), Lines { answers: late, turns: late }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), model::device(), Lines { answers: late, turns: late }).unwrap();
     let disk = DISK.get_or_init(|| disk);
     assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Ok(()));
     assert_eq!(disk.places().0, DEPTH);

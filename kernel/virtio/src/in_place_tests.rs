@@ -1,4 +1,4 @@
-//! Transfers of frames in their places. The device's side looks through windows that panic where they are closed.
+//! Transfers of frames in their places. What the device does is judged: an access to what it was not given panics.
 
 extern crate std;
 
@@ -8,10 +8,10 @@ use std::vec::Vec;
 
 use freehold_bounce::{FrameList, HeldBytes, HeldFrames};
 use freehold_frame::{FrameSource, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, WINDOW_PAGES};
-use freehold_virtqueue::model::{self, Fake, HostMemory, WindowDomain};
+use freehold_machine::{DeviceAccess, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysicalBytes, WINDOW_PAGES};
+use freehold_virtqueue::model::{self, DeviceView, Fake, HostMemory};
 
-use crate::block::{Block, Lines};
+use crate::block::{DEPTH, Lines, VirtioBlock};
 use crate::driver_tests::{Step, fake_disk, serve};
 use crate::platform::{Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
@@ -73,8 +73,8 @@ fn contents() -> Vec<u8> {
 type Seen = Arc<Mutex<Vec<Vec<(usize, bool)>>>>;
 
 struct World {
-    domain: &'static WindowDomain,
-    disk: Block<HostMemory, Fake>,
+    domain: &'static DeviceView,
+    disk: VirtioBlock<HostMemory, Fake>,
     contents: Arc<Mutex<Vec<u8>>>,
     seen: Seen,
 }
@@ -89,23 +89,25 @@ fn world(limits: Option<(u32, u32)>) -> World {
         fake.set_config(&config);
     }
     let (contents, seen) = (Arc::new(Mutex::new(contents())), Seen::default());
+    let (device, domain) = model::windowed_device();
     let work = {
         let (fake, contents, seen) = (fake.clone(), contents.clone(), seen.clone());
-        move || {
+        let act = move || {
             // A look first: taking does not change what the driver gave.
             let ring = fake.with_ring(0, |ring| *ring);
             let mut look = ring;
             while let Some((_, parts)) = look.take() {
                 let data = &parts[1..parts.len() - 1];
-                let part = |part: &model::Descriptor| (part.length as usize, part.address >> 44 != 0);
+                let is_window = |address: u64| domain.is_window(Pfn(address >> PAGE_SHIFT));
+                let part = |part: &model::Descriptor| (part.length as usize, is_window(part.address));
                 seen.lock().unwrap().push(data.iter().map(part).collect());
             }
             serve(&fake, &contents);
-        }
+        };
+        move || model::as_device(domain, &act)
     };
     let line = Box::leak(Box::new(Step(Box::new(work))));
-    let (device, domain) = model::windowed_device();
-    let disk = Block::new(fake.clone(), device, Lines { answers: line, turns: line }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers: line, turns: line }).unwrap();
     World { domain, disk, contents, seen }
 }
 
@@ -171,6 +173,57 @@ fn a_long_transfer_takes_windows_in_turn_and_the_devices_limits_are_kept() {
     }
 }
 
+#[test]
+fn where_every_nth_table_finds_no_memory_the_bytes_are_bounced_and_nothing_is_kept() {
+    for nth in 1..=7 {
+        let world = world(None);
+        let (program, gone) = Program::new(6, |at| (at / 3) as u8);
+        let frames = program.frames.clone();
+        let holder: Arc<dyn HeldFrames> = Arc::new(program);
+        world.domain.fail_every(nth);
+        for round in 0..12 {
+            let (start, length) = (round % 3 * 512, 5 * PAGE_SIZE - round % 2 * 1024);
+            let mut bytes = HeldBytes::new(HostMemory, &holder, start, length);
+            world.disk.read(round as u64, &mut bytes, Sleep::Killable).unwrap();
+            let is = bytes_of(&frames);
+            assert!(
+                is[start..start + length] == contents()[round * SECTOR_SIZE..][..length],
+                "{nth} {round}"
+            );
+            world
+                .disk
+                .write(2000, &HeldBytes::new(HostMemory, &holder, start, length), Sleep::Killable)
+                .unwrap();
+            assert!(
+                world.contents.lock().unwrap()[2000 * SECTOR_SIZE..][..length] == is[start..start + length]
+            );
+            assert_eq!((world.domain.open_pages(), world.disk.places()), (0, (DEPTH, 0)), "{nth} {round}");
+        }
+        let seen = world.seen.lock().unwrap();
+        let is_in_place = seen.iter().flatten().any(|&(_, in_place)| in_place);
+        assert_eq!(is_in_place, nth > 1, "{nth}: windows are used where there is memory");
+        world.domain.fail_every(0);
+        drop(holder);
+        assert!(*gone.lock().unwrap());
+    }
+}
+
+#[test]
+fn a_device_that_looks_again_after_its_answer_is_noticed() {
+    let world = world(None);
+    // Places are taken in turn, and each has its window.
+    let (program, _) = Program::new(2, |_| 7);
+    let holder: Arc<dyn HeldFrames> = Arc::new(program);
+    let look = |window: usize| world.domain.reach(world.domain.window(window), DeviceAccess::Write);
+    for window in 0..DEPTH {
+        assert_eq!(look(window).unwrap_err().has, None, "before");
+        let mut bytes = HeldBytes::new(HostMemory, &holder, 0, PAGE_SIZE);
+        world.disk.read(0, &mut bytes, Sleep::Killable).unwrap();
+        assert_eq!(look(window).unwrap_err().has, None, "after");
+    }
+    assert!(holder.count() == 2 && (0..2).all(|page| !world.domain.frames().contains(&holder.frame(page))));
+}
+
 /// A line on which waits end early, killed or late, until the device does what it does at last.
 struct Impatient {
     waits: Mutex<usize>,
@@ -207,7 +260,7 @@ impl Wait for Impatient {
 /// Reads a page in place on a disk that is late, and at last does `at_last`. The outcome, whether the frame was let go of, and
 /// pages that the device still reaches.
 fn read_late(
-    at_last: impl Fn(&Fake, &'static WindowDomain) + Send + Sync + 'static,
+    at_last: impl Fn(&Fake, &'static DeviceView) + Send + Sync + 'static,
 ) -> (Result<(), BlockError>, bool, usize) {
     let fake = fake_disk(SECTORS as u64, Features::empty());
     let (device, domain) = model::windowed_device();
@@ -216,37 +269,39 @@ fn read_late(
         waits: Mutex::new(0),
         at_last: Box::new({
             let fake = fake.clone();
-            move || at_last(&fake, domain)
+            move || model::as_device(domain, || at_last(&fake, domain))
         }),
         in_between: Box::new(move || assert_eq!(domain.open_pages(), 1, "the device has the frame")),
     }));
-    let disk = Block::new(fake, device, Lines { answers: line, turns: line }).unwrap();
+    let disk = VirtioBlock::new(fake, device, Lines { answers: line, turns: line }).unwrap();
     let holder: Arc<dyn HeldFrames> = Arc::new(program);
     let result = disk.read(0, &mut HeldBytes::new(HostMemory, &holder, 0, PAGE_SIZE), Sleep::Killable);
     drop(holder);
     drop(disk);
+    // Other tests' devices get what this one had.
+    domain.hear();
     let gone = *gone.lock().unwrap();
     (result, gone, domain.open_pages())
 }
 
 #[test]
 fn a_task_waits_for_the_answer_while_the_device_has_its_frames() {
-    let serve = |fake: &Fake, _: &WindowDomain| serve(fake, &Mutex::new(contents()));
+    let serve = |fake: &Fake, _: &DeviceView| serve(fake, &Mutex::new(contents()));
     assert_eq!(read_late(serve), (Ok(()), true, 0));
 }
 
 #[test]
 fn frames_of_a_device_that_does_not_let_go_are_never_given_back() {
     // It breaks the protocol, and confirms a reset or does not.
-    let breaks = |fake: &Fake, _: &WindowDomain| fake.give(0, 63, 0);
+    let breaks = |fake: &Fake, _: &DeviceView| fake.give(0, 63, 0);
     assert_eq!(read_late(breaks), (Err(BlockError::Failed), true, 0));
-    let refuses = |fake: &Fake, _: &WindowDomain| {
+    let refuses = |fake: &Fake, _: &DeviceView| {
         fake.refuse_resets();
         fake.give(0, 63, 0);
     };
     assert_eq!(read_late(refuses), (Err(BlockError::Failed), false, 1));
     // The IOMMU does not answer.
-    let deaf = |fake: &Fake, domain: &WindowDomain| {
+    let deaf = |fake: &Fake, domain: &DeviceView| {
         domain.go_deaf();
         serve(fake, &Mutex::new(contents()));
     };

@@ -5,7 +5,7 @@
 use freehold_machine::PhysAddr;
 
 use crate::SetupError;
-use crate::platform::{Function, Message, Notify, Platform, Registers};
+use crate::platform::{Function, MsiMessage, Notify, Platform, Registers};
 
 /// Capability id of MSI-X.
 const MSIX: u8 = 0x11;
@@ -113,7 +113,7 @@ pub(crate) fn route_interrupt<P: Platform>(
     let table = platform.read_config(function, place);
     let entry = map_bar(platform, function, table as u8 & 7, table & !7, MSIX_ENTRY)
         .ok_or(SetupError::NoRegisters("MSI-X table"))?;
-    let Message { address, data } = platform.interrupt(handler).ok_or(SetupError::NoInterrupt)?;
+    let MsiMessage { address, data } = platform.interrupt(handler).ok_or(SetupError::NoInterrupt)?;
     entry.write32(0, address as u32);
     entry.write32(4, (address >> 32) as u32);
     entry.write32(8, data);

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::SetupError;
 use crate::pci::{capabilities, functions};
-use crate::platform::{Function, Message, Notify, Platform, Registers};
+use crate::platform::{Function, MsiMessage, Notify, Platform, Registers};
 use crate::transport::{PciTransport, device_type};
 
 /// Where the fake's BAR 4 is, and its parts.
@@ -95,8 +95,8 @@ impl Platform for Machine {
         let fits = start.checked_add(length).is_some_and(|end| end <= LENGTH);
         fits.then(|| Mapped { memory: self.memory.clone(), start, length })
     }
-    fn interrupt(&self, _: &'static dyn Notify) -> Option<Message> {
-        (self.vectors > 0).then_some(Message { address: 0xfee0_1000, data: 0x41 })
+    fn interrupt(&self, _: &'static dyn Notify) -> Option<MsiMessage> {
+        (self.vectors > 0).then_some(MsiMessage { address: 0xfee0_1000, data: 0x41 })
     }
 }
 

@@ -42,7 +42,7 @@ pub trait Registers: Send + Sync + 'static {
 
 /// What a message-signalled interrupt writes, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Message {
+pub struct MsiMessage {
     /// The address.
     pub address: u64,
     /// The value.
@@ -94,5 +94,5 @@ pub trait Platform {
     /// Map `length` bytes of registers at `address`.
     fn map(&self, address: PhysAddr, length: usize) -> Option<Self::Registers>;
     /// A vector whose interrupts call `handler`; what a device has to write for one.
-    fn interrupt(&self, handler: &'static dyn Notify) -> Option<Message>;
+    fn interrupt(&self, handler: &'static dyn Notify) -> Option<MsiMessage>;
 }

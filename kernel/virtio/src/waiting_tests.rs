@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 use freehold_virtqueue::model::{self, Fake};
 
-use crate::block::{Block, DEPTH, Lines};
+use crate::block::{DEPTH, Lines, VirtioBlock};
 use crate::driver_tests::{Whole, answer_one, fake_disk, sector, serve};
 use crate::platform::{Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
@@ -120,7 +120,7 @@ fn many_tasks_on_a_disk_that_may_hold_little_wait_and_none_fails() {
     let device = model::limited_device(20 << 10);
     let fake = fake_disk(sectors as u64, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers, turns }).unwrap();
     let contents: Vec<u8> = (0..sectors * SECTOR_SIZE).map(|at| (at / SECTOR_SIZE) as u8).collect();
     let server = serve_in_background(&fake, contents, answers);
     std::thread::scope(|scope| {
@@ -144,7 +144,7 @@ fn a_task_that_waits_holds_no_memory_and_one_that_is_killed_hands_its_turn_on() 
     let fake = fake_disk(8, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
     let device = model::limited_device(1 << 20);
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers, turns }).unwrap();
     let empty = device.held();
     std::thread::scope(|scope| {
         let busy: Vec<_> =
@@ -177,7 +177,7 @@ fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_u
     let fake = fake_disk(16, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
     let device = model::limited_device(1 << 20);
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers, turns }).unwrap();
     let empty = device.held();
     std::thread::scope(|scope| {
         let task = scope.spawn(|| disk.read(0, &mut Whole(std::vec![0; 16 * SECTOR_SIZE]), Sleep::Killable));
@@ -198,7 +198,7 @@ fn held_by(tasks: usize, length: usize) -> usize {
     let fake = fake_disk(64, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
     let device = model::limited_device(1 << 20);
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers, turns }).unwrap();
     let empty = device.held();
     let contents: Vec<u8> = (0..64 * SECTOR_SIZE).map(|at| (at / 7) as u8).collect();
     let held = std::thread::scope(|scope| {
@@ -234,7 +234,7 @@ fn a_short_request_begins_with_the_spare_buffer_and_one_beside_it_takes_memory_o
 #[test]
 fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
     let fake = fake_disk(8, Features::empty());
-    let disk = Block::new(fake.clone(), model::device(), sleepers()).unwrap();
+    let disk = VirtioBlock::new(fake.clone(), model::device(), sleepers()).unwrap();
     let errors: Vec<_> = std::thread::scope(|scope| {
         let waiting: Vec<_> = (0..DEPTH + 4)
             .map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible)))

@@ -12,13 +12,13 @@ use crate::{PAGE_SIZE, Pfn, TABLE_ENTRIES};
 
 type Words = [AtomicU64; TABLE_ENTRIES];
 
-pub(super) struct Memory {
+pub(super) struct ModelMemory {
     frames: Box<[OnceLock<Box<Words>>]>,
     /// Frames whose bytes the kernel may not look at.
     withheld: Mutex<BTreeSet<Pfn>>,
 }
 
-impl Memory {
+impl ModelMemory {
     pub(super) fn new(frames: u64) -> Self {
         Self { frames: (0..frames).map(|_| OnceLock::new()).collect(), withheld: Mutex::default() }
     }

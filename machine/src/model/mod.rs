@@ -7,6 +7,7 @@
 //!   [`Model::let_flushes_be_late`] has the access wait for the flush instead;
 //! - translation tables are reached through the direct map only: a table in a pageblock that has not
 //!   entered it panics, as does leaving with a root loaded;
+//! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`] ([`DeviceView`]);
 //! - windows nest to a bounded depth, and nothing that may sleep runs inside one
 //!   ([`Model::assert_may_sleep`]).
 //!
@@ -14,6 +15,7 @@
 //! the interleaving of threads. Any thread may act as any CPU ([`Model::on_cpu`]); a thread that never
 //! says so is CPU 0.
 
+mod devices;
 mod memory;
 mod tlb;
 mod walk;
@@ -28,10 +30,11 @@ use crate::{
     Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES,
     Pfn, PfnRange, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
 };
-use memory::Memory;
+pub use devices::{DeviceView, DeviceViolation};
+use memory::ModelMemory;
 use tlb::TlbState;
 use walk::Late;
-pub use walk::{Fault, Stale, StaleKind};
+pub use walk::{AccessFault, Stale, StaleKind};
 
 /// How many windows one CPU may have open at once.
 pub const WINDOWS: usize = 8;
@@ -63,7 +66,7 @@ impl Default for Config {
 
 /// How often the expensive things happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ModelCounts {
     /// Remote CPUs that were interrupted for a flush.
     pub interrupts: u64,
     /// Flushes of ranges, one per CPU.
@@ -92,7 +95,7 @@ struct Counters {
 struct ModelState {
     topology: Topology,
     cpus: usize,
-    memory: Memory,
+    memory: ModelMemory,
     in_direct_map: Box<[AtomicU64]>,
     tlbs: Box<[Mutex<TlbState>]>,
     /// Held while a CPU answers no flush.
@@ -143,7 +146,7 @@ impl Model {
         let blocks = frames.div_ceil(PAGEBLOCK_FRAMES);
         let state = ModelState {
             cpus,
-            memory: Memory::new(frames),
+            memory: ModelMemory::new(frames),
             in_direct_map: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
             tlbs: (0..cpus).map(|_| Mutex::new(TlbState::new())).collect(),
             holds: (0..cpus).map(|_| Mutex::new(())).collect(),
@@ -203,10 +206,10 @@ impl Model {
     }
 
     /// What happened so far.
-    pub fn counts(self) -> Counts {
+    pub fn counts(self) -> ModelCounts {
         let c = &self.0.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
+        ModelCounts {
             interrupts: load(&c.interrupts),
             range_flushes: load(&c.range_flushes),
             full_flushes: load(&c.full_flushes),

@@ -1,7 +1,7 @@
 //! What the judge itself promises: it sees what it is there to see.
 
 use super::*;
-use crate::{PAGE_SHIFT, VirtAddr};
+use crate::{DeviceAccess, DeviceDomain, NoTables, PAGE_SHIFT, Unconfirmed, VirtAddr};
 
 const PRESENT_WRITE_USER: u64 = 7;
 
@@ -46,7 +46,7 @@ fn a_missing_flush_is_seen_on_the_cpu_that_cached_and_a_flush_cures_it() {
     let flush = Flush::Range { start: addr, pages: 1 };
     model.flush_on(CpuSet::first(2), flush);
     model.assert_coherent();
-    assert_eq!(model.load(addr), Err(Fault::NotPresent));
+    assert_eq!(model.load(addr), Err(AccessFault::NotPresent));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_store_before_a_late_flush_is_done_and_waits_for_it() {
         model.on_cpu(CpuId(1), || model.flush_on(CpuSet::first(1), Flush::Range { start: addr, pages: 1 }));
         assert_eq!(store.join().unwrap(), Ok(()));
     });
-    assert_eq!(model.load(addr), Err(Fault::NotPresent));
+    assert_eq!(model.load(addr), Err(AccessFault::NotPresent));
 }
 
 #[test]
@@ -113,4 +113,47 @@ fn windows_keep_what_others_wrote_to_other_words() {
         model.with_bytes(Pfn(7), |inner| inner[8] = 2);
     });
     model.with_bytes(Pfn(7), |bytes| assert_eq!((bytes[0], bytes[8]), (1, 2)));
+}
+
+#[test]
+fn a_device_reaches_what_it_was_given_in_the_way_it_was_given_and_nothing_after_it_was_taken() {
+    let view = DeviceView::new(Pfn(1 << 20));
+    let run = PfnRange::new(Pfn(5), Pfn(7));
+    view.map(run).unwrap();
+    let address = view.open(3, &mut [Pfn(9), Pfn(2)].into_iter(), DeviceAccess::Read).unwrap();
+    assert_eq!((Pfn(address >> PAGE_SHIFT), view.open_pages()), (view.window(3), 2));
+    let second = view.window(3).offset(1);
+    assert_eq!(view.reach(Pfn(6), DeviceAccess::Write), Ok(Pfn(6)));
+    assert_eq!(view.reach(second, DeviceAccess::Read), Ok(Pfn(2)));
+    let wider = DeviceViolation {
+        page: second,
+        wanted: DeviceAccess::Write,
+        has: Some((Pfn(2), DeviceAccess::Read)),
+    };
+    assert_eq!(view.reach(second, DeviceAccess::Write), Err(wider));
+    assert_eq!(view.reach(Pfn(9), DeviceAccess::Read).unwrap_err().has, None, "a window is the only way");
+    assert_eq!(view.frames().len(), 4);
+    assert_eq!(view.open(3, &mut [Pfn(1)].into_iter(), DeviceAccess::Read), Err(NoTables));
+    view.go_deaf();
+    assert_eq!((view.close(3, 2), view.unmap(run)), (Err(Unconfirmed), Err(Unconfirmed)));
+    assert_eq!(view.frames().len(), 4, "it still reaches them");
+    view.hear();
+    view.fail_every(2);
+    assert_eq!((view.close(3, 2), view.unmap(run), view.frames().len()), (Ok(()), Ok(()), 0));
+    assert_eq!((view.map(run), view.map(PfnRange::new(Pfn(8), Pfn(9)))), (Ok(()), Err(NoTables)));
+}
+
+#[test]
+#[should_panic(expected = "is given to a device that has it")]
+fn a_page_that_is_given_twice_is_noticed() {
+    let view = DeviceView::new(Pfn(1 << 20));
+    let _ = view.map(PfnRange::new(Pfn(5), Pfn(7)));
+    let _ = view.map(PfnRange::new(Pfn(6), Pfn(8)));
+}
+
+#[test]
+#[should_panic(expected = "is taken from a device without it")]
+fn a_page_that_is_taken_twice_is_noticed() {
+    let view = DeviceView::new(Pfn(1 << 20));
+    let _ = view.unmap(PfnRange::new(Pfn(5), Pfn(6)));
 }

@@ -12,7 +12,7 @@ const LARGE_PAGES: u64 = 512;
 
 /// A translation as it was when it was cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct TlbEntry {
     /// First page number it covers.
     pub page: u64,
     /// 1, or [`LARGE_PAGES`].
@@ -36,7 +36,7 @@ pub(super) struct Upper {
 
 pub(super) struct TlbState {
     pub root: Option<Pfn>,
-    sets: Vec<Vec<Line>>,
+    sets: Vec<Vec<TlbEntry>>,
     uppers: Vec<Upper>,
     victim: usize,
 }
@@ -46,7 +46,7 @@ impl TlbState {
         Self { root: None, sets: (0..SETS).map(|_| Vec::new()).collect(), uppers: Vec::new(), victim: 0 }
     }
 
-    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub(super) fn lines(&self) -> impl Iterator<Item = &TlbEntry> {
         self.sets.iter().flatten()
     }
 
@@ -58,7 +58,7 @@ impl TlbState {
         (page / pages) as usize % SETS
     }
 
-    pub(super) fn find(&self, addr: VirtAddr) -> Option<Line> {
+    pub(super) fn find(&self, addr: VirtAddr) -> Option<TlbEntry> {
         let page = addr.0 >> PAGE_SHIFT;
         [1, LARGE_PAGES].iter().find_map(|&pages| {
             let start = page / pages * pages;
@@ -74,7 +74,7 @@ impl TlbState {
         self.uppers.iter().find(|u| u.region == region).copied()
     }
 
-    pub(super) fn insert(&mut self, line: Line) {
+    pub(super) fn insert(&mut self, line: TlbEntry) {
         let set = &mut self.sets[Self::set_of(line.page, line.pages)];
         set.retain(|l| l.page != line.page || l.pages != line.pages);
         if set.len() == WAYS {
@@ -101,7 +101,7 @@ impl TlbState {
 
     /// A range flush drops all cached walks, as INVLPG does (SDM 4.10.4.1).
     pub(super) fn flush(&mut self, what: Flush) {
-        let keep = |line: &Line| match what {
+        let keep = |line: &TlbEntry| match what {
             Flush::Range { start, pages } => {
                 let first = start.0 >> PAGE_SHIFT;
                 line.page + line.pages <= first || first + pages <= line.page

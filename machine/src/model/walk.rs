@@ -5,7 +5,7 @@ use std::format;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
-use super::tlb::{Line, TlbState, Upper};
+use super::tlb::{TlbEntry, TlbState, Upper};
 use super::{Model, StaleEntries};
 use crate::entry::{ACCESSED, DIRTY, FRAME, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use crate::{Access, CpuId, CpuSet, Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysAddr, VirtAddr};
@@ -15,7 +15,7 @@ const LARGE_RESERVED: u64 = 0x001f_e000;
 
 /// Why an access does not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum AccessFault {
     /// No translation.
     NotPresent,
     /// A translation that does not allow this.
@@ -68,7 +68,7 @@ struct Leaf {
     table: Pfn,
     index: usize,
     entry: u64,
-    line: Line,
+    line: TlbEntry,
     upper: Option<Upper>,
 }
 
@@ -81,7 +81,7 @@ impl Model {
     ///
     /// # Panics
     /// Where a stale entry is used: a flush is missing, or late where it may not be.
-    pub fn access(self, addr: VirtAddr, access: Access) -> Result<PhysAddr, Fault> {
+    pub fn access(self, addr: VirtAddr, access: Access) -> Result<PhysAddr, AccessFault> {
         self.access_and(addr, access, Late::AsSet, |at| at)
     }
 
@@ -93,7 +93,7 @@ impl Model {
         access: Access,
         late: Late,
         f: impl FnOnce(PhysAddr) -> R,
-    ) -> Result<R, Fault> {
+    ) -> Result<R, AccessFault> {
         let cpu = self.current_cpu();
         let mut tlb = self.tlb(cpu);
         if let Some(line) = tlb.find(addr)
@@ -120,7 +120,7 @@ impl Model {
 
     /// Wait until the CPU has forgotten `line`, or the tables have it again; whether that came to
     /// pass.
-    fn is_forgotten_in_time(self, cpu: CpuId, line: &Line) -> bool {
+    fn is_forgotten_in_time(self, cpu: CpuId, line: &TlbEntry) -> bool {
         let end = Instant::now() + LATEST;
         loop {
             let tlb = self.tlb(cpu);
@@ -139,7 +139,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::access`].
-    pub fn load(self, addr: VirtAddr) -> Result<u8, Fault> {
+    pub fn load(self, addr: VirtAddr) -> Result<u8, AccessFault> {
         self.access_and(addr, Access::Read, Late::AsSet, |at| {
             self.0.memory.byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE)
         })
@@ -149,7 +149,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::access`].
-    pub fn store(self, addr: VirtAddr, value: u8) -> Result<(), Fault> {
+    pub fn store(self, addr: VirtAddr, value: u8) -> Result<(), AccessFault> {
         self.access_and(addr, Access::Write, Late::AsSet, |at| {
             self.0.memory.set_byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE, value);
         })
@@ -174,7 +174,13 @@ impl Model {
         assert!(stale.is_empty(), "stale translations: {stale:x?}");
     }
 
-    fn fill(self, tlb: &mut TlbState, cpu: CpuId, addr: VirtAddr, access: Access) -> Result<PhysAddr, Fault> {
+    fn fill(
+        self,
+        tlb: &mut TlbState,
+        cpu: CpuId,
+        addr: VirtAddr,
+        access: Access,
+    ) -> Result<PhysAddr, AccessFault> {
         loop {
             let upper = tlb.find_upper(addr);
             if let Some(upper) = upper {
@@ -184,7 +190,7 @@ impl Model {
             let root = tlb.root.expect("user code runs without a root");
             let leaf = self.walk(root, addr, upper)?;
             if !allows(&leaf.line, access) {
-                return Err(Fault::Protection);
+                return Err(AccessFault::Protection);
             }
             let dirty = if access == Access::Write { DIRTY } else { 0 };
             let marked = leaf.entry | ACCESSED | dirty;
@@ -193,7 +199,7 @@ impl Model {
             if word.compare_exchange(leaf.entry, marked, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 continue;
             }
-            let line = Line { dirty: marked & DIRTY != 0, ..leaf.line };
+            let line = TlbEntry { dirty: marked & DIRTY != 0, ..leaf.line };
             tlb.insert(line);
             if let Some(upper) = leaf.upper {
                 tlb.insert_upper(upper);
@@ -203,7 +209,7 @@ impl Model {
     }
 
     /// Walk from `root`, or from a cached upper part. Changes nothing.
-    fn walk(self, root: Pfn, addr: VirtAddr, cached: Option<Upper>) -> Result<Leaf, Fault> {
+    fn walk(self, root: Pfn, addr: VirtAddr, cached: Option<Upper>) -> Result<Leaf, AccessFault> {
         let (mut table, mut level, mut write, mut execute) = match cached {
             Some(upper) => (upper.table, 1, upper.write, upper.execute),
             None => (root, 4, true, true),
@@ -212,10 +218,10 @@ impl Model {
             let index = (addr.0 >> (PAGE_SHIFT + 9 * (level - 1))) as usize & 511;
             let entry = self.0.memory.word(table, index).load(Ordering::Acquire);
             if entry & PRESENT == 0 {
-                return Err(Fault::NotPresent);
+                return Err(AccessFault::NotPresent);
             }
             if entry & USER == 0 {
-                return Err(Fault::Protection);
+                return Err(AccessFault::Protection);
             }
             let region = addr.0 >> (PAGE_SHIFT + 9);
             let upper = (level == 1).then_some(Upper { region, table, write, execute });
@@ -229,7 +235,7 @@ impl Model {
                     "reserved bits set: {entry:#x} at {addr:?}"
                 );
                 let pages = if is_large { 512 } else { 1 };
-                let line = Line {
+                let line = TlbEntry {
                     page: (addr.0 >> PAGE_SHIFT) / pages * pages,
                     pages,
                     pfn: Pfn::containing(PhysAddr(entry & FRAME)),
@@ -245,7 +251,7 @@ impl Model {
         }
     }
 
-    fn judge(self, cpu: CpuId, tlb: &TlbState, line: &Line) -> Option<Stale> {
+    fn judge(self, cpu: CpuId, tlb: &TlbState, line: &TlbEntry) -> Option<Stale> {
         let addr = VirtAddr(line.page << PAGE_SHIFT);
         let root = tlb.root.expect("a TLB has entries only after a root was loaded");
         let kind = match self.walk(root, addr, None) {
@@ -282,7 +288,7 @@ impl Model {
     }
 }
 
-fn allows(line: &Line, access: Access) -> bool {
+fn allows(line: &TlbEntry, access: Access) -> bool {
     match access {
         Access::Read => true,
         Access::Write => line.write,
@@ -290,7 +296,7 @@ fn allows(line: &Line, access: Access) -> bool {
     }
 }
 
-fn physical(line: &Line, addr: VirtAddr) -> PhysAddr {
+fn physical(line: &TlbEntry, addr: VirtAddr) -> PhysAddr {
     let start = line.pfn.start().0;
     PhysAddr(start + (addr.0 - (line.page << PAGE_SHIFT)))
 }

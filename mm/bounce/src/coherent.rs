@@ -8,7 +8,7 @@ use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
 use crate::device::Amount;
 use crate::pool::Taker;
-use crate::runs::Runs;
+use crate::runs::FrameRuns;
 use crate::word::SEGMENT_PAGES;
 use crate::{Device, DmaAddr, DmaError, DmaSource};
 
@@ -84,7 +84,7 @@ enum CoherentMemory<S: DmaSource> {
     /// The page allocator.
     Block(Frame<Bounce, S>),
     /// One run of the memory of a device that has its own.
-    Pages(Runs),
+    Pages(FrameRuns),
 }
 
 impl<S: DmaSource> Coherent<S> {

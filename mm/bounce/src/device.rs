@@ -1,6 +1,7 @@
 //! Devices and their accounts.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,13 +10,14 @@ use spin::Once;
 
 use crate::cells::{Cell, Cells};
 use crate::domains::Domains;
-use crate::mapping::Memory;
+use crate::in_place::Kept;
+use crate::mapping::MappedMemory;
 use crate::pool::{Growth, Means, Pool, Taker};
 use crate::published::Published;
-use crate::runs::{Run, Runs};
+use crate::runs::{FrameRuns, Run};
 use crate::{
-    Constraint, Direction, DmaAddr, DmaError, DmaSource, MAX_DEVICES, MAX_MAPPING, Mapping, Original,
-    SLOT_SIZE, Transfer,
+    Constraint, Direction, DmaAddr, DmaError, DmaMapping, DmaSource, HeldFrames, MAX_DEVICES, MAX_MAPPING,
+    Original, SLOT_SIZE, Statistics, Transfer, Usage,
 };
 
 /// Slots in a page.
@@ -90,52 +92,8 @@ pub(crate) struct Account<S: DmaSource> {
     waits: AtomicUsize,
     grows: AtomicUsize,
     cells: Cells,
-}
-
-/// What a device holds and did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Usage {
-    /// Its name.
-    pub name: &'static str,
-    /// Bytes of slots and coherent frames.
-    pub held: usize,
-    /// The most that it may hold.
-    pub quota: usize,
-    /// Bytes of `held` that stay out of use for ever: the device may still write to them.
-    pub lost: usize,
-    /// How often its driver waited for memory.
-    pub waits: usize,
-    /// Segments that were added because it found too little.
-    pub grows: usize,
-    /// Bytes of slots that it had, one time after the other.
-    pub bytes: usize,
-    /// Mappings that failed.
-    pub failed: usize,
-}
-
-/// Counts over all devices, with Linux' names where it has one (debugfs swiotlb/).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Statistics {
-    /// Slots in all segments (io_tlb_nslabs).
-    pub nslabs: usize,
-    /// Slots in use (io_tlb_used).
-    pub used: usize,
-    /// The most that ever were, to within a segment for each CPU (io_tlb_used_hiwater).
-    pub used_hiwater: usize,
-    /// Slots that callers added and that the worker has not looked at (io_tlb_transient_nslabs).
-    pub transient: usize,
-    /// Segments added and removed.
-    pub grows: usize,
-    /// Segments that went back to the page allocator.
-    pub shrinks: usize,
-    /// Frames in coherent use.
-    pub coherent_frames: usize,
-    /// Mappings that failed.
-    pub failed: usize,
-    /// Bytes that all devices together have lost: see [`Mapping::lose`].
-    pub lost: usize,
-    /// Bytes of slots that devices had, one time after the other.
-    pub bytes: usize,
+    /// `None`: the device never has frames in their places.
+    pub kept: Option<Box<Kept>>,
 }
 
 /// All of DMA: one per kernel.
@@ -231,6 +189,7 @@ impl<S: DmaSource> Dma<S> {
                     waits: AtomicUsize::new(0),
                     grows: AtomicUsize::new(0),
                     cells: Cells::new(),
+                    kept: Kept::of(rules.domain),
                 }
             });
             if mine {
@@ -301,6 +260,12 @@ impl<S: DmaSource> Dma<S> {
             bytes: self.counts.sum(2 * usize::from(number) + TAKEN) as usize,
             failed: account.failed.load(Ordering::Relaxed),
         })
+    }
+
+    /// What holds frames that devices may reach for ever: it is never let go of (see [`InPlace`](crate::InPlace)).
+    pub fn kept(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
+        let accounts = self.accounts.iter().filter_map(Once::get);
+        accounts.filter_map(|account| account.kept.as_deref()).flat_map(Kept::holders)
     }
 
     /// Devices with memory of their own: their names, and the slots that they have and that are in use.
@@ -401,18 +366,18 @@ impl<S: DmaSource> Device<S> {
         self,
         original: &O,
         direction: Direction,
-    ) -> Result<Mapping<S>, DmaError> {
+    ) -> Result<DmaMapping<S>, DmaError> {
         let mapping = self.buffer(original.length(), direction)?;
         mapping.copy_in(original, 0, mapping.len());
         Ok(mapping)
     }
 
-    /// `length` bytes that the driver fills and reads itself ([`Mapping::write`], [`Mapping::read`]). At first they are
+    /// `length` bytes that the driver fills and reads itself ([`DmaMapping::write`], [`DmaMapping::read`]). At first they are
     /// zeroes, or what this device was given before: a driver passes on no more than the device says it wrote.
     ///
     /// # Errors
     /// [`DmaError`].
-    pub fn buffer(self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
+    pub fn buffer(self, length: usize, direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         self.counted(self.take(Transfer::of(length), direction, Amount::All))
     }
 
@@ -420,7 +385,7 @@ impl<S: DmaSource> Device<S> {
     ///
     /// # Errors
     /// [`DmaError`].
-    pub fn bounce(self, transfer: Transfer, direction: Direction) -> Result<Mapping<S>, DmaError> {
+    pub fn bounce(self, transfer: Transfer, direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         self.counted(self.take(transfer, direction, Amount::All))
     }
 
@@ -437,11 +402,11 @@ impl<S: DmaSource> Device<S> {
     ///
     /// # Errors
     /// [`DmaError`]: not even one page.
-    pub fn buffer_up_to(self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
+    pub fn buffer_up_to(self, length: usize, direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         self.counted(self.take(Transfer::of(length.min(MAX_MAPPING)), direction, Amount::Some))
     }
 
-    fn counted(self, taken: Result<Mapping<S>, DmaError>) -> Result<Mapping<S>, DmaError> {
+    fn counted(self, taken: Result<DmaMapping<S>, DmaError>) -> Result<DmaMapping<S>, DmaError> {
         if taken.is_err() {
             self.account().failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -456,7 +421,7 @@ impl<S: DmaSource> Device<S> {
     pub fn held(self) -> usize {
         self.dma.held(self.account(), self.number)
     }
-    /// Bytes of those that never come back: see [`Mapping::lose`].
+    /// Bytes of those that never come back: see [`DmaMapping::lose`].
     pub fn lost(self) -> usize {
         self.account().lost.load(Ordering::Relaxed)
     }
@@ -497,7 +462,12 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    fn take(self, transfer: Transfer, direction: Direction, amount: Amount) -> Result<Mapping<S>, DmaError> {
+    fn take(
+        self,
+        transfer: Transfer,
+        direction: Direction,
+        amount: Amount,
+    ) -> Result<DmaMapping<S>, DmaError> {
         let Transfer { length, constraint, .. } = transfer;
         if length == 0 {
             return Err(DmaError::Empty);
@@ -510,8 +480,8 @@ impl<S: DmaSource> Device<S> {
             && reach == self.rules().reach
             && let Some((run, cell)) = self.take_cell(small)?
         {
-            let memory = Memory { runs: Runs::one(run), cell: Some(cell), start };
-            return Ok(Mapping::new(self, memory, (length, constraint.boundary), direction));
+            let memory = MappedMemory { runs: FrameRuns::one(run), cell: Some(cell), start };
+            return Ok(DmaMapping::new(self, memory, (length, constraint.boundary), direction));
         }
         let step = constraint.step().div_ceil(PAGE_SIZE);
         let taker = Taker { device: self.number, reach, step: step as u32 };
@@ -523,8 +493,8 @@ impl<S: DmaSource> Device<S> {
         };
         let bytes = runs.pages() * PAGE_SIZE;
         self.dma.count(2 * usize::from(self.number) + TAKEN, bytes);
-        let memory = Memory { runs, cell: None, start };
-        Ok(Mapping::new(self, memory, (length.min(bytes - start), constraint.boundary), direction))
+        let memory = MappedMemory { runs, cell: None, start };
+        Ok(DmaMapping::new(self, memory, (length.min(bytes - start), constraint.boundary), direction))
     }
 
     /// A cell and its page, or `None` where the device has as many pages of them as it can.
@@ -572,13 +542,13 @@ impl<S: DmaSource> Device<S> {
     }
 
     /// Takes pages; adds memory where there is too little.
-    pub(crate) fn pages(self, taker: Taker, pages: usize, amount: Amount) -> Result<Runs, DmaError> {
+    pub(crate) fn pages(self, taker: Taker, pages: usize, amount: Amount) -> Result<FrameRuns, DmaError> {
         if pages == 0 {
             return Err(DmaError::Quota);
         }
         let (dma, pool) = (self.dma, self.pool());
         let means = Means { source: dma.source(), domains: &dma.domains, published: &dma.published };
-        let mut runs = Runs::new();
+        let mut runs = FrameRuns::new();
         let taken = pool.take(means, taker, pages, &mut runs);
         let mut report = taken.unwrap_or(false);
         let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
@@ -610,7 +580,7 @@ impl<S: DmaSource> Device<S> {
         Ok(runs)
     }
 
-    pub(crate) fn give_pages(self, runs: &Runs) {
+    pub(crate) fn give_pages(self, runs: &FrameRuns) {
         let pool = self.pool();
         pool.give(self.dma.source(), runs);
         if core::ptr::eq(pool, &raw const self.dma.pool) {
@@ -619,7 +589,7 @@ impl<S: DmaSource> Device<S> {
     }
 
     /// Takes the memory of a mapping back.
-    pub(crate) fn give_back(self, memory: &Memory) {
+    pub(crate) fn give_back(self, memory: &MappedMemory) {
         let which = 2 * usize::from(self.number) + GIVEN;
         let Some(cell) = memory.cell else {
             self.dma.count(which, memory.runs.pages() * PAGE_SIZE);
@@ -627,7 +597,7 @@ impl<S: DmaSource> Device<S> {
         };
         self.dma.count(which, cell.bytes());
         if let Some(run) = self.account().cells.give(cell) {
-            self.give_pages(&Runs::one(run));
+            self.give_pages(&FrameRuns::one(run));
         }
     }
 }

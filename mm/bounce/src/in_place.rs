@@ -4,8 +4,8 @@
 //!
 //! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has forgotten them: dropping one
 //! closes its window, waits for the IOMMU's answer, and lets the holder go after it. So whoever gets a frame next gets
-//! one that no device reaches. Without an answer, and where the device does not confirm a reset, the holder is never let
-//! go of: the frames stay out of use, and count as lost.
+//! one that no device reaches. Without an answer, and where the device does not confirm a reset, the holder is *kept*: it is never
+//! let go of, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows whose they are.
 //!
 //! **Who opens windows.** A driver, by the number of its request's place: a place that the device still has is nobody
 //! else's, and so is its window.
@@ -13,14 +13,31 @@
 //! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be dropped under a driver's
 //! lock, which orders before those of the IOMMU and of whatever the holder lets go of: the page allocator.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_machine::{DeviceAccess, DeviceDomain, PAGE_SIZE, WINDOW_PAGES};
+use freehold_machine::{DeviceAccess, DeviceDomain, MAX_WINDOWS, PAGE_SIZE, WINDOW_PAGES};
+use spin::Once;
 
 use crate::{Device, Direction, DmaAddr, DmaSource, HeldFrames};
+
+/// Holders that are never let go of, by the windows that their frames were in: such a window is never opened again.
+pub(crate) struct Kept([Once<Arc<dyn HeldFrames>>; MAX_WINDOWS]);
+
+impl Kept {
+    /// A device's, where its domain has windows. Made at attach, since nothing can be allocated when a device is lost.
+    pub fn of(domain: Option<&'static dyn DeviceDomain>) -> Option<Box<Self>> {
+        domain.filter(|domain| domain.windows() > 0)?;
+        Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
+    }
+    /// What holds frames of any window.
+    pub fn holders(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
+        self.0.iter().filter_map(Once::get)
+    }
+}
 
 /// Frames of others that a device reaches until this is dropped.
 #[must_use = "dropping it takes the frames from the device"]
@@ -104,7 +121,11 @@ impl<S: DmaSource> Drop for InPlace<S> {
             return;
         }
         self.lose();
-        core::mem::forget(self.holder.take());
+        let kept = self.device.account().kept.as_ref().and_then(|kept| kept.0.get(self.window));
+        match (kept, self.holder.take()) {
+            (Some(place), Some(holder)) => _ = place.call_once(|| holder),
+            (_, holder) => core::mem::forget(holder),
+        }
     }
 }
 

@@ -17,10 +17,10 @@
 //!
 //! | what | for | memory |
 //! |---|---|---|
-//! | [`Device::map`] → [`Mapping`] | one transfer of existing bytes | pages in up to 16 runs, or a cell; copied |
-//! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver fills itself | the same, not copied |
-//! | [`Device::buffer_up_to`] → [`Mapping`] | a transfer that can go in parts | what can be had now, a page at least |
-//! | [`Device::bounce`] → [`Mapping`] | one transfer whose addresses have to be aligned, or near | the same, aligned |
+//! | [`Device::map`] → [`DmaMapping`] | one transfer of existing bytes | pages in up to 16 runs, or a cell; copied |
+//! | [`Device::buffer`] → [`DmaMapping`] | a buffer that a driver fills itself | the same, not copied |
+//! | [`Device::buffer_up_to`] → [`DmaMapping`] | a transfer that can go in parts | what can be had now, a page at least |
+//! | [`Device::bounce`] → [`DmaMapping`] | one transfer whose addresses have to be aligned, or near | the same, aligned |
 //! | [`Device::in_place`] → [`InPlace`] | one transfer of pinned or page-cache frames, behind an IOMMU | the frames themselves |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
@@ -39,8 +39,8 @@
 //! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that never grows.
 //!
 //! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
-//! the device confirms neither, the driver calls [`Mapping::lose`] or [`Coherent::lose`]: the memory leaks on purpose,
-//! and [`Usage::lost`] and [`Statistics::lost`] count it.
+//! the device confirms neither, the driver calls [`DmaMapping::lose`], [`Coherent::lose`] or [`InPlace::lose`]: the memory leaks on
+//! purpose, [`Usage::lost`] and [`Statistics::lost`] count it, and [`Dma::kept`] names what holds the frames of others.
 //!
 //! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Locks.** Spin locks are held
 //! while a segment or a page of cells comes or goes, for a few instructions; frames are asked from and given back to the page
@@ -52,7 +52,7 @@
 //! ```
 //! use core::sync::atomic::AtomicU64;
 //! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
-//! use freehold_buddy::{Buddy, Managed, Options};
+//! use freehold_buddy::{Buddy, Managed, Options, Pcp};
 //! use freehold_frame::{FrameRecord, FrameTable};
 //! use freehold_machine::model::{Config, Model};
 //!
@@ -63,8 +63,8 @@
 //! let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
 //! let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
 //! let table = FrameTable::new(Box::leak(records));
-//! let managed =
-//!     Managed { topology: machine.topology(), reserved: &[], table, metadata: Box::leak(metadata) };
+//! let (metadata, pcps) = (Box::leak(metadata), Box::leak(Box::new([Pcp::new()])));
+//! let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
 //! let buddy = Buddy::new(machine, managed, options).ok().unwrap();
 //! let frames: &'static Buddy<Model> = Box::leak(Box::new(buddy));
 //!
@@ -98,11 +98,14 @@ mod mapping;
 mod original;
 mod pool;
 mod published;
+#[cfg(test)]
+mod reach;
 mod runs;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod upstream;
+mod usage;
 mod word;
 
 /// Atomics, which `tests/loom.rs` replaces for `word.rs`.
@@ -117,11 +120,12 @@ use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 
 pub use coherent::Coherent;
 pub use constraint::{Alignment, Boundary, Constraint, Transfer};
-pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
+pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Worker};
 pub use in_place::InPlace;
-pub use mapping::Mapping;
+pub use mapping::DmaMapping;
 pub use original::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 pub use runs::{MAX_RUNS, Piece};
+pub use usage::{Statistics, Usage};
 
 /// Bytes in a slot: what counts and parameters are in.
 pub const SLOT_SIZE: usize = 2048;

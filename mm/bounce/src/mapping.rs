@@ -8,26 +8,26 @@ use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
 use crate::cells::Cell;
 use crate::constraint::Boundary;
-use crate::runs::Runs;
+use crate::runs::FrameRuns;
 use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece, Scrub};
 
 /// Where the bytes of a mapping are.
-pub(crate) struct Memory {
-    pub runs: Runs,
+pub(crate) struct MappedMemory {
+    pub runs: FrameRuns,
     /// Where they are a part of the first page only.
     pub cell: Option<Cell>,
     /// Bytes of the runs, or of the cell, before them.
     pub start: usize,
 }
 
-/// Bytes that a device may reach until this is dropped; dropping copies nothing back ([`Mapping::unmap`] does).
+/// Bytes that a device may reach until this is dropped; dropping copies nothing back ([`DmaMapping::unmap`] does).
 ///
 /// Whoever hands the address to a device keeps the mapping until the device has given the buffer back or
 /// was reset: a driver moves it into its table of requests in flight.
 #[must_use = "dropping it takes the memory from the device"]
-pub struct Mapping<S: DmaSource> {
+pub struct DmaMapping<S: DmaSource> {
     device: Device<S>,
-    memory: Memory,
+    memory: MappedMemory,
     length: usize,
     boundary: Option<Boundary>,
     direction: Direction,
@@ -35,17 +35,17 @@ pub struct Mapping<S: DmaSource> {
     is_lost: AtomicBool,
 }
 
-impl<S: DmaSource> Mapping<S> {
+impl<S: DmaSource> DmaMapping<S> {
     pub(crate) fn new(
         device: Device<S>,
-        memory: Memory,
+        memory: MappedMemory,
         (length, boundary): (usize, Option<Boundary>),
         direction: Direction,
     ) -> Self {
         Self { device, memory, length, boundary, direction, is_lost: AtomicBool::new(false) }
     }
 
-    /// Where the first byte is for the device. The others follow in [`Mapping::pieces`].
+    /// Where the first byte is for the device. The others follow in [`DmaMapping::pieces`].
     pub fn address(&self) -> DmaAddr {
         let first = self.pieces(0..1).next().expect("a mapping has a byte at least");
         DmaAddr(first.frame.start().0 + first.offset as u64)
@@ -107,7 +107,7 @@ impl<S: DmaSource> Mapping<S> {
     pub fn sync_for_device<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.sync_part_for_device(original, offset, offset, length);
     }
-    /// As [`Mapping::sync_for_device`], from another offset `from` of the original.
+    /// As [`DmaMapping::sync_for_device`], from another offset `from` of the original.
     pub fn sync_part_for_device<O: Original + ?Sized>(
         &self,
         original: &O,
@@ -124,7 +124,7 @@ impl<S: DmaSource> Mapping<S> {
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
         self.sync_part_for_cpu(original, offset, offset, length);
     }
-    /// As [`Mapping::sync_for_cpu`], to another offset `to` of the original.
+    /// As [`DmaMapping::sync_for_cpu`], to another offset `to` of the original.
     pub fn sync_part_for_cpu<O: OriginalMut + ?Sized>(
         &self,
         original: &mut O,
@@ -217,7 +217,7 @@ impl<S: DmaSource> Mapping<S> {
     }
 }
 
-impl<S: DmaSource> Drop for Mapping<S> {
+impl<S: DmaSource> Drop for DmaMapping<S> {
     fn drop(&mut self) {
         if *self.is_lost.get_mut() {
             return;
@@ -227,7 +227,7 @@ impl<S: DmaSource> Drop for Mapping<S> {
     }
 }
 
-impl<S: DmaSource> fmt::Debug for Mapping<S> {
+impl<S: DmaSource> fmt::Debug for DmaMapping<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mapping({:?}, {} bytes, {:?})", self.address(), self.length, self.direction)
     }

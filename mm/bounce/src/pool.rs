@@ -19,7 +19,7 @@ use spin::{Mutex, Once};
 
 use crate::domains::Domains;
 use crate::published::Published;
-use crate::runs::{Run, Runs};
+use crate::runs::{FrameRuns, Run};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource};
 
@@ -72,7 +72,7 @@ impl<S: DmaSource> Segment<S> {
 
 /// What the CPUs of one area used last, in a line of its own.
 #[repr(align(128))]
-struct Area {
+struct PoolArea {
     /// The segment.
     hint: AtomicU32,
     /// Pages taken less those given back since the high-water mark was looked at; not below 0.
@@ -116,7 +116,7 @@ enum Refused {
 pub(crate) struct Pool<S: DmaSource> {
     chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
     index: Once<Index>,
-    areas: [Area; MAX_AREAS],
+    areas: [PoolArea; MAX_AREAS],
     area_count: AtomicUsize,
     /// Pages of all segments, and of those that are about to be added.
     pages: AtomicUsize,
@@ -137,7 +137,7 @@ impl<S: DmaSource> Pool<S> {
         Self {
             chunks: [const { Once::new() }; MAX_SEGMENTS / CHUNK],
             index: Once::new(),
-            areas: [const { Area { hint: AtomicU32::new(0), net: AtomicI32::new(0) } }; MAX_AREAS],
+            areas: [const { PoolArea { hint: AtomicU32::new(0), net: AtomicI32::new(0) } }; MAX_AREAS],
             area_count: AtomicUsize::new(1),
             pages: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
@@ -206,7 +206,7 @@ impl<S: DmaSource> Pool<S> {
         let chunks = self.chunks.iter().map_while(Once::get);
         chunks.flat_map(|chunk| chunk.iter()).enumerate()
     }
-    fn area(&self, cpus: impl Cpus) -> &Area {
+    fn area(&self, cpus: impl Cpus) -> &PoolArea {
         &self.areas[usize::from(cpus.current_cpu().0) % self.area_count.load(Ordering::Relaxed)]
     }
 
@@ -220,7 +220,7 @@ impl<S: DmaSource> Pool<S> {
         means: Means<'_, S>,
         taker: Taker,
         wanted: usize,
-        runs: &mut Runs,
+        runs: &mut FrameRuns,
     ) -> Result<bool, DmaError> {
         let area = self.area(means.source.machine());
         let hint = area.hint.load(Ordering::Relaxed) as usize;
@@ -243,7 +243,7 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Gives pages back; the CPU's next take begins with them.
-    pub fn give(&self, source: S, runs: &Runs) {
+    pub fn give(&self, source: S, runs: &FrameRuns) {
         let area = self.area(source.machine());
         let mut pages = 0;
         for run in runs.iter() {
@@ -443,7 +443,7 @@ struct Take<'a, S: DmaSource> {
     taker: Taker,
     /// Pages still wanted.
     left: usize,
-    runs: &'a mut Runs,
+    runs: &'a mut FrameRuns,
     /// Pages could not become the device's: no more are taken.
     is_refused: bool,
 }

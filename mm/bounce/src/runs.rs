@@ -34,13 +34,13 @@ pub struct Piece {
 /// A list of runs, in the order of the mapping's bytes. The first lies in the list, since most mappings have only one, and the
 /// list is moved often; the others are on the heap.
 #[derive(Debug)]
-pub(crate) struct Runs {
+pub(crate) struct FrameRuns {
     /// Of no pages where the list is empty.
     first: Run,
     others: Vec<Run>,
 }
 
-impl Runs {
+impl FrameRuns {
     pub const fn new() -> Self {
         Self { first: Run { pfn: Pfn(0), segment: 0, first: 0, count: 0 }, others: Vec::new() }
     }

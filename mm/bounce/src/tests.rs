@@ -59,6 +59,10 @@ impl Source {
     pub fn taken(self) -> usize {
         self.0.taken.lock().unwrap().iter().filter(|&&t| t).count()
     }
+    /// Whether the frame has an owner.
+    pub fn is_taken(self, frame: Pfn) -> bool {
+        self.0.taken.lock().unwrap()[(frame.0 - self.0.first) as usize]
+    }
 }
 
 /// A source of `frames` frames.
@@ -320,7 +324,7 @@ proptest! {
         let source = source(512);
         let dma = dma(source);
         let devices = [dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap()];
-        let mut live: Vec<(Mapping<Source>, u8)> = Vec::new();
+        let mut live: Vec<(DmaMapping<Source>, u8)> = Vec::new();
         for (stamp, (length, index, drop_one)) in (1u8..).zip(ops) {
             if drop_one && !live.is_empty() {
                 drop(live.swap_remove(index.index(live.len())));
@@ -398,7 +402,7 @@ fn small_things_of_a_device_share_its_page_and_no_other_device_s() {
     let source = source(256);
     let dma = dma(source);
     let (one, other) = (dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap());
-    let page_of = |mapping: &Mapping<Source>| mapping.address().0 / PAGE_SIZE as u64;
+    let page_of = |mapping: &DmaMapping<Source>| mapping.address().0 / PAGE_SIZE as u64;
     for (length, in_page) in [(17, 64), (64, 64), (65, 8), (512, 8), (513, 2), (2048, 2)] {
         let mine: Vec<_> = (0..in_page).map(|_| one.buffer(length, Direction::ToDevice).unwrap()).collect();
         let theirs = other.buffer(length, Direction::ToDevice).unwrap();
@@ -510,7 +514,7 @@ fn a_restricted_device_has_its_own_memory_for_everything_and_never_more() {
             Err(error) => break error,
         }
     };
-    assert_eq!((error, held.iter().map(Mapping::len).sum()), (DmaError::Cap, 14 * PAGE_SIZE));
+    assert_eq!((error, held.iter().map(DmaMapping::len).sum()), (DmaError::Cap, 14 * PAGE_SIZE));
     assert_eq!(own.buffer(1, Direction::ToDevice).unwrap_err(), DmaError::Cap);
     assert_eq!((own.longest(Constraint::NONE), dma.restricted().next()), (0, Some(("disk", [32, 32]))));
     // Others neither wait for it nor take from it.

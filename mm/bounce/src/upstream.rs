@@ -20,7 +20,7 @@ fn transfer(length: usize, origin: u64, constraint: Constraint) -> Transfer {
 }
 
 /// The pages of a mapping.
-fn pages(mapping: &Mapping<Source>) -> Vec<Pfn> {
+fn pages(mapping: &DmaMapping<Source>) -> Vec<Pfn> {
     let pieces = mapping.pieces(0..mapping.len());
     let last = |piece: &Piece| (piece.offset + piece.length - 1) / PAGE_SIZE;
     pieces.flat_map(|piece| (0..=last(&piece) as u64).map(move |page| piece.frame.offset(page))).collect()

@@ -268,7 +268,7 @@ mod tests {
     use freehold_machine::{CpuId, NodeId, Pfn};
 
     use super::*;
-    use crate::{Buddy, Managed, Options};
+    use crate::{Buddy, Managed, Options, Pcp};
 
     /// Two CPUs and four pageblocks.
     fn two_cpus() -> &'static Buddy<Model> {
@@ -277,7 +277,8 @@ mod tests {
         let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let (table, metadata) = (FrameTable::new(records.leak()), metadata.leak());
-        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+        let pcps = Vec::from_iter((0..2).map(|_| Pcp::new())).leak();
+        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
         let buddy = Buddy::new(machine, managed, Options::default());
         Box::leak(Box::new(buddy.unwrap()))
     }

@@ -13,7 +13,7 @@ use crate::arena::Arena;
 use crate::block::Blocks;
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
-use crate::pcp::{ListLines, Pcp, Words};
+use crate::pcp::{ListLines, Pcp};
 use crate::rng::Rng;
 use crate::shape::Shapes;
 use crate::word::Plain;
@@ -36,7 +36,7 @@ pub struct Buddy<M: Machine> {
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
     /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is [looked](Bytes::Looked) at.
     pub(crate) list_lines: ListLines,
-    pub(crate) pcps: &'static [Words],
+    pub(crate) pcps: &'static [Pcp],
     /// For each CPU its number among those whose lists hold the same node's blocks: that of its arena there.
     pub(crate) slots: [u8; MAX_CPUS],
     pub(crate) shapes: Shapes,
@@ -107,7 +107,7 @@ impl<M: Machine> Buddy<M> {
     }
 
     /// Take back a block. Anything that is not a block of the allocator's in this size is reported as [`Misuse`] and left alone.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
         let list = self.list_lines.guess(pinned.cpu(), order);
@@ -245,8 +245,8 @@ impl<M: Machine> Buddy<M> {
     }
 
     #[inline]
-    pub(crate) fn pcp(&self, cpu: CpuId) -> Pcp<'_> {
-        Pcp::new(&self.pcps[usize::from(cpu.0)])
+    pub(crate) fn pcp(&self, cpu: CpuId) -> &'static Pcp {
+        &self.pcps[usize::from(cpu.0)]
     }
     /// The arena of a zone that this CPU takes frames out of.
     pub(crate) fn arena(&self, pinned: &Pinned<M>, zone: &Zone) -> Arena {
@@ -298,7 +298,12 @@ impl<M: Machine> FrameSource for &'static Buddy<M> {
     fn ensure_objects(self) -> Result<(), OutOfMemory> {
         self.options.object_reserve.map_or(Ok(()), |fill| fill())
     }
-    #[inline]
+    fn rest(self) {
+        if let Some(rest) = self.options.rest {
+            rest();
+        }
+    }
+    #[inline(always)]
     fn release(self, block: Pfn, order: Order) {
         Buddy::release(self, block, order);
     }

@@ -63,7 +63,7 @@ impl<M: Machine> Buddy<M> {
         (0..self.cpus).for_each(|cpu| self.pcp(CpuId(cpu as u16)).request_drain());
     }
     /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs' pageblocks.
-    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, pcp: Pcp<'_>, list: usize, mut count: u64) -> u64 {
+    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, pcp: &Pcp, list: usize, mut count: u64) -> u64 {
         let shape = self.shapes.shape(list);
         let zone = self.zone(pcp.node());
         let mut others = 0;
@@ -75,7 +75,7 @@ impl<M: Machine> Buddy<M> {
         }
         others
     }
-    pub(crate) fn drain_pcp(&self, pinned: &Pinned<M>, pcp: Pcp<'_>) {
+    pub(crate) fn drain_pcp(&self, pinned: &Pinned<M>, pcp: &Pcp) {
         for list in 0..LISTS {
             self.drain_list(pinned, pcp, list, u64::MAX);
         }
@@ -83,7 +83,7 @@ impl<M: Machine> Buddy<M> {
         self.send_home(pinned, pcp);
     }
     /// Put all that waits to go home where it belongs.
-    pub(crate) fn send_home(&self, pinned: &Pinned<M>, pcp: Pcp<'_>) {
+    pub(crate) fn send_home(&self, pinned: &Pinned<M>, pcp: &Pcp) {
         let waiting = pcp.homeward();
         let order_of = |entry: &AtomicU64| homeward(entry).1.order().log2();
         let alike = |entry: &AtomicU64| (homeward(entry).1.node(), order_of(entry) == PAGEBLOCK_ORDER);

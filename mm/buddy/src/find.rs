@@ -28,7 +28,7 @@ const KEPT: u64 = 2;
 const ADOPTED: u64 = PAGEBLOCK_FRAMES;
 
 /// What there is to do when a CPU's own arena, and what it could get without waiting, had no block.
-enum Next {
+enum NextAttempt {
     /// There was one.
     Done,
     /// Pageblocks are to change sides.
@@ -229,13 +229,13 @@ impl<M: Machine> Buddy<M> {
             held.gain((want - taken) << order);
             drop(held);
             match next {
-                Next::Done | Next::Fail => return,
-                Next::Scrape => {
+                NextAttempt::Done | NextAttempt::Fail => return,
+                NextAttempt::Scrape => {
                     let wanted = TakeRequest { want, effort: Effort::Far, ..wanted };
                     return self.scrape(&Trip { wanted, ..trip }, arena, draw);
                 }
-                Next::Wait => self.machine.relax(),
-                Next::Move(mut moving) => {
+                NextAttempt::Wait => self.machine.relax(),
+                NextAttempt::Move(mut moving) => {
                     self.change_side(moving.blocks(), side);
                     zone.finish_move(&zone.lock(pinned, self.machine), side, moving.blocks());
                 }
@@ -249,7 +249,7 @@ impl<M: Machine> Buddy<M> {
         held: &HeldArena<'_, M>,
         wanted: TakeRequest,
         draw: &mut Draw<'_, '_>,
-    ) -> (Next, u64) {
+    ) -> (NextAttempt, u64) {
         let TakeRequest { owner, order, want, .. } = wanted;
         let side = owner.side();
         let may_open = zone.may_open(&wanted);
@@ -264,7 +264,7 @@ impl<M: Machine> Buddy<M> {
                     taken = Self::take_stolen(zone, held, TakeRequest { want: 1, ..wanted }, draw);
                 }
                 if taken > 0 {
-                    return (Next::Done, taken);
+                    return (NextAttempt::Done, taken);
                 }
                 if !may_open || zone.open(held, owner, draw.rng.as_deref_mut()).is_none() {
                     break;
@@ -273,7 +273,7 @@ impl<M: Machine> Buddy<M> {
         } else if may_open {
             let taken = zone.take_whole(held, side, want, draw);
             if taken > 0 {
-                return (Next::Done, taken);
+                return (NextAttempt::Done, taken);
             }
         }
         let from = match side {
@@ -284,10 +284,10 @@ impl<M: Machine> Buddy<M> {
         let rng = draw.rng.as_deref_mut();
         let mut moving = if may_open { zone.begin_move(&sets, from, rng) } else { Moving::NONE };
         let next = match () {
-            () if !moving.blocks().is_empty() => Next::Move(moving),
-            () if zone.moving(&sets) > 0 => Next::Wait,
-            () if order < PAGEBLOCK_ORDER => Next::Scrape,
-            () => Next::Fail,
+            () if !moving.blocks().is_empty() => NextAttempt::Move(moving),
+            () if zone.moving(&sets) > 0 => NextAttempt::Wait,
+            () if order < PAGEBLOCK_ORDER => NextAttempt::Scrape,
+            () => NextAttempt::Fail,
         };
         (next, 0)
     }

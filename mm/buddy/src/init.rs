@@ -17,9 +17,9 @@ use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
 use crate::options::{Check, Options, Wipe};
-use crate::pcp::{ListLines, PCP_WORDS, Plan};
+use crate::pcp::{ListLines, Pcp, Plan};
 use crate::place::Bins;
-use crate::runs::Runs;
+use crate::runs::BlockRuns;
 use crate::shape::{Draws, Shapes};
 use crate::word::Plain;
 use crate::zone::{Parts, ZONE_WORDS, Zone};
@@ -34,6 +34,8 @@ const LINES: usize = 16;
 pub enum InitError {
     /// The metadata has fewer words than [`Buddy::metadata_words`] says; how many are needed.
     MetadataTooSmall(usize),
+    /// Fewer per-CPU lists than CPUs; how many are needed.
+    TooFewPcps(usize),
     /// The frame table ends before memory does.
     TableTooSmall,
     /// There is no memory.
@@ -43,15 +45,14 @@ pub enum InitError {
 }
 
 /// What the metadata is made of, in words.
-struct Layout {
+struct MetadataLayout {
     blocks: usize,
     total: usize,
 }
 
-impl Layout {
+impl MetadataLayout {
     fn of(topology: &Topology, cpus: usize, options: &Options) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
-        let pcps = cpus.max(1) * PCP_WORDS;
         // An arena for each CPU, in the zone of its node; one for a zone without CPUs.
         let zones = topology.node_count() * (ZONE_WORDS + ARENA_WORDS + 2 * RUNS) + cpus * ARENA_WORDS;
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
@@ -60,7 +61,7 @@ impl Layout {
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
         // Each zone's sets and bins end where they end, and what follows begins with a line.
         let gaps = (1 + 3 * topology.node_count()) * LINES;
-        Self { blocks, total: bins + gaps + pcps + blocks * BLOCK_WORDS + zones + sets }
+        Self { blocks, total: bins + gaps + blocks * BLOCK_WORDS + zones + sets }
     }
 }
 
@@ -75,12 +76,17 @@ pub struct Managed<'a> {
     pub table: FrameTable,
     /// Zeroed words, as many as [`Buddy::metadata_words`] says.
     pub metadata: &'static [AtomicU64],
+    /// One for each CPU. What is in them is written over.
+    pub pcps: &'static [Pcp],
 }
 
 impl Managed<'_> {
     fn check(&self, cpus: usize) -> Result<(), InitError> {
         if cpus > MAX_CPUS {
             return Err(InitError::TooManyCpus);
+        }
+        if self.pcps.len() < cpus.max(1) {
+            return Err(InitError::TooFewPcps(cpus.max(1)));
         }
         if self.topology.boot_ranges().next().is_none() {
             return Err(InitError::NoMemory);
@@ -106,9 +112,9 @@ impl Supply {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and 32 KiB per CPU.
+    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
-        Layout::of(topology, cpus, options).total
+        MetadataLayout::of(topology, cpus, options).total
     }
 
     /// The allocator of memory. Pageblocks with reserved frames enter the direct map; all others start outside.
@@ -118,15 +124,14 @@ impl<M: Machine> Buddy<M> {
     pub fn new(machine: M, managed: Managed<'_>, options: Options) -> Result<Self, InitError> {
         let cpus = machine.cpu_count();
         managed.check(cpus)?;
-        let Managed { topology, reserved, table, metadata } = managed;
+        let Managed { topology, reserved, table, metadata, pcps } = managed;
         let shapes = shapes(topology, cpus, &options);
-        let layout = Layout::of(topology, cpus, &options);
+        let layout = MetadataLayout::of(topology, cpus, &options);
         if metadata.len() < layout.total {
             return Err(InitError::MetadataTooSmall(layout.total));
         }
         let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINES;
         let mut supply = Supply(&metadata[skew..]);
-        let (pcps, _) = supply.take(cpus.max(1) * PCP_WORDS)?.as_chunks();
         let (blocks, _) = supply.take(layout.blocks * BLOCK_WORDS)?.as_chunks();
         let wipes = [options.init_on_alloc, options.init_on_free].contains(&Wipe::Always);
         let bytes = if wipes || options.check == Check::Fill { Bytes::Looked } else { Bytes::Left };
@@ -267,7 +272,7 @@ impl<M: Machine> Buddy<M> {
                 used += 1;
             }
         });
-        let runs = Runs::new(&runs[..2 * used], total);
+        let runs = BlockRuns::new(&runs[..2 * used], total);
         let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
         let parts = Parts {
             blocks: self.blocks,

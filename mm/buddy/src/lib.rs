@@ -56,7 +56,8 @@ pub use options::{
     BadParameter, Check, DenialSink, FaultHook, MisuseSink, ObjectReserve, Options, Placement, PressureSink,
     Shuffle, Wipe,
 };
-pub use validate::{Disagreement, Fault};
+pub use pcp::Pcp;
+pub use validate::{AllocatorFault, Disagreement};
 pub use zone::Watermarks;
 
 #[cfg(doctest)]

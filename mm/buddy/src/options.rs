@@ -70,6 +70,9 @@ pub type FaultHook = fn(Owner, Order) -> bool;
 /// [`FrameSource::ensure_objects`](freehold_frame::FrameSource::ensure_objects).
 pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 
+/// Lets other tasks have the CPU; see [`FrameSource::rest`](freehold_frame::FrameSource::rest).
+pub type Rest = fn();
+
 /// How the allocator is to behave.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -101,6 +104,8 @@ pub struct Options {
     pub fault_hook: Option<FaultHook>,
     /// Where small objects come from in the worst case.
     pub object_reserve: Option<ObjectReserve>,
+    /// How long work on memory lets other tasks run in between.
+    pub rest: Option<Rest>,
 }
 
 impl Default for Options {
@@ -118,6 +123,7 @@ impl Default for Options {
             on_denial: None,
             fault_hook: None,
             object_reserve: None,
+            rest: None,
         }
     }
 }

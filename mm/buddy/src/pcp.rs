@@ -4,13 +4,16 @@
 //! takes the block at a random place of the list instead of the top, so that neither the order in which blocks were put in nor the last
 //! free says what comes out; without, the same code runs with a range of one.
 //!
-//! A list is one cache line: everything that a hit reads or writes but the block itself. Which list takes a block back is *guessed* from
-//! its order (the list that took the last one) and then confirmed by the block's record, so that a free need not wait for the record before it
-//! knows where to put the block. Head and stacks are one array of a size that the compiler knows, so that a masked index is inside it without a look.
+//! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes but
+//! the block itself. A free *guesses* the list from the order (the list that took the last block of
+//! it), and the block's record confirms the guess. So a free knows where to put the block before it
+//! has read the record. All lists have their entries in one array of [`PLACES`]: a masked index is
+//! inside it, so no bounds check is compiled in.
 //!
-//! A hit finds its list's line by a reference ([`ListLines`]) and not by its place in the head: processors pass a word from a store to the next load of it without
-//! delay where both name it by one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A hit and the free after it
-//! change the same words.
+//! A hit finds its list's line by a reference ([`ListLines`]) and not by its index in the [`Pcp`].
+//! Processors pass a word from a store to the next load of it without delay where both name it by
+//! one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A hit
+//! and the free after it change the same words.
 //!
 //! A block goes back into the list it came from only if its pageblock is well used. One of a sparse pageblock, and one of another
 //! node, waits in the list [`HOME`] instead until many go home at once: so memory does not stay in pieces because its pieces are at hand.
@@ -22,6 +25,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Order, Owner, Tag, Trace};
 use freehold_machine::{CpuId, MAX_CPUS, NodeId, Pfn};
+use zerocopy::FromZeros;
 
 use crate::block::{BlockState, Blocks};
 use crate::rng::Rng;
@@ -35,63 +39,98 @@ pub(crate) const HOMEWARD: u64 = 256;
 /// Where a block that waits to go home has its tag.
 const TAG_SHIFT: u32 = 48;
 
-/// Words of a pcp: its head, then the places of its lists. A power of two, for the mask.
-pub(crate) const PCP_WORDS: usize = 4096;
-/// Words in a pcp's head: its scalars, then a line for each list.
-pub(crate) const HEAD: usize = 33 * LINE;
-const KEY: usize = 0;
-/// The number of this CPU's first list line.
-const FIRST_LINE: usize = 1;
-const SPARSE: usize = 2;
-const NONE_SPARSE: u64 = u64::MAX;
-const NODE: usize = 3;
-/// Blocks that passed by the lists, and frames of them by owner: handed out less given back.
-const PASSED_OUT: usize = 4;
-const PASSED_BACK: usize = 5;
-const REFILLS: usize = 6;
-const PASSED_FRAMES: usize = LINE;
-/// For each order that a caller may name, the number of the line of the list that took the last block of it.
-const GUESS: usize = (PASSED_FRAMES + Owner::COUNT).next_multiple_of(LINE);
+/// Places of a pcp's lists, all together. A power of two, for the mask.
+pub(crate) const PLACES: usize = 4096;
+/// Words for guesses: more than there are orders, and a power of two, for the mask.
 const GUESSES: usize = 32;
-/// How much a refill gets: 16 bits for each list. In the words of orders that there are not.
-const BATCHES: usize = GUESS + Order::MAX.log2() as usize + 1;
-/// The one word that other CPUs write has two lines of its own.
-const DRAIN: usize = GUESS + GUESSES;
-/// The line of the first list.
-const TABLE: usize = DRAIN + 2 * LINE;
+/// Nothing is sparse: see [`Pcp::set_sparse`].
+const NONE_SPARSE: u64 = u64::MAX;
 
-/// A list's words: where its next block goes, and above that how many came out of it on the way to an owner (one step changes both), see [`TAKEN`]; its first
-/// place, one past the last that it may use; the tag of its blocks, and what the record of a block in it says.
-const NEXT: usize = 0;
+/// One CPU's lists. The caller of [`Buddy::new`](crate::Buddy::new) provides one per CPU; that CPU
+/// alone changes it from then on. See the module's head.
+#[derive(Debug, FromZeros)]
+#[repr(C, align(128))]
+pub struct Pcp {
+    /// What the last refill left for the draw of a single block.
+    key: AtomicU64,
+    /// The number of this CPU's first line among all [`ListLines`].
+    first_line: AtomicU64,
+    /// A pageblock whose state is above this is sparse.
+    sparse: AtomicU64,
+    /// The node whose blocks the lists hold.
+    node: AtomicU64,
+    /// Blocks that no list serves: handed out, and given back.
+    passed_out: AtomicU64,
+    passed_back: AtomicU64,
+    /// Refills since [`Pcp::refills`] was last called.
+    refills: AtomicU64,
+    /// Frames of the blocks that no list serves, by owner: handed out less given back.
+    passed_frames: [AtomicU64; Owner::COUNT],
+    /// For each order, the number of the line of the list that took the last block of it.
+    guesses: [AtomicU64; GUESSES],
+    /// How many blocks the next refill gets: 16 bits for each list.
+    batches: [AtomicU64; LISTS.div_ceil(4)],
+    drain: DrainFlag,
+    lists: [ListLine; NOWHERE + 1],
+    /// The entries of all lists, one list behind the other.
+    places: [AtomicU64; PLACES],
+}
+
+/// Whether another CPU asked for the blocks: the one word that other CPUs write has two lines of its own.
+#[derive(Debug, FromZeros)]
+#[repr(align(128))]
+struct DrainFlag(AtomicU64);
+
+/// The state of one list.
+#[derive(Debug, FromZeros)]
+#[repr(C, align(64))]
+struct ListLine {
+    /// Below bit [`COUNT`]: where its next block goes. From there on: how many blocks came out of it
+    /// on the way to an owner. One step changes both.
+    next: AtomicU64,
+    /// Its first place.
+    first: AtomicU64,
+    /// One past the last place that it may use.
+    end: AtomicU64,
+    /// The [`Tag`] of its blocks, or [`NO_LABEL`].
+    label: AtomicU64,
+    /// The state of a multiplicative congruential generator, which is odd. 0, and so for ever, where
+    /// the block that was put in last comes first.
+    random: AtomicU64,
+    /// Blocks that came out of it on the way to an owner and are not counted in `next`.
+    taken: AtomicU64,
+    /// What makes `taken` the blocks that owners gave back: see [`List::given`].
+    passed: AtomicU64,
+    /// What the record of a block in it says.
+    trace: AtomicU64,
+}
+
+/// The bit of [`ListLine::next`] from which on it counts.
 const COUNT: u32 = 16;
-const FIRST: usize = 1;
-const END: usize = 2;
-const LABEL: usize = 3;
 /// No record says so.
 const NO_LABEL: u64 = u64::MAX;
-/// A multiplicative congruential generator: its state, which is odd; 0, and so for ever, where the block that was put in last comes first.
-const RANDOM: usize = 4;
-/// Blocks that came out of it on the way to an owner and are not counted above [`NEXT`]; and what makes those that owners gave back: see [`List::given`].
-const TAKEN: usize = 5;
-const PASSED: usize = 6;
-const TRACE: usize = 7;
 
-/// The words of a pcp, and those of a list's line.
-pub(crate) type Words = [AtomicU64; PCP_WORDS];
-type Line = [AtomicU64; LINE];
+impl ListLine {
+    const EMPTY: Self = Self {
+        next: AtomicU64::new(0),
+        first: AtomicU64::new(0),
+        end: AtomicU64::new(0),
+        label: AtomicU64::new(NO_LABEL),
+        random: AtomicU64::new(0),
+        taken: AtomicU64::new(0),
+        passed: AtomicU64::new(0),
+        trace: AtomicU64::new(0),
+    };
+}
 
 /// A list that is always empty and always full, and no record says what its label does.
-static NO_LIST: Line = {
-    let mut line = [const { AtomicU64::new(0) }; LINE];
-    line[LABEL] = AtomicU64::new(NO_LABEL);
-    line
-};
+static NO_LIST: ListLine = ListLine::EMPTY;
 
 /// Where each CPU finds its lists for a hit. Powers of two, so that a masked number is inside.
 #[derive(Debug)]
 pub(crate) struct ListLines {
-    pcps: [&'static Words; MAX_CPUS],
-    lines: [&'static Line; MAX_CPUS * LINES_PER_CPU],
+    pcps: [&'static Pcp; MAX_CPUS],
+    lines: [&'static ListLine; MAX_CPUS * LINES_PER_CPU],
 }
 
 /// Lists and more: of each CPU so many lines.
@@ -99,21 +138,21 @@ const LINES_PER_CPU: usize = 32;
 
 impl ListLines {
     /// Nothing hits; `any` is never written to.
-    pub(crate) const fn shut(any: &'static Words) -> Self {
+    pub(crate) const fn shut(any: &'static Pcp) -> Self {
         Self { pcps: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * LINES_PER_CPU] }
     }
     /// From now on CPU number `cpu` finds its lists.
-    pub(crate) fn open(&mut self, cpu: usize, words: &'static Words) {
-        self.pcps[cpu] = words;
-        for (number, line) in self.lines[cpu * LINES_PER_CPU..].iter_mut().enumerate().take(NOWHERE) {
-            *line = Pcp::new(words).list(number).line;
+    pub(crate) fn open(&mut self, cpu: usize, pcp: &'static Pcp) {
+        self.pcps[cpu] = pcp;
+        for (found, line) in self.lines[cpu * LINES_PER_CPU..].iter_mut().zip(&pcp.lists[..NOWHERE]) {
+            *found = line;
         }
     }
     #[inline(always)]
     fn hit(&self, cpu: usize, number: usize) -> Hit<'_> {
         let line = self.lines[number % (MAX_CPUS * LINES_PER_CPU)];
-        let (tag, trace) = (Tag::of_bits(line[LABEL].get()), Trace::of_bits(line[TRACE].get()));
-        Hit { list: List { words: self.pcps[cpu], line }, tag, trace }
+        let (tag, trace) = (Tag::of_bits(line.label.get()), Trace::of_bits(line.trace.get()));
+        Hit { list: List { pcp: self.pcps[cpu], line }, tag, trace }
     }
     /// The list that serves this owner and order; one that is always empty, where none does.
     #[inline(always)]
@@ -126,92 +165,78 @@ impl ListLines {
     #[inline(always)]
     pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
-        let number = self.pcps[cpu][GUESS + order.log2() as usize % GUESSES].get();
+        let number = self.pcps[cpu].guesses[order.log2() as usize % GUESSES].get();
         self.hit(cpu, number as usize)
     }
 }
 
-/// A list of a pcp: its line in the head.
+/// A list of a pcp.
 #[derive(Clone, Copy, Debug)]
 struct List<'a> {
-    words: &'a Words,
-    line: &'a Line,
+    pcp: &'a Pcp,
+    line: &'a ListLine,
 }
 
 impl<'a> List<'a> {
-    #[inline(always)]
-    fn word(self, which: usize) -> &'a AtomicU64 {
-        &self.line[which % LINE]
-    }
     /// One of its places. The mask says that the place is inside the pcp.
     #[inline(always)]
     fn place(self, at: u64) -> &'a AtomicU64 {
-        &self.words[at as usize % PCP_WORDS]
-    }
-    #[inline(always)]
-    fn get(self, which: usize) -> u64 {
-        self.word(which).get()
+        &self.pcp.places[at as usize % PLACES]
     }
     #[inline]
     fn len(self) -> u64 {
-        self.next() - self.get(FIRST)
+        self.next() - self.line.first.get()
     }
     /// Where its next block goes.
     #[inline(always)]
     fn next(self) -> u64 {
-        self.get(NEXT) % PCP_WORDS as u64
+        self.line.next.get() % PLACES as u64
     }
     /// Blocks that came out of it on the way to an owner, ever.
     fn taken(self) -> u64 {
-        self.get(TAKEN).wrapping_add(self.get(NEXT) >> COUNT)
+        self.line.taken.get().wrapping_add(self.line.next.get() >> COUNT)
     }
     #[inline(always)]
     fn pop(self) -> Option<Pfn> {
-        let next = self.get(NEXT);
-        let len = next % PCP_WORDS as u64 - self.get(FIRST);
+        let next = self.line.next.get();
+        let len = next % PLACES as u64 - self.line.first.get();
         if len == 0 {
             return None;
         }
-        let random = step(self.get(RANDOM));
-        self.word(RANDOM).set(random);
+        let random = step(self.line.random.get());
+        self.line.random.set(random);
         // One place less, and one more taken.
         let top = next.wrapping_add((1 << COUNT) - 1);
         let place = self.place(top.wrapping_sub(below(random, len)));
         let block = place.get();
         place.set(self.place(top).get());
-        self.word(NEXT).set(top);
+        self.line.next.set(top);
         Some(Pfn(block))
     }
     /// Put an entry in. `false` if there is no room.
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
-        let next = self.get(NEXT);
-        let room = next % (PCP_WORDS as u64) < self.get(END);
+        let next = self.line.next.get();
+        let room = next % (PLACES as u64) < self.line.end.get();
         if room {
             self.place(next).set(entry);
-            self.word(NEXT).set(next + 1);
+            self.line.next.set(next + 1);
         }
         room
     }
     /// The places that hold blocks.
     fn places(self) -> &'a [AtomicU64] {
-        &self.words[self.get(FIRST) as usize..self.next() as usize]
+        &self.pcp.places[self.line.first.get() as usize..self.next() as usize]
     }
     /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
-    /// out of it as [`TAKEN`] says or past owners.
+    /// out of it as [`List::taken`] says or past owners.
     fn given(self) -> u64 {
         self.taken().wrapping_sub(self.away())
     }
     /// Blocks that owners got from this list and have not given back to it: means something only summed over all CPUs.
     fn away(self) -> u64 {
-        self.len().wrapping_add(self.get(PASSED)).wrapping_neg()
+        self.len().wrapping_add(self.line.passed.get()).wrapping_neg()
     }
-}
-
-/// One CPU's lists. See the module's head.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pcp<'a> {
-    words: &'a Words,
 }
 
 /// The list that hands a block out, or takes one back.
@@ -234,11 +259,11 @@ impl Hit<'_> {
     #[inline(always)]
     #[must_use]
     pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
-        let pcp = Pcp::new(self.list.words);
+        let pcp = self.list.pcp;
         if pcp.is_sparse(block, blocks) {
             let kept = pcp.push_homeward(block, self.tag);
             if kept {
-                self.list.word(PASSED).add(1);
+                self.list.line.passed.add(1);
             }
             return kept;
         }
@@ -283,49 +308,73 @@ pub(crate) struct Plan {
     pub(crate) draws: Draws,
 }
 
-impl<'a> Pcp<'a> {
-    #[inline(always)]
-    pub(crate) fn new(words: &'a Words) -> Self {
-        Self { words }
+impl Default for Pcp {
+    fn default() -> Self {
+        Self::new()
     }
-    /// Writes into the head where its stacks are, and whose they are.
+}
+
+impl Pcp {
+    /// Empty, and no CPU's yet.
+    pub const fn new() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            first_line: AtomicU64::new(0),
+            sparse: AtomicU64::new(0),
+            node: AtomicU64::new(0),
+            passed_out: AtomicU64::new(0),
+            passed_back: AtomicU64::new(0),
+            refills: AtomicU64::new(0),
+            passed_frames: [const { AtomicU64::new(0) }; Owner::COUNT],
+            guesses: [const { AtomicU64::new(0) }; GUESSES],
+            batches: [const { AtomicU64::new(0) }; LISTS.div_ceil(4)],
+            drain: DrainFlag(AtomicU64::new(0)),
+            lists: [const { ListLine::EMPTY }; NOWHERE + 1],
+            places: [const { AtomicU64::new(0) }; PLACES],
+        }
+    }
+    /// Makes the lists empty, whatever they held, and says where their places are and whose they are.
     pub(crate) fn lay_out(&self, shapes: &Shapes, plan: Plan, seed: u64) {
         let Plan { cpu, node, draws } = plan;
         let mut rng = Rng::new(seed);
-        let mut at = HEAD as u64;
-        self.words[KEY].set(rng.next());
-        self.words[NODE].set(u64::from(node.0));
-        for number in 0..=NOWHERE {
-            let list = self.list(number);
+        self.clear();
+        self.key.set(rng.next());
+        self.node.set(u64::from(node.0));
+        let mut at = 0;
+        for (number, line) in self.lists.iter().enumerate() {
             let (owner, log2) = if number < LISTS { owner_and_order(number) } else { (Owner::Free, 0) };
             let room = match number {
                 HOME => HOMEWARD,
                 NOWHERE => 0,
                 _ => shapes.shape(number).room,
             };
-            list.word(NEXT).set(at);
-            list.word(FIRST).set(at);
+            line.next.set(at);
+            line.first.set(at);
             at += room;
-            list.word(END).set(at);
+            line.end.set(at);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
-            list.word(LABEL).set(if number < LISTS { tag.bits() } else { NO_LABEL });
-            list.word(TRACE).set(tag.trace(cpu).bits());
-            if draws.any(log2) {
-                list.word(RANDOM).set(rng.next() | 1);
-            }
+            line.label.set(if number < LISTS { tag.bits() } else { NO_LABEL });
+            line.trace.set(tag.trace(cpu).bits());
+            line.random.set(if draws.any(log2) { rng.next() | 1 } else { 0 });
         }
         let number = usize::from(cpu.0) % MAX_CPUS * LINES_PER_CPU;
-        self.words[FIRST_LINE].set(number as u64);
-        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
+        self.first_line.set(number as u64);
+        self.guesses.iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
+    }
+    /// Forgets what was counted, asked and found out.
+    fn clear(&self) {
+        let scalars = [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.drain.0];
+        let lists = self.lists.iter().flat_map(|line| [&line.taken, &line.passed]);
+        let words = scalars.into_iter().chain(&self.passed_frames).chain(&self.batches).chain(lists);
+        words.for_each(|word| word.set(0));
     }
     #[inline(always)]
-    fn list(&self, list: usize) -> List<'a> {
-        let line = self.words[TABLE + list * LINE..].first_chunk();
-        List { words: self.words, line: line.expect("a list's line is inside the head") }
+    fn list(&self, list: usize) -> List<'_> {
+        List { pcp: self, line: &self.lists[list] }
     }
     /// Whether blocks of the list are drawn at random.
     pub(crate) fn is_random(&self, list: usize) -> bool {
-        self.list(list).get(RANDOM) != 0
+        self.list(list).line.random.get() != 0
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
@@ -334,39 +383,39 @@ impl<'a> Pcp<'a> {
     /// The node whose blocks the lists hold.
     #[inline]
     pub(crate) fn node(&self) -> NodeId {
-        NodeId(self.words[NODE].get() as u8)
+        NodeId(self.node.get() as u8)
     }
     /// The next block of this order is likely to be for `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
-        let number = self.words[FIRST_LINE].get() + list as u64;
-        self.words[GUESS + order as usize % GUESSES].set(number);
+        let number = self.first_line.get() + list as u64;
+        self.guesses[order as usize % GUESSES].set(number);
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
         self.list(list).pop()
     }
     /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many were used.
-    pub(crate) fn room(&self, list: usize, most: u64) -> &'a [AtomicU64] {
+    pub(crate) fn room(&self, list: usize, most: u64) -> &[AtomicU64] {
         let list = self.list(list);
-        let (next, end) = (list.next(), list.get(END));
-        &self.words[next as usize..(next + most).min(end) as usize]
+        let (next, end) = (list.next(), list.line.end.get());
+        &self.places[next as usize..(next + most).min(end) as usize]
     }
     /// From now on the list takes blocks back until it has so many: no more than its shape says.
     pub(crate) fn set_room(&self, list: usize, room: u64) {
-        let list = self.list(list);
-        list.word(END).set(list.get(FIRST) + room);
+        let line = &self.lists[list];
+        line.end.set(line.first.get() + room);
     }
     /// So many places of [`Pcp::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
         let list = self.list(list);
-        list.word(NEXT).add(count);
-        list.word(PASSED).sub(count);
+        list.line.next.add(count);
+        list.line.passed.sub(count);
         // Before the count above the place is full: who reads both words meanwhile reads too little.
-        let next = list.get(NEXT);
+        let next = list.line.next.get();
         if next.leading_zeros() == 0 {
-            list.word(NEXT).set(list.next());
-            list.word(TAKEN).add(next >> COUNT);
+            list.line.next.set(list.next());
+            list.line.taken.add(next >> COUNT);
         }
     }
     /// Put a block in that was given back. `false` if there is no room.
@@ -378,21 +427,21 @@ impl<'a> Pcp<'a> {
     /// pageblock's state is not looked at.
     #[inline(always)]
     pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
-        let most = self.words[SPARSE].get();
+        let most = self.sparse.get();
         most != NONE_SPARSE && blocks.state_hint(block).0 > most
     }
     /// A pageblock with more free frames is sparse; `None`: no pageblock is.
     pub(crate) fn set_sparse(&self, free: Option<u64>) {
-        self.words[SPARSE].set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
+        self.sparse.set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
     }
     /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
     /// been in longest. They are still in it until [`Pcp::forget`].
-    pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'a> {
+    pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'_> {
         let list = self.list(list);
         let places = list.places();
         let count = count.min(places.len() as u64) as usize;
-        let random = step(list.get(RANDOM));
-        list.word(RANDOM).set(random);
+        let random = step(list.line.random.get());
+        list.line.random.set(random);
         let first = below(random, (places.len() - count) as u64 + 1) as usize;
         Leavers { places: &places[first..first + count], first }
     }
@@ -406,31 +455,30 @@ impl<'a> Pcp<'a> {
         for (to, from) in places[first..].iter().zip(&places[from..]) {
             to.set(from.get());
         }
-        self.list(list).word(NEXT).sub(count as u64);
-        self.list(list).word(PASSED).add(count as u64);
+        self.lists[list].next.sub(count as u64);
+        self.lists[list].passed.add(count as u64);
     }
     /// A block was given back that belongs to this list, and goes past it.
     pub(crate) fn count_given(&self, list: usize) {
-        self.list(list).word(PASSED).add(1);
+        self.lists[list].passed.add(1);
     }
     /// A block that no list serves was handed out.
     pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
-        self.words[PASSED_OUT].add(1);
-        self.words[PASSED_FRAMES + owner as usize].add(frames);
+        self.passed_out.add(1);
+        self.passed_frames[owner as usize].add(frames);
     }
     /// A block that no list serves was given back.
     pub(crate) fn count_passed_back(&self, owner: Owner, frames: u64) {
-        self.words[PASSED_BACK].add(1);
-        self.words[PASSED_FRAMES + owner as usize].sub(frames);
+        self.passed_back.add(1);
+        self.passed_frames[owner as usize].sub(frames);
     }
     /// A block that a list serves was handed out past it.
     pub(crate) fn count_taken(&self, list: usize) {
-        self.list(list).word(TAKEN).add(1);
-        self.list(list).word(PASSED).sub(1);
+        self.lists[list].taken.add(1);
+        self.lists[list].passed.sub(1);
     }
-    fn lists(&self) -> impl Iterator<Item = List<'a>> {
-        let pcp = *self;
-        (0..LISTS).map(move |list| pcp.list(list))
+    fn lists(&self) -> impl Iterator<Item = List<'_>> {
+        self.lists[..LISTS].iter().map(move |line| List { pcp: self, line })
     }
     /// Blocks handed out on this CPU, ever, that a list serves.
     pub(crate) fn listed(&self) -> u64 {
@@ -444,45 +492,45 @@ impl<'a> Pcp<'a> {
     /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let given = self.lists().map(List::given).fold(0, u64::wrapping_add);
-        let (out, back) = (self.words[PASSED_OUT].get(), self.words[PASSED_BACK].get());
+        let (out, back) = (self.passed_out.get(), self.passed_back.get());
         (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
     /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).owner == owner);
         let frames = lists.map(|number| self.list(number).away().wrapping_shl(shapes.shape(number).order));
-        frames.fold(self.words[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
+        frames.fold(self.passed_frames[owner as usize].get(), u64::wrapping_add)
     }
     /// What the last refill left for the draw of a single block.
     pub(crate) fn key(&self) -> u64 {
-        self.words[KEY].get()
+        self.key.get()
     }
     pub(crate) fn set_key(&self, key: u64) {
-        self.words[KEY].set(key);
+        self.key.set(key);
     }
     /// Key the draws of a list anew.
     pub(crate) fn key_list(&self, list: usize, rng: &mut Rng) {
         if self.is_random(list) {
-            self.list(list).word(RANDOM).set(rng.next() | 1);
+            self.lists[list].random.set(rng.next() | 1);
         }
     }
     fn batch(&self, list: usize) -> u64 {
-        self.words[BATCHES + list / 4].get() >> (16 * (list % 4)) & 0xffff
+        self.batches[list / 4].get() >> (16 * (list % 4)) & 0xffff
     }
     fn set_batch(&self, list: usize, batch: u64) {
-        let (word, shift) = (&self.words[BATCHES + list / 4], 16 * (list % 4));
+        let (word, shift) = (&self.batches[list / 4], 16 * (list % 4));
         word.set(word.get() & !(0xffff << shift) | batch << shift);
     }
     /// How many blocks to get now: doubles with each refill that no drain came before.
     pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {
-        self.words[REFILLS].add(1);
+        self.refills.add(1);
         let now = self.batch(list).clamp(most.min(8), most);
         self.set_batch(list, (now * 2).min(most));
         now
     }
     /// Ask for half next time, from each list.
     pub(crate) fn shrink_all(&self) {
-        for four in &self.words[BATCHES..BATCHES + LISTS.div_ceil(4)] {
+        for four in &self.batches {
             let batches = four.get();
             if batches != 0 {
                 four.set(batches >> 1 & 0x7fff_7fff_7fff_7fff);
@@ -491,8 +539,8 @@ impl<'a> Pcp<'a> {
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {
-        let count = self.words[REFILLS].get();
-        self.words[REFILLS].set(0);
+        let count = self.refills.get();
+        self.refills.set(0);
         count
     }
     /// Put away a block that is to go home. `false` if there is no room.
@@ -502,16 +550,16 @@ impl<'a> Pcp<'a> {
         self.list(HOME).push(block.0 | tag.bits() << TAG_SHIFT)
     }
     /// Blocks that wait to go home: see [`homeward`].
-    pub(crate) fn homeward(&self) -> &'a [AtomicU64] {
+    pub(crate) fn homeward(&self) -> &[AtomicU64] {
         self.list(HOME).places()
     }
     /// They all went home.
     pub(crate) fn clear_homeward(&self) {
-        let home = self.list(HOME);
-        home.word(NEXT).set(home.get(FIRST));
+        let home = &self.lists[HOME];
+        home.next.set(home.first.get());
     }
     /// The blocks of a list.
-    pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> + use<'a> {
+    pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> {
         self.list(list).places().iter().map(|place| Pfn(place.get()))
     }
     /// Frames in this pcp.
@@ -521,12 +569,63 @@ impl<'a> Pcp<'a> {
     }
     /// Ask the CPU to give its blocks back. Any CPU calls this.
     pub(crate) fn request_drain(&self) {
-        self.words[DRAIN].store(1, Ordering::Relaxed);
+        self.drain.0.store(1, Ordering::Relaxed);
     }
     /// Whether it was asked, since the last call.
     pub(crate) fn drain_requested(&self) -> bool {
-        self.words[DRAIN].get() != 0 && self.words[DRAIN].swap(0, Ordering::Relaxed) != 0
+        self.drain.0.get() != 0 && self.drain.0.swap(0, Ordering::Relaxed) != 0
     }
 }
 
-const _: () = assert!(TABLE + (NOWHERE + 1) * LINE <= HEAD && BATCHES + LISTS.div_ceil(4) <= GUESS + GUESSES);
+const _: () = assert!(NOWHERE < LINES_PER_CPU && (Order::MAX.log2() as usize) < GUESSES);
+// A hit stays in one line of its list, and the flag shares no line with what the CPU itself uses.
+const _: () = assert!(size_of::<ListLine>() == LINE * 8 && size_of::<DrainFlag>() == 2 * LINE * 8);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    use freehold_frame::{FrameRecord, FrameTable, Request};
+    use freehold_machine::model::{Config, Model};
+
+    use super::*;
+    use crate::{Buddy, InitError, Managed, Options};
+
+    /// The allocator of two CPUs and four pageblocks over these lists.
+    fn over(pcps: &'static [Pcp]) -> Result<&'static Buddy<Model>, InitError> {
+        let machine = Model::new(Config { cpus: 2, frames: 4 * 512, ..Config::default() });
+        let records = Vec::from_iter((0..4 * 512).map(|_| FrameRecord::EMPTY)).leak();
+        let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
+        let metadata = Vec::from_iter((0..words).map(|_| AtomicU64::new(0))).leak();
+        let table = FrameTable::new(records);
+        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
+        Ok(Box::leak(Box::new(Buddy::new(machine, managed, Options::default())?)))
+    }
+
+    #[test]
+    fn an_allocator_over_used_lists_begins_with_empty_ones() {
+        let pcps = Vec::from_iter((0..2).map(|_| Pcp::new())).leak();
+        let first = over(pcps).unwrap();
+        for order in [Order::FRAME, Order::PAGEBLOCK, Order::new(10).unwrap()] {
+            let block = first.allocate(Request::new(Owner::Anon).order(order)).unwrap();
+            first.release(block, order);
+        }
+        first.request_drain();
+        assert!(first.pcp(CpuId(0)).traffic() != (0, 0) && first.pcp(CpuId(0)).len(2) > 0);
+        let second = over(pcps).unwrap();
+        for cpu in [0, 1].map(CpuId) {
+            let pcp = second.pcp(cpu);
+            assert_eq!((pcp.traffic(), pcp.frames(&second.shapes), pcp.refills()), ((0, 0), 0, 0));
+            assert_eq!(Owner::ALL.map(|owner| pcp.frames_of(owner, &second.shapes)), [0; Owner::COUNT]);
+            assert!(!pcp.drain_requested() && (0..LISTS).all(|list| pcp.batch(list) == 0));
+        }
+        assert_eq!(second.free_frames(), 4 * 512);
+    }
+
+    #[test]
+    fn lists_for_fewer_cpus_than_there_are_are_refused() {
+        assert_eq!(over(Box::leak(Box::new([Pcp::new()]))).err(), Some(InitError::TooFewPcps(2)));
+    }
+}

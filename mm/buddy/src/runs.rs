@@ -8,12 +8,12 @@ use crate::word::Plain;
 
 /// Runs of pageblocks that are free at boot, two words each: first block, blocks in the runs before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Runs {
+pub(crate) struct BlockRuns {
     words: &'static [AtomicU64],
     pub(crate) total: u64,
 }
 
-impl Runs {
+impl BlockRuns {
     pub(crate) const fn new(words: &'static [AtomicU64], total: u64) -> Self {
         Self { words, total }
     }
@@ -29,7 +29,7 @@ impl Runs {
 }
 
 // The last position is the lowest block, so that taking from the end goes upwards through memory.
-impl Initial for Runs {
+impl Initial for BlockRuns {
     fn block_at(&self, position: u64) -> BlockId {
         let rank = self.total - 1 - position;
         let run = self.iter().rev().find(|&(_, before)| before <= rank);

@@ -96,7 +96,7 @@ impl Zone {
     fn take_frames(&self, block: BlockId, free: u64, want: u64, draw: &mut Draw<'_, '_>) {
         let Draw { rng, out } = draw;
         let (bitmap, end) = (self.blocks().bitmap(block), out.len() + want);
-        let mut frames = Frames { block, bitmap, end, out };
+        let mut frames = FramesByOrder { block, bitmap, end, out };
         match rng {
             Some(rng) if self.grain == 0 && free > want => frames.take_some(free, rng),
             Some(rng) if self.has_groups() => frames.take_groups(self.grain, rng),
@@ -113,14 +113,14 @@ impl Arena {
 }
 
 /// Free frames of a split block on their way out, until the output has `end`.
-struct Frames<'a, 'p> {
+struct FramesByOrder<'a, 'p> {
     block: BlockId,
     bitmap: &'a [AtomicU64; BITMAP_WORDS],
     end: u64,
     out: &'a mut OutputSlice<'p>,
 }
 
-impl Frames<'_, '_> {
+impl FramesByOrder<'_, '_> {
     fn take_lowest(&mut self) {
         for index in 0..BITMAP_WORDS {
             self.emit(index, self.bitmap[index].get());

@@ -13,7 +13,7 @@ use crate::zone::Zone;
 
 /// Two statements of the allocator that cannot both be true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum AllocatorFault {
     /// The frame table contradicts itself.
     Table(Contradiction),
     /// A pageblock, by its first frame, does not agree with its state.
@@ -46,13 +46,14 @@ impl<M: Machine> Buddy<M> {
     ///
     /// Exact only while nobody allocates or frees: a fault counts where [`Buddy::activity`] is the same before and after. Takes time in
     /// proportion to memory.
-    pub fn validate(&self, mut found: impl FnMut(Fault)) -> (Audit, u64) {
+    pub fn validate(&self, mut found: impl FnMut(AllocatorFault)) -> (Audit, u64) {
         let mut faults = 0;
         let mut tell = |fault| {
             faults += 1;
             found(fault);
         };
-        let audit = self.table.audit(self.present_runs().map(|(run, _)| run), |c| tell(Fault::Table(c)));
+        let audit =
+            self.table.audit(self.present_runs().map(|(run, _)| run), |c| tell(AllocatorFault::Table(c)));
         let mut free = 0;
         for zone in self.zones.iter().flatten() {
             free += self.validate_zone(zone, &mut tell);
@@ -63,18 +64,18 @@ impl<M: Machine> Buddy<M> {
                 let order = self.shapes.shape(list).order;
                 pcp.iter(list)
                     .filter(|block| !self.is_listed_rightly(*block, order))
-                    .for_each(|b| tell(Fault::Listed(b)));
+                    .for_each(|b| tell(AllocatorFault::Listed(b)));
             }
             pcp.homeward()
                 .iter()
                 .map(homeward)
                 .filter(|(block, tag)| !self.is_listed_rightly(*block, tag.order().log2()))
-                .for_each(|(b, _)| tell(Fault::Listed(b)));
+                .for_each(|(b, _)| tell(AllocatorFault::Listed(b)));
             free += pcp.frames(&self.shapes);
         }
         let out = self.unplugged_frames();
         if audit.frames(Owner::Free) != free + out {
-            tell(Fault::Leak(audit.frames(Owner::Free), free + out));
+            tell(AllocatorFault::Leak(audit.frames(Owner::Free), free + out));
         }
         (audit, faults)
     }
@@ -111,18 +112,18 @@ impl<M: Machine> Buddy<M> {
         out.sum()
     }
     /// Free frames of a zone, counted.
-    fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(Fault)) -> u64 {
+    fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(AllocatorFault)) -> u64 {
         let pinned = self.machine.pin();
         let held = zone.lock_all(&pinned, self.machine);
         let mut free = zone.moving(&held.sets) * PAGEBLOCK_FRAMES;
         for block in self.zone_blocks(zone.node) {
             let state = self.blocks.state(block);
             if matches!(state.fill(), Fill::Split | Fill::Whole) && !self.table.is_ready(block.start()) {
-                tell(Fault::Pageblock(block.start(), Disagreement::NoRecords));
+                tell(AllocatorFault::Pageblock(block.start(), Disagreement::NoRecords));
             }
             match state.fill() {
                 Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
-                Fill::Free(_) => tell(Fault::Pageblock(block.start(), Disagreement::NotInItsSet)),
+                Fill::Free(_) => tell(AllocatorFault::Pageblock(block.start(), Disagreement::NotInItsSet)),
                 Fill::Split => {
                     let ones: u64 =
                         self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
@@ -132,14 +133,14 @@ impl<M: Machine> Buddy<M> {
                         _ if !zone.arena_of(block).is_listed(block) => Some(Disagreement::NotOnItsList),
                         _ => None,
                     };
-                    wrong.into_iter().for_each(|wrong| tell(Fault::Pageblock(block.start(), wrong)));
+                    wrong.into_iter().for_each(|wrong| tell(AllocatorFault::Pageblock(block.start(), wrong)));
                     free += if state.is_leaving() { 0 } else { ones };
                 }
                 Fill::Whole | Fill::Moving | Fill::Offline => {}
             }
         }
         if free != zone.free() {
-            tell(Fault::ZoneTotal(zone.free(), free));
+            tell(AllocatorFault::ZoneTotal(zone.free(), free));
         }
         free
     }

@@ -23,7 +23,7 @@ use crate::numa::NumaCounts;
 use crate::output::Draw;
 use crate::place::Bins;
 use crate::rng::Rng;
-use crate::runs::Runs;
+use crate::runs::BlockRuns;
 use crate::set::FreeSet;
 use crate::take::{Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
@@ -60,7 +60,7 @@ pub(crate) struct Zone {
     pub(crate) node: NodeId,
     blocks: Blocks,
     table: FrameTable,
-    runs: Runs,
+    runs: BlockRuns,
     words: &'static [AtomicU64; ZONE_WORDS],
     arenas: &'static [[AtomicU64; ARENA_WORDS]],
     pub(crate) bins: Option<Bins>,
@@ -94,7 +94,7 @@ pub(crate) struct Zone {
 pub(crate) struct Parts {
     pub(crate) blocks: Blocks,
     pub(crate) table: FrameTable,
-    pub(crate) runs: Runs,
+    pub(crate) runs: BlockRuns,
     pub(crate) words: &'static [AtomicU64; ZONE_WORDS],
     pub(crate) arenas: &'static [[AtomicU64; ARENA_WORDS]],
     pub(crate) bins: Option<Bins>,
@@ -292,7 +292,7 @@ impl Zone {
     pub(crate) const fn blocks(&self) -> Blocks {
         self.blocks
     }
-    pub(crate) const fn runs(&self) -> &Runs {
+    pub(crate) const fn runs(&self) -> &BlockRuns {
         &self.runs
     }
     /// Where a free block is in its set.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{behind_caches, buddy, check};
-use freehold_buddy::{Buddy, Fault, Moment, Options, Placement, Shuffle};
+use freehold_buddy::{AllocatorFault, Buddy, Moment, Options, Placement, Shuffle};
 use freehold_frame::{Contradiction, Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -504,7 +504,8 @@ fn a_walk_that_finds_a_fault_which_is_none_was_not_at_rest() {
         let look = on(|source| {
             let before = source.activity();
             let mut faults = Vec::new();
-            let real = |fault: &Fault| !matches!(fault, Fault::Table(Contradiction::Leaked(..)));
+            let real =
+                |fault: &AllocatorFault| !matches!(fault, AllocatorFault::Table(Contradiction::Leaked(..)));
             source.validate(|fault| faults.extend(Some(fault).filter(real)));
             if !faults.is_empty() {
                 WRONG.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{check, model};
-use freehold_buddy::{Buddy, Managed, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Options, Pcp, Shuffle};
 use freehold_frame::{FrameRecord, FrameSource, FrameState, FrameTable, Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Entropy, Pfn};
@@ -116,11 +116,12 @@ fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
         (0..blocks * 512).map(|_| FrameRecord::EMPTY).collect::<Vec<_>>().leak();
     let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
     let metadata: &'static [AtomicU64] = (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+    let pcps: &'static [Pcp] = vec![Pcp::new()].leak();
     for _ in 0..boots() {
         records.iter().for_each(|record| record.set_state(FrameState::Unowned(None)));
         metadata.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let table = FrameTable::new(records);
-        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
         look(&Buddy::new(machine, managed, options).unwrap());
     }
 }

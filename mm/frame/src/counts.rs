@@ -26,7 +26,7 @@ use crate::whole::MARKS;
 use crate::{Owner, Tag};
 
 /// A 64-bit atomic, so that a model checker can put its own in place of the real one.
-pub trait Word {
+pub trait AtomicWord {
     /// Atomic load.
     fn load(&self, order: Ordering) -> u64;
     /// Atomic store.
@@ -48,7 +48,7 @@ pub trait Word {
     }
 }
 
-impl Word for AtomicU64 {
+impl AtomicWord for AtomicU64 {
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
@@ -183,7 +183,7 @@ impl Counts {
     pub(crate) const NONE: Self = Self(AtomicU64::new(0));
 }
 
-impl<W: Word> Counts<W> {
+impl<W: AtomicWord> Counts<W> {
     /// Counts kept in `word`, which is 0, or the [`Tag`](crate::Tag) of a frame that nobody holds.
     pub const fn with_word(word: W) -> Self {
         Self(word)

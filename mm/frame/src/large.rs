@@ -7,8 +7,8 @@ use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
 
 use crate::whole::{LastHold, NotWhole};
 use crate::{
-    Anon, Belongs, CountError, Counts, FrameRecord, FrameSource, Holders, Mapping, Order, OutOfMemory, Owner,
-    Request,
+    Anon, Belongs, CountError, Counts, FrameRecord, FrameSource, Holders, LeafMapping, Order, OutOfMemory,
+    Owner, Request,
 };
 
 /// The hold of one large leaf on 512 anonymous frames. Dropping it lets go of them.
@@ -162,8 +162,9 @@ impl<S: FrameSource> LargeMapping<S> {
     ///
     /// # Panics
     /// Where the block is whole.
-    pub fn piece(&self, index: u64) -> ManuallyDrop<Mapping<Anon, S>> {
-        Mapping::borrow_leaf(self.source, self.head.offset(index)).expect("the block was shattered before")
+    pub fn piece(&self, index: u64) -> ManuallyDrop<LeafMapping<Anon, S>> {
+        LeafMapping::borrow_leaf(self.source, self.head.offset(index))
+            .expect("the block was shattered before")
     }
 }
 

@@ -71,8 +71,8 @@ mod table;
 pub mod transition;
 mod whole;
 
-pub use counts::{Belongs, CountError, Counts, Holders, Word};
-pub use handle::{Frame, Handle, Mapping, Pin, WrongOwner};
+pub use counts::{AtomicWord, Belongs, CountError, Counts, Holders};
+pub use handle::{Frame, Handle, LeafMapping, Pin, WrongOwner};
 pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{

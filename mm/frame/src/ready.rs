@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_machine::{PAGEBLOCK_ORDER, Pfn};
 
-use crate::Word;
+use crate::AtomicWord;
 
 /// log2 of the pageblocks of a word.
 const PER_WORD: u32 = 6;
@@ -31,7 +31,7 @@ impl<W> Clone for Ready<'_, W> {
 }
 impl<W> Copy for Ready<'_, W> {}
 
-impl<'a, W: Word> Ready<'a, W> {
+impl<'a, W: AtomicWord> Ready<'a, W> {
     /// The bits in `words`: those of a new table are all zero.
     pub const fn new(words: &'a [W]) -> Self {
         Self(words)

@@ -140,6 +140,10 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     fn ensure_objects(self) -> Result<(), OutOfMemory> {
         Ok(())
     }
+    /// Lets other tasks have the CPU, if one waits for it: between two steps of work whose length a
+    /// program chose. The caller holds nothing that spins, may sleep here, and finds the reserve of
+    /// small objects filled again where there is memory.
+    fn rest(self) {}
     /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the caller's is reported and left alone.
     fn release(self, block: Pfn, order: Order);
 }

@@ -46,7 +46,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use freehold_machine::Pfn;
 
-use crate::{CountError, Frame, FrameSource, Mapping, PageCache};
+use crate::{CountError, Frame, FrameSource, LeafMapping, PageCache};
 
 /// A leaf of a page table, as much of it as this protocol needs.
 pub trait Leaf {
@@ -149,9 +149,9 @@ impl<S: FrameSource> From<&Frame<PageCache, S>> for CopyFrom {
     }
 }
 
-impl<S: FrameSource> From<&Mapping<PageCache, S>> for CopyFrom {
+impl<S: FrameSource> From<&LeafMapping<PageCache, S>> for CopyFrom {
     /// A file's page is nobody's own.
-    fn from(mapping: &Mapping<PageCache, S>) -> Self {
+    fn from(mapping: &LeafMapping<PageCache, S>) -> Self {
         Self::new(mapping.pfn(), CountError::NotExclusive)
     }
 }

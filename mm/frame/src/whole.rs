@@ -27,7 +27,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::Tag;
-use crate::counts::{Counts, EXCLUSIVE, Hold, MAPPING, TAG, Word, add};
+use crate::counts::{AtomicWord, Counts, EXCLUSIVE, Hold, MAPPING, TAG, add};
 
 /// The word speaks for a whole block.
 const WHOLE: u64 = 1 << 32;
@@ -61,7 +61,7 @@ pub(crate) const fn is_whole(bits: u64) -> bool {
     bits & WHOLE != 0
 }
 
-impl<W: Word> Counts<W> {
+impl<W: AtomicWord> Counts<W> {
     /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls this, before anyone else knows the block.
     pub fn start_whole(&self) {
         self.begin(WHOLE | EXCLUSIVE | MAPPING);

@@ -5,7 +5,7 @@ mod common;
 
 use common::Source;
 use freehold_frame::{
-    Anon, Contradiction, CountError, Frame, FrameSource, FrameState, Kernel, Mapping, Order, Owner,
+    Anon, Contradiction, CountError, Frame, FrameSource, FrameState, Kernel, LeafMapping, Order, Owner,
     PageCache, Pin, User,
 };
 use freehold_machine::{NodeId, Pfn};
@@ -51,7 +51,7 @@ proptest! {
     fn counts_are_exact_and_a_pinned_frame_is_exclusive(steps in prop::collection::vec(step(), 1..200)) {
         let source = Source::new(16);
         let mut frames: Vec<Frame<Anon, Source>> = Vec::new();
-        let mut mappings: Vec<Mapping<Anon, Source>> = Vec::new();
+        let mut mappings: Vec<LeafMapping<Anon, Source>> = Vec::new();
         let mut pins: Vec<Pin<Anon, Source>> = Vec::new();
         for step in steps {
             match step {
@@ -91,8 +91,8 @@ proptest! {
                 },
                 Step::Look(n) => if let Some(i) = pick(&mappings, n) {
                     let leaf = mappings.swap_remove(i).into_leaf();
-                    prop_assert_eq!(Mapping::<User, _>::borrow_leaf(source, leaf).unwrap().pfn(), leaf);
-                    mappings.push(Mapping::from_leaf(source, leaf).unwrap());
+                    prop_assert_eq!(LeafMapping::<User, _>::borrow_leaf(source, leaf).unwrap().pfn(), leaf);
+                    mappings.push(LeafMapping::from_leaf(source, leaf).unwrap());
                 },
                 Step::DropFrame(n) => if let Some(i) = pick(&frames, n) { drop(frames.swap_remove(i)); },
                 Step::DropMapping(n) => if let Some(i) = pick(&mappings, n) { drop(mappings.swap_remove(i)); },
@@ -123,7 +123,7 @@ fn a_frame_taken_for_another_kind_is_refused() {
     let pfn = kernel.into_raw();
     let wrong = Frame::<PageCache, _>::from_raw(source, pfn).unwrap_err();
     assert_eq!((wrong.found, wrong.expected), (Owner::Kernel, Owner::PageCache));
-    assert!(Mapping::<User, _>::from_leaf(source, pfn).is_err());
+    assert!(LeafMapping::<User, _>::from_leaf(source, pfn).is_err());
     assert!(Frame::<Kernel, _>::from_raw(source, Pfn(99)).is_err(), "outside memory");
     drop(Frame::<Kernel, _>::from_raw(source, pfn).unwrap());
     assert_eq!(source.free_frames(), 2);

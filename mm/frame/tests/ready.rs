@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use checker::Loom;
 use freehold_frame::ready::{self, Ready};
-use freehold_frame::{Beside, FrameRecord, FrameState, FrameTable, Order, Owner, ReverseKey, Tag, Word};
+use freehold_frame::{
+    AtomicWord, Beside, FrameRecord, FrameState, FrameTable, Order, Owner, ReverseKey, Tag,
+};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use loom::thread;
 

@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p freehold-paging --example flush`
 
-use freehold_frame::{Anon, Frame, Mapping, OutOfMemory, User};
+use freehold_frame::{Anon, Frame, LeafMapping, OutOfMemory, User};
 use freehold_machine::model::Config;
 use freehold_machine::{Cpus, Pfn, Tlb, VirtAddr};
 use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
@@ -25,7 +25,7 @@ fn main() -> Result<(), OutOfMemory> {
     let (slot, _) = space.find(addr).expect("it was just made");
     let old = slot.replace(Entry::EMPTY);
     println!("changed, not yet flushed: {:?}", model.stale());
-    let hold = Mapping::<User, _>::from_leaf(frames, old.frame()).expect("the leaf held it");
+    let hold = LeafMapping::<User, _>::from_leaf(frames, old.frame()).expect("the leaf held it");
     batch.unmapped(addr, old, Some(hold));
     drop(batch);
     println!("after the batch: {:?}, load: {:?}", model.stale(), model.load(addr));

@@ -28,7 +28,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Frame, LargeMapping, Mapping, PageTable, User, UserKind};
+use freehold_frame::{Frame, LargeMapping, LeafMapping, PageTable, User, UserKind};
 use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 
 use crate::roots::Reach;
@@ -53,7 +53,7 @@ pub struct FlushBatch<S: Memory> {
     /// One past the last address to forget.
     end: VirtAddr,
     reach: Reach,
-    frames: ArrayVec<Mapping<User, S>, FRAMES>,
+    frames: ArrayVec<LeafMapping<User, S>, FRAMES>,
     tables: ArrayVec<Frame<PageTable, S>, TABLES>,
     blocks: ArrayVec<LargeMapping<S>, BLOCKS>,
 }
@@ -74,10 +74,10 @@ impl<S: Memory> FlushBatch<S> {
 
     /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it held.
     #[inline(always)]
-    pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<Mapping<User, S>>) {
+    pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<LeafMapping<User, S>>) {
         if !old.may_be_cached() {
             // No CPU knows it: what it held need not wait.
-            return;
+            return mapping.map_or((), LeafMapping::release);
         }
         self.range(addr, 1);
         if let Some(mapping) = mapping {
@@ -141,7 +141,7 @@ impl<S: Memory> FlushBatch<S> {
             self.roots.flush(what, self.reach);
             (self.start, self.end, self.reach) = (VirtAddr(u64::MAX), VirtAddr(0), Reach::Active);
         }
-        self.frames.clear();
+        self.frames.drain(..).for_each(LeafMapping::release);
         self.tables.clear();
         self.blocks.clear();
     }
@@ -154,7 +154,7 @@ pub(crate) fn forget_one<S: Memory, K: UserKind>(
     roots: &Roots<S>,
     addr: VirtAddr,
     old: Entry,
-    held: Option<Mapping<K, S>>,
+    held: Option<LeafMapping<K, S>>,
 ) {
     if old.may_be_cached() {
         roots.flush(Flush::Range { start: addr, pages: 1 }, Reach::Active);

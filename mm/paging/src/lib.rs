@@ -37,7 +37,7 @@ use freehold_machine::{CpuId, Machine, NodeId, Pfn, VirtAddr};
 
 pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
-pub use roots::{Roots, Walk};
+pub use roots::{Roots, TableWalk};
 pub use shift::Prepared;
 pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 

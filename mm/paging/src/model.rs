@@ -25,13 +25,15 @@ pub const JUNK: u8 = 0xa5;
 /// Never fail.
 const NEVER: u64 = u64::MAX;
 
-struct Shared {
+struct PagingModelState {
     model: Model,
     table: FrameTable,
     free: Mutex<Free>,
     total: usize,
     /// How many more allocations succeed.
     budget: AtomicU64,
+    /// How often somebody let others run.
+    rests: AtomicU64,
 }
 
 /// What is free. Single frames come at random out of pageblocks that are begun already, so that whole ones last.
@@ -83,7 +85,7 @@ impl Free {
 
 /// The allocator's handle. See the module's head.
 #[derive(Clone, Copy)]
-pub struct ModelFrames(&'static Shared);
+pub struct ModelFrames(&'static PagingModelState);
 
 impl core::fmt::Debug for ModelFrames {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -115,13 +117,14 @@ impl ModelFrames {
             withheld: (PfnRange::default(), Vec::new()),
         };
         let total = free.len();
-        Self(Box::leak(Box::new(Shared {
+        Self(Box::leak(Box::new(PagingModelState {
             model,
             table: FrameTable::new(Vec::leak(records))
                 .with(Box::leak(Box::new(Beside::new(Vec::leak(reverse_keys))))),
             free: Mutex::new(free),
             total,
             budget: AtomicU64::new(NEVER),
+            rests: AtomicU64::new(0),
         })))
     }
 
@@ -162,6 +165,10 @@ impl ModelFrames {
         let (_, apart) = core::mem::take(&mut free.withheld);
         apart.into_iter().for_each(|frame| free.give(Side::User, frame));
     }
+    /// How often long work has let others run.
+    pub fn rests(self) -> u64 {
+        self.0.rests.load(Ordering::SeqCst)
+    }
     /// Frames of `owner`.
     pub fn owned(self, owner: Owner) -> usize {
         (0..self.0.table.end().0).filter(|&pfn| self.0.table.owner(Pfn(pfn)) == owner).count()
@@ -198,6 +205,9 @@ impl FrameSource for ModelFrames {
     }
     fn table(self) -> FrameTable {
         self.0.table
+    }
+    fn rest(self) {
+        self.0.rests.fetch_add(1, Ordering::SeqCst);
     }
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         let is_block = request.order == Order::PAGEBLOCK && request.owner.side() == Side::User;

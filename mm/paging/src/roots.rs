@@ -221,11 +221,13 @@ impl<S: Memory> Roots<S> {
 
     /// Show `f` the tables, on a CPU that has them loaded, without the lock of who edits them: what is seen may change at any moment, but no
     /// table goes. `f` is short; it does not sleep, fault, or free frames. `None` where this CPU has not loaded them.
-    pub fn walk<R>(&self, f: impl FnOnce(Walk<'_, S>) -> R) -> Option<R> {
+    // Called once for each page that is pinned alone.
+    #[inline]
+    pub fn walk<R>(&self, f: impl FnOnce(TableWalk<'_, S>) -> R) -> Option<R> {
         let machine = self.source.machine();
         machine.hold_flushes(|| {
             let is_told = self.users.load().contains(machine.current_cpu());
-            is_told.then(|| f(Walk { roots: self }))
+            is_told.then(|| f(TableWalk { roots: self }))
         })
     }
 
@@ -308,11 +310,11 @@ impl<S: Memory> core::fmt::Debug for Roots<S> {
 }
 
 /// A look at tables that others may be changing: see [`Roots::walk`].
-pub struct Walk<'a, S: Memory> {
+pub struct TableWalk<'a, S: Memory> {
     roots: &'a Roots<S>,
 }
 
-impl<S: Memory> Walk<'_, S> {
+impl<S: Memory> TableWalk<'_, S> {
     /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there.
     pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
         if addr < USER_END { find(self.roots.source.machine(), self.roots.first, addr) } else { None }
@@ -323,7 +325,7 @@ impl<S: Memory> Walk<'_, S> {
     }
 }
 
-impl<S: Memory> core::fmt::Debug for Walk<'_, S> {
+impl<S: Memory> core::fmt::Debug for TableWalk<'_, S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Walk({:?})", self.roots)
     }

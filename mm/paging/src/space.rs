@@ -3,15 +3,18 @@
 //! Levels are numbered as in the manual: 4 is a root, 1 holds 4 KiB leaves, and level 2 may hold 2 MiB leaves.
 //! Empty tables stay linked until [`Space::free_tables`] or the space's end.
 
+mod descent;
+
 use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_frame::transition::Leaf;
-use freehold_frame::{Frame, Mapping, OutOfMemory, PageTable, UserKind};
+use freehold_frame::{Frame, LeafMapping, OutOfMemory, PageTable, UserKind};
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
+use self::descent::{Descent, covered};
 use crate::flush::forget_one;
-use crate::roots::{USER_ENTRIES, make_table, take_table};
+use crate::roots::{make_table, take_table};
 use crate::{Entry, FlushBatch, KernelRoots, Memory, Roots, USER_END};
 
 const INDEX_BITS: u32 = 9;
@@ -76,6 +79,11 @@ impl<M: Tables> Slot<M> {
     pub fn beyond(self, count: usize) -> Self {
         assert!(self.index + count < TABLE_ENTRIES, "a slot past its table");
         Self { index: self.index + count, ..self }
+    }
+    /// The slot behind this one; `None` where the table ends.
+    #[inline]
+    pub fn next(self) -> Option<Self> {
+        (self.index + 1 < TABLE_ENTRIES).then_some(Self { index: self.index + 1, ..self })
     }
     /// Replace the entry; what it was, with the marks that the walker set until now.
     #[inline]
@@ -228,7 +236,7 @@ impl<S: Memory> Space<S> {
     /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page. Returns when no CPU knows it, and lets go
     /// of `held`, what it held.
     #[inline]
-    pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<Mapping<K, S>>) {
+    pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<LeafMapping<K, S>>) {
         forget_one(&self.roots, addr, old, held);
     }
 
@@ -367,7 +375,7 @@ impl<S: Memory> Space<S> {
     pub fn visit_tables(&self, range: Range<VirtAddr>, f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
-            let mut descent = Descent { machine: self.source.machine(), range, f };
+            let mut descent = Descent::new(self.source, range, f);
             descent.visit_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
         }
     }
@@ -387,7 +395,7 @@ impl<S: Memory> Space<S> {
     pub fn take_all(&self, range: Range<VirtAddr>, f: impl FnMut(VirtAddr, Entry, PageSize)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
-            let mut descent = Descent { machine: self.source.machine(), range, f };
+            let mut descent = Descent::new(self.source, range, f);
             descent.take_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
         }
     }
@@ -438,7 +446,7 @@ impl<S: Memory> Space<S> {
                 freed += 1;
             }
         };
-        let mut descent = Descent { machine: self.source.machine(), range, f: free };
+        let mut descent = Descent::new(self.source, range, free);
         descent.tables_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
         self.tables -= freed;
     }
@@ -449,88 +457,6 @@ impl<S: Memory> Space<S> {
         debug_assert_eq!(left(), None, "a table with leaves is freed at {addr:?}");
         take_table(self.source, table)
     }
-}
-
-/// A way down the tables that translate `range`, with what is done to what is found there. Each function takes a table, its
-/// level, and the first address that it translates.
-struct Descent<M, F> {
-    machine: M,
-    range: Range<VirtAddr>,
-    f: F,
-}
-
-impl<M: Tables, F: FnMut(Reached<M>)> Descent<M, F> {
-    /// See [`Space::visit_tables`].
-    fn visit_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
-        let machine = self.machine;
-        machine.each_entry(table, covered(base, level, &self.range), |index, entry| {
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            match Entry::from_bits(entry) {
-                entry if !entry.is_table() => {
-                    (self.f)(Reached::Large(EntryAt { addr, slot: Slot { machine, table, index }, entry }));
-                }
-                entry if level > 2 => self.visit_below(entry.frame(), level - 1, addr),
-                entry => {
-                    let range = covered(addr, 1, &self.range);
-                    (self.f)(Reached::Leaves(Leaves { machine, table: entry.frame(), base: addr, range }));
-                }
-            }
-        });
-    }
-}
-
-impl<M: Tables, F: FnMut(VirtAddr, Entry, PageSize)> Descent<M, F> {
-    /// See [`Space::take_all`].
-    fn take_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
-        let machine = self.machine;
-        let place = |index: usize| VirtAddr(base.0 + ((index as u64) << shift(level)));
-        let indices = covered(base, level, &self.range);
-        if level == 1 {
-            return machine.take_entries(table, indices, |index, entry| {
-                (self.f)(place(index), Entry::from_bits(entry), PageSize::Small);
-            });
-        }
-        machine.each_entry(table, indices, |index, entry| match Entry::from_bits(entry) {
-            entry if entry.is_table() => self.take_below(entry.frame(), level - 1, place(index)),
-            _ => {
-                let old = machine.swap_entry(table, index, 0);
-                (self.f)(place(index), Entry::from_bits(old), PageSize::Large);
-            }
-        });
-    }
-}
-
-impl<M: Tables, F: FnMut(EntryAt<M>, u32)> Descent<M, F> {
-    /// Shows entries that lead to tables, and the level that they are of; first those of the tables below.
-    fn tables_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
-        let machine = self.machine;
-        let mut rest = covered(base, level, &self.range);
-        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
-            rest.start = index + 1;
-            let entry = Entry::from_bits(entry);
-            if !entry.is_table() {
-                continue;
-            }
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            if level > 2 {
-                self.tables_below(entry.frame(), level - 1, addr);
-            }
-            (self.f)(EntryAt { addr, slot: Slot { machine, table, index }, entry }, level);
-        }
-    }
-}
-
-/// The indices in a table of `level` whose first entry translates `base` that have to do with `range`.
-fn covered(base: VirtAddr, level: u32, range: &Range<VirtAddr>) -> Range<usize> {
-    let end = base.0 + ((TABLE_ENTRIES as u64) << shift(level));
-    let from = range.start.0.max(base.0);
-    let to = range.end.0.min(end);
-    if from >= to {
-        return 0..0;
-    }
-    let last = ((to - 1 - base.0) >> shift(level)) as usize;
-    let limit = if level == ROOT_LEVEL { USER_ENTRIES } else { TABLE_ENTRIES };
-    ((from - base.0) >> shift(level)) as usize..(last + 1).min(limit)
 }
 
 impl<S: Memory> Drop for Space<S> {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
 use std::vec::Vec;
 
-use freehold_frame::{Anon, Frame, Mapping, PageTable, User};
-use freehold_machine::model::{Config, Fault, Model, Stale, StaleKind};
+use freehold_frame::{Anon, Frame, LeafMapping, PageTable, User};
+use freehold_machine::model::{AccessFault, Config, Model, Stale, StaleKind};
 use freehold_machine::{Access, CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, Tables, Tlb, VirtAddr};
 use proptest::prelude::*;
 
@@ -47,14 +47,14 @@ fn map(space: &mut Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
 fn replace(space: &Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
     let leaf = new_leaf(space, rights);
     let old = space.find(addr).unwrap().0.replace(leaf);
-    space.forget(addr, old, Some(Mapping::<Anon, _>::from_leaf(space.source(), old.frame()).unwrap()));
+    space.forget(addr, old, Some(LeafMapping::<Anon, _>::from_leaf(space.source(), old.frame()).unwrap()));
     leaf.frame()
 }
 
 fn unmap(space: &Space<ModelFrames>, addr: VirtAddr, batch: &mut crate::FlushBatch<ModelFrames>) {
     let (slot, _) = space.find(addr).unwrap();
     let old = slot.replace(Entry::EMPTY);
-    batch.unmapped(addr, old, Some(Mapping::<User, _>::from_leaf(space.source(), old.frame()).unwrap()));
+    batch.unmapped(addr, old, Some(LeafMapping::<User, _>::from_leaf(space.source(), old.frame()).unwrap()));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn pages_translate_on_every_cpu_and_are_gone_everywhere_after_the_flush() {
     assert_eq!(frames.owned(freehold_frame::Owner::Anon), 1, "the frame stays owned until the flush");
     drop(batch);
     model.assert_coherent();
-    assert_eq!(model.access(addr, Access::Read), Err(Fault::NotPresent));
+    assert_eq!(model.access(addr, Access::Read), Err(AccessFault::NotPresent));
     let roots = space.roots().clone();
     drop(space);
     (0..4).for_each(|cpu| unload(model, cpu, &roots));
@@ -286,7 +286,7 @@ fn a_lazy_cpu_is_not_interrupted_for_pages_and_catches_up_when_it_runs_user_code
     assert_eq!(model.stale().len(), 1, "the lazy CPU still has it");
     load(model, 1, space.roots());
     model.assert_coherent();
-    assert_eq!(model.on_cpu(CpuId(1), || model.load(addr)), Err(Fault::NotPresent));
+    assert_eq!(model.on_cpu(CpuId(1), || model.load(addr)), Err(AccessFault::NotPresent));
     // Tables are another matter: a lazy CPU's walker may follow them.
     map(&mut space, addr, RW);
     model.on_cpu(CpuId(1), || model.load(addr)).unwrap();
@@ -344,6 +344,67 @@ fn a_large_page_splits_into_pieces_that_lead_to_the_same_bytes() {
     unload(model, 0, space.roots());
     drop(space);
     frames.assert_all_free();
+}
+
+/// What lies in 2 MiB of addresses.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Nothing,
+    Large,
+    /// Two pages, with these numbers in the table.
+    Small(u8, u8),
+}
+
+fn places() -> impl Strategy<Value = Vec<Place>> {
+    let place = prop_oneof![
+        2 => Just(Place::Nothing),
+        4 => Just(Place::Large),
+        3 => (any::<u8>(), any::<u8>()).prop_map(|(one, other)| Place::Small(one, other)),
+    ];
+    prop::collection::vec(place, 1..24)
+}
+
+proptest! {
+    /// Large leaves in rows, with holes and tables between them, across the border of a table.
+    #[test]
+    fn all_is_taken_once_upwards_whatever_lies_beside_it(places in places(), skipped in 0..4_usize) {
+        const LARGE: u64 = 2 << 20;
+        let frames = frames(1, 1);
+        let mut space = Space::new(frames, KERNEL_ROOTS).unwrap();
+        let first = (4 << 30) - 8 * LARGE;
+        let mut expected = BTreeMap::new();
+        for (at, place) in places.iter().enumerate() {
+            let base = first + at as u64 * LARGE;
+            let pages: &[u64] = match *place {
+                Place::Nothing => &[],
+                Place::Large => &[0],
+                Place::Small(one, other) => &[u64::from(one), u64::from(other)],
+            };
+            for &page in pages {
+                let (addr, frame) = (VirtAddr(base + page * PAGE_SIZE as u64), Pfn(512 * (at as u64 + 1) + page));
+                let leaf = Entry::leaf(frame, RW, Marks::Untouched, Backing::Uncounted);
+                let size = if matches!(place, Place::Large) { PageSize::Large } else { PageSize::Small };
+                let leaf = if size == PageSize::Large { leaf.large() } else { leaf };
+                if expected.insert(addr, (frame, size)).is_none() {
+                    space.make(addr, size).unwrap().fill(leaf);
+                }
+            }
+        }
+        let cut = VirtAddr(first + skipped as u64 * LARGE);
+        let mut taken = Vec::new();
+        space.take_all(cut..VirtAddr(u64::MAX), |addr, entry, size| taken.push((addr, (entry.frame(), size))));
+        let wanted: Vec<_> = expected.split_off(&cut).into_iter().collect();
+        prop_assert_eq!(taken, wanted);
+        taken = Vec::new();
+        space.take_all(VirtAddr(0)..VirtAddr(u64::MAX), |addr, entry, size| taken.push((addr, (entry.frame(), size))));
+        prop_assert_eq!(taken, expected.into_iter().collect::<Vec<_>>());
+        let mut batch = space.batch();
+        let all = VirtAddr(0)..VirtAddr(u64::MAX);
+        space.free_tables(all.clone(), all, &mut batch);
+        drop(batch);
+        drop(space);
+        frames.assert_all_free();
+    }
 }
 
 #[test]
@@ -441,7 +502,7 @@ fn what_lies_alike_moves_with_its_tables_and_the_rest_leaf_by_leaf() {
                 let there = model.on_cpu(CpuId(cpu), || model.load(VirtAddr(to.0 + page)));
                 assert_eq!(there, Ok((page >> 25) as u8), "{page:#x} at {to:?}");
                 let gone = model.on_cpu(CpuId(cpu), || model.access(VirtAddr(at.0 + page), Access::Read));
-                assert_eq!(gone, Err(Fault::NotPresent));
+                assert_eq!(gone, Err(AccessFault::NotPresent));
             }
         }
         at = to;
@@ -479,7 +540,7 @@ proptest! {
                 Step::Unmap(n, count) => {
                     space.visit(range(n, count), |addr, slot, _, _| {
                         let old = slot.replace(Entry::EMPTY);
-                        batch.unmapped(addr, old, Some(Mapping::from_leaf(frames, old.frame()).unwrap()));
+                        batch.unmapped(addr, old, Some(LeafMapping::from_leaf(frames, old.frame()).unwrap()));
                     });
                     naive.retain(|addr, _| !range(n, count).contains(addr));
                 }
@@ -500,8 +561,8 @@ proptest! {
                     if !lazy[usize::from(cpu)] {
                         let got = model.on_cpu(CpuId(cpu.into()), || model.access(page(n), access));
                         let expected = match naive.get(&page(n)) {
-                            None => Err(Fault::NotPresent),
-                            Some((_, false)) if write => Err(Fault::Protection),
+                            None => Err(AccessFault::NotPresent),
+                            Some((_, false)) if write => Err(AccessFault::Protection),
                             Some((pfn, _)) => Ok(pfn.start()),
                         };
                         prop_assert_eq!(got, expected);
@@ -552,7 +613,7 @@ proptest! {
         let mut batch = space.batch();
         space.visit(VirtAddr(0)..VirtAddr(u64::MAX), |addr, slot, _, _| {
             let old = slot.replace(Entry::EMPTY);
-            batch.unmapped(addr, old, Some(Mapping::from_leaf(frames, old.frame()).unwrap()));
+            batch.unmapped(addr, old, Some(LeafMapping::from_leaf(frames, old.frame()).unwrap()));
         });
         drop(batch);
         (0..3).for_each(|cpu| unload(model, cpu, space.roots()));

@@ -7,11 +7,11 @@ use freehold_machine::{NodeId, Pfn, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAd
 
 use crate::copy::{NodeReplica, hash};
 use crate::tables::{MARKS, UPPER, WRITABLE, frame_of, index_at, leaf};
-use crate::{Memory, Port, Replicas};
+use crate::{Port, ReplicaMemory, Replicas};
 
 /// What is wrong with a replica, or with the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum ReplicaFault {
     /// A page of a replica has other bytes than the image had.
     Replica {
         /// Whose.
@@ -54,7 +54,7 @@ pub enum Fault {
     },
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ReplicaFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Replica { node, page } => write!(f, "page {page} of node {}'s replica has changed", node.0),
@@ -73,48 +73,48 @@ impl fmt::Display for Fault {
     }
 }
 
-impl<S: Memory, P: Port> Replicas<S, P> {
+impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// Compares every page of the image and of each replica with its hash; `found` is told what differs. Nothing where there
     /// is no replica.
-    pub fn verify(&self, found: &mut dyn FnMut(Fault)) {
+    pub fn verify(&self, found: &mut dyn FnMut(ReplicaFault)) {
         if self.is_empty() {
             return;
         }
         let machine = self.source.machine();
         for (page, &expected) in (0..).zip(&self.hashes) {
             if machine.read_bytes(self.image.first.offset(page), hash) != expected {
-                found(Fault::Image { page });
+                found(ReplicaFault::Image { page });
             }
             for (node, replica) in self.each() {
                 if machine.read_bytes(replica.frame(page), hash) != expected {
-                    found(Fault::Replica { node, page });
+                    found(ReplicaFault::Replica { node, page });
                 }
             }
         }
     }
 
     /// Looks at the tables and the owners of every replica; `found` is told what is wrong.
-    pub fn validate(&self, found: &mut dyn FnMut(Fault)) {
+    pub fn validate(&self, found: &mut dyn FnMut(ReplicaFault)) {
         for (node, replica) in self.each() {
             self.validate_blocks(node, replica, found);
             self.validate_tables(node, replica, found);
         }
     }
 
-    fn validate_blocks(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
+    fn validate_blocks(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(ReplicaFault)) {
         let table = self.source.table();
         for (block, frames) in replica.blocks.iter().map(|block| (block.pfn(), block.frames())) {
             match table.state(block) {
                 FrameState::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
-                _ => found(Fault::Owner { node, block }),
+                _ => found(ReplicaFault::Owner { node, block }),
             }
             if self.port.is_in_direct_map(frames) {
-                found(Fault::DirectMap { node, block });
+                found(ReplicaFault::DirectMap { node, block });
             }
         }
     }
 
-    fn validate_tables(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
+    fn validate_tables(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(ReplicaFault)) {
         let (machine, image) = (self.source.machine(), &self.image);
         for page in 0..image.pages {
             let address = image.address(page);
@@ -124,14 +124,14 @@ impl<S: Memory, P: Port> Replicas<S, P> {
                 && frame_of(original) == image.first.offset(page)
                 && differs == ((frame_of(own).0 ^ frame_of(original).0) << 12);
             if !frames || own & WRITABLE != 0 {
-                found(Fault::Leaf { node, address });
+                found(ReplicaFault::Leaf { node, address });
             }
         }
         let top = index_at(image.start, 4);
         for slot in (UPPER..TABLE_ENTRIES).filter(|&slot| slot != top) {
             let [own, original] = [replica.root, image.root].map(|root| machine.load_entry(root, slot));
             if (own ^ original) & !MARKS != 0 {
-                found(Fault::Root { node, slot });
+                found(ReplicaFault::Root { node, slot });
             }
         }
     }

@@ -13,13 +13,13 @@ use crate::plan::{nearest, nodes};
 use crate::tables::{Copier, on_node};
 
 /// What replicas stand on: a source of frames, with tables, windows and a TLB.
-pub trait Memory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
+pub trait ReplicaMemory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
 
-impl<S: FrameSource<Machine: Tables + PhysicalBytes + Tlb>> Memory for S {}
+impl<S: FrameSource<Machine: Tables + PhysicalBytes + Tlb>> ReplicaMemory for S {}
 
 /// The kernel's image, as the loader's copy of it runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Image {
+pub struct KernelImage {
     /// The address of text's first page.
     pub start: VirtAddr,
     /// Pages of text and read-only data, which follow each other.
@@ -32,7 +32,7 @@ pub struct Image {
     pub root: Pfn,
 }
 
-impl Image {
+impl KernelImage {
     /// The page of text or read-only data at an address.
     pub(crate) fn page_at(&self, address: u64) -> Option<u64> {
         let page = address.checked_sub(self.start.0)? / PAGE_SIZE as u64;
@@ -68,7 +68,7 @@ pub trait Port: Copy + Send + Sync + 'static {
 }
 
 /// A node's replica. Its frames go back when it is dropped, which must not be once its root is known.
-pub(crate) struct NodeReplica<S: Memory> {
+pub(crate) struct NodeReplica<S: ReplicaMemory> {
     /// Pageblocks, and behind them single frames, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
     /// The root first.
@@ -76,14 +76,14 @@ pub(crate) struct NodeReplica<S: Memory> {
     pub root: Pfn,
 }
 
-impl<S: Memory> NodeReplica<S> {
+impl<S: ReplicaMemory> NodeReplica<S> {
     /// The frame of a page of the image.
     pub(crate) fn frame(&self, page: u64) -> Pfn {
         frame_in(&self.blocks, page)
     }
 }
 
-fn frame_in<S: Memory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
+fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
     let (block, offset) = (page / PAGEBLOCK_FRAMES, page % PAGEBLOCK_FRAMES);
     // A page that is in no pageblock is behind all of them.
     match &blocks[block as usize] {
@@ -104,29 +104,29 @@ pub struct NodeFigures {
 }
 
 /// All replicas of the kernel's image. They are made once and stay for ever.
-pub struct Replicas<S: Memory, P: Port> {
+pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) source: S,
     pub(crate) port: P,
-    pub(crate) image: Image,
+    pub(crate) image: KernelImage,
     /// By page of the image; empty where there is no replica.
     pub(crate) hashes: Vec<u64>,
     /// By node.
     pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
 }
 
-impl<S: Memory, P: Port> core::fmt::Debug for Replicas<S, P> {
+impl<S: ReplicaMemory, P: Port> core::fmt::Debug for Replicas<S, P> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_list().entries(self.figures()).finish()
     }
 }
 
-impl<S: Memory, P: Port> Replicas<S, P> {
+impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// Makes a replica of `image` on each of `wanted` and tells the port which root each node uses. Where memory does not
     /// suffice for a node, nothing of its replica stays and `without` is told; the node shares the nearest. Called before
     /// a second CPU runs and before an address space exists, with interrupts on or without any.
     pub fn new(
         (source, port): (S, P),
-        image: Image,
+        image: KernelImage,
         wanted: NodeSet,
         topology: &Topology,
         without: &mut dyn FnMut(NodeId),
@@ -173,7 +173,7 @@ impl<S: Memory, P: Port> Replicas<S, P> {
     }
 
     /// The image that they are copies of.
-    pub fn image(&self) -> &Image {
+    pub fn image(&self) -> &KernelImage {
         &self.image
     }
 

@@ -68,20 +68,20 @@ impl fmt::Display for Run {
 pub fn dump<M: Tables>(machine: M, root: Pfn, f: &mut dyn FnMut(Run)) {
     let start = VirtAddr(0xffff << 48 | (UPPER as u64) << (PAGE_SHIFT + 27));
     let run = Run { start, end: start, level: 4, rights: 0 };
-    let mut walk = Walk { machine, run, f };
+    let mut walk = DumpWalk { machine, run, f };
     walk.table(root, 4, start, GRANTED);
     walk.run.end = VirtAddr(0);
     (walk.f)(walk.run);
 }
 
-struct Walk<'a, M> {
+struct DumpWalk<'a, M> {
     machine: M,
     /// The run so far; its end is not known.
     run: Run,
     f: &'a mut dyn FnMut(Run),
 }
 
-impl<M: Tables> Walk<'_, M> {
+impl<M: Tables> DumpWalk<'_, M> {
     /// A table whose way grants `granted`, and forbids to execute where that has [`NO_EXECUTE`]. At most four deep.
     fn table(&mut self, table: Pfn, level: u32, base: VirtAddr, granted: u64) {
         let first = if level == 4 { UPPER } else { 0 };

@@ -37,7 +37,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use check::Fault;
-pub use copy::{Image, Memory, NodeFigures, Port, Replicas, Rest};
+pub use check::ReplicaFault;
+pub use copy::{KernelImage, NodeFigures, Port, ReplicaMemory, Replicas, Rest};
 pub use dump::{Run, dump};
 pub use plan::{Setting, nearest, plan};

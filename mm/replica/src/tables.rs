@@ -7,7 +7,7 @@ use freehold_machine::entry::{ACCESSED, DIRTY, FRAME};
 pub(crate) use freehold_machine::entry::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{NodeId, PAGE_SHIFT, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
-use crate::{Image, Memory};
+use crate::{KernelImage, ReplicaMemory};
 
 /// What the CPU sets.
 pub(crate) const MARKS: u64 = ACCESSED | DIRTY;
@@ -42,7 +42,7 @@ pub(crate) fn leaf<M: Tables>(machine: M, root: Pfn, address: VirtAddr) -> u64 {
 }
 
 /// Allocates `order` frames for `K` on `node` and no other.
-pub(crate) fn on_node<K: freehold_frame::FrameKind, S: Memory>(
+pub(crate) fn on_node<K: freehold_frame::FrameKind, S: ReplicaMemory>(
     source: S,
     node: NodeId,
     order: Order,
@@ -52,17 +52,17 @@ pub(crate) fn on_node<K: freehold_frame::FrameKind, S: Memory>(
 }
 
 /// Tables that are being copied.
-pub(crate) struct Copier<'a, S: Memory> {
+pub(crate) struct Copier<'a, S: ReplicaMemory> {
     pub source: S,
     pub node: NodeId,
-    pub image: &'a Image,
+    pub image: &'a KernelImage,
     /// The replica's frame of each page of the image.
     pub frame: &'a dyn Fn(u64) -> Pfn,
     /// What was made, the root first.
     pub made: Vec<Frame<Kernel, S>>,
 }
 
-impl<S: Memory> Copier<'_, S> {
+impl<S: ReplicaMemory> Copier<'_, S> {
     /// Makes a root whose slot of the image leads to tables of its own, which map the replica where the image's map text and
     /// read-only data.
     pub(crate) fn root(&mut self) -> Result<Pfn, OutOfMemory> {

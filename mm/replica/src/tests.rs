@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_buddy::{Buddy, Managed, Options};
+use freehold_buddy::{Buddy, Managed, Options, Pcp};
 use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::MAX_NODES;
@@ -13,7 +13,7 @@ use freehold_machine::{
 };
 
 use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, index_at, leaf};
-use crate::{Fault, Image, Port, Replicas, Rest, Setting, dump, nearest, plan};
+use crate::{KernelImage, Port, ReplicaFault, Replicas, Rest, Setting, dump, nearest, plan};
 
 type Frames = &'static Buddy<Model>;
 
@@ -59,7 +59,7 @@ struct World {
     model: Model,
     frames: Frames,
     port: Image0,
-    image: Image,
+    image: KernelImage,
 }
 
 impl World {
@@ -76,13 +76,14 @@ impl World {
         let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + pages + DATA_PAGES))];
         let table = FrameTable::new(records.leak());
         let metadata = metadata.leak();
-        let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
+        let pcps = Vec::from_iter((0..4).map(|_| Pcp::new())).leak();
+        let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata, pcps };
         let buddy = Buddy::new(model, managed, options);
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
         let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(Shared { model, rest, roots })));
-        let image = Image { start: START, pages, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
+        let image = KernelImage { start: START, pages, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
         let world = Self { model, frames, port, image };
         world.map_image();
         world.litter();
@@ -130,7 +131,7 @@ impl World {
     }
 }
 
-fn faults(replicas: &Replicas<Frames, Image0>) -> Vec<Fault> {
+fn faults(replicas: &Replicas<Frames, Image0>) -> Vec<ReplicaFault> {
     let mut all = Vec::new();
     replicas.validate(&mut |fault| all.push(fault));
     replicas.verify(&mut |fault| all.push(fault));
@@ -190,13 +191,13 @@ fn a_flipped_bit_is_found_with_its_node_and_page() {
     let world = World::new();
     let replicas = world.make(0b110, &mut Vec::new());
     let (node, page) = replicas.flip().expect("there is one");
-    assert_eq!(faults(&replicas), [Fault::Replica { node, page }]);
+    assert_eq!(faults(&replicas), [ReplicaFault::Replica { node, page }]);
     replicas.flip();
     assert_eq!(faults(&replicas), []);
     // Any bit, in any lane.
     for at in [0, 9, 18, 27, 32, 65, 98, 127, 128, 4088] {
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
-        assert_eq!(faults(&replicas), [Fault::Image { page: 3 }]);
+        assert_eq!(faults(&replicas), [ReplicaFault::Image { page: 3 }]);
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
     }
 }
@@ -215,21 +216,21 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
         [0, entry | WRITABLE, entry + 0x1000, leaf(world.model, Pfn(ROOT), address), entry | NO_EXECUTE]
     {
         world.model.store_entry(table, slot, wrong);
-        assert_eq!(faults(&replicas), [Fault::Leaf { node, address }], "{wrong:#x}");
+        assert_eq!(faults(&replicas), [ReplicaFault::Leaf { node, address }], "{wrong:#x}");
     }
     world.model.store_entry(table, slot, entry | 1 << 5);
     assert_eq!(faults(&replicas), [], "the accessed bit is the CPU's");
     world.model.store_entry(root, 400, 9 << 12 | PRESENT);
-    assert_eq!(faults(&replicas), [Fault::Root { node, slot: 400 }]);
+    assert_eq!(faults(&replicas), [ReplicaFault::Root { node, slot: 400 }]);
     world.model.store_entry(root, 400, 0);
     let block = Pfn((entry >> 12) & 0xff_ffff_ffff).pageblock_start();
     world.model.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
-    assert_eq!(faults(&replicas), [Fault::DirectMap { node, block }]);
+    assert_eq!(faults(&replicas), [ReplicaFault::DirectMap { node, block }]);
     world.model.leave(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
     assert_eq!(faults(&replicas), []);
     // Somebody gives the block back.
     world.frames.release(block, freehold_frame::Order::PAGEBLOCK);
-    assert!(faults(&replicas).contains(&Fault::Owner { node, block }));
+    assert!(faults(&replicas).contains(&ReplicaFault::Owner { node, block }));
     core::mem::forget(replicas);
 }
 

@@ -13,11 +13,11 @@ pub const SPARE: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoMemory;
 
-pub(crate) struct Node<K, V, S> {
+pub(crate) struct ArenaNode<K, V, S> {
     pub key: K,
     /// `None` in an unused slot.
     pub value: Option<V>,
-    /// Of the subtree, if [`Node::is_summed`].
+    /// Of the subtree, if [`ArenaNode::is_summed`].
     pub summary: S,
     pub left: u32,
     pub right: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Node<K, V, S> {
     pub is_summed: bool,
 }
 
-impl<K, V, S> Node<K, V, S> {
+impl<K, V, S> ArenaNode<K, V, S> {
     pub(crate) const fn new(key: K, value: V, summary: S) -> Self {
         Self {
             key,
@@ -47,9 +47,9 @@ impl<K, V, S> Node<K, V, S> {
 
 pub(crate) struct Arena<K, V, S> {
     /// Room for up to [`Arena::BLOCK`] slots.
-    first: Vec<Node<K, V, S>>,
+    first: Vec<ArenaNode<K, V, S>>,
     /// Blocks with room for [`Arena::BLOCK`] slots each, filled in order after the first one.
-    more: Vec<Vec<Node<K, V, S>>>,
+    more: Vec<Vec<ArenaNode<K, V, S>>>,
     /// The first unused slot.
     unused: u32,
     /// Slots with an entry, slots at all, slots that there is room for.
@@ -61,7 +61,7 @@ pub(crate) struct Arena<K, V, S> {
 impl<K, V, S> Arena<K, V, S> {
     /// The slots of a block: a power of two.
     const BLOCK: usize = {
-        let fit = BLOCK_BYTES / size_of::<Node<K, V, S>>();
+        let fit = BLOCK_BYTES / size_of::<ArenaNode<K, V, S>>();
         if fit < 4 { 4 } else { 1 << fit.ilog2() }
     };
 
@@ -104,7 +104,7 @@ impl<K, V, S> Arena<K, V, S> {
     }
 
     /// Puts a node into a slot.
-    pub(crate) fn put(&mut self, node: Node<K, V, S>) -> Result<u32, NoMemory> {
+    pub(crate) fn put(&mut self, node: ArenaNode<K, V, S>) -> Result<u32, NoMemory> {
         self.reserve(1)?;
         let slot = if self.unused == NONE {
             match (self.slots / Self::BLOCK).checked_sub(1) {
@@ -135,18 +135,18 @@ impl<K, V, S> Arena<K, V, S> {
     }
 
     #[inline(always)]
-    pub(crate) fn node(&self, slot: u32) -> &Node<K, V, S> {
+    pub(crate) fn node(&self, slot: u32) -> &ArenaNode<K, V, S> {
         self.get(slot).expect("links lead to nodes")
     }
 
     #[inline(always)]
-    pub(crate) fn node_mut(&mut self, slot: u32) -> &mut Node<K, V, S> {
+    pub(crate) fn node_mut(&mut self, slot: u32) -> &mut ArenaNode<K, V, S> {
         self.get_mut(slot).expect("links lead to nodes")
     }
 
     /// The node of `slot`, if that is one.
     #[inline(always)]
-    pub(crate) fn get(&self, slot: u32) -> Option<&Node<K, V, S>> {
+    pub(crate) fn get(&self, slot: u32) -> Option<&ArenaNode<K, V, S>> {
         let slot = slot as usize;
         if slot < Self::BLOCK {
             return self.first.get(slot);
@@ -155,7 +155,7 @@ impl<K, V, S> Arena<K, V, S> {
     }
 
     #[inline(always)]
-    fn get_mut(&mut self, slot: u32) -> Option<&mut Node<K, V, S>> {
+    fn get_mut(&mut self, slot: u32) -> Option<&mut ArenaNode<K, V, S>> {
         let slot = slot as usize;
         if slot < Self::BLOCK {
             return self.first.get_mut(slot);

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use crate::arena::{NONE, NoMemory, Node};
+use crate::arena::{ArenaNode, NONE, NoMemory};
 use crate::{Summary, Tree};
 
 /// More than the height of any tree of 2^32 entries: 1.44 × 32.
@@ -84,16 +84,17 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot).is_some_and(|node| !node.is_summed)
     }
 
-    /// Sums up what changed since the last time: the nodes that are not summed, which hang together
-    /// from the root down.
-    pub(crate) fn sum_up(&mut self) {
+    /// Sums up what changed since the last time, in at most `steps` steps; whether that is all.
+    /// Searches do it themselves, however many steps it takes.
+    pub fn sum_up_some(&mut self, steps: usize) -> bool {
         let mut path = Path::default();
         let mut at = self.root;
         if !self.is_due(at) {
-            return;
+            return true;
         }
-        // Down to a node whose children are summed, and from there up to the next that has another child.
-        loop {
+        // Nodes that are not summed hang together from the root down. Down to one whose children
+        // are summed, and from there up to the next that has another child.
+        for _ in 0..steps {
             match self.summary_of(at) {
                 Err(due) => {
                     path.push(at);
@@ -102,11 +103,17 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
                 Ok(summary) => {
                     let node = self.arena.node_mut(at);
                     (node.summary, node.is_summed) = (summary, true);
-                    let Some(above) = path.pop() else { return };
+                    let Some(above) = path.pop() else { return true };
                     at = above;
                 }
             }
         }
+        false
+    }
+
+    /// Sums up all that changed since the last time.
+    pub(crate) fn sum_up(&mut self) {
+        while !self.sum_up_some(usize::MAX) {}
     }
 
     /// The summary of the subtree at `slot`, from those of its children; `Err` is a child that is to be summed up before.
@@ -114,7 +121,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     fn summary_of(&self, slot: u32) -> Result<S, u32> {
         let node = self.arena.node(slot);
         let (left, right) = (self.arena.get(node.left), self.arena.get(node.right));
-        let is_due = |child: Option<&Node<K, V, S>>| child.is_some_and(|child| !child.is_summed);
+        let is_due = |child: Option<&ArenaNode<K, V, S>>| child.is_some_and(|child| !child.is_summed);
         if is_due(left) {
             return Err(node.left);
         }
@@ -178,7 +185,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         let last = self.last;
         debug_assert!(self.arena.get(last).is_none_or(|node| node.key < key), "keys rise");
         let summary = S::of(&key, &value);
-        let slot = self.arena.put(Node { prev: last, ..Node::new(key, value, summary) })?;
+        let slot = self.arena.put(ArenaNode { prev: last, ..ArenaNode::new(key, value, summary) })?;
         self.link(last, slot);
         self.last = slot;
         Ok(())
@@ -224,7 +231,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
 
     /// Takes `slot`, which hangs below `path`, out of the tree and the order.
     pub(crate) fn unhang(&mut self, slot: u32, path: &mut Path) {
-        let &Node { left, right, prev, next, .. } = self.arena.node(slot);
+        let &ArenaNode { left, right, prev, next, .. } = self.arena.node(slot);
         self.link(prev, next);
         if left == NONE || right == NONE {
             let child = if left == NONE { right } else { left };

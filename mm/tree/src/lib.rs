@@ -49,7 +49,7 @@ mod tests;
 
 use core::ops::Bound;
 
-use arena::{Arena, NONE, Node};
+use arena::{Arena, ArenaNode, NONE};
 pub use arena::{NoMemory, SPARE};
 pub use iter::Range;
 
@@ -226,13 +226,13 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
 
     /// The place of the entry after the one in `slot`.
     pub fn slot_after(&self, slot: Slot) -> Slot {
-        let next = |node: &Node<K, V, S>| if node.value.is_some() { node.next } else { NONE };
+        let next = |node: &ArenaNode<K, V, S>| if node.value.is_some() { node.next } else { NONE };
         Slot(self.arena.get(slot.0).map_or(NONE, next))
     }
 
     /// The place of the entry before the one in `slot`.
     pub fn slot_before(&self, slot: Slot) -> Slot {
-        let prev = |node: &Node<K, V, S>| if node.value.is_some() { node.prev } else { NONE };
+        let prev = |node: &ArenaNode<K, V, S>| if node.value.is_some() { node.prev } else { NONE };
         Slot(self.arena.get(slot.0).map_or(NONE, prev))
     }
 
@@ -240,7 +240,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// anything, the tree is not searched.
     #[inline]
     pub fn floor_near(&self, near: Slot, key: &K) -> Slot {
-        let is_it = |node: &Node<K, V, S>| {
+        let is_it = |node: &ArenaNode<K, V, S>| {
             node.value.is_some()
                 && node.key <= *key
                 && self.arena.get(node.next).is_none_or(|next| next.key > *key)
@@ -320,7 +320,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
             return Ok(old);
         }
         let summary = S::of(&key, &value);
-        let new = self.arena.put(Node::new(key, value, summary))?;
+        let new = self.arena.put(ArenaNode::new(key, value, summary))?;
         self.hang(new, &mut path);
         Ok(None)
     }
@@ -334,7 +334,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         let slot = self.path_to(&key, &mut path);
         debug_assert_eq!(slot, NONE, "the key has no entry");
         let summary = S::of(&key, &value);
-        let new = self.arena.put(Node::new(key, value, summary))?;
+        let new = self.arena.put(ArenaNode::new(key, value, summary))?;
         self.hang(new, &mut path);
         Ok(Slot(new))
     }

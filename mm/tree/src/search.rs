@@ -1,6 +1,6 @@
 //! Searches that pass over whole subtrees by their summaries.
 
-use crate::arena::Node;
+use crate::arena::ArenaNode;
 use crate::{Summary, Tree};
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
@@ -35,7 +35,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// In the subtree of `node`, which was entered: upwards nothing below `bound`, downwards nothing from there on, where that is given.
     fn search<'a, const UP: bool, R>(
         &'a self,
-        mut node: &'a Node<K, V, S>,
+        mut node: &'a ArenaNode<K, V, S>,
         mut bound: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
@@ -65,7 +65,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         slot: u32,
         bound: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
-    ) -> Option<&Node<K, V, S>> {
+    ) -> Option<&ArenaNode<K, V, S>> {
         self.arena.get(slot).filter(|node| bound.is_some() || !passes(&node.summary))
     }
 }

@@ -36,6 +36,7 @@ enum Step {
     PopFirst,
     Rekey(u16, u16),
     Search(u16, u32),
+    SumSome(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -49,6 +50,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::PopFirst),
         1 => (key.clone(), key.clone()).prop_map(|(key, new)| Step::Rekey(key, new)),
         1 => (key.clone(), 0..1000u32).prop_map(|(key, limit)| Step::Search(key, limit)),
+        1 => (0..40usize).prop_map(Step::SumSome),
     ];
     proptest::collection::vec(step, 0..600)
 }
@@ -93,6 +95,11 @@ fn apply(step: &Step, tree: &mut Summed, model: &mut BTreeMap<u16, u32>) {
         }
         Step::UpdateRange(..) => {}
         Step::Search(from, limit) => search(tree, model, from, limit),
+        Step::SumSome(steps) => {
+            let all = tree.sum_up_some(steps);
+            assert_eq!(all, !tree.is_due(tree.root));
+            tree.validate();
+        }
         Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
         Step::Rekey(key, new) => {
             let (low, high) = (key.min(new), key.max(new));
@@ -201,6 +208,20 @@ fn a_search_visits_the_height_of_the_tree_and_not_its_entries() {
     );
     assert_eq!(found, Some(59_999));
     assert!(asked < 64, "{asked} subtrees were looked at");
+}
+
+#[test]
+fn summing_up_comes_to_an_end_in_bounded_steps() {
+    let sorted = (0..10_000).map(|key| Ok::<_, crate::NoMemory>((key, u32::from(key))));
+    let mut tree = Summed::try_from_sorted(10_000, sorted).unwrap();
+    let mut times = 0;
+    while !tree.sum_up_some(100) {
+        tree.validate();
+        times += 1;
+    }
+    // Each node is passed once on the way down and once up; each time begins at the root.
+    assert!((100..300).contains(&times), "{times} times");
+    assert!(tree.sum_up_some(0));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::{EntryAt, Leaves, Memory, PageSize, Reached};
 
 use crate::AddressSpace;
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
@@ -129,7 +129,7 @@ impl Advice {
     }
 
     fn check<S: Memory>(self, area: &Area<S>) -> Result<(), VmError> {
-        let anonymous = matches!(area.content, Content::Anonymous);
+        let anonymous = matches!(area.content, AreaContent::Anonymous);
         let locked = area.flags.contains(AreaFlags::LOCKED);
         let fits = match self {
             Self::Free => anonymous && !locked,
@@ -232,6 +232,7 @@ impl<S: Memory> AddressSpace<S> {
     ) {
         let Self { areas, resident, .. } = self;
         for (area, part) in areas.parts(range) {
+            resident.source().rest();
             f(resident, area, part);
         }
     }
@@ -298,7 +299,7 @@ impl<S: Memory> AddressSpace<S> {
             }
             call.rest.start = area.end.min(call.rest.end);
             if call.mode == SyncMode::Wait
-                && let Content::SharedFile(view, ..) = &area.content
+                && let AreaContent::SharedFile(view, ..) = &area.content
             {
                 return Ok(Some(view.file.clone()));
             }

@@ -16,7 +16,7 @@ use crate::vdso::VdsoPart;
 use crate::{PageCache, VmError};
 
 /// What an area shows. File areas are attached to the file's cache, so that truncation finds them.
-pub(crate) enum Content<S: Memory> {
+pub(crate) enum AreaContent<S: Memory> {
     Anonymous,
     PrivateFile(FileView<S>, Attachment<S>),
     SharedFile(FileView<S>, SharedWrite, Attachment<S>),
@@ -24,7 +24,7 @@ pub(crate) enum Content<S: Memory> {
     Vdso(VdsoPart, u64),
 }
 
-impl<S: Memory> Clone for Content<S> {
+impl<S: Memory> Clone for AreaContent<S> {
     fn clone(&self) -> Self {
         match self {
             Self::Anonymous => Self::Anonymous,
@@ -36,7 +36,7 @@ impl<S: Memory> Clone for Content<S> {
     }
 }
 
-impl<S: Memory> Content<S> {
+impl<S: Memory> AreaContent<S> {
     /// Offset of the first byte in what is shown; 0 for anonymous memory.
     pub(crate) fn offset(&self) -> u64 {
         match self {
@@ -90,7 +90,7 @@ pub(crate) struct Area<S: Memory> {
     pub protection: Protection,
     pub flags: AreaFlags,
     pub policy: Option<Policy>,
-    pub content: Content<S>,
+    pub content: AreaContent<S>,
     /// Some page here was made present for writing, or got a frame of its own to be read, so a private area of a file may have such frames.
     pub copied: Cell<bool>,
 }
@@ -109,14 +109,14 @@ impl<S: Memory> Area<S> {
         self.len() >> PAGE_SHIFT
     }
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.content, Content::SharedFile(..) | Content::SharedAnonymous(..))
+        matches!(self.content, AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..))
     }
     /// Whether it may have frames that no other area has: anonymous memory, or private copies of a file's pages.
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
-            Content::Anonymous => true,
-            Content::PrivateFile(..) | Content::Vdso(..) => self.copied.get(),
-            Content::SharedFile(..) | Content::SharedAnonymous(..) => false,
+            AreaContent::Anonymous => true,
+            AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => self.copied.get(),
+            AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => false,
         }
     }
     /// Counts towards RLIMIT_DATA: private, writable, not the stack.
@@ -151,10 +151,10 @@ impl<S: Memory> Area<S> {
     }
     pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
         match &self.content {
-            Content::Anonymous | Content::Vdso(..) => None,
-            Content::PrivateFile(_, at) | Content::SharedFile(_, _, at) | Content::SharedAnonymous(_, at) => {
-                Some(at)
-            }
+            AreaContent::Anonymous | AreaContent::Vdso(..) => None,
+            AreaContent::PrivateFile(_, at)
+            | AreaContent::SharedFile(_, _, at)
+            | AreaContent::SharedAnonymous(_, at) => Some(at),
         }
     }
     /// The addresses at which pages `from..to` of its cache are mapped.
@@ -173,7 +173,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
         let denied = self.flags.contains(AreaFlags::NEVERWRITE)
             || self.is_time()
-            || matches!(self.content, Content::SharedFile(_, SharedWrite::Denied, _));
+            || matches!(self.content, AreaContent::SharedFile(_, SharedWrite::Denied, _));
         let runs = protection.contains(Protection::EXEC) && self.flags.contains(AreaFlags::NEVEREXEC);
         if denied && protection.contains(Protection::WRITE) || runs { Err(VmError::Access) } else { Ok(()) }
     }

@@ -36,6 +36,9 @@ struct Full {
     edge: VirtAddr,
 }
 
+/// Areas that are summed up before others may run.
+const SUMMED_AT_ONCE: usize = 4096;
+
 impl Full {
     const UNKNOWN: Self = Self { len: u64::MAX, edge: VirtAddr(u64::MAX) };
 }
@@ -62,6 +65,7 @@ impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
 }
 
 pub(crate) struct Areas<S: Memory> {
+    source: S,
     tree: Tree<VirtAddr, Area<S>, Ground>,
     /// The area that was found or added last, or that before the one that went last, if it is still
     /// there: faults come in runs, and what is mapped is often unmapped next.
@@ -72,12 +76,12 @@ pub(crate) struct Areas<S: Memory> {
 }
 
 impl<S: Memory> Areas<S> {
-    pub(crate) const fn new() -> Self {
-        Self::of(Tree::new())
+    pub(crate) const fn new(source: S) -> Self {
+        Self::of(source, Tree::new())
     }
-    const fn of(tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
+    const fn of(source: S, tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
         let nowhere = VirtAddr(u64::MAX);
-        Self { tree, last: Cell::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
+        Self { source, tree, last: Cell::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
@@ -105,9 +109,12 @@ impl<S: Memory> Areas<S> {
         &self,
         mut twin: impl FnMut(&Area<S>) -> Result<Area<S>, VmError>,
     ) -> Result<Self, VmError> {
-        let twins = self.inherited().map(|area| twin(area).map(|twin| (area.start, twin)));
+        let twins = self.inherited().map(|area| {
+            self.source.rest();
+            twin(area).map(|twin| (area.start, twin))
+        });
         let tree = Tree::try_from_sorted(self.count(), twins)?;
-        Ok(Self { lowest_growing: self.lowest_growing, ..Self::of(tree) })
+        Ok(Self { lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
     }
     /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
     ///
@@ -253,7 +260,11 @@ impl<S: Memory> Areas<S> {
         } else {
             self.split_at(range.start);
             self.split_at(range.end);
-            self.tree.update_range(range.clone(), |_, area| f(area));
+            let source = self.source;
+            self.tree.update_range(range.clone(), |_, area| {
+                source.rest();
+                f(area);
+            });
         }
         self.join(range);
     }
@@ -269,6 +280,7 @@ impl<S: Memory> Areas<S> {
         let mut top = range.end;
         while let Some((key, next)) = self.joinable(range.start, top) {
             top = key;
+            self.source.rest();
             let Some(gone) = self.tree.remove(&next) else { return };
             self.tree.update(&key, |area| area.absorb(&gone));
         }
@@ -302,13 +314,24 @@ impl<S: Memory> Areas<S> {
         let base = layout.mmap_base;
         let is_known = len >= self.full.len && self.lowest_growing >= base;
         let top = if is_known { self.full.edge.min(base) } else { base };
-        let found = self.hole_near(top, len).or_else(|| self.search_hole(top, len, layout));
+        let found = self.hole_near(top, len).or_else(|| {
+            self.sum_up();
+            self.search_hole(top, len, layout)
+        });
         // What is known of smaller holes says more.
         if len <= self.full.len {
             let edge = found.map_or(layout.lowest, |start| VirtAddr(start.0 + len));
             self.full = Full { len, edge };
         }
         found
+    }
+
+    /// Makes the tree ready for a search: after a fork all areas are to be summed up, and others
+    /// run meanwhile.
+    fn sum_up(&mut self) {
+        while !self.tree.sum_up_some(SUMMED_AT_ONCE) {
+            self.source.rest();
+        }
     }
 
     /// The highest hole that ends at or below `top`, if it is next to one of the first few areas.

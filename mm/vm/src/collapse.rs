@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
-use freehold_frame::{Anon, Belongs, Frame, LargeMapping, Mapping, Owner, Request};
+use freehold_frame::{Anon, Belongs, Frame, LargeMapping, LeafMapping, Owner, Request};
 use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights};
 
@@ -194,10 +194,10 @@ impl<S: Memory> Resident<S> {
                 return;
             }
             let mapping = match entry.backing() {
-                Backing::Counted => Mapping::from_leaf(self.source(), entry.frame()).ok(),
+                Backing::Counted => LeafMapping::from_leaf(self.source(), entry.frame()).ok(),
                 Backing::Uncounted => None,
             };
-            let held = match mapping.map(Mapping::vacate) {
+            let held = match mapping.map(LeafMapping::vacate) {
                 None => None,
                 Some(Ok(held)) => Some(held),
                 Some(Err((mapping, _))) => {
@@ -255,6 +255,7 @@ impl<S: Memory> AddressSpace<S> {
                 return Err(VmError::Invalid);
             }
             for start in blocks_in(&part) {
+                resident.source().rest();
                 match resident.collapse(area, start) {
                     Ok(()) => {}
                     Err(VmError::NoMemory) => return Err(VmError::NoMemory),

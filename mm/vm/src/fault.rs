@@ -140,9 +140,10 @@ impl<S: Memory> AddressSpace<S> {
                 if left == 0 {
                     return Ok(page);
                 }
-                left -= 1;
                 resident.fault(area, page, want)?;
-                page = resident.leaf_end(page);
+                let end = resident.leaf_end(page);
+                left = left.saturating_sub((end.0 - page.0) >> PAGE_SHIFT);
+                page = end;
             }
         }
         Ok(range.end)

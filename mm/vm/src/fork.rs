@@ -8,7 +8,7 @@
 
 use core::ops::Range;
 
-use freehold_frame::{Anon, Mapping, OutOfMemory};
+use freehold_frame::{Anon, LeafMapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{
     Backing, Entry, EntryAt, FlushBatch, Leaves, Marks, Memory, PageSize, Reached, Slot, SwapPlace,
@@ -40,6 +40,7 @@ impl<S: Memory> AddressSpace<S> {
         })?;
         let mut batch = resident.tables.batch();
         for area in areas.inherited() {
+            resident.source().rest();
             child.count_in(area.pages());
             let has_pages = area.may_have_own_frames() && !area.flags.contains(AreaFlags::WIPEONFORK);
             if has_pages {
@@ -181,7 +182,7 @@ impl<S: Memory> Fork<'_, S> {
             return Ok(0);
         }
         let parent = self.parent;
-        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(parent.source(), entry.frame()) else {
+        let Ok(mapping) = LeafMapping::<Anon, S>::borrow_leaf(parent.source(), entry.frame()) else {
             return Ok(0);
         };
         let to = to()?;

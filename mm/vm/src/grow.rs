@@ -5,7 +5,7 @@ use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::areas::STACK_GAP;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::{AreaFlags, Limits, Protection};
@@ -16,7 +16,8 @@ impl<S: Memory> AddressSpace<S> {
     pub(crate) fn grow_stack(&mut self, page: VirtAddr, limits: &Limits) -> Result<(), FaultError> {
         let nothing = FaultError::Segv(SegvCode::MapErr);
         let area = self.areas.above(page).ok_or(nothing)?;
-        let grows = area.flags.contains(AreaFlags::GROWSDOWN) && matches!(area.content, Content::Anonymous);
+        let grows =
+            area.flags.contains(AreaFlags::GROWSDOWN) && matches!(area.content, AreaContent::Anonymous);
         let from = area.start;
         if !grows || page < self.layout.lowest || area.end.0 - page.0 > limits.stack {
             return Err(nothing);
@@ -75,7 +76,7 @@ impl<S: Memory> AddressSpace<S> {
             protection: Protection::READ | Protection::WRITE,
             flags,
             policy: None,
-            content: Content::Anonymous,
+            content: AreaContent::Anonymous,
             copied: Cell::new(false),
         });
         self.count_in(pages);

@@ -27,7 +27,7 @@ use freehold_frame::{
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights};
 
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
 use crate::events::Event;
 use crate::request::AreaFlags;
@@ -206,7 +206,7 @@ impl<S: Memory> Resident<S> {
         wanted
             && self.huge == HugeUse::ByArea
             && !area.flags.intersects(AGAINST)
-            && matches!(area.content, Content::Anonymous)
+            && matches!(area.content, AreaContent::Anonymous)
     }
 
     /// Where the large page around `addr` would start, if `area` may have one there.

@@ -75,7 +75,9 @@ pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use map::whole_pages;
 pub use migrate::{CachedPage, MigrateOutcome, Migration, PageNode, SharedPages};
-pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
+pub use pin::{
+    LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast, pin_fast_run,
+};
 pub use policy::{Policy, PolicyMode, TaskPolicy};
 pub use refs::ClearRefs;
 pub use registry::{Locking, SpaceHandle, Visited};

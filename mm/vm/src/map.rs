@@ -10,19 +10,17 @@ use arrayvec::ArrayVec;
 use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{
     AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
 use crate::space::{DataKind, MAX_AREAS};
-use crate::{AddressSpace, Batch, PageCache, VdsoPart};
+use crate::{AddressSpace, PageCache, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
-/// How many blocks of 2 MiB with something in them are unmapped in one step of a space's end.
-const BLOCKS_AT_ONCE: usize = 16;
 
 /// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing is left.
 pub const fn whole_pages(len: u64) -> u64 {
@@ -79,7 +77,7 @@ impl<S: Memory> AddressSpace<S> {
         if area.is_new_promise_as(protection) {
             self.check_promise(len)?;
             area.flags.insert(AreaFlags::ACCOUNT);
-        } else if matches!(area.content, Content::SharedAnonymous(..))
+        } else if matches!(area.content, AreaContent::SharedAnonymous(..))
             && !flags.contains(AreaFlags::NORESERVE)
         {
             // New memory is promised whole when it is made, whatever may be done with it here.
@@ -138,28 +136,33 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    fn content(&self, backing: Backing<S>, protection: Protection, len: u64) -> Result<Content<S>, VmError> {
+    fn content(
+        &self,
+        backing: Backing<S>,
+        protection: Protection,
+        len: u64,
+    ) -> Result<AreaContent<S>, VmError> {
         let check = |offset: u64| {
             let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
             if !offset.is_multiple_of(PAGE) { Err(VmError::Invalid) } else { end.ok_or(VmError::Overflow) }
         };
         Ok(match backing {
-            Backing::Anonymous => Content::Anonymous,
+            Backing::Anonymous => AreaContent::Anonymous,
             Backing::Vdso(VdsoPart::Time) if protection.contains(Protection::WRITE) => {
                 return Err(VmError::Access);
             }
-            Backing::Vdso(part) => Content::Vdso(part, 0),
+            Backing::Vdso(part) => AreaContent::Vdso(part, 0),
             Backing::SharedAnonymous => {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);
                 self.resident.commons.list(&cache);
                 // Nobody else knows this cache, so nobody has it sealed.
-                Content::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
+                AreaContent::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
             }
             Backing::PrivateFile(view) => {
                 check(view.offset)?;
                 let attachment = self.attach(view.file.cache(), SharedWrite::Denied)?;
-                Content::PrivateFile(view, attachment)
+                AreaContent::PrivateFile(view, attachment)
             }
             Backing::SharedFile(view, write) => {
                 check(view.offset)?;
@@ -167,7 +170,7 @@ impl<S: Memory> AddressSpace<S> {
                     return Err(VmError::Access);
                 }
                 let attachment = self.attach(view.file.cache(), write)?;
-                Content::SharedFile(view, write, attachment)
+                AreaContent::SharedFile(view, write, attachment)
             }
         })
     }
@@ -211,6 +214,7 @@ impl<S: Memory> AddressSpace<S> {
             if removed.is_empty() {
                 return Ok(());
             }
+            self.resident.source().rest();
             let mut batch = self.resident.tables.batch();
             for area in &removed {
                 self.resident.zap(area, area.start..area.end, &mut batch);
@@ -237,34 +241,6 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.split_at(range.start);
         self.areas.split_at(range.end);
         Ok(())
-    }
-
-    /// Unmap the lowest area, or as much of it as is done at once: for the end of a space that holds much, so that others can run
-    /// between two steps. [`Batch::Last`] where there is none left.
-    pub fn unmap_lowest(&mut self) -> Batch {
-        let Some(area) = self.areas.iter().next() else { return Batch::Last };
-        let mut reached = area.start;
-        for _ in 0..BLOCKS_AT_ONCE {
-            let Some(at) = self.resident.tables.next_populated(reached..area.end) else {
-                reached = area.end;
-                break;
-            };
-            reached = VirtAddr((at.0 | (LARGE - 1)) + 1).min(area.end);
-        }
-        if reached < area.end {
-            // The area is not cut, which would take memory.
-            let part = area.start..reached;
-            let mut batch = self.resident.tables.batch();
-            self.resident.zap(area, part.clone(), &mut batch);
-            self.resident.tables.free_tables(part, VirtAddr(0)..reached, &mut batch);
-            return Batch::More;
-        }
-        let range = area.start..area.end;
-        match self.unmap_range(range) {
-            Ok(()) => Batch::More,
-            // Nothing is cut in two, so nothing can fail; what is left goes with the space.
-            Err(_) => Batch::Last,
-        }
     }
 
     /// What lies between the neighbours of `range`, which is unmapped.
@@ -303,6 +279,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.make_room(2)?;
         let mut data = 0;
         let (end, outcome) = self.reach(range.clone(), |area| {
+            self.resident.source().rest();
             area.check_protection(protection)?;
             let bytes = area.end.min(range.end).0 - area.start.max(range.start).0;
             if area.is_data_as(protection) && !area.is_data() {
@@ -322,6 +299,7 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         for (area, part) in areas.parts(range) {
+            resident.source().rest();
             resident.protect(area, part, &mut batch);
         }
         outcome

@@ -21,7 +21,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Frame, LargeMapping, Mapping, NodePolicy, Owner, Request};
+use freehold_frame::{Anon, Frame, LargeMapping, LeafMapping, NodePolicy, Owner, Request};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Memory, PageSize};
 
@@ -290,7 +290,7 @@ impl<S: Memory> Resident<S> {
         run: &mut Run<S>,
     ) -> Option<MigrateOutcome<S>> {
         let EntryAt { addr, slot, entry } = at;
-        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
+        let Ok(mapping) = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
             return Some(MigrateOutcome::Busy);
         };
         if let Some(forward) = migration.forwards.get(&entry.frame()) {

@@ -13,7 +13,7 @@
 //! read).
 
 use freehold_frame::transition::CopyFrom;
-use freehold_frame::{Anon, Mapping, NodePolicy, OutOfMemory, Owner, Request};
+use freehold_frame::{Anon, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};
 use freehold_machine::{Flush, Pfn, PhysicalBytes, Tlb, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, Rights};
 
@@ -53,8 +53,8 @@ impl Bytes for CopyFrom {
 impl<S: Memory> Resident<S> {
     /// A new exclusive frame, whose bytes are anybody's.
     #[inline]
-    pub(crate) fn new_page(&self, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
-        Mapping::allocate_with(self.source(), Request::new(Owner::Anon).policy(place))
+    pub(crate) fn new_page(&self, place: NodePolicy) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
+        LeafMapping::allocate_with(self.source(), Request::new(Owner::Anon).policy(place))
     }
 
     /// Map `page` with these bytes where `at` is; what the leaf was, which no CPU knows when this
@@ -63,7 +63,7 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn put(
         &self,
         at: EntryAt<S::Machine>,
-        page: Mapping<Anon, S>,
+        page: LeafMapping<Anon, S>,
         rights: Rights,
         bytes: impl Bytes,
     ) -> Entry {
@@ -83,10 +83,10 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn put_in_place(
         &self,
         EntryAt { addr, slot, .. }: EntryAt<S::Machine>,
-        page: Mapping<Anon, S>,
+        page: LeafMapping<Anon, S>,
         rights: Rights,
         bytes: &impl Bytes,
-    ) -> Result<Entry, Mapping<Anon, S>> {
+    ) -> Result<Entry, LeafMapping<Anon, S>> {
         let machine = self.source().machine();
         if !machine.has_windows() || !rights.contains(Rights::WRITE) {
             return Err(page);
@@ -105,9 +105,13 @@ impl<S: Memory> Resident<S> {
     }
 
     /// A new exclusive frame with the bytes of `from`.
-    pub(crate) fn copy_of(&self, from: CopyFrom, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
+    pub(crate) fn copy_of(
+        &self,
+        from: CopyFrom,
+        place: NodePolicy,
+    ) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
         let request = Request::new(Owner::Anon).policy(place);
-        let page = Mapping::<Anon, S>::allocate_with(self.source(), request)?;
+        let page = LeafMapping::<Anon, S>::allocate_with(self.source(), request)?;
         self.source().machine().copy(from.pfn(), page.pfn());
         Ok(page)
     }

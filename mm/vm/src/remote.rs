@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::Memory;
 
-use crate::area::Content;
+use crate::area::AreaContent;
 use crate::error::VmError;
 use crate::resident::Want;
 use crate::{AddressSpace, PageCache};
@@ -133,9 +133,11 @@ impl<S: Memory> AddressSpace<S> {
             offset: offset + (addr.0 - area.start.0),
         };
         Ok(match &area.content {
-            Content::SharedFile(view, _, at) => shared(at.cache(), view.offset),
-            Content::SharedAnonymous(offset, at) => shared(at.cache(), *offset),
-            Content::Anonymous | Content::PrivateFile(..) | Content::Vdso(..) => FutexKey::Private(addr),
+            AreaContent::SharedFile(view, _, at) => shared(at.cache(), view.offset),
+            AreaContent::SharedAnonymous(offset, at) => shared(at.cache(), *offset),
+            AreaContent::Anonymous | AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => {
+                FutexKey::Private(addr)
+            }
         })
     }
 }

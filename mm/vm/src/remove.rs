@@ -9,7 +9,7 @@ use core::ops::Range;
 use freehold_machine::VirtAddr;
 use freehold_paging::Memory;
 
-use crate::area::Content;
+use crate::area::AreaContent;
 use crate::request::{AreaFlags, MappedFile, SharedWrite};
 use crate::{AddressSpace, PageCache, VmError};
 
@@ -38,12 +38,12 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let file = match &area.content {
-            Content::Anonymous | Content::Vdso(..) => return Err(VmError::Invalid),
-            Content::PrivateFile(..) | Content::SharedFile(_, SharedWrite::Denied, _) => {
+            AreaContent::Anonymous | AreaContent::Vdso(..) => return Err(VmError::Invalid),
+            AreaContent::PrivateFile(..) | AreaContent::SharedFile(_, SharedWrite::Denied, _) => {
                 return Err(VmError::Access);
             }
-            Content::SharedFile(view, SharedWrite::Allowed, _) => Some(view.file.clone()),
-            Content::SharedAnonymous(..) => None,
+            AreaContent::SharedFile(view, SharedWrite::Allowed, _) => Some(view.file.clone()),
+            AreaContent::SharedAnonymous(..) => None,
         };
         let cache = area.attachment().ok_or(VmError::Invalid)?.cache().clone();
         let first = area.content.offset() + (start.0 - area.start.0);

@@ -9,14 +9,14 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, PageCache as CacheKind,
+    Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner, PageCache as CacheKind,
     User, UserKind,
 };
 use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
 use crate::events::Event;
 use crate::huge::HugeUse;
@@ -63,7 +63,7 @@ impl Rss {
         match (kind, &area.content) {
             (LeafKind::Zero, _) => None,
             (LeafKind::Anon, _) => Some(&mut self.anon),
-            (_, Content::SharedAnonymous(..)) => Some(&mut self.shmem),
+            (_, AreaContent::SharedAnonymous(..)) => Some(&mut self.shmem),
             _ => Some(&mut self.file),
         }
     }
@@ -194,7 +194,7 @@ impl<S: Memory> Resident<S> {
     ) -> Result<FaultKind, FaultError> {
         let Some((cache, index)) = area.cache_page(addr) else {
             return match area.content {
-                Content::Vdso(..) => self.fill_vdso(area, addr, slot, want),
+                AreaContent::Vdso(..) => self.fill_vdso(area, addr, slot, want),
                 _ => self.fill_anonymous(area, addr, slot, want),
             };
         };
@@ -323,7 +323,7 @@ impl<S: Memory> Resident<S> {
             LeafKind::Zero => self.put(at, self.new_page(place)?, rights, Zeroes),
             LeafKind::Cache => {
                 let cached =
-                    Mapping::<CacheKind, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
+                    LeafMapping::<CacheKind, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
                 self.put(at, self.new_page(place)?, rights, CopyFrom::from(&*cached))
             }
         };
@@ -338,7 +338,7 @@ impl<S: Memory> Resident<S> {
     fn write_anonymous(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
         let EntryAt { addr, slot, entry } = at;
         let rights = area.protection.rights();
-        let held = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
+        let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
         let shared = match self.reuse(&held) {
             Ok(()) => return Ok(self.grant(slot, rights)),
             Err(shared) => shared,
@@ -373,7 +373,7 @@ impl<S: Memory> Resident<S> {
 
     #[cold]
     #[inline(never)]
-    fn has_become_own(&self, held: &Mapping<Anon, S>) -> bool {
+    fn has_become_own(&self, held: &LeafMapping<Anon, S>) -> bool {
         self.reuse(held).is_ok()
     }
 
@@ -387,7 +387,7 @@ impl<S: Memory> Resident<S> {
     /// Whether nothing but the leaf that `held` is the hold of needs the bytes of the frame.
     #[cold]
     #[inline(never)]
-    fn is_nobody_elses(&self, held: &Mapping<Anon, S>) -> bool {
+    fn is_nobody_elses(&self, held: &LeafMapping<Anon, S>) -> bool {
         let alone = |references| {
             let now = held.record().counts().load();
             now.mappings == 1 && now.pins == 0 && now.references == references
@@ -400,13 +400,13 @@ impl<S: Memory> Resident<S> {
     /// # Errors
     /// Somebody does: the page needs a copy.
     #[inline]
-    pub(crate) fn reuse(&self, held: &Mapping<Anon, S>) -> Result<(), CopyFrom> {
+    pub(crate) fn reuse(&self, held: &LeafMapping<Anon, S>) -> Result<(), CopyFrom> {
         held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
     }
 
     /// Whether the frame is this space's alone (again) but for the swap, which does not need its bytes.
     #[inline]
-    fn reuse_swap_cached(&self, mapping: &Mapping<Anon, S>) -> bool {
+    fn reuse_swap_cached(&self, mapping: &LeafMapping<Anon, S>) -> bool {
         let swap = &self.commons.swap;
         if swap.is_off() || mapping.record().counts().load().mappings != 1 {
             return false;
@@ -419,14 +419,15 @@ impl<S: Memory> Resident<S> {
         if entry.is_large() {
             return self.block_of(entry).is_some_and(|block| block.belongs() == Belongs::Exclusive);
         }
-        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
+        let mapping = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
         entry.backing() == Backing::Counted && mapping.is_ok_and(|mapping| mapping.is_exclusive())
     }
 
     /// The hold of a leaf that has left its table.
-    pub(crate) fn mapping_of(&self, old: Entry) -> Option<Mapping<User, S>> {
-        let take =
-            || Mapping::from_leaf(self.source(), old.frame()).expect("counted leaves lead to user frames");
+    pub(crate) fn mapping_of(&self, old: Entry) -> Option<LeafMapping<User, S>> {
+        let take = || {
+            LeafMapping::from_leaf(self.source(), old.frame()).expect("counted leaves lead to user frames")
+        };
         (old.backing() == Backing::Counted).then(take)
     }
 
@@ -532,8 +533,8 @@ impl<S: Memory> Zap<'_, S> {
 
     /// What the counted leaf `old` of a 4 KiB page held.
     #[inline]
-    fn take_held(&mut self, old: Entry) -> Mapping<User, S> {
-        let taken = Mapping::<User, S>::from_leaf_of(self.resident.source(), old.frame());
+    fn take_held(&mut self, old: Entry) -> LeafMapping<User, S> {
+        let taken = LeafMapping::<User, S>::from_leaf_of(self.resident.source(), old.frame());
         let (mapping, owner) = taken.expect("counted leaves lead to user frames");
         if owner == Owner::Anon {
             self.gone.anon += 1;
@@ -546,7 +547,7 @@ impl<S: Memory> Zap<'_, S> {
 
 /// The leaf that becomes the holder of `mapping`.
 pub(crate) fn leaf<K: UserKind, S: FrameSource>(
-    mapping: Mapping<K, S>,
+    mapping: LeafMapping<K, S>,
     rights: Rights,
     marks: Marks,
 ) -> Entry {

@@ -144,7 +144,7 @@ impl<S: Memory> AddressSpace<S> {
     pub fn new(commons: &Arc<Commons<S>>, layout: Layout) -> Result<Self, OutOfMemory> {
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            areas: Areas::new(),
+            areas: Areas::new(commons.source),
             resident: Resident::new(commons.clone())?,
             layout,
             brk_base: layout.lowest,
@@ -298,6 +298,7 @@ impl<S: Memory> Drop for AddressSpace<S> {
         // The first address whose tables are still there.
         let mut standing = None;
         while let Some(area) = rest.next() {
+            resident.source().rest();
             resident.zap(area, area.start..area.end, &mut batch);
             let from = *standing.get_or_insert(area.start);
             let ceiling = rest.peek().map_or(VirtAddr(1 << 47), |next| next.start);

@@ -5,11 +5,11 @@
 //! the kernel runs, and their leaves are not counted: fork, exec and exit of a program touch no word that others touch.
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Frame, Mapping, PageCache as CacheKind, Time};
+use freehold_frame::{Anon, Frame, LeafMapping, PageCache as CacheKind, Time};
 use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Backing, Entry, Marks, Memory, Slot};
 
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind, SegvCode};
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
@@ -49,12 +49,12 @@ impl<S: Memory> Vdso<S> {
 impl<S: Memory> Area<S> {
     /// Which page of which part is at `addr`.
     pub(crate) fn vdso_page(&self, addr: VirtAddr) -> Option<(VdsoPart, u64)> {
-        let Content::Vdso(part, offset) = self.content else { return None };
+        let AreaContent::Vdso(part, offset) = self.content else { return None };
         Some((part, (offset + (addr.page_start().0 - self.start.0)) >> PAGE_SHIFT))
     }
     /// Whether it shows the page of time, which is only ever read, and by the program alone.
     pub(crate) fn is_time(&self) -> bool {
-        matches!(self.content, Content::Vdso(VdsoPart::Time, _))
+        matches!(self.content, AreaContent::Vdso(VdsoPart::Time, _))
     }
 }
 
@@ -99,7 +99,7 @@ impl<S: Memory> Resident<S> {
         &self,
         area: &Area<S>,
         addr: VirtAddr,
-    ) -> Result<Mapping<Anon, S>, FaultError> {
+    ) -> Result<LeafMapping<Anon, S>, FaultError> {
         let page = match area.vdso_page(addr) {
             Some((VdsoPart::Image, page)) => page,
             _ => return Err(FaultError::Segv(SegvCode::AccErr)),

@@ -7,7 +7,7 @@ use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
-use crate::area::{Area, Content};
+use crate::area::{Area, AreaContent};
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
 use crate::resident::LeafKind;
@@ -369,12 +369,14 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
         sharing: if area.is_shared() { Sharing::Shared } else { Sharing::Private },
         offset: area.content.offset(),
         name: match &area.content {
-            Content::Anonymous if area.flags.contains(AreaFlags::HEAP) => AreaName::Heap,
-            Content::Anonymous if area.flags.contains(AreaFlags::STACK) => AreaName::Stack,
-            Content::Anonymous => AreaName::Anonymous,
-            Content::SharedAnonymous(..) => AreaName::SharedAnonymous,
-            Content::PrivateFile(view, _) | Content::SharedFile(view, ..) => AreaName::File(&view.file),
-            Content::Vdso(part, _) => AreaName::Vdso(*part),
+            AreaContent::Anonymous if area.flags.contains(AreaFlags::HEAP) => AreaName::Heap,
+            AreaContent::Anonymous if area.flags.contains(AreaFlags::STACK) => AreaName::Stack,
+            AreaContent::Anonymous => AreaName::Anonymous,
+            AreaContent::SharedAnonymous(..) => AreaName::SharedAnonymous,
+            AreaContent::PrivateFile(view, _) | AreaContent::SharedFile(view, ..) => {
+                AreaName::File(&view.file)
+            }
+            AreaContent::Vdso(part, _) => AreaName::Vdso(*part),
         },
         flags: area.flags,
         policy: area.policy,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use freehold_buddy::{Buddy, Managed, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Options, Pcp, Shuffle};
 use freehold_frame::{Beside, FrameRecord, FrameSource, FrameTable, Owner, ReverseKey};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
@@ -32,7 +32,8 @@ fn frames() -> Frames {
     let reverse_keys: Vec<_> = (0..FRAMES).map(|_| ReverseKey::EMPTY).collect();
     let table = FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(reverse_keys.leak()))));
     let metadata = metadata.leak();
-    let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
+    let pcps = Vec::from_iter((0..2).map(|_| Pcp::new())).leak();
+    let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata, pcps };
     let buddy = Buddy::new(model, managed, options).unwrap();
     model.clear_table(KERNEL_ROOT);
     Box::leak(Box::new(buddy))

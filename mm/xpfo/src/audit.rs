@@ -72,7 +72,7 @@ impl core::fmt::Display for Violation {
 
 /// What the walk saw.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Report {
+pub struct AuditReport {
     /// Leaves of 4 KiB.
     pub small: u64,
     /// Leaves of 2 MiB.
@@ -91,25 +91,26 @@ pub fn check<M: Tables>(
     rules: &Rules,
     tables: &mut [u64],
     found: &mut dyn FnMut(Violation),
-) -> Report {
-    let mut walk = Walk { machine, frames, rules, tables, known: 0, report: Report::default(), found };
+) -> AuditReport {
+    let mut walk =
+        AuditWalk { machine, frames, rules, tables, known: 0, report: AuditReport::default(), found };
     walk.table(rules.root, 4, 0);
     walk.compare_tables();
     walk.report
 }
 
-struct Walk<'a, M> {
+struct AuditWalk<'a, M> {
     machine: M,
     frames: FrameTable,
     rules: &'a Rules,
     tables: &'a mut [u64],
     /// How many of `tables` are in use.
     known: usize,
-    report: Report,
+    report: AuditReport,
     found: &'a mut dyn FnMut(Violation),
 }
 
-impl<M: Tables> Walk<'_, M> {
+impl<M: Tables> AuditWalk<'_, M> {
     fn note(&mut self, violation: Violation) {
         self.report.violations += 1;
         (self.found)(violation);
@@ -244,7 +245,7 @@ mod tests {
             let state = FrameState::Owned { owner, order: Order::FRAME, node: NodeId(0) };
             self.frames.get(Pfn(frame)).expect("a frame").set_state(state);
         }
-        fn check(&self) -> (Report, Vec<Violation>) {
+        fn check(&self) -> (AuditReport, Vec<Violation>) {
             let mut found = Vec::new();
             let report =
                 check(self.machine, self.frames, &self.rules, &mut [0; 8], &mut |one| found.push(one));
@@ -267,7 +268,7 @@ mod tests {
         // Device registers lie behind memory.
         world.machine.store_entry(Pfn(4), 2, 0xfee00 << 12 | DATA);
         world.machine.store_entry(Pfn(3), 1, 1024 << 12 | DATA | LARGE);
-        let report = Report { small: 4, large: 1, tables: 3, violations: 0 };
+        let report = AuditReport { small: 4, large: 1, tables: 3, violations: 0 };
         assert_eq!(world.check(), (report, Vec::new()));
     }
 

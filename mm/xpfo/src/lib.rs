@@ -18,6 +18,6 @@ mod audit;
 mod lap;
 mod policy;
 
-pub use audit::{Report, Rules, Violation, check};
+pub use audit::{AuditReport, Rules, Violation, check};
 pub use lap::{Lap, Renewal};
 pub use policy::{Closing, DEADLINE_NS, Policy};

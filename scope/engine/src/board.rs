@@ -18,7 +18,7 @@ use freehold_scope_record::Settings;
 
 use crate::guest::{MAX_NODES, NOWHERE};
 use crate::tally::KERNEL;
-use crate::watch::Block;
+use crate::watch::WatchedBlock;
 
 /// The words of one CPU. They are anybody's memory, and stay where they are.
 pub type Board = &'static [AtomicU64];
@@ -98,7 +98,7 @@ pub(crate) fn lines(settings: &Settings) -> usize {
 }
 
 /// The steps of a block, in their order, for a first level of `lines` lines.
-pub(crate) fn steps(block: &Block, lines: usize) -> impl Iterator<Item = Step> + use<> {
+pub(crate) fn steps(block: &WatchedBlock, lines: usize) -> impl Iterator<Item = Step> + use<> {
     let amount = block.instructions;
     let place = move |line: u64| LINES + (line as usize & (lines - 1));
     let before = [

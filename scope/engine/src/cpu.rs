@@ -20,21 +20,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use freehold_scope_model::{
-    Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Replacement, Scope, SetAssociative,
-    Side, Slices, TOLD, Tlb, TlbShape, Walked,
+    AccessKind, FirstLevel, Geometry, Hint, LevelShape, Lookup, Missed, PageSize, Replacement, Scope,
+    SetAssociative, Slices, TOLD, Tlb, TlbKey, TlbShape, Walked,
 };
 use freehold_scope_record::{Checks, CpuPhase, Rule, Settings, SettingsError};
 
 use self::exposure::Exposed;
 pub(crate) use self::exposure::sum;
 pub use self::runs::Counted;
-use self::runs::Runs;
+use self::runs::CpuRuns;
 use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
 use crate::guest::NOWHERE;
 use crate::smap::Smap;
 use crate::tally::{KERNEL, SliceTally, Tally};
-use crate::watch::{FIRMWARE, Ring, Watch};
+use crate::watch::{DoorbellRing, FIRMWARE, Watch};
 
 /// Entries of a CPU's pages: a power of two.
 const PAGES: usize = 1024;
@@ -63,7 +63,7 @@ struct Page {
     tag: u64,
     /// Guest-physical address of the page; [`NO_TAG`]: it is no memory.
     base: u64,
-    key: Key,
+    key: TlbKey,
     hint: Hint,
     mark: Mark,
     /// Accesses since the last settlement, by mode.
@@ -75,7 +75,7 @@ struct Page {
 const NO_PAGE: Page = Page {
     tag: NO_TAG,
     base: NO_TAG,
-    key: Key::new(0, PageSize::Small, Scope::Global),
+    key: TlbKey::new(0, PageSize::Small, Scope::Global),
     hint: Hint::NONE,
     mark: Mark::NOWHERE,
     counts: [0; 2],
@@ -142,7 +142,7 @@ pub struct Cpu {
     checks: Checks,
     pub(crate) smap: Smap,
     /// Runs of each block.
-    pub(crate) runs: Runs,
+    pub(crate) runs: CpuRuns,
     pub(crate) fills: u64,
     pub(crate) unknown_flushes: u64,
     /// Translations that were compared with the tables, and those that were others.
@@ -219,7 +219,7 @@ impl Cpu {
             slice_time: 0,
             checks: Checks::default(),
             smap: Smap::default(),
-            runs: Runs::default(),
+            runs: CpuRuns::default(),
             fills: 0,
             unknown_flushes: 0,
             compared: 0,
@@ -244,21 +244,21 @@ impl Cpu {
     }
 
     /// Ask the last-level cache; the node that has to bring the line, if it is not there.
-    fn last_level(&mut self, physical: u64, access: Access) -> Option<usize> {
+    fn last_level(&mut self, physical: u64, access: AccessKind) -> Option<usize> {
         let Lookup::Miss { written_back } = self.last.access(physical, access) else { return None };
         let watch = &*self.watch;
         let class = |address| watch.frames.class(address);
         let node = watch.nodes.of(physical);
-        watch.near.access(node, physical, Access::Read, class);
+        watch.near.access(node, physical, AccessKind::Read, class);
         if let Some(left) = written_back {
-            watch.near.access(watch.nodes.of(left), left, Access::Write, class);
+            watch.near.access(watch.nodes.of(left), left, AccessKind::Write, class);
         }
         Some(node)
     }
 
     /// The modelled TLB's first level missed at the hint: 1 if it missed altogether.
     #[inline(never)]
-    fn look_up(&mut self, side: Side, key: Key, hint: &mut Hint, base: u64, mode: usize) -> u64 {
+    fn look_up(&mut self, side: FirstLevel, key: TlbKey, hint: &mut Hint, base: u64, mode: usize) -> u64 {
         let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
         let told = if self.watch.frames.is_exposing(key.address()) { TOLD } else { 0 };
         let walked = Walked { frame: base >> 12, note: mark.0 | told, moment: self.now() };
@@ -324,14 +324,14 @@ impl Cpu {
     }
 
     /// The doorbell rings: the message is at `physical`.
-    pub fn ring(&mut self, pc: u64, physical: Option<u64>) -> Ring {
+    pub fn ring(&mut self, pc: u64, physical: Option<u64>) -> DoorbellRing {
         // What this CPU did before belongs to the old phase.
         self.look();
         let ring = match physical {
             Some(physical) => self.watch.read_message(self.suspect(pc, 0, physical >> 12), physical),
-            None => Ring::Refused("a message is not in memory"),
+            None => DoorbellRing::Refused("a message is not in memory"),
         };
-        if ring == Ring::Published {
+        if ring == DoorbellRing::Published {
             self.is_home = true;
             // What is remembered says nothing of direct maps and owners.
             self.forget_pages();

@@ -2,8 +2,8 @@
 
 use freehold_scope_model::{Death as Cause_, PageSize, Slices};
 use freehold_scope_record::{
-    Block as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page, Phase,
-    Results, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
+    BlockRecord as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page,
+    Phase, Results, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
 };
 
 use crate::cpu::{Cpu, Finished, sum};

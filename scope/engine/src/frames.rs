@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use freehold_scope_doorbell::{Publication, Records};
 use freehold_scope_record::{
-    Checks, KernelLayout, Memory, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
+    Checks, KernelLayout, MemoryBackends, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
 };
 
 use crate::guest::{FRAME, GuestMemory, walk};
@@ -138,7 +138,7 @@ fn zeroes<T: Default>(count: usize) -> Vec<T> {
 
 impl Frames {
     /// Of a kernel that has published nothing yet. At most `bound` violations are kept one by one.
-    pub fn new(memory: &Memory, bound: usize) -> Self {
+    pub fn new(memory: &MemoryBackends, bound: usize) -> Self {
         let count = (memory.end() >> 12) as usize;
         let log = Log {
             violations: Vec::new(),

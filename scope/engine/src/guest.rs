@@ -1,7 +1,7 @@
 //! The guest's memory: its bytes, its nodes, and its translation tables.
 
 use freehold_scope_model::PageSize;
-use freehold_scope_record::Memory;
+use freehold_scope_record::MemoryBackends;
 
 /// The guest's bytes. They change while they are looked at: whoever reads takes what is there.
 pub trait GuestMemory: Send + Sync {
@@ -23,7 +23,7 @@ pub struct Nodes {
 const BLOCK_SHIFT: u32 = 21;
 
 impl Nodes {
-    pub fn new(memory: &Memory) -> Self {
+    pub fn new(memory: &MemoryBackends) -> Self {
         let mut by_block = vec![NOWHERE as u8; (memory.end() >> BLOCK_SHIFT) as usize + 1];
         for range in &memory.ranges {
             let (first, end) =
@@ -149,7 +149,7 @@ pub mod tests {
     #[test]
     fn every_address_has_its_node() {
         let gib = 1 << 30;
-        let nodes = Nodes::new(&Memory::q35(&[gib, 3 * gib], HwAddress::GuestPhysical));
+        let nodes = Nodes::new(&MemoryBackends::q35(&[gib, 3 * gib], HwAddress::GuestPhysical));
         assert_eq!((nodes.of(0), nodes.of(gib - 1), nodes.of(gib)), (0, 0, 1));
         assert_eq!((nodes.of(3 * gib), nodes.of(4 * gib), nodes.of(7 * gib)), (NOWHERE, 1, NOWHERE));
         assert_eq!(nodes.of(u64::MAX), NOWHERE);

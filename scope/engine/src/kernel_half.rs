@@ -47,7 +47,7 @@ pub enum Change {
     Twice(u64, u64),
 }
 
-struct Table {
+struct KnownTable {
     /// 4 for a root; 1 holds 4 KiB leaves.
     level: u32,
     /// The first address that it translates.
@@ -57,7 +57,7 @@ struct Table {
     entries: Box<[u64; ENTRIES]>,
 }
 
-impl Table {
+impl KnownTable {
     /// Whether it maps small pages, and none of them allows stores.
     fn is_read_only(&self) -> bool {
         self.level == 1 && self.entries.iter().all(|entry| entry & (PRESENT | WRITABLE) != PRESENT | WRITABLE)
@@ -68,7 +68,7 @@ impl Table {
 #[derive(Default)]
 pub struct KernelHalf {
     /// By frame.
-    tables: HashMap<u64, Table>,
+    tables: HashMap<u64, KnownTable>,
 }
 
 /// An entry, or a table whose entries are of this level.
@@ -167,7 +167,7 @@ impl KernelHalf {
         let load = |index: usize| memory.load((frame << 12) + 8 * index as u64).unwrap_or(0);
         let entries: Box<[u64; ENTRIES]> = Box::new(core::array::from_fn(load));
         let first = if level == 4 { UPPER } else { 0 };
-        self.tables.insert(frame, Table { level, base, links: 1, entries: entries.clone() });
+        self.tables.insert(frame, KnownTable { level, base, links: 1, entries: entries.clone() });
         tell(Change::Linked(frame));
         for (index, &entry) in entries.iter().enumerate().skip(first) {
             let address = base | (index as u64) << (12 + 9 * (level - 1));

@@ -35,4 +35,4 @@ pub use cpu::{Choice, Counted, Cpu, Flush};
 pub use decode::{Flags, Special, special, tells};
 pub use finish::finish;
 pub use guest::GuestMemory;
-pub use watch::{Block, CodePlace, Ring, Watch};
+pub use watch::{CodePlace, DoorbellRing, Watch, WatchedBlock};

@@ -5,15 +5,17 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use freehold_scope_model::{Access, AccessOutcome, Miss, NearCache};
-use freehold_scope_record::{Bucket, Collision, Memory, NearCounts, NearResult, Settings, SettingsError};
+use freehold_scope_model::{AccessKind, AccessOutcome, Miss, NearCache};
+use freehold_scope_record::{
+    Bucket, Collision, MemoryBackends, NearCounts, NearResult, Settings, SettingsError,
+};
 
 /// The most owner classes.
 pub const CLASSES: usize = 16;
 /// Pairs of frames that are named in the results.
 const PAIRS: usize = 64;
 
-struct Node {
+struct NearNode {
     cache: NearCache,
     /// The memory behind it, from the first address to one past the last. What is plugged in later is not modelled: it is far away,
     /// and the model pays for each line between.
@@ -25,7 +27,7 @@ struct Node {
 
 /// One cache per node; none where none is modelled.
 pub struct NearCaches {
-    nodes: Vec<Mutex<Node>>,
+    nodes: Vec<Mutex<NearNode>>,
 }
 
 /// Spins until the lock is free.
@@ -46,7 +48,7 @@ impl NearCaches {
         else {
             return Ok(Self { nodes: Vec::new() });
         };
-        let span = |memory: &Memory, node| {
+        let span = |memory: &MemoryBackends, node| {
             let own = memory.ranges.iter().filter(move |range| range.backend == node);
             let start = own.clone().map(|range| range.start).min();
             // A model wants memory: of a node that begins without it, a line that nobody reaches.
@@ -57,7 +59,7 @@ impl NearCaches {
             let (start, end) = span(&settings.memory, number);
             let cache = NearCache::new(start, end, near.size, model.line)
                 .map_err(|error| SettingsError { setting: "near cache", problem: error.to_string() })?;
-            Ok(Mutex::new(Node {
+            Ok(Mutex::new(NearNode {
                 cache,
                 span: (start, end),
                 size: near.size,
@@ -70,7 +72,7 @@ impl NearCaches {
     }
 
     /// A line came to memory of `node` or left for it. `class` says the owner class of a guest-physical address.
-    pub fn access(&self, node: usize, address: u64, access: Access, class: impl Fn(u64) -> usize) {
+    pub fn access(&self, node: usize, address: u64, access: AccessKind, class: impl Fn(u64) -> usize) {
         let Some(node) = self.nodes.get(node) else { return };
         let mut node = lock(node);
         if !(node.span.0..node.span.1).contains(&address) {
@@ -88,7 +90,7 @@ impl NearCaches {
 
     /// Counts since the last call, by node.
     pub fn take_counts(&self) -> Vec<NearCounts> {
-        let take = |node: &Mutex<Node>| {
+        let take = |node: &Mutex<NearNode>| {
             let mut node = lock(node);
             let counts = node.cache.take_statistics();
             NearCounts {
@@ -105,7 +107,7 @@ impl NearCaches {
 
     /// The whole run, for `classes` owner classes.
     pub fn results(&self, classes: usize) -> Vec<NearResult> {
-        let result = |node: &Mutex<Node>| {
+        let result = |node: &Mutex<NearNode>| {
             let node = lock(node);
             let bucket = |(accesses, conflicts, occupied)| Bucket { accesses, conflicts, occupied };
             let buckets: Vec<Bucket> = node.cache.buckets().map(bucket).collect();
@@ -126,22 +128,22 @@ impl NearCaches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freehold_scope_record::{CacheModel, CacheShape, Growth, HwAddress, NearShape};
+    use freehold_scope_record::{CacheModel, CacheShape, HwAddress, NearShape, PluggableMemory};
 
     const MIB: u64 = 1 << 20;
 
     #[test]
     fn memory_that_is_plugged_in_is_beside_the_caches_of_its_node() {
-        let growth = vec![Growth { node: 1, bytes: 64 * MIB }];
-        let memory = Memory::q35(&[64 * MIB, 0], HwAddress::GuestPhysical).with_growth(growth);
+        let growth = vec![PluggableMemory { node: 1, bytes: 64 * MIB }];
+        let memory = MemoryBackends::q35(&[64 * MIB, 0], HwAddress::GuestPhysical).with_growth(growth);
         let start = memory.growth_starts()[0];
         let mut settings = Settings::new("results".into(), memory, vec![0, 1]);
         let shape = CacheShape { size: 4096, ways: 2 };
         let near = Some(NearShape { size: MIB });
         settings.models.cache = Some(CacheModel { line: 64, first: shape, last: shape, near });
         let near = NearCaches::new(&settings).expect("a power of two");
-        near.access(0, 4096, Access::Read, |_| 0);
-        near.access(1, start, Access::Read, |_| 0);
+        near.access(0, 4096, AccessKind::Read, |_| 0);
+        near.access(1, start, AccessKind::Read, |_| 0);
         let accesses: Vec<u64> = near.take_counts().iter().map(|counts| counts.accesses).collect();
         assert_eq!(accesses, [1, 0]);
     }

@@ -100,7 +100,7 @@ fn words(physical: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
 mod tests {
     use super::*;
     use crate::guest::tests::Words;
-    use freehold_scope_record::{HwAddress, Memory};
+    use freehold_scope_record::{HwAddress, MemoryBackends};
 
     #[test]
     fn a_store_touches_its_bytes_and_stays_in_its_page() {
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn bytes_are_a_programs_until_they_are_stored_over_or_zero() {
         let (words, residue) = (Words::default(), Residue::new(4));
-        let frames = Frames::new(&Memory::q35(&[1 << 20], HwAddress::GuestPhysical), 4);
+        let frames = Frames::new(&MemoryBackends::q35(&[1 << 20], HwAddress::GuestPhysical), 4);
         let bytes = || residue.sample(&frames, 0, 0).bytes;
         words.store(0x2000, 0x11_00_33_44);
         residue.stored(&words, 0x2000, 8, true);

@@ -1,7 +1,7 @@
 //! What a CPU counts between two settlements, in plain arrays.
 
 use freehold_scope_model::Join;
-use freehold_scope_record::{Counts, CpuPhase, Locality, Modes};
+use freehold_scope_record::{CpuCounts, CpuPhase, Locality, Modes};
 
 use crate::guest::{MAX_NODES, NOWHERE};
 
@@ -29,10 +29,10 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn counts(&self, mode: usize, nodes: usize) -> Counts {
+    fn counts(&self, mode: usize, nodes: usize) -> CpuCounts {
         let own = |by_node: &ByNode| by_node[mode][..nodes].to_vec();
         let accesses: u64 = self.data[mode].iter().sum();
-        Counts {
+        CpuCounts {
             instructions: self.fetches[mode].iter().sum(),
             loads: accesses - self.stores[mode].min(accesses),
             stores: self.stores[mode].min(accesses),
@@ -74,7 +74,7 @@ impl Tally {
     }
 }
 
-fn add(counts: &mut Counts, more: Counts) {
+fn add(counts: &mut CpuCounts, more: CpuCounts) {
     let each = |sums: &mut Vec<u64>, more: Vec<u64>| {
         sums.resize(more.len().max(sums.len()), 0);
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);

@@ -11,15 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use freehold_scope_doorbell::{
     self as doorbell, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, Records,
 };
-use freehold_scope_model::{Access, PageSize};
+use freehold_scope_model::{AccessKind, PageSize};
 use freehold_scope_record::{
-    CacheModel, CacheShape, Counting, Emulator, Heat, HwAddress, Memory, Models, NearShape, Results, Rule,
-    Settings, TlbShape,
+    CacheModel, CacheShape, Counting, Emulator, Heat, HwAddress, MemoryBackends, Models, NearShape, Results,
+    Rule, Settings, TlbShape,
 };
 
 use crate::frames::Suspect;
 use crate::guest::tests::Words;
-use crate::{Board, Choice, CodePlace, Cpu, Due, Flags, Flush, Ring, Step, Watch, board_words, finish};
+use crate::{
+    Board, Choice, CodePlace, Cpu, DoorbellRing, Due, Flags, Flush, Step, Watch, board_words, finish,
+};
 
 const MIB: u64 = 1 << 20;
 const NODE: u64 = 64 * MIB;
@@ -74,7 +76,7 @@ impl Machine {
         Self::with(false)
     }
     fn with(residue: bool) -> Self {
-        let memory = Memory::q35(&[NODE, NODE], HwAddress::GuestPhysical);
+        let memory = MemoryBackends::q35(&[NODE, NODE], HwAddress::GuestPhysical);
         let mut settings = Settings::new("unused".into(), memory, vec![0, 1]);
         settings.models = Models {
             cache: Some(CacheModel {
@@ -104,12 +106,12 @@ impl Machine {
     fn kernel(&mut self, cpu: usize) {
         self.run(cpu, TEXT, IMAGE, 10);
     }
-    fn access(&mut self, cpu: usize, address: u64, physical: u64, access: Access) {
+    fn access(&mut self, cpu: usize, address: u64, physical: u64, access: AccessKind) {
         self.cpus[cpu].access::<Everything>(TEXT + 4, address, (access, 8), || Some(physical));
     }
 
     /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as `owners` says.
-    fn publish(&mut self, owners: &[(u64, u64)]) -> Ring {
+    fn publish(&mut self, owners: &[(u64, u64)]) -> DoorbellRing {
         // Those above are the blocks of programs.
         for block in (0..32 * MIB).step_by(2 * MIB as usize) {
             self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
@@ -183,7 +185,7 @@ impl Machine {
     /// The kernel on CPU 0 stores a frame's state.
     fn set_state(&mut self, frame: u64, state: u64) {
         self.words.store(RECORDS + frame * 32, state);
-        self.access(0, TABLE + frame * 32, RECORDS + frame * 32, Access::Write);
+        self.access(0, TABLE + frame * 32, RECORDS + frame * 32, AccessKind::Write);
     }
     fn results(mut self) -> Results {
         finish(&self.watch, &mut self.cpus.iter_mut().collect::<Vec<_>>(), EMULATOR)
@@ -196,10 +198,10 @@ fn instructions_and_accesses_are_counted_by_mode_and_node() {
     machine.kernel(1);
     machine.kernel(1);
     machine.run(1, 0x40_0000, NODE + 0x1000, 7);
-    machine.access(1, 0x7000, 0x7000, Access::Read);
-    machine.access(1, 0x7008, 0x7008, Access::Write);
-    machine.access(1, 0x9000, NODE, Access::Read);
-    machine.cpus[1].access::<Everything>(0x40_0000, 0xfee0_0000, (Access::Write, 4), || None);
+    machine.access(1, 0x7000, 0x7000, AccessKind::Read);
+    machine.access(1, 0x7008, 0x7008, AccessKind::Write);
+    machine.access(1, 0x9000, NODE, AccessKind::Read);
+    machine.cpus[1].access::<Everything>(0x40_0000, 0xfee0_0000, (AccessKind::Write, 4), || None);
     let results = machine.results();
     let [firmware, boot] = &results.phases[..] else { panic!("{:?}", results.phases) };
     assert_eq!((firmware.name.as_str(), boot.name.as_str()), ("firmware", "boot"));
@@ -227,13 +229,16 @@ fn a_ring_begins_a_phase_and_counts_go_to_the_right_one() {
     let message: [u64; 2] = doorbell::phase("warm");
     machine.words.store(0x5000, message[0]);
     machine.words.store(0x5008, message[1]);
-    assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), Ring::Phase);
+    assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), DoorbellRing::Phase);
     machine.kernel(0);
     machine.kernel(1);
-    assert!(matches!(machine.cpus[0].ring(0x40_0000, Some(0x5ff8)), Ring::Refused(_)), "no message there");
+    assert!(
+        matches!(machine.cpus[0].ring(0x40_0000, Some(0x5ff8)), DoorbellRing::Refused(_)),
+        "no message there"
+    );
     machine.words.store(0x5000, doorbell::head(doorbell::KERNEL, 8));
     assert!(
-        matches!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), Ring::Refused(_)),
+        matches!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), DoorbellRing::Refused(_)),
         "a program is no kernel"
     );
     let results = machine.results();
@@ -252,7 +257,7 @@ fn a_translation_is_asked_for_once_until_a_flush() {
     machine.kernel(0);
     let asked = core::cell::Cell::new(0);
     let load = |machine: &mut Machine| {
-        machine.cpus[0].access::<Everything>(TEXT, 0x7000, (Access::Read, 8), || {
+        machine.cpus[0].access::<Everything>(TEXT, 0x7000, (AccessKind::Read, 8), || {
             asked.set(asked.get() + 1);
             Some(0x7000)
         });
@@ -275,13 +280,13 @@ fn a_translation_is_asked_for_once_until_a_flush() {
 fn lines_that_collide_in_the_near_cache_name_their_owners() {
     let mut machine = Machine::new();
     machine.kernel(0);
-    assert_eq!(machine.publish(&[(0x1000, ANON), (0x1100, KERNEL_OWNER)]), Ring::Published);
+    assert_eq!(machine.publish(&[(0x1000, ANON), (0x1100, KERNEL_OWNER)]), DoorbellRing::Published);
     // A near cache apart, and too many lines between for the last level to hold them.
     for _ in 0..4 {
         for frame in [0x1000u64, 0x1100] {
             for line in 0..64 {
                 let offset = (frame << 12) | (line * 64);
-                machine.access(0, DYNAMIC + offset, offset, Access::Write);
+                machine.access(0, DYNAMIC + offset, offset, AccessKind::Write);
             }
         }
     }
@@ -301,7 +306,8 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
     machine.kernel(0);
     machine.publish(&[(0x2000, KERNEL_OWNER)]);
     let frame = 0x2000;
-    let touch = |machine: &mut Machine| machine.access(0, DIRECT + (frame << 12), frame << 12, Access::Read);
+    let touch =
+        |machine: &mut Machine| machine.access(0, DIRECT + (frame << 12), frame << 12, AccessKind::Read);
     touch(&mut machine);
     machine.set_state(frame, GIVEN_BACK);
     touch(&mut machine);
@@ -309,7 +315,7 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
     touch(&mut machine);
     touch(&mut machine);
     // Through another address it is no business of this rule.
-    machine.access(0, DYNAMIC, frame << 12, Access::Read);
+    machine.access(0, DYNAMIC, frame << 12, AccessKind::Read);
     let oracle = machine.results().oracle;
     let [violation] = &oracle.violations[..] else { panic!("{:?}", oracle.violations) };
     assert_eq!(
@@ -327,15 +333,15 @@ fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
         let mut machine = Machine::new();
         machine.kernel(0);
         machine.publish(&[(0x3000, KERNEL_OWNER)]);
-        machine.access(1, DYNAMIC, 0x3000 << 12, Access::Read);
+        machine.access(1, DYNAMIC, 0x3000 << 12, AccessKind::Read);
         machine.set_state(0x3000, GIVEN_BACK);
         machine.set_state(0x3000, KERNEL_OWNER);
         machine.kernel(0);
         if let Some(flush) = flush {
             machine.cpus[1].flush(flush);
         }
-        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, Access::Read);
-        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, Access::Read);
+        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, AccessKind::Read);
+        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, AccessKind::Read);
         let oracle = machine.results().oracle;
         let [violation] = &oracle.violations[..] else { panic!("{flush:?}: {:?}", oracle.violations) };
         assert_eq!((violation.rule, violation.cpu, violation.count), (Rule::Stale, 1, 1), "{flush:?}");
@@ -351,11 +357,11 @@ fn a_translation_that_was_flushed_in_time_is_no_violation() {
         let mut machine = Machine::new();
         machine.kernel(0);
         machine.publish(&[(0x3000, ANON)]);
-        machine.access(1, address, 0x3000 << 12, Access::Read);
+        machine.access(1, address, 0x3000 << 12, AccessKind::Read);
         machine.cpus[1].flush(flush);
         machine.set_state(0x3000, GIVEN_BACK);
         machine.set_state(0x3000, ANON);
-        machine.access(1, address, 0x3000 << 12, Access::Read);
+        machine.access(1, address, 0x3000 << 12, AccessKind::Read);
         assert_eq!(machine.results().oracle.total, 0, "{flush:?}");
     }
 }
@@ -365,15 +371,15 @@ fn no_store_reaches_text_or_a_replica_through_any_alias() {
     let mut machine = Machine::new();
     machine.kernel(0);
     machine.publish(&[(0x4000, 5)]);
-    machine.access(0, DYNAMIC, IMAGE, Access::Read);
-    machine.access(0, 0x40_0000, 0x4000 << 12, Access::Read);
+    machine.access(0, DYNAMIC, IMAGE, AccessKind::Read);
+    machine.access(0, 0x40_0000, 0x4000 << 12, AccessKind::Read);
     assert_eq!(
         machine.watch.frames.results(Default::default(), Default::default()).total,
         0,
         "loads are allowed"
     );
-    machine.access(0, DYNAMIC, IMAGE, Access::Write);
-    machine.access(0, 0x40_0000, 0x4000 << 12, Access::Write);
+    machine.access(0, DYNAMIC, IMAGE, AccessKind::Write);
+    machine.access(0, 0x40_0000, 0x4000 << 12, AccessKind::Write);
     let oracle = machine.results().oracle;
     assert_eq!((oracle.total, oracle.violations[0].rule, oracle.violations[0].count), (2, Rule::Text, 2));
 }
@@ -383,11 +389,11 @@ fn frames_that_become_one_block_and_their_holders_change_no_hands() {
     let mut machine = Machine::new();
     machine.kernel(0);
     machine.publish(&[(0x5000, ANON), (0x5001, ANON)]);
-    machine.access(1, 0x40_0000, 0x5001 << 12, Access::Read);
+    machine.access(1, 0x40_0000, 0x5001 << 12, AccessKind::Read);
     machine.set_state(0x5001, ANON | 1 << 13);
     machine.set_state(0x5001, 0);
     machine.set_state(0x5000, ANON | 1 << 4 | 1 << 13);
-    machine.access(1, 0x40_0000, 0x5001 << 12, Access::Read);
+    machine.access(1, 0x40_0000, 0x5001 << 12, AccessKind::Read);
     assert_eq!(machine.watch.frames.mark(0x5001).unwrap().generation(), 0);
     machine.set_state(0x5000, ANON << 4);
     let mark = machine.watch.frames.mark(0x5001).unwrap();
@@ -414,12 +420,12 @@ fn a_block_changes_hands_as_a_whole() {
 fn a_publication_of_what_is_not_there_is_refused() {
     let mut machine = Machine::new();
     machine.kernel(0);
-    assert_eq!(machine.publish(&[]), Ring::Published);
-    assert!(matches!(machine.publish(&[]), Ring::Refused(_)), "once is enough");
+    assert_eq!(machine.publish(&[]), DoorbellRing::Published);
+    assert!(matches!(machine.publish(&[]), DoorbellRing::Refused(_)), "once is enough");
     let mut empty = Machine::new();
     empty.kernel(0);
     empty.words.store(0x30_0000, doorbell::head(doorbell::KERNEL, 8));
-    assert!(matches!(empty.cpus[0].ring(TEXT, Some(0x30_0000)), Ring::Refused(_)));
+    assert!(matches!(empty.cpus[0].ring(TEXT, Some(0x30_0000)), DoorbellRing::Refused(_)));
 }
 
 #[test]
@@ -429,7 +435,7 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
         machine.kernel(0);
         machine.publish(&[]);
         for page in 0..100 {
-            machine.access(0, DIRECT + (page << 12), (page << 12) + offset, Access::Read);
+            machine.access(0, DIRECT + (page << 12), (page << 12) + offset, AccessKind::Read);
         }
         let remarks = machine.results().remarks;
         assert_eq!(
@@ -445,7 +451,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     // Two machines run the same at random, one by calls and one by steps, as an emulator's own code takes them.
     let (mut calls, mut steps) = (Machine::new(), Machine::new());
     for machine in [&mut calls, &mut steps] {
-        assert_eq!(machine.publish(&[]), Ring::Published);
+        assert_eq!(machine.publish(&[]), DoorbellRing::Published);
     }
     let runs = Arc::new(Counts(std::sync::Mutex::new(vec![Vec::new(); 2])));
     steps.watch.set_counted(Arc::<Counts>::clone(&runs));
@@ -463,7 +469,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
         let block = steps.watch.block(place);
         take(&mut steps, cpu, block, &runs);
         for machine in [&mut calls, &mut steps] {
-            machine.access(cpu, DYNAMIC + (page << 12), 0x40_0000 + (page << 12), Access::Write);
+            machine.access(cpu, DYNAMIC + (page << 12), 0x40_0000 + (page << 12), AccessKind::Write);
             if draw(6, 55) == 0 {
                 machine.cpus[cpu].flush(Flush::Space(None));
             }
@@ -499,7 +505,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
 }
 
 /// Take a block's steps on a CPU's board.
-fn take(machine: &mut Machine, cpu: usize, block: &'static crate::Block, runs: &Counts) {
+fn take(machine: &mut Machine, cpu: usize, block: &'static crate::WatchedBlock, runs: &Counts) {
     let board = *machine.watch.boards[cpu].get().unwrap();
     for step in machine.watch.steps(block) {
         let due = match step {

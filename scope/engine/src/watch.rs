@@ -23,7 +23,7 @@ pub const FIRMWARE: usize = 0;
 /// A block of code, as it was translated. What each run needs stands first.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Block {
+pub struct WatchedBlock {
     /// Its place in every CPU's counts of runs.
     pub(crate) number: usize,
     /// Page number of the first instruction's address.
@@ -41,7 +41,7 @@ pub struct Block {
     pub(crate) lines: [(u64, u64); 2],
 }
 
-impl Block {
+impl WatchedBlock {
     /// The number that its runs are counted under: one more than that of the block before.
     pub const fn number(&self) -> usize {
         self.number
@@ -95,7 +95,7 @@ struct PhaseMark {
 
 /// What a ring at the doorbell said.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ring {
+pub enum DoorbellRing {
     /// A phase began.
     Phase,
     /// Our kernel published itself.
@@ -124,7 +124,7 @@ pub struct Watch {
     counted: OnceLock<Arc<dyn Counted>>,
     /// Of each CPU that has begun to run.
     pub(crate) boards: Vec<OnceLock<Board>>,
-    blocks: Mutex<HashMap<CodePlace, &'static Block>>,
+    blocks: Mutex<HashMap<CodePlace, &'static WatchedBlock>>,
     pub(crate) translated: AtomicU64,
     pub(crate) region_shift: u32,
     remarks: Mutex<Vec<String>>,
@@ -180,7 +180,7 @@ impl Watch {
     }
 
     /// A block of code was translated. The same place is the same block, however often it is translated.
-    pub fn block(&self, place: CodePlace) -> &'static Block {
+    pub fn block(&self, place: CodePlace) -> &'static WatchedBlock {
         self.translated.fetch_add(1, Ordering::Relaxed);
         let mut blocks = locked(&self.blocks);
         let number = blocks.len();
@@ -188,7 +188,7 @@ impl Watch {
     }
 
     /// What a block does to the board of the CPU that runs it, in this order.
-    pub fn steps(&self, block: &Block) -> impl Iterator<Item = Step> + use<> {
+    pub fn steps(&self, block: &WatchedBlock) -> impl Iterator<Item = Step> + use<> {
         board::steps(block, board::lines(&self.settings))
     }
 
@@ -201,7 +201,7 @@ impl Watch {
         self.counted.get().map(|counted| &**counted)
     }
 
-    fn describe(&self, number: usize, place: CodePlace) -> Block {
+    fn describe(&self, number: usize, place: CodePlace) -> WatchedBlock {
         let lines = |run: Option<(u64, u64)>| match (self.settings.models.cache, run) {
             (Some(cache), Some((start, bytes))) => {
                 (start / cache.line, (start + bytes.max(1)).div_ceil(cache.line))
@@ -213,7 +213,7 @@ impl Watch {
         }
         let lines = [lines(place.physical.map(|physical| (physical, place.bytes))), lines(place.further)];
         let only = lines[0].1 == lines[0].0 + 1 && lines[1].0 == lines[1].1;
-        Block {
+        WatchedBlock {
             number,
             pc: place.pc,
             page: place.pc >> 12,
@@ -297,13 +297,13 @@ impl Watch {
     }
 
     /// The message at a guest-physical address, rung by this.
-    pub(crate) fn read_message(&self, by: Suspect, address: u64) -> Ring {
+    pub(crate) fn read_message(&self, by: Suspect, address: u64) -> DoorbellRing {
         let word = |index: u64| {
             let at = address + 8 * index;
             if at >> 12 == address >> 12 { self.memory.load(at) } else { None }
         };
         let Some(head) = address.is_multiple_of(8).then(|| word(0)).flatten() else {
-            return Ring::Refused("a message is not where it can be read");
+            return DoorbellRing::Refused("a message is not where it can be read");
         };
         let (kind, length) = (head as u32, (head >> 32) as usize);
         match kind {
@@ -314,29 +314,31 @@ impl Watch {
                 match bytes {
                     Some(bytes) => {
                         self.begin(String::from_utf8_lossy(&bytes).into_owned());
-                        Ring::Phase
+                        DoorbellRing::Phase
                     }
-                    None => Ring::Refused("a phase's name crosses a page"),
+                    None => DoorbellRing::Refused("a phase's name crosses a page"),
                 }
             }
-            doorbell::KERNEL if by.pc >> 63 == 0 => Ring::Refused("a program claims to be the kernel"),
+            doorbell::KERNEL if by.pc >> 63 == 0 => {
+                DoorbellRing::Refused("a program claims to be the kernel")
+            }
             doorbell::KERNEL => {
                 let mut words = [0; doorbell::WORDS];
                 for (index, to) in words.iter_mut().enumerate() {
                     match word(1 + index as u64) {
                         Some(word) => *to = word,
-                        None => return Ring::Refused("the kernel's publication crosses a page"),
+                        None => return DoorbellRing::Refused("the kernel's publication crosses a page"),
                     }
                 }
                 let Some(publication) = Publication::from_words(&words) else {
-                    return Ring::Refused("the kernel's publication is of another version");
+                    return DoorbellRing::Refused("the kernel's publication is of another version");
                 };
                 match self.frames.publish(&*self.memory, publication, by) {
-                    Ok(()) => Ring::Published,
-                    Err(why) => Ring::Refused(why),
+                    Ok(()) => DoorbellRing::Published,
+                    Err(why) => DoorbellRing::Refused(why),
                 }
             }
-            _ => Ring::Refused("a message of an unknown kind"),
+            _ => DoorbellRing::Refused("a message of an unknown kind"),
         }
     }
 
@@ -364,7 +366,7 @@ impl Watch {
         }
     }
     /// All blocks that were translated.
-    pub(crate) fn all_blocks(&self) -> Vec<&'static Block> {
+    pub(crate) fn all_blocks(&self) -> Vec<&'static WatchedBlock> {
         locked(&self.blocks).values().copied().collect()
     }
 }

@@ -3,7 +3,7 @@
 //! Tags of a set stand in order of use, most recent first: a hit moves its tag to the front, a miss drops the last.
 //! For the few ways that caches have, shifting words beats any list.
 
-use crate::Access;
+use crate::AccessKind;
 
 /// The shape of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,10 +101,10 @@ impl SetAssociative {
     }
 
     /// Look up, and fill on a miss.
-    pub fn access(&mut self, address: u64, access: Access) -> Lookup {
+    pub fn access(&mut self, address: u64, access: AccessKind) -> Lookup {
         let line = address >> self.line_shift;
         let set = if self.sets.is_power_of_two() { line & (self.sets - 1) } else { line % self.sets };
-        let dirty = if access == Access::Write { DIRTY } else { 0 };
+        let dirty = if access == AccessKind::Write { DIRTY } else { 0 };
         let start = set as usize * self.ways;
         let tags = &mut self.tags[start..start + self.ways];
         if let Some(way) = tags.iter().position(|&tag| tag & !DIRTY == line && tag != EMPTY) {
@@ -147,8 +147,8 @@ mod tests {
         for (ways, hits) in [(1, 0), (2, 8)] {
             let mut cache = cache(1024, ways);
             for _ in 0..5 {
-                cache.access(0, Access::Read);
-                cache.access(1024, Access::Read);
+                cache.access(0, AccessKind::Read);
+                cache.access(1024, AccessKind::Read);
             }
             assert_eq!(cache.hits(), hits, "{ways} ways");
         }
@@ -158,18 +158,18 @@ mod tests {
     fn the_least_recently_used_line_leaves() {
         let mut cache = cache(256, 4);
         for line in [0, 1, 2, 3, 0, 4] {
-            cache.access(line * 64, Access::Read);
+            cache.access(line * 64, AccessKind::Read);
         }
-        assert_eq!(cache.access(0, Access::Read), Lookup::Hit, "line 0 was used again");
-        assert!(matches!(cache.access(64, Access::Read), Lookup::Miss { .. }), "line 1 was the oldest");
+        assert_eq!(cache.access(0, AccessKind::Read), Lookup::Hit, "line 0 was used again");
+        assert!(matches!(cache.access(64, AccessKind::Read), Lookup::Miss { .. }), "line 1 was the oldest");
     }
 
     #[test]
     fn a_dirty_line_is_written_back_once() {
         let mut cache = cache(64, 1);
-        cache.access(0, Access::Write);
-        assert_eq!(cache.access(64, Access::Read), Lookup::Miss { written_back: Some(0) });
-        assert_eq!(cache.access(128, Access::Read), Lookup::Miss { written_back: None });
+        cache.access(0, AccessKind::Write);
+        assert_eq!(cache.access(64, AccessKind::Read), Lookup::Miss { written_back: Some(0) });
+        assert_eq!(cache.access(128, AccessKind::Read), Lookup::Miss { written_back: None });
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
                 naive.insert(0, line);
                 naive.truncate(8);
                 // All lines fall into the one set that 8 ways of 8 lines make.
-                prop_assert_eq!(cache.access(line * 64, Access::Read) == Lookup::Hit, hit);
+                prop_assert_eq!(cache.access(line * 64, AccessKind::Read) == Lookup::Hit, hit);
             }
         }
     }

@@ -24,13 +24,13 @@ pub use near::{AccessOutcome, Miss, NearCache, NearStatistics};
 pub use shadow::LruShadow;
 pub use slices::{Join, Slices};
 pub use tlb::{
-    Cached, Death, Ended, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Replacement, Scope, Side, TOLD,
-    Tlb, TlbShape, Walked,
+    Cached, Death, Ended, FirstLevel, Hint, LevelShape, Lifetimes, Missed, PageSize, Replacement, Scope,
+    TOLD, Tlb, TlbKey, TlbShape, Walked,
 };
 
 /// What an access does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum AccessKind {
     /// A load or an instruction fetch.
     Read,
     /// A store.

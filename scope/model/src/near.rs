@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::cache::{Geometry, GeometryError};
-use crate::{Access, LruShadow};
+use crate::{AccessKind, LruShadow};
 
 /// Why a line was not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +119,7 @@ impl NearCache {
     ///
     /// # Panics
     /// When that is not of this memory.
-    pub fn access(&mut self, address: u64, access: Access) -> AccessOutcome {
+    pub fn access(&mut self, address: u64, access: AccessKind) -> AccessOutcome {
         self.statistics.accesses += 1;
         // Lines are numbered from the memory's base; the base is a multiple of a line, but slots count from address 0.
         let line = ((address - self.base) >> self.line_shift) as u32;
@@ -127,7 +127,7 @@ impl NearCache {
         let bucket = index >> self.bucket_shift;
         self.buckets[bucket].0 += 1;
         let in_shadow = self.shadow.touch(line);
-        let dirty = if access == Access::Write { DIRTY } else { 0 };
+        let dirty = if access == AccessKind::Write { DIRTY } else { 0 };
         let slot = &mut self.slots[index];
         if *slot & !DIRTY == line + 1 {
             *slot |= dirty;
@@ -212,9 +212,9 @@ mod tests {
     fn two_addresses_a_cache_apart_conflict_and_neighbours_do_not() {
         let mut cache = NearCache::new(0, 1 << 30, 1 << 20, 64).unwrap();
         for _ in 0..10 {
-            cache.access(0, Access::Read);
-            cache.access(1 << 20, Access::Read);
-            cache.access(64, Access::Read);
+            cache.access(0, AccessKind::Read);
+            cache.access(1 << 20, AccessKind::Read);
+            cache.access(64, AccessKind::Read);
         }
         let statistics = cache.take_statistics();
         assert_eq!((statistics.cold, statistics.conflict, statistics.capacity), (3, 18, 0));
@@ -226,7 +226,7 @@ mod tests {
         let mut cache = NearCache::new(0, 1 << 30, 1 << 16, 64).unwrap();
         for _ in 0..3 {
             for line in 0..2048 {
-                cache.access(line * 64, Access::Write);
+                cache.access(line * 64, AccessKind::Write);
             }
         }
         let statistics = cache.statistics();
@@ -243,7 +243,7 @@ mod tests {
     fn slots_count_from_address_zero_whatever_the_base() {
         let base = (1 << 20) + (1 << 15);
         let mut cache = NearCache::new(base, 1 << 22, 1 << 16, 64).unwrap();
-        cache.access(base, Access::Read);
+        cache.access(base, AccessKind::Read);
         let used: Vec<_> =
             cache.buckets().map(|(accesses, _, occupied)| (accesses, occupied)).enumerate().collect();
         assert_eq!(used.len(), 1024);
@@ -254,14 +254,17 @@ mod tests {
     fn what_was_driven_out_is_named_and_its_bucket_counts() {
         let base = 1 << 24;
         let mut cache = NearCache::new(base, 1 << 26, 1 << 20, 64).unwrap();
-        cache.access(base + 64, Access::Write);
-        cache.access(base + (1 << 20) + 64, Access::Read);
+        cache.access(base + 64, AccessKind::Write);
+        cache.access(base + (1 << 20) + 64, AccessKind::Read);
         let evicted = base + (1 << 20) + 64;
-        assert_eq!(cache.access(base + 64, Access::Read), AccessOutcome::Miss(Miss::Conflict { evicted }));
+        assert_eq!(
+            cache.access(base + 64, AccessKind::Read),
+            AccessOutcome::Miss(Miss::Conflict { evicted })
+        );
         assert_eq!(cache.statistics().written_back, 1);
         // Written after it had come: it has to be written back too.
-        cache.access(base + 64, Access::Write);
-        cache.access(base + (1 << 20) + 64, Access::Read);
+        cache.access(base + 64, AccessKind::Write);
+        cache.access(base + (1 << 20) + 64, AccessKind::Read);
         assert_eq!(cache.statistics().written_back, 2);
         assert_eq!(cache.buckets().map(|(_, conflicts, _)| conflicts).sum::<u64>(), 2);
     }
@@ -280,11 +283,11 @@ mod tests {
         let frames: Vec<u64> = (0..pages).map(|_| random() % (slots * 1024)).collect();
         let mut cache = NearCache::new(0, slots * 1024 * 64, slots * 64, 64).unwrap();
         for _ in 0..20 * pages {
-            cache.access(frames[(random() % pages) as usize] * 64, Access::Read);
+            cache.access(frames[(random() % pages) as usize] * 64, AccessKind::Read);
         }
         cache.take_statistics();
         for _ in 0..100 * pages {
-            cache.access(frames[(random() % pages) as usize] * 64, Access::Read);
+            cache.access(frames[(random() % pages) as usize] * 64, AccessKind::Read);
         }
         let statistics = cache.take_statistics();
         let share = statistics.misses() as f64 / statistics.accesses as f64;
@@ -300,7 +303,7 @@ mod tests {
             for line in lines {
                 let hit = slots[(line % 8) as usize] == Some(line);
                 slots[(line % 8) as usize] = Some(line);
-                prop_assert_eq!(cache.access(line * 64, Access::Read) == AccessOutcome::Hit, hit);
+                prop_assert_eq!(cache.access(line * 64, AccessKind::Read) == AccessOutcome::Hit, hit);
             }
         }
     }

@@ -8,7 +8,7 @@
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct ShadowSlot {
     line: u32,
     newer: u32,
     older: u32,
@@ -18,7 +18,7 @@ struct Slot {
 #[derive(Debug)]
 pub struct LruShadow {
     capacity: usize,
-    slots: Vec<Slot>,
+    slots: Vec<ShadowSlot>,
     /// Slot + 1 of each line; 0: none.
     index: Vec<u32>,
     newest: u32,
@@ -49,7 +49,7 @@ impl LruShadow {
             return true;
         }
         let slot = if self.slots.len() < self.capacity {
-            self.slots.push(Slot { line, newer: NONE, older: NONE });
+            self.slots.push(ShadowSlot { line, newer: NONE, older: NONE });
             (self.slots.len() - 1) as u32
         } else {
             let slot = self.oldest;
@@ -65,7 +65,7 @@ impl LruShadow {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Slot { newer, older, .. } = self.slots[slot as usize];
+        let ShadowSlot { newer, older, .. } = self.slots[slot as usize];
         if newer == NONE {
             self.newest = older
         } else {

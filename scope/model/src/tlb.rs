@@ -44,7 +44,7 @@ pub enum Scope {
 
 /// Which page of which address spaces, in one word: what a look-up compares. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Key(u64);
+pub struct TlbKey(u64);
 
 /// Page numbers of 57-bit addresses.
 const NUMBER: u64 = (1 << 45) - 1;
@@ -53,7 +53,7 @@ const SPACE_SHIFT: u32 = 48;
 const GLOBAL: u64 = 1 << 60;
 const VALID: u64 = 1 << 61;
 
-impl Key {
+impl TlbKey {
     /// The key of the page that holds `address`.
     #[inline]
     pub const fn new(address: u64, size: PageSize, scope: Scope) -> Self {
@@ -210,7 +210,7 @@ pub const TOLD: u32 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
     /// Which.
-    pub key: Key,
+    pub key: TlbKey,
     /// What it said.
     pub cached: Cached,
     /// When it ended, on the clock of [`Cached::born`].
@@ -279,7 +279,7 @@ impl Level {
 
 /// Whose first level is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum FirstLevel {
     /// Loads and stores.
     Data,
     /// Instructions.
@@ -343,14 +343,14 @@ impl Tlb {
         !self.told.is_empty()
     }
     /// What is cached now and has [`TOLD`].
-    pub fn to_tell(&self) -> impl Iterator<Item = (Key, Cached)> {
+    pub fn to_tell(&self) -> impl Iterator<Item = (TlbKey, Cached)> {
         let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
-        present.filter(|(_, cached)| cached.note & TOLD != 0).map(|(key, cached)| (Key(*key), *cached))
+        present.filter(|(_, cached)| cached.note & TOLD != 0).map(|(key, cached)| (TlbKey(*key), *cached))
     }
 
     /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used then.
     #[inline]
-    pub fn touch(&mut self, side: Side, key: Key, hint: Hint) -> bool {
+    pub fn touch(&mut self, side: FirstLevel, key: TlbKey, hint: Hint) -> bool {
         let level = &mut self.first[side as usize];
         let hit = level.keys.get(hint.0 as usize) == Some(&key.0);
         if hit && let Some(stamp) = level.stamps.get_mut(hint.0 as usize) {
@@ -364,8 +364,8 @@ impl Tlb {
     /// first level had it in another place than the hint's.
     pub fn look_up(
         &mut self,
-        side: Side,
-        key: Key,
+        side: FirstLevel,
+        key: TlbKey,
         hint: &mut Hint,
         now: u64,
         walk: impl FnOnce() -> Walked,
@@ -403,12 +403,12 @@ impl Tlb {
     }
 
     /// What is cached for `key`. No use of it: the order stays.
-    pub fn peek(&self, key: Key) -> Option<&Cached> {
+    pub fn peek(&self, key: TlbKey) -> Option<&Cached> {
         self.second.find(key.0).map(|at| &self.cached[at])
     }
 
     /// Change the caller's note of what is cached for `key`.
-    pub fn note(&mut self, key: Key, note: u32) {
+    pub fn note(&mut self, key: TlbKey, note: u32) {
         if let Some(at) = self.second.find(key.0) {
             self.cached[at].note = note & !TOLD | self.cached[at].note & TOLD;
         }
@@ -418,12 +418,12 @@ impl Tlb {
     pub fn flush_page(&mut self, address: u64, space: u16, now: u64) {
         for size in PageSize::ALL {
             for scope in [Scope::Global, Scope::Space(space)] {
-                self.flush_key(Key::new(address, size, scope), now);
+                self.flush_key(TlbKey::new(address, size, scope), now);
             }
         }
     }
     /// One entry, if it is there.
-    pub fn flush_key(&mut self, key: Key, now: u64) {
+    pub fn flush_key(&mut self, key: TlbKey, now: u64) {
         for first in &mut self.first {
             first.forget(key.0);
         }
@@ -439,20 +439,20 @@ impl Tlb {
     }
     /// Everything that is not global.
     pub fn flush_non_global(&mut self, now: u64) {
-        self.flush(now, Death::Space, Key::is_global);
+        self.flush(now, Death::Space, TlbKey::is_global);
     }
     /// Everything.
     pub fn flush_all(&mut self, now: u64) {
         self.flush(now, Death::All, |_| false);
     }
 
-    fn flush(&mut self, now: u64, death: Death, keeps: impl Fn(Key) -> bool) {
+    fn flush(&mut self, now: u64, death: Death, keeps: impl Fn(TlbKey) -> bool) {
         for first in &mut self.first {
-            first.retain(|key| keeps(Key(key)));
+            first.retain(|key| keeps(TlbKey(key)));
         }
         let mut graves = Graves { lifetimes: &mut self.lifetimes, told: &mut self.told };
         for (key, cached) in self.second.keys.iter_mut().zip(&self.cached) {
-            if *key != 0 && !keeps(Key(*key)) {
+            if *key != 0 && !keeps(TlbKey(*key)) {
                 graves.bury(*key, cached, now, death);
                 *key = 0;
             }
@@ -462,7 +462,7 @@ impl Tlb {
     /// What is cached now: (upper half or not, size, when it was filled).
     pub fn entries(&self) -> impl Iterator<Item = (bool, PageSize, u64)> {
         let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
-        present.map(|(key, cached)| (Key(*key).is_upper(), Key(*key).size(), cached.born))
+        present.map(|(key, cached)| (TlbKey(*key).is_upper(), TlbKey(*key).size(), cached.born))
     }
     /// Lifetimes of the dead: (upper half or not, size, lifetimes).
     pub fn lifetimes(&self) -> impl Iterator<Item = (bool, PageSize, &Lifetimes)> {
@@ -480,9 +480,9 @@ impl Graves<'_> {
     fn bury(&mut self, key: u64, cached: &Cached, now: u64, death: Death) {
         let lived = now.saturating_sub(cached.born);
         let bucket = (63 - (lived | 1).leading_zeros()) as usize;
-        self.lifetimes[Key(key).group()].dead[death as usize][bucket] += 1;
+        self.lifetimes[TlbKey(key).group()].dead[death as usize][bucket] += 1;
         if cached.note & TOLD != 0 {
-            self.told.push(Ended { key: Key(key), cached: *cached, now });
+            self.told.push(Ended { key: TlbKey(key), cached: *cached, now });
         }
     }
 }

@@ -8,7 +8,7 @@ use freehold_scope_engine::{self as engine, Board, Counted, Due, Step, Watch, bo
 use freehold_scope_record::Counting;
 
 use crate::later::Scoreboard;
-use crate::qemu::{Block, ExecCallback};
+use crate::qemu::{ExecCallback, TranslationBlock};
 
 /// Blocks whose runs one scoreboard counts.
 const RUNS: usize = 4096;
@@ -84,7 +84,13 @@ impl Counter {
     }
 
     /// Count the runs of a block that is being translated.
-    pub fn count(&self, watch: &Watch, calls: Calls, block: &Block<'_>, known: &'static engine::Block) {
+    pub fn count(
+        &self,
+        watch: &Watch,
+        calls: Calls,
+        block: &TranslationBlock<'_>,
+        known: &'static engine::WatchedBlock,
+    ) {
         let data = core::ptr::from_ref(known).cast_mut().cast();
         let Self::Inline(boards) = self else { return block.on_run(calls.block, data) };
         let call = |due| match due {

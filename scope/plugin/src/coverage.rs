@@ -13,7 +13,7 @@ use freehold_scope_engine::{Special, special};
 use freehold_scope_record::{Executed, Ranges, VERSION};
 
 use crate::Running;
-use crate::qemu::Block;
+use crate::qemu::TranslationBlock;
 
 /// A block, and when it was translated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,11 +25,11 @@ struct BlockSpan {
 }
 
 /// Runs of each block; what counts is whether there was one.
-type Runs = HashMap<BlockSpan, &'static AtomicU64>;
+type RunsByBlock = HashMap<BlockSpan, &'static AtomicU64>;
 
-static RUNS: Mutex<Option<Runs>> = Mutex::new(None);
+static RUNS: Mutex<Option<RunsByBlock>> = Mutex::new(None);
 
-fn runs() -> MutexGuard<'static, Option<Runs>> {
+fn runs() -> MutexGuard<'static, Option<RunsByBlock>> {
     RUNS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -40,7 +40,7 @@ extern "C" fn on_run(_: c_uint, data: *mut c_void) {
 }
 
 /// A block is being translated.
-pub fn translate(running: &Running, block: &Block<'_>) {
+pub fn translate(running: &Running, block: &TranslationBlock<'_>) {
     let early = running.watch.slide().is_none();
     let mut ends: Option<(u64, u64)> = None;
     // The doorbell is the only thing that is listened for, until it has told where the kernel is.

@@ -7,7 +7,7 @@ use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
-use crate::qemu::{Block, ExecCallback, NO_REGISTERS, RawBlock, RawInstruction};
+use crate::qemu::{ExecCallback, NO_REGISTERS, RawBlock, RawInstruction, TranslationBlock};
 
 /// CPUs that QEMU makes a scoreboard's words for at first. When there are more, it moves them.
 const UNMOVED: usize = 16;
@@ -26,15 +26,16 @@ struct RawBoard {
 /// A scoreboard's word: the same in each CPU's part.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Word {
+struct ScoreboardWord {
     board: *mut RawBoard,
     offset: usize,
 }
 
 type New = unsafe extern "C" fn(usize) -> *mut RawBoard;
 type Find = unsafe extern "C" fn(*mut RawBoard, u32) -> *mut c_void;
-type Inline = unsafe extern "C" fn(*mut RawBlock, c_int, Word, u64);
-type Conditional = unsafe extern "C" fn(*mut RawBlock, ExecCallback, c_int, c_int, Word, u64, *mut c_void);
+type Inline = unsafe extern "C" fn(*mut RawBlock, c_int, ScoreboardWord, u64);
+type Conditional =
+    unsafe extern "C" fn(*mut RawBlock, ExecCallback, c_int, c_int, ScoreboardWord, u64, *mut c_void);
 type Copy_ = unsafe extern "C" fn(*const RawInstruction, *mut c_void, usize) -> usize;
 
 /// QEMU's functions.
@@ -129,20 +130,20 @@ impl Scoreboard {
         unsafe { core::slice::from_raw_parts(first.cast(), self.words) }
     }
 
-    fn word(&self, index: usize) -> Word {
+    fn word(&self, index: usize) -> ScoreboardWord {
         debug_assert!(index < self.words);
-        Word { board: self.raw, offset: index * size_of::<u64>() }
+        ScoreboardWord { board: self.raw, offset: index * size_of::<u64>() }
     }
 
     /// Whenever the block runs, add to a word of its CPU.
-    pub fn add(&self, block: &Block<'_>, word: usize, amount: u64) {
+    pub fn add(&self, block: &TranslationBlock<'_>, word: usize, amount: u64) {
         // SAFETY: the block is valid, and the word is one of the board's.
         unsafe { (self.later.inline)(block.raw(), ADD, self.word(word), amount) };
     }
     /// Whenever the block runs and a word of its CPU is not `equals`, call.
     pub fn call_unless(
         &self,
-        block: &Block<'_>,
+        block: &TranslationBlock<'_>,
         (word, equals): (usize, u64),
         (callback, data): (ExecCallback, *mut c_void),
     ) {
@@ -153,7 +154,7 @@ impl Scoreboard {
     /// Whenever the block runs and a word of its CPU is `least` or more, call.
     pub fn call_from(
         &self,
-        block: &Block<'_>,
+        block: &TranslationBlock<'_>,
         (word, least): (usize, u64),
         (callback, data): (ExecCallback, *mut c_void),
     ) {

@@ -54,12 +54,12 @@ use std::time::{Duration, Instant};
 
 use counting::{Calls, Counter};
 use freehold_scope_engine::{
-    Choice, CodePlace, Cpu, Flags, Flush, Ring, Special, Watch, finish, special, tells,
+    Choice, CodePlace, Cpu, DoorbellRing, Flags, Flush, Special, Watch, finish, special, tells,
 };
-use freehold_scope_model::Access;
+use freehold_scope_model::AccessKind;
 use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
-use qemu::{Block, ExecCallback, Instruction, MemCallback};
+use qemu::{ExecCallback, Instruction, MemCallback, TranslationBlock};
 
 /// The last version of the interface whose declarations are those used here: 7 changes its callbacks.
 const LAST_INTERFACE: u32 = 6;
@@ -89,7 +89,7 @@ const MAX_CPUS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One CPU's place.
-struct Slot {
+struct CpuSlot {
     /// Its thread is inside a callback.
     inside: AtomicBool,
     cpu: UnsafeCell<Option<Box<Cpu>>>,
@@ -99,10 +99,10 @@ struct Slot {
 
 // SAFETY: the cells are used by their CPU's thread while `inside` is set, and by the thread that ends QEMU when `STOPPING`
 // is set and `inside` is not (see "Threads" above).
-unsafe impl Sync for Slot {}
+unsafe impl Sync for CpuSlot {}
 
-static SLOTS: [Slot; MAX_CPUS] = [const {
-    Slot { inside: AtomicBool::new(false), cpu: UnsafeCell::new(None), told: UnsafeCell::new(None) }
+static SLOTS: [CpuSlot; MAX_CPUS] = [const {
+    CpuSlot { inside: AtomicBool::new(false), cpu: UnsafeCell::new(None), told: UnsafeCell::new(None) }
 }; MAX_CPUS];
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static STORE_BIT: AtomicU32 = AtomicU32::new(0);
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     }
 }
 
-fn prepare(machine: &qemu::Machine, arguments: &[String]) -> Result<Settings, String> {
+fn prepare(machine: &qemu::GuestMachine, arguments: &[String]) -> Result<Settings, String> {
     if !machine.is_x86_system {
         return Err("only whole x86-64 machines can be looked at".into());
     }
@@ -289,13 +289,13 @@ fn begin(running: &Running, number: usize) -> Option<Box<Cpu>> {
 
 extern "C" fn on_block<C: Choice>(number: c_uint, data: *mut c_void) {
     // SAFETY: `on_translation` registered a block that lives for ever.
-    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    let block = unsafe { &*data.cast::<freehold_scope_engine::WatchedBlock>() };
     with_cpu(number, |cpu, _| cpu.block::<C>(block));
 }
 
 extern "C" fn on_page<C: Choice>(number: c_uint, data: *mut c_void) {
     // SAFETY: as above.
-    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    let block = unsafe { &*data.cast::<freehold_scope_engine::WatchedBlock>() };
     with_cpu(number, |cpu, _| cpu.page::<C>(block));
 }
 
@@ -310,13 +310,13 @@ extern "C" fn on_line(number: c_uint, data: *mut c_void) {
 
 extern "C" fn on_smap(number: c_uint, data: *mut c_void) {
     // SAFETY: as above.
-    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    let block = unsafe { &*data.cast::<freehold_scope_engine::WatchedBlock>() };
     with_cpu(number, |cpu, _| cpu.smap(block));
 }
 
 extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     let store = info & STORE_BIT.load(Ordering::Relaxed) != 0;
-    let access = if store { Access::Write } else { Access::Read };
+    let access = if store { AccessKind::Write } else { AccessKind::Read };
     let bytes = 1 << (info >> SIZE_AT.load(Ordering::Relaxed) & SIZE_MASK.load(Ordering::Relaxed));
     with_cpu(number, |cpu, _| {
         cpu.access::<C>(data as u64, address, (access, bytes), || physical(info, address))
@@ -336,7 +336,7 @@ extern "C" fn on_told(number: c_uint, info: u32, address: u64, _: *mut c_void) {
 
 extern "C" fn on_ring(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     let rung = with_cpu(number, |cpu, _| cpu.ring(data as u64, physical(info, address)));
-    if let Some(Ring::Refused(why)) = rung {
+    if let Some(DoorbellRing::Refused(why)) = rung {
         running().watch.remark(format!("The doorbell rang at {:#x}, but {why}.", data as u64));
     }
 }
@@ -383,7 +383,7 @@ extern "C" fn on_untold_space_flush(number: c_uint, _: *mut c_void) {
 
 extern "C" fn on_translation(_: u64, raw: *mut c_void) {
     // SAFETY: the callback's own argument, used until it returns.
-    let block = unsafe { Block::new(raw) };
+    let block = unsafe { TranslationBlock::new(raw) };
     let running = running();
     match running.watch.settings().subject {
         Subject::Everything => translate(running, &block),
@@ -391,7 +391,7 @@ extern "C" fn on_translation(_: u64, raw: *mut c_void) {
     }
 }
 
-fn translate(running: &Running, block: &Block<'_>) {
+fn translate(running: &Running, block: &TranslationBlock<'_>) {
     let instructions = block.instructions();
     let count = instructions.len() as u64;
     let mut place: Option<CodePlace> = None;

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_scope_engine::GuestMemory;
-use freehold_scope_record::Memory;
+use freehold_scope_record::MemoryBackends;
 
 /// One backend's bytes in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mapping {
+pub struct BackendMapping {
     start: usize,
     bytes: u64,
 }
@@ -15,9 +15,9 @@ pub struct Mapping {
 /// The guest's memory, mapped.
 #[derive(Clone, Debug)]
 pub struct Mapped {
-    memory: Memory,
+    memory: MemoryBackends,
     /// By backend.
-    mappings: Vec<Mapping>,
+    mappings: Vec<BackendMapping>,
 }
 
 /// The backend's number in a mapping's path: the file's name is `freehold-mN`, in whatever folder or none (`/memfd:`).
@@ -31,8 +31,8 @@ fn backend_of(path: &str) -> Option<usize> {
 ///
 /// # Errors
 /// What is missing or not of the size that it should be.
-fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
-    let mut found: Vec<Option<Mapping>> = vec![None; memory.sizes().count()];
+fn find(maps: &str, memory: &MemoryBackends) -> Result<Vec<BackendMapping>, String> {
+    let mut found: Vec<Option<BackendMapping>> = vec![None; memory.sizes().count()];
     for line in maps.lines() {
         let mut fields = line.splitn(6, ' ');
         let (Some(range), Some(path)) = (fields.next(), fields.nth(4)) else { continue };
@@ -46,16 +46,16 @@ fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
         match slot {
             Some(known) if known.start + known.bytes as usize == start => known.bytes += bytes,
             Some(_) => return Err(format!("memory {number} is mapped twice")),
-            None => *slot = Some(Mapping { start, bytes }),
+            None => *slot = Some(BackendMapping { start, bytes }),
         }
     }
-    let check = |((number, mapping), expected): ((usize, Option<Mapping>), u64)| match mapping {
+    let check = |((number, mapping), expected): ((usize, Option<BackendMapping>), u64)| match mapping {
         Some(mapping) if mapping.bytes == expected => Ok(mapping),
         Some(mapping) => {
             Err(format!("memory {number} has {} bytes, but {expected} were expected", mapping.bytes))
         }
         // A node that begins without memory has no backend.
-        None if expected == 0 => Ok(Mapping { start: 0, bytes: 0 }),
+        None if expected == 0 => Ok(BackendMapping { start: 0, bytes: 0 }),
         None => Err(format!(
             "memory {number} is not mapped: its backend's file has to be named freehold-m{number}"
         )),
@@ -68,7 +68,7 @@ impl Mapped {
     ///
     /// # Errors
     /// What is missing or not of the size that it should be.
-    pub fn find(memory: &Memory) -> Result<Self, String> {
+    pub fn find(memory: &MemoryBackends) -> Result<Self, String> {
         let maps = std::fs::read_to_string("/proc/self/maps")
             .map_err(|error| format!("/proc/self/maps: {error}"))?;
         Ok(Self { memory: memory.clone(), mappings: find(&maps, memory)? })
@@ -76,7 +76,7 @@ impl Mapped {
     /// The guest-physical address of a byte in this process; `None` for what is not the guest's memory.
     pub fn guest_address(&self, host: usize) -> Option<u64> {
         let mut backends = self.mappings.iter().enumerate();
-        let inside = |mapping: &Mapping| (host.wrapping_sub(mapping.start) as u64) < mapping.bytes;
+        let inside = |mapping: &BackendMapping| (host.wrapping_sub(mapping.start) as u64) < mapping.bytes;
         let (number, mapping) = backends.find(|(_, mapping)| inside(mapping))?;
         self.memory.address_of(number, (host - mapping.start) as u64)
     }
@@ -104,7 +104,7 @@ impl GuestMemory for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freehold_scope_record::{Growth, HwAddress};
+    use freehold_scope_record::{HwAddress, PluggableMemory};
 
     const MAPS: &str = "\
 55d0a0000000-55d0a0100000 r-xp 00000000 08:01 42                         /usr/bin/qemu-system-x86_64
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn backends_are_found_by_name_in_whatever_order_and_parts() {
-        let memory = Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice);
+        let memory = MemoryBackends::q35(&[SIZE, SIZE], HwAddress::OffsetTwice);
         let mappings = find(MAPS, &memory).unwrap();
         let mapped = Mapped { memory, mappings };
         assert_eq!(mapped.guest_address(0x7f00_1000_0005), Some(5));
@@ -128,19 +128,19 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_of_another_size_is_named() {
-        let missing = find(MAPS, &Memory::q35(&[SIZE; 3], HwAddress::OffsetTwice)).unwrap_err();
+        let missing = find(MAPS, &MemoryBackends::q35(&[SIZE; 3], HwAddress::OffsetTwice)).unwrap_err();
         assert!(missing.contains("memory 2 is not mapped"), "{missing}");
-        let wrong = find(MAPS, &Memory::q35(&[SIZE, 2 * SIZE], HwAddress::OffsetTwice)).unwrap_err();
+        let wrong = find(MAPS, &MemoryBackends::q35(&[SIZE, 2 * SIZE], HwAddress::OffsetTwice)).unwrap_err();
         assert!(wrong.contains("memory 1 has 134217728 bytes"), "{wrong}");
         let doubled = MAPS.replace("7f0014000000-7f0018000000", "7f0024000000-7f0028000000");
-        let twice = find(&doubled, &Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice)).unwrap_err();
+        let twice = find(&doubled, &MemoryBackends::q35(&[SIZE, SIZE], HwAddress::OffsetTwice)).unwrap_err();
         assert!(twice.contains("memory 0 is mapped twice"), "{twice}");
     }
 
     #[test]
     fn a_node_without_memory_has_no_mapping_and_what_is_plugged_in_there_has_one() {
-        let growth = vec![Growth { node: 1, bytes: SIZE }];
-        let memory = Memory::q35(&[SIZE, 0], HwAddress::OffsetTwice).with_growth(growth);
+        let growth = vec![PluggableMemory { node: 1, bytes: SIZE }];
+        let memory = MemoryBackends::q35(&[SIZE, 0], HwAddress::OffsetTwice).with_growth(growth);
         let maps = MAPS.replace("freehold-m1", "freehold-m2");
         let mapped = Mapped { mappings: find(&maps, &memory).unwrap(), memory };
         assert_eq!(mapped.guest_address(0x7f00_0000_1000), Some((4 << 30) + SIZE + 0x1000));
@@ -150,9 +150,9 @@ mod tests {
     #[test]
     fn bytes_are_read_where_the_guest_has_them() {
         let words: Vec<u64> = (0..1024).collect();
-        let memory = Memory::q35(&[8192], HwAddress::OffsetTwice);
+        let memory = MemoryBackends::q35(&[8192], HwAddress::OffsetTwice);
         let mapped =
-            Mapped { memory, mappings: vec![Mapping { start: words.as_ptr() as usize, bytes: 8192 }] };
+            Mapped { memory, mappings: vec![BackendMapping { start: words.as_ptr() as usize, bytes: 8192 }] };
         assert_eq!((mapped.load(8 * 77), mapped.load(8191), mapped.load(8192)), (Some(77), None, None));
     }
 }

@@ -94,7 +94,7 @@ fn early_inline() -> Option<EarlyInline> {
 }
 
 /// What QEMU says of the machine at the start.
-pub struct Machine {
+pub struct GuestMachine {
     /// CPUs.
     pub cpus: usize,
     /// Whether it is a whole x86-64 machine.
@@ -111,12 +111,12 @@ pub unsafe fn install_arguments(
     info: *const Info,
     argc: c_int,
     argv: *const *const c_char,
-) -> (Machine, Vec<String>) {
+) -> (GuestMachine, Vec<String>) {
     // SAFETY: QEMU passes a valid structure.
     let info = unsafe { &*info };
     // SAFETY: its name is a C string.
     let name = unsafe { core::ffi::CStr::from_ptr(info.target_name) };
-    let machine = Machine {
+    let machine = GuestMachine {
         cpus: usize::try_from(info.smp_vcpus).unwrap_or(0),
         is_x86_system: info.system_emulation && name.to_bytes() == b"x86_64",
         interface: u32::try_from(info.version_cur).unwrap_or(0),
@@ -133,7 +133,7 @@ pub unsafe fn install_arguments(
 }
 
 /// A block that is being translated.
-pub struct Block<'a>(*mut RawBlock, PhantomData<&'a ()>);
+pub struct TranslationBlock<'a>(*mut RawBlock, PhantomData<&'a ()>);
 
 /// One of its instructions.
 pub struct Instruction<'a>(*mut RawInstruction, PhantomData<&'a ()>);
@@ -155,7 +155,7 @@ impl core::ops::Deref for Bytes {
     }
 }
 
-impl Block<'_> {
+impl TranslationBlock<'_> {
     /// The block that a translation callback got.
     ///
     /// # Safety

@@ -18,12 +18,12 @@ mod settings;
 
 pub use coverage::{Executed, Ranges};
 pub use exposure::{Exposure, Lives, Residue};
-pub use memory::{Backend, Growth, HwAddress, Memory, Range};
+pub use memory::{Backend, BackendRange, HwAddress, MemoryBackends, PluggableMemory};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{
-    Block, Bucket, Cause, Collision, Cost, Counting, Counts, CpuPhase, Death, Emulator, Half, HeatRegion,
-    LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice, TlbResult,
-    log2_bucket,
+    BlockRecord, Bucket, Cause, Collision, Cost, Counting, CpuCounts, CpuPhase, Death, Emulator, Half,
+    HeatRegion, LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice,
+    TlbResult, log2_bucket,
 };
 pub use settings::{
     CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,

@@ -24,7 +24,7 @@ pub struct Backend {
 
 /// Memory that can be plugged into a node while the machine runs: one backend, one memory device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Growth {
+pub struct PluggableMemory {
     /// The node that it belongs to.
     pub node: usize,
     /// Bytes.
@@ -33,12 +33,12 @@ pub struct Growth {
 
 /// A run of guest-physical addresses in one backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Range {
+pub struct BackendRange {
     /// First address.
     pub start: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Index into [`Memory::backends`] and then [`Memory::growth`]: [`Memory::node_of`] tells the node.
+    /// Index into [`MemoryBackends::backends`] and then [`MemoryBackends::growth`]: [`MemoryBackends::node_of`] tells the node.
     pub backend: usize,
     /// Offset of the first address in the backend.
     pub offset: u64,
@@ -56,19 +56,19 @@ pub enum HwAddress {
 
 /// The guest's memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Memory {
+pub struct MemoryBackends {
     /// The backends in the order in which QEMU makes them: backend n is node n.
     pub backends: Vec<Backend>,
     /// What can be plugged in, in the order in which QEMU makes its backends, after all others.
     #[serde(default)]
-    pub growth: Vec<Growth>,
+    pub growth: Vec<PluggableMemory>,
     /// Where they are, by address.
-    pub ranges: Vec<Range>,
+    pub ranges: Vec<BackendRange>,
     /// How to read QEMU's physical addresses.
     pub hw_address: HwAddress,
 }
 
-impl Memory {
+impl MemoryBackends {
     /// The memory of QEMU's machine q35, with one backend of these sizes for each node.
     pub fn q35(nodes: &[u64], hw_address: HwAddress) -> Self {
         let total: u64 = nodes.iter().sum();
@@ -78,11 +78,11 @@ impl Memory {
         for (backend, &bytes) in nodes.iter().enumerate() {
             let low = low_end.saturating_sub(at).min(bytes);
             if low > 0 {
-                ranges.push(Range { start: at, bytes: low, backend, offset: 0 });
+                ranges.push(BackendRange { start: at, bytes: low, backend, offset: 0 });
             }
             if bytes > low {
                 let start = 4 * GIB + (at + low - low_end);
-                ranges.push(Range { start, bytes: bytes - low, backend, offset: low });
+                ranges.push(BackendRange { start, bytes: bytes - low, backend, offset: low });
             }
             at += bytes;
         }
@@ -91,12 +91,12 @@ impl Memory {
         Self { backends, growth: Vec::new(), ranges, hw_address }
     }
     /// The same with memory that can be plugged in.
-    pub fn with_growth(mut self, growth: Vec<Growth>) -> Self {
+    pub fn with_growth(mut self, growth: Vec<PluggableMemory>) -> Self {
         let (first, base) = (self.backends.len(), self.devices_start());
         self.growth = growth;
-        for (number, &Growth { bytes, .. }) in self.growth.iter().enumerate() {
+        for (number, &PluggableMemory { bytes, .. }) in self.growth.iter().enumerate() {
             let start = base + self.offset_of(first + number);
-            self.ranges.push(Range { start, bytes, backend: first + number, offset: 0 });
+            self.ranges.push(BackendRange { start, bytes, backend: first + number, offset: 0 });
         }
         self
     }
@@ -141,7 +141,7 @@ impl Memory {
         self.backends.iter().map(|backend| backend.bytes).sum()
     }
     /// The range that holds a guest-physical address.
-    pub fn range_of(&self, address: u64) -> Option<&Range> {
+    pub fn range_of(&self, address: u64) -> Option<&BackendRange> {
         self.ranges.iter().find(|range| address.wrapping_sub(range.start) < range.bytes)
     }
     /// The guest-physical address of a byte of a backend.
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn memory_above_the_hole_is_the_last_nodes() {
-        let memory = Memory::q35(&[GIB, 3 * GIB], HwAddress::GuestPhysical);
+        let memory = MemoryBackends::q35(&[GIB, 3 * GIB], HwAddress::GuestPhysical);
         let ranges: Vec<_> = memory.ranges.iter().map(|r| (r.start, r.bytes, r.backend, r.offset)).collect();
         assert_eq!(ranges, [(0, GIB, 0, 0), (GIB, GIB, 1, 0), (4 * GIB, 2 * GIB, 1, GIB)]);
         assert_eq!((memory.end(), memory.bytes()), (6 * GIB, 4 * GIB));
@@ -191,15 +191,15 @@ mod tests {
 
     #[test]
     fn little_memory_has_no_hole() {
-        let memory = Memory::q35(&[128 * MIB, 128 * MIB], HwAddress::OffsetTwice);
+        let memory = MemoryBackends::q35(&[128 * MIB, 128 * MIB], HwAddress::OffsetTwice);
         assert_eq!(memory.ranges.len(), 2);
         assert_eq!(memory.end(), 256 * MIB);
     }
 
     #[test]
     fn memory_that_is_plugged_in_answers_with_addresses_of_its_own() {
-        let growth = |node, bytes| Growth { node, bytes };
-        let memory = Memory::q35(&[64 * MIB, 64 * MIB], HwAddress::OffsetTwice)
+        let growth = |node, bytes| PluggableMemory { node, bytes };
+        let memory = MemoryBackends::q35(&[64 * MIB, 64 * MIB], HwAddress::OffsetTwice)
             .with_growth(vec![growth(0, GIB), growth(1, 512 * MIB)]);
         let starts = [4 * GIB + 128 * MIB, 5 * GIB + 128 * MIB];
         assert_eq!(memory.growth_starts(), starts);
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn sizes_that_are_not_round_are_placed_as_qemu_places_them() {
-        let memory = Memory::q35(&[64 * MIB + 4096, 64 * MIB], HwAddress::OffsetTwice)
-            .with_growth(vec![Growth { node: 0, bytes: GIB }]);
+        let memory = MemoryBackends::q35(&[64 * MIB + 4096, 64 * MIB], HwAddress::OffsetTwice)
+            .with_growth(vec![PluggableMemory { node: 0, bytes: GIB }]);
         let second = 64 * MIB + 4096;
         assert_eq!(memory.from_hw_address(64 * MIB + 256 * 1024 + second), Some(second));
         assert_eq!(memory.growth_starts(), [4 * GIB + 130 * MIB]);
@@ -226,13 +226,13 @@ mod tests {
 
     #[test]
     fn an_offset_that_is_counted_twice_is_read_as_it_was_meant() {
-        let memory = Memory::q35(&[GIB, GIB, GIB], HwAddress::OffsetTwice);
+        let memory = MemoryBackends::q35(&[GIB, GIB, GIB], HwAddress::OffsetTwice);
         assert_eq!(memory.from_hw_address(7), Some(7));
         // Measured: the second node of 1 GiB is reported at 2 to 3 GiB instead of 1 to 2.
         assert_eq!(memory.from_hw_address(2 * GIB + 7), Some(GIB + 7));
         assert_eq!(memory.from_hw_address(4 * GIB + 7), Some(4 * GIB + 7), "the third is above the hole");
         assert_eq!(memory.from_hw_address(GIB + 7), None);
-        let honest = Memory::q35(&[GIB, GIB], HwAddress::GuestPhysical);
+        let honest = MemoryBackends::q35(&[GIB, GIB], HwAddress::GuestPhysical);
         assert_eq!(honest.from_hw_address(GIB + 7), Some(GIB + 7));
         assert_eq!(honest.from_hw_address(3 * GIB), None);
     }

@@ -16,7 +16,7 @@ pub struct Modes<T> {
 
 /// What one CPU did in one mode in one phase. Vectors have an entry per node.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Counts {
+pub struct CpuCounts {
     /// Instructions.
     pub instructions: u64,
     /// Loads.
@@ -51,7 +51,7 @@ pub struct Counts {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuPhase {
     /// Its counts.
-    pub modes: Modes<Counts>,
+    pub modes: Modes<CpuCounts>,
     /// Instructions that empty translation caches: writes to CR3.
     pub space_flushes: u64,
     /// Writes to CR4, INVPCID and what else empties all of it.
@@ -246,7 +246,7 @@ pub struct HeatRegion {
 
 /// A block of code: instructions that run one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Block {
+pub struct BlockRecord {
     /// The first instruction's address. Programs share addresses: only kernel blocks can be named by them alone.
     pub pc: u64,
     /// Whose it is.
@@ -329,7 +329,7 @@ pub struct Results {
     /// The heat map's regions.
     pub regions: Vec<HeatRegion>,
     /// The blocks that ran most instructions of the program's time, most first, then of the other time.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<BlockRecord>,
     /// The oracle.
     pub oracle: Oracle,
     /// What looking cost.

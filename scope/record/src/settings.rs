@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Memory, VERSION};
+use crate::{MemoryBackends, VERSION};
 
 /// A set-associative cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ pub struct Settings {
     /// What is looked at.
     pub subject: Subject,
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: MemoryBackends,
     /// The node of each CPU.
     pub cpus: Vec<usize>,
     /// What is modelled.
@@ -183,7 +183,7 @@ impl CacheModel {
 
 impl Settings {
     /// Settings with the usual bounds and no models.
-    pub fn new(result: PathBuf, memory: Memory, cpus: Vec<usize>) -> Self {
+    pub fn new(result: PathBuf, memory: MemoryBackends, cpus: Vec<usize>) -> Self {
         Self {
             version: VERSION,
             result,
@@ -255,7 +255,7 @@ mod tests {
     use crate::HwAddress;
 
     fn settings() -> Settings {
-        let memory = Memory::q35(&[1 << 28], HwAddress::OffsetTwice);
+        let memory = MemoryBackends::q35(&[1 << 28], HwAddress::OffsetTwice);
         let mut settings = Settings::new("result.json".into(), memory, vec![0]);
         settings.models = Models {
             cache: Some(CacheModel::server(Some(NearShape { size: 32 << 20 }))),

@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use freehold_scope_record::{Counts, Results};
+use freehold_scope_record::{CpuCounts, Results};
 
 fn sample() -> Results {
     Results::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sample.json")).unwrap()
 }
 
-fn modes(results: &Results) -> impl Iterator<Item = &Counts> {
+fn modes(results: &Results) -> impl Iterator<Item = &CpuCounts> {
     let cpus = results.phases.iter().flat_map(|phase| &phase.cpus);
     cpus.flat_map(|cpu| [&cpu.modes.user, &cpu.modes.kernel])
 }

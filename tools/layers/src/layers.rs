@@ -42,7 +42,7 @@ pub struct Layers {
 
 /// How a graph compares with the list.
 #[derive(Debug)]
-pub struct Verdict<'a> {
+pub struct LayersVerdict<'a> {
     layers: &'a Layers,
     /// The layer of each file.
     of: Vec<LayerId>,
@@ -108,7 +108,7 @@ impl Layers {
     ///
     /// # Errors
     /// A sentence that names the files which belong to no layer.
-    pub fn judge(&self, graph: &Graph) -> Result<Verdict<'_>, String> {
+    pub fn judge(&self, graph: &Graph) -> Result<LayersVerdict<'_>, String> {
         let mut of = Vec::new();
         let mut homeless = Vec::new();
         for file in &graph.files {
@@ -128,11 +128,11 @@ impl Layers {
                 wrong.entry((from, to)).or_default().push(arrow);
             }
         }
-        Ok(Verdict { layers: self, of, wrong, circle: graph.largest_circle().len() })
+        Ok(LayersVerdict { layers: self, of, wrong, circle: graph.largest_circle().len() })
     }
 }
 
-impl Verdict<'_> {
+impl LayersVerdict<'_> {
     fn name(&self, id: LayerId) -> &str {
         &self.layers.layers[id].name
     }

@@ -24,14 +24,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use graph::Graph;
-use layers::{Layers, Verdict};
+use layers::{Layers, LayersVerdict};
 
 const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle | --hooks]\n       \
                      freehold-layers --shape LONG WIDE DUPLICATES FOLDER…";
 
 /// What the command line asks for.
 #[derive(PartialEq, Debug)]
-enum Request {
+enum CommandRequest {
     Check,
     Write,
     Arrows { from: String, to: String },
@@ -39,14 +39,16 @@ enum Request {
     Hooks,
 }
 
-fn parse(arguments: &[String]) -> Option<(PathBuf, Request)> {
+fn parse(arguments: &[String]) -> Option<(PathBuf, CommandRequest)> {
     let (folder, rest) = arguments.split_first()?;
     let request = match rest {
-        [] => Request::Check,
-        [option] if option == "--write" => Request::Write,
-        [option] if option == "--circle" => Request::Circle,
-        [option] if option == "--hooks" => Request::Hooks,
-        [option, from, to] if option == "--arrows" => Request::Arrows { from: from.clone(), to: to.clone() },
+        [] => CommandRequest::Check,
+        [option] if option == "--write" => CommandRequest::Write,
+        [option] if option == "--circle" => CommandRequest::Circle,
+        [option] if option == "--hooks" => CommandRequest::Hooks,
+        [option, from, to] if option == "--arrows" => {
+            CommandRequest::Arrows { from: from.clone(), to: to.clone() }
+        }
         _ => return None,
     };
     Some((folder.into(), request))
@@ -84,38 +86,38 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(folder: &Path, request: &Request) -> Result<ExitCode, String> {
+fn run(folder: &Path, request: &CommandRequest) -> Result<ExitCode, String> {
     let graph = Graph::read(&folder.join("src/lib.rs"))?;
     let list = folder.join("layers");
     let text = std::fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
     let layers = Layers::parse(&text).map_err(|problem| format!("{}: {problem}", list.display()))?;
     let verdict = layers.judge(&graph)?;
     match request {
-        Request::Circle => {
+        CommandRequest::Circle => {
             graph.largest_circle().iter().for_each(|&file| println!("{}", graph.files[file].name));
             return Ok(ExitCode::SUCCESS);
         }
-        Request::Hooks => {
+        CommandRequest::Hooks => {
             verdict.hooks(&graph).iter().for_each(|hook| println!("{hook}"));
             return Ok(ExitCode::SUCCESS);
         }
-        Request::Arrows { from, to } => {
+        CommandRequest::Arrows { from, to } => {
             verdict.arrows_between(from, to).for_each(|arrow| println!("{}", graph.describe(arrow)));
             return Ok(ExitCode::SUCCESS);
         }
-        Request::Check => {}
-        Request::Write => {
+        CommandRequest::Check => {}
+        CommandRequest::Write => {
             let smaller = verdict.rewritten(&text)?;
             std::fs::write(&list, smaller).map_err(|error| format!("{}: {error}", list.display()))?;
         }
     }
     summarise(&graph, &verdict);
-    let complaints = if *request == Request::Write { Vec::new() } else { verdict.complaints() };
+    let complaints = if *request == CommandRequest::Write { Vec::new() } else { verdict.complaints() };
     complaints.iter().for_each(|complaint| eprintln!("freehold-layers: {complaint}"));
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn summarise(graph: &Graph, verdict: &Verdict) {
+fn summarise(graph: &Graph, verdict: &LayersVerdict) {
     println!(
         "{} files, {} arrows between them; largest circle {} files; arrows up {}, sideways {}; {} traits of a lower \
          layer are implemented in a higher one",
@@ -135,8 +137,8 @@ mod tests {
     #[test]
     fn the_command_line_asks_for_one_thing() {
         let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
-        assert_eq!(parse(&words("kernel")), Some(("kernel".into(), Request::Check)));
-        let arrows = Request::Arrows { from: "mem".into(), to: "task".into() };
+        assert_eq!(parse(&words("kernel")), Some(("kernel".into(), CommandRequest::Check)));
+        let arrows = CommandRequest::Arrows { from: "mem".into(), to: "task".into() };
         assert_eq!(parse(&words("kernel --arrows mem task")), Some(("kernel".into(), arrows)));
         assert_eq!(parse(&words("kernel --arrows mem")), None);
         assert_eq!(parse(&[]), None);

@@ -156,7 +156,7 @@ impl<'ast> Visit<'ast> for Functions<'_> {
 }
 
 /// A line that counts for duplicates: where it is, and its text without indentation.
-type Line<'a> = (String, &'a str);
+type CountedLine<'a> = (String, &'a str);
 
 fn lines_of<'a>(name: &str, text: &'a str, tests: &[(usize, usize)]) -> Vec<(String, String)> {
     let counts = |(at, line): &(usize, &'a str)| {
@@ -175,7 +175,8 @@ fn lines_of<'a>(name: &str, text: &'a str, tests: &[(usize, usize)]) -> Vec<(Str
 }
 
 fn duplicates(lines: &[(String, String)]) -> Vec<String> {
-    let lines: Vec<Line<'_>> = lines.iter().map(|(place, text)| (place.clone(), text.as_str())).collect();
+    let lines: Vec<CountedLine<'_>> =
+        lines.iter().map(|(place, text)| (place.clone(), text.as_str())).collect();
     let mut first: HashMap<Vec<&str>, usize> = HashMap::new();
     let mut found = Vec::new();
     let mut at = 0;

@@ -2,7 +2,7 @@
 //! shows it beside its own figures, and compares as precisely as it is written.
 
 use super::workload::Workload;
-use super::{Age, Image, LINUX, Measured, SHUFFLED, Side, Spread};
+use super::{Age, ImagePlace, LINUX, Measured, NearCacheSide, SHUFFLED, Spread};
 use crate::size::MIB;
 
 /// One of those figures: the least and the most of some boots.
@@ -16,7 +16,13 @@ struct Before {
     unit: f64,
 }
 
-const fn before(side: &Side, age: Age, workload: Workload, (low, high): (f64, f64), unit: f64) -> Before {
+const fn before(
+    side: &NearCacheSide,
+    age: Age,
+    workload: Workload,
+    (low, high): (f64, f64),
+    unit: f64,
+) -> Before {
     Before { side: side.name, age, workload, low, high, unit }
 }
 
@@ -52,7 +58,7 @@ pub fn compares(cache: u64, memory: u64) -> bool {
 
 /// Rows: what, before, now, what of now lies within. Fresh boots whose heap the kernel's image stands in are left out: what they miss
 /// beyond the others is not the page allocator's doing.
-pub fn beside(measured: &[Measured], images: &[Image]) -> Vec<[String; 4]> {
+pub fn beside(measured: &[Measured], images: &[ImagePlace]) -> Vec<[String; 4]> {
     let row = |before: &Before| {
         let wanted = (before.side, before.age, before.workload.name());
         let found = measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
@@ -77,12 +83,12 @@ pub fn beside(measured: &[Measured], images: &[Image]) -> Vec<[String; 4]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workload::Share;
+    use super::super::workload::MissShare;
     use super::*;
 
     #[test]
     fn boots_within_the_ends_are_counted_and_sides_that_were_not_run_are_left_out() {
-        let share = |misses| Share { misses, conflicts: misses };
+        let share = |misses| MissShare { misses, conflicts: misses };
         let measured = Measured {
             side: LINUX.name,
             age: Age::Aged,
@@ -95,14 +101,20 @@ mod tests {
 
     #[test]
     fn a_fresh_boot_with_the_image_among_its_heap_is_not_compared() {
-        let share = |misses| Share { misses, conflicts: misses };
+        let share = |misses| MissShare { misses, conflicts: misses };
         let measured = |age| Measured {
             side: LINUX.name,
             age,
             workload: Workload::Fits.name(),
             boots: [0.015, 0.13].map(share).to_vec(),
         };
-        let image = |side: &Side, boot, among| Image { side: side.name, boot, first: 0, last: 1, among };
+        let image = |side: &NearCacheSide, boot, among| ImagePlace {
+            side: side.name,
+            boot,
+            first: 0,
+            last: 1,
+            among,
+        };
         let images = [image(&LINUX, 1, false), image(&LINUX, 2, true), image(&SHUFFLED, 1, true)];
         let rows = beside(&[measured(Age::Fresh), measured(Age::Aged)], &images);
         assert_eq!(rows[0][1..], ["1.3–1.6%", "1.5%", "mean, 1 of 1 boots"]);

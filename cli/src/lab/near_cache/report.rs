@@ -1,7 +1,7 @@
 //! What was found, in words, tables and bars.
 
 use super::workload::Workload;
-use super::{Age, EXPERIMENT, Extents, FITS_WELL, Found, Measured, Side, Spread, before};
+use super::{Age, EXPERIMENT, Extents, FITS_WELL, Measured, NearCacheResult, NearCacheSide, Spread, before};
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::size::show_size;
 
@@ -25,7 +25,7 @@ const AGEING: &str = "\
     ageing one sentence is known";
 
 /// For the terminal.
-pub fn summary(extents: &Extents, found: &Found) -> String {
+pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {
     let mut text = format!("{}\n\n{:<36}", title(extents), "");
     for workload in Workload::ALL {
         text.push_str(&format!("{:>20}", workload.name()));
@@ -38,7 +38,7 @@ pub fn summary(extents: &Extents, found: &Found) -> String {
         }
         text.push('\n');
     }
-    for note in found.notes().into_iter().chain(Found::chance(extents)) {
+    for note in found.notes().into_iter().chain(NearCacheResult::chance(extents)) {
         text.push_str(&format!("{note}\n"));
     }
     if before::compares(extents.cache, extents.memory) {
@@ -66,7 +66,7 @@ pub fn summary(extents: &Extents, found: &Found) -> String {
 
 /// The heap that fits, on each kernel, when memory has aged.
 fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
-    let tile = |side: &Side| {
+    let tile = |side: &NearCacheSide| {
         let wanted = (side.name, Age::Aged, Workload::Fits.name());
         let found = measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
         let spread = found.misses();
@@ -81,8 +81,8 @@ fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
 }
 
 /// For a browser.
-pub fn page(extents: &Extents, found: &Found) -> Page {
-    let Found { measured, confirmed, .. } = found;
+pub fn page(extents: &Extents, found: &NearCacheResult) -> Page {
+    let NearCacheResult { measured, confirmed, .. } = found;
     let mut page = Page::new("A direct-mapped cache and the page allocator", &title(extents));
     page.tiles(&tiles(extents, measured));
     page.section("Question");
@@ -100,7 +100,7 @@ pub fn page(extents: &Extents, found: &Found) -> Page {
             &names,
         );
         for workload in Workload::ALL {
-            let bar = |side: &Side| {
+            let bar = |side: &NearCacheSide| {
                 let found = measured
                     .iter()
                     .find(|m| (m.side, m.age, m.workload) == (side.name, age, workload.name()))?;
@@ -132,7 +132,7 @@ pub fn page(extents: &Extents, found: &Found) -> Page {
         }
     }
     page.table(&table);
-    for note in found.notes().into_iter().chain(Found::chance(extents)) {
+    for note in found.notes().into_iter().chain(NearCacheResult::chance(extents)) {
         page.note(Tone::Plain, &note);
     }
     if before::compares(extents.cache, extents.memory) {

@@ -1,7 +1,7 @@
 //! What programs would meet: streams of page accesses over a heap whose frames are known, fed to the model of a direct-mapped
 //! memory-side cache with pages for lines. Random choices are the same for every placement, so placements alone differ.
 
-use freehold_scope_model::{Access, NearCache};
+use freehold_scope_model::{AccessKind, NearCache};
 
 const PAGE: u64 = 4096;
 /// Accesses before and while it counts, as multiples of the heap's pages. All pages are used once before.
@@ -28,7 +28,7 @@ pub enum Workload {
 
 /// What a placement does to a workload.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Share {
+pub struct MissShare {
     /// Misses for each access.
     pub misses: f64,
     /// Those that only the placement is to blame for.
@@ -76,26 +76,26 @@ impl Workload {
     }
 
     /// Runs it over a heap of three times the cache, whose pages are in `frames` in the order of their addresses.
-    pub fn run(self, frames: &[u64], cache_bytes: u64) -> Share {
+    pub fn run(self, frames: &[u64], cache_bytes: u64) -> MissShare {
         let cache = (cache_bytes / PAGE) as usize;
         let pages = self.pages(frames.len(), cache);
         let end = (frames.iter().max().copied().unwrap_or(0) + 1) * PAGE;
         let Ok(mut near) = NearCache::new(0, end, cache_bytes, PAGE) else {
-            return Share { misses: f64::NAN, conflicts: f64::NAN };
+            return MissShare { misses: f64::NAN, conflicts: f64::NAN };
         };
-        let mut stream = Stream::new(self, pages);
+        let mut stream = PageStream::new(self, pages);
         for frame in &frames[..pages] {
-            near.access(frame * PAGE, Access::Write);
+            near.access(frame * PAGE, AccessKind::Write);
         }
         for _ in 0..WARM_UP * pages {
-            near.access(frames[stream.next()] * PAGE, Access::Read);
+            near.access(frames[stream.next()] * PAGE, AccessKind::Read);
         }
         near.take_statistics();
         for _ in 0..COUNTED * pages {
-            near.access(frames[stream.next()] * PAGE, Access::Read);
+            near.access(frames[stream.next()] * PAGE, AccessKind::Read);
         }
         let counts = near.statistics();
-        Share {
+        MissShare {
             misses: counts.misses() as f64 / counts.accesses as f64,
             conflicts: counts.conflict as f64 / counts.accesses as f64,
         }
@@ -166,7 +166,7 @@ fn choose(of: u32, count: u32) -> f64 {
 }
 
 /// The pages that a workload uses, one after the other.
-struct Stream {
+struct PageStream {
     workload: Workload,
     pages: usize,
     random: Random,
@@ -177,8 +177,8 @@ struct Stream {
     zipf: Vec<f64>,
 }
 
-impl Stream {
-    fn new(workload: Workload, pages: usize) -> Stream {
+impl PageStream {
+    fn new(workload: Workload, pages: usize) -> PageStream {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut order: Vec<u32> = (0..pages as u32).collect();
         if matches!(workload, Workload::GupsScattered | Workload::Jvm) {
@@ -193,7 +193,7 @@ impl Stream {
                 zipf.push(sum);
             }
         }
-        Stream { workload, pages, random, step: 0, order, zipf }
+        PageStream { workload, pages, random, step: 0, order, zipf }
     }
 
     fn next(&mut self) -> usize {

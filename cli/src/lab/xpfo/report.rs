@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use freehold_scope_record::Lives;
 
-use super::{EXPERIMENT, Record, Row, models};
+use super::{EXPERIMENT, XpfoRecord, XpfoRow, models};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Unit, survival};
 
 fn count(value: u64) -> String {
@@ -12,14 +12,14 @@ fn count(value: u64) -> String {
 }
 
 /// Kernel and all instructions over those of `off`, in percent, where `off` was measured.
-fn overhead(record: &Record, row: &Row) -> Option<(f64, f64)> {
+fn overhead(record: &XpfoRecord, row: &XpfoRow) -> Option<(f64, f64)> {
     let base = record.rows.iter().find(|other| other.workload == row.workload && other.policy == "off")?;
     let over = |own: u64, base: u64| (own as f64 / base.max(1) as f64 - 1.0) * 100.0;
-    let all = |row: &Row| row.kernel_instructions + row.user_instructions;
+    let all = |row: &XpfoRow| row.kernel_instructions + row.user_instructions;
     Some((over(row.kernel_instructions, base.kernel_instructions), over(all(row), all(base))))
 }
 
-fn show_overhead(record: &Record, row: &Row) -> String {
+fn show_overhead(record: &XpfoRecord, row: &XpfoRow) -> String {
     match overhead(record, row) {
         _ if row.policy == "linux" => "–".into(),
         Some((kernel, all)) => format!("{kernel:+.2}% / {all:+.3}%"),
@@ -28,7 +28,7 @@ fn show_overhead(record: &Record, row: &Row) -> String {
 }
 
 /// Per million instructions of the program's time.
-fn per_million(row: &Row, events: u64) -> String {
+fn per_million(row: &XpfoRow, events: u64) -> String {
     format!("{:.1}", events as f64 * 1e6 / (row.user_instructions + row.kernel_instructions).max(1) as f64)
 }
 
@@ -47,7 +47,7 @@ const HEADINGS: [&str; 12] = [
     "residue frames",
 ];
 
-fn cells(record: &Record, row: &Row) -> [String; 12] {
+fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 12] {
     [
         row.workload.into(),
         row.policy.into(),
@@ -67,7 +67,7 @@ fn cells(record: &Record, row: &Row) -> [String; 12] {
 const SHAPE_HEADINGS: [&str; 6] =
     ["TLB", "policy", "data misses per M", "walks per M", "kernel walks per M", "kernel entries replaced"];
 
-fn shape_cells(row: &Row) -> [String; 6] {
+fn shape_cells(row: &XpfoRow) -> [String; 6] {
     [
         row.tlb.clone(),
         row.policy.into(),
@@ -94,7 +94,7 @@ fn aligned<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String 
     text
 }
 
-pub fn summary(record: &Record) -> String {
+pub fn summary(record: &XpfoRecord) -> String {
     let rows: Vec<_> = record.rows.iter().map(|row| cells(record, row)).collect();
     let mut text = format!("{}\n{}\n\n{}", EXPERIMENT.question, record.how, aligned(HEADINGS, &rows));
     for skipped in &record.skipped {
@@ -124,7 +124,7 @@ pub fn summary(record: &Record) -> String {
     text
 }
 
-fn has_aliases(row: &Row) -> bool {
+fn has_aliases(row: &XpfoRow) -> bool {
     row.alias_lives.ended.iter().chain(&row.alias_lives.alive).any(|&count| count > 0)
 }
 
@@ -150,7 +150,7 @@ fn table<const N: usize>(caption: &str, headings: [&str; N], rows: &[[String; N]
     table
 }
 
-pub fn page(record: &Record) -> Page {
+pub fn page(record: &XpfoRecord) -> Page {
     let mut page = Page::new("Programs' frames outside the kernel's map", EXPERIMENT.question);
     page.section("How it was measured");
     page.text(record.how);

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::image::spec::{Spec, Stream, Symbols};
-use crate::kernel::Kernel;
-use crate::qemu::{Engine, Files, Machine};
+use crate::image::spec::{ProgramStream, Spec, Symbols};
+use crate::kernel::KernelChoice;
+use crate::qemu::{Engine, Files, VirtualMachine};
 use crate::session::{self, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
@@ -22,7 +22,7 @@ use crate::{Result, files, linux, run};
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Address to name, as they were in the boot that told them.
-pub fn functions(kernel: &Kernel) -> Result<BTreeMap<u64, String>> {
+pub fn functions(kernel: &KernelChoice) -> Result<BTreeMap<u64, String>> {
     let kept = kept_as(kernel);
     if let Some(table) = kept.as_ref().and_then(|path| parse(&fs::read_to_string(path).ok()?)) {
         return Ok(table);
@@ -39,7 +39,7 @@ pub fn functions(kernel: &Kernel) -> Result<BTreeMap<u64, String>> {
     Ok(table)
 }
 
-fn kept_as(kernel: &Kernel) -> Option<PathBuf> {
+fn kept_as(kernel: &KernelChoice) -> Option<PathBuf> {
     let meta = fs::metadata(&kernel.path).ok()?;
     let name = kernel.path.file_name()?.to_string_lossy().into_owned();
     let file = format!("{name}-{}-{}", meta.len(), meta.mtime());
@@ -60,7 +60,7 @@ fn parse(text: &str) -> Option<BTreeMap<u64, String>> {
     table.values().any(|name| name == "_text").then_some(table)
 }
 
-fn ask(kernel: &Kernel) -> Result<String> {
+fn ask(kernel: &KernelChoice) -> Result<String> {
     let mut image = Image::new(User::ROOT);
     let spec = Spec {
         exec: "/none".into(),
@@ -68,7 +68,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
         environment: Vec::new(),
         cwd: "/".into(),
         user: User::ROOT,
-        streams: [Stream::Pipe; 3],
+        streams: [ProgramStream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::All,
         swap: None,
@@ -82,11 +82,11 @@ fn ask(kernel: &Kernel) -> Result<String> {
         .map_err(|e| Failure::new(format!("cannot make a temporary file: {e}"), ""))?;
     image.write(file.as_file_mut())?;
     let ended = session::run(&Job {
-        machine: &Machine::small(256 * MIB),
+        machine: &VirtualMachine::small(256 * MIB),
         kernel,
         files: Files { initramfs: file.path(), swap: None },
         engine: Engine::Tcg,
-        streams: [Stream::Pipe; 3],
+        streams: [ProgramStream::Pipe; 3],
         output: OutputTo::Stdout,
         timeout: Some(DEADLINE),
         purpose: Purpose::Symbols,

@@ -87,6 +87,11 @@ pub(crate) fn info() -> &'static BootInfo {
     INFO.get().expect("the loader's information is read first of all")
 }
 
+/// Where the image begins.
+pub(crate) fn image_base() -> u64 {
+    IMAGE_BASE.wrapping_add(slide())
+}
+
 /// How far the image was moved; 0 before that is known.
 pub(crate) fn slide() -> u64 {
     INFO.get().map_or(0, |boot| boot.slide)

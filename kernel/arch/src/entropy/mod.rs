@@ -1,7 +1,7 @@
 //! Random bits: a generator per CPU, keyed from one that all share, which is keyed from RDSEED,
 //! RDRAND and the time-stamp counter.
 //!
-//! **Protocol.** Each CPU has a [`Stream`] (fast key erasure: `stream.rs`) behind a lock of its
+//! **Protocol.** Each CPU has a [`KeyStream`] (fast key erasure: `stream.rs`) behind a lock of its
 //! own, which others take only when a caller moves to another CPU between finding it and locking
 //! it. A stream takes another key from the [`Base`] at its first draw, and at its next refill after
 //! the base was reseeded; it has the base reseeded after [`RESEED_AFTER`] refills. Lock order:
@@ -20,7 +20,7 @@ use crate::{X86, cpu};
 
 mod stream;
 
-use stream::{KEY, Key, Stream};
+use stream::{CipherKey, KEY, KeyStream};
 
 /// Refills of one CPU's stream until the base is reseeded: half a MiB.
 const RESEED_AFTER: u32 = 2048;
@@ -31,7 +31,7 @@ const SHORT: usize = 64;
 pub(crate) struct CpuRandom(IrqSpinLock<Local>);
 
 struct Local {
-    stream: Stream,
+    stream: KeyStream,
     /// The [`GENERATION`] of the base that gave its key; 0 before there is one.
     generation: u64,
     refills: u32,
@@ -39,12 +39,12 @@ struct Local {
 
 /// The source of the CPUs' keys.
 struct Base {
-    key: Key,
+    key: CipherKey,
     /// Whether all of a seed's words came from hardware.
     is_seeded: bool,
 }
 
-static BASE: IrqSpinLock<Base> = IrqSpinLock::new(Base { key: Key::ZERO, is_seeded: false });
+static BASE: IrqSpinLock<Base> = IrqSpinLock::new(Base { key: CipherKey::ZERO, is_seeded: false });
 /// How often the base was seeded. Changed with [`BASE`] locked.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
@@ -66,8 +66,8 @@ impl Base {
     }
 
     /// A key for a CPU.
-    fn draw_key(&mut self) -> Key {
-        let mut stream = Stream::empty();
+    fn draw_key(&mut self) -> CipherKey {
+        let mut stream = KeyStream::empty();
         stream.restart(self.key.clone());
         let given = stream.draw_key();
         self.key = stream.draw_key();
@@ -77,7 +77,7 @@ impl Base {
 
 impl CpuRandom {
     pub(crate) const fn new() -> Self {
-        Self(IrqSpinLock::new(Local { stream: Stream::empty(), generation: 0, refills: 0 }))
+        Self(IrqSpinLock::new(Local { stream: KeyStream::empty(), generation: 0, refills: 0 }))
     }
 }
 
@@ -111,7 +111,7 @@ impl Local {
 /// held while they are filled.
 pub fn fill(bytes: &mut [u8]) {
     if bytes.len() > SHORT {
-        let key = Key::from(cpu::this().random.0.lock().draw());
+        let key = CipherKey::from(cpu::this().random.0.lock().draw());
         return stream::expand(key, bytes);
     }
     let mut local = cpu::this().random.0.lock();

@@ -20,9 +20,9 @@ pub(super) const BLOCK: usize = 256;
 
 /// A key; wiped when it is dropped.
 #[derive(Clone)]
-pub(super) struct Key([u8; KEY]);
+pub(super) struct CipherKey([u8; KEY]);
 
-impl Key {
+impl CipherKey {
     pub(super) const ZERO: Self = Self([0; KEY]);
 
     /// Replaces the key by what ChaCha20 makes of it and of `material`; another input gives an
@@ -43,7 +43,7 @@ impl Key {
     }
 }
 
-impl Drop for Key {
+impl Drop for CipherKey {
     fn drop(&mut self) {
         wipe(&mut self.0);
     }
@@ -59,10 +59,10 @@ fn wipe(bytes: &mut [u8]) {
 struct Blocks(ChaChaCore<R20, Ietf>);
 
 impl Blocks {
-    fn of(key: &Key) -> Self {
+    fn of(key: &CipherKey) -> Self {
         Self(Self::cipher(key))
     }
-    fn cipher(key: &Key) -> ChaChaCore<R20, Ietf> {
+    fn cipher(key: &CipherKey) -> ChaChaCore<R20, Ietf> {
         ChaChaCore::new(&key.0.into(), &[0; 12].into())
     }
     /// The next block of the output.
@@ -73,27 +73,27 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        self.0 = Self::cipher(&Key::ZERO);
+        self.0 = Self::cipher(&CipherKey::ZERO);
         black_box(&mut self.0);
     }
 }
 
 /// A generator: a key, and what is left of its last block.
-pub(super) struct Stream {
-    key: Key,
+pub(super) struct KeyStream {
+    key: CipherKey,
     block: [u8; BLOCK],
     /// The first byte of `block` that was not handed out; all before it are 0.
     next: usize,
 }
 
-impl Stream {
+impl KeyStream {
     /// A stream without a key: it is [started](Stream::restart) before it is drawn from.
     pub(super) const fn empty() -> Self {
-        Self { key: Key::ZERO, block: [0; BLOCK], next: BLOCK }
+        Self { key: CipherKey::ZERO, block: [0; BLOCK], next: BLOCK }
     }
 
     /// Goes on with another key; what is left of the last block is wiped.
-    pub(super) fn restart(&mut self, key: Key) {
+    pub(super) fn restart(&mut self, key: CipherKey) {
         self.key = key;
         wipe(&mut self.block);
         self.next = BLOCK;
@@ -120,19 +120,19 @@ impl Stream {
     }
 
     /// A key.
-    pub(super) fn draw_key(&mut self) -> Key {
-        Key(self.draw())
+    pub(super) fn draw_key(&mut self) -> CipherKey {
+        CipherKey(self.draw())
     }
 }
 
-impl From<[u8; KEY]> for Key {
+impl From<[u8; KEY]> for CipherKey {
     fn from(bytes: [u8; KEY]) -> Self {
         Self(bytes)
     }
 }
 
 /// Fills `bytes` with the output of `key`, which ends with that.
-pub(super) fn expand(key: Key, bytes: &mut [u8]) {
+pub(super) fn expand(key: CipherKey, bytes: &mut [u8]) {
     let mut blocks = Blocks::of(&key);
     drop(key);
     let (whole, rest) = bytes.as_chunks_mut();
@@ -150,22 +150,22 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    fn started(byte: u8) -> Stream {
-        let mut stream = Stream::empty();
-        stream.restart(Key([byte; KEY]));
+    fn started(byte: u8) -> KeyStream {
+        let mut stream = KeyStream::empty();
+        stream.restart(CipherKey([byte; KEY]));
         stream
     }
 
     /// All that a stream's memory holds.
-    fn captured(stream: &Stream) -> Stream {
-        Stream { key: stream.key.clone(), block: stream.block, next: stream.next }
+    fn captured(stream: &KeyStream) -> KeyStream {
+        KeyStream { key: stream.key.clone(), block: stream.block, next: stream.next }
     }
 
     #[test]
     fn output_is_chacha20_with_a_counter_and_nonce_of_zero() {
         // RFC 8439, A.1, test vectors 1 and 2: the key stream of the zero key.
         let mut bytes = [0; 128];
-        expand(Key::ZERO, &mut bytes);
+        expand(CipherKey::ZERO, &mut bytes);
         assert_eq!(bytes[..8], [0x76, 0xb8, 0xe0, 0xad, 0xa0, 0xf1, 0x3d, 0x90]);
         assert_eq!(bytes[64..72], [0x9f, 0x07, 0xe7, 0xbe, 0x55, 0x51, 0x38, 0x7a]);
     }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn the_first_bytes_of_a_block_are_the_next_key_and_are_never_handed_out() {
         let mut plain = [0; BLOCK];
-        expand(Key([7; KEY]), &mut plain);
+        expand(CipherKey([7; KEY]), &mut plain);
         let mut stream = started(7);
         let first: [u8; 8] = stream.draw();
         assert_eq!(first, plain[KEY..KEY + 8]);
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn stirring_uses_every_bit_of_key_and_material() {
         let stirred = |key: [u8; KEY], material: [u8; KEY]| {
-            let mut key = Key(key);
+            let mut key = CipherKey(key);
             key.stir(&material);
             key.0
         };

@@ -1,6 +1,6 @@
 //! Slabs: naturally aligned blocks of frames, each cut into objects of one size.
 //!
-//! A block starts with its [`Header`]; free objects hold the list of free objects. Per class, the blocks
+//! A block starts with its [`SlabHeader`]; free objects hold the list of free objects. Per class, the blocks
 //! with a free object are on a doubly linked list; full ones are on none. Blocks come from and go to the
 //! caller, so that the whole lives under one lock without calling out.
 
@@ -73,9 +73,9 @@ struct Free {
 }
 
 #[repr(C)]
-struct Header {
-    next: *mut Header,
-    prev: *mut Header,
+struct SlabHeader {
+    next: *mut SlabHeader,
+    prev: *mut SlabHeader,
     free: *mut Free,
     used: usize,
 }
@@ -83,9 +83,9 @@ struct Header {
 /// The blocks of all classes.
 pub(super) struct Slabs {
     /// The blocks with a free object; none while they are [hidden](Slabs::hide).
-    partial: [*mut Header; CLASSES.len()],
+    partial: [*mut SlabHeader; CLASSES.len()],
     /// The blocks with a free object while they are hidden.
-    hidden: [*mut Header; CLASSES.len()],
+    hidden: [*mut SlabHeader; CLASSES.len()],
     is_hiding: bool,
     /// Objects that are not free.
     used: [usize; CLASSES.len()],
@@ -97,7 +97,7 @@ unsafe impl Send for Slabs {}
 /// Where the first object of a block is: behind the header, aligned as far as the size is.
 const fn first_offset(size: usize) -> usize {
     let align = 1 << size.trailing_zeros();
-    let header = size_of::<Header>();
+    let header = size_of::<SlabHeader>();
     if header > align { header.next_multiple_of(align) } else { align }
 }
 
@@ -119,7 +119,7 @@ impl Slabs {
     }
 
     /// The first of the blocks of a class with a free object.
-    fn first(&mut self, class: usize) -> &mut *mut Header {
+    fn first(&mut self, class: usize) -> &mut *mut SlabHeader {
         if self.is_hiding { &mut self.hidden[class] } else { &mut self.partial[class] }
     }
 
@@ -136,7 +136,7 @@ impl Slabs {
     }
 
     #[inline]
-    fn take_from(&mut self, class: usize, block: *mut Header) -> Option<NonNull<u8>> {
+    fn take_from(&mut self, class: usize, block: *mut SlabHeader) -> Option<NonNull<u8>> {
         // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
         let header = unsafe { block.as_mut() }?;
         // SAFETY: a block on the list has a free object.
@@ -169,9 +169,9 @@ impl Slabs {
             unsafe { object.write(Free { next: free }) };
             free = object;
         }
-        let header = block.cast::<Header>();
+        let header = block.cast::<SlabHeader>();
         // SAFETY: the block begins with room for the header and is aligned to a page.
-        unsafe { header.write(Header { next: ptr::null_mut(), prev: ptr::null_mut(), free, used: 0 }) };
+        unsafe { header.write(SlabHeader { next: ptr::null_mut(), prev: ptr::null_mut(), free, used: 0 }) };
         self.link(class, header);
     }
 
@@ -181,7 +181,7 @@ impl Slabs {
     /// # Safety
     /// `object` came from [`Slabs::take`] for the same class and is not used any more.
     pub(super) unsafe fn give(&mut self, class: usize, object: *mut u8) -> Option<*mut u8> {
-        let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut Header;
+        let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut SlabHeader;
         // SAFETY: an object's block starts at the next lower multiple of the block size, with its header.
         let header = unsafe { &mut *block };
         let was_full = header.free.is_null();
@@ -203,12 +203,12 @@ impl Slabs {
     }
 
     /// Whether `block` is the only one on the class's list.
-    fn only(&mut self, class: usize, block: *mut Header) -> bool {
+    fn only(&mut self, class: usize, block: *mut SlabHeader) -> bool {
         // SAFETY: `block` is on the list, so it is valid.
         *self.first(class) == block && unsafe { (*block).next.is_null() }
     }
 
-    fn link(&mut self, class: usize, block: *mut Header) {
+    fn link(&mut self, class: usize, block: *mut SlabHeader) {
         let first = self.first(class);
         let old = core::mem::replace(first, block);
         // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header now.
@@ -221,9 +221,9 @@ impl Slabs {
         }
     }
 
-    fn unlink(&mut self, class: usize, block: *mut Header) {
+    fn unlink(&mut self, class: usize, block: *mut SlabHeader) {
         // SAFETY: `block` is on the list, so it is valid.
-        let &Header { next, prev, .. } = unsafe { &*block };
+        let &SlabHeader { next, prev, .. } = unsafe { &*block };
         if prev.is_null() {
             *self.first(class) = next;
         } else {

@@ -19,7 +19,7 @@ pub(crate) const DYNAMIC_SPAN: u64 = 64 * GIB;
 
 /// First addresses of the areas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct VirtualLayout {
     pub direct_map: u64,
     pub direct_span: u64,
     pub windows: u64,
@@ -33,7 +33,7 @@ const fn slot_start(slot: u64) -> u64 {
 }
 
 /// Draw a layout for `direct_span` bytes of physical memory (at most 32 TiB), with bits from `random`.
-pub(crate) fn choose(mut random: impl FnMut() -> u64, direct_span: u64) -> Layout {
+pub(crate) fn choose(mut random: impl FnMut() -> u64, direct_span: u64) -> VirtualLayout {
     let direct_span = direct_span.next_multiple_of(GIB);
     let direct_start = (random() % 512) * GIB;
     let direct_slots = (direct_start + direct_span).div_ceil(SLOT);
@@ -50,7 +50,7 @@ pub(crate) fn choose(mut random: impl FnMut() -> u64, direct_span: u64) -> Layou
         }
     }
     let mut within = |span: u64, step: u64| random() % ((SLOT - span) / step) * step;
-    Layout {
+    VirtualLayout {
         direct_map: slot_start(direct_slot) + direct_start,
         direct_span,
         windows: slot_start(taken[0]) + within(WINDOWS_SPAN, WINDOWS_SPAN),

@@ -9,7 +9,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros};
 
 use crate::boot::{self, BootInfo};
 use crate::sync::Once;
@@ -26,7 +26,7 @@ pub(crate) mod windows;
 
 pub use direct::{MapFigures, figures as map_figures};
 pub use kernel_pages::KernelPages;
-use layout::Layout;
+use layout::VirtualLayout;
 use tables::{DATA, LARGE, READ_ONLY, leaf};
 pub use windows::{
     close_as, forget_closed, lend, map_rules, policy, refused as refused_windows, set_policy, take_back,
@@ -54,7 +54,7 @@ pub trait FrameProvider: Sync {
     fn free(&self, first: Pfn, order: u32);
 }
 
-static LAYOUT: Once<Layout> = Once::new();
+static LAYOUT: Once<VirtualLayout> = Once::new();
 static PROVIDER: Once<&'static dyn FrameProvider> = Once::new();
 static RESERVED: Once<Reserved> = Once::new();
 static FRAME_TABLE: Once<FrameTableBase> = Once::new();
@@ -92,7 +92,7 @@ struct Reserved {
     count: usize,
 }
 
-pub(crate) fn layout() -> &'static Layout {
+pub(crate) fn layout() -> &'static VirtualLayout {
     LAYOUT.get().expect("set before the first use of the direct map")
 }
 
@@ -255,20 +255,19 @@ fn is_mostly_usable(frames: PfnRange) -> bool {
 }
 
 /// Zeroes for ever, for tables that grow with memory: in the direct map, or in 2 MiB pages of their
-/// own where they are long. A word of eight bytes costs one instruction. Before [`seal`].
+/// own where they are long. Eight bytes cost one instruction. Before [`seal`].
 ///
 /// # Errors
 /// When boot memory does not suffice.
-pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
+pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], OutOfMemory> {
+    const { assert!(align_of::<T>() <= PAGE_SIZE) };
     let block = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
-    let bytes = count as u64 * 8;
+    let bytes = (count * size_of::<T>()) as u64;
     if bytes <= block / 2 {
         let frames = zeroed(tables::pages(bytes).next_power_of_two().trailing_zeros())?;
         // SAFETY: frames of start-up are in the direct map for ever; these are the caller's alone,
-        // aligned to a page, hold as many bytes, and were just filled with zeroes.
-        return Ok(unsafe {
-            core::slice::from_raw_parts(tables::frame_ptr(frames) as *const AtomicU64, count)
-        });
+        // aligned to a page, hold as many bytes, and were just filled with zeroes, which are a T.
+        return Ok(unsafe { core::slice::from_raw_parts(tables::frame_ptr(frames) as *const T, count) });
     }
     let blocks = bytes.div_ceil(block);
     let start = vmap::take_addresses(blocks * block, block)?;
@@ -277,8 +276,9 @@ pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
         let table = tables::table_at(address, 2, &mut || alloc_frames(0))?;
         X86.store_entry(table, tables::index_at(address, 2), leaf(frames, DATA | LARGE));
     }
-    // SAFETY: just mapped without a gap, aligned to 2 MiB, filled with zeroes, never unmapped, and handed out once.
-    Ok(unsafe { core::slice::from_raw_parts(start.0 as *const AtomicU64, count) })
+    // SAFETY: just mapped without a gap, aligned to 2 MiB, filled with zeroes, which are a T, never unmapped, and handed
+    // out once.
+    Ok(unsafe { core::slice::from_raw_parts(start.0 as *const T, count) })
 }
 
 /// The table whose entries all lead to `page`, made at the first call.

@@ -30,24 +30,24 @@ use crate::sync::{Once, SpinLock};
 /// The longest record that a region is checked for.
 const RECORD: u64 = 32;
 
-struct Region {
+struct PluggableRegion {
     blocks: PfnRange,
     /// A bit for each pageblock that is plugged in.
     plugged: Box<[AtomicU64]>,
 }
 
-impl Region {
+impl PluggableRegion {
     fn bit(&self, frame: Pfn) -> (&AtomicU64, u64) {
         let block = (frame.0 - self.blocks.start.0) / PAGEBLOCK_FRAMES;
         (&self.plugged[(block / 64) as usize], 1 << (block % 64))
     }
 }
 
-static REGIONS: Once<Vec<Region>> = Once::new();
+static REGIONS: Once<Vec<PluggableRegion>> = Once::new();
 /// Taken while entries of the frame table's area change.
 static PLUGGING: SpinLock<()> = SpinLock::new(());
 
-fn region_of(frame: Pfn) -> Option<&'static Region> {
+fn region_of(frame: Pfn) -> Option<&'static PluggableRegion> {
     REGIONS.get()?.iter().find(|region| region.blocks.contains(frame))
 }
 
@@ -96,7 +96,7 @@ pub fn declare(runs: &[PfnRange]) -> Result<(), OutOfMemory> {
             gib = gib.offset(1 << 18);
         }
         let words = (blocks.len() / PAGEBLOCK_FRAMES).div_ceil(64);
-        regions.push(Region { blocks, plugged: (0..words).map(|_| AtomicU64::new(0)).collect() });
+        regions.push(PluggableRegion { blocks, plugged: (0..words).map(|_| AtomicU64::new(0)).collect() });
     }
     REGIONS.set(regions);
     MEMORY_END.fetch_max(end().0, Ordering::Relaxed);
@@ -118,7 +118,7 @@ fn forget(start: VirtAddr, pages: u64) {
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
 }
 
-fn check(block: Pfn) -> &'static Region {
+fn check(block: Pfn) -> &'static PluggableRegion {
     assert!(block.is_aligned(PAGEBLOCK_ORDER), "{block:?} does not begin a pageblock");
     region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
 }

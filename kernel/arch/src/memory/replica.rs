@@ -9,7 +9,7 @@ use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
     CpuId, Cpus, Flush, MAX_CPUS, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
 };
-use freehold_replica::{Image, Port, Rest};
+use freehold_replica::{KernelImage, Port, Rest};
 
 use super::{direct, tables, windows};
 use crate::{X86, boot};
@@ -32,9 +32,9 @@ pub fn are_used() -> bool {
 }
 
 /// The running image. `topology` tells its node.
-pub fn image(topology: &Topology) -> Image {
+pub fn image(topology: &Topology) -> KernelImage {
     let frames = boot::read_only_frames();
-    Image {
+    KernelImage {
         start: VirtAddr(boot::read_only_parts().0.start),
         pages: frames.len(),
         first: frames.start,

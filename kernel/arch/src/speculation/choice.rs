@@ -295,7 +295,7 @@ impl Tables {
 
 /// What the command line asks for (`mitigations=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Wanted {
+pub enum WantedMitigations {
     /// What the CPU needs.
     #[default]
     Auto,
@@ -332,8 +332,8 @@ impl Mitigations {
         Self { indirect: IndirectBranches::Plain, barrier_between_users: false, clears_buffers: false };
 
     /// Those that the CPU of `tables` needs, and has the means for.
-    pub fn choose(tables: &Tables, wanted: Wanted) -> Self {
-        if wanted == Wanted::Off {
+    pub fn choose(tables: &Tables, wanted: WantedMitigations) -> Self {
+        if wanted == WantedMitigations::Off {
             return Self::NONE;
         }
         let weak = tables.weaknesses();

@@ -20,7 +20,7 @@ use crate::sync::Once;
 
 pub mod choice;
 
-use choice::{IndirectBranches, Mitigations, Tables, Text, Wanted};
+use choice::{IndirectBranches, Mitigations, Tables, Text, WantedMitigations};
 
 const MSR_ARCH_CAPABILITIES: u32 = 0x10a;
 const MSR_SPEC_CTRL: u32 = 0x48;
@@ -65,7 +65,7 @@ fn read_tables() -> Tables {
 ///
 /// # Panics
 /// When called twice.
-pub fn start(wanted: Wanted) {
+pub fn start(wanted: WantedMitigations) {
     let tables = read_tables();
     let done = Mitigations::choose(&tables, wanted);
     CHOSEN.set((tables, done));

@@ -64,12 +64,12 @@ fn tcg() -> Tables {
     }
 }
 
-fn text_with(tables: &Tables, wanted: Wanted, weakness: Weakness) -> String {
+fn text_with(tables: &Tables, wanted: WantedMitigations, weakness: Weakness) -> String {
     Text { weakness, tables, done: Mitigations::choose(tables, wanted) }.to_string()
 }
 
 fn text(tables: &Tables, weakness: Weakness) -> String {
-    text_with(tables, Wanted::Auto, weakness)
+    text_with(tables, WantedMitigations::Auto, weakness)
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_emulated_cpu_has_what_linux_says_it_has() {
         };
         assert_eq!(text(&tables, weakness), expected, "{weakness:?}");
     }
-    assert_eq!(Mitigations::choose(&tables, Wanted::Auto), Mitigations::NONE);
+    assert_eq!(Mitigations::choose(&tables, WantedMitigations::Auto), Mitigations::NONE);
 }
 
 #[test]
@@ -112,13 +112,13 @@ fn an_old_intel_cpu_without_microcode_is_vulnerable_to_nearly_all() {
     assert_eq!(text(&tables, W::ItlbMultihit), "Processor vulnerable");
     assert_eq!(text(&tables, W::SpectreV2), "Vulnerable; STIBP: disabled");
     assert_eq!(text(&tables, W::Retbleed), "Not affected");
-    assert_eq!(Mitigations::choose(&tables, Wanted::Auto), Mitigations::NONE);
+    assert_eq!(Mitigations::choose(&tables, WantedMitigations::Auto), Mitigations::NONE);
 }
 
 #[test]
 fn microcode_brings_verw_and_barriers_and_meltdown_stays() {
     let tables = patched_intel();
-    let done = Mitigations::choose(&tables, Wanted::Auto);
+    let done = Mitigations::choose(&tables, WantedMitigations::Auto);
     assert!(done.clears_buffers && done.barrier_between_users);
     assert_eq!(done.indirect, IndirectBranches::Plain);
     assert_eq!(text(&tables, W::Mds), "Mitigation: Clear CPU buffers; SMT Host state unknown");
@@ -129,7 +129,7 @@ fn microcode_brings_verw_and_barriers_and_meltdown_stays() {
 #[test]
 fn a_new_intel_cpu_needs_enhanced_ibrs_and_a_barrier_and_no_verw() {
     let tables = new_intel();
-    let done = Mitigations::choose(&tables, Wanted::Auto);
+    let done = Mitigations::choose(&tables, WantedMitigations::Auto);
     let expected = Mitigations {
         indirect: IndirectBranches::Enhanced,
         barrier_between_users: true,
@@ -154,7 +154,7 @@ fn register_files_are_cleared_where_the_cpu_says_that_verw_does() {
     assert_eq!(text(&tables, W::RegFileDataSampling), "Vulnerable: No microcode");
     tables.capabilities |= RFDS_CLEAR;
     assert_eq!(text(&tables, W::RegFileDataSampling), "Mitigation: Clear Register File");
-    assert!(Mitigations::choose(&tables, Wanted::Auto).clears_buffers);
+    assert!(Mitigations::choose(&tables, WantedMitigations::Auto).clears_buffers);
     assert_eq!(text(&tables, W::SpecStoreBypass), "Vulnerable");
     assert_eq!(text(&tables, W::MmioStaleData), "Not affected");
 }
@@ -178,13 +178,13 @@ fn zen_1_to_3_and_zen_5_differ_in_returns_and_in_store_queues() {
     let fourth = Tables { leaf21_eax: VERW_CLEAR | AUTO_IBRS, ..zen(0x19, 0x61) };
     assert_eq!(text(&fourth, W::Tsa), "Mitigation: Clear CPU buffers");
     assert_eq!(text(&fourth, W::SpectreV2), "Mitigation: Enhanced / Automatic IBRS; IBPB: conditional");
-    assert_eq!(Mitigations::choose(&fourth, Wanted::Auto).indirect, IndirectBranches::Automatic);
+    assert_eq!(Mitigations::choose(&fourth, WantedMitigations::Auto).indirect, IndirectBranches::Automatic);
 
     let fifth = Tables { leaf21_eax: AUTO_IBRS | SRSO_NO, ..zen(0x1a, 0x44) };
     for weakness in [W::Retbleed, W::SpecRstackOverflow, W::Tsa] {
         assert_eq!(text(&fifth, weakness), "Not affected", "{weakness:?}");
     }
-    assert!(!Mitigations::choose(&fifth, Wanted::Auto).clears_buffers);
+    assert!(!Mitigations::choose(&fifth, WantedMitigations::Auto).clears_buffers);
 }
 
 #[test]
@@ -196,14 +196,14 @@ fn an_atom_that_does_not_speculate_has_no_weakness() {
 #[test]
 fn with_mitigations_off_nothing_is_done_and_nothing_else_is_said() {
     for tables in [patched_intel(), new_intel(), zen(0x19, 0x61)] {
-        assert_eq!(Mitigations::choose(&tables, Wanted::Off), Mitigations::NONE);
+        assert_eq!(Mitigations::choose(&tables, WantedMitigations::Off), Mitigations::NONE);
         for (weakness, _) in ALL {
-            let said = text_with(&tables, Wanted::Off, weakness);
+            let said = text_with(&tables, WantedMitigations::Off, weakness);
             assert!(!said.contains("Mitigation") || weakness == W::SpectreV1, "{weakness:?}: {said}");
         }
     }
     assert_eq!(
-        text_with(&patched_intel(), Wanted::Off, W::SpectreV2),
+        text_with(&patched_intel(), WantedMitigations::Off, W::SpectreV2),
         "Vulnerable; IBPB: disabled; STIBP: disabled"
     );
 }
@@ -223,7 +223,7 @@ fn a_mitigation_is_told_only_where_it_is_done() {
                 capabilities: 1 << one | 1 << two,
                 ..Tables::default()
             };
-            let done = Mitigations::choose(&tables, Wanted::Auto);
+            let done = Mitigations::choose(&tables, WantedMitigations::Auto);
             for (weakness, _) in ALL {
                 let said = text(&tables, weakness);
                 assert!(!said.contains("Clear") || done.clears_buffers || !said.starts_with("Mitigation"));

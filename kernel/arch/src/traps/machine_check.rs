@@ -37,7 +37,7 @@ const STRIDE: u32 = 4;
 
 /// What a machine check means for the CPU that got it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum MachineCheckVerdict {
     /// No error that was not corrected: go on.
     Continue,
     /// The program in user mode ends; all else is intact. With the status of the bank.
@@ -135,13 +135,13 @@ fn global_status() -> u64 {
 }
 
 /// What the banks say about the machine check in `frame`. A check that the machine survives leaves them empty.
-pub(super) fn judge_and_clear(frame: &Registers) -> Verdict {
+pub(super) fn judge_and_clear(frame: &Registers) -> MachineCheckVerdict {
     let status = global_status();
     let recovers = capabilities() & CAP_RECOVERY != 0;
     let user = frame.cs & 3 != 0;
     let worst = banks().map(|bank| judge(bank.status, status, recovers, user));
-    let verdict = worst.fold(start(status), Verdict::worse);
-    if verdict != Verdict::EndMachine {
+    let verdict = worst.fold(start(status), MachineCheckVerdict::worse);
+    if verdict != MachineCheckVerdict::EndMachine {
         for bank in banks() {
             // SAFETY: zero clears the bank.
             unsafe { registers::wrmsr(MSR_MC0_CTL + STRIDE * bank.number + 1, 0) };
@@ -160,29 +160,31 @@ pub(super) fn banks_as_text() -> Banks {
 }
 
 /// Before any bank is looked at: without a valid instruction pointer nothing goes on.
-fn start(global: u64) -> Verdict {
-    if global & RESTART_VALID == 0 { Verdict::EndMachine } else { Verdict::Continue }
+fn start(global: u64) -> MachineCheckVerdict {
+    if global & RESTART_VALID == 0 { MachineCheckVerdict::EndMachine } else { MachineCheckVerdict::Continue }
 }
 
 /// What one bank's `status` means (Intel SDM volume 3, table 16-6).
-fn judge(status: u64, global: u64, recovers: bool, user: bool) -> Verdict {
+fn judge(status: u64, global: u64, recovers: bool, user: bool) -> MachineCheckVerdict {
     if status & UNCORRECTED == 0 {
-        return Verdict::Continue;
+        return MachineCheckVerdict::Continue;
     }
     let contained = recovers && global & RESTART_VALID != 0 && status & (CONTEXT_CORRUPT | OVERFLOW) == 0;
     match (contained, status & (SIGNALED | ACTION_REQUIRED)) {
         // Found by a scrubber or at a write-back: nobody has used it yet.
-        (true, 0 | SIGNALED) => Verdict::Continue,
-        (true, bits) if bits == SIGNALED | ACTION_REQUIRED && user => Verdict::EndProgram(status),
-        _ => Verdict::EndMachine,
+        (true, 0 | SIGNALED) => MachineCheckVerdict::Continue,
+        (true, bits) if bits == SIGNALED | ACTION_REQUIRED && user => MachineCheckVerdict::EndProgram(status),
+        _ => MachineCheckVerdict::EndMachine,
     }
 }
 
-impl Verdict {
+impl MachineCheckVerdict {
     fn worse(self, other: Self) -> Self {
         match (self, other) {
-            (Verdict::EndMachine, _) | (_, Verdict::EndMachine) => Verdict::EndMachine,
-            (Verdict::Continue, other) => other,
+            (MachineCheckVerdict::EndMachine, _) | (_, MachineCheckVerdict::EndMachine) => {
+                MachineCheckVerdict::EndMachine
+            }
+            (MachineCheckVerdict::Continue, other) => other,
             (this, _) => this,
         }
     }
@@ -197,12 +199,12 @@ mod tests {
     #[test]
     fn a_poisoned_load_of_a_program_ends_the_program_alone() {
         let verdict = judge(POISONED_LOAD, RESTART_VALID, true, true);
-        assert_eq!(verdict, Verdict::EndProgram(POISONED_LOAD));
+        assert_eq!(verdict, MachineCheckVerdict::EndProgram(POISONED_LOAD));
     }
 
     #[test]
     fn whatever_the_cpu_cannot_contain_ends_the_machine() {
-        let end = Verdict::EndMachine;
+        let end = MachineCheckVerdict::EndMachine;
         assert_eq!(judge(POISONED_LOAD, RESTART_VALID, true, false), end, "in kernel mode");
         assert_eq!(judge(POISONED_LOAD, 0, true, true), end, "no valid instruction pointer");
         assert_eq!(judge(POISONED_LOAD, RESTART_VALID, false, true), end, "a CPU without recovery");
@@ -213,9 +215,14 @@ mod tests {
 
     #[test]
     fn errors_that_nobody_used_or_that_were_corrected_change_nothing() {
-        assert_eq!(judge(VALID, RESTART_VALID, true, false), Verdict::Continue);
-        assert_eq!(judge(VALID | UNCORRECTED | SIGNALED, RESTART_VALID, true, false), Verdict::Continue);
-        let fatal = Verdict::Continue.worse(Verdict::EndProgram(1)).worse(Verdict::EndMachine);
-        assert_eq!(fatal.worse(Verdict::Continue), Verdict::EndMachine);
+        assert_eq!(judge(VALID, RESTART_VALID, true, false), MachineCheckVerdict::Continue);
+        assert_eq!(
+            judge(VALID | UNCORRECTED | SIGNALED, RESTART_VALID, true, false),
+            MachineCheckVerdict::Continue
+        );
+        let fatal = MachineCheckVerdict::Continue
+            .worse(MachineCheckVerdict::EndProgram(1))
+            .worse(MachineCheckVerdict::EndMachine);
+        assert_eq!(fatal.worse(MachineCheckVerdict::Continue), MachineCheckVerdict::EndMachine);
     }
 }

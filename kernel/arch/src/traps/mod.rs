@@ -15,7 +15,7 @@ use crate::cpu::PerCpu;
 use crate::memory::windows;
 use crate::sync::Once;
 use crate::usercopy::{self, Faults};
-use crate::{apic, cpu, irq, panic, provoke, registers, time};
+use crate::{apic, boot, cpu, irq, panic, provoke, registers, time};
 
 mod checks;
 mod descriptors;
@@ -28,11 +28,24 @@ pub use checks::{NmiHook, checked_entries, set_nmi_hook};
 pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, tell_place, write_idt};
 pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
-use machine_check::Verdict;
+use machine_check::MachineCheckVerdict;
 
 /// The page fault of a user copy has no page to offer: the copy stops there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unresolved;
+
+/// A place in the kernel's text, by its distance from the image's beginning: no address is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ImageOffset(pub u64);
+
+/// What an interrupt came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interrupted {
+    /// A program.
+    Program,
+    /// The kernel, before the instruction here.
+    Kernel(ImageOffset),
+}
 
 /// What the kernel does when the hardware calls.
 pub trait Handlers: Sync {
@@ -41,10 +54,13 @@ pub trait Handlers: Sync {
     /// # Errors
     /// When there is no page to offer.
     fn kernel_page_fault(&self, addr: VirtAddr, access: Access) -> Result<(), Unresolved>;
-    /// This CPU's timer fired. Interrupts are off.
-    fn timer(&self);
+    /// This CPU's timer fired, `late` nanoseconds after it was to. Interrupts are off.
+    fn timer(&self, late: u64, interrupted: Interrupted);
     /// Another CPU asked this one to look at its run queue. Interrupts are off.
     fn reschedule(&self);
+    /// An interrupt was served, and the kernel goes on where it was interrupted. Interrupts are
+    /// off.
+    fn goes_on(&self, place: ImageOffset);
     /// The body of the current thread returned: leave it for good.
     fn thread_finished(&self) -> !;
 }
@@ -88,7 +104,11 @@ const INTERRUPT_FLAG: u64 = 1 << 9;
 extern "C" fn kernel_trap(frame: &mut Registers) {
     entry_state(CheckPoint::KernelTrap);
     match frame.vector {
-        32.. => interrupt(frame.vector as u8),
+        32.. => {
+            let place = ImageOffset(frame.rip.wrapping_sub(boot::image_base()));
+            interrupt(frame.vector as u8, Interrupted::Kernel(place));
+            handlers().goes_on(place);
+        }
         VECTOR_PAGE_FAULT => page_fault(frame),
         _ => panic::exception(frame, 0),
     }
@@ -119,7 +139,7 @@ fn page_fault(frame: &mut Registers) {
 }
 
 /// An external interrupt, from either mode. Interrupts are off.
-pub(crate) fn interrupt(vector: u8) {
+pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
     if vector == apic::SPURIOUS_VECTOR {
         return;
     }
@@ -127,7 +147,7 @@ pub(crate) fn interrupt(vector: u8) {
     apic::end_of_interrupt();
     windows::enter_interrupt();
     match vector {
-        irq::VECTOR_TIMER => time::fired(|| handlers().timer()),
+        irq::VECTOR_TIMER => time::fired(|late| handlers().timer(late, interrupted)),
         irq::VECTOR_RESCHEDULE => handlers().reschedule(),
         irq::VECTOR_SHOOTDOWN => cpu::serve_flushes(),
         _ => irq::dispatch(vector),
@@ -161,9 +181,9 @@ extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
 
 fn machine_check(frame: &mut Registers) -> Return {
     match machine_check::judge_and_clear(frame) {
-        Verdict::Continue => Return::Back,
-        Verdict::EndMachine => panic::machine_check(frame, &machine_check::banks_as_text()),
-        Verdict::EndProgram(status) => {
+        MachineCheckVerdict::Continue => Return::Back,
+        MachineCheckVerdict::EndMachine => panic::machine_check(frame, &machine_check::banks_as_text()),
+        MachineCheckVerdict::EndProgram(status) => {
             frame.error = status;
             let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
             // SAFETY: the CPU was in user mode, so the registers that end there are those of the running program's context,

@@ -36,10 +36,10 @@ const FIRST: usize = 4;
 /// The greatest height: 2 * 6^15 entries, which no machine has.
 const HEIGHT: usize = 16;
 
-pub(super) struct Node<K, V> {
+pub(super) struct MapNode<K, V> {
     entries: Vec<(K, V)>,
     /// None in a leaf.
-    children: Vec<Node<K, V>>,
+    children: Vec<MapNode<K, V>>,
 }
 
 fn with_room<T>(count: usize) -> Result<Vec<T>, AllocError> {
@@ -48,7 +48,7 @@ fn with_room<T>(count: usize) -> Result<Vec<T>, AllocError> {
     Ok(list)
 }
 
-impl<K, V> Node<K, V> {
+impl<K, V> MapNode<K, V> {
     const EMPTY: Self = Self { entries: Vec::new(), children: Vec::new() };
 
     fn is_leaf(&self) -> bool {
@@ -190,16 +190,16 @@ impl<K, V> Node<K, V> {
 
 /// An ordered map. See the module's head.
 pub struct Map<K, V> {
-    root: Node<K, V>,
+    root: MapNode<K, V>,
     len: usize,
     /// Empty nodes of either kind for insertions to come.
-    spares: Vec<Node<K, V>>,
+    spares: Vec<MapNode<K, V>>,
 }
 
 impl<K, V> Map<K, V> {
     /// Creates an empty map, which needs no memory.
     pub const fn new() -> Self {
-        Self { root: Node::EMPTY, len: 0, spares: Vec::new() }
+        Self { root: MapNode::EMPTY, len: 0, spares: Vec::new() }
     }
     /// The number of entries.
     pub fn len(&self) -> usize {
@@ -278,7 +278,7 @@ impl<K, V> Map<K, V> {
         let missing = need.saturating_sub(self.spares.len());
         fallibly(|| self.spares.try_reserve(missing))?;
         for _ in 0..missing {
-            self.spares.push(Node::new(false)?);
+            self.spares.push(MapNode::new(false)?);
         }
         Ok(())
     }
@@ -288,15 +288,15 @@ impl<K, V> Map<K, V> {
 }
 
 /// A spare node, or a new one.
-fn take_node<K, V>(spares: &mut Vec<Node<K, V>>, is_leaf: bool) -> Result<Node<K, V>, AllocError> {
+fn take_node<K, V>(spares: &mut Vec<MapNode<K, V>>, is_leaf: bool) -> Result<MapNode<K, V>, AllocError> {
     match spares.pop() {
         Some(spare) => Ok(spare),
-        None => Node::new(is_leaf),
+        None => MapNode::new(is_leaf),
     }
 }
 
 /// How many entries a full node keeps when it splits for `key`.
-fn stay_for<K: Ord, V>(node: &Node<K, V>, key: &K) -> usize {
+fn stay_for<K: Ord, V>(node: &MapNode<K, V>, key: &K) -> usize {
     if node.ends_before(key) { CAPACITY - 1 - MIN } else { CAPACITY / 2 }
 }
 
@@ -472,7 +472,7 @@ fn lies_inside<Q: Ord + ?Sized>(key: &Q, bound: Bound<&Q>) -> bool {
 }
 
 /// The number of entries below `node`, and its height.
-fn validate_node<K, V>(node: &Node<K, V>, is_root: bool) -> (usize, usize) {
+fn validate_node<K, V>(node: &MapNode<K, V>, is_root: bool) -> (usize, usize) {
     assert!(is_root || node.entries.len() >= MIN, "a node has a third of its entries");
     assert!(node.entries.len() <= CAPACITY && (is_root || node.entries.capacity() >= CAPACITY));
     if node.is_leaf() {

@@ -4,28 +4,28 @@ use core::borrow::Borrow;
 use core::ops::Bound;
 use core::slice;
 
-use super::{HEIGHT, Map, Node, lies_before, lies_inside};
+use super::{HEIGHT, Map, MapNode, lies_before, lies_inside};
 
 /// Visits all entries by key; [`Map::iter`].
 pub struct Iter<'a, K, V> {
     /// Inner nodes that are not finished, from the root on, with the next entry of each.
-    above: [Option<(&'a Node<K, V>, usize)>; HEIGHT],
+    above: [Option<(&'a MapNode<K, V>, usize)>; HEIGHT],
     depth: usize,
     /// What is left of the leaf below them.
     leaf: slice::Iter<'a, (K, V)>,
 }
 
 impl<'a, K, V> Iter<'a, K, V> {
-    pub(super) fn new(root: &'a Node<K, V>) -> Self {
+    pub(super) fn new(root: &'a MapNode<K, V>) -> Self {
         Self::from(root, |_| false)
     }
     /// From the first entry on whose key does not lie before the range.
-    pub(super) fn from(root: &'a Node<K, V>, lies_before: impl Fn(&K) -> bool) -> Self {
+    pub(super) fn from(root: &'a MapNode<K, V>, lies_before: impl Fn(&K) -> bool) -> Self {
         let mut iter = Self { above: [None; HEIGHT], depth: 0, leaf: [].iter() };
         iter.descend(root, lies_before);
         iter
     }
-    fn descend(&mut self, mut node: &'a Node<K, V>, lies_before: impl Fn(&K) -> bool) {
+    fn descend(&mut self, mut node: &'a MapNode<K, V>, lies_before: impl Fn(&K) -> bool) {
         loop {
             let at = node.entries.partition_point(|(key, _)| lies_before(key));
             let Some(child) = node.children.get(at) else {
@@ -38,7 +38,7 @@ impl<'a, K, V> Iter<'a, K, V> {
         }
     }
     /// Goes to the first entry below `node`.
-    fn descend_first(&mut self, mut node: &'a Node<K, V>) {
+    fn descend_first(&mut self, mut node: &'a MapNode<K, V>) {
         while let Some(first) = node.children.first() {
             self.above[self.depth] = Some((node, 0));
             self.depth += 1;

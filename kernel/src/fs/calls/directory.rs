@@ -17,12 +17,12 @@ const MAX_BUFFER: usize = 64 * 1024;
 
 /// Where d_type stands: behind the name in getdents, before it in getdents64.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum DirentLayout {
     Old,
     New,
 }
 
-fn list(fd: i32, buffer: u64, size: usize, layout: Layout) -> Result<i64> {
+fn list(fd: i32, buffer: u64, size: usize, layout: DirentLayout) -> Result<i64> {
     let file = file(fd)?;
     let size = size.min(MAX_BUFFER);
     let mut bytes = Vec::try_with_capacity(size)?;
@@ -45,18 +45,18 @@ fn list(fd: i32, buffer: u64, size: usize, layout: Layout) -> Result<i64> {
 }
 
 /// Adds a record of `len` bytes: inode, next position, record length, and type and name with its NUL in either order.
-fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: Layout) -> Result<()> {
+fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: DirentLayout) -> Result<()> {
     let end = bytes.len() + len;
     let mut head = [0; 19];
     head[..8].copy_from_slice(&entry.inode.to_le_bytes());
     head[8..16].copy_from_slice(&entry.next.to_le_bytes());
     head[16..18].copy_from_slice(&(len as u16).to_le_bytes());
     head[18] = entry.kind;
-    let used = if layout == Layout::New { 19 } else { 18 };
+    let used = if layout == DirentLayout::New { 19 } else { 18 };
     bytes.try_extend_from_slice(&head[..used])?;
     bytes.try_extend_from_slice(entry.name)?;
     bytes.try_resize(end, 0)?;
-    if layout == Layout::Old {
+    if layout == DirentLayout::Old {
         bytes[end - 1] = entry.kind;
     }
     Ok(())
@@ -64,12 +64,12 @@ fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: Layout) ->
 
 /// getdents(fd, buffer, size)
 pub fn sys_getdents(args: &Args) -> Result<i64> {
-    list(args.fd(0), args[1], args.uint(2) as usize, Layout::Old)
+    list(args.fd(0), args[1], args.uint(2) as usize, DirentLayout::Old)
 }
 
 /// getdents64(fd, buffer, size)
 pub fn sys_getdents64(args: &Args) -> Result<i64> {
-    list(args.fd(0), args[1], args.uint(2) as usize, Layout::New)
+    list(args.fd(0), args[1], args.uint(2) as usize, DirentLayout::New)
 }
 
 /// `place` if it is a directory that the caller may search.

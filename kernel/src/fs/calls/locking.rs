@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::file;
 use crate::fs::file::Blocking;
-use crate::fs::locks::{self, Lock, Owner, Sharing, Space};
+use crate::fs::locks::{self, Lock, LockSharing, LockSpace, Owner};
 use crate::fs::open_file::OpenFile;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -42,10 +42,10 @@ fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
     Ok((start, if flock.len == 0 { u64::MAX } else { end as u64 }))
 }
 
-fn sharing(kind: i16) -> Result<Sharing> {
+fn sharing(kind: i16) -> Result<LockSharing> {
     match kind {
-        F_RDLCK => Ok(Sharing::Shared),
-        F_WRLCK => Ok(Sharing::Exclusive),
+        F_RDLCK => Ok(LockSharing::Shared),
+        F_WRLCK => Ok(LockSharing::Exclusive),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -55,11 +55,11 @@ pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i6
     let pointer = UserPtr::<Flock>::new(address);
     let mut flock = pointer.read()?;
     let (start, end) = range(file, &flock)?;
-    let wanted = Lock { space: Space::Record, start, end, sharing: sharing(flock.kind)?, owner, pid: 0 };
+    let wanted = Lock { space: LockSpace::Record, start, end, sharing: sharing(flock.kind)?, owner, pid: 0 };
     match locks::conflict(file.node().identity(), &wanted) {
         None => flock.kind = F_UNLCK,
         Some(held) => {
-            flock.kind = if held.sharing == Sharing::Shared { F_RDLCK } else { F_WRLCK };
+            flock.kind = if held.sharing == LockSharing::Shared { F_RDLCK } else { F_WRLCK };
             flock.whence = 0;
             flock.start = held.start as i64;
             flock.len = if held.end == u64::MAX { 0 } else { (held.end - held.start) as i64 };
@@ -81,14 +81,14 @@ pub(super) fn set_lock(
     let (start, end) = range(file, &flock)?;
     let identity = file.node().identity();
     if flock.kind == F_UNLCK {
-        return locks::unset(identity, Space::Record, owner, start, end).map(|()| 0);
+        return locks::unset(identity, LockSpace::Record, owner, start, end).map(|()| 0);
     }
     let sharing = sharing(flock.kind)?;
     match sharing {
-        Sharing::Shared => file.check_readable()?,
-        Sharing::Exclusive => file.check_writable()?,
+        LockSharing::Shared => file.check_readable()?,
+        LockSharing::Exclusive => file.check_writable()?,
     }
-    let wanted = Lock { space: Space::Record, start, end, sharing, owner, pid };
+    let wanted = Lock { space: LockSpace::Record, start, end, sharing, owner, pid };
     match blocking {
         Blocking::Wait => locks::set(identity, &wanted),
         Blocking::Never => locks::try_set(identity, &wanted),
@@ -108,20 +108,20 @@ pub fn sys_flock(args: &Args) -> Result<i64> {
     let identity = file.node().identity();
     let owner = file.lock_owner();
     let sharing = match args.uint(1) & !LOCK_NB {
-        LOCK_SH => Sharing::Shared,
-        LOCK_EX => Sharing::Exclusive,
+        LOCK_SH => LockSharing::Shared,
+        LOCK_EX => LockSharing::Exclusive,
         LOCK_UN => {
-            return locks::unset(identity, Space::Flock, owner, 0, u64::MAX).map(|()| 0);
+            return locks::unset(identity, LockSpace::Flock, owner, 0, u64::MAX).map(|()| 0);
         }
         _ => return Err(Errno::EINVAL),
     };
-    let wanted = Lock { space: Space::Flock, start: 0, end: u64::MAX, sharing, owner, pid: 0 };
+    let wanted = Lock { space: LockSpace::Flock, start: 0, end: u64::MAX, sharing, owner, pid: 0 };
     if args.uint(1) & LOCK_NB != 0 {
         return locks::try_set(identity, &wanted).map(|()| 0);
     }
     // A change from shared to exclusive lets go first: two that wait for each other would wait for ever.
     if locks::try_set(identity, &wanted) == Err(Errno::EAGAIN) {
-        locks::unset(identity, Space::Flock, owner, 0, u64::MAX)?;
+        locks::unset(identity, LockSpace::Flock, owner, 0, u64::MAX)?;
         locks::set(identity, &wanted)?;
     }
     Ok(0)

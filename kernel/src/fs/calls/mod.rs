@@ -36,7 +36,7 @@ use super::open_file::OpenFile;
 use super::path::Path;
 use super::root;
 use super::table::FileTable;
-use super::walk::{Final, Walk};
+use super::walk::{Final, PathWalk};
 use crate::task::{self, Capability, Process};
 use crate::{Errno, Result, user};
 
@@ -75,23 +75,23 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
 }
 
 /// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
-fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     let process = process();
     let context = process.fs();
     let root = context.root();
     let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
     let credentials = process.credentials();
     let caller = credentials.caller();
-    f(&Walk::new(&root, &start, &caller))
+    f(&PathWalk::new(&root, &start, &caller))
 }
 
 /// Run `f` with a walk for checks only, where the place is known already.
-fn as_caller<R>(f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     walk_from(AT_FDCWD, b"/", f)
 }
 
 /// Like [`walk_from`], with the real instead of the effective user (access(2)).
-fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     let process = process();
     let root = process.fs().root();
     let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
@@ -102,7 +102,7 @@ fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Re
         super::Power::Ordinary
     };
     let caller = Caller { uid: credentials.uid, gid: credentials.gid, groups: &credentials.groups, power };
-    f(&Walk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
+    f(&PathWalk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
 }
 
 fn path_at(address: u64) -> Result<Vec<u8>> {

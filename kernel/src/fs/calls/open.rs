@@ -7,7 +7,7 @@ use super::{AT_FDCWD, files, only, path_at, process, walk_from};
 use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::open_file::OpenFile;
 use crate::fs::table::OnExec;
-use crate::fs::walk::Walk;
+use crate::fs::walk::PathWalk;
 use crate::fs::{names, root, tmpfs};
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
@@ -43,7 +43,7 @@ fn open(dirfd: i32, path: u64, flags: u32, mode: u32, resolve: ResolveFlags) -> 
     let file = walk_from(dirfd, &text, |walk| {
         let scoped = resolve.contains(ResolveFlags::IN_ROOT);
         let start = if scoped { super::start_of(&process, dirfd)? } else { walk.start.clone() };
-        names::open(&Walk { resolve, start: &start, ..*walk }, &text, flags, mode)
+        names::open(&PathWalk { resolve, start: &start, ..*walk }, &text, flags, mode)
     })?;
     Ok(i64::from(descriptor.keep(file, OnExec::asked_by(flags))))
 }

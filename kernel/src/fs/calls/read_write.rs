@@ -32,7 +32,7 @@ impl Deref for Open {
 
 /// What /proc/PID/io counts.
 #[derive(Clone, Copy)]
-enum Direction {
+enum IoDirection {
     Read = 0,
     Write = 1,
 }
@@ -44,7 +44,7 @@ fn open(fd: i32) -> Result<Open> {
 }
 
 impl Open {
-    fn counted(&self, direction: Direction, result: Result<usize>) -> Result<i64> {
+    fn counted(&self, direction: IoDirection, result: Result<usize>) -> Result<i64> {
         let n = result?;
         let io = &self.task.process().io;
         io[direction as usize].fetch_add(n as u64, Ordering::Relaxed);
@@ -54,23 +54,23 @@ impl Open {
 }
 
 fn read(file: &Open, sink: &mut dyn Sink) -> Result<i64> {
-    file.counted(Direction::Read, file.read(sink))
+    file.counted(IoDirection::Read, file.read(sink))
 }
 
 fn write(file: &Open, source: &mut dyn Source) -> Result<i64> {
     file.check_writable()?;
-    file.counted(Direction::Write, file.write(source))
+    file.counted(IoDirection::Write, file.write(source))
 }
 
 fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    file.counted(Direction::Read, file.read_at(offset, sink))
+    file.counted(IoDirection::Read, file.read_at(offset, sink))
 }
 
 fn write_to(file: &Open, offset: i64, source: &mut dyn Source) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
     file.check_writable()?;
-    file.counted(Direction::Write, file.write_at(offset, source))
+    file.counted(IoDirection::Write, file.write_at(offset, source))
 }
 
 /// read(fd, buffer, count)
@@ -136,7 +136,7 @@ pub fn sys_pwritev2(args: &Args) -> Result<i64> {
         file.check_writable()?;
         let mut source = Iovecs::read(args[1], args.size(2))?;
         return file.counted(
-            Direction::Write,
+            IoDirection::Write,
             file.file.file().append(&mut source, file.blocking()).map(|(n, _)| n),
         );
     }

@@ -177,7 +177,7 @@ fn access(dirfd: i32, path: u64, mode: u32, flags: u32) -> Result<i64> {
     only(flags, AT_EACCESS | AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
     let want = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
     let text = path_at(path)?;
-    let check = |walk: &crate::fs::Walk<'_>| {
+    let check = |walk: &crate::fs::PathWalk<'_>| {
         let place = if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
             place_at(dirfd, path, flags, Final::Follow)?
         } else {

@@ -11,7 +11,7 @@ use crate::{Errno, Result};
 
 /// A descriptor, and the address of its description. An item keeps the address from being used
 /// again.
-pub(super) type Key = (i32, usize);
+pub(super) type WatchKey = (i32, usize);
 
 /// The items of an instance.
 pub(super) struct Items<T> {
@@ -20,7 +20,7 @@ pub(super) struct Items<T> {
     /// Slots without an item; with room for all of them.
     free: Vec<usize>,
     /// The slot of each descriptor and description.
-    by_file: Map<Key, usize>,
+    by_file: Map<WatchKey, usize>,
 }
 
 impl<T> Items<T> {
@@ -43,7 +43,7 @@ impl<T> Items<T> {
     }
 
     /// The item that watches the file of `key`.
-    pub(super) fn find(&self, key: Key) -> Result<&Arc<T>> {
+    pub(super) fn find(&self, key: WatchKey) -> Result<&Arc<T>> {
         let slot = self.by_file.get(&key).ok_or(Errno::ENOENT)?;
         self.at(*slot).ok_or(Errno::ENOENT)
     }
@@ -52,7 +52,7 @@ impl<T> Items<T> {
     ///
     /// # Errors
     /// `EEXIST` where an item watches that file, `ENOMEM`.
-    pub(super) fn claim(&mut self, key: Key) -> Result<usize> {
+    pub(super) fn claim(&mut self, key: WatchKey) -> Result<usize> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -82,7 +82,7 @@ impl<T> Items<T> {
     }
 
     /// Gives up a slot that was claimed for `key`.
-    pub(super) fn give_back(&mut self, slot: usize, key: Key) {
+    pub(super) fn give_back(&mut self, slot: usize, key: WatchKey) {
         self.by_file.remove(&key);
         self.free.push_reserved(slot);
     }
@@ -93,7 +93,7 @@ impl<T> Items<T> {
     }
 
     /// Takes `item` out of the slot that was claimed for `key`, if it is still there.
-    pub(super) fn take(&mut self, slot: usize, key: Key, item: &T) -> Option<Arc<T>> {
+    pub(super) fn take(&mut self, slot: usize, key: WatchKey, item: &T) -> Option<Arc<T>> {
         if !self.has(slot, item) {
             return None;
         }

@@ -34,7 +34,7 @@ pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
 };
 
-use self::items::{Items, Key, ReadyList};
+use self::items::{Items, ReadyList, WatchKey};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
@@ -84,7 +84,7 @@ struct Event {
 }
 
 /// What wakes of watched files touch; outlives every observer.
-struct Shared {
+struct EpollShared {
     /// Slots of items that may be ready. Its room is that of all slots.
     ready: IrqSpinLock<ReadyList>,
     waiters: Arc<WaitQueue>,
@@ -92,7 +92,7 @@ struct Shared {
 
 /// One watched file.
 struct Item {
-    shared: Arc<Shared>,
+    shared: Arc<EpollShared>,
     epoll: Weak<Epoll>,
     slot: usize,
     /// Its slot is on the ready list.
@@ -104,12 +104,12 @@ struct Item {
     observing: SpinLock<Option<PollWaiter>>,
 }
 
-fn key(fd: i32, file: *const OpenFile) -> Key {
+fn key(fd: i32, file: *const OpenFile) -> WatchKey {
     (fd, file.addr())
 }
 
 impl Item {
-    fn key(&self) -> Key {
+    fn key(&self) -> WatchKey {
         key(self.fd, self.file.as_ptr())
     }
 
@@ -152,15 +152,17 @@ impl Watcher for Item {
 /// An epoll instance.
 pub struct Epoll {
     items: Mutex<Items<Item>>,
-    shared: Arc<Shared>,
+    shared: Arc<EpollShared>,
     node: Arc<dyn Node>,
     nest: Nest,
 }
 
 impl Epoll {
     fn new() -> Arc<Self> {
-        let shared =
-            Shared { ready: IrqSpinLock::new(ReadyList::new()), waiters: reserve::arc(WaitQueue::new()) };
+        let shared = EpollShared {
+            ready: IrqSpinLock::new(ReadyList::new()),
+            waiters: reserve::arc(WaitQueue::new()),
+        };
         reserve::arc(Self {
             items: Mutex::new(Items::new()),
             shared: reserve::arc(shared),
@@ -219,7 +221,7 @@ impl Epoll {
     }
 
     /// A slot for the file of `key`, with room for it on the ready list.
-    fn claim(&self, items: &mut Items<Item>, key: Key) -> Result<usize> {
+    fn claim(&self, items: &mut Items<Item>, key: WatchKey) -> Result<usize> {
         let slot = items.claim(key)?;
         if slot >= self.shared.ready.lock().room() {
             let roomier = ReadyList::with_room((items.slots() * 2).max(4));

@@ -9,15 +9,15 @@ use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vm::OfFile;
 
 use super::page::BytePage;
-use super::ring::Ring;
+use super::ring::PipeRing;
 use crate::Result;
 use crate::hw::Hardware;
-use crate::mem::{PinnedOne, Space};
+use crate::mem::{PinnedOne, ProcessSpace};
 use crate::user::Iovecs;
 
 /// The runs of a program's memory that are on their way into a pipe.
 pub struct Lender<'a> {
-    space: Arc<Space>,
+    space: Arc<ProcessSpace>,
     runs: &'a Iovecs,
     /// Which run, and how far in it.
     run: usize,
@@ -41,7 +41,7 @@ impl<'a> Lender<'a> {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    pub fn push(&mut self, ring: &mut Ring) -> Result<usize> {
+    pub fn push(&mut self, ring: &mut PipeRing) -> Result<usize> {
         let (address, length) = loop {
             let Some(slice) = self.runs.slices().get(self.run) else { return Ok(0) };
             let (address, length) = slice.place();

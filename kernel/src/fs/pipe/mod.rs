@@ -24,7 +24,7 @@ use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
 pub use page::BytePage;
-pub use ring::{Boundary, Ring};
+pub use ring::{Boundary, Gathered, PipeRing};
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
 use super::anonymous::AnonymousNode;
@@ -41,7 +41,7 @@ const MOST_PAGES: usize = (1 << 20) / PAGE_SIZE;
 
 /// A pipe or a FIFO.
 pub struct Pipe {
-    ring: Mutex<Ring>,
+    ring: Mutex<PipeRing>,
     /// Mirrors of the ring's state, and the open ends.
     used: AtomicUsize,
     limit: AtomicUsize,
@@ -101,7 +101,7 @@ impl Pipe {
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>> {
         Ok(reserve::arc(Self {
-            ring: Mutex::new(Ring::new(DEFAULT_PAGES)),
+            ring: Mutex::new(PipeRing::new(DEFAULT_PAGES)),
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(DEFAULT_PAGES),
             readers: AtomicU32::new(0),
@@ -166,7 +166,7 @@ impl Pipe {
     }
 
     /// Publish what is in the ring; called with it locked.
-    fn publish(&self, ring: &Ring) {
+    fn publish(&self, ring: &PipeRing) {
         self.used.store(ring.pages(), Ordering::SeqCst);
     }
 
@@ -318,13 +318,13 @@ impl Offer<'_> {
             Self::Lent(_) => true,
         }
     }
-    fn merge(&mut self, ring: &mut Ring) -> Result<usize> {
+    fn merge(&mut self, ring: &mut PipeRing) -> Result<usize> {
         match self {
             Self::Copied(source, Boundary::Stream) => ring.merge(*source),
             _ => Ok(0),
         }
     }
-    fn push(&mut self, ring: &mut Ring) -> Result<usize> {
+    fn push(&mut self, ring: &mut PipeRing) -> Result<usize> {
         match self {
             Self::Copied(source, boundary) => ring.push(*source, *boundary),
             Self::Lent(lender) => lender.push(ring),

@@ -2,17 +2,16 @@
 
 mod real {
     use crate::hw::Hardware;
-    use freehold_frame::{Frame, PageCache};
     use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
     use super::Holding;
     use crate::Result;
-    use crate::mem::{self, Frames, PinnedOne};
+    use crate::mem::{PinnedOne, TransitPage};
 
-    /// A user-side frame: its bytes are reached through a window only.
+    /// Its bytes are reached through a window only.
     pub enum BytePage {
         /// The kernel's.
-        Own(Frame<PageCache, Frames>),
+        Own(TransitPage),
         /// A program's; nobody here writes it.
         Lent(PinnedOne),
     }
@@ -23,7 +22,7 @@ mod real {
         /// # Errors
         /// `ENOMEM`.
         pub fn allocate() -> Result<Self> {
-            Ok(Self::Own(Frame::allocate(mem::frames())?))
+            Ok(Self::Own(TransitPage::allocate()?))
         }
         /// A program's page.
         pub const fn lent(page: PinnedOne) -> Self {

@@ -4,7 +4,9 @@
 //! chunk, whole or not at all; that is what makes it atomic. Held by the pipe's sleeping lock: user bytes may
 //! fault while they are moved.
 
-use freehold_collections::VecDeque;
+use core::ops::Range;
+
+use freehold_collections::{Short, VecDeque};
 use freehold_machine::PAGE_SIZE;
 
 use super::page::{BytePage, Holding};
@@ -35,18 +37,44 @@ impl Chunk {
     }
 }
 
-/// The queue.
-pub struct Ring {
-    chunks: VecDeque<Chunk>,
-    limit: usize,
-    /// A page kept from the last read for the next write.
-    spare: Option<BytePage>,
+/// Bytes of a source on their way into a ring, gathered before the ring is locked: the source may
+/// fault for as long as it likes.
+pub struct Gathered(Short<Chunk, 1>);
+
+impl Gathered {
+    /// Take all that `source` has.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    pub fn from_source(source: &mut dyn Source) -> Result<Self> {
+        let mut chunks = Short::try_with_capacity(source.remaining().div_ceil(PAGE_SIZE))?;
+        while source.remaining() > 0 {
+            let page = BytePage::allocate()?;
+            let end = source.remaining().min(PAGE_SIZE);
+            if page.fill(0..end, source)? < end {
+                return Err(Errno::EFAULT);
+            }
+            chunks.push_reserved(Chunk { page, start: 0, end, boundary: Boundary::Stream });
+        }
+        Ok(Self(chunks))
+    }
+
+    /// Pages in it.
+    pub fn pages(&self) -> usize {
+        self.0.len()
+    }
 }
 
-impl Ring {
+/// The queue.
+pub struct PipeRing {
+    chunks: VecDeque<Chunk>,
+    limit: usize,
+}
+
+impl PipeRing {
     /// An empty queue of up to `limit` pages; places are made as they are used.
     pub const fn new(limit: usize) -> Self {
-        Self { chunks: VecDeque::new(), limit, spare: None }
+        Self { chunks: VecDeque::new(), limit }
     }
 
     /// Pages in use.
@@ -79,7 +107,6 @@ impl Ring {
     /// Forget everything.
     pub fn clear(&mut self) {
         self.chunks.clear();
-        self.spare = None;
     }
 
     /// Add to the last page what would make the rest of the write whole pages, if all of that fits there.
@@ -109,27 +136,19 @@ impl Ring {
     /// `EFAULT`, `ENOMEM`.
     pub fn push(&mut self, source: &mut dyn Source, boundary: Boundary) -> Result<usize> {
         self.chunks.try_reserve(1)?;
-        let page = match self.spare.take() {
-            Some(page) => page,
-            None => BytePage::allocate()?,
-        };
-        match page.fill(0..PAGE_SIZE, source) {
-            Ok(count) if count > 0 => {
-                self.chunks.push_back_reserved(Chunk { page, start: 0, end: count, boundary });
-                Ok(count)
-            }
-            result => {
-                self.spare = Some(page);
-                result
-            }
+        let page = BytePage::allocate()?;
+        let count = page.fill(0..PAGE_SIZE, source)?;
+        if count > 0 {
+            self.chunks.push_back_reserved(Chunk { page, start: 0, end: count, boundary });
         }
+        Ok(count)
     }
 
     /// Put the bytes of `page` at `range` into a new chunk. Called where there is room.
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
+    pub fn push_page(&mut self, page: BytePage, range: Range<usize>) -> Result<()> {
         self.chunks.try_reserve(1)?;
         let (start, end, boundary) = (range.start, range.end, Boundary::Stream);
         self.chunks.push_back_reserved(Chunk { page, start, end, boundary });
@@ -141,8 +160,18 @@ impl Ring {
     /// # Errors
     /// `EFAULT` only where not one byte could be placed.
     pub fn pop(&mut self, sink: &mut dyn Sink) -> Result<usize> {
+        let mut all = usize::MAX;
+        self.pop_of(&mut all, sink)
+    }
+
+    /// [`Ring::pop`] from the first `chunks` chunks only; those that are gone afterwards are taken
+    /// off.
+    ///
+    /// # Errors
+    /// `EFAULT` only where not one byte could be placed.
+    pub fn pop_of(&mut self, chunks: &mut usize, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
-        while sink.remaining() > 0 {
+        while *chunks > 0 && sink.remaining() > 0 {
             let Some(front) = self.chunks.front_mut() else { break };
             match front.page.drain(front.start..front.end, sink) {
                 Ok(count) => {
@@ -153,11 +182,11 @@ impl Ring {
             }
             let packet = front.boundary == Boundary::Packet;
             // The rest of a packet that the buffer had no room for is lost.
-            if packet || front.len() == 0 {
-                self.retire_front();
-            } else {
+            if !packet && front.len() > 0 {
                 break;
             }
+            drop(self.chunks.pop_front());
+            *chunks -= 1;
             if packet {
                 break;
             }
@@ -165,13 +194,16 @@ impl Ring {
         Ok(done)
     }
 
-    /// Put bytes from the front into the sink and keep them.
+    /// Put the bytes of the chunks with these numbers into the sink and keep them.
     ///
     /// # Errors
     /// `EFAULT` only where not one byte could be placed.
-    pub fn peek(&self, sink: &mut dyn Sink) -> Result<usize> {
+    ///
+    /// # Panics
+    /// Where there are fewer chunks.
+    pub fn peek(&self, chunks: Range<usize>, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
-        for chunk in &self.chunks {
+        for chunk in chunks.map(|at| &self.chunks[at]) {
             match chunk.page.drain(chunk.start..chunk.end, sink) {
                 Ok(count) => done += count,
                 Err(error) => return so_far(done, error),
@@ -183,12 +215,19 @@ impl Ring {
         Ok(done)
     }
 
-    fn retire_front(&mut self) {
-        if let Some(chunk) = self.chunks.pop_front()
-            && chunk.page.holding() == Holding::Own
-        {
-            self.spare.get_or_insert(chunk.page);
-        }
+    /// Forget the first `chunks` chunks.
+    pub fn discard(&mut self, chunks: usize) {
+        (0..chunks).for_each(|_| drop(self.chunks.pop_front()));
+    }
+
+    /// Put `gathered` at the end, all of it or nothing. Called where there is room.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn append(&mut self, gathered: Gathered) -> Result<()> {
+        self.chunks.try_reserve(gathered.pages())?;
+        gathered.0.into_iter().for_each(|chunk| self.chunks.push_back_reserved(chunk));
+        Ok(())
     }
 
     /// Offer the first chunk's bytes, up to `limit`, to `take`, which says how many it took.
@@ -205,7 +244,7 @@ impl Ring {
         let count = take(&mut PageSource { page: &front.page, at: front.start, end })?;
         front.start += count.min(end - front.start);
         if front.len() == 0 {
-            self.retire_front();
+            drop(self.chunks.pop_front());
         }
         Ok(count)
     }
@@ -215,7 +254,7 @@ impl Ring {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn give(&mut self, other: &mut Ring, limit: usize) -> Result<usize> {
+    pub fn give(&mut self, other: &mut PipeRing, limit: usize) -> Result<usize> {
         other.chunks.try_reserve(1)?;
         match self.chunks.front() {
             Some(front) if front.len() <= limit => {
@@ -231,7 +270,7 @@ impl Ring {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn copy(&self, index: usize, other: &mut Ring, limit: usize) -> Result<usize> {
+    pub fn copy(&self, index: usize, other: &mut PipeRing, limit: usize) -> Result<usize> {
         let Some(chunk) = self.chunks.get(index) else { return Ok(0) };
         let end = chunk.end.min(chunk.start + limit);
         other.push(&mut PageSource { page: &chunk.page, at: chunk.start, end }, chunk.boundary)
@@ -247,16 +286,11 @@ impl Ring {
         give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
     ) -> Result<usize> {
         self.chunks.try_reserve(1)?;
-        let page = match self.spare.take() {
-            Some(page) => page,
-            None => BytePage::allocate()?,
-        };
+        let page = BytePage::allocate()?;
         let mut sink = PageSink { page: &page, at: 0, end: limit.min(PAGE_SIZE) };
         let result = give(&mut sink);
         let end = sink.at;
-        if end == 0 {
-            self.spare = Some(page);
-        } else {
+        if end > 0 {
             self.chunks.push_back_reserved(Chunk { page, start: 0, end, boundary: Boundary::Stream });
         }
         result

@@ -8,7 +8,7 @@ use core::cmp::Ordering as Compare;
 use freehold_collections::{Arc, reserve::ArcMethods};
 use linux_raw_sys::general as c;
 
-use super::ring::Ring;
+use super::ring::PipeRing;
 use super::{Blocking, Pipe, PipeEnd};
 use crate::fs::{OpenFile, Seekable};
 use crate::sync::MutexGuard;
@@ -56,7 +56,10 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
 }
 
 /// Lock both, always in the same order.
-fn lock_pair<'a>(from: &'a Arc<Pipe>, to: &'a Arc<Pipe>) -> (MutexGuard<'a, Ring>, MutexGuard<'a, Ring>) {
+fn lock_pair<'a>(
+    from: &'a Arc<Pipe>,
+    to: &'a Arc<Pipe>,
+) -> (MutexGuard<'a, PipeRing>, MutexGuard<'a, PipeRing>) {
     match from.address().cast::<u8>().cmp(&to.address().cast::<u8>()) {
         Compare::Less => {
             let from = from.ring.lock();

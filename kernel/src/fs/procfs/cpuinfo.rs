@@ -2,49 +2,49 @@
 
 use core::arch::x86_64::__cpuid_count;
 
-use crate::fs::generated::{Line, Text};
+use crate::fs::generated::{ShortLine, Text};
 
 /// Names of the bits of a CPUID register, from bit 0 on; empty ones are not shown.
-struct Word {
+struct FeatureWord {
     leaf: u32,
     register: fn(u32) -> u32,
     names: &'static str,
 }
 
 /// Bits by their Linux names (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E); "-" for none.
-const WORDS: &[Word] = &[
-    Word {
+const WORDS: &[FeatureWord] = &[
+    FeatureWord {
         leaf: 1,
         register: |leaf| cpuid(leaf)[3],
         names: "fpu vme de pse tsc msr pae mce cx8 apic - sep mtrr pge mca cmov pat pse36 pn clflush - dts acpi \
                 mmx fxsr sse sse2 ss ht tm ia64 pbe",
     },
-    Word {
+    FeatureWord {
         leaf: 0x8000_0001,
         register: |leaf| cpuid(leaf)[3],
         names: "- - - - - - - - - - - syscall - - - - - - - mp nx - mmxext - - fxsr_opt pdpe1gb rdtscp - lm \
                 3dnowext 3dnow",
     },
-    Word {
+    FeatureWord {
         leaf: 1,
         register: |leaf| cpuid(leaf)[2],
         names: "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm - pcid dca \
                 sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave osxsave avx f16c rdrand hypervisor",
     },
-    Word {
+    FeatureWord {
         leaf: 0x8000_0001,
         register: |leaf| cpuid(leaf)[2],
         names: "lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs xop skinit \
                 wdt - lwp fma4 tce",
     },
-    Word {
+    FeatureWord {
         leaf: 7,
         register: |leaf| cpuid(leaf)[1],
         names: "fsgsbase tsc_adjust sgx bmi1 hle avx2 - smep bmi2 erms invpcid rtm cqm - mpx rdt_a avx512f \
                 avx512dq rdseed adx smap avx512ifma - clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni \
                 avx512bw avx512vl",
     },
-    Word {
+    FeatureWord {
         leaf: 7,
         register: |leaf| cpuid(leaf)[2],
         names: "- avx512vbmi umip pku ospke waitpkg avx512_vbmi2 - gfni vaes vpclmulqdq avx512_vnni \
@@ -63,24 +63,24 @@ fn cpuid(leaf: u32) -> [u32; 4] {
 }
 
 /// The text in these registers, without NULs and blanks around it.
-fn text_of(words: impl IntoIterator<Item = u32>) -> Line {
-    let mut whole = Line::new();
+fn text_of(words: impl IntoIterator<Item = u32>) -> ShortLine {
+    let mut whole = ShortLine::new();
     words.into_iter().for_each(|word| whole.push(&word.to_le_bytes()));
     let is_text = |&byte: &u8| byte != 0 && byte != b' ';
     let bytes = whole.bytes();
     let start = bytes.iter().position(is_text).unwrap_or(bytes.len());
     let end = bytes.iter().rposition(is_text).map_or(start, |last| last + 1);
-    Line::of(&bytes[start..end])
+    ShortLine::of(&bytes[start..end])
 }
 
 /// The maker's name of itself ("AuthenticAMD").
-fn vendor() -> Line {
+fn vendor() -> ShortLine {
     let [_, b, c, d] = cpuid(0);
     text_of([b, d, c])
 }
 
 /// The product's name.
-fn brand() -> Line {
+fn brand() -> ShortLine {
     text_of((0x8000_0002..=0x8000_0004).flat_map(cpuid))
 }
 

@@ -12,33 +12,32 @@ use freehold_vm::{
 use zerocopy::IntoBytes as _;
 
 use super::frames::put_in_steps;
-use super::processes::{FileKind, nameless};
+use super::processes::{FileKind, Subject, nameless};
 use super::scan;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::device::split_device;
 use crate::fs::file::{Blocking, File, Seekable};
-use crate::fs::generated::{Line, Text};
+use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
-use crate::mem::{self, FileMapping, Frames, Space};
+use crate::mem::{self, AddressSpace, FileMapping, Frames, ProcessSpace};
 use crate::task::{self, Process};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
-pub(super) type Area<'a> = AreaView<'a, Frames>;
+pub(super) type UserArea<'a> = AreaView<'a, Frames>;
 
 /// Most bytes of arguments or environment that are shown.
 const MAX_STRINGS: u64 = 1 << 20;
 
 /// Write the content of a file about `space`, which is or was the memory of `process`; nothing for
 /// one that has ended.
-pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileKind) -> Result<()> {
+pub(super) fn show(out: &mut Text, process: &Process, space: &ProcessSpace, kind: FileKind) -> Result<()> {
     if process.exit_status().is_some() {
         return Ok(());
     }
     let program = space.program();
-    let root = process.fs().root();
     match kind {
         FileKind::Cmdline => strings(out, space, program.arguments),
         FileKind::Environ => strings(out, space, program.environment),
@@ -46,29 +45,6 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
             for (key, value) in program.auxiliary.iter().flat_map(|vector| vector.iter()) {
                 out.push(&key.to_ne_bytes());
                 out.push(&value.to_ne_bytes());
-            }
-            Ok(())
-        }
-        FileKind::Maps => {
-            for area in space.lock().areas() {
-                crate::sched::checkpoint()?;
-                line(out, &area, &root)?;
-            }
-            Ok(())
-        }
-        FileKind::Smaps => {
-            let areas = space.lock();
-            for area in areas.areas() {
-                crate::sched::checkpoint()?;
-                line(out, &area, &root)?;
-                out.kib("Size:", (area.end.0 - area.start.0) / 1024);
-                out.kib("KernelPageSize:", 4);
-                out.kib("MMUPageSize:", 4);
-                counts(out, &areas.smaps(&area), Rows::OfOne);
-                let eligible = u8::from(areas.is_huge_eligible(&area));
-                write!(out, "THPeligible:{eligible:>12}\nVmFlags: ");
-                vm_flags(out, &area);
-                out.push(b"\n");
             }
             Ok(())
         }
@@ -85,12 +61,75 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
             counts(out, &sum, Rows::OfAll);
             Ok(())
         }
-        FileKind::NumaMaps => super::numa_maps::show(out, &space.lock(), &root),
         _ => Err(Errno::EINVAL),
     }
 }
 
-fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Result<()> {
+/// What a file with a record for each area says of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AreaRecord {
+    /// /proc/PID/maps
+    Line,
+    /// /proc/PID/smaps
+    Counts,
+    /// /proc/PID/numa_maps
+    Nodes,
+}
+
+/// The records of all areas. A program has any number of areas: what is read is made for each read,
+/// whole records at a time, and goes on above the last address that was told (Linux: `m_start`,
+/// fs/proc/task_mmu.c).
+pub(super) struct AreaRecords {
+    pub subject: Subject,
+    /// What the opener was allowed to inspect; the process may have another by now.
+    pub space: Weak<ProcessSpace>,
+    pub record: AreaRecord,
+    /// The end of the last area that was told.
+    pub next: VirtAddr,
+}
+
+impl Parts for AreaRecords {
+    fn next(&mut self, out: &mut Text) -> Result<More> {
+        let process = match self.subject.process() {
+            Ok(process) => process,
+            Err(error) if self.next == VirtAddr(0) => return Err(error),
+            Err(_) => return Ok(More::No),
+        };
+        let Some(space) = self.space.upgrade().filter(|_| process.exit_status().is_none()) else {
+            return Ok(More::No);
+        };
+        let root = process.fs().root();
+        let areas = space.lock();
+        for area in areas.areas_in(self.next, VirtAddr(u64::MAX)) {
+            crate::sched::checkpoint()?;
+            match self.record {
+                AreaRecord::Line => line(out, &area, &root)?,
+                AreaRecord::Counts => smaps_record(out, &areas, &area, &root)?,
+                AreaRecord::Nodes => super::numa_maps::line(out, &areas, &area, &root)?,
+            }
+            self.next = area.end;
+            if out.length() >= PART {
+                return Ok(More::Yes);
+            }
+        }
+        Ok(More::No)
+    }
+}
+
+fn smaps_record(out: &mut Text, areas: &AddressSpace, area: &UserArea<'_>, root: &Path) -> Result<()> {
+    line(out, area, root)?;
+    out.kib("Size:", (area.end.0 - area.start.0) / 1024);
+    out.kib("KernelPageSize:", 4);
+    out.kib("MMUPageSize:", 4);
+    counts(out, &areas.smaps(area), Rows::OfOne);
+    let eligible = u8::from(areas.is_huge_eligible(area));
+    write!(out, "THPeligible:{eligible:>12}\nVmFlags: ");
+    vm_flags(out, area);
+    out.push(b"\n");
+    Ok(())
+}
+
+fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -> Result<()> {
     let len = range.end.saturating_sub(range.start).min(MAX_STRINGS);
     if len == 0 {
         return Ok(());
@@ -105,7 +144,7 @@ fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Resul
 }
 
 /// The bytes of the area's name, with line feeds escaped.
-pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
+pub(super) fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
     Ok(match area.name {
         AreaName::Heap => Vec::try_from_slice(b"[heap]")?,
         AreaName::Stack => Vec::try_from_slice(b"[stack]")?,
@@ -124,7 +163,7 @@ pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
 }
 
 /// Device and inode number of what is mapped.
-fn identity(area: &Area<'_>) -> (u64, u64) {
+fn identity(area: &UserArea<'_>) -> (u64, u64) {
     if let Some(mapping) = FileMapping::of(area.name) {
         let identity = mapping.file().node().identity();
         return (identity.device, identity.inode);
@@ -135,14 +174,14 @@ fn identity(area: &Area<'_>) -> (u64, u64) {
     }
 }
 
-fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
+fn line(out: &mut Text, area: &UserArea<'_>, root: &Path) -> Result<()> {
     let may = |what, letter| if area.protection.contains(what) { letter } else { b'-' };
     let (r, w) = (may(Protection::READ, b'r'), may(Protection::WRITE, b'w'));
     let x = may(Protection::EXEC, b'x');
     let sharing = if area.sharing == Sharing::Shared { b's' } else { b'p' };
     let (device, inode) = identity(area);
     let (major, minor) = split_device(device);
-    let mut head = Line::new();
+    let mut head = ShortLine::new();
     head.hex(area.start.0, 8);
     head.push(b"-");
     head.hex(area.end.0, 8);
@@ -242,7 +281,7 @@ const AREA_FLAGS: [(AreaFlags, &str); 12] = [
 ];
 
 /// Writes the two-letter flags of an area that there are here.
-fn vm_flags(out: &mut Text, area: &Area<'_>) {
+fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
     for (what, code) in [(Protection::READ, "rd "), (Protection::WRITE, "wr "), (Protection::EXEC, "ex ")] {
         if area.protection.contains(what) {
             out.push(code.as_bytes());
@@ -289,13 +328,13 @@ enum FrameNumbers {
 /// open: memory that can be mapped into itself through a ring would stay for ever. Then the file is empty.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
-    space: Weak<Space>,
+    space: Weak<ProcessSpace>,
     kind: FileKind,
     frames: FrameNumbers,
 }
 
 impl SpaceFile {
-    pub fn open(node: Arc<dyn Node>, space: Weak<Space>, kind: FileKind) -> Arc<dyn File> {
+    pub fn open(node: Arc<dyn Node>, space: Weak<ProcessSpace>, kind: FileKind) -> Arc<dyn File> {
         let privileged = task::current().process().credentials().is_privileged();
         let frames = if privileged { FrameNumbers::Told } else { FrameNumbers::Hidden };
         reserve::arc(Self { node, space, kind, frames })
@@ -303,7 +342,7 @@ impl SpaceFile {
 
     /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present
     /// (Documentation/admin-guide/mm/pagemap.rst).
-    fn pagemap(&self, space: &Space, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+    fn pagemap(&self, space: &ProcessSpace, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const STEP: u64 = 512;
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);

@@ -8,6 +8,7 @@ mod frames;
 pub mod loads;
 mod memory;
 mod mounts;
+mod net;
 mod numa_maps;
 mod oom;
 mod processes;
@@ -54,6 +55,7 @@ impl ProcFs {
             root.set_dynamic(reserve::arc(processes::Processes));
         }
         root.link("mounts", "self/mounts");
+        root.link("net", "self/net");
         if !root.is_complete() {
             return Err(Errno::ENOMEM);
         }

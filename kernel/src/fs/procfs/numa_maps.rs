@@ -4,7 +4,7 @@ use freehold_collections::Vec;
 use freehold_machine::topology::MAX_NODES;
 use freehold_vm::{AreaName, OfFile, PageAt};
 
-use super::memory::{Area, PAGE, name};
+use super::memory::{PAGE, UserArea, name};
 use crate::Result;
 use crate::fs::Path;
 use crate::fs::generated::Text;
@@ -12,7 +12,7 @@ use crate::mem::{self, AddressSpace};
 
 /// What is counted of an area.
 #[derive(Default)]
-struct Counts {
+struct AreaCounts {
     pages: u64,
     anonymous: u64,
     dirty: u64,
@@ -21,9 +21,10 @@ struct Counts {
     by_node: [u64; MAX_NODES],
 }
 
-fn count(space: &AddressSpace, area: &Area<'_>) -> Counts {
+fn count(space: &AddressSpace, area: &UserArea<'_>) -> AreaCounts {
     let smaps = space.smaps(area);
-    let mut counts = Counts { dirty: (smaps.private_dirty + smaps.shared_dirty) / PAGE, ..Counts::default() };
+    let mut counts =
+        AreaCounts { dirty: (smaps.private_dirty + smaps.shared_dirty) / PAGE, ..AreaCounts::default() };
     space.pages(area.start, area.end, |page| {
         // The page of zeroes is nobody's.
         let PageAt::Frame(frame) = page.at else { return };
@@ -48,36 +49,34 @@ fn push_escaped(out: &mut Text, name: &[u8]) {
     }
 }
 
-pub(super) fn show(out: &mut Text, space: &AddressSpace, root: &Path) -> Result<()> {
-    for area in space.areas() {
-        crate::sched::checkpoint()?;
-        let counts = count(space, &area);
-        write!(out, "{:08x} {}", area.start.0, mem::PolicyName(area.policy));
-        match area.name {
-            AreaName::Heap => out.push(b" heap"),
-            AreaName::Stack => out.push(b" stack"),
-            AreaName::Anonymous | AreaName::Vdso(_) => {}
-            AreaName::SharedAnonymous | AreaName::File(_) => {
-                let name: Vec<u8> = name(&area, root)?;
-                out.push(b" file=");
-                push_escaped(out, &name);
-            }
+/// The line of one area.
+pub(super) fn line(out: &mut Text, space: &AddressSpace, area: &UserArea<'_>, root: &Path) -> Result<()> {
+    let counts = count(space, area);
+    write!(out, "{:08x} {}", area.start.0, mem::PolicyName(area.policy));
+    match area.name {
+        AreaName::Heap => out.push(b" heap"),
+        AreaName::Stack => out.push(b" stack"),
+        AreaName::Anonymous | AreaName::Vdso(_) => {}
+        AreaName::SharedAnonymous | AreaName::File(_) => {
+            let name: Vec<u8> = name(area, root)?;
+            out.push(b" file=");
+            push_escaped(out, &name);
         }
-        let Counts { pages, anonymous, dirty, most_mapped, by_node } = counts;
-        for (name, value, is_shown) in [
-            ("anon", anonymous, anonymous > 0),
-            ("dirty", dirty, dirty > 0),
-            ("mapped", pages, pages != anonymous && pages != dirty),
-            ("mapmax", most_mapped, most_mapped > 1),
-        ] {
-            if is_shown {
-                write!(out, " {name}={value}");
-            }
-        }
-        for (node, &pages) in by_node.iter().enumerate().filter(|(_, pages)| **pages > 0) {
-            write!(out, " N{node}={pages}");
-        }
-        out.push(if pages > 0 { b" kernelpagesize_kB=4\n" } else { b"\n" });
     }
+    let AreaCounts { pages, anonymous, dirty, most_mapped, by_node } = counts;
+    for (name, value, is_shown) in [
+        ("anon", anonymous, anonymous > 0),
+        ("dirty", dirty, dirty > 0),
+        ("mapped", pages, pages != anonymous && pages != dirty),
+        ("mapmax", most_mapped, most_mapped > 1),
+    ] {
+        if is_shown {
+            write!(out, " {name}={value}");
+        }
+    }
+    for (node, &pages) in by_node.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+        write!(out, " N{node}={pages}");
+    }
+    out.push(if pages > 0 { b" kernelpagesize_kB=4\n" } else { b"\n" });
     Ok(())
 }

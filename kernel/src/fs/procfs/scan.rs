@@ -23,7 +23,7 @@ pub(super) mod category {
 
 /// Pages that are alike, as the program gets them: `struct page_region`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Region {
+pub(super) struct PageRegion {
     pub start: u64,
     pub end: u64,
     pub categories: u64,
@@ -55,7 +55,7 @@ pub(super) enum Room {
 }
 
 /// Takes regions, of which the first has this number.
-pub(super) type Deliver<'a, E> = &'a dyn Fn(u64, &[Region]) -> Result<(), E>;
+pub(super) type Deliver<'a, E> = &'a dyn Fn(u64, &[PageRegion]) -> Result<(), E>;
 
 /// The regions found so far.
 pub(super) struct Regions {
@@ -67,7 +67,7 @@ pub(super) struct Regions {
     /// Regions that the program has already.
     delivered: u64,
     /// Others; the last one may grow.
-    waiting: Vec<Region>,
+    waiting: Vec<PageRegion>,
     /// A region had to be left out.
     out_of_memory: bool,
 }
@@ -91,7 +91,8 @@ impl Regions {
             Some(last) if last.end == start && last.categories == told => last.end = end,
             _ if start == end || found == room => return Room::FullAt(start),
             _ => {
-                self.out_of_memory = self.waiting.try_push(Region { start, end, categories: told }).is_err();
+                self.out_of_memory =
+                    self.waiting.try_push(PageRegion { start, end, categories: told }).is_err();
                 if self.out_of_memory {
                     return Room::FullAt(start);
                 }
@@ -135,7 +136,7 @@ mod call {
 
     use super::{Filter, Regions, Room, category};
     use crate::hw::PAGE;
-    use crate::mem::Space;
+    use crate::mem::ProcessSpace;
     use crate::user::UserPtr;
     use crate::{Errno, Result, sched, task};
 
@@ -153,7 +154,7 @@ mod call {
     const WALK_END: usize = 4;
 
     /// PAGEMAP_SCAN(argument): how many regions were found.
-    pub fn scan(space: &Arc<Space>, argument: u64) -> Result<i64> {
+    pub fn scan(space: &Arc<ProcessSpace>, argument: u64) -> Result<i64> {
         let given = UserPtr::<[u64; 12]>::new(argument).read()?;
         let [size, flags, start, end, _, out, room, most, inverted, all_of, any_of, told] = given;
         let known = (inverted | all_of | any_of | told) & !category::ALL == 0;
@@ -199,16 +200,22 @@ mod call {
         outcome.map(|()| regions.found() as i64)
     }
 
-    fn deliver(out: u64, first: u64, regions: &[super::Region]) -> Result<()> {
+    fn deliver(out: u64, first: u64, regions: &[super::PageRegion]) -> Result<()> {
         let out = UserPtr::<[u64; 3]>::new(out);
-        let write = |(index, region): (usize, &super::Region)| {
+        let write = |(index, region): (usize, &super::PageRegion)| {
             out.add(first as usize + index).write(&[region.start, region.end, region.categories])
         };
         regions.iter().enumerate().try_for_each(write)
     }
 
     /// Look at what follows `at`: to the end of its 2 MiB, or farther where nothing is mapped. Where to go on.
-    fn look(space: &Arc<Space>, at: u64, end: u64, flags: u64, regions: &mut Regions) -> Result<(u64, Room)> {
+    fn look(
+        space: &Arc<ProcessSpace>,
+        at: u64,
+        end: u64,
+        flags: u64,
+        regions: &mut Regions,
+    ) -> Result<(u64, Room)> {
         let space = space.lock();
         let Some(area) = space.areas_in(VirtAddr(at), VirtAddr(end)).next() else {
             return Ok((end, Room::More));
@@ -269,17 +276,17 @@ mod tests {
     const ALL: Filter = Filter { inverted: 0, all_of: 0, any_of: category::ALL, told: category::ALL };
 
     /// The regions that are complete, and the number of the first.
-    fn take_complete(found: &mut Regions) -> (u64, Vec<Region>) {
+    fn take_complete(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
-        let take = |first, regions: &[Region]| *taken.borrow_mut() = (first, regions.to_vec());
+        let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
         found.deliver_complete(&|first, regions| Ok::<_, Errno>(take(first, regions))).unwrap();
         taken.into_inner()
     }
 
     /// All regions, and the number of the first.
-    fn take_all(found: &mut Regions) -> (u64, Vec<Region>) {
+    fn take_all(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
-        let take = |first, regions: &[Region]| *taken.borrow_mut() = (first, regions.to_vec());
+        let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
         let outcome = found.deliver_all(&|first, regions| Ok::<_, Errno>(take(first, regions)));
         assert_eq!(outcome, Ok(false));
         taken.into_inner()
@@ -289,8 +296,8 @@ mod tests {
         Regions::new(filter, Some(room), pages)
     }
 
-    fn region(pages: core::ops::Range<u64>, categories: u64) -> Region {
-        Region { start: pages.start * PAGE, end: pages.end * PAGE, categories }
+    fn region(pages: core::ops::Range<u64>, categories: u64) -> PageRegion {
+        PageRegion { start: pages.start * PAGE, end: pages.end * PAGE, categories }
     }
 
     fn add(regions: &mut Regions, pages: core::ops::Range<u64>, categories: u64) -> Room {

@@ -8,7 +8,7 @@ use super::processes::{FileKind, Subject};
 use super::settings::parse_number;
 use super::system::TICK;
 use super::{memory, mounts, oom};
-use crate::fs::generated::{Line, Text};
+use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
 use crate::task::inspect::{self, Mode};
@@ -83,7 +83,8 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::Auxv
         | FileKind::Memory
         | FileKind::Pagemap
-        | FileKind::DescriptorInfo(_) => return Err(Errno::EINVAL),
+        | FileKind::DescriptorInfo(_)
+        | FileKind::Net(_) => return Err(Errno::EINVAL),
     }
     Ok(())
 }
@@ -195,7 +196,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
-    out.push(Line::of_number(subject.tid.unwrap_or(process.pid).into()).bytes());
+    out.push(ShortLine::of_number(subject.tid.unwrap_or(process.pid).into()).bytes());
     out.push(b" (");
     push_name(out, subject, process)?;
     out.push(&[b')', b' ', letter as u8]);
@@ -249,13 +250,13 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
 /// Who it is: its state, its numbers and on whose behalf it acts.
 fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Option<&Arc<Task>>) {
     if process.exit_status().is_none() {
-        let mut line = Line::of(b"Umask:\t");
+        let mut line = ShortLine::of(b"Umask:\t");
         line.octal(process.fs().umask().into(), 4);
         line.push(b"\n");
         out.push(line.bytes());
     }
     let (letter, words) = state(process, task);
-    let mut line = Line::of(b"State:\t");
+    let mut line = ShortLine::of(b"State:\t");
     for part in [&[letter as u8, b' ', b'('], words.as_bytes(), b")\n"] {
         line.push(part);
     }
@@ -273,7 +274,7 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     out.row("FDSize", &[process.files().size() as u64]);
     out.push(b"Groups:\t");
     for group in c.groups.iter() {
-        let mut line = Line::of_number((*group).into());
+        let mut line = ShortLine::of_number((*group).into());
         line.push(b" ");
         out.push(line.bytes());
     }
@@ -307,7 +308,7 @@ fn memory_use(out: &mut Text, process: &Process) {
         ("VmSwap", usage.swapped),
         ("HugetlbPages", 0),
     ] {
-        let mut line = Line::of(name.as_bytes());
+        let mut line = ShortLine::of(name.as_bytes());
         line.push(b":\t");
         line.decimal(pages * (PAGE / 1024), 8);
         line.push(b" kB\n");
@@ -320,7 +321,7 @@ fn memory_use(out: &mut Text, process: &Process) {
 /// What is done about signals, and those that wait.
 fn signals(out: &mut Text, process: &Arc<Process>, task: Option<&Arc<Task>>) {
     out.row("Threads", &[process.thread_count() as u64]);
-    let mut line = Line::of(b"SigQ:\t");
+    let mut line = ShortLine::of(b"SigQ:\t");
     line.decimal(crate::task::users::queued_signals(process.credentials().uid), 0);
     line.push(b"/");
     line.decimal(process.limit(Resource::SigPending).soft, 0);
@@ -378,15 +379,15 @@ fn limits(out: &mut Text, process: &Process) {
         ("Max realtime timeout", Resource::RtTime, "us"),
     ];
     let shown = |limit: u64| match limit {
-        u64::MAX => Line::of(b"unlimited"),
-        limit => Line::of_number(limit),
+        u64::MAX => ShortLine::of(b"unlimited"),
+        limit => ShortLine::of_number(limit),
     };
     writeln!(out, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for (title, resource, unit) in ROWS {
         let limit = process.limit(resource);
-        let mut line = Line::of(title.as_bytes());
+        let mut line = ShortLine::of(title.as_bytes());
         for (column, part) in
-            [(26, shown(limit.soft)), (47, shown(limit.hard)), (68, Line::of(unit.as_bytes()))]
+            [(26, shown(limit.soft)), (47, shown(limit.hard)), (68, ShortLine::of(unit.as_bytes()))]
         {
             line.pad(column);
             line.push(part.bytes());

@@ -7,7 +7,7 @@ use freehold_machine::{CpuId, NodeId};
 use super::{cpuinfo, loads};
 use crate::fs::device::{self, split_device};
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
-use crate::fs::locks::{Cursor, Lock, Owner as LockOwner, Sharing, Space};
+use crate::fs::locks::{Cursor, Lock, LockSharing, LockSpace, Owner as LockOwner};
 use crate::fs::machine;
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
@@ -261,11 +261,11 @@ impl Parts for LockLines {
 fn show_lock(out: &mut Text, number: usize, file: Identity, lock: &Lock) {
     let (major, minor) = split_device(file.device);
     let kind = match (lock.space, lock.owner) {
-        (Space::Flock, _) => "FLOCK ",
-        (Space::Record, LockOwner::Process(_)) => "POSIX ",
-        (Space::Record, LockOwner::Description(_)) => "OFDLCK",
+        (LockSpace::Flock, _) => "FLOCK ",
+        (LockSpace::Record, LockOwner::Process(_)) => "POSIX ",
+        (LockSpace::Record, LockOwner::Description(_)) => "OFDLCK",
     };
-    let sharing = if lock.sharing == Sharing::Shared { "READ " } else { "WRITE" };
+    let sharing = if lock.sharing == LockSharing::Shared { "READ " } else { "WRITE" };
     let pid = if lock.pid == 0 { -1 } else { i64::from(lock.pid) };
     write!(
         out,

@@ -4,8 +4,8 @@ use crate::Result;
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::hw::PAGE;
-use crate::ipc::ids::{Ids, Object};
-use crate::ipc::msg::{QUEUES, Queue};
+use crate::ipc::ids::{IpcIds, Object};
+use crate::ipc::msg::{MessageQueue, QUEUES};
 use crate::ipc::sem::{SETS, Set};
 use crate::ipc::shm::{SEGMENTS, Segment};
 use freehold_collections::{Arc, Box, reserve};
@@ -13,30 +13,30 @@ use freehold_collections::{Arc, Box, reserve};
 /// Put /proc/sysvipc into `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let folder = root.dirs("sysvipc");
-    folder.generated("shm", 0o444, Table { ids: &SEGMENTS, title: SEGMENT_TITLE, row: show_segment });
-    folder.generated("sem", 0o444, Table { ids: &SETS, title: SET_TITLE, row: show_set });
-    folder.generated("msg", 0o444, Table { ids: &QUEUES, title: QUEUE_TITLE, row: show_queue });
+    folder.generated("shm", 0o444, IpcTable { ids: &SEGMENTS, title: SEGMENT_TITLE, row: show_segment });
+    folder.generated("sem", 0o444, IpcTable { ids: &SETS, title: SET_TITLE, row: show_set });
+    folder.generated("msg", 0o444, IpcTable { ids: &QUEUES, title: QUEUE_TITLE, row: show_queue });
 }
 
 /// One kind of object.
-struct Table<T: 'static> {
-    ids: &'static Ids<T>,
+struct IpcTable<T: 'static> {
+    ids: &'static IpcIds<T>,
     title: &'static [u8],
     row: fn(&mut Text, &T),
 }
 
-impl<T: Object + Send + Sync> Generate for Table<T> {
+impl<T: Object + Send + Sync> Generate for IpcTable<T> {
     fn show(&self, _text: &mut Text) -> Result<()> {
         Ok(())
     }
     fn parts(&self) -> Option<Box<dyn Parts>> {
         let &Self { ids, title, row } = self;
-        Some(reserve::boxed(Rows { table: Table { ids, title, row }, next: None }))
+        Some(reserve::boxed(Rows { table: IpcTable { ids, title, row }, next: None }))
     }
 }
 
 struct Rows<T: 'static> {
-    table: Table<T>,
+    table: IpcTable<T>,
     /// `None` before the title.
     next: Option<usize>,
 }
@@ -87,7 +87,7 @@ const QUEUE_TITLE: &[u8] =
     b"       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      \
     stime      rtime      ctime\n";
 
-fn show_queue(out: &mut Text, queue: &Queue) {
+fn show_queue(out: &mut Text, queue: &MessageQueue) {
     let (head, figures) = (queue.head(), queue.figures());
     let owner = head.permission();
     write!(

@@ -7,7 +7,7 @@ use freehold_vm::Event;
 
 use crate::fs::generated::Text;
 use crate::hw::memory as arch_memory;
-use crate::mem::reclaim::{self, Counts, PageKind, Who};
+use crate::mem::reclaim::{self, PageKind, ReclaimCounts, Who};
 use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
@@ -113,7 +113,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
 fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     let [kswapd, direct] = [Who::Kswapd, Who::Direct]
         .map(|who| [PageKind::Anonymous, PageKind::File].map(|kind| reclaim::counts(who, kind)));
-    let sum = |counts: [Counts; 2], of: fn(&Counts) -> u64| counts.iter().map(of).sum();
+    let sum = |counts: [ReclaimCounts; 2], of: fn(&ReclaimCounts) -> u64| counts.iter().map(of).sum();
     line("pgsteal_kswapd", sum(kswapd, |counts| counts.stolen));
     line("pgsteal_direct", sum(direct, |counts| counts.stolen));
     line("pgscan_kswapd", sum(kswapd, |counts| counts.scanned));

@@ -9,7 +9,7 @@ use freehold_collections::Arc;
 use freehold_frame::Owner;
 
 use super::vmstat;
-use crate::fs::generated::{Line, Text};
+use crate::fs::generated::{ShortLine, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::{Result, mem, sched};
 
@@ -46,18 +46,18 @@ fn zones() -> impl Iterator<Item = ZoneInfo> {
 }
 
 /// What `text` displays, with blanks before it in at least `width` columns.
-fn right(text: impl Display, width: usize) -> Line {
-    let text = Line::displaying(text);
-    let mut line = Line::new();
+fn right(text: impl Display, width: usize) -> ShortLine {
+    let text = ShortLine::displaying(text);
+    let mut line = ShortLine::new();
     line.pad(width.saturating_sub(text.bytes().len()));
     line.push(text.bytes());
     line
 }
 
 /// Displays each value in six columns and a blank.
-struct Counts<'a>(&'a [u64]);
+struct CountColumns<'a>(&'a [u64]);
 
-impl Display for Counts<'_> {
+impl Display for CountColumns<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|value| write!(f, "{value:>6} "))
     }
@@ -65,7 +65,7 @@ impl Display for Counts<'_> {
 
 fn buddyinfo(out: &mut Text) -> Result<()> {
     for zone in zones() {
-        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", Counts(&zone.free_blocks));
+        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", CountColumns(&zone.free_blocks));
     }
     Ok(())
 }
@@ -114,11 +114,11 @@ fn pagetypeinfo(out: &mut Text) -> Result<()> {
     for zone in zones() {
         let node = zone.node.0;
         writeln!(out, "Page block order: 9\nPages per block:  512\n");
-        writeln!(out, "{:<43} {}", "Free pages count per migrate type at order", Counts(&orders));
+        writeln!(out, "{:<43} {}", "Free pages count per migrate type at order", CountColumns(&orders));
         for owner in Owner::ALL {
             write!(out, "Node {node:>4}, zone {:>8}, type ", "Normal");
             out.push(right(format_args!("{owner:?}"), 12).bytes());
-            writeln!(out, " {}", Counts(&zone.free_by_owner[owner as usize]));
+            writeln!(out, " {}", CountColumns(&zone.free_by_owner[owner as usize]));
         }
         write!(out, "\n{:<23}", "Number of blocks type ");
         for owner in Owner::ALL {

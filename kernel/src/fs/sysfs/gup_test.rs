@@ -15,7 +15,7 @@ use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata, Timestamp};
 use crate::fs::pseudo::{PseudoDir, metadata, new_inode, set_metadata};
-use crate::mem::{PinWay, PinnedRun, Space};
+use crate::mem::{PinWay, PinnedRun, ProcessSpace};
 use crate::sync::Mutex;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task, time};
@@ -69,13 +69,13 @@ struct Start {
 const _: () = assert!(size_of::<Measurement>() == 0x50 && size_of::<Start>() == 0x18);
 
 /// What a long session has pinned.
-enum Session {
+enum LongPin {
     Reads(PinnedRun<ReadOnly>),
     Writes(PinnedRun<ReadWrite>),
 }
 
-impl Session {
-    fn start(space: &Space, start: &Start) -> Result<Self> {
+impl LongPin {
+    fn start(space: &ProcessSpace, start: &Start) -> Result<Self> {
         let (address, size) = (start.address, start.size);
         let page = PAGE_SIZE as u64;
         let whole = address.is_multiple_of(page) && size.is_multiple_of(page);
@@ -107,7 +107,7 @@ impl Session {
     }
 }
 
-fn pin_all<P: Purpose>(space: &Space, address: u64, size: u64, way: PinWay) -> Result<PinnedRun<P>> {
+fn pin_all<P: Purpose>(space: &ProcessSpace, address: u64, size: u64, way: PinWay) -> Result<PinnedRun<P>> {
     let length = usize::try_from(size).map_err(|_| Errno::EINVAL)?;
     let run = PinnedRun::by::<LongTerm>(space, address, length, Rule::Asked, way)?;
     if run.len() < length { Err(Errno::EFAULT) } else { Ok(run) }
@@ -161,7 +161,7 @@ fn tell<P: Purpose>(wish: &Measurement, runs: &[PinnedRun<P>]) {
 struct GupTest {
     identity: Identity,
     made: Timestamp,
-    session: Mutex<Option<Session>>,
+    session: Mutex<Option<LongPin>>,
 }
 
 /// Put it into `dir`.
@@ -212,7 +212,7 @@ impl File for OpenGupTest {
                 if session.is_some() {
                     return Err(Errno::EINVAL);
                 }
-                *session = Some(Session::start(&task::current().process().space(), &start)?);
+                *session = Some(LongPin::start(&task::current().process().space(), &start)?);
             }
             request::STOP => drop(self.node.session.lock().take()),
             request::READ => {

@@ -30,6 +30,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let debug = root.dirs("kernel/debug");
     super::xpfo::fill(&debug);
     debug.generated("replica", 0o600, super::replica::Replica);
+    debug.generated("latency", 0o600, super::latency::Latency);
     super::page_tables::fill(&debug);
     super::provoke::fill(&debug);
     let swiotlb = root.dirs("kernel/debug/swiotlb");

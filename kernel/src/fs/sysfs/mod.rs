@@ -5,7 +5,9 @@ mod fault_inject;
 mod gup_test;
 mod huge;
 mod kernel;
+mod latency;
 mod memory;
+mod net;
 mod nodes;
 mod page_tables;
 mod provoke;
@@ -52,6 +54,7 @@ pub fn fill() {
     fault_inject::fill(&root.dirs("kernel/debug"));
     gup_test::fill(&root.dirs("kernel/debug"));
     kernel::fill(&root);
+    net::fill(&root);
 }
 
 /// Put in the disks: once, when they are known, which is after [`fill`].

@@ -17,8 +17,8 @@ use crate::fs::pipe::Pipe;
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::{Blocking, File, OpenFlags, tmpfs};
 use crate::hw::{Hardware, provoke, sync::Once};
-use crate::socket::channel::{Ancillary, Patience, Taking};
-use crate::socket::unix::{SocketKind, UnixSocket};
+use crate::socket::channel::{Ancillary, Manner, Patience, Received};
+use crate::socket::endpoint::{Socket, SocketKind};
 use crate::sync::{Mutex, WaitQueue};
 use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
@@ -33,13 +33,13 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 
 /// Whether the kernel got what it must not get.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum ProvokeVerdict {
     Stopped,
     Exposed,
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<Verdict>); 15] = [
+const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 15] = [
     ("EXEC_PHYSMAP", exec_physmap),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
@@ -80,8 +80,8 @@ impl Generate for Direct {
         let outcome = action();
         drop(one_at_a_time);
         match outcome? {
-            Verdict::Exposed => log::error!("provoke-crash: {name}: the access succeeded"),
-            Verdict::Stopped => {
+            ProvokeVerdict::Exposed => log::error!("provoke-crash: {name}: the access succeeded"),
+            ProvokeVerdict::Stopped => {
                 log::error!("provoke-crash: {name}: the access was stopped, its process is killed");
                 task::current().force_signal(SigInfo::kernel(Signal::KILL));
             }
@@ -90,8 +90,8 @@ impl Generate for Direct {
     }
 }
 
-fn outcome(read: Option<u64>) -> Verdict {
-    if read == Some(SECRET) { Verdict::Exposed } else { Verdict::Stopped }
+fn outcome(read: Option<u64>) -> ProvokeVerdict {
+    if read == Some(SECRET) { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped }
 }
 
 /// Store [`SECRET`] in the frame's first word.
@@ -105,19 +105,19 @@ fn user_frame() -> Result<Frame<Anon, mem::Frames>> {
     Ok(frame)
 }
 
-fn read_user() -> Result<Verdict> {
+fn read_user() -> Result<ProvokeVerdict> {
     let frame = user_frame()?;
     Ok(outcome(provoke::read(frame.pfn())))
 }
 
-fn read_user_huge() -> Result<Verdict> {
+fn read_user_huge() -> Result<ProvokeVerdict> {
     let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK);
     let block = Frame::<Anon, _>::allocate_with(mem::frames(), request)?;
     mark(block.pfn());
     Ok(outcome(provoke::read(block.pfn())))
 }
 
-fn read_page_cache() -> Result<Verdict> {
+fn read_page_cache() -> Result<ProvokeVerdict> {
     let frame = Frame::<PageCache, _>::allocate(mem::frames())?;
     mark(frame.pfn());
     Ok(outcome(provoke::read(frame.pfn())))
@@ -150,14 +150,14 @@ impl Sink for Looker {
 }
 
 /// What comes of bytes that `pass` has the kernel keep for a program, and show to a reader. `EIO` where none were shown.
-fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<Verdict> {
+fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<ProvokeVerdict> {
     let mut looker = Looker::default();
     pass(&mut SliceSource::new(&SECRET.to_le_bytes()), &mut looker)?;
     if looker.taken == 0 { Err(Errno::EIO) } else { Ok(outcome(looker.read)) }
 }
 
 /// Bytes that are written to one file and read from another.
-fn look_through(to: &dyn File, from: &dyn File) -> Result<Verdict> {
+fn look_through(to: &dyn File, from: &dyn File) -> Result<ProvokeVerdict> {
     look(|source, sink| {
         to.write_at(0, source, Blocking::Never)?;
         from.read_at(0, sink, Blocking::Never)?;
@@ -165,22 +165,21 @@ fn look_through(to: &dyn File, from: &dyn File) -> Result<Verdict> {
     })
 }
 
-fn read_tmpfs() -> Result<Verdict> {
+fn read_tmpfs() -> Result<ProvokeVerdict> {
     let node = tmpfs::unnamed_file(0o600, 0, 0)?;
     look_through(&*node, &*node)
 }
 
-fn read_pipe() -> Result<Verdict> {
+fn read_pipe() -> Result<ProvokeVerdict> {
     let (from, to) = Pipe::pair(OpenFlags::empty())?;
     look_through(&*to, &*from)
 }
 
-fn read_socket() -> Result<Verdict> {
-    let (from, to) = UnixSocket::pair(SocketKind::Stream);
+fn read_socket() -> Result<ProvokeVerdict> {
+    let (from, to) = Socket::pair(SocketKind::Stream);
     look(|source, sink| {
         to.send(source, Ancillary::default(), None, Patience::Never)?;
-        from.receive(sink, Taking::Take, Patience::Never)?;
-        Ok(())
+        from.receive(sink, Manner::take(Patience::Never), &mut Received::default())
     })
 }
 
@@ -194,38 +193,42 @@ pub fn set_ring_memory(pass: RingMemory) {
     RING_MEMORY.set(pass);
 }
 
-fn read_uring() -> Result<Verdict> {
+fn read_uring() -> Result<ProvokeVerdict> {
     look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
 }
 
-fn read_freed() -> Result<Verdict> {
+fn read_freed() -> Result<ProvokeVerdict> {
     let frame = user_frame()?.pfn();
     Ok(outcome(provoke::read(frame)))
 }
 
-fn read_reallocated() -> Result<Verdict> {
+fn read_reallocated() -> Result<ProvokeVerdict> {
     drop(user_frame()?);
     read_user()
 }
 
 /// ret2dir (Kemerlis and others, 2014): a program's page is filled with code, and the kernel jumps to its alias.
-fn exec_physmap() -> Result<Verdict> {
+fn exec_physmap() -> Result<ProvokeVerdict> {
     const RET: u8 = 0xc3;
     let frame = user_frame()?;
     Hardware.with_bytes(frame.pfn(), |bytes| bytes.fill(RET));
-    Ok(if provoke::execute(frame.pfn()) { Verdict::Exposed } else { Verdict::Stopped })
+    Ok(if provoke::execute(frame.pfn()) { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
-fn write_text_alias() -> Result<Verdict> {
-    Ok(if provoke::write_text_alias() { Verdict::Exposed } else { Verdict::Stopped })
+fn write_text_alias() -> Result<ProvokeVerdict> {
+    Ok(if provoke::write_text_alias() { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
-fn write_reading_window() -> Result<Verdict> {
+fn write_reading_window() -> Result<ProvokeVerdict> {
     let frame = user_frame()?;
-    Ok(if provoke::write_reading_window(frame.pfn()) { Verdict::Exposed } else { Verdict::Stopped })
+    Ok(if provoke::write_reading_window(frame.pfn()) {
+        ProvokeVerdict::Exposed
+    } else {
+        ProvokeVerdict::Stopped
+    })
 }
 
-fn stale_window() -> Result<Verdict> {
+fn stale_window() -> Result<ProvokeVerdict> {
     let frame = user_frame()?;
     let read = provoke::read_closed_window(frame.pfn(), DEADLINE_NS);
     if read.late_ns >= LATE_NS {
@@ -234,8 +237,8 @@ fn stale_window() -> Result<Verdict> {
     Ok(outcome(read.word))
 }
 
-fn window_in_interrupt() -> Result<Verdict> {
-    Ok(if provoke::window_in_interrupt() { Verdict::Exposed } else { Verdict::Stopped })
+fn window_in_interrupt() -> Result<ProvokeVerdict> {
+    Ok(if provoke::window_in_interrupt() { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
 /// What the task on the other CPU has found: not yet anything.
@@ -244,7 +247,7 @@ const STOPPED: u8 = 1;
 const EXPOSED: u8 = 2;
 
 /// Read from a CPU that never had the frame in a window. `ENODEV` on a machine with one CPU.
-fn read_on_another_cpu() -> Result<Verdict> {
+fn read_on_another_cpu() -> Result<ProvokeVerdict> {
     static FOUND: AtomicU8 = AtomicU8::new(WAITING);
     static DONE: WaitQueue = WaitQueue::new();
     let here = hw::current_cpu();
@@ -262,5 +265,5 @@ fn read_on_another_cpu() -> Result<Verdict> {
     )?;
     let found = || Some(FOUND.load(Ordering::Acquire)).filter(|&found| found != WAITING);
     let found = DONE.wait_uninterruptible(found);
-    Ok(if found == EXPOSED { Verdict::Exposed } else { Verdict::Stopped })
+    Ok(if found == EXPOSED { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }

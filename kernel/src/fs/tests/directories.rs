@@ -110,7 +110,7 @@ fn removed_directories_take_no_names() {
     names::remove_dir(&world.walk(), b"/d").unwrap();
     let place = dir.path().unwrap().clone();
     let caller = crate::fs::Caller::ROOT;
-    let inside = crate::fs::Walk::new(&world.root, &place, &caller);
+    let inside = crate::fs::PathWalk::new(&world.root, &place, &caller);
     let create = OpenFlags::CREAT | OpenFlags::WRONLY;
     assert_eq!(names::open(&inside, b"x", create, 0o600).err(), Some(Errno::ENOENT));
     assert_eq!(names::make_dir(&inside, b"y", 0o700).err(), Some(Errno::ENOENT));

@@ -19,7 +19,7 @@ use super::names;
 use super::open_file::OpenFile;
 use super::path::Path;
 use super::tmpfs::TmpFs;
-use super::walk::Walk;
+use super::walk::PathWalk;
 use crate::Result;
 
 /// A root with a tmpfs of `capacity` bytes.
@@ -42,12 +42,12 @@ impl World {
         Self { fs, root: Path::root_of(mount) }
     }
 
-    pub fn walk(&self) -> Walk<'_> {
-        Walk::new(&self.root, &self.root, &Caller::ROOT)
+    pub fn walk(&self) -> PathWalk<'_> {
+        PathWalk::new(&self.root, &self.root, &Caller::ROOT)
     }
 
-    pub fn as_user(&self) -> Walk<'_> {
-        Walk::new(&self.root, &self.root, &USER)
+    pub fn as_user(&self) -> PathWalk<'_> {
+        PathWalk::new(&self.root, &self.root, &USER)
     }
 
     pub fn open(&self, path: &str, flags: OpenFlags) -> Result<Arc<OpenFile>> {

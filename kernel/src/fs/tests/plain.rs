@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
-use crate::fs::content::{Content, ContentSource, Punch};
+use crate::fs::content::{ContentSource, FileContent, Punch};
 use crate::sync::SpinLock;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -24,7 +24,7 @@ impl PlainSource {
 }
 
 impl ContentSource for PlainSource {
-    fn empty(&self) -> Result<Arc<dyn Content>> {
+    fn empty(&self) -> Result<Arc<dyn FileContent>> {
         Ok(Arc::new(Plain(SpinLock::new(Inner::default()))))
     }
 
@@ -60,7 +60,7 @@ impl Inner {
     }
 }
 
-impl Content for Plain {
+impl FileContent for Plain {
     fn size(&self) -> u64 {
         self.0.lock().size
     }

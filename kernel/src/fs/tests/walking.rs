@@ -9,7 +9,7 @@ use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::mount::{FileSystem, Mount, MountFlags};
 use crate::fs::names;
 use crate::fs::node::Node;
-use crate::fs::walk::{Final, Walk};
+use crate::fs::walk::{Final, PathWalk};
 
 fn text(world: &World, path: &str) -> Result<String, Errno> {
     let place = world.walk().find(path.as_bytes(), Final::Follow)?;
@@ -142,7 +142,7 @@ fn scoped_walks_stay_below_their_start() {
     names::symlink(&world.walk(), b"/secret", b"/jail/out").unwrap();
     names::symlink(&world.walk(), b"../../secret", b"/jail/in/up").unwrap();
     let start = world.walk().find(b"/jail", Final::Follow).unwrap();
-    let scoped = |resolve| Walk { root: &world.root, start: &start, caller: &Caller::ROOT, resolve };
+    let scoped = |resolve| PathWalk { root: &world.root, start: &start, caller: &Caller::ROOT, resolve };
     for path in ["/secret", "out", "in/up", "../secret", "in/../../secret"] {
         let beneath = scoped(ResolveFlags::BENEATH).find(path.as_bytes(), Final::Follow);
         assert_eq!(beneath.err(), Some(Errno::EXDEV), "{path}");

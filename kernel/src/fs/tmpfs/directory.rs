@@ -15,7 +15,7 @@ use crate::{Errno, Result, sched};
 /// Positions of "." and ".." come first.
 const FIRST_POSITION: u64 = 2;
 
-struct Entry {
+struct TmpEntry {
     node: Arc<TmpNode>,
     position: u64,
 }
@@ -39,7 +39,7 @@ pub(super) struct Directory {
 
 #[derive(Default)]
 struct Names {
-    by_name: Map<Arc<[u8]>, Entry>,
+    by_name: Map<Arc<[u8]>, TmpEntry>,
     by_position: Map<u64, Listed>,
 }
 
@@ -66,7 +66,7 @@ impl Directory {
         Self { names: None, next_position: FIRST_POSITION, removed: false }
     }
 
-    fn entry(&self, name: &[u8]) -> Option<&Entry> {
+    fn entry(&self, name: &[u8]) -> Option<&TmpEntry> {
         self.names.as_deref()?.by_name.get(name)
     }
 
@@ -117,7 +117,7 @@ impl Directory {
         let names = self.names();
         let listed = Listed { name: name.clone(), inode: node.inode, kind: node.kind };
         names.by_position.try_insert(position, listed)?;
-        if names.by_name.try_insert(name.clone(), Entry { node, position }).is_err() {
+        if names.by_name.try_insert(name.clone(), TmpEntry { node, position }).is_err() {
             names.by_position.remove(&position);
             return Err(Errno::ENOMEM);
         }

@@ -1,11 +1,11 @@
 //! Files in memory.
 //!
-//! A tmpfs keeps its names in B-trees and its bytes in [`Content`]s: in the kernel these are page caches, so
+//! A tmpfs keeps its names in B-trees and its bytes in [`FileContent`]s: in the kernel these are page caches, so
 //! a file's page is the frame that programs map. What its files hold together is counted in bytes against
 //! the size limit (`ENOSPC` beyond it), each growth being reserved before it happens. The first root file system's limit is half of the memory that
 //! there is at any time, and what the machine came with does not count.
 //!
-//! Locks: `Shared::renames` (only renames between directories, so that the tree keeps its shape while
+//! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its shape while
 //! ancestors are compared) > one or two directories, lower inode number first > attributes. All are spin
 //! locks; the write lock of a regular file, a sleeping mutex, comes before them and is held over user copies.
 
@@ -22,7 +22,7 @@ use freehold_collections::{Arc, reserve};
 pub use node::TmpNode;
 pub use regular::Seals;
 
-use super::content::{Content, ContentSource};
+use super::content::{ContentSource, FileContent};
 use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::{NewNode, Node, NodeKind};
@@ -66,7 +66,7 @@ pub fn mount(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> 
 }
 
 /// What all nodes of one tmpfs share.
-struct Shared {
+struct TmpfsShared {
     device: u64,
     contents: Arc<dyn ContentSource>,
     next_inode: AtomicU64,
@@ -91,7 +91,7 @@ enum Stage {
     Following,
 }
 
-impl Shared {
+impl TmpfsShared {
     /// Count `bytes` more as held: `ENOSPC` beyond the limit.
     fn charge(&self, bytes: u64) -> Result<()> {
         let charge = |limit: u64| {
@@ -107,7 +107,7 @@ impl Shared {
         outcome.map(|_| ()).map_err(|_| Errno::ENOSPC)
     }
 
-    /// As [`Shared::charge`]; where the limit follows memory, and memory can grow, it does so before `ENOSPC`. May sleep.
+    /// As [`TmpfsShared::charge`]; where the limit follows memory, and memory can grow, it does so before `ENOSPC`. May sleep.
     fn charge_growing(&self, bytes: u64) -> Result<()> {
         loop {
             match self.charge(bytes) {
@@ -134,7 +134,7 @@ impl Shared {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn content(&self) -> Result<Arc<dyn Content>> {
+    fn content(&self) -> Result<Arc<dyn FileContent>> {
         self.contents.empty()
     }
 
@@ -150,7 +150,7 @@ impl Shared {
 /// A file system in memory.
 pub struct TmpFs {
     name: &'static str,
-    shared: Arc<Shared>,
+    shared: Arc<TmpfsShared>,
     root: Arc<TmpNode>,
 }
 
@@ -159,7 +159,7 @@ impl TmpFs {
     /// the capacity of `contents`.
     pub fn new(name: &'static str, contents: Arc<dyn ContentSource>, mode: u32) -> Result<Arc<Self>> {
         let limit = contents.capacity();
-        let shared = reserve::arc(Shared {
+        let shared = reserve::arc(TmpfsShared {
             device: unnamed_device(),
             contents,
             next_inode: AtomicU64::new(1),

@@ -8,12 +8,12 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
-use super::Shared;
+use super::TmpfsShared;
 use super::attributes::Attributes;
 use super::directory::Directory;
 use super::regular::Regular;
-use crate::fs::content::Content;
-use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
+use crate::fs::content::FileContent;
+use crate::fs::file::{Blocking, DirEntry, File, MmapContent, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
@@ -44,7 +44,7 @@ enum Body {
 
 /// An inode in memory.
 pub struct TmpNode {
-    shared: Arc<Shared>,
+    shared: Arc<TmpfsShared>,
     me: Weak<TmpNode>,
     pub(super) inode: u64,
     pub(super) kind: NodeKind,
@@ -54,7 +54,7 @@ pub struct TmpNode {
 
 impl TmpNode {
     /// A node without a name.
-    pub(super) fn new(shared: &Arc<Shared>, new: &NewNode) -> Result<Arc<Self>> {
+    pub(super) fn new(shared: &Arc<TmpfsShared>, new: &NewNode) -> Result<Arc<Self>> {
         let body = match new.kind {
             NodeKind::Regular => Body::Regular(Regular::new(shared)?),
             NodeKind::Directory => {
@@ -66,7 +66,7 @@ impl TmpNode {
         Self::with_body(shared, new, body)
     }
 
-    fn with_body(shared: &Arc<Shared>, new: &NewNode, body: Body) -> Result<Arc<Self>> {
+    fn with_body(shared: &Arc<TmpfsShared>, new: &NewNode, body: Body) -> Result<Arc<Self>> {
         let inode = shared.new_inode()?;
         Ok(reserve::cyclic(|me| Self {
             shared: shared.clone(),
@@ -183,7 +183,7 @@ impl TmpNode {
         }
     }
 
-    /// Whether `self` is `other` or above it. The caller holds `Shared::renames`.
+    /// Whether `self` is `other` or above it. The caller holds `TmpfsShared::renames`.
     fn is_above(&self, other: &Arc<TmpNode>) -> bool {
         let mut here = other.clone();
         loop {
@@ -534,11 +534,11 @@ impl File for TmpNode {
         Ok(())
     }
 
-    fn mapping(&self) -> Result<Mapping> {
-        self.regular().map(|regular| Mapping::Content(regular.content().clone())).ok_or(Errno::ENODEV)
+    fn mapping(&self) -> Result<MmapContent> {
+        self.regular().map(|regular| MmapContent::Content(regular.content().clone())).ok_or(Errno::ENODEV)
     }
 
-    fn content(&self) -> Option<Arc<dyn Content>> {
+    fn content(&self) -> Option<Arc<dyn FileContent>> {
         self.regular().map(|regular| regular.content().clone())
     }
 

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::Arc;
 
-use super::{PAGE, Shared, Stage};
-use crate::fs::content::{Content, Punch};
+use super::{PAGE, Stage, TmpfsShared};
+use crate::fs::content::{FileContent, Punch};
 use crate::fs::file::Allocate;
 use crate::fs::text::TextUse;
 use crate::sync::Mutex;
@@ -59,7 +59,7 @@ impl Seals {
 
 /// A regular file.
 pub(super) struct Regular {
-    content: Arc<dyn Content>,
+    content: Arc<dyn FileContent>,
     write: Mutex<()>,
     /// Bytes charged to the file system for it.
     charged: AtomicU64,
@@ -68,11 +68,11 @@ pub(super) struct Regular {
     seals: Seals,
     text: TextUse,
     /// To give the charge back.
-    shared: Arc<Shared>,
+    shared: Arc<TmpfsShared>,
 }
 
 impl Regular {
-    pub fn new(shared: &Arc<Shared>) -> Result<Self> {
+    pub fn new(shared: &Arc<TmpfsShared>) -> Result<Self> {
         Ok(Self {
             content: shared.content()?,
             write: Mutex::new(()),
@@ -84,7 +84,7 @@ impl Regular {
         })
     }
 
-    pub fn content(&self) -> &Arc<dyn Content> {
+    pub fn content(&self) -> &Arc<dyn FileContent> {
         &self.content
     }
 
@@ -115,7 +115,7 @@ impl Regular {
     }
 
     /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a change.
-    fn settle(&self, shared: &Shared, reserved: u64) {
+    fn settle(&self, shared: &TmpfsShared, reserved: u64) {
         let held = self.content.held();
         if shared.is(Stage::Boot) {
             self.exempt.store(held, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl Regular {
     /// Write at `offset`, or at the end where there is none; returns how many bytes and where they begin.
     pub fn write(
         &self,
-        shared: &Shared,
+        shared: &TmpfsShared,
         offset: Option<u64>,
         source: &mut dyn Source,
     ) -> Result<(usize, u64)> {
@@ -155,7 +155,7 @@ impl Regular {
         }
         let mut part;
         let source: &mut dyn Source = if end - at < left {
-            part = Part { source, left: (end - at) as usize };
+            part = FirstBytes { source, left: (end - at) as usize };
             &mut part
         } else {
             source
@@ -173,7 +173,13 @@ impl Regular {
         }
     }
 
-    fn write_to(&self, shared: &Shared, at: u64, end: u64, source: &mut dyn Source) -> Result<(usize, u64)> {
+    fn write_to(
+        &self,
+        shared: &TmpfsShared,
+        at: u64,
+        end: u64,
+        source: &mut dyn Source,
+    ) -> Result<(usize, u64)> {
         let reserve = end.next_multiple_of(PAGE) - at / PAGE * PAGE;
         if shared.charge(reserve).is_ok() {
             let result = self.content.write_at(at, source);
@@ -184,7 +190,7 @@ impl Regular {
     }
 
     /// Write as far as the limit lets: page by page, only pages that are missing count.
-    fn write_near_limit(&self, shared: &Shared, at: u64, source: &mut dyn Source) -> Result<usize> {
+    fn write_near_limit(&self, shared: &TmpfsShared, at: u64, source: &mut dyn Source) -> Result<usize> {
         let mut done = 0;
         while source.remaining() > 0 && (done == 0 || sched::checkpoint().is_ok()) {
             let here = at + done as u64;
@@ -192,7 +198,7 @@ impl Regular {
             let missing = self.content.seek_data(page).is_none_or(|data| data >= page + PAGE);
             let need = if missing { PAGE } else { 0 };
             let step = shared.charge_growing(need).and_then(|()| {
-                let mut part = Part { source, left: (page + PAGE - here) as usize };
+                let mut part = FirstBytes { source, left: (page + PAGE - here) as usize };
                 let result = self.content.write_at(here, &mut part);
                 self.settle(shared, need);
                 result
@@ -207,7 +213,7 @@ impl Regular {
     }
 
     /// truncate(2).
-    pub fn resize(&self, shared: &Shared, size: u64) -> Result<()> {
+    pub fn resize(&self, shared: &TmpfsShared, size: u64) -> Result<()> {
         if i64::try_from(size).is_err() {
             return Err(Errno::EFBIG);
         }
@@ -229,7 +235,7 @@ impl Regular {
     }
 
     /// fallocate(2).
-    pub fn allocate(&self, shared: &Shared, range: Range<u64>, how: Allocate) -> Result<()> {
+    pub fn allocate(&self, shared: &TmpfsShared, range: Range<u64>, how: Allocate) -> Result<()> {
         let _write = self.write.lock_killable()?;
         let size = self.content.size();
         if matches!(how, Allocate::PunchHole | Allocate::ZeroKeepSize) {
@@ -271,12 +277,12 @@ impl Drop for Regular {
 }
 
 /// The first `left` bytes of a source.
-struct Part<'a> {
+struct FirstBytes<'a> {
     source: &'a mut dyn Source,
     left: usize,
 }
 
-impl Source for Part<'_> {
+impl Source for FirstBytes<'_> {
     fn remaining(&self) -> usize {
         self.source.remaining().min(self.left)
     }

@@ -87,14 +87,13 @@ pub(super) fn has_spaces() -> bool {
 }
 
 /// Zeroes for ever.
-pub(super) fn words(count: usize) -> &'static [AtomicU64] {
-    Box::leak((0..count).map(|_| AtomicU64::new(0)).collect::<Box<[AtomicU64]>>())
+pub(super) fn zeroes<T: FromZeros>(count: usize) -> &'static [T] {
+    Vec::from_iter((0..count).map(|_| T::new_zeroed())).leak()
 }
 
 /// A value for each frame, for ever.
 pub(super) fn per_frame<T: FromZeros>() -> &'static [T] {
-    let count = model().topology().end().0 as usize;
-    Vec::from_iter((0..count).map(|_| T::new_zeroed())).leak()
+    zeroes(model().topology().end().0 as usize)
 }
 
 /// The page allocator of a process in which no kernel started.
@@ -103,9 +102,9 @@ pub(super) fn lone_frames() -> Frames {
     LONE.get_or_init(|| {
         let (topology, cpus) = (model().topology(), model().cpu_count());
         let options = Options::default();
-        let metadata = words(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
+        let metadata = zeroes(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
         let table = FrameTable::new(per_frame()).with(Box::leak(Box::new(Beside::new(per_frame()))));
-        let managed = Managed { topology, reserved: &RESERVED, table, metadata };
+        let managed = Managed { topology, reserved: &RESERVED, table, metadata, pcps: zeroes(cpus) };
         Buddy::new(Hardware, managed, options).expect("a small machine is one that can be")
     })
 }

@@ -1,6 +1,5 @@
 //! Frames and their records: what start-up hands to the page allocator.
 
-use core::sync::atomic::AtomicU64;
 use std::sync::OnceLock;
 
 use freehold_machine::{Cpus, Pfn, PfnRange};
@@ -24,8 +23,8 @@ pub fn frame_table<T: FromZeros, U: FromZeros>() -> Result<(&'static [T], &'stat
 ///
 /// # Errors
 /// None on a host.
-pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
-    Ok(machine::words(count))
+pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], OutOfMemory> {
+    Ok(machine::zeroes(count))
 }
 
 /// What start-up took.
@@ -111,7 +110,7 @@ pub mod pluggable {
 /// The kernel's text is the test's: nodes share it.
 pub mod replica {
     use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Topology, VirtAddr};
-    use freehold_replica::{Image, Port, Rest};
+    use freehold_replica::{KernelImage, Port, Rest};
 
     use super::{Cpus, Pfn, PfnRange, ROOT, machine};
 
@@ -130,9 +129,9 @@ pub mod replica {
     /// Every CPU has the one root.
     pub fn load_own(_cpu: CpuId) {}
     /// An image without a page, on the first CPU's node.
-    pub fn image(_topology: &Topology) -> Image {
+    pub fn image(_topology: &Topology) -> KernelImage {
         let node = super::super::Hardware.node_of_cpu(CpuId(0));
-        Image { start: VirtAddr(0), pages: 0, first: Pfn(0), node, root: ROOT }
+        KernelImage { start: VirtAddr(0), pages: 0, first: Pfn(0), node, root: ROOT }
     }
 
     /// The image and the nodes' roots.

@@ -154,13 +154,23 @@ pub mod serial {
 pub mod sync {
     pub use freehold_arch::sync::{Once, SpinLock, SpinLockGuard};
 
+    use super::irq::InterruptsOff;
+
     /// There are no interrupts to hold off.
     pub type IrqSpinLock<T> = SpinLock<T>;
+
+    /// As [`freehold_arch::sync::lock_with`].
+    pub fn lock_with<'a, T: ?Sized>(
+        lock: &'a IrqSpinLock<T>,
+        _off: &'a InterruptsOff,
+    ) -> SpinLockGuard<'a, T> {
+        lock.lock()
+    }
 }
 
 /// What happens where the CPU cannot go on.
 pub mod traps {
-    pub use freehold_arch::traps::{Handlers, Registers, Unresolved};
+    pub use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Registers, Unresolved};
 
     static HANDLERS: super::sync::Once<&'static dyn Handlers> = super::sync::Once::new();
 

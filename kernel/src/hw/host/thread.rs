@@ -27,7 +27,7 @@ enum Turn {
     Ends,
 }
 
-struct Inner {
+struct HostThreadInner {
     turn: Mutex<Turn>,
     changed: Condvar,
     /// What it will do, until it begins.
@@ -35,17 +35,17 @@ struct Inner {
 }
 
 /// A kernel thread.
-pub struct Thread(Arc<Inner>);
+pub struct Thread(Arc<HostThreadInner>);
 
 /// A thread that was left for good unwinds with this.
 struct Ended;
 
 std::thread_local! {
-    static CURRENT: RefCell<Option<Arc<Inner>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<HostThreadInner>>> = const { RefCell::new(None) };
     static SHOWN: RefCell<Vec<(TypeId, Rc<dyn Any>)>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Inner {
+impl HostThreadInner {
     fn set(&self, turn: Turn) {
         *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = turn;
         self.changed.notify_one();
@@ -74,12 +74,12 @@ impl Thread {
     /// None on a host.
     pub fn new(body: Body) -> Result<Self, OutOfMemory> {
         let (turn, body) = (Mutex::new(Turn::Waits), Mutex::new(Some(body)));
-        Ok(Self(Arc::new(Inner { turn, changed: Condvar::new(), body })))
+        Ok(Self(Arc::new(HostThreadInner { turn, changed: Condvar::new(), body })))
     }
     /// The code that runs now becomes a thread: the first on the CPU.
     pub fn adopt() -> Self {
         let (turn, body) = (Mutex::new(Turn::Runs), Mutex::new(None));
-        let inner = Arc::new(Inner { turn, changed: Condvar::new(), body });
+        let inner = Arc::new(HostThreadInner { turn, changed: Condvar::new(), body });
         CURRENT.set(Some(inner.clone()));
         Self(inner)
     }
@@ -144,7 +144,7 @@ pub fn switch(next: &Thread) {
 }
 
 /// The first function of every thread but adopted ones. A panic ends the machine.
-fn main(inner: Arc<Inner>, body: Body) {
+fn main(inner: Arc<HostThreadInner>, body: Body) {
     CURRENT.set(Some(inner));
     let life = AssertUnwindSafe(|| {
         body();

@@ -53,6 +53,6 @@ pub fn idle() {
     assert!(deadline != u64::MAX, "everybody sleeps, and nothing will wake anybody");
     NOW.fetch_max(deadline, Ordering::Relaxed);
     if let Some(handlers) = traps::handlers() {
-        handlers.timer();
+        handlers.timer(0, traps::Interrupted::Program);
     }
 }

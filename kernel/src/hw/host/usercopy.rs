@@ -1,6 +1,6 @@
 //! Bytes of the program whose address space is loaded: through its tables and the CPU's TLB, as its own accesses.
 
-use freehold_machine::model::Fault;
+use freehold_machine::model::AccessFault;
 use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes, VirtAddr};
 
 pub use freehold_arch::usercopy::Faults;
@@ -17,7 +17,7 @@ fn translate(addr: VirtAddr, access: Access, faults: Faults) -> Option<PhysAddr>
     loop {
         match model().access(addr, access) {
             Ok(at) => return Some(at),
-            Err(Fault::NotPresent | Fault::Protection) if faults == Faults::Never => return None,
+            Err(AccessFault::NotPresent | AccessFault::Protection) if faults == Faults::Never => return None,
             Err(_) => traps::handlers()?.kernel_page_fault(addr, access).ok()?,
         }
     }

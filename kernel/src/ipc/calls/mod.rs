@@ -8,7 +8,7 @@ pub use msg::{sys_msgctl, sys_msgget, sys_msgrcv, sys_msgsnd};
 pub use sem::{sys_semctl, sys_semget, sys_semop, sys_semtimedop};
 pub use shm::{sys_shmat, sys_shmctl, sys_shmdt, sys_shmget};
 
-use super::ids::{Ids, Object};
+use super::ids::{IpcIds, Object};
 use super::permission::{self, UserPermission};
 use crate::task::{self, Credentials};
 use crate::{Errno, Result};
@@ -36,7 +36,7 @@ enum Named {
 }
 
 /// The object that the caller asks about, and what the call returns.
-fn find_to_tell<T: Object>(ids: &Ids<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
+fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
     let object = if named == Named::ById { ids.find(number)? } else { ids.find_at(number)? };
     if named != Named::ByPlaceForAll {
         object.head().permission().check(&caller(), permission::READ)?;
@@ -46,7 +46,7 @@ fn find_to_tell<T: Object>(ids: &Ids<T>, number: i32, named: Named) -> Result<(A
 }
 
 /// The object that the caller changes or removes.
-fn find_to_change<T: Object>(ids: &Ids<T>, id: i32) -> Result<Arc<T>> {
+fn find_to_change<T: Object>(ids: &IpcIds<T>, id: i32) -> Result<Arc<T>> {
     let object = ids.find(id)?;
     object.head().permission().check_owner(&caller())?;
     Ok(object)

@@ -3,9 +3,9 @@
 use freehold_collections::WipedBytes;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::super::ids::{NOWAIT, Object as _, Wanted};
+use super::super::ids::{NOWAIT, Object as _, WantedObject};
 use super::super::limits::{MSGMAX, MSGMNB, MSGMNI};
-use super::super::msg::{self, Message, Patience, QUEUES, Reception, Selection, TooLong};
+use super::super::msg::{self, Patience, QUEUES, QueuedMessage, Reception, Selection, TooLong};
 use super::super::permission::UserPermission;
 use super::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, valid};
 use crate::syscall::Args;
@@ -51,7 +51,7 @@ const TYPE: u64 = 8;
 /// # Errors
 /// As in the manual.
 pub fn sys_msgget(args: &Args) -> Result<i64> {
-    msg::get(&Wanted { key: args.int(0), flags: args.uint(1), caller: &caller() }).map(i64::from)
+    msg::get(&WantedObject { key: args.int(0), flags: args.uint(1), caller: &caller() }).map(i64::from)
 }
 
 fn patience(flags: u32) -> Patience {
@@ -68,7 +68,7 @@ pub fn sys_msgsnd(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let text = user::read_vec(args[1].wrapping_add(TYPE), args.size(2))?;
-    let message = Message { kind, text: WipedBytes::from(text) };
+    let message = QueuedMessage { kind, text: WipedBytes::from(text) };
     QUEUES.find(args.int(0))?.send(message, &caller(), patience(args.uint(3)))?;
     Ok(0)
 }

@@ -3,10 +3,10 @@
 use freehold_collections::Vec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::super::ids::{Object as _, Wanted};
+use super::super::ids::{Object as _, WantedObject};
 use super::super::limits::{SEMMNI, SEMMNS, SEMMSL, SEMOPM};
 use super::super::permission::{READ, UserPermission, WRITE};
-use super::super::sem::{self, Figure, MOST_VALUE, Operation, Request, SETS, Set, UNDO};
+use super::super::sem::{self, MOST_VALUE, Operation, SETS, SemFigure, SemOperations, Set, UNDO};
 use super::super::{caller_pid, undo};
 use super::{
     IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, set_permission, valid,
@@ -50,7 +50,7 @@ struct UserLimits {
 /// # Errors
 /// As in the manual.
 pub fn sys_semget(args: &Args) -> Result<i64> {
-    let wanted = Wanted { key: args.int(0), flags: args.uint(2), caller: &caller() };
+    let wanted = WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller() };
     sem::get(&wanted, args.int(1)).map(i64::from)
 }
 
@@ -96,7 +96,7 @@ fn operate(args: &Args, timeout: Option<TimeSpec>) -> Result<i64> {
     }
     let alters = operations.iter().any(|operation| operation.change != 0);
     set.head().permission().check(&caller(), if alters { WRITE } else { READ })?;
-    set.operate(Request { operations, pid: caller_pid(), undo }, deadline)?;
+    set.operate(SemOperations { operations, pid: caller_pid(), undo }, deadline)?;
     Ok(0)
 }
 
@@ -176,7 +176,7 @@ fn set_all(id: i32, from: u64) -> Result<i64> {
     Ok(0)
 }
 
-fn figure(id: i32, number: i32, figure: Figure) -> Result<i64> {
+fn figure(id: i32, number: i32, figure: SemFigure) -> Result<i64> {
     let set = SETS.find(id)?;
     set.head().permission().check(&caller(), READ)?;
     set.figure(number_in(&set, number)?, figure)
@@ -213,10 +213,10 @@ pub fn sys_semctl(args: &Args) -> Result<i64> {
         SEM_STAT_ANY => tell(id, argument, Named::ByPlaceForAll),
         IPC_SET => change(id, argument),
         IPC_RMID => find_to_change(&SETS, id)?.remove().map(|()| 0),
-        GETPID => figure(id, number, Figure::Pid),
-        GETVAL => figure(id, number, Figure::Value),
-        GETNCNT => figure(id, number, Figure::WaitForMore),
-        GETZCNT => figure(id, number, Figure::WaitForZero),
+        GETPID => figure(id, number, SemFigure::Pid),
+        GETVAL => figure(id, number, SemFigure::Value),
+        GETNCNT => figure(id, number, SemFigure::WaitForMore),
+        GETZCNT => figure(id, number, SemFigure::WaitForZero),
         GETALL => get_all(id, argument),
         SETVAL => set_value(id, number, argument as i32),
         SETALL => set_all(id, argument),

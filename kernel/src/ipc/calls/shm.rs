@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::super::ids::{Object as _, Wanted};
+use super::super::ids::{Object as _, WantedObject};
 use super::super::limits::{SHMALL, SHMMAX, SHMMNI};
 use super::super::permission::{READ, UserPermission, WRITE};
 use super::super::shm::{self, Hold, Locked, SEGMENTS, Segment};
@@ -61,7 +61,7 @@ struct UserTotals {
 /// # Errors
 /// As in the manual.
 pub fn sys_shmget(args: &Args) -> Result<i64> {
-    let wanted = Wanted { key: args.int(0), flags: args.uint(2), caller: &caller() };
+    let wanted = WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller() };
     shm::get(&wanted, args[1]).map(i64::from)
 }
 

@@ -21,10 +21,10 @@ use freehold_vm::{
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
-use super::{FileMapping, Frames, Space, commons};
+use super::{FileMapping, Frames, ProcessSpace, commons};
 use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
-use crate::fs::{Mapping, OpenFile};
+use crate::fs::{MmapContent, OpenFile};
 use crate::syscall::Args;
 use crate::task::Resource;
 use crate::user::UserPtr;
@@ -68,7 +68,7 @@ fn protection(bits: u64) -> Result<Protection> {
     Protection::from_bits(bits as u32 & 7).ok_or(Errno::EINVAL)
 }
 
-fn current_space() -> Arc<Space> {
+fn current_space() -> Arc<ProcessSpace> {
     task::with_current(|task| task.process().space())
 }
 
@@ -107,7 +107,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     if offset.checked_add(length).is_none() {
         return Err(Errno::EOVERFLOW);
     }
-    let sharing = Sharing::of(raw_flags)?;
+    let sharing = MapSharing::of(raw_flags)?;
     if flags.contains(Map::HUGETLB) {
         // There is no huge-page pool: what Linux says when its pool is empty.
         return Err(Errno::ENOMEM);
@@ -141,12 +141,12 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sharing {
+enum MapSharing {
     Shared,
     Private,
 }
 
-impl Sharing {
+impl MapSharing {
     /// What mmap's flags say of it.
     fn of(raw_flags: u64) -> Result<Self> {
         let known = || {
@@ -175,7 +175,7 @@ impl Sharing {
 /// What a mapping of `file` shows, and what is true of it because of the file.
 fn file_backing(
     file: Arc<OpenFile>,
-    sharing: Sharing,
+    sharing: MapSharing,
     protection: Protection,
     offset: u64,
 ) -> Result<(Backing<Frames>, AreaFlags)> {
@@ -183,12 +183,12 @@ fn file_backing(
         return Err(Errno::EACCES);
     }
     let writable = file.flags().writes();
-    let stores = sharing == Sharing::Shared && protection.contains(Protection::WRITE);
+    let stores = sharing == MapSharing::Shared && protection.contains(Protection::WRITE);
     if stores && !writable {
         return Err(Errno::EACCES);
     }
     let mut flags = AreaFlags::empty();
-    flags.set(AreaFlags::NEVERWRITE, sharing == Sharing::Shared && !writable);
+    flags.set(AreaFlags::NEVERWRITE, sharing == MapSharing::Shared && !writable);
     if file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOEXEC)) {
         if protection.contains(Protection::EXEC) {
             return Err(Errno::EPERM);
@@ -197,9 +197,9 @@ fn file_backing(
     }
     let content = match file.file().mapping()? {
         // What can never be written need not be shared.
-        Mapping::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
-        Mapping::Zeroes => return Ok((sharing.anonymous(), flags)),
-        Mapping::Content(content) => content,
+        MmapContent::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
+        MmapContent::Zeroes => return Ok((sharing.anonymous(), flags)),
+        MmapContent::Content(content) => content,
     };
     let sealed = file.file().seals().is_some_and(|seals| !Seals::allow_write(seals));
     if stores && sealed {
@@ -209,16 +209,16 @@ fn file_backing(
     let writable = writable && !sealed;
     let file = FileMapping::new(file, &content)?;
     if file.cache().is_secret() {
-        if sharing == Sharing::Private {
+        if sharing == MapSharing::Private {
             return Err(Errno::EINVAL);
         }
         flags |= AreaFlags::DONTDUMP;
     }
     let view = FileView { file, offset };
     let backing = match sharing {
-        Sharing::Private => Backing::PrivateFile(view),
-        Sharing::Shared if writable => Backing::SharedFile(view, SharedWrite::Allowed),
-        Sharing::Shared => Backing::SharedFile(view, SharedWrite::Denied),
+        MapSharing::Private => Backing::PrivateFile(view),
+        MapSharing::Shared if writable => Backing::SharedFile(view, SharedWrite::Allowed),
+        MapSharing::Shared => Backing::SharedFile(view, SharedWrite::Denied),
     };
     Ok((backing, flags))
 }
@@ -337,7 +337,7 @@ fn in_steps(
     outcome
 }
 
-fn advise(space: &Arc<Space>, start: u64, len: u64, advice: Advice) -> Result<()> {
+fn advise(space: &Arc<ProcessSpace>, start: u64, len: u64, advice: Advice) -> Result<()> {
     let how = if advice == Advice::PopulateWrite { Populate::Write } else { Populate::Read };
     let outcome = match advice {
         Advice::PopulateRead | Advice::PopulateWrite => {

@@ -11,7 +11,7 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_vm::{CachedPage, MigrateOutcome, Migration, PageAt, PageNode, Policy, PolicyMode, SharedPages};
 
 use super::super::policy::nodes_with_memory;
-use super::super::{Frames, Space, commons};
+use super::super::{Frames, ProcessSpace, commons};
 use super::policy::read_nodes;
 use super::remote::space_of;
 use crate::hw::PAGE;
@@ -78,7 +78,7 @@ const fn status_of(errno: Errno) -> i32 {
 }
 
 /// Let every address space but `space` follow where pages have moved that it shares with that one.
-fn let_others_follow(space: &Space, migration: &mut Migration<Frames>) {
+fn let_others_follow(space: &ProcessSpace, migration: &mut Migration<Frames>) {
     if migration.has_forwards() {
         commons().for_each_space(&mut |other| {
             if other.id() != space.id() {
@@ -132,7 +132,7 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
 }
 
 /// The nodes of the pages at `addresses`, or why there is none.
-fn locate(space: &Space, addresses: &[u64]) -> Result<Vec<i32>> {
+fn locate(space: &ProcessSpace, addresses: &[u64]) -> Result<Vec<i32>> {
     let mut all = Vec::try_with_capacity(addresses.len())?;
     let areas = space.lock();
     let told = |&addr: &u64| match areas.node_at(VirtAddr(addr)) {
@@ -146,7 +146,7 @@ fn locate(space: &Space, addresses: &[u64]) -> Result<Vec<i32>> {
 
 /// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that could have.
 fn move_chunk(
-    space: &Space,
+    space: &ProcessSpace,
     addresses: &[u64],
     nodes: &[i32],
     migration: &mut Migration<Frames>,
@@ -197,7 +197,7 @@ fn move_chunk(
 /// Puts into `all` where each page is by now, or why not where it should be; returns how many could have moved and have not. There
 /// is room for all.
 fn tell_moved<'a>(
-    space: &Space,
+    space: &ProcessSpace,
     wanted: impl Iterator<Item = (&'a u64, &'a i32)> + Clone,
     failed: &[(VirtAddr, Errno)],
     all: &mut Vec<i32>,
@@ -230,7 +230,7 @@ fn tell_moved<'a>(
 }
 
 /// Map a file's page again that was unmapped to be moved: who looks for it finds it.
-fn moved_cached(space: &Space, addr: VirtAddr) {
+fn moved_cached(space: &ProcessSpace, addr: VirtAddr) {
     let limits = task::with_current(|task| task.process().memory_limits());
     // If that cannot be, the page is absent, which is no error.
     let _ = space.lock().fault(addr, freehold_vm::Access::Read, &limits);
@@ -271,7 +271,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
 
 /// Move the pages of `range` to where `wish` says, a stretch at a time. How many have not moved.
 fn move_range(
-    space: &Space,
+    space: &ProcessSpace,
     range: Range<VirtAddr>,
     migration: &mut Migration<Frames>,
     wish: impl Fn(VirtAddr, Pfn) -> Option<NodePolicy>,
@@ -306,7 +306,7 @@ fn move_range(
 
 /// mbind: give `range` a policy, and have its pages moved where that would have put them.
 pub(super) fn bind(
-    space: &Space,
+    space: &ProcessSpace,
     range: Range<VirtAddr>,
     policy: Option<Policy>,
     moving: Moving,

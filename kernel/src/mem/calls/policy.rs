@@ -11,7 +11,7 @@ use super::super::policy::{
 };
 use super::super::space::whole_pages;
 use super::nodes::{self, Moving, PolicyIs};
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::syscall::Args;
 use crate::task::{self, out_of_memory};
 use crate::user::{self, UserPtr};
@@ -143,7 +143,7 @@ pub fn sys_get_mempolicy(args: &Args) -> Result<i64> {
 }
 
 /// The node of the page at `addr`, which is faulted in.
-fn node_of_page(space: &Space, addr: VirtAddr) -> Result<u32> {
+fn node_of_page(space: &ProcessSpace, addr: VirtAddr) -> Result<u32> {
     let limits = task::with_current(|task| task.process().memory_limits());
     loop {
         let mut areas = space.lock();

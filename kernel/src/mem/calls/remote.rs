@@ -4,7 +4,7 @@ use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 use freehold_vm::Rule;
 
-use crate::mem::{Space, read_space, write_space};
+use crate::mem::{ProcessSpace, read_space, write_space};
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
 use crate::task::registry;
@@ -26,7 +26,7 @@ pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
 /// Have `transfer` deal with each run of the other process, until it does less than it was asked for.
 fn remote_runs(
     args: &Args,
-    mut transfer: impl FnMut(&Space, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
+    mut transfer: impl FnMut(&ProcessSpace, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
 ) -> Result<i64> {
     if args[5] != 0 {
         return Err(Errno::EINVAL);
@@ -58,7 +58,7 @@ fn remote_runs(
 ///
 /// # Errors
 /// `ESRCH` where there is none, `EPERM`, and `ended` for a process that has no memory any more.
-pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<Space>> {
+pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<ProcessSpace>> {
     let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
     let process = registry::find(pid)
         .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))

@@ -60,7 +60,7 @@ impl Costs {
 
 /// How many frames to ask of whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Share {
+pub(super) struct ReclaimShare {
     /// Of processes' own memory.
     pub private: u64,
     /// Of shared memory and files in memory.
@@ -69,7 +69,7 @@ pub(super) struct Share {
     pub files: u64,
 }
 
-impl Share {
+impl ReclaimShare {
     /// The shares of `want` frames as things are.
     pub(super) fn now(want: u64) -> Self {
         let files = caches::pages();

@@ -34,10 +34,10 @@ pub use balance::{set_swappiness, swappiness};
 pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
 
-use super::{commons, frames};
+use super::{commons, frames, transit};
 use crate::sched::{self, thread};
 use crate::sync::{Mutex, WaitQueue};
-use balance::Share;
+use balance::ReclaimShare;
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
 pub const BATCH: u64 = 32;
@@ -66,7 +66,7 @@ pub enum PageKind {
 
 /// What reclaim did since boot.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+pub struct ReclaimCounts {
     /// Pages that were looked at.
     pub scanned: u64,
     /// Frames that were given back.
@@ -88,10 +88,10 @@ static ENDED: WaitQueue = WaitQueue::new();
 /// Held by the one that reclaims directly.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// See [`Counts`].
-pub fn counts(who: Who, kind: PageKind) -> Counts {
+/// See [`ReclaimCounts`].
+pub fn counts(who: Who, kind: PageKind) -> ReclaimCounts {
     let of = |counts: &[[AtomicU64; 2]; 2]| counts[who as usize][kind as usize].load(Ordering::Relaxed);
-    Counts { scanned: of(&SCANNED), stolen: of(&STOLEN) }
+    ReclaimCounts { scanned: of(&SCANNED), stolen: of(&STOLEN) }
 }
 
 fn count(who: Who, kind: PageKind, scanned: u64, freed: u64) {
@@ -124,14 +124,14 @@ fn note_progress() {
 
 /// What a pass came to.
 #[derive(Clone, Copy, Default)]
-struct Found {
+struct PassResult {
     /// Frames that are free.
     freed: u64,
     /// Pages that were written, whether their frames are free or somebody took them back.
     written: u64,
 }
 
-impl AddAssign for Found {
+impl AddAssign for PassResult {
     fn add_assign(&mut self, other: Self) {
         self.freed += other.freed;
         self.written += other.written;
@@ -179,6 +179,7 @@ pub fn register_idle(idle: Idle) {
 /// has. Returns how many frames that is.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
+    transit::drain();
     frames().drain_local();
     frames().request_drain();
     let kept = KEPT.get().map_or(0, |idle| idle());
@@ -226,10 +227,10 @@ pub fn free_some() -> ReclaimOutcome {
 }
 
 /// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all.
-fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
-    let mut found = Found::default();
+fn shrink(want: u64, nodes: NodeSet, who: Who) -> PassResult {
+    let mut found = PassResult::default();
     for shift in (0..=GENTLEST).rev() {
-        let share = Share::now(want - found.freed);
+        let share = ReclaimShare::now(want - found.freed);
         let (share, age) = match shift {
             0 => (share.of_either_kind(), Age::Ignore),
             _ => (share, Age::Respect),
@@ -260,8 +261,8 @@ fn evict(wish: Eviction, who: Who) -> u64 {
     done.freed
 }
 
-fn note_swapped(done: SwapEvicted, who: Who) -> Found {
+fn note_swapped(done: SwapEvicted, who: Who) -> PassResult {
     note_swapped_pages();
     count(who, PageKind::Anonymous, done.scanned, done.freed);
-    Found { freed: done.freed, written: done.written }
+    PassResult { freed: done.freed, written: done.written }
 }

@@ -7,9 +7,9 @@ use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
 use freehold_vm::{AreaFlags, AreaPlace, Backing, FileView, Limits, MapRequest, Protection};
 
 use super::elf::{self, ElfKind, Plan, Segment};
-use crate::fs::{Mapping, OpenFile};
+use crate::fs::{MmapContent, OpenFile};
 use crate::hw::PAGE;
-use crate::mem::{FileMapping, Frames, Space};
+use crate::mem::{FileMapping, Frames, ProcessSpace};
 use crate::{Errno, Result, user};
 
 /// Where relocatable programs go: two thirds up, so that heap and mappings both have room (ELF_ET_DYN_BASE).
@@ -27,7 +27,7 @@ pub struct Executable {
 }
 
 /// A loaded file.
-pub struct Loaded {
+pub struct LoadedFile {
     /// What was added to its addresses.
     pub bias: u64,
     /// One past its last byte of memory.
@@ -47,8 +47,8 @@ impl Executable {
         }
         let plan = elf::plan(head, &table)?;
         let content = match file.file().mapping()? {
-            Mapping::Content(content) => content,
-            Mapping::Zeroes => return Err(Errno::ENOEXEC),
+            MmapContent::Content(content) => content,
+            MmapContent::Zeroes => return Err(Errno::ENOEXEC),
         };
         let mapping = FileMapping::new(file.clone(), &content)?;
         Ok(Self { file, plan, mapping })
@@ -58,7 +58,7 @@ impl Executable {
     ///
     /// # Errors
     /// `ENOMEM`, `EINVAL`.
-    pub fn map(&self, space: &Space, role: Role, limits: &Limits) -> Result<Loaded> {
+    pub fn map(&self, space: &ProcessSpace, role: Role, limits: &Limits) -> Result<LoadedFile> {
         let (start, end) = self.plan.span();
         let bias = match (self.plan.kind, role) {
             (ElfKind::Fixed, _) => 0,
@@ -85,10 +85,10 @@ impl Executable {
             self.map_segment(space, segment, bias, limits)?;
         }
         let last = self.plan.segments.last().map_or(0, |last| last.address + last.memory_size);
-        Ok(Loaded { bias, end: last.wrapping_add(bias) })
+        Ok(LoadedFile { bias, end: last.wrapping_add(bias) })
     }
 
-    fn map_segment(&self, space: &Space, segment: &Segment, bias: u64, limits: &Limits) -> Result<()> {
+    fn map_segment(&self, space: &ProcessSpace, segment: &Segment, bias: u64, limits: &Limits) -> Result<()> {
         let mut protection = Protection::NONE;
         protection.set(Protection::READ, segment.flags & 4 != 0);
         protection.set(Protection::WRITE, segment.flags & 2 != 0);
@@ -121,14 +121,14 @@ impl Executable {
 
 /// Where a program's parts begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Places {
+pub enum LoadPlaces {
     /// Anywhere.
     Random,
     /// Where they began the last time (ADDR_NO_RANDOMIZE).
     Fixed,
 }
 
-impl Places {
+impl LoadPlaces {
     /// Random bits, or none.
     pub fn draw(self) -> u64 {
         match self {
@@ -142,13 +142,13 @@ impl Places {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// The program itself.
-    Program(Places),
+    Program(LoadPlaces),
     /// The program's dynamic linker.
     Interpreter,
 }
 
 fn map(
-    space: &Space,
+    space: &ProcessSpace,
     range: Range<u64>,
     protection: Protection,
     backing: Backing<Frames>,

@@ -10,5 +10,5 @@ pub mod script;
 pub mod stack;
 mod strings;
 
-pub use run::{Prepared, Request, load, sys_execve, sys_execveat};
+pub use run::{ExecRequest, Prepared, load, sys_execve, sys_execveat};
 pub use strings::Strings;

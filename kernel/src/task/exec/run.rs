@@ -14,12 +14,12 @@ use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequ
 use crate::fs::caller::Access;
 use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
-use crate::fs::walk::{Final, Walk};
+use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{OpenFile, OpenFlags, Path};
 use crate::hw::Hardware;
 use crate::hw::PAGE;
 use crate::hw::user::{USER_END, UserContext};
-use crate::mem::{self, Layout, Program, Space};
+use crate::mem::{self, ProcessSpace, Program, ProgramLayout};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
@@ -30,7 +30,7 @@ use crate::task::{Credentials, Resource, Task, current, rseq};
 use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
-use super::load::{Executable, Places, Role};
+use super::load::{Executable, LoadPlaces, Role};
 use super::stack::{self, Contents, aux};
 use super::{Strings, script};
 
@@ -54,7 +54,7 @@ const HWCAP2_FSGSBASE: u64 = 1 << 1;
 const HWCAP: u64 = 0x0780_8111;
 
 /// A program to be started.
-pub struct Request {
+pub struct ExecRequest {
     /// The file, if it is open already (execveat with AT_EMPTY_PATH).
     pub file: Option<Arc<OpenFile>>,
     /// Where a relative name begins; the working directory where absent.
@@ -69,7 +69,7 @@ pub struct Request {
     pub last: Final,
 }
 
-impl Request {
+impl ExecRequest {
     /// The program of this name, without arguments.
     const fn named(name: Vec<u8>) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Request {
 
 /// A program in an address space of its own, ready to run.
 pub struct Prepared {
-    space: Arc<Space>,
+    space: Arc<ProcessSpace>,
     entry: u64,
     sp: u64,
     name: Vec<u8>,
@@ -99,7 +99,7 @@ pub struct Prepared {
 ///
 /// # Errors
 /// What execve(2) gives.
-pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
+pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     let shown = Vec::try_from_slice(&request.name)?;
     let mut credentials = None;
     let mut head = [0; script::HEAD];
@@ -119,7 +119,7 @@ pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
 }
 
 /// The request for a script's interpreter: its name, its argument, the script's name, the script's arguments.
-fn interpreted(request: Request, interpreter: &[u8], argument: Option<&[u8]>) -> Result<Request> {
+fn interpreted(request: ExecRequest, interpreter: &[u8], argument: Option<&[u8]>) -> Result<ExecRequest> {
     let name = Vec::try_from_slice(interpreter)?;
     let mut arguments = Strings::new();
     arguments.push(interpreter)?;
@@ -130,10 +130,10 @@ fn interpreted(request: Request, interpreter: &[u8], argument: Option<&[u8]>) ->
     for text in request.arguments.iter().skip(1) {
         arguments.push(text)?;
     }
-    Ok(Request { arguments, environment: request.environment, ..Request::named(name) })
+    Ok(ExecRequest { arguments, environment: request.environment, ..ExecRequest::named(name) })
 }
 
-fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
+fn open(process: &Process, request: &ExecRequest) -> Result<Arc<OpenFile>> {
     let credentials = process.credentials();
     let caller = credentials.caller();
     if let Some(file) = &request.file {
@@ -148,7 +148,7 @@ fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
     }
     let fs = process.fs();
     let (root, cwd) = (fs.root(), fs.cwd());
-    let walk = Walk::new(&root, request.start.as_ref().unwrap_or(&cwd), &caller);
+    let walk = PathWalk::new(&root, request.start.as_ref().unwrap_or(&cwd), &caller);
     let place = walk.find(&request.name, request.last)?;
     let metadata = place.node.metadata();
     if metadata.kind == NodeKind::Symlink {
@@ -183,13 +183,13 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
 }
 
 /// An address space for a program, and where its stack ends: at the place that `places` says, like what is mapped below it.
-fn empty_space(process: &Process, places: Places) -> Result<(Arc<Space>, u64)> {
+fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpace>, u64)> {
     let random_pages = |pages: u64| places.draw() % pages * PAGE;
     let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
     let gap = process.limit(Resource::Stack).soft.clamp(*STACK_GAP.start(), *STACK_GAP.end());
     let below_stack = USER_END.saturating_sub(STACK_PAGES * PAGE + gap + (1 << 20));
     let mmap_base = below_stack.saturating_sub(random_pages(MMAP_PAGES)).max(USER_END / 4) & !(PAGE - 1);
-    let space = Space::new(Layout {
+    let space = ProcessSpace::new(ProgramLayout {
         lowest: VirtAddr(LOWEST),
         end: VirtAddr(USER_END),
         mmap_base: VirtAddr(mmap_base),
@@ -255,13 +255,13 @@ fn auxiliary(plan: &elf::Plan, bases: &Bases, credentials: &Credentials) -> [(u6
 fn assemble(
     process: &Process,
     program: &Executable,
-    request: &Request,
+    request: &ExecRequest,
     shown: &[u8],
     set_ids: Option<Credentials>,
 ) -> Result<Prepared> {
     let limits = process.memory_limits();
     let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && set_ids.is_none();
-    let places = if fixed { Places::Fixed } else { Places::Random };
+    let places = if fixed { LoadPlaces::Fixed } else { LoadPlaces::Random };
     let (space, stack_top) = empty_space(process, places)?;
     let loaded = program.map(&space, Role::Program(places), &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
@@ -322,14 +322,20 @@ fn open_interpreter(
     if let Some(end) = name.iter().position(|&byte| byte == 0) {
         name.truncate(end);
     }
-    let file = open(process, &Request::named(name))?;
+    let file = open(process, &ExecRequest::named(name))?;
     let mut head = [0; script::HEAD];
     let length = file.read_kernel(0, &mut head)?;
     // A bad interpreter is the system's fault, not the program's (ELIBBAD).
     Executable::open(file, &head[..length])
 }
 
-fn map_stack(space: &Space, sp: u64, top: u64, rights: StackRights, limits: &MemoryLimits) -> Result<()> {
+fn map_stack(
+    space: &ProcessSpace,
+    sp: u64,
+    top: u64,
+    rights: StackRights,
+    limits: &MemoryLimits,
+) -> Result<()> {
     let start = (sp & !(PAGE - 1)) - STACK_RESERVE;
     let mut protection = Protection::READ | Protection::WRITE;
     protection.set(Protection::EXEC, rights == StackRights::Executable);
@@ -431,13 +437,13 @@ fn argument_limit(process: &Process) -> usize {
     (stack / 4).max(128 << 10) as usize
 }
 
-fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Result<i64> {
+fn exec(context: &mut UserContext, request: ExecRequest, argv: u64, envp: u64) -> Result<i64> {
     let task = current();
     let process = task.process();
     let limit = argument_limit(process);
     let arguments = Strings::read(argv, limit)?;
     let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
-    let prepared = load(process, Request { arguments, environment, ..request })?;
+    let prepared = load(process, ExecRequest { arguments, environment, ..request })?;
     let (number, former) = (context.syscall_number(), task.tid);
     prepared.replace(&task, context)?;
     context.set_return(0);
@@ -448,7 +454,7 @@ fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Re
 /// execve(path, argv, envp)
 pub fn sys_execve(context: &mut UserContext, args: &Args) -> Result<i64> {
     let name = user::string(args[0])?;
-    exec(context, Request::named(name), args[1], args[2])
+    exec(context, ExecRequest::named(name), args[1], args[2])
 }
 
 /// execveat(dirfd, path, argv, envp, flags)
@@ -474,5 +480,5 @@ pub fn sys_execveat(context: &mut UserContext, args: &Args) -> Result<i64> {
         start = Some(files.get(args.fd(0))?.path().cloned().ok_or(Errno::ENOTDIR)?);
     }
     let last = if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
-    exec(context, Request { file, start, last, ..Request::named(name) }, args[2], args[3])
+    exec(context, ExecRequest { file, start, last, ..ExecRequest::named(name) }, args[2], args[3])
 }

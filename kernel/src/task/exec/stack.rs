@@ -50,7 +50,7 @@ pub struct Contents<'a> {
 }
 
 /// The bytes, and where things are.
-pub struct Image {
+pub struct StackImage {
     /// To be written from `sp` up to the top.
     pub bytes: WipedBytes,
     /// The stack pointer.
@@ -69,7 +69,7 @@ const PLATFORM: &[u8] = b"x86_64\0";
 ///
 /// # Errors
 /// `ENOMEM`; `E2BIG` where it does not fit below `top`.
-pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
+pub fn build(top: u64, contents: &Contents<'_>) -> Result<StackImage> {
     let (arguments, environment) = (contents.arguments, contents.environment);
     // From the top: an empty word, the name, environment, arguments; below, the platform and the random bytes.
     let name = top - 8 - (contents.name.len() as u64 + 1);
@@ -87,10 +87,13 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
     let mut bytes = Vec::try_with_capacity(length)?;
     let mut word = |value: u64| bytes.try_extend_from_slice(&value.to_le_bytes());
     word(arguments.len() as u64)?;
-    arguments.offsets().try_for_each(|offset| word(arguments_start + offset as u64))?;
-    word(0)?;
-    environment.offsets().try_for_each(|offset| word(environment_start + offset as u64))?;
-    word(0)?;
+    for (strings, start) in [(arguments, arguments_start), (environment, environment_start)] {
+        for offset in strings.offsets() {
+            crate::sched::rest();
+            word(start + offset as u64)?;
+        }
+        word(0)?;
+    }
     for &(kind, value) in &auxiliary {
         word(kind)?;
         word(value)?;
@@ -102,7 +105,7 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
         bytes.try_extend_from_slice(part)?;
     }
     bytes.try_resize(length, 0)?;
-    Ok(Image {
+    Ok(StackImage {
         bytes: bytes.into(),
         sp,
         arguments: arguments_start..environment_start,

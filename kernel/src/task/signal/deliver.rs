@@ -19,7 +19,7 @@ use crate::hw::{self, Faults};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
-use crate::task::process::{ExitStatus, Report};
+use crate::task::process::{ExitStatus, WaitReport};
 use crate::task::{Task, registry, wait};
 use crate::user as bytes;
 use crate::{Errno, Result};
@@ -47,7 +47,7 @@ pub struct Trap {
 /// How a system call ended that did not end: the call's number, and how to restart it.
 pub type Interrupted = (u64, Errno);
 
-enum Next {
+enum Delivery {
     Nothing,
     /// Look again.
     Again,
@@ -89,17 +89,17 @@ impl Task {
             // Before looking: whoever sends after the look sets it again.
             self.answer_call(SIGNAL);
             match self.next_signal(context, &mut interrupted) {
-                Next::Nothing => break,
-                Next::End => return ControlFlow::Break(()),
-                Next::Again => {}
-                Next::Park if self.traced.is_traced() => self.stop_with_group(context, &mut interrupted),
-                Next::Park => self.park(),
-                Next::Stop(signal) => self.begin_stop(signal),
-                Next::Terminate(signal) => {
+                Delivery::Nothing => break,
+                Delivery::End => return ControlFlow::Break(()),
+                Delivery::Again => {}
+                Delivery::Park if self.traced.is_traced() => self.stop_with_group(context, &mut interrupted),
+                Delivery::Park => self.park(),
+                Delivery::Stop(signal) => self.begin_stop(signal),
+                Delivery::Terminate(signal) => {
                     let mut group = self.process().signals.lock();
                     end_group(&mut group, ExitStatus::Signaled(signal));
                 }
-                Next::Handle(info, signal, action) => {
+                Delivery::Handle(info, signal, action) => {
                     if let Some((_, error)) = interrupted.take() {
                         let restarts = match error {
                             Errno::ERESTARTNOINTR => true,
@@ -135,18 +135,20 @@ impl Task {
         ControlFlow::Continue(())
     }
 
-    fn next_signal(&self, context: &mut UserContext, interrupted: &mut Option<Interrupted>) -> Next {
+    fn next_signal(&self, context: &mut UserContext, interrupted: &mut Option<Interrupted>) -> Delivery {
         let mut group = self.process().signals.lock();
         if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid) || self.has_finished() {
-            return Next::End;
+            return Delivery::End;
         }
         if group.stop().is_some() && !self.passes(&group) {
-            return Next::Park;
+            return Delivery::Park;
         }
         let deliverable = SigSet(!self.blocked().0);
         loop {
             let own = self.pending.lock().take(deliverable);
-            let Some(info) = own.or_else(|| group.pending.take(deliverable)) else { return Next::Nothing };
+            let Some(info) = own.or_else(|| group.pending.take(deliverable)) else {
+                return Delivery::Nothing;
+            };
             if self.traced.is_traced() {
                 drop(group);
                 return self.ask_tracer(context, info, interrupted);
@@ -159,21 +161,21 @@ impl Task {
 
     /// What to do about a signal that is taken; `None` for nothing.
     #[inline(always)]
-    fn act_on(&self, info: SigInfo) -> Option<Next> {
+    fn act_on(&self, info: SigInfo) -> Option<Delivery> {
         let signal = info.signal()?;
         let action = self.process().action(signal);
         match action.handler {
             SIG_IGN => None,
             SIG_DFL => match signal.default_action() {
                 DefaultAction::Ignore | DefaultAction::Continue => None,
-                DefaultAction::Stop => Some(Next::Stop(signal)),
-                DefaultAction::Terminate | DefaultAction::Core => Some(Next::Terminate(signal)),
+                DefaultAction::Stop => Some(Delivery::Stop(signal)),
+                DefaultAction::Terminate | DefaultAction::Core => Some(Delivery::Terminate(signal)),
             },
             _ => {
                 if action.flags & SA_RESETHAND != 0 {
                     self.process().set_action(signal, Action { handler: SIG_DFL, ..action });
                 }
-                Some(Next::Handle(info, signal, action))
+                Some(Delivery::Handle(info, signal, action))
             }
         }
     }
@@ -185,14 +187,14 @@ impl Task {
         context: &mut UserContext,
         info: SigInfo,
         interrupted: &mut Option<Interrupted>,
-    ) -> Next {
-        let Some(info) = self.stop_for_delivery(context, info, interrupted) else { return Next::Again };
+    ) -> Delivery {
+        let Some(info) = self.stop_for_delivery(context, info, interrupted) else { return Delivery::Again };
         if info.signal().is_some_and(|signal| self.blocked().contains(signal)) {
             // Another than the one that came: it waits until it is not blocked.
             self.signal(info);
-            return Next::Again;
+            return Delivery::Again;
         }
-        self.act_on(info).unwrap_or(Next::Again)
+        self.act_on(info).unwrap_or(Delivery::Again)
     }
 
     /// A stop signal's default action: all threads park. Not where nobody could continue them.
@@ -216,7 +218,7 @@ impl Task {
             let Some(signal) = group.stop() else { return };
             let all = group.park();
             if all {
-                group.report = Some(Report::Stopped(signal));
+                group.report = Some(WaitReport::Stopped(signal));
             }
             all.then_some(signal)
         };

@@ -11,7 +11,7 @@ use freehold_collections::{Arc, Receiver, VecDeque};
 use super::pending::{Action, Queued};
 use super::set::{SigInfo, SigSet, Signal};
 use crate::sched::{self, Sleep};
-use crate::task::process::{ExitStatus, Group, Process, Report};
+use crate::task::process::{ExitStatus, Group, Process, WaitReport};
 use crate::task::users::Payer;
 use crate::task::{INIT, Pid, Task, registry};
 use crate::{Errno, Result};
@@ -182,7 +182,7 @@ fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
         sched::wake(thread, &[Sleep::Stopped, Sleep::Traced]);
     }
     if was_stopped && signal == Signal::CONT {
-        group.report = Some(Report::Continued);
+        group.report = Some(WaitReport::Continued);
         return Parent::Tell;
     }
     Parent::Leave

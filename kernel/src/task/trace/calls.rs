@@ -6,7 +6,9 @@ use freehold_vm::Rule;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::attach::{Attachment, release};
-use super::{Attached, Event, Image, Options, Resume, StopKind, TraceState, Tracee, USER_BYTES, transfer};
+use super::{
+    Attached, Event, Options, Resume, StopKind, TraceState, Tracee, USER_BYTES, UserRegisters, transfer,
+};
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::hw::user;
 use crate::sched::thread::SIGNAL;
@@ -148,7 +150,7 @@ fn ask(tracee: &Tracee, number: i32, address: u64, data: u64) -> Result<i64> {
         }
         request::SETREGS => {
             tracee.stopped(|_| Ok(()))?;
-            let given = UserPtr::<Image>::new(data).read()?;
+            let given = UserPtr::<UserRegisters>::new(data).read()?;
             tracee.stopped(|state| state.image.put_all(&given.words()))?;
         }
         request::GETFPREGS => {
@@ -160,8 +162,8 @@ fn ask(tracee: &Tracee, number: i32, address: u64, data: u64) -> Result<i64> {
             bytes::write_exact(data, &vectors)?;
         }
         request::SETFPREGS => set_vectors(tracee, data, LEGACY_BYTES)?,
-        request::GETREGSET => return registers(tracee, address, data, Direction::Get),
-        request::SETREGSET => return registers(tracee, address, data, Direction::Set),
+        request::GETREGSET => return registers(tracee, address, data, RegisterDirection::Get),
+        request::SETREGSET => return registers(tracee, address, data, RegisterDirection::Set),
         request::SETOPTIONS => {
             let new = options(data).ok_or(Errno::EINVAL)?;
             tracee.stopped(|state| {
@@ -316,7 +318,7 @@ fn poke_user(state: &mut TraceState, offset: u64, word: u64) -> Result<()> {
         return Err(Errno::EIO);
     }
     match offset as usize / 8 {
-        index if index < Image::WORDS => state.image.put(index, word),
+        index if index < UserRegisters::WORDS => state.image.put(index, word),
         // There are none yet: what sets a watchpoint is refused, what clears one has done so.
         _ if DEBUG_REGISTERS.contains(&offset) && word != 0 => Err(Errno::EIO),
         _ => Ok(()),
@@ -324,17 +326,17 @@ fn poke_user(state: &mut TraceState, offset: u64, word: u64) -> Result<()> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum RegisterDirection {
     Get,
     Set,
 }
 
-fn registers(tracee: &Tracee, set: u64, at: u64, direction: Direction) -> Result<i64> {
+fn registers(tracee: &Tracee, set: u64, at: u64, direction: RegisterDirection) -> Result<i64> {
     tracee.stopped(|_| Ok(()))?;
     let pointer = UserPtr::<Vector>::new(at);
     let vector = pointer.read()?;
     let (size, unit) = match set {
-        NT_PRSTATUS => (size_of::<Image>(), 8),
+        NT_PRSTATUS => (size_of::<UserRegisters>(), 8),
         NT_PRFPREG => (LEGACY_BYTES, 8),
         NT_X86_XSTATE if user::xfeatures() != 0 => (user::xsave_size(), 8),
         _ => return Err(Errno::EINVAL),
@@ -344,11 +346,11 @@ fn registers(tracee: &Tracee, set: u64, at: u64, direction: Direction) -> Result
     }
     let bytes = size.min(usize::try_from(vector.bytes).unwrap_or(usize::MAX));
     match (direction, set) {
-        (Direction::Get, NT_PRSTATUS) => {
+        (RegisterDirection::Get, NT_PRSTATUS) => {
             let image = tracee.stopped(|state| Ok(state.image))?;
             bytes::write_exact(vector.base, &image.as_bytes()[..bytes])?;
         }
-        (Direction::Get, _) => {
+        (RegisterDirection::Get, _) => {
             let mut shown = Vec::try_filled(0, bytes)?;
             tracee.stopped(|state| {
                 shown.copy_from_slice(&state.vectors[..bytes]);
@@ -356,15 +358,15 @@ fn registers(tracee: &Tracee, set: u64, at: u64, direction: Direction) -> Result
             })?;
             bytes::write_exact(vector.base, &shown)?;
         }
-        (Direction::Set, NT_PRSTATUS) => {
+        (RegisterDirection::Set, NT_PRSTATUS) => {
             let given = bytes::read_vec(vector.base, bytes)?;
-            let mut words = [0; Image::WORDS];
+            let mut words = [0; UserRegisters::WORDS];
             words.as_mut_bytes()[..bytes].copy_from_slice(&given);
             tracee.stopped(|state| state.image.put_all(&words[..bytes / 8]))?;
         }
         // As Linux: the state is whole or not at all.
-        (Direction::Set, NT_X86_XSTATE) if bytes != size => return Err(Errno::EFAULT),
-        (Direction::Set, _) => set_vectors(tracee, vector.base, bytes)?,
+        (RegisterDirection::Set, NT_X86_XSTATE) if bytes != size => return Err(Errno::EFAULT),
+        (RegisterDirection::Set, _) => set_vectors(tracee, vector.base, bytes)?,
     }
     pointer.write(&Vector { base: vector.base, bytes: bytes as u64 })?;
     Ok(0)

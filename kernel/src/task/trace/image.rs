@@ -11,7 +11,7 @@ pub const USER_BYTES: u64 = 928;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[expect(missing_docs, reason = "they are the processor's")]
-pub struct Image {
+pub struct UserRegisters {
     pub r15: u64,
     pub r14: u64,
     pub r13: u64,
@@ -55,7 +55,7 @@ const SS: usize = 20;
 const FS_BASE: usize = 21;
 const DS: usize = 23;
 
-impl Image {
+impl UserRegisters {
     /// The number of registers.
     pub const WORDS: usize = size_of::<Self>() / 8;
 
@@ -99,17 +99,21 @@ mod tests {
     #[test]
     fn registers_lie_where_linux_has_them() {
         use core::mem::offset_of;
-        assert_eq!(Image::WORDS, 27);
-        assert_eq!(offset_of!(Image, orig_rax), 120);
-        assert_eq!(offset_of!(Image, rip), 128);
-        let at = [offset_of!(Image, cs), offset_of!(Image, rflags), offset_of!(Image, ss)];
+        assert_eq!(UserRegisters::WORDS, 27);
+        assert_eq!(offset_of!(UserRegisters, orig_rax), 120);
+        assert_eq!(offset_of!(UserRegisters, rip), 128);
+        let at =
+            [offset_of!(UserRegisters, cs), offset_of!(UserRegisters, rflags), offset_of!(UserRegisters, ss)];
         assert_eq!(at.map(|at| at / 8), [CS, FLAGS, SS]);
-        assert_eq!([offset_of!(Image, fs_base), offset_of!(Image, ds)].map(|at| at / 8), [FS_BASE, DS]);
+        assert_eq!(
+            [offset_of!(UserRegisters, fs_base), offset_of!(UserRegisters, ds)].map(|at| at / 8),
+            [FS_BASE, DS]
+        );
     }
 
     #[test]
     fn a_tracer_gives_no_kernel_selector_flag_or_base() {
-        let before = Image { cs: 0x33, ss: 0x2b, rflags: 0x202, ..Image::default() };
+        let before = UserRegisters { cs: 0x33, ss: 0x2b, rflags: 0x202, ..UserRegisters::default() };
         let mut image = before;
         for (index, value) in [(CS, 0x10), (CS, 0), (SS, 0x18), (DS, 0x10), (FS_BASE, BASE_END), (27, 0)] {
             assert_eq!(image.put(index, value), Err(Errno::EIO), "{index} {value:#x}");
@@ -125,8 +129,8 @@ mod tests {
 
     #[test]
     fn what_comes_before_a_refused_register_is_changed() {
-        let mut image = Image { cs: 0x33, ..Image::default() };
-        let mut values = [7; Image::WORDS];
+        let mut image = UserRegisters { cs: 0x33, ..UserRegisters::default() };
+        let mut values = [7; UserRegisters::WORDS];
         values[CS] = 0;
         assert_eq!(image.put_all(&values), Err(Errno::EIO));
         assert_eq!((image.r15, image.rip, image.cs, image.rsp), (7, 7, 0x33, 0));

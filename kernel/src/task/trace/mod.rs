@@ -30,5 +30,5 @@ mod stop;
 mod tracee;
 mod transfer;
 
-pub use image::{Image, USER_BYTES};
+pub use image::{USER_BYTES, UserRegisters};
 pub use tracee::{Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees};

@@ -4,11 +4,11 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Receiver};
 
-use super::{Attached, Event, Image, Options, Resume, Stop, StopKind, Tracee, transfer};
+use super::{Attached, Event, Options, Resume, Stop, StopKind, Tracee, UserRegisters, transfer};
 use crate::hw::user::UserContext;
 use crate::sched::{self, Sleep};
 use crate::task::clone::CloneFlags;
-use crate::task::process::{ExitStatus, Group, Report};
+use crate::task::process::{ExitStatus, Group, WaitReport};
 use crate::task::signal::deliver::Interrupted;
 use crate::task::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};
 use crate::task::{Pid, Task, registry, wait};
@@ -57,7 +57,13 @@ fn tell(tracee: &Tracee, stop: Stop) {
 impl Task {
     /// Stays in a stop until the tracer lets the thread go on, lets go of it, or the thread is to end. Returns the registers that the
     /// tracer saw.
-    fn stop_for_tracer(&self, context: &mut UserContext, tracee: &Tracee, stop: Stop, call: Call) -> Image {
+    fn stop_for_tracer(
+        &self,
+        context: &mut UserContext,
+        tracee: &Tracee,
+        stop: Stop,
+        call: Call,
+    ) -> UserRegisters {
         let shown = {
             let mut state = tracee.state.lock();
             transfer::show(context, &mut state, call.number, call.result);
@@ -197,7 +203,7 @@ impl Task {
         };
         // A parent that traces is told by the stop itself.
         if told && self.process().parent_pid() != tracee.tracer {
-            self.process().signals.lock().report = Some(Report::Stopped(signal));
+            self.process().signals.lock().report = Some(WaitReport::Stopped(signal));
             wait::tell_parent_of_stop(self.process(), signal);
         }
         let stop = match tracee.attached {

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use bitflags::bitflags;
 use freehold_collections::{Arc, Map, Vec, reserve};
 
-use super::Image;
+use super::UserRegisters;
 use crate::sync::SpinLock;
 use crate::task::signal::{Pid, SigInfo, Signal};
 use crate::{Errno, Result};
@@ -151,7 +151,7 @@ pub struct TraceState {
     /// The signal to be delivered, by number; 0 for none.
     pub inject: u8,
     /// The registers.
-    pub image: Image,
+    pub image: UserRegisters,
     /// The vector state: an XSAVE area in standard form.
     pub vectors: Vec<u8>,
     /// The tracer has changed `vectors`.
@@ -201,7 +201,7 @@ impl Tracee {
             message: 0,
             info,
             inject: 0,
-            image: Image::default(),
+            image: UserRegisters::default(),
             vectors,
             vectors_changed: false,
             forced_trap_flag: false,

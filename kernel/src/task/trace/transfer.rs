@@ -1,6 +1,6 @@
 //! Registers between a program's context and what its tracer sees.
 
-use super::{Image, TraceState};
+use super::{TraceState, UserRegisters};
 use crate::hw::traps::Registers;
 use crate::hw::user::{self, FpuImage, USER_DATA, UserContext};
 
@@ -17,7 +17,7 @@ pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64,
         context.regs_mut().rflags &= !TRAP_FLAG;
     }
     let registers = *context.regs();
-    state.image = Image {
+    state.image = UserRegisters {
         rax: result.unwrap_or(registers.rax),
         orig_rax: call,
         fs_base: context.fs_base(),
@@ -29,7 +29,7 @@ pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64,
 }
 
 /// Gives the running thread the registers that its tracer left.
-pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown: &Image) {
+pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown: &UserRegisters) {
     let image = state.image;
     if image != *shown {
         put(context.regs_mut(), &image);
@@ -40,7 +40,7 @@ pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown
         if image.gs_base != shown.gs_base {
             let _ = context.set_gs_base(image.gs_base);
         }
-        let selectors = |image: &Image| [image.ds, image.es, image.fs, image.gs];
+        let selectors = |image: &UserRegisters| [image.ds, image.es, image.fs, image.gs];
         if selectors(&image) != selectors(shown) {
             context.set_data_selectors(selectors(&image).map(loadable));
         }
@@ -75,8 +75,8 @@ fn loadable(selector: u64) -> u16 {
     if selector == USER_DATA { USER_DATA as u16 } else { 0 }
 }
 
-fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> Image {
-    Image {
+fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> UserRegisters {
+    UserRegisters {
         r15: r.r15,
         r14: r.r14,
         r13: r.r13,
@@ -107,7 +107,7 @@ fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> Image {
     }
 }
 
-fn put(registers: &mut Registers, image: &Image) {
+fn put(registers: &mut Registers, image: &UserRegisters) {
     // Why the thread came into the kernel stays, with the number of the call, which the tracer may have changed.
     let old = *registers;
     *registers = Registers {

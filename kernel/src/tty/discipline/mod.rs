@@ -59,7 +59,7 @@ enum Flow {
 
 /// Which queue a flush empties.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Queue {
+pub enum FlushQueue {
     /// Unread input.
     Input,
     /// Output that is not on the wire.
@@ -236,7 +236,7 @@ impl Discipline {
 
     fn signal_key(&mut self, byte: u8) {
         if !self.termios.local(c::NOFLSH) {
-            self.flush(Queue::Both);
+            self.flush(FlushQueue::Both);
         }
         if self.termios.input(c::IXON) {
             self.start_by_key();
@@ -311,15 +311,15 @@ impl Discipline {
     }
 
     /// Throw away what one side has not taken (TCFLSH).
-    pub fn flush(&mut self, queue: Queue) {
-        if queue != Queue::Output {
+    pub fn flush(&mut self, queue: FlushQueue) {
+        if queue != FlushQueue::Output {
             self.input.clear();
             self.complete = 0;
             self.erasing = false;
             self.literal_next = false;
             self.packet |= packet::FLUSH_READ;
         }
-        if queue != Queue::Input {
+        if queue != FlushQueue::Input {
             self.output.clear();
             self.packet |= packet::FLUSH_WRITE;
         }

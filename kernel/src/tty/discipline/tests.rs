@@ -289,7 +289,7 @@ fn packet_mode_hears_of_flushes_and_flow() {
     assert_eq!(u32::from(tty.take_packet()), c::TIOCPKT_STOP);
     typed(&mut tty, b"\x11");
     assert_eq!(u32::from(tty.take_packet()), c::TIOCPKT_START);
-    tty.flush(Queue::Input);
+    tty.flush(FlushQueue::Input);
     assert_eq!(u32::from(tty.take_packet()), c::TIOCPKT_FLUSHREAD);
     let mut raw = Termios::standard();
     raw.iflag &= !c::IXON;

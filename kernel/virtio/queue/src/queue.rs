@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
 
-use freehold_bounce::{Device, DmaSource, InPlace, MAX_MAPPING, MAX_RUNS, Mapping};
+use freehold_bounce::{Device, DmaMapping, DmaSource, InPlace, MAX_MAPPING, MAX_RUNS};
 use virtio_drivers::transport::Transport;
 
 use crate::reset::DeviceReset;
-use crate::ring::{Access, Descriptor, Interrupts, Ring};
+use crate::ring::{Descriptor, DescriptorAccess, Interrupts, Ring};
 
 /// The most parts of a chain.
 pub const MAX_PARTS: usize = 4;
@@ -17,14 +17,14 @@ pub const MAX_PARTS: usize = 4;
 pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
 /// Memory that a chain's parts lie in.
-pub enum Memory<S: DmaSource> {
+pub enum PartMemory<S: DmaSource> {
     /// Of the DMA API's own.
-    Bounced(Arc<Mapping<S>>),
+    Bounced(Arc<DmaMapping<S>>),
     /// Others' frames, in their places.
     InPlace(Arc<InPlace<S>>),
 }
 
-impl<S: DmaSource> Clone for Memory<S> {
+impl<S: DmaSource> Clone for PartMemory<S> {
     fn clone(&self) -> Self {
         match self {
             Self::Bounced(mapping) => Self::Bounced(mapping.clone()),
@@ -33,13 +33,13 @@ impl<S: DmaSource> Clone for Memory<S> {
     }
 }
 
-impl<S: DmaSource> From<Arc<Mapping<S>>> for Memory<S> {
-    fn from(mapping: Arc<Mapping<S>>) -> Self {
+impl<S: DmaSource> From<Arc<DmaMapping<S>>> for PartMemory<S> {
+    fn from(mapping: Arc<DmaMapping<S>>) -> Self {
         Self::Bounced(mapping)
     }
 }
 
-impl<S: DmaSource> Memory<S> {
+impl<S: DmaSource> PartMemory<S> {
     /// Bytes.
     fn len(&self) -> usize {
         match self {
@@ -76,11 +76,11 @@ impl<S: DmaSource> Memory<S> {
 
 /// Some bytes of a mapping, not none, that a device reads or writes.
 pub struct Part<S: DmaSource> {
-    memory: Memory<S>,
+    memory: PartMemory<S>,
     /// Bytes before it, and its own: at most [`MAX_MAPPING`].
     start: u32,
     length: u32,
-    access: Access,
+    access: DescriptorAccess,
     /// The most bytes of a descriptor.
     segment: u32,
     /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a mapping's pieces never
@@ -94,16 +94,16 @@ const NOT_ONE: u64 = u64::MAX;
 impl<S: DmaSource> Part<S> {
     /// Bytes for the device to read; `None` where the range is empty or not within the mapping.
     #[inline]
-    pub fn readable(memory: impl Into<Memory<S>>, range: Range<usize>) -> Option<Self> {
-        Self::new(memory.into(), range, Access::Read)
+    pub fn readable(memory: impl Into<PartMemory<S>>, range: Range<usize>) -> Option<Self> {
+        Self::new(memory.into(), range, DescriptorAccess::Read)
     }
     /// Bytes for the device to write; `None` where the range is empty or not within the mapping.
     #[inline]
-    pub fn writable(memory: impl Into<Memory<S>>, range: Range<usize>) -> Option<Self> {
-        Self::new(memory.into(), range, Access::Write)
+    pub fn writable(memory: impl Into<PartMemory<S>>, range: Range<usize>) -> Option<Self> {
+        Self::new(memory.into(), range, DescriptorAccess::Write)
     }
     #[inline]
-    fn new(memory: Memory<S>, range: Range<usize>, access: Access) -> Option<Self> {
+    fn new(memory: PartMemory<S>, range: Range<usize>, access: DescriptorAccess) -> Option<Self> {
         const { assert!(MAX_MAPPING < u32::MAX as usize) };
         let fits = range.start < range.end && range.end <= memory.len();
         let (start, length) = (range.start as u32, range.len() as u32);
@@ -112,7 +112,7 @@ impl<S: DmaSource> Part<S> {
         fits.then_some(Self { memory, start, length, access, segment: u32::MAX, only })
     }
     /// The mapping it is of.
-    pub const fn memory(&self) -> &Memory<S> {
+    pub const fn memory(&self) -> &PartMemory<S> {
         &self.memory
     }
     /// The same in descriptors of at most `most` bytes, 1 at least.
@@ -171,7 +171,7 @@ impl<S: DmaSource> Chain<S> {
     #[inline(always)]
     pub fn new<const N: usize>(tag: usize, parts: [Part<S>; N]) -> Option<Self> {
         const { assert!(N <= MAX_PARTS, "a chain has at most MAX_PARTS parts") };
-        if N == 0 || !parts.is_sorted_by_key(|part| part.access == Access::Write) {
+        if N == 0 || !parts.is_sorted_by_key(|part| part.access == DescriptorAccess::Write) {
             return None;
         }
         let descriptors = parts.iter().map(Part::descriptors).sum();
@@ -184,7 +184,7 @@ impl<S: DmaSource> Chain<S> {
     }
     /// Bytes that the device may write.
     fn writable_bytes(&self) -> usize {
-        let writable = self.parts.iter().flatten().filter(|part| part.access == Access::Write);
+        let writable = self.parts.iter().flatten().filter(|part| part.access == DescriptorAccess::Write);
         writable.map(|part| part.length as usize).sum()
     }
 

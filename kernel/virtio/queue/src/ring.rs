@@ -37,12 +37,12 @@ pub(crate) struct Descriptor {
     /// Bytes.
     pub length: u32,
     /// Whether the device writes.
-    pub access: Access,
+    pub access: DescriptorAccess,
 }
 
 /// The accesses that a device may make to a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Access {
+pub(crate) enum DescriptorAccess {
     Read,
     Write,
 }
@@ -140,7 +140,7 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         descriptors(&mut |Descriptor { address, length, access }| {
             let next = self.next[usize::from(at)];
             left -= 1;
-            let write = if access == Access::Write { WRITE } else { 0 };
+            let write = if access == DescriptorAccess::Write { WRITE } else { 0 };
             let more = if left > 0 { NEXT } else { 0 };
             let place = usize::from(at) * DESCRIPTOR;
             self.driver64(place).store(address, Ordering::Relaxed);

@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, HeldFrames, MAX_RUNS, Original, OriginalMut};
 use freehold_machine::PAGE_SIZE;
-use freehold_virtqueue::{Memory, Transport};
+use freehold_virtqueue::{PartMemory, Transport};
 use requests::{Buffer, Requests, SPARE, Segments, Wakes};
 use spin::Mutex;
 
@@ -82,7 +82,7 @@ pub struct Lines {
 }
 
 /// A disk.
-pub struct Block<S: DmaSource, T: Transport> {
+pub struct VirtioBlock<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
     requests: Mutex<Requests<S, T>>,
     lines: Lines,
@@ -110,7 +110,7 @@ fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments,
 }
 
 /// The holder of frames, and the first byte's place in the first one.
-type Held = (Arc<dyn HeldFrames>, usize);
+type FrameHolder = (Arc<dyn HeldFrames>, usize);
 
 /// How the next bytes of a transfer go.
 enum Portion {
@@ -122,7 +122,7 @@ enum Portion {
 
 /// A task's place in the table of requests.
 struct RequestPlace<'a, S: DmaSource, T: Transport> {
-    disk: &'a Block<S, T>,
+    disk: &'a VirtioBlock<S, T>,
     number: usize,
 }
 
@@ -132,7 +132,7 @@ impl<S: DmaSource, T: Transport> Drop for RequestPlace<'_, S, T> {
     }
 }
 
-impl<S: DmaSource, T: Transport> Block<S, T> {
+impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
     /// Start the disk, whose transport's interrupt notifies `lines`.
     ///
     /// # Errors
@@ -254,13 +254,13 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     }
 
     /// The holder of an original whose frames the device can have in their places.
-    fn held<O: Original + ?Sized>(&self, original: &O) -> Option<Held> {
+    fn held<O: Original + ?Sized>(&self, original: &O) -> Option<FrameHolder> {
         if self.device.pages_in_place() == 0 { None } else { original.held() }
     }
 
     /// How the next bytes of a transfer go: `left` of it are still to do. Heads and tails that do not fill a page are bounced,
     /// since a page is what an IOMMU separates.
-    fn portion(&self, held: Option<&Held>, left: Range<usize>) -> Portion {
+    fn portion(&self, held: Option<&FrameHolder>, left: Range<usize>) -> Portion {
         let Some((_, first)) = held else { return Portion::Bounced(left.len()) };
         let at = first + left.start;
         let most = (self.device.pages_in_place() * PAGE_SIZE).min(self.segments.in_place());
@@ -278,7 +278,7 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     fn take(
         &self,
         portion: &Portion,
-        held: Option<&Held>,
+        held: Option<&FrameHolder>,
         direction: Direction,
         sleep: Sleep,
     ) -> Result<(RequestPlace<'_, S, T>, Buffer<S>), BlockError> {
@@ -292,7 +292,7 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
             self.device.in_place(place.number, holder.clone(), frames.clone(), direction)
         });
         let data = match (in_place, spare) {
-            (Some(frames), _) => Buffer { memory: Memory::InPlace(Arc::new(frames)), length },
+            (Some(frames), _) => Buffer { memory: PartMemory::InPlace(Arc::new(frames)), length },
             (None, Some(spare)) => spare,
             (None, None) => self.buffer(length, direction, sleep)?,
         };
@@ -363,7 +363,7 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
 }
 
 #[cfg(test)]
-impl<S: DmaSource, T: Transport> Block<S, T> {
+impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
     /// Places for requests that are free, and tasks that wait for one.
     pub(crate) fn places(&self) -> (usize, usize) {
         let requests = self.requests.lock();
@@ -376,7 +376,7 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     }
 }
 
-impl<S, T> BlockDevice for Block<S, T>
+impl<S, T> BlockDevice for VirtioBlock<S, T>
 where
     S: DmaSource,
     T: Transport + Send,

@@ -17,8 +17,8 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{Ordering, fence};
 
-use freehold_bounce::{Device, Direction, DmaSource, Mapping};
-use freehold_virtqueue::{Chain, DeviceReset, Memory, Part, Queue, Transport};
+use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
+use freehold_virtqueue::{Chain, DeviceReset, Part, PartMemory, Queue, Transport};
 
 use super::{DEPTH, HEADER, LAST_STATUS, NO_STATUS, RING, RequestKind, STATUS};
 use freehold_machine::PAGE_SIZE;
@@ -46,16 +46,16 @@ enum RequestState {
 
 /// Bytes for one request: their memory, and how much of it the request uses.
 pub(super) struct Buffer<S: DmaSource> {
-    pub memory: Memory<S>,
+    pub memory: PartMemory<S>,
     pub length: usize,
 }
 
 impl<S: DmaSource> Buffer<S> {
     /// What has to be copied: `None` where the device has the bytes in their places.
-    pub fn bounced(&self) -> Option<&Mapping<S>> {
+    pub fn bounced(&self) -> Option<&DmaMapping<S>> {
         match &self.memory {
-            Memory::Bounced(mapping) => Some(mapping),
-            Memory::InPlace(_) => None,
+            PartMemory::Bounced(mapping) => Some(mapping),
+            PartMemory::InPlace(_) => None,
         }
     }
 }
@@ -75,7 +75,7 @@ impl Segments {
         self.most.saturating_mul(self.length) / PAGE_SIZE * PAGE_SIZE
     }
     /// How many of a mapping's bytes fit in one request: whole sectors.
-    pub fn fit<S: DmaSource>(self, mapping: &Mapping<S>) -> usize {
+    pub fn fit<S: DmaSource>(self, mapping: &DmaMapping<S>) -> usize {
         if mapping.one_piece(0..mapping.len()).is_some_and(|piece| piece.length <= self.length) {
             return mapping.len() / SECTOR_SIZE * SECTOR_SIZE;
         }
@@ -106,7 +106,7 @@ pub(super) struct Wakes {
 /// What the device has.
 struct Rings<S: DmaSource> {
     queue: Queue<S, RING>,
-    headers: Arc<Mapping<S>>,
+    headers: Arc<DmaMapping<S>>,
     segments: Segments,
 }
 
@@ -134,7 +134,7 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     /// It has answered nothing for the length of a time-out.
     is_silent: bool,
     /// Taken at start-up and kept, so that a request needs no memory that others have.
-    spare: Arc<Mapping<S>>,
+    spare: Arc<DmaMapping<S>>,
     /// How much of it the device takes in one request.
     spare_length: usize,
     /// Tasks that have a place and wait for memory.

@@ -22,14 +22,14 @@ mod tests;
 
 use alloc::sync::Arc;
 
-use freehold_bounce::{Device, Direction, DmaSource, Mapping};
+use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
 use freehold_machine::PfnRange;
 use freehold_virtqueue::{Chain, Part, Queue, Transport};
 use spin::Mutex;
 
 pub use region::{BadRegion, Domain, Region, Sizes};
-pub use request::{Answer, Request};
-pub use resize::{Memory, ResizeOutcome, Resizer};
+pub use request::{Answer, ResizeRequest};
+pub use resize::{Onliner, ResizeOutcome, Resizer};
 
 use crate::link::{Link, Why};
 use crate::platform::{Sleep, Wait};
@@ -47,15 +47,15 @@ const RESPONSE: usize = 32;
 /// The device. See the module's head.
 pub struct Mem<S: DmaSource, T: Transport> {
     /// Taken by tasks only, while the ring is changed. Orders with no other lock.
-    inner: Mutex<Inner<S, T>>,
+    inner: Mutex<MemInner<S, T>>,
     /// What the interrupt notifies: an answer has come, or the host wants another size.
     wait: &'static dyn Wait,
     region: Region,
 }
 
-struct Inner<S: DmaSource, T: Transport> {
+struct MemInner<S: DmaSource, T: Transport> {
     link: Link<S, T, Queue<S, RING>>,
-    buffer: Arc<Mapping<S>>,
+    buffer: Arc<DmaMapping<S>>,
     busy: bool,
 }
 
@@ -81,7 +81,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         let buffer = Arc::new(device.buffer(RESPONSE + RESPONSE_BYTES, Direction::Bidirectional)?);
         let queue = Queue::new(&mut transport, 0, device)?;
         transport.finish_init();
-        let inner = Inner { link: Link::new(transport, device, queue), buffer, busy: false };
+        let inner = MemInner { link: Link::new(transport, device, queue), buffer, busy: false };
         Ok(Self { inner: Mutex::new(inner), wait, region })
     }
 
@@ -113,25 +113,25 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
     /// # Errors
     /// [`Failed`].
     pub fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
-        self.request(Request::Plug(frames))
+        self.request(ResizeRequest::Plug(frames))
     }
     /// Unplug `frames`, whole units of the region that nobody uses.
     ///
     /// # Errors
     /// [`Failed`].
     pub fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
-        self.request(Request::Unplug(frames))
+        self.request(ResizeRequest::Unplug(frames))
     }
     /// Unplug everything: whatever was plugged in before this kernel started.
     ///
     /// # Errors
     /// [`Failed`].
     pub fn unplug_all(&self) -> Result<Answer, Failed> {
-        self.request(Request::UnplugAll)
+        self.request(ResizeRequest::UnplugAll)
     }
 
     /// Send one request and sleep until it is answered.
-    fn request(&self, request: Request) -> Result<Answer, Failed> {
+    fn request(&self, request: ResizeRequest) -> Result<Answer, Failed> {
         let bytes = request.encode(&self.region);
         let mut sent = Ok(false);
         self.wait.wait_until(PATIENCE_NS, Sleep::Uninterruptible, &mut || {
@@ -152,7 +152,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
     }
 }
 
-impl<S: DmaSource, T: Transport> Inner<S, T> {
+impl<S: DmaSource, T: Transport> MemInner<S, T> {
     /// Give a request to the device; `false` where it has one.
     fn send(&mut self, request: &[u8; REQUEST_BYTES]) -> Result<bool, Failed> {
         let (queue, transport) = self.link.lent()?;

@@ -11,7 +11,7 @@ pub const RESPONSE_BYTES: usize = 10;
 
 /// What the driver asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request {
+pub enum ResizeRequest {
     /// Make these frames memory.
     Plug(PfnRange),
     /// They are no memory any more.
@@ -20,7 +20,7 @@ pub enum Request {
     UnplugAll,
 }
 
-impl Request {
+impl ResizeRequest {
     /// `struct virtio_mem_req`: type, padding, address, number of blocks. A unit has at most 65,535 blocks: those are 4 KiB or more, and a unit of
     /// more than one is 2 MiB.
     pub fn encode(self, region: &Region) -> [u8; REQUEST_BYTES] {

@@ -1,7 +1,7 @@
 //! From what is plugged in to what the host wants.
 //!
-//! **Invariant.** A unit is the kernel's ([`Memory::online`]) only while the device has acknowledged it as plugged in, and the device is asked to
-//! unplug only what the kernel has let go of ([`Memory::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
+//! **Invariant.** A unit is the kernel's ([`Onliner::online`]) only while the device has acknowledged it as plugged in, and the device is asked to
+//! unplug only what the kernel has let go of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
 //!
 //! One task runs a [`Resizer`]; nothing here is shared.
 
@@ -17,7 +17,7 @@ use crate::Failed;
 const PASSES: usize = 8;
 
 /// What the kernel does with units.
-pub trait Memory {
+pub trait Onliner {
     /// These frames are memory now. `false`: the kernel has no room to manage them, and has not touched them.
     fn online(&mut self, frames: PfnRange) -> bool;
     /// Let go of these frames. `false`: they are in use, and stay.
@@ -127,7 +127,7 @@ impl Resizer {
     pub fn follow(
         &mut self,
         device: &impl Device,
-        memory: &mut impl Memory,
+        memory: &mut impl Onliner,
         mut pause: impl FnMut(),
     ) -> Result<ResizeOutcome, Failed> {
         // Each pass goes over every unit once; a host that changes its mind meanwhile starts another.
@@ -150,7 +150,7 @@ impl Resizer {
         &mut self,
         sizes: Sizes,
         device: &impl Device,
-        memory: &mut impl Memory,
+        memory: &mut impl Onliner,
         pause: &mut impl FnMut(),
     ) -> Result<ResizeOutcome, Failed> {
         // Upwards, so that what is left to the host is in one piece.
@@ -172,7 +172,7 @@ impl Resizer {
         Ok(if self.count >= target { ResizeOutcome::Reached } else { ResizeOutcome::Refused })
     }
 
-    fn plug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {
+    fn plug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Onliner) -> Result<Step, Failed> {
         let frames = self.region.frames_of(unit);
         match device.plug(frames)? {
             Answer::Done => {}
@@ -193,7 +193,7 @@ impl Resizer {
         &mut self,
         target: u64,
         device: &impl Device,
-        memory: &mut impl Memory,
+        memory: &mut impl Onliner,
         pause: &mut impl FnMut(),
     ) -> Result<ResizeOutcome, Failed> {
         for unit in (0..self.region.units()).rev() {
@@ -213,7 +213,7 @@ impl Resizer {
         Ok(if self.count <= target { ResizeOutcome::Reached } else { ResizeOutcome::Later })
     }
 
-    fn unplug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {
+    fn unplug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Onliner) -> Result<Step, Failed> {
         let frames = self.region.frames_of(unit);
         if !memory.offline(frames) {
             return Ok(Step::Stuck);

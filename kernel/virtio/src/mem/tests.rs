@@ -115,11 +115,11 @@ fn requests_are_as_the_specification_has_them() {
     let mut expected = [0; 24];
     expected[8..16].copy_from_slice(&0x1_0020_0000u64.to_le_bytes());
     expected[16] = 2; // two blocks
-    assert_eq!(Request::Plug(unit).encode(&region), expected);
+    assert_eq!(ResizeRequest::Plug(unit).encode(&region), expected);
     expected[0] = 1;
-    assert_eq!(Request::Unplug(unit).encode(&region), expected);
-    assert_eq!(Request::UnplugAll.encode(&region)[..2], [2, 0]);
-    assert_eq!(Request::UnplugAll.encode(&region)[2..], [0; 22]);
+    assert_eq!(ResizeRequest::Unplug(unit).encode(&region), expected);
+    assert_eq!(ResizeRequest::UnplugAll.encode(&region)[..2], [2, 0]);
+    assert_eq!(ResizeRequest::UnplugAll.encode(&region)[2..], [0; 22]);
     let answer = |kind: u8, written| Answer::decode(&[kind, 0, 0, 0, 0, 0, 0, 0, 0, 0], written);
     assert_eq!(
         [0, 1, 2, 3].map(|kind| answer(kind, 10)),
@@ -174,8 +174,8 @@ fn the_driver_asks_and_hears_the_answer() {
     assert_eq!(mem.plug(unit), Ok(Answer::Done));
     assert_eq!(mem.unplug(unit), Ok(Answer::Refused));
     assert_eq!(mem.unplug_all(), Ok(Answer::Busy));
-    let expected =
-        [Request::Plug(unit), Request::Unplug(unit), Request::UnplugAll].map(|r| r.encode(&region).to_vec());
+    let expected = [ResizeRequest::Plug(unit), ResizeRequest::Unplug(unit), ResizeRequest::UnplugAll]
+        .map(|r| r.encode(&region).to_vec());
     assert_eq!(*seen.lock().unwrap(), expected);
     fake.set_config(&Config { requested: 64 * MIB, plugged: 2 * MIB, ..PLAIN }.bytes());
     assert_eq!(mem.sizes(), Ok(Sizes { usable: 512 * MIB, plugged: 2 * MIB, requested: 64 * MIB }));
@@ -269,7 +269,7 @@ struct Kernel {
     unmanageable: BTreeSet<u64>,
 }
 
-impl Memory for Kernel {
+impl Onliner for Kernel {
     fn online(&mut self, frames: PfnRange) -> bool {
         !self.unmanageable.contains(&frames.start.0) && {
             assert!(self.online.insert(frames.start.0), "online twice");

@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use freehold_bounce::{Device, Direction, DmaError, DmaSource};
 use freehold_ninep::Outcome;
 use freehold_virtqueue::Transport;
-use places::{Bulk, Finished, Places};
+use places::{Bulk, Finished, MessagePlaces};
 use spin::Mutex;
 
 use crate::platform::{Sleep, Wait, Waited};
@@ -37,19 +37,19 @@ const MAX_TAG: usize = 255;
 /// A device of messages.
 pub struct Messages<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
-    places: Mutex<Places<S, T>>,
+    places: Mutex<MessagePlaces<S, T>>,
     line: &'static dyn Wait,
     device: Device<S>,
     tag: Vec<u8>,
 }
 
 /// A task's place among the requests.
-struct Held<'a, S: DmaSource, T: Transport> {
+struct HeldPlace<'a, S: DmaSource, T: Transport> {
     messages: &'a Messages<S, T>,
     number: usize,
 }
 
-impl<S: DmaSource, T: Transport> Drop for Held<'_, S, T> {
+impl<S: DmaSource, T: Transport> Drop for HeldPlace<'_, S, T> {
     fn drop(&mut self) {
         self.messages.with(|places| places.release(self.number));
     }
@@ -87,11 +87,11 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
     pub fn new(mut transport: T, device: Device<S>, line: &'static dyn Wait) -> Result<Self, SetupError> {
         let features = negotiate(&mut transport, Features::P9_TAG)?;
         let tag = tag(&transport, features)?;
-        Ok(Self { places: Mutex::new(Places::new(transport, device)?), line, device, tag })
+        Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), line, device, tag })
     }
 
     /// Calls `f` with the lock held; wakes those who wait once it is released, where there is something for them.
-    fn with<R>(&self, f: impl FnOnce(&mut Places<S, T>) -> R) -> R {
+    fn with<R>(&self, f: impl FnOnce(&mut MessagePlaces<S, T>) -> R) -> R {
         let (result, wakes) = {
             let mut places = self.places.lock();
             (f(&mut places), places.take_wake())
@@ -106,7 +106,7 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
     fn wait<R>(
         &self,
         sleep: Sleep,
-        mut look: impl FnMut(&mut Places<S, T>) -> Result<Option<R>, MessageError>,
+        mut look: impl FnMut(&mut MessagePlaces<S, T>) -> Result<Option<R>, MessageError>,
     ) -> Result<R, MessageError> {
         loop {
             let mut seen = Ok(None);
@@ -122,15 +122,15 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
         }
     }
 
-    fn hold(&self, sleep: Sleep) -> Result<Held<'_, S, T>, MessageError> {
+    fn hold(&self, sleep: Sleep) -> Result<HeldPlace<'_, S, T>, MessageError> {
         let mut is_counted = false;
         let taken = self.wait(sleep, |places| places.take(&mut is_counted));
         self.with(|places| places.leave(&mut is_counted));
-        Ok(Held { messages: self, number: taken? })
+        Ok(HeldPlace { messages: self, number: taken? })
     }
 
     /// Memory for the data of a request: as much as can be had, or the place's own.
-    fn bulk(&self, held: &Held<'_, S, T>, data: &Data<'_>) -> Option<Bulk<S>> {
+    fn bulk(&self, held: &HeldPlace<'_, S, T>, data: &Data<'_>) -> Option<Bulk<S>> {
         let (length, direction) = match data {
             Data::None => return None,
             Data::Sent(bytes) => (bytes.length(), Direction::ToDevice),
@@ -188,6 +188,6 @@ where
     }
 
     fn take_ended(&self) -> Option<u32> {
-        self.with(Places::take_ended)
+        self.with(MessagePlaces::take_ended)
     }
 }

@@ -4,16 +4,16 @@
 //! so a tag is used again only after the device gave the request's chain back. A task that is killed while the device has its
 //! request leaves it *abandoned*: a Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free
 //! when the device has given back both. What the task noted of it, if anything, is then there for
-//! [`Places::take_ended`]. Rflush says nothing that is needed: the chain itself comes back, whether the server had done the
+//! [`MessagePlaces::take_ended`]. Rflush says nothing that is needed: the chain itself comes back, whether the server had done the
 //! request or gave it up (QEMU then gives it back empty).
 //!
-//! Everything happens under the device's lock; who waits is woken after it is released ([`Places::take_wake`]).
+//! Everything happens under the device's lock; who waits is woken after it is released ([`MessagePlaces::take_wake`]).
 
 use alloc::sync::Arc;
 
-use freehold_bounce::{Device, Direction, DmaSource, Mapping, Original, OriginalMut};
+use freehold_bounce::{Device, Direction, DmaMapping, DmaSource, Original, OriginalMut};
 use freehold_ninep::{
-    DATA_HEADER, MAX_REPLY, MAX_REQUEST, NO_TAG, Outcome, Request, TAG_AT, TVERSION, check, count,
+    DATA_HEADER, MAX_REPLY, MAX_REQUEST, NO_TAG, NinepRequest, Outcome, TAG_AT, TVERSION, check, count,
 };
 use freehold_virtqueue::{Chain, Part, Queue, Transport};
 
@@ -51,12 +51,12 @@ struct Place<S: DmaSource> {
     state: State,
     /// The device has a Tflush for its last request.
     flushed: bool,
-    memory: Arc<Mapping<S>>,
+    memory: Arc<DmaMapping<S>>,
 }
 
 /// Memory for a request's data.
 pub(super) struct Bulk<S: DmaSource> {
-    pub mapping: Arc<Mapping<S>>,
+    pub mapping: Arc<DmaMapping<S>>,
     pub start: usize,
     pub length: usize,
 }
@@ -84,7 +84,7 @@ pub(super) struct Finished {
 }
 
 /// See the module's head.
-pub(super) struct Places<S: DmaSource, T: Transport> {
+pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
     link: Link<S, T, Queue<S, RING>>,
     places: [Place<S>; DEPTH],
     /// Tasks that wait for a place.
@@ -94,7 +94,7 @@ pub(super) struct Places<S: DmaSource, T: Transport> {
     wake: bool,
 }
 
-impl<S: DmaSource, T: Transport> Places<S, T> {
+impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
     /// Takes all that requests need, then tells the device. Nothing fails after the device knows of memory.
     pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
         let mut memory = [const { None }; DEPTH];
@@ -251,7 +251,7 @@ impl<S: DmaSource, T: Transport> Places<S, T> {
     fn flush(&mut self, number: usize) {
         let memory = &self.places[number].memory;
         let mut bytes = [0; FLUSH];
-        let Some(message) = Request::Flush(number as u16).encode(&mut bytes) else { return };
+        let Some(message) = NinepRequest::Flush(number as u16).encode(&mut bytes) else { return };
         message[TAG_AT..TAG_AT + 2].copy_from_slice(&((DEPTH + number) as u16).to_le_bytes());
         let length = memory.write(FLUSH_AT, message);
         let room = FLUSH_AT + FLUSH..FLUSH_AT + 2 * FLUSH;
@@ -313,7 +313,7 @@ impl<S: DmaSource, T: Transport> Places<S, T> {
 
 /// Message, data to be read, room for the answer, room for data: what a request is for the device.
 fn chain<S: DmaSource>(
-    memory: &Arc<Mapping<S>>,
+    memory: &Arc<DmaMapping<S>>,
     number: usize,
     exchange: &Exchange<'_, '_>,
     bulk: Option<&Bulk<S>>,

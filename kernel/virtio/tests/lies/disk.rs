@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use freehold_bounce::{Original, OriginalMut};
-use freehold_virtio::block::{Block, Lines};
+use freehold_virtio::block::{Lines, VirtioBlock};
 use freehold_virtio::platform::Notify;
 use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE, SetupError, Sleep};
 use freehold_virtqueue::DeviceStatus;
@@ -13,7 +13,7 @@ use freehold_virtqueue::model::{self, Fake, HostMemory};
 use super::table::{End, Lie, Moment};
 use super::{Step, misreport, tell};
 
-pub type Disk = Block<HostMemory, Fake>;
+pub type Disk = VirtioBlock<HostMemory, Fake>;
 
 /// VIRTIO_BLK_F_FLUSH.
 pub const FEATURES: u64 = 1 << 9;

@@ -15,7 +15,7 @@ mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use freehold_bounce::{Direction, Mapping};
+use freehold_bounce::{Direction, DmaMapping};
 use freehold_virtio::platform::{Notify, Sleep, Wait, Waited};
 use freehold_virtqueue::model::{self, DeviceRing, Fake, HostMemory};
 use table::{End, Lie, Moment, ROWS};
@@ -109,7 +109,7 @@ pub fn misreport(fake: &Fake, lie: Lie) -> bool {
 }
 
 /// Bytes that no device may touch.
-struct Canary(Mapping<HostMemory>);
+struct Canary(DmaMapping<HostMemory>);
 
 impl Canary {
     fn new() -> Self {

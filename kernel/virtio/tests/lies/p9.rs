@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_ninep::{DATA_HEADER, HEADER, MAX_REQUEST, Request, TAG_AT};
+use freehold_ninep::{DATA_HEADER, HEADER, MAX_REQUEST, NinepRequest, TAG_AT};
 use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Notify, Sleep};
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError};
@@ -55,7 +55,7 @@ pub fn read(folder: &Folder) -> Result<usize, MessageError> {
 /// Sends a message that asks for data.
 pub fn read_any(folder: &Folder) -> Result<(Vec<u8>, usize), MessageError> {
     let (mut room, mut reply, mut data) = ([0; MAX_REQUEST], [0; DATA_HEADER], Bytes(vec![0; DATA]));
-    let request = Request::Read(1, 0, 0).encode(&mut room).unwrap();
+    let request = NinepRequest::Read(1, 0, 0).encode(&mut room).unwrap();
     let (data_of, reply) = (Data::Received(&mut data), &mut reply[..]);
     let count =
         folder.exchange(&mut Exchange { request, reply, data: data_of, left: Some(7) }, Sleep::Killable)?;
@@ -65,7 +65,7 @@ pub fn read_any(folder: &Folder) -> Result<(Vec<u8>, usize), MessageError> {
 /// Sends a message that is answered by nothing but that it is done.
 pub fn clunk(folder: &Folder) -> Result<usize, MessageError> {
     let (mut room, mut reply) = ([0; MAX_REQUEST], [0; DATA_HEADER]);
-    let request = Request::Clunk(1).encode(&mut room).unwrap();
+    let request = NinepRequest::Clunk(1).encode(&mut room).unwrap();
     folder
         .exchange(&mut Exchange { request, reply: &mut reply, data: Data::None, left: None }, Sleep::Killable)
 }

@@ -19,7 +19,7 @@ const NO_ADDRESS: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "what a copy would need is stored, as on Linux, and nothing is copied")]
-struct Slot {
+struct PoolSlot {
     /// Free slots from here to the end of the segment; 0: taken.
     free: u32,
     left: u64,
@@ -29,7 +29,7 @@ struct Slot {
 struct Area {
     index: usize,
     used: usize,
-    slots: Vec<Slot>,
+    slots: Vec<PoolSlot>,
 }
 
 /// A pool. See the module's head.
@@ -48,8 +48,11 @@ pub struct Slots {
 
 impl Area {
     fn new(segments: usize) -> Self {
-        let slot =
-            |number: usize| Slot { free: (SEGMENT - number % SEGMENT) as u32, left: 0, original: NO_ADDRESS };
+        let slot = |number: usize| PoolSlot {
+            free: (SEGMENT - number % SEGMENT) as u32,
+            left: 0,
+            original: NO_ADDRESS,
+        };
         Self { index: 0, used: 0, slots: (0..segments * SEGMENT).map(slot).collect() }
     }
 
@@ -83,8 +86,11 @@ impl Area {
         let first = self.find(count, stride)?;
         for (number, slot) in self.slots[first..first + count].iter_mut().enumerate() {
             let before = (number * SLOT) as u64;
-            *slot =
-                Slot { free: 0, left: bytes as u64 - before.min(bytes as u64), original: original + before };
+            *slot = PoolSlot {
+                free: 0,
+                left: bytes as u64 - before.min(bytes as u64),
+                original: original + before,
+            };
         }
         self.renumber(first, 0);
         self.index = self.wrapped(first + count);
@@ -105,7 +111,7 @@ impl Area {
         let mut free = if end.is_multiple_of(SEGMENT) { 0 } else { self.slots[end].free };
         for slot in self.slots[first..end].iter_mut().rev() {
             free += 1;
-            *slot = Slot { free, left: 0, original: NO_ADDRESS };
+            *slot = PoolSlot { free, left: 0, original: NO_ADDRESS };
         }
         self.renumber(first, free);
         self.used -= count;

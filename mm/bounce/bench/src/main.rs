@@ -89,20 +89,20 @@ struct Effort {
 
 /// ns for a take and a give: the median of batches, and p99.9 of single ones.
 #[derive(Clone, Copy)]
-struct Figure {
+struct BenchFigure {
     median: f64,
     tail: f64,
 }
 
 /// Batches of a take and a give of both, in turn.
-fn pairs(ours: &impl Allocator, other: &impl Allocator, bytes: usize, effort: Effort) -> [Figure; 2] {
+fn pairs(ours: &impl Allocator, other: &impl Allocator, bytes: usize, effort: Effort) -> [BenchFigure; 2] {
     let mut batches = [Vec::new(), Vec::new()];
     let mut singles = [Vec::new(), Vec::new()];
     for _ in 0..effort.batches {
         batch(ours, bytes, effort.batch, (&mut batches[0], &mut singles[0]));
         batch(other, bytes, effort.batch, (&mut batches[1], &mut singles[1]));
     }
-    let of = |batches: &mut [f64], singles: &mut [f64]| Figure {
+    let of = |batches: &mut [f64], singles: &mut [f64]| BenchFigure {
         median: quantile(batches, 0.5),
         tail: quantile(singles, 0.999),
     };
@@ -190,7 +190,7 @@ fn filled<A: Allocator>(from: &A, segments: usize, is_free: impl Fn(usize) -> bo
 }
 
 /// Prints a row; whether ours took no longer.
-fn show(name: &str, [ours, other]: [Figure; 2]) -> bool {
+fn show(name: &str, [ours, other]: [BenchFigure; 2]) -> bool {
     println!(
         "{name:<34} {:>8.0} {:>8.0} {:>10.0} {:>10.0} {:>7.2}",
         ours.median,

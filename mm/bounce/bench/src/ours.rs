@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_bounce::{Device, DeviceRules, Direction, Dma, DmaAddr, Limits, Mapping, Scrub};
+use freehold_bounce::{Device, DeviceRules, Direction, Dma, DmaAddr, DmaMapping, Limits, Scrub};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
 use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 use zerocopy::FromZeros;
@@ -36,13 +36,13 @@ impl PhysicalBytes for Bare {
 
 /// Frames in their order, each once: the experiments never give memory back to the page allocator.
 #[derive(Clone, Copy)]
-pub struct Frames {
+pub struct BenchFrames {
     table: FrameTable,
     next: &'static AtomicU64,
     end: u64,
 }
 
-impl FrameSource for Frames {
+impl FrameSource for BenchFrames {
     type Machine = Bare;
     fn machine(self) -> Bare {
         Bare
@@ -58,19 +58,19 @@ impl FrameSource for Frames {
 }
 
 /// A device of a pool that has `segments` segments.
-pub struct Ours(Device<Frames>);
+pub struct Ours(Device<BenchFrames>);
 
 impl Ours {
     pub fn new(segments: usize) -> Self {
         // The frames begin at a multiple of a segment's; a chunk for what the DMA API takes beside them.
         let frames = (segments + 2) * SEGMENT / PAGE_SIZE;
         let records = FrameRecord::new_vec_zeroed(frames).unwrap_or_default();
-        let source = Frames {
+        let source = BenchFrames {
             table: FrameTable::new(records.leak()),
             next: Box::leak(Box::new(AtomicU64::new(64))),
             end: frames as u64,
         };
-        let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
+        let dma: &'static Dma<BenchFrames> = Box::leak(Box::new(Dma::new()));
         let limits =
             Limits { slabs: segments * 128, areas: 0, cap: segments * SEGMENT, scrub: Scrub::OwnerChange };
         assert_eq!(dma.start(source, limits), segments * 128, "all segments are there");
@@ -80,13 +80,13 @@ impl Ours {
 }
 
 impl Allocator for Ours {
-    type Held = Mapping<Frames>;
+    type Held = DmaMapping<BenchFrames>;
     const NAME: &'static str = "Freehold";
 
-    fn take(&self, _: usize, bytes: usize) -> Option<Mapping<Frames>> {
+    fn take(&self, _: usize, bytes: usize) -> Option<DmaMapping<BenchFrames>> {
         self.0.buffer(bytes, Direction::FromDevice).ok()
     }
-    fn give(&self, held: Mapping<Frames>) {
+    fn give(&self, held: DmaMapping<BenchFrames>) {
         drop(held);
     }
 }

@@ -28,7 +28,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use freehold_bounce::{
-    Alignment, Coherent, Constraint, Device, Direction, DmaAddr, DmaError, DmaSource, Mapping, Transfer,
+    Alignment, Coherent, Constraint, Device, Direction, DmaAddr, DmaError, DmaMapping, DmaSource, Transfer,
 };
 use freehold_machine::{PAGE_SIZE, Pfn};
 use spin::Mutex;
@@ -70,7 +70,7 @@ pub unsafe trait Place: 'static {
 pub struct Lent<S: DmaSource> {
     device: Device<S>,
     rings: Mutex<Vec<Coherent<S>>>,
-    shared: Mutex<Vec<(DmaAddr, Mapping<S>)>>,
+    shared: Mutex<Vec<(DmaAddr, DmaMapping<S>)>>,
 }
 
 impl<S: DmaSource> Lent<S> {
@@ -112,9 +112,9 @@ impl<S: DmaSource> Lent<S> {
     }
 
     /// Memory in one piece with the bytes of `original` in it.
-    fn bounce(&self, original: &[u8], direction: Direction) -> Result<Mapping<S>, DmaError> {
+    fn bounce(&self, original: &[u8], direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         let plain = self.device.buffer(original.len(), direction);
-        let is_whole = |mapping: &Mapping<S>| mapping.one_piece(0..original.len()).is_some();
+        let is_whole = |mapping: &DmaMapping<S>| mapping.one_piece(0..original.len()).is_some();
         // What is in pieces is given back first: it may be all that the device can have.
         let mapping = match plain.ok().filter(is_whole) {
             Some(mapping) => mapping,
@@ -126,7 +126,7 @@ impl<S: DmaSource> Lent<S> {
     }
 
     /// Runs begin at multiples of their alignment and are no shorter, so an alignment to the length makes one of them.
-    fn in_one_piece(&self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
+    fn in_one_piece(&self, length: usize, direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         let pages = length.next_multiple_of(PAGE_SIZE).checked_next_power_of_two();
         let align = pages.and_then(Alignment::new).ok_or(DmaError::TooLong)?;
         let constraint = Constraint { align, ..Constraint::NONE };
@@ -161,7 +161,7 @@ impl<S: DmaSource> Lent<S> {
         }
     }
 
-    fn take_back(&self, address: DmaAddr) -> Option<Mapping<S>> {
+    fn take_back(&self, address: DmaAddr) -> Option<DmaMapping<S>> {
         let mut shared = self.shared.lock();
         // Drivers give back in the order in which they shared: most often it is the first.
         let place = shared.iter().position(|(of, _)| *of == address)?;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use bitmap_allocator::{BitAlloc, BitAlloc16M};
-use freehold_buddy::{Buddy, Managed, Moment, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Moment, Options, Pcp, Shuffle};
 use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request, Tag};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
 
@@ -37,6 +37,9 @@ pub enum Sort {
     Stack,
 }
 
+/// Frame records, words, and per-CPU lists.
+pub type AllocatorMemory = (&'static [FrameRecord], &'static [AtomicU64], &'static [Pcp]);
+
 /// Ours.
 pub struct Freehold(pub &'static Buddy<Bare>);
 
@@ -46,17 +49,17 @@ impl Freehold {
         topology.add_range(PfnRange::new(Pfn(0), Pfn(frames)), NodeId(0)).expect("one range");
         let options = Options { shuffle, ..Options::default() };
         let words = Buddy::<Bare>::metadata_words(&topology, 2, &options);
-        Self::with_memory(topology, options, zeroed(frames as usize, pages), zeroed(words, pages))
+        let memory = (zeroed(frames as usize, pages), zeroed(words, pages), zeroed(2, pages));
+        Self::with_memory(topology, options, memory)
     }
     /// The set-up alone, over memory that is there and zero.
     pub fn with_memory(
         topology: Topology,
         options: Options,
-        records: &'static [FrameRecord],
-        metadata: &'static [AtomicU64],
+        (records, metadata, pcps): AllocatorMemory,
     ) -> Self {
         let topology: &'static Topology = Box::leak(Box::new(topology));
-        let managed = Managed { topology, reserved: &[], table: FrameTable::new(records), metadata };
+        let managed = Managed { topology, reserved: &[], table: FrameTable::new(records), metadata, pcps };
         let buddy = Buddy::new(Bare, managed, options);
         Self(Box::leak(Box::new(buddy.expect("memory enough"))))
     }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use freehold_buddy::{Buddy, Fault, Managed, Options};
+use freehold_buddy::{AllocatorFault, Buddy, Managed, Options, Pcp};
 use freehold_frame::{Beside, Contradiction, FrameRecord, FrameState, FrameTable, Order, Owner, ready};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
@@ -47,7 +47,8 @@ pub fn buddy<M: Machine>(
     let bits: Vec<_> = (0..ready::words(records.len())).map(|_| AtomicU64::new(0)).collect();
     let table =
         FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(&[]).with_ready(bits.leak()))));
-    let managed = Managed { topology, reserved, table, metadata: metadata.leak() };
+    let pcps = Vec::from_iter((0..machine.cpu_count()).map(|_| Pcp::new())).leak();
+    let managed = Managed { topology, reserved, table, metadata: metadata.leak(), pcps };
     Box::leak(Box::new(Buddy::new(machine, managed, options).unwrap()))
 }
 
@@ -62,7 +63,7 @@ pub fn model(config: Config, reserved: &[PfnRange], options: Options) -> &'stati
 pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
     let mut faults = Vec::new();
     let (audit, _) = buddy.validate(|fault| match fault {
-        Fault::Table(Contradiction::Leaked(..)) => {}
+        AllocatorFault::Table(Contradiction::Leaked(..)) => {}
         fault => faults.push(fault),
     });
     assert_eq!(faults, []);

@@ -5,7 +5,7 @@ pub mod page;
 
 use std::sync::atomic::Ordering;
 
-use freehold_frame::{Counts, Order, Owner, Tag, Word};
+use freehold_frame::{AtomicWord, Counts, Order, Owner, Tag};
 use freehold_machine::NodeId;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
@@ -26,7 +26,7 @@ pub fn unheld() -> Counts<Loom> {
     Counts::with_word(Loom(AtomicU64::new(tag.bits())))
 }
 
-impl Word for Loom {
+impl AtomicWord for Loom {
     fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }

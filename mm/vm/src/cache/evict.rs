@@ -17,7 +17,7 @@ use freehold_frame::{FrameState, NodeSet};
 use freehold_paging::Memory;
 
 use super::attach::PageSet;
-use super::index::Look;
+use super::index::ChunkPages;
 use super::{PAGE, PageCache};
 use crate::swap::Age;
 
@@ -84,7 +84,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Move the hand on; what it sees. `None` where there is no page at all.
-    pub(super) fn advance(&self) -> Option<Look> {
+    pub(super) fn advance(&self) -> Option<ChunkPages> {
         let mut inner = self.inner.lock();
         let from = inner.hand;
         let look = inner.index.look(from).or_else(|| inner.index.look(0));
@@ -92,7 +92,7 @@ impl<S: Memory> PageCache<S> {
         look
     }
 
-    fn evict_of(&self, look: Look, wish: Eviction) -> u64 {
+    fn evict_of(&self, look: ChunkPages, wish: Eviction) -> u64 {
         let (mut cold, mapped, dirty) = self.judge(look, wish.nodes);
         if wish.laundry == Laundry::Leave {
             cold &= !dirty;
@@ -119,7 +119,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and which dirty.
-    pub(super) fn judge(&self, look: Look, nodes: NodeSet) -> (u64, u64, u64) {
+    pub(super) fn judge(&self, look: ChunkPages, nodes: NodeSet) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);
         for bit in (0..64).filter(|bit| look.cold & 1 << bit != 0) {

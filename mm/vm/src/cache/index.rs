@@ -101,7 +101,7 @@ impl Summary<u64, Box<Chunk>> for Unsaved {
 
 /// Pages of one chunk: bit `n` is the page `first + n`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct ChunkPages {
     pub first: u64,
     /// Those that have a frame.
     pub present: u64,
@@ -445,7 +445,7 @@ impl<S: Memory> Index<S> {
     }
     /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used
     /// again counts as used once from now on.
-    pub(super) fn look(&mut self, from: u64) -> Option<Look> {
+    pub(super) fn look(&mut self, from: u64) -> Option<ChunkPages> {
         let (_, &number, _) = self.chunks.ceiling(&from.div_ceil(PAGES))?;
         let chunk = self.chunk_mut(number * PAGES)?;
         let present = (0..PAGES)
@@ -453,7 +453,7 @@ impl<S: Memory> Index<S> {
             .fold(0, |set, i| set | 1 << i);
         let used = core::mem::take(&mut chunk.again);
         self.active -= u64::from(used.count_ones());
-        Some(Look { first: number * PAGES, present, cold: present & !used })
+        Some(ChunkPages { first: number * PAGES, present, cold: present & !used })
     }
     /// The first pages from `from` on, in one chunk and side by side, that some leaf may have granted writing.
     pub(super) fn next_writable(&mut self, from: u64) -> Option<Range<u64>> {
@@ -508,6 +508,7 @@ impl<S: Memory> Index<S> {
 impl<S: Memory> Drop for Index<S> {
     fn drop(&mut self) {
         while let Some(page) = self.next(0..u64::MAX) {
+            self.source.rest();
             if self.remove(page).is_none() {
                 // Who knew the swap has given the slot back, or the swap is no more.
                 self.remove_swapped(page);

@@ -86,7 +86,7 @@ pub trait PageAccount: Send + Sync {
 }
 
 /// A page's frame, and what it took to find it.
-type Found<S> = (Frame<CacheKind, S>, FaultKind);
+type FoundFrame<S> = (Frame<CacheKind, S>, FaultKind);
 
 /// The longest run that a store is asked for: 128 KiB.
 pub const MAX_RUN: usize = 32;
@@ -106,10 +106,10 @@ pub struct PageCache<S: Memory> {
     /// Set where only the programs that map it reach its bytes: who its pages are charged to.
     secret: Option<Arc<dyn PageAccount>>,
     errors: WriteErrors,
-    inner: spin::Mutex<Inner<S>>,
+    inner: spin::Mutex<CacheInner<S>>,
 }
 
-struct Inner<S: Memory> {
+struct CacheInner<S: Memory> {
     index: Index<S>,
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
@@ -170,7 +170,7 @@ impl<S: Memory> PageCache<S> {
         secret: Option<Arc<dyn PageAccount>>,
     ) -> Arc<Self> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let inner = Inner {
+        let inner = CacheInner {
             index: Index::new(source, id),
             mappers: BTreeMap::new(),
             writers: Writers::Areas(0),
@@ -272,7 +272,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// The frame of page `index`: a new one for a hole, one read from the store or the swap where that has it; new frames come from `place`.
-    pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<Found<S>, VmError> {
+    pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, VmError> {
         if let Some(frame) = self.get(index)? {
             return Ok((frame, FaultKind::Minor));
         }
@@ -321,7 +321,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// As [`PageCache::get_or_fill`] without a store.
-    fn get_or_make(&self, index: u64, place: NodePolicy) -> Result<Found<S>, VmError> {
+    fn get_or_make(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, VmError> {
         loop {
             if let Some(found) = self.find(index, place)? {
                 return Ok(found);
@@ -384,7 +384,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
-    pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<Found<S>, FaultError> {
+    pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }

@@ -150,6 +150,7 @@ impl<S: Memory> Drop for PageCache<S> {
             let (index, mut next) = (&mut self.inner.get_mut().index, 0);
             while let Some((page, _)) = index.next_swapped(next) {
                 next = page + 1;
+                commons.source.rest();
                 index.remove_swapped(page).into_iter().for_each(|place| commons.swap.leave(place));
             }
         }

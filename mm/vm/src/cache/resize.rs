@@ -12,7 +12,7 @@ use freehold_frame::{Frame, NodePolicy};
 use freehold_machine::PhysicalBytes;
 use freehold_paging::{Memory, SwapPlace};
 
-use super::{CacheKind, Inner, Mark, PAGE, PageCache};
+use super::{CacheInner, CacheKind, Mark, PAGE, PageCache};
 use crate::VmError;
 
 /// Batches of pages that leave before those who map them are visited.
@@ -45,19 +45,11 @@ impl Allocation {
 
 impl<S: Memory> PageCache<S> {
     /// Set the size. What is cut off is unmapped everywhere and gone; what is added is a hole.
-    /// The caller holds no address space's lock.
+    /// The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
     /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must be read.
     pub fn truncate(&self, size: u64) -> Result<(), VmError> {
-        self.truncate_with(size, &mut || {})
-    }
-
-    /// As [`PageCache::truncate`]; `pause` is called after every few pages, with no lock of the cache held, and may sleep.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn truncate_with(&self, size: u64, pause: &mut dyn FnMut()) -> Result<(), VmError> {
         if size > i64::MAX as u64 {
             return Err(VmError::Overflow);
         }
@@ -70,37 +62,29 @@ impl<S: Memory> PageCache<S> {
         let mut outcome = Ok(());
         if size < old {
             outcome = self.zero_part(size..size.next_multiple_of(PAGE));
-            self.remove(size.div_ceil(PAGE)..u64::MAX, pause);
+            self.remove(size.div_ceil(PAGE)..u64::MAX);
         }
         drop(last);
         outcome
     }
 
     /// The store has another size. What it has no more is unmapped everywhere and gone; no page is read or changed for it.
-    /// `pause` as in [`PageCache::truncate_with`]. The caller holds no address space's lock.
-    pub fn resized(&self, size: u64, pause: &mut dyn FnMut()) {
+    /// The caller holds no address space's lock, and others run in between.
+    pub fn resized(&self, size: u64) {
         let inner = self.inner.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
         drop(inner);
         if size < old {
-            self.remove(size.div_ceil(PAGE)..u64::MAX, pause);
+            self.remove(size.div_ceil(PAGE)..u64::MAX);
         }
     }
 
     /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole; the size stays.
-    /// The caller holds no address space's lock.
+    /// The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
     /// [`VmError::Invalid`] for an empty range; what the store says.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<(), VmError> {
-        self.punch_hole_with(range, &mut || {})
-    }
-
-    /// As [`PageCache::punch_hole`]; `pause` is called after every few pages, with no lock of the cache held, and may sleep.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn punch_hole_with(&self, range: Range<u64>, pause: &mut dyn FnMut()) -> Result<(), VmError> {
         if range.is_empty() {
             return Err(VmError::Invalid);
         }
@@ -111,11 +95,11 @@ impl<S: Memory> PageCache<S> {
         self.zero_part(range.start..first * PAGE)?;
         self.zero_part(last * PAGE..range.end)?;
         if self.store.is_none() {
-            self.remove(first..last, pause);
+            self.remove(first..last);
             return Ok(());
         }
         (first..last.min(self.size().div_ceil(PAGE))).try_for_each(|page| {
-            pause();
+            self.source.rest();
             self.zero_part(page * PAGE..(page + 1) * PAGE)
         })
     }
@@ -142,13 +126,13 @@ impl<S: Memory> PageCache<S> {
     /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may be many.
     ///
     /// Mappers are visited once for [`UNMAPPED_AT_ONCE`] batches and not for each: a program chooses how many areas they have.
-    fn remove(&self, pages: Range<u64>, pause: &mut dyn FnMut()) {
+    fn remove(&self, pages: Range<u64>) {
         let mut next = pages.start;
         loop {
             let first = next;
             let is_last = (0..UNMAPPED_AT_ONCE).any(|_| {
                 let is_last = self.remove_batch(&mut next, pages.end) == Batch::Last;
-                pause();
+                self.source.rest();
                 is_last
             });
             // The last round covers all that is left: pages that were mapped before they left the index. Of a file that is cut it
@@ -257,7 +241,7 @@ impl<S: Memory> PageCache<S> {
     pub(super) fn drop_page(&self, index: u64) {
         self.drop_from(self.inner.lock(), index);
     }
-    fn drop_from(&self, mut inner: spin::MutexGuard<'_, Inner<S>>, index: u64) {
+    fn drop_from(&self, mut inner: spin::MutexGuard<'_, CacheInner<S>>, index: u64) {
         let (frame, place) = (inner.index.remove(index), inner.index.remove_swapped(index));
         drop(inner);
         drop(frame);

@@ -32,8 +32,8 @@ use freehold_frame::{Frame, NodePolicy, NodeSet, PageCache as CacheKind};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Memory, SwapPlace};
 
-use super::index::Look;
-use super::{Found, MAX_RUN, PAGE, PageCache};
+use super::index::ChunkPages;
+use super::{FoundFrame, MAX_RUN, PAGE, PageCache};
 use crate::error::{FaultKind, VmError};
 use crate::events::Event;
 use crate::registry::{Locking, SpaceHandle, once_around};
@@ -143,7 +143,7 @@ impl<S: Memory> Commons<S> {
 
 impl<S: Memory> AddressSpace<S> {
     /// The first pages of `range` that are shared memory's and that only this space maps, as far as one look goes; and where to go on.
-    fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, Look, VirtAddr)> {
+    fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, ChunkPages, VirtAddr)> {
         let (area, part) = self.areas.parts(range).find(|(area, _)| area.is_shared())?;
         let last = part.end;
         let tables = &self.resident.tables;
@@ -159,7 +159,7 @@ impl<S: Memory> AddressSpace<S> {
                 present |= 1 << (page - first + (addr.0 - start.0) / PAGE);
             }
         });
-        Some((cache.clone(), Look { first, present, cold: present }, end))
+        Some((cache.clone(), ChunkPages { first, present, cold: present }, end))
     }
 }
 
@@ -209,7 +209,7 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    fn evict_look(&self, commons: &Commons<S>, look: Look, wish: &EvictWish, done: &mut SwapEvicted) {
+    fn evict_look(&self, commons: &Commons<S>, look: ChunkPages, wish: &EvictWish, done: &mut SwapEvicted) {
         let (cold, mapped, _) = self.judge(look, wish.nodes);
         let cold = self.unmap_cold(look.first, cold, mapped, wish.age);
         self.write_out(commons, look.first, cold, done);
@@ -303,7 +303,7 @@ impl<S: Memory> PageCache<S> {
     ///
     /// # Errors
     /// [`VmError::Io`] where it cannot be read; [`VmError::NoMemory`].
-    pub(super) fn find(&self, index: u64, place: NodePolicy) -> Result<Option<Found<S>>, VmError> {
+    pub(super) fn find(&self, index: u64, place: NodePolicy) -> Result<Option<FoundFrame<S>>, VmError> {
         loop {
             if let Some(frame) = self.get(index)? {
                 return Ok(Some((frame, FaultKind::Minor)));

@@ -4,7 +4,7 @@
 //! that is pinned never gets into one. A settled page's leaf is empty until the caller says what stands there.
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping};
+use freehold_frame::{Anon, Belongs, CountError, Frame, LeafMapping};
 use freehold_machine::VirtAddr;
 use freehold_paging::{Backing, Entry, FlushBatch, Memory, Slot, Space};
 
@@ -41,7 +41,7 @@ impl<S: Memory> Detach<S> {
         if self.is_full() || entry.backing() == Backing::Uncounted {
             return Err(CountError::Overflow);
         }
-        let mapping = Mapping::from_leaf(source, entry.frame()).map_err(|_| CountError::NotExclusive)?;
+        let mapping = LeafMapping::from_leaf(source, entry.frame()).map_err(|_| CountError::NotExclusive)?;
         let (frame, belongs) = mapping.vacate().map_err(|(mapping, why)| {
             // The leaf is the holder still.
             mapping.into_leaf();

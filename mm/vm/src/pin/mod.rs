@@ -11,7 +11,7 @@
 //! zeroes, as by a store, though its area may grant none: so what is pinned stays what the process sees, and nobody else
 //! ever sees what the process stores later. A reference is good enough for who looks once: it shows what was there.
 //!
-//! **Two ways.** [`pin_fast`] asks no lock: it pins what the leaf leads to if that is the page's own frame already, by the protocol of
+//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what the leaf leads to if that is the page's own frame already, by the protocol of
 //! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only where the leaf grants writing, since no
 //! other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under the lock.
 //!
@@ -23,10 +23,10 @@ pub(crate) mod detach;
 
 use core::marker::PhantomData;
 
-use freehold_frame::transition::{self, Serves};
-use freehold_frame::{Anon, Frame, FrameRecord, Mapping, PageCache as CacheKind, Pin, ReverseKey};
-use freehold_machine::{Access, Pfn, VirtAddr};
-use freehold_paging::{Entry, Memory, PageSize, Roots};
+use freehold_frame::transition::{self, NotPinned, Serves};
+use freehold_frame::{Anon, Frame, FrameRecord, LeafMapping, PageCache as CacheKind, Pin, ReverseKey};
+use freehold_machine::{Access, PAGE_SIZE, Pfn, VirtAddr};
+use freehold_paging::{Entry, Memory, PageSize, Roots, Slot, TableWalk};
 
 use crate::AddressSpace;
 use crate::area::Area;
@@ -177,37 +177,84 @@ impl<S: Memory, P: Purpose> core::fmt::Debug for PinnedPage<S, P> {
     }
 }
 
+/// The most pages that are pinned in one look at the tables: the CPU takes no interrupt meanwhile.
+const RUN: usize = 16;
+
 /// Pin the page at `addr` of the space with these roots, which this CPU has loaded, without a lock, if that is possible. Any
 /// [`Term`] will do: only the page's own frame is pinned this way.
 pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Option<PinnedPage<S, P>> {
-    let outcome = roots.walk(|walk| {
-        let (slot, size) = walk.find(addr)?;
-        let piece = |entry: Entry| match size {
+    let mut pinned = None;
+    pin_fast_run(roots, addr, 1, |page| pinned = Some(page));
+    pinned
+}
+
+/// As [`pin_fast`], for up to `count` pages from `addr` on: `each` is given one after the other, and allocates and frees no frame.
+/// Returns how many it was given: not the first that cannot be pinned this way, and none behind it. Fewer than could be, now
+/// and then: at the end of a table, and at 16.
+#[inline]
+pub fn pin_fast_run<S: Memory, P: Purpose>(
+    roots: &Roots<S>,
+    addr: VirtAddr,
+    count: usize,
+    mut each: impl FnMut(PinnedPage<S, P>),
+) -> usize {
+    let mut pinned = 0;
+    let changed = roots.walk(|walk| {
+        let (mut slot, size) = walk.find(addr)?;
+        let mut at = addr;
+        loop {
+            match pin_leaf(&walk, (slot, size), at) {
+                Ok(page) => each(page),
+                Err(NotPinned::Refused) => return None,
+                Err(NotPinned::Changed(page)) => return Some(page),
+            }
+            pinned += 1;
+            if pinned == count.min(RUN) {
+                return None;
+            }
+            at = at.checked_add(PAGE_SIZE as u64)?;
+            match size {
+                PageSize::Small => slot = slot.next()?,
+                PageSize::Large if at.0.is_multiple_of(size.bytes()) => return None,
+                PageSize::Large => {}
+            }
+        }
+    });
+    // What lost its page is let go of here, where frames may be freed.
+    drop(changed);
+    pinned
+}
+
+/// Pin the page at `addr`, whose leaf is in `slot`, if it is the page's own frame.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "the compiler calls it, which stores 100 bytes per page")]
+fn pin_leaf<S: Memory, P: Purpose>(
+    walk: &TableWalk<'_, S>,
+    (slot, size): (Slot<S::Machine>, PageSize),
+    addr: VirtAddr,
+) -> Result<PinnedPage<S, P>, NotPinned<PinnedPage<S, P>>> {
+    let hold = |entry: Entry| {
+        let entry = match size {
             PageSize::Small => entry,
             PageSize::Large => entry.piece_at(addr),
         };
-        let hold = |entry: Entry| {
-            let entry = piece(entry);
-            let hold = if !grants::<P>(entry) || !entry.may_be_pinned() {
-                return None;
-            } else if let Some(pin) = Pin::try_exclusive(walk.source(), entry.frame()) {
-                Hold::Anon(pin)
-            } else if entry.is_writable() {
-                Hold::Shared(Pin::try_shared(walk.source(), entry.frame())?)
-            } else {
-                return None;
-            };
-            Some(PinnedPage::<S, P>::new(hold))
+        let hold = if !grants::<P>(entry) || !entry.may_be_pinned() {
+            return None;
+        } else if let Some(pin) = Pin::try_exclusive(walk.source(), entry.frame()) {
+            Hold::Anon(pin)
+        } else if entry.is_writable() {
+            Hold::Shared(Pin::try_shared(walk.source(), entry.frame())?)
+        } else {
+            return None;
         };
-        let serves = |first: Entry, now: Entry| {
-            // A large leaf stays one or the table in its place says the same; that is for the lock to find out.
-            let same = first.frame() == now.frame() && first.is_large() == now.is_large();
-            if same && grants::<P>(now) { Serves::Yes } else { Serves::No }
-        };
-        Some(transition::pin(&slot, hold, serves))
-    });
-    // What lost its page is let go of here, where frames may be freed.
-    outcome??.ok()
+        Some(PinnedPage::<S, P>::new(hold))
+    };
+    let serves = |first: Entry, now: Entry| {
+        // A large leaf stays one or the table in its place says the same; that is for the lock to find out.
+        let same = first.frame() == now.frame() && first.is_large() == now.is_large();
+        if same && grants::<P>(now) { Serves::Yes } else { Serves::No }
+    };
+    transition::pin(&slot, hold, serves)
 }
 
 /// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since nobody will mark it.
@@ -282,12 +329,12 @@ impl<S: Memory> Resident<S> {
         let (source, frame) = (self.source(), entry.frame());
         match self.kind_of(entry) {
             LeafKind::Anon => {
-                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
+                let mapping = LeafMapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 mapping.reuse().ok()?;
                 mapping.pin().ok().map(Hold::Anon)
             }
             LeafKind::Cache if area.is_shared() => {
-                Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?.pin().ok().map(Hold::Shared)
+                LeafMapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?.pin().ok().map(Hold::Shared)
             }
             LeafKind::Cache | LeafKind::Zero => None,
         }
@@ -299,11 +346,11 @@ impl<S: Memory> Resident<S> {
         let has_room = |record: &FrameRecord| record.counts().load().references < LOOKS;
         match self.kind_of(entry) {
             LeafKind::Anon => {
-                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
+                let mapping = LeafMapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::Looked) } else { None }
             }
             LeafKind::Cache => {
-                let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
+                let mapping = LeafMapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::LookedFile) } else { None }
             }
             LeafKind::Zero => Some(Hold::Zeroes(frame)),

@@ -13,7 +13,7 @@ use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
 use freehold_machine::{PAGE, Pfn, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, PageSize, Rights, SwapPlace};
 
-use super::{AreaState, Found, SWAP_RUN, Swap, SwapArea, SwapStore, area_of};
+use super::{AreaState, SWAP_RUN, Swap, SwapArea, SwapStore, UnmappedPage, area_of};
 use crate::area::Area;
 use crate::error::{FaultError, FaultKind, VmError};
 use crate::events::Event;
@@ -38,12 +38,12 @@ impl<S: Memory> Resident<S> {
     ) -> Result<FaultKind, FaultError> {
         let place = entry.swap_place().filter(|&place| place != SwapPlace::LOST).ok_or(FaultError::Bus)?;
         let (frame, kind) = match self.commons.swap.find(place)? {
-            Found::Cached(frame) => (frame, FaultKind::Minor),
-            Found::ReadAhead(frame) => {
+            UnmappedPage::Cached(frame) => (frame, FaultKind::Minor),
+            UnmappedPage::ReadAhead(frame) => {
                 self.commons.count(Event::SwapAheadHit);
                 (frame, FaultKind::Minor)
             }
-            Found::Stored(store) => {
+            UnmappedPage::Stored(store) => {
                 let window = self.commons.swap.ahead.window(place.slot);
                 (self.read_in(area, Away { addr, place }, window.into(), &*store)?, FaultKind::Major)
             }
@@ -178,7 +178,7 @@ impl<S: Memory> Resident<S> {
         while self.swapped > 0 && next < range.end {
             let (pages, resume) = self.swapped_pages(next..range.end, None);
             for (addr, _, place) in pages {
-                let Ok(Found::Stored(store)) = self.commons.swap.find(place) else { continue };
+                let Ok(UnmappedPage::Stored(store)) = self.commons.swap.find(place) else { continue };
                 let Ok(frame) = self.read_in(area, Away { addr, place }, SWAP_RUN as u64, &*store) else {
                     return;
                 };

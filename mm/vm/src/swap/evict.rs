@@ -87,7 +87,7 @@ struct Pick {
 }
 
 /// A walk over pages: which go, how many may still be looked at, and what has come of it.
-struct Walk<'a, S: Memory> {
+struct EvictionWalk<'a, S: Memory> {
     commons: &'a Commons<S>,
     pick: Pick,
     /// How many pages may still be looked at in this space.
@@ -100,7 +100,7 @@ struct Walk<'a, S: Memory> {
     done: SwapEvicted,
 }
 
-impl<'a, S: Memory> Walk<'a, S> {
+impl<'a, S: Memory> EvictionWalk<'a, S> {
     fn new(commons: &'a Commons<S>, pick: Pick) -> Self {
         let (looks, done) = (u64::MAX, SwapEvicted::default());
         Self { commons, pick, looks, room: Room::Full, retries: false, out: ArrayVec::new(), done }
@@ -135,7 +135,7 @@ impl<'a, S: Memory> Walk<'a, S> {
     }
 }
 
-impl<S: Memory> Drop for Walk<'_, S> {
+impl<S: Memory> Drop for EvictionWalk<'_, S> {
     fn drop(&mut self) {
         for (place, _) in self.out.drain(..) {
             self.commons.swap.finish(place, Wrote::Abandoned);
@@ -188,7 +188,7 @@ impl<S: Memory> Commons<S> {
     /// unless use protects nothing. Pages that cannot be written end it: the next ones would hardly fare better.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
         let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
-        let mut walk = Walk::new(self, pick);
+        let mut walk = EvictionWalk::new(self, pick);
         walk.done.freed = self.swap.shrink_cache(wish.pages as usize) as u64;
         once_around(
             &self.swap.hand,
@@ -205,7 +205,7 @@ impl<S: Memory> Commons<S> {
     }
 
     /// As [`Commons::evict`], from one space.
-    fn evict_from(handle: &dyn SpaceHandle<S>, wish: &EvictWish, walk: &mut Walk<'_, S>) {
+    fn evict_from(handle: &dyn SpaceHandle<S>, wish: &EvictWish, walk: &mut EvictionWalk<'_, S>) {
         // Not known before the space is locked for the first time.
         let mut share = None;
         // A process that swaps all the time is locked most of the time. In the end it is waited for: its holder waits for a device at most, never for memory.
@@ -232,7 +232,7 @@ impl<S: Memory> Commons<S> {
     /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of shared memory too. The caller has no space locked.
     pub fn page_out(&self, handle: &dyn SpaceHandle<S>, range: Range<VirtAddr>) -> SwapEvicted {
         let pick = Pick { age: Age::Ignore, nodes: NodeSet::ALL, of_others: OfOthers::Stays };
-        let mut walk = Walk::new(self, pick);
+        let mut walk = EvictionWalk::new(self, pick);
         self.page_out_shared(handle, range.clone(), &mut walk.done);
         let mut next = range.start;
         while next < range.end {
@@ -252,7 +252,7 @@ enum Sweep {
 
 impl<S: Memory> AddressSpace<S> {
     /// Move the hand on, until the walk has as many pages as can be written at a time, or no looks left, or the space is at its end.
-    fn sweep(&mut self, walk: &mut Walk<'_, S>) -> Sweep {
+    fn sweep(&mut self, walk: &mut EvictionWalk<'_, S>) -> Sweep {
         let end = self.layout.end;
         let next = self.sweep_range(self.resident.hand..end, walk);
         let over = next >= end;
@@ -261,7 +261,7 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// As [`AddressSpace::sweep`], in `range`; where to go on.
-    fn sweep_range(&mut self, range: Range<VirtAddr>, walk: &mut Walk<'_, S>) -> VirtAddr {
+    fn sweep_range(&mut self, range: Range<VirtAddr>, walk: &mut EvictionWalk<'_, S>) -> VirtAddr {
         let Self { areas, resident, .. } = self;
         walk.begin();
         for (area, part) in areas.parts(range.clone()) {
@@ -286,7 +286,7 @@ impl<S: Memory> AddressSpace<S> {
 
 impl<S: Memory> Resident<S> {
     /// As [`AddressSpace::sweep_range`], of addresses of one table, or one large page.
-    fn sweep_table(&mut self, range: Range<VirtAddr>, walk: &mut Walk<'_, S>) -> VirtAddr {
+    fn sweep_table(&mut self, range: Range<VirtAddr>, walk: &mut EvictionWalk<'_, S>) -> VirtAddr {
         let mut run = Detach::new(&self.tables);
         if let Some((_, PageSize::Large)) = self.tables.find(range.start) {
             walk.done.scanned += 1;
@@ -324,7 +324,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Gives the page that was taken away a place in a swap area, or lets it go for good; without room it stays.
-    fn evict(&mut self, page: Settled<S>, walk: &mut Walk<'_, S>) {
+    fn evict(&mut self, page: Settled<S>, walk: &mut EvictionWalk<'_, S>) {
         let old = page.old();
         let swap = &walk.commons.swap;
         let mappings = swap.mappings(page.frame().pfn());
@@ -363,7 +363,7 @@ impl<S: Memory> Resident<S> {
     fn sweep_large(
         &mut self,
         range: Range<VirtAddr>,
-        walk: &mut Walk<'_, S>,
+        walk: &mut EvictionWalk<'_, S>,
         batch: &mut FlushBatch<S>,
     ) -> VirtAddr {
         walk.looks -= 1;

@@ -46,14 +46,14 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping, OutOfMemory, ReverseKey};
+use freehold_frame::{Anon, Belongs, CountError, Frame, LeafMapping, OutOfMemory, ReverseKey};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
 use crate::{Commons, VmError};
 pub use evict::{Age, EvictWish, SwapEvicted};
 pub(crate) use slots::Wrote;
-use slots::{ReadFor, Slots, Word};
+use slots::{ReadFor, SlotWord, Slots};
 
 /// The most pages that a store is asked for at a time.
 pub const SWAP_RUN: usize = 32;
@@ -123,7 +123,7 @@ enum AreaState {
     Leaving,
 }
 
-struct Area {
+struct SwapInfo {
     store: Arc<dyn SwapStore>,
     slots: Slots,
     priority: i32,
@@ -135,7 +135,7 @@ pub struct Swap<S: Memory> {
     source: S,
     /// How many areas there are: where there is none, nobody asks further.
     count: AtomicUsize,
-    areas: spin::Mutex<[Option<Area>; AREAS]>,
+    areas: spin::Mutex<[Option<SwapInfo>; AREAS]>,
     ahead: Ahead,
     /// The space that reclaim visited last.
     pub(crate) hand: AtomicU64,
@@ -144,7 +144,7 @@ pub struct Swap<S: Memory> {
 }
 
 /// Where the bytes of a page are that is not mapped.
-enum Found<S: Memory> {
+enum UnmappedPage<S: Memory> {
     /// In the swap cache.
     Cached(Frame<Anon, S>),
     /// There too, and this is the first who wants what was read ahead.
@@ -197,7 +197,7 @@ impl<S: Memory> Swap<S> {
         }
         let mut areas = self.areas.lock();
         let number = areas.iter().position(Option::is_none).ok_or(VmError::Permission)?;
-        areas[number] = Some(Area { store, slots, priority, state: AreaState::On });
+        areas[number] = Some(SwapInfo { store, slots, priority, state: AreaState::On });
         self.count.fetch_add(1, Ordering::Release);
         Ok(SwapArea(number as u8))
     }
@@ -245,12 +245,12 @@ impl<S: Memory> Swap<S> {
         held.and_then(|frame| frame.try_clone().ok()).ok_or(OutOfMemory)
     }
     /// Let `slot`, which has none, hold `frame`.
-    fn keep(area: &mut Area, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
+    fn keep(area: &mut SwapInfo, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
         frame.set_reverse_key(HOME, place.number());
         area.slots.put(place.slot, frame.into_raw(), read_for);
     }
     /// The slot whose frame `frame` is.
-    fn slot_of(&self, areas: &[Option<Area>; AREAS], frame: Pfn) -> Option<(SwapPlace, Word)> {
+    fn slot_of(&self, areas: &[Option<SwapInfo>; AREAS], frame: Pfn) -> Option<(SwapPlace, SlotWord)> {
         let (object, index) = self.source.table().reverse_key(frame)?.get();
         let place = SwapPlace::from_number(index);
         let word = areas.get(usize::from(place.area))?.as_ref()?.slots.word(place.slot);
@@ -269,7 +269,7 @@ impl<S: Memory> Swap<S> {
             // Without entries, the slot waits for the device to be done with bytes that are others by now. A dirty page is to have another slot, as soon
             // as the others have taken it back.
             let is_open = word.entries() > 0 && !word.is_dirty();
-            let open = |area: &&mut Area| area.state == AreaState::On && is_open;
+            let open = |area: &&mut SwapInfo| area.state == AreaState::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
             entered?.ok()?;
             let unmapped = self.mappings(number) == 0;
@@ -305,7 +305,7 @@ impl<S: Memory> Swap<S> {
     }
 
     /// Where the bytes of the page are.
-    fn find(&self, place: SwapPlace) -> Result<Found<S>, OutOfMemory> {
+    fn find(&self, place: SwapPlace) -> Result<UnmappedPage<S>, OutOfMemory> {
         let mut areas = self.areas.lock();
         let area = area_of(&mut areas, place).expect("an entry keeps its area");
         match area.slots.word(place.slot).frame() {
@@ -313,9 +313,9 @@ impl<S: Memory> Swap<S> {
                 let first = area.slots.note_hit(place.slot);
                 let frame = self.one_more(frame)?;
                 self.ahead.hits.fetch_add(first.into(), Ordering::Relaxed);
-                Ok(if first { Found::ReadAhead(frame) } else { Found::Cached(frame) })
+                Ok(if first { UnmappedPage::ReadAhead(frame) } else { UnmappedPage::Cached(frame) })
             }
-            None => Ok(Found::Stored(area.store.clone())),
+            None => Ok(UnmappedPage::Stored(area.store.clone())),
         }
     }
 
@@ -351,7 +351,7 @@ impl<S: Memory> Swap<S> {
         &self,
         place: SwapPlace,
         frame: Frame<Anon, S>,
-    ) -> Result<(Mapping<Anon, S>, Belongs), OutOfMemory> {
+    ) -> Result<(LeafMapping<Anon, S>, Belongs), OutOfMemory> {
         let mut areas = self.areas.lock();
         let area = area_of(&mut areas, place).expect("an entry keeps its area");
         let word = area.slots.word(place.slot);
@@ -402,7 +402,7 @@ impl<S: Memory> Swap<S> {
     /// that leads there.
     fn keep_for_later(&self, place: SwapPlace, frame: Frame<Anon, S>) {
         let mut areas = self.areas.lock();
-        let empty = |area: &&mut Area| area.slots.word(place.slot).frame().is_none();
+        let empty = |area: &&mut SwapInfo| area.slots.word(place.slot).frame().is_none();
         match area_of(&mut areas, place).filter(empty) {
             Some(area) => Self::keep(area, place, frame, ReadFor::Ahead),
             None => {
@@ -482,12 +482,12 @@ impl<S: Memory> Swap<S> {
     }
 }
 
-fn area_of(areas: &mut [Option<Area>; AREAS], place: SwapPlace) -> Option<&mut Area> {
+fn area_of(areas: &mut [Option<SwapInfo>; AREAS], place: SwapPlace) -> Option<&mut SwapInfo> {
     areas.get_mut(usize::from(place.area))?.as_mut()
 }
 
 /// The first slot with a frame from `hand` on, from the first area's beginning where there is none.
-fn next_cached(areas: &[Option<Area>; AREAS], hand: SwapPlace) -> Option<SwapPlace> {
+fn next_cached(areas: &[Option<SwapInfo>; AREAS], hand: SwapPlace) -> Option<SwapPlace> {
     let in_area = |number: u8, from: u64| {
         let slot = areas[usize::from(number)].as_ref()?.slots.next_cached(from)?;
         Some(SwapPlace { area: number, slot })
@@ -498,8 +498,8 @@ fn next_cached(areas: &[Option<Area>; AREAS], hand: SwapPlace) -> Option<SwapPla
 }
 
 /// A slot of the best area that has one.
-fn take_best(areas: &mut [Option<Area>; AREAS], frame: Option<Pfn>) -> Option<SwapPlace> {
-    let roomy = |area: &Area| area.state == AreaState::On && area.slots.free() > 0;
+fn take_best(areas: &mut [Option<SwapInfo>; AREAS], frame: Option<Pfn>) -> Option<SwapPlace> {
+    let roomy = |area: &SwapInfo| area.state == AreaState::On && area.slots.free() > 0;
     let best = (0..AREAS as u8)
         .filter_map(|number| Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?)))
         .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));
@@ -508,7 +508,7 @@ fn take_best(areas: &mut [Option<Area>; AREAS], frame: Option<Pfn>) -> Option<Sw
     Some(SwapPlace { area, slot })
 }
 
-type Mapped<S> = Result<(Mapping<Anon, S>, Belongs), (Frame<Anon, S>, CountError)>;
+type Mapped<S> = Result<(LeafMapping<Anon, S>, Belongs), (Frame<Anon, S>, CountError)>;
 
 fn map_as<S: Memory>(frame: Frame<Anon, S>, belongs: Belongs) -> Mapped<S> {
     frame.into_mapping_as(belongs).map(|mapping| (mapping, belongs))

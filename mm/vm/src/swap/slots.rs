@@ -38,9 +38,9 @@ const BAD: u64 = 1 << 63;
 
 /// What is known of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(u64);
+pub(crate) struct SlotWord(u64);
 
-impl Word {
+impl SlotWord {
     /// Entries of page tables that lead here.
     pub const fn entries(self) -> u64 {
         (self.0 / ENTRY) & ENTRIES
@@ -76,7 +76,7 @@ impl Word {
     }
 }
 
-impl core::fmt::Debug for Word {
+impl core::fmt::Debug for SlotWord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let mark = |is: bool, name: &'static str| if is { name } else { "" };
         let (writing, stored) = (mark(self.is_writing(), " writing"), mark(self.is_stored(), " stored"));
@@ -110,7 +110,7 @@ pub(crate) enum Wrote {
 }
 
 struct Cluster {
-    words: Box<[Word; CLUSTER as usize]>,
+    words: Box<[SlotWord; CLUSTER as usize]>,
     free: u16,
     /// Slots with a frame: one bit each.
     cached: [u64; CLUSTER as usize / 64],
@@ -192,7 +192,7 @@ impl Slots {
         for _ in 0..count {
             let mut words = Vec::new();
             words.try_reserve_exact(CLUSTER as usize).map_err(|_| OutOfMemory)?;
-            words.resize(CLUSTER as usize, Word(0));
+            words.resize(CLUSTER as usize, SlotWord(0));
             let words = words.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
             clusters.push(Cluster { words, free: CLUSTER as u16, cached: [0; CLUSTER as usize / 64] });
         }
@@ -204,8 +204,8 @@ impl Slots {
             Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty, roomy, caching, hand: 0 };
         let beyond = end..count as u64 * CLUSTER;
         for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
-            if slots.word(slot) == Word(0) {
-                slots.leave_free(slot, Word(BAD));
+            if slots.word(slot) == SlotWord(0) {
+                slots.leave_free(slot, SlotWord(BAD));
             }
         }
         slots.usable = slots.free;
@@ -235,12 +235,12 @@ impl Slots {
     }
 
     /// What is known of `slot`; as of a bad one where there is none.
-    pub fn word(&self, slot: u64) -> Word {
+    pub fn word(&self, slot: u64) -> SlotWord {
         let cluster = self.clusters.get((slot / CLUSTER) as usize);
-        cluster.map_or(Word(BAD), |cluster| cluster.words[(slot % CLUSTER) as usize])
+        cluster.map_or(SlotWord(BAD), |cluster| cluster.words[(slot % CLUSTER) as usize])
     }
 
-    fn set(&mut self, slot: u64, word: Word) {
+    fn set(&mut self, slot: u64, word: SlotWord) {
         if let Some(cluster) = self.clusters.get_mut((slot / CLUSTER) as usize) {
             let before = core::mem::replace(&mut cluster.words[(slot % CLUSTER) as usize], word);
             self.cached += u64::from(word.frame().is_some());
@@ -254,7 +254,7 @@ impl Slots {
             }
         }
     }
-    fn leave_free(&mut self, slot: u64, word: Word) {
+    fn leave_free(&mut self, slot: u64, word: SlotWord) {
         let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
         cluster.free -= 1;
         let is_roomy = cluster.free > 0;
@@ -264,7 +264,7 @@ impl Slots {
         self.set(slot, word);
     }
     fn become_free(&mut self, slot: u64) {
-        self.set(slot, Word(0));
+        self.set(slot, SlotWord(0));
         let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
         cluster.free += 1;
         let is_empty = u64::from(cluster.free) == CLUSTER;
@@ -277,7 +277,7 @@ impl Slots {
     /// store. The one after the last where possible, since what leaves together is wanted together.
     pub fn take(&mut self, frame: Option<Pfn>) -> Option<u64> {
         let slot = self.find_free()?;
-        let word = Word(ENTRY | WRITING);
+        let word = SlotWord(ENTRY | WRITING);
         self.leave_free(slot, frame.map_or(word, |frame| word.with_frame(frame)));
         self.hand = slot;
         Some(slot)
@@ -289,7 +289,7 @@ impl Slots {
         }
         let in_cluster = |number: usize, from: u64| {
             let words = &self.clusters[number].words;
-            let found = words[from as usize..].iter().position(|&word| word == Word(0))?;
+            let found = words[from as usize..].iter().position(|&word| word == SlotWord(0))?;
             Some(number as u64 * CLUSTER + from + found as u64)
         };
         let here = (self.hand / CLUSTER) as usize;
@@ -327,7 +327,7 @@ impl Slots {
         if word.entries() == ENTRIES {
             return Err(TooMany);
         }
-        self.set(slot, Word(word.0 + ENTRY));
+        self.set(slot, SlotWord(word.0 + ENTRY));
         Ok(())
     }
 
@@ -336,7 +336,7 @@ impl Slots {
     pub fn leave(&mut self, slot: u64) -> Option<Pfn> {
         let word = self.word(slot);
         assert!(word.entries() > 0, "an entry led to slot {slot}, which has none: {word:?}");
-        let left = Word(word.0 - ENTRY);
+        let left = SlotWord(word.0 - ENTRY);
         if left.entries() > 0 || left.is_writing() {
             self.set(slot, left);
             return None;
@@ -348,10 +348,10 @@ impl Slots {
     /// The write of `slot` is over. The frame whose reference is the caller's to drop, if the slot is free now.
     #[must_use = "the slot's reference is the caller's"]
     pub fn wrote(&mut self, slot: u64, how: Wrote) -> Option<Pfn> {
-        let word = Word(self.word(slot).0 & !WRITING);
+        let word = SlotWord(self.word(slot).0 & !WRITING);
         let word = match how {
-            Wrote::Stored => Word(word.0 | STORED),
-            Wrote::Failed => Word(word.0 | BAD),
+            Wrote::Stored => SlotWord(word.0 | STORED),
+            Wrote::Failed => SlotWord(word.0 | BAD),
             Wrote::Abandoned => word,
         };
         if word.entries() > 0 {
@@ -362,9 +362,9 @@ impl Slots {
         word.frame()
     }
 
-    fn free_or_retire(&mut self, slot: u64, word: Word) {
+    fn free_or_retire(&mut self, slot: u64, word: SlotWord) {
         if word.is_bad() {
-            self.set(slot, Word(BAD));
+            self.set(slot, SlotWord(BAD));
             self.usable -= 1;
         } else {
             self.become_free(slot);
@@ -374,14 +374,14 @@ impl Slots {
     /// `frame` has the bytes of `slot`, which has none: the slot gets a reference to it.
     pub fn put(&mut self, slot: u64, frame: Pfn, read_for: ReadFor) {
         let ahead = if read_for == ReadFor::Ahead { AHEAD } else { 0 };
-        self.set(slot, Word(self.word(slot).0 & !AHEAD | ahead).with_frame(frame));
+        self.set(slot, SlotWord(self.word(slot).0 & !AHEAD | ahead).with_frame(frame));
     }
 
     /// The frame of `slot` was wanted. Whether that is the first time since it was read ahead.
     pub fn note_hit(&mut self, slot: u64) -> bool {
         let word = self.word(slot);
         if word.is_ahead() {
-            self.set(slot, Word(word.0 & !AHEAD));
+            self.set(slot, SlotWord(word.0 & !AHEAD));
         }
         word.is_ahead()
     }
@@ -391,7 +391,7 @@ impl Slots {
     pub fn forget_frame(&mut self, slot: u64) -> Option<Pfn> {
         let word = self.word(slot);
         let frame = word.frame().filter(|_| word.is_stored() && !word.is_writing())?;
-        self.set(slot, Word(word.0 & !(FRAME | AHEAD)));
+        self.set(slot, SlotWord(word.0 & !(FRAME | AHEAD)));
         Some(frame)
     }
 
@@ -404,7 +404,7 @@ impl Slots {
         let (mut free, mut cached, mut bad, mut entries) = (0, 0, 0, 0);
         let mut dirty = 0;
         for (number, cluster) in self.clusters.iter().enumerate() {
-            let unused = cluster.words.iter().filter(|&&word| word == Word(0)).count() as u64;
+            let unused = cluster.words.iter().filter(|&&word| word == SlotWord(0)).count() as u64;
             assert_eq!(u64::from(cluster.free), unused, "free slots of cluster {number}");
             free += unused;
             let is_in = |bits: &Bits| bits.next(number) == Some(number);
@@ -422,9 +422,9 @@ impl Slots {
                     (true, true) => !(word.is_writing() && word.is_stored()),
                     (true, false) => word.is_stored() != word.is_writing() && !word.is_ahead(),
                     (false, true) => word.is_writing(),
-                    (false, false) => word == Word(0) || word == Word(BAD),
+                    (false, false) => word == SlotWord(0) || word == SlotWord(BAD),
                 };
-                bad += u64::from(word == Word(BAD));
+                bad += u64::from(word == SlotWord(BAD));
                 assert!(sound, "slot {slot} is {word:?}");
             }
         }

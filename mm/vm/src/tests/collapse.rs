@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use freehold_frame::{Anon, Mapping, Owner};
+use freehold_frame::{Anon, LeafMapping, Owner};
 use freehold_machine::model::Config;
 use freehold_machine::{CpuId, PhysicalBytes, VirtAddr};
 use freehold_paging::PageSize;
@@ -129,7 +129,7 @@ fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
     let p = with_pages(&world, 1, 10);
     p.load(AT + 20 * PAGE).unwrap();
     let frames: std::vec::Vec<_> = (0..21).map(|n| p.frame(AT + n * PAGE)).collect();
-    let mapping = Mapping::<Anon, _>::borrow_leaf(world.frames, frames[7]).unwrap();
+    let mapping = LeafMapping::<Anon, _>::borrow_leaf(world.frames, frames[7]).unwrap();
     let held = mapping.reference().unwrap();
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Again));
     assert!((0..21).all(|n| p.frame(AT + n * PAGE) == frames[n as usize]));
@@ -169,8 +169,11 @@ fn stores_pins_splits_and_collapse_at_once_lose_no_byte() {
                 for n in 0..PAGES {
                     p.store(AT + n * PAGE, round).unwrap();
                     let at = AT + (n * 7 % PAGES) * PAGE;
-                    if let Some(pin) = p.run(|| pin_fast::<_, ReadWrite>(&p.roots, VirtAddr(at))) {
-                        fast += 1;
+                    let mut pins = std::vec::Vec::new();
+                    let count = (PAGES - n * 7 % PAGES).min(1 + n % 5) as usize;
+                    let each = |pin: PinnedPage<_, ReadWrite>| pins.push(pin);
+                    fast += p.run(|| pin_fast_run(&p.roots, VirtAddr(at), count, each));
+                    for (pin, at) in pins.iter().zip((at..).step_by(PAGE as usize)) {
                         world.model().with_bytes(pin.pfn(), |bytes| bytes[9] = round);
                         assert_eq!(p.load(at + 9), Ok(round), "the device and the program see one frame");
                     }

@@ -54,6 +54,16 @@ fn fast<P: Purpose>(p: &Process, at: u64) -> Option<PinnedPage<ModelFrames, P>> 
     p.run(|| pin_fast(&p.roots, VirtAddr(at)))
 }
 
+/// Pins a run; each pin is of its page's frame.
+fn fast_run(p: &Process, first: u64, count: usize) -> std::vec::Vec<PinnedPage<ModelFrames, ReadWrite>> {
+    let mut pins = std::vec::Vec::new();
+    let given = p.run(|| pin_fast_run(&p.roots, VirtAddr(first), count, |pin| pins.push(pin)));
+    assert_eq!(given, pins.len());
+    let frames = (first..).step_by(PAGE as usize).map(|at| p.frame(at));
+    assert!(pins.iter().map(PinnedPage::pfn).eq(frames.take(given)));
+    pins
+}
+
 fn copies(p: &Process, at: u64, other: u64) -> bool {
     p.frame(at) != p.frame(other)
 }
@@ -206,7 +216,29 @@ fn pieces_of_a_large_page_are_pinned_without_a_lock_once_they_are_counted() {
     let held = pin::<Transient, ReadWrite>(&p, a + 3 * PAGE).unwrap();
     let second = fast::<ReadWrite>(&p, a + 5 * PAGE).unwrap();
     assert_eq!((held.pfn(), second.pfn()), (p.frame(a + 3 * PAGE), p.frame(a + 5 * PAGE)));
+    assert_eq!([(3, 4), (505, 9)].map(|(n, count)| fast_run(&p, a + n * PAGE, count).len()), [4, 7]);
     drop((held, second, p));
+    world.end();
+}
+
+#[test]
+fn a_run_is_pinned_page_by_page_up_to_the_first_that_needs_the_lock() {
+    let world = World::new();
+    let p = world.process(0);
+    // The last 20 pages of one table and the first 20 of the next.
+    let a = 0x4000_0000 + 492 * PAGE;
+    p.map(AreaPlace::Fixed(VirtAddr(a)), 40, RW, Backing::Anonymous).unwrap();
+    (0..40).filter(|n| *n != 25).for_each(|n| p.store(a + n * PAGE, 1).unwrap());
+    let run = |first: u64, count: usize| fast_run(&p, a + first * PAGE, count);
+    let lengths = [(0, 1), (0, 7), (0, 40), (10, 40), (20, 40), (25, 3), (26, 14), (26, 40)];
+    let given = lengths.map(|(first, count)| run(first, count).len());
+    assert_eq!(given, [1, 7, 16, 10, 5, 0, 14, 14], "to the end of 16, of the table, of what is there");
+    let held = run(3, 5);
+    drop(p.fork(1));
+    p.protect(a + 5 * PAGE, 1, Protection::READ).unwrap();
+    let pinned = p.frame(a + 4 * PAGE);
+    assert_eq!((held[1].pfn(), run(3, 5).len()), (pinned, 2));
+    drop((held, p));
     world.end();
 }
 

@@ -162,7 +162,7 @@ impl Process {
         &self,
         addr: u64,
         access: Access,
-        f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::Fault>,
+        f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::AccessFault>,
     ) -> Result<R, FaultError> {
         // Others may take the page away again between the fault and the access, and not have
         // flushed it yet: a new page is cached before the program's own access.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use freehold_scope_model::{Access, Key, PageSize, Scope, Side};
+use freehold_scope_model::{AccessKind, FirstLevel, PageSize, Scope, TlbKey};
 use freehold_scope_record::Rule;
 
 use super::{Choice, Cpu, DIRECT, NO_PAGE, NO_TAG, PAGES, Page, WATCHED};
@@ -16,7 +16,7 @@ impl Cpu {
         &mut self,
         pc: u64,
         address: u64,
-        (access, bytes): (Access, u64),
+        (access, bytes): (AccessKind, u64),
         physical: impl FnOnce() -> Option<u64>,
     ) {
         let mode = (pc >> 63) as usize;
@@ -28,11 +28,11 @@ impl Cpu {
         let page = &mut self.pages[slot];
         page.counts[mode] += 1;
         let Page { base, key, mark, flags, node, mut hint, .. } = *page;
-        if C::TLB && !self.tlb.touch(Side::Data, key, hint) {
-            self.tally.tlb_data_misses[mode] += self.look_up(Side::Data, key, &mut hint, base, mode);
+        if C::TLB && !self.tlb.touch(FirstLevel::Data, key, hint) {
+            self.tally.tlb_data_misses[mode] += self.look_up(FirstLevel::Data, key, &mut hint, base, mode);
             self.pages[slot].hint = hint;
         }
-        let store = access == Access::Write;
+        let store = access == AccessKind::Write;
         self.tally.stores[mode] += u64::from(store);
         self.tally.stored_bytes[mode] += if store { bytes } else { 0 };
         let Some(now) = self.watch.frames.mark(base >> 12) else { return };
@@ -54,7 +54,7 @@ impl Cpu {
     }
 
     #[inline(never)]
-    fn first_level_missed(&mut self, line: u64, access: Access, mode: usize, node: u8) {
+    fn first_level_missed(&mut self, line: u64, access: AccessKind, mode: usize, node: u8) {
         let slot = line as usize & (self.first_data.len() - 1);
         let known = self.first_data[slot] >> 1 == line;
         self.tally.first_misses[mode] += u64::from(!known);
@@ -62,11 +62,11 @@ impl Cpu {
         if self.last_level(line << self.line_shift, access).is_some() {
             self.tally.data_misses[mode][usize::from(node).min(NOWHERE)] += 1;
         }
-        self.first_data[slot] = line << 1 | u64::from(access == Access::Write);
+        self.first_data[slot] = line << 1 | u64::from(access == AccessKind::Write);
     }
 
     /// The page, its scope and its size, as the tables say or (where the kernel does not tell its tables) as it looks.
-    pub(super) fn key_of(&mut self, address: u64, base: u64) -> Key {
+    pub(super) fn key_of(&mut self, address: u64, base: u64) -> TlbKey {
         let upper = address >> 63 != 0;
         let watch = Arc::clone(&self.watch);
         if let Some(publication) = watch.frames.published() {
@@ -79,16 +79,16 @@ impl Cpu {
             self.differed += u64::from(known && leaf.is_none());
             let in_windows = address.wrapping_sub(publication.windows) < publication.windows_span;
             return match leaf {
-                Some(leaf) if leaf.global => Key::new(address, leaf.size, Scope::Global),
-                Some(leaf) => Key::new(address, leaf.size, Scope::Space(0)),
-                None if upper && !in_windows => Key::new(address, PageSize::Small, Scope::Global),
-                None => Key::new(address, PageSize::Small, Scope::Space(0)),
+                Some(leaf) if leaf.global => TlbKey::new(address, leaf.size, Scope::Global),
+                Some(leaf) => TlbKey::new(address, leaf.size, Scope::Space(0)),
+                None if upper && !in_windows => TlbKey::new(address, PageSize::Small, Scope::Global),
+                None => TlbKey::new(address, PageSize::Small, Scope::Space(0)),
             };
         }
         // Linux maps its text and its direct map in pages of 2 MiB, whose addresses agree with the frames' modulo that.
         let large = upper && base != NO_TAG && (address & !0xfff ^ base) & 0x1f_ffff == 0;
         let size = if large { PageSize::Large } else { PageSize::Small };
-        Key::new(address, size, if upper { Scope::Global } else { Scope::Space(0) })
+        TlbKey::new(address, size, if upper { Scope::Global } else { Scope::Space(0) })
     }
 
     #[inline(never)]
@@ -125,11 +125,11 @@ impl Cpu {
 
     /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from before the frame
     /// changed hands?
-    pub(super) fn check_cached<C: Choice>(&mut self, key: Key, base: u64, pc: u64, address: u64) {
+    pub(super) fn check_cached<C: Choice>(&mut self, key: TlbKey, base: u64, pc: u64, address: u64) {
         if !C::TLB || base == NO_TAG {
             return;
         }
-        for other in Key::all_of(address) {
+        for other in TlbKey::all_of(address) {
             let Some(&cached) = self.tlb.peek(other) else { continue };
             let then = Mark(cached.note);
             let now = self.watch.frames.mark(cached.frame).unwrap_or(Mark::NOWHERE);
@@ -151,7 +151,7 @@ impl Cpu {
 
     /// Something about the page is not as it was when its entry was made, or it is stored to and watched.
     #[inline(never)]
-    fn look_closely(&mut self, slot: usize, pc: u64, address: u64, access: Access) {
+    fn look_closely(&mut self, slot: usize, pc: u64, address: u64, access: AccessKind) {
         let Page { base, mark, flags, key, .. } = self.pages[slot];
         let watch = Arc::clone(&self.watch);
         let frames = &watch.frames;
@@ -173,7 +173,7 @@ impl Cpu {
             self.pages[slot].flags = watched(frames, address, now);
             self.tlb.note(key, now.0);
         }
-        if access == Access::Write {
+        if access == AccessKind::Write {
             let physical = base | address & 0xfff;
             if frames.is_table(address) {
                 frames.table_store(&*watch.memory, physical, suspect);
@@ -196,7 +196,7 @@ fn watched(frames: &Frames, address: u64, mark: Mark) -> u8 {
 }
 
 /// The frame that a cached translation says for `address`.
-fn key_frame(key: Key, frame: u64, address: u64) -> u64 {
+fn key_frame(key: TlbKey, frame: u64, address: u64) -> u64 {
     let within = (1u64 << (key.size().shift() - 12)) - 1;
     frame & !within | (address >> 12) & within
 }

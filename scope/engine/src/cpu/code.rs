@@ -1,18 +1,18 @@
 //! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are due in them.
 
-use freehold_scope_model::{Access, Side};
+use freehold_scope_model::{AccessKind, FirstLevel};
 use freehold_scope_record::Rule;
 
 use super::{CODE_PAGES, Choice, Cpu, NO_PAGE, NO_TAG, Page};
 use crate::board::LOOK;
 use crate::frames::Mark;
 use crate::tally::KERNEL;
-use crate::watch::{Block, FIRMWARE};
+use crate::watch::{FIRMWARE, WatchedBlock};
 
 impl Cpu {
     /// A block is about to run, and nobody else takes its steps.
     #[inline]
-    pub fn block<C: Choice>(&mut self, block: &Block) {
+    pub fn block<C: Choice>(&mut self, block: &WatchedBlock) {
         let recent = self.board.add_recent(block.instructions);
         if !self.board.is_in(block.page) {
             self.page::<C>(block);
@@ -45,7 +45,7 @@ impl Cpu {
 
     /// Code of another page than before runs, or the same after a flush, or a phase has begun.
     #[inline(never)]
-    pub fn page<C: Choice>(&mut self, block: &Block) {
+    pub fn page<C: Choice>(&mut self, block: &WatchedBlock) {
         if self.phase == FIRMWARE && block.mode == KERNEL {
             self.watch.end_of_firmware();
         }
@@ -67,9 +67,9 @@ impl Cpu {
         }
         if C::TLB {
             let Page { key, mut hint, .. } = self.codes[slot];
-            if !self.tlb.touch(Side::Fetch, key, hint) {
+            if !self.tlb.touch(FirstLevel::Fetch, key, hint) {
                 self.tally.tlb_fetch_misses[block.mode & 1] +=
-                    self.look_up(Side::Fetch, key, &mut hint, base, block.mode);
+                    self.look_up(FirstLevel::Fetch, key, &mut hint, base, block.mode);
                 self.codes[slot].hint = hint;
             }
         }
@@ -85,7 +85,7 @@ impl Cpu {
     #[inline(never)]
     fn first_fetch_missed(&mut self, line: u64, mode: usize) {
         self.tally.first_fetch_misses[mode & 1] += 1;
-        if let Some(node) = self.last_level(line << self.line_shift, Access::Read) {
+        if let Some(node) = self.last_level(line << self.line_shift, AccessKind::Read) {
             self.tally.fetch_misses[mode & 1][node] += 1;
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use freehold_scope_model::{Ended, Key, PageSize, Scope};
+use freehold_scope_model::{Ended, PageSize, Scope, TlbKey};
 use freehold_scope_record::{Exposure, Lives, log2_bucket};
 
 use super::Cpu;
@@ -17,11 +17,11 @@ use crate::frames::User;
 pub struct Exposed {
     seen: Exposure,
     /// When the windows closed whose translations are cached.
-    closed: HashMap<Key, u64>,
+    closed: HashMap<TlbKey, u64>,
     /// When frames became aliases, by the cached translation that leads to them.
-    aliases: HashMap<Key, Vec<u64>>,
+    aliases: HashMap<TlbKey, Vec<u64>>,
     /// Aliases since the last write to CR3.
-    fresh: Vec<(Key, u64)>,
+    fresh: Vec<(TlbKey, u64)>,
 }
 
 fn count(lives: &mut Vec<u64>, lived: u64) {
@@ -118,7 +118,7 @@ impl Cpu {
         self.exposed.seen.windows += opened;
         let now = self.clock();
         for &address in closed {
-            let cached = Key::all_of(address).find(|&key| self.tlb.peek(key).is_some());
+            let cached = TlbKey::all_of(address).find(|&key| self.tlb.peek(key).is_some());
             if let Some(key) = cached {
                 self.exposed.seen.closed_cached += 1;
                 self.exposed.closed.insert(key, now);
@@ -138,7 +138,7 @@ impl Cpu {
         }
         self.exposed.seen.aliases += 1;
         let now = self.clock();
-        let keys = PageSize::ALL.map(|size| Key::new(direct, size, Scope::Global));
+        let keys = PageSize::ALL.map(|size| TlbKey::new(direct, size, Scope::Global));
         if let Some(key) = keys.into_iter().find(|&key| self.tlb.peek(key).is_some()) {
             self.exposed.aliases.entry(key).or_default().push(now);
             self.exposed.fresh.push((key, now));

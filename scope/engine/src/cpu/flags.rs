@@ -5,7 +5,7 @@ use freehold_scope_record::Rule;
 use super::{Cpu, NO_TAG, PAGES};
 use crate::decode::Flags;
 use crate::smap::{AC, ENTRY, Opening, read_frame};
-use crate::watch::Block;
+use crate::watch::WatchedBlock;
 
 impl Cpu {
     /// An instruction is about to run that has to do with RFLAGS.AC.
@@ -59,7 +59,7 @@ impl Cpu {
 
     /// The kernel runs a block with AC set.
     #[inline(never)]
-    pub fn smap(&mut self, block: &Block) {
+    pub fn smap(&mut self, block: &WatchedBlock) {
         let Some(rules) = self.watch.frames.rules() else { return };
         let instructions = block.instructions;
         let smap = &mut self.smap;

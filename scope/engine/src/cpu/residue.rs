@@ -1,6 +1,6 @@
 //! What this CPU's accesses do to programs' bytes, and whether the kernel keeps away from free frames.
 
-use freehold_scope_model::Access;
+use freehold_scope_model::AccessKind;
 use freehold_scope_record::Rule;
 
 use super::{Cpu, NO_TAG};
@@ -8,7 +8,7 @@ use super::{Cpu, NO_TAG};
 impl Cpu {
     /// An access of `bytes` bytes that `pc` has made at `address`, which is in the page at `base`.
     #[inline(never)]
-    pub(super) fn follow_bytes(&mut self, pc: u64, address: u64, base: u64, access: (Access, u64)) {
+    pub(super) fn follow_bytes(&mut self, pc: u64, address: u64, base: u64, access: (AccessKind, u64)) {
         if base == NO_TAG {
             return;
         }
@@ -16,7 +16,7 @@ impl Cpu {
         let Some(residue) = &watch.residue else { return };
         let physical = base | address & 0xfff;
         let (frame, in_kernel) = (base >> 12, pc >> 63 != 0);
-        if access.0 == Access::Write {
+        if access.0 == AccessKind::Write {
             let by_program = match watch.frames.published() {
                 Some(_) => watch.frames.is_programs(frame),
                 None => !in_kernel,
@@ -24,7 +24,7 @@ impl Cpu {
             residue.stored(&*watch.memory, physical, access.1, by_program);
         }
         if in_kernel && watch.frames.was_given_back(frame) {
-            let wipes = access.0 == Access::Write
+            let wipes = access.0 == AccessKind::Write
                 && (watch.frames.is_window(address) || watch.frames.is_wiping(pc))
                 && residue.is_zero(&*watch.memory, physical, access.1);
             if !wipes {

@@ -14,7 +14,7 @@ pub trait Counted: Send + Sync {
 
 /// One CPU's runs, by the number of the block.
 #[derive(Default)]
-pub(crate) struct Runs {
+pub(crate) struct CpuRuns {
     /// Of the phase that it is in.
     phase: Vec<u64>,
     program: Vec<u64>,
@@ -25,7 +25,7 @@ pub(crate) struct Runs {
     closing: usize,
 }
 
-impl Runs {
+impl CpuRuns {
     /// A block ran.
     #[inline]
     pub fn count(&mut self, number: usize) {

@@ -8,7 +8,7 @@ const FRAME: u64 = 0x3000;
 /// A window on [`FRAME`] that CPU 0 opens, uses and closes.
 fn use_window(machine: &mut Machine) {
     machine.map(WINDOWS, FRAME << 12 | 3);
-    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    machine.access(0, WINDOWS, FRAME << 12, AccessKind::Write);
     machine.kernel(0);
     machine.map(WINDOWS, 0);
 }
@@ -42,8 +42,8 @@ fn a_window_that_stays_cached_is_alive_at_the_end() {
 fn a_frame_that_becomes_a_programs_has_an_alias_until_the_direct_maps_translation_ends() {
     let mut machine = with_table(DYNAMIC, &[]);
     let frame = 0x1000u64;
-    machine.access(0, DIRECT + (frame << 12), frame << 12, Access::Write);
-    machine.cpus[0].access::<Everything>(0x40_0000, 0x7000, (Access::Write, 8), || Some(frame << 12));
+    machine.access(0, DIRECT + (frame << 12), frame << 12, AccessKind::Write);
+    machine.cpus[0].access::<Everything>(0x40_0000, 0x7000, (AccessKind::Write, 8), || Some(frame << 12));
     (0..10).for_each(|_| machine.kernel(0));
     machine.cpus[0].flush(Flush::Space(None));
     (0..10).for_each(|_| machine.kernel(0));
@@ -62,7 +62,7 @@ fn a_programs_bytes_are_residue_where_the_kernels_map_has_them_after_the_program
     machine.publish(&[(0x1000, ANON), (FRAME, ANON)]);
     for frame in [0x1000u64, FRAME] {
         machine.words.store(frame << 12, 0x0102_0304);
-        machine.access(0, 0x7000 + frame, frame << 12, Access::Write);
+        machine.access(0, 0x7000 + frame, frame << 12, AccessKind::Write);
     }
     machine.set_state(0x1000, ANON << 4);
     machine.set_state(FRAME, ANON << 4);
@@ -76,7 +76,7 @@ fn what_firmware_left_is_no_residue() {
     let mut machine = Machine::with(true);
     machine.words.store(0x1000 << 12, 0x0102_0304);
     // Firmware runs at low addresses, as programs do.
-    machine.cpus[0].access::<Everything>(0xf_0000, 0x7000, (Access::Write, 8), || Some(0x1000 << 12));
+    machine.cpus[0].access::<Everything>(0xf_0000, 0x7000, (AccessKind::Write, 8), || Some(0x1000 << 12));
     machine.outside = 0;
     machine.publish(&[(0x1000, KERNEL_OWNER)]);
     let last = *machine.results().residue.last().unwrap();
@@ -90,11 +90,11 @@ fn a_free_frame_may_be_wiped_through_a_window_and_nothing_else() {
     machine.words.map(ROOT, WINDOWS, 0x7000, PageSize::Small, 0);
     machine.publish(&[(FRAME, ANON)]);
     machine.set_state(FRAME, ANON << 4);
-    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    machine.access(0, WINDOWS, FRAME << 12, AccessKind::Write);
     assert_eq!(machine.watch.frames.results(Default::default(), Default::default()).total, 0);
-    machine.access(0, WINDOWS, FRAME << 12, Access::Read);
+    machine.access(0, WINDOWS, FRAME << 12, AccessKind::Read);
     machine.words.store(FRAME << 12, 9);
-    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    machine.access(0, WINDOWS, FRAME << 12, AccessKind::Write);
     let oracle = machine.results().oracle;
     assert_eq!((oracle.violations[0].rule, oracle.total), (Rule::FreeFrame, 2));
 }

@@ -15,7 +15,7 @@ impl Machine {
             self.words.0.lock().unwrap().get(&slot).copied().unwrap() & FRAME
         }) + (address >> 12 & 511) * 8;
         self.words.store(place, entry);
-        self.access(0, DIRECT + place, place, Access::Write);
+        self.access(0, DIRECT + place, place, AccessKind::Write);
     }
     fn broken(self) -> Vec<(Rule, u64, u64)> {
         let oracle = self.results().oracle;
@@ -28,7 +28,7 @@ pub fn with_table(address: u64, owners: &[(u64, u64)]) -> Machine {
     let mut machine = Machine::new();
     machine.kernel(0);
     machine.words.map(ROOT, address, 0x7000, PageSize::Small, 0);
-    assert_eq!(machine.publish(owners), Ring::Published);
+    assert_eq!(machine.publish(owners), DoorbellRing::Published);
     machine
 }
 
@@ -78,16 +78,16 @@ fn a_page_becomes_a_table_after_it_was_used_as_memory_and_its_stores_are_seen() 
     let mut machine = with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
     // A fresh table is cleared through the direct map, then linked.
     let (fresh, far) = (INSIDE << 12, DYNAMIC + (2 << 20));
-    machine.access(0, DIRECT + fresh, fresh, Access::Write);
+    machine.access(0, DIRECT + fresh, fresh, AccessKind::Write);
     let link = walk(&machine.words, ROOT, DYNAMIC).unwrap();
     assert_eq!(link.page, 0x7000);
     let second = [39, 30].into_iter().fold(ROOT, |table, shift| {
         machine.words.0.lock().unwrap().get(&(table + (DYNAMIC >> shift & 511) * 8)).copied().unwrap() & FRAME
     }) + (far >> 21 & 511) * 8;
     machine.words.store(second, fresh | WRITABLE | 1);
-    machine.access(0, DIRECT + second, second, Access::Write);
+    machine.access(0, DIRECT + second, second, AccessKind::Write);
     machine.words.store(fresh, OUTSIDE << 12 | 1);
-    machine.access(0, DIRECT + fresh, fresh, Access::Write);
+    machine.access(0, DIRECT + fresh, fresh, AccessKind::Write);
     assert_eq!(machine.broken(), [(Rule::Mapped, far, 1)]);
 }
 
@@ -98,7 +98,7 @@ fn under_a_policy_that_leaves_everything_inside_only_the_image_is_judged() {
     machine.words.map(ROOT, DYNAMIC, IMAGE, PageSize::Small, WRITABLE);
     machine.outside = 0;
     machine.publish(&[(INSIDE, ANON)]);
-    machine.access(0, DIRECT + (INSIDE << 12), INSIDE << 12, Access::Read);
+    machine.access(0, DIRECT + (INSIDE << 12), INSIDE << 12, AccessKind::Read);
     assert_eq!(machine.broken(), [(Rule::WritableImage, DYNAMIC, 1)]);
 }
 
@@ -120,7 +120,7 @@ fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
     machine.second_root = ROOT + 0x8_0000;
     let own = machine.second_root;
     machine.words.map(own, TEXT, REPLICA, PageSize::Small, PTE_GLOBAL);
-    assert_eq!(machine.publish(&[(REPLICA >> 12, 5)]), Ring::Published);
+    assert_eq!(machine.publish(&[(REPLICA >> 12, 5)]), DoorbellRing::Published);
     let load = |machine: &mut Machine, root| {
         machine.cpus[1].loads_root(TEXT + 8, root);
         machine.cpus[1].flush(Flush::Space(Some(root)));

@@ -3,7 +3,7 @@
 use freehold_scope_doorbell as doorbell;
 
 use super::{Machine, NODE, TEXT};
-use crate::Ring;
+use crate::DoorbellRing;
 
 #[test]
 fn blocks_know_what_of_them_ran_in_the_programs_time() {
@@ -11,7 +11,7 @@ fn blocks_know_what_of_them_ran_in_the_programs_time() {
     let ring = |machine: &mut Machine, message: [u64; 2]| {
         machine.words.store(0x5000, message[0]);
         machine.words.store(0x5008, message[1]);
-        assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), Ring::Phase);
+        assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), DoorbellRing::Phase);
     };
     // Firmware; boot; the program, with a phase of its own that is named as the last one; what comes after.
     machine.run(0, 0xf_0000, 0xf_0000, 1000);

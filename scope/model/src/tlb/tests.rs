@@ -13,18 +13,18 @@ fn walked(frame: u64, note: u32) -> Walked {
 }
 /// Use an address as the engine does; what the look-up met.
 fn access(tlb: &mut Tlb, address: u64, scope: Scope, now: u64) -> Option<Missed> {
-    let key = Key::new(address, PageSize::Small, scope);
+    let key = TlbKey::new(address, PageSize::Small, scope);
     let mut hint = Hint::default();
-    if tlb.touch(Side::Data, key, hint) {
+    if tlb.touch(FirstLevel::Data, key, hint) {
         return None;
     }
-    tlb.look_up(Side::Data, key, &mut hint, now, || walked(address >> 12, 0))
+    tlb.look_up(FirstLevel::Data, key, &mut hint, now, || walked(address >> 12, 0))
 }
 fn deaths(tlb: &Tlb, death: Death) -> u64 {
     tlb.lifetimes().map(|(_, _, lifetimes)| lifetimes.deaths(death)).sum()
 }
 fn holds(tlb: &Tlb, address: u64, scope: Scope) -> bool {
-    tlb.peek(Key::new(address, PageSize::Small, scope)).is_some()
+    tlb.peek(TlbKey::new(address, PageSize::Small, scope)).is_some()
 }
 
 #[test]
@@ -53,10 +53,10 @@ fn spaces_do_not_see_each_others_entries() {
 #[test]
 fn a_large_page_is_flushed_by_any_of_its_addresses() {
     let mut tlb = Tlb::new(TINY);
-    let key = |address| Key::new(address, PageSize::Large, SPACE);
+    let key = |address| TlbKey::new(address, PageSize::Large, SPACE);
     assert_eq!(key(0x20_1234), key(0x3f_ffff));
-    assert_ne!(key(0x20_0000), Key::new(0x20_0000, PageSize::Small, SPACE));
-    tlb.look_up(Side::Data, key(0x20_1234), &mut Hint::default(), 5, || walked(0x200, 7));
+    assert_ne!(key(0x20_0000), TlbKey::new(0x20_0000, PageSize::Small, SPACE));
+    tlb.look_up(FirstLevel::Data, key(0x20_1234), &mut Hint::default(), 5, || walked(0x200, 7));
     assert_eq!(tlb.peek(key(0x3f_ffff)), Some(&Cached { frame: 0x200, note: 7, born: 5, moment: 9 }));
     tlb.flush_page(0x3f_f000, 0, 7);
     assert_eq!(tlb.peek(key(0x20_0000)), None);
@@ -67,9 +67,13 @@ fn halves_and_sizes_are_told_apart() {
     let mut tlb = Tlb::new(TINY);
     let upper = 0xffff_ffff_8020_0000;
     let mut fill = |address, size| {
-        tlb.look_up(Side::Fetch, Key::new(address, size, Scope::Global), &mut Hint::default(), 0, || {
-            walked(0, 0)
-        });
+        tlb.look_up(
+            FirstLevel::Fetch,
+            TlbKey::new(address, size, Scope::Global),
+            &mut Hint::default(),
+            0,
+            || walked(0, 0),
+        );
     };
     fill(upper, PageSize::Large);
     fill(upper, PageSize::Giant);
@@ -94,12 +98,12 @@ fn lifetimes_fall_into_powers_of_two_by_cause() {
 #[test]
 fn the_end_of_an_entry_that_was_asked_for_is_told_once() {
     let mut tlb = Tlb::new(TINY);
-    let key = Key::new(0xffff_d000_0000_1000, PageSize::Small, SPACE);
+    let key = TlbKey::new(0xffff_d000_0000_1000, PageSize::Small, SPACE);
     let fill = |tlb: &mut Tlb, key, note| {
-        tlb.look_up(Side::Data, key, &mut Hint::default(), 5, || walked(1, note));
+        tlb.look_up(FirstLevel::Data, key, &mut Hint::default(), 5, || walked(1, note));
     };
     fill(&mut tlb, key, TOLD | 3);
-    fill(&mut tlb, Key::new(0x2000, PageSize::Small, SPACE), 3);
+    fill(&mut tlb, TlbKey::new(0x2000, PageSize::Small, SPACE), 3);
     tlb.note(key, 4);
     assert_eq!(
         tlb.to_tell().map(|(key, cached)| (key.address(), cached.note)).collect::<Vec<_>>(),
@@ -137,28 +141,29 @@ fn the_first_level_is_smaller_and_costs_no_walk() {
 #[test]
 fn what_leaves_the_second_level_leaves_the_first_too() {
     let mut tlb = Tlb::new(TINY);
-    let kept = Key::new(0x1000, PageSize::Small, SPACE);
+    let kept = TlbKey::new(0x1000, PageSize::Small, SPACE);
     let mut hint = Hint::NONE;
-    tlb.look_up(Side::Data, kept, &mut hint, 0, || walked(1, 0));
+    tlb.look_up(FirstLevel::Data, kept, &mut hint, 0, || walked(1, 0));
     for page in 2..=5 {
-        assert!(tlb.touch(Side::Data, kept, hint), "hits in the first level do not reach the second");
+        assert!(tlb.touch(FirstLevel::Data, kept, hint), "hits in the first level do not reach the second");
         access(&mut tlb, page << 12, SPACE, 0);
     }
-    assert!(!tlb.touch(Side::Data, kept, hint) && !holds(&tlb, 0x1000, SPACE));
+    assert!(!tlb.touch(FirstLevel::Data, kept, hint) && !holds(&tlb, 0x1000, SPACE));
     assert_eq!(deaths(&tlb, Death::Capacity), 1);
 }
 
 #[test]
 fn a_hint_is_never_believed_blindly() {
     let mut tlb = Tlb::new(TINY);
-    let (one, two) = (Key::new(0x1000, PageSize::Small, SPACE), Key::new(0x2000, PageSize::Small, SPACE));
+    let (one, two) =
+        (TlbKey::new(0x1000, PageSize::Small, SPACE), TlbKey::new(0x2000, PageSize::Small, SPACE));
     let mut hint = Hint::default();
-    tlb.look_up(Side::Data, one, &mut hint, 0, || walked(1, 0));
-    assert!(tlb.touch(Side::Data, one, hint));
-    assert!(!tlb.touch(Side::Data, two, hint));
-    assert!(!tlb.touch(Side::Data, one, Hint(999)));
+    tlb.look_up(FirstLevel::Data, one, &mut hint, 0, || walked(1, 0));
+    assert!(tlb.touch(FirstLevel::Data, one, hint));
+    assert!(!tlb.touch(FirstLevel::Data, two, hint));
+    assert!(!tlb.touch(FirstLevel::Data, one, Hint(999)));
     tlb.flush_page(0x1000, 0, 1);
-    assert!(!tlb.touch(Side::Data, one, hint));
+    assert!(!tlb.touch(FirstLevel::Data, one, hint));
 }
 
 proptest! {

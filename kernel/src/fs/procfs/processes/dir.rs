@@ -2,12 +2,13 @@
 
 use freehold_collections::{Arc, Receiver, Weak, reserve};
 
+use super::super::net;
 use super::files::{FileKind, Item};
 use super::links::{Link, LinkKind};
 use super::{Subject, check_inspection, metadata, number};
 use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
-use crate::fs::generated::Line;
+use crate::fs::generated::ShortLine;
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence};
 use crate::fs::pseudo;
 use crate::task::inspect::Mode;
@@ -22,6 +23,7 @@ pub(super) enum DirKind {
     Tasks,
     Descriptors,
     DescriptorInfos,
+    Net,
 }
 
 #[derive(Clone, Copy)]
@@ -52,6 +54,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("mem", What::File(FileKind::Memory, 0o600)),
     ("mountinfo", What::File(FileKind::Mountinfo, 0o444)),
     ("mounts", What::File(FileKind::Mounts, 0o444)),
+    ("net", What::Dir(DirKind::Net, 0o555)),
     ("numa_maps", What::File(FileKind::NumaMaps, 0o444)),
     ("oom_adj", What::File(FileKind::OomAdj, 0o644)),
     ("oom_score", What::File(FileKind::OomScore, 0o444)),
@@ -69,6 +72,8 @@ const ENTRIES: &[(&str, What)] = &[
     ("wchan", What::File(FileKind::Wchan, 0o444)),
 ];
 
+/// Node numbers of the files of "net" begin behind those of the entries above.
+const NET_NODES: u64 = 1 << 8;
 /// Node numbers of descriptors begin behind those of the entries above.
 const DESCRIPTOR_NODES: u64 = 1 << 12;
 const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
@@ -128,8 +133,15 @@ impl Dir {
         })
     }
 
+    /// The file of "net" at `index`, by the order of the list.
+    fn net_file(&self, index: usize) -> Arc<dyn Node> {
+        let (subject, kind) = (self.subject, FileKind::Net(net::FILES[index].1));
+        let identity = Identity { device: self.device, inode: subject.inode(NET_NODES + index as u64) };
+        reserve::arc(Item { identity, subject, kind, mode: 0o444 })
+    }
+
     /// The first entry with a number of `from` or more: number, name, inode, DT_* value.
-    fn next(&self, from: u64) -> Option<(u64, Line, u64, u8)> {
+    fn next(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)> {
         match self.kind {
             DirKind::Whole => {
                 let start = usize::try_from(from).ok()?;
@@ -141,13 +153,23 @@ impl Dir {
                     What::Dir(..) => NodeKind::Directory,
                 };
                 let inode = self.subject.inode(index as u64 + 1);
-                Some((index as u64, Line::of(name.as_bytes()), inode, kind.dirent_kind()))
+                Some((index as u64, ShortLine::of(name.as_bytes()), inode, kind.dirent_kind()))
             }
             DirKind::Tasks => {
                 let least = Pid::try_from(from).ok()?;
                 let tid = self.subject.process().ok()?.threads_from(least).next()?.tid;
                 let inode = Subject { pid: self.subject.pid, tid: Some(tid) }.inode(0);
-                Some((u64::from(tid), Line::of_number(tid.into()), inode, NodeKind::Directory.dirent_kind()))
+                Some((
+                    u64::from(tid),
+                    ShortLine::of_number(tid.into()),
+                    inode,
+                    NodeKind::Directory.dirent_kind(),
+                ))
+            }
+            DirKind::Net => {
+                let (name, _) = net::FILES.get(usize::try_from(from).ok()?)?;
+                let inode = self.subject.inode(NET_NODES + from);
+                Some((from, ShortLine::of(name.as_bytes()), inode, NodeKind::Regular.dirent_kind()))
             }
             DirKind::Descriptors | DirKind::DescriptorInfos => {
                 let files = self.subject.process().ok()?.files();
@@ -158,7 +180,7 @@ impl Dir {
                     (DESCRIPTOR_INFO_NODES, NodeKind::Regular)
                 };
                 let inode = self.subject.inode(base + fd as u64);
-                Some((fd as u64, Line::of_number(fd as u64), inode, kind.dirent_kind()))
+                Some((fd as u64, ShortLine::of_number(fd as u64), inode, kind.dirent_kind()))
             }
         }
     }
@@ -228,6 +250,10 @@ impl Node for Dir {
                 task.ok_or(Errno::ENOENT)?;
                 let subject = Subject { pid: process.pid, tid: Some(tid) };
                 Ok(Dir::new(self.device, subject, (DirKind::Whole, 0o555), self.me(), name))
+            }
+            DirKind::Net => {
+                let found = net::FILES.iter().position(|(known, _)| known.as_bytes() == name);
+                found.map(|index| self.net_file(index)).ok_or(Errno::ENOENT)
             }
             DirKind::Descriptors | DirKind::DescriptorInfos => {
                 self.descriptor(number(name).ok_or(Errno::ENOENT)?)

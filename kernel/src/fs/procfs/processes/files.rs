@@ -1,18 +1,21 @@
 //! The files of a process or a thread: which there are, and who may open them.
 
-use super::super::{memory, status};
+use super::super::memory::{self, AreaRecord, AreaRecords};
+use super::super::net::NetFile;
+use super::super::status;
 use super::{Subject, check_inspection, metadata, space_of};
 use crate::fs::file::{File, Seekable};
 use crate::fs::flags::OpenFlags;
-use crate::fs::generated::{Generate, GeneratedFile, Text};
+use crate::fs::generated::{Generate, GeneratedFile, Parts, Text};
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::pseudo;
 use crate::fs::root;
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::task::Process;
 use crate::task::inspect::{self, Mode};
 use crate::{Errno, Result};
-use freehold_collections::{Arc, Receiver, Weak};
+use freehold_collections::{Arc, Box, Receiver, Weak, reserve};
+use freehold_machine::VirtAddr;
 
 /// The files.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,6 +50,7 @@ pub(in crate::fs::procfs) enum FileKind {
     DescriptorInfo(i32),
     MakeItFail,
     FailNth,
+    Net(NetFile),
 }
 
 /// A file about a subject.
@@ -96,9 +100,10 @@ impl Node for Item {
             FileKind::DescriptorInfo(_) => {
                 check_inspection(subject, Mode::READ_FS)?;
             }
+            FileKind::Net(file) => return Ok(GeneratedFile::new(self, file)),
             _ => {}
         }
-        Ok(GeneratedFile::new(self, Content { subject, kind }))
+        Ok(GeneratedFile::new(self, ProcessFile { subject, kind }))
     }
 }
 
@@ -107,7 +112,7 @@ struct MemoryContent {
     subject: Subject,
     kind: FileKind,
     /// What the opener was allowed to inspect; the process may have another by now.
-    space: Weak<Space>,
+    space: Weak<ProcessSpace>,
 }
 
 impl Generate for MemoryContent {
@@ -118,15 +123,26 @@ impl Generate for MemoryContent {
             None => Ok(()),
         }
     }
+
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        let record = match self.kind {
+            FileKind::Maps => AreaRecord::Line,
+            FileKind::Smaps => AreaRecord::Counts,
+            FileKind::NumaMaps => AreaRecord::Nodes,
+            _ => return None,
+        };
+        let (subject, space, next) = (self.subject, self.space.clone(), VirtAddr(0));
+        Some(reserve::boxed(AreaRecords { subject, space, record, next }))
+    }
 }
 
 /// What a file says.
-struct Content {
+struct ProcessFile {
     subject: Subject,
     kind: FileKind,
 }
 
-impl Generate for Content {
+impl Generate for ProcessFile {
     fn show(&self, out: &mut Text) -> Result<()> {
         let Self { subject, kind } = *self;
         let process = subject.process()?;

@@ -21,10 +21,10 @@ pub(super) use self::links::nameless;
 use crate::fs::clock;
 use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
-use crate::fs::generated::Line;
+use crate::fs::generated::ShortLine;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind};
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
-use crate::mem::Space;
+use crate::mem::ProcessSpace;
 use crate::task::inspect::{self, Dumpable, Mode};
 use crate::task::{self, Pid, Process, Task, registry};
 use crate::{Errno, Result};
@@ -79,17 +79,17 @@ impl Dynamic for Processes {
         Ok(Dir::new(device, subject, (DirKind::Whole, LISTED), dir.clone(), name))
     }
 
-    fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)> {
+    fn entry_from(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)> {
         let link = NodeKind::Symlink.dirent_kind();
         match from {
-            0 => return Some((0, Line::of(b"self"), Of::Process as u64, link)),
-            1 => return Some((1, Line::of(b"thread-self"), Of::Thread as u64, link)),
+            0 => return Some((0, ShortLine::of(b"self"), Of::Process as u64, link)),
+            1 => return Some((1, ShortLine::of(b"thread-self"), Of::Thread as u64, link)),
             _ => {}
         }
         let least = Pid::try_from(from - 2).ok()?;
         let pid = registry::processes_from(least).next()?.pid;
         let inode = Subject { pid, tid: None }.inode(0);
-        Some((u64::from(pid) + 2, Line::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()))
+        Some((u64::from(pid) + 2, ShortLine::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()))
     }
 }
 
@@ -165,7 +165,7 @@ fn check_inspection(subject: Subject, mode: Mode) -> Result<Arc<Process>> {
 
 /// The memory of the subject's process, weakly, if the caller may inspect it in this way: nothing
 /// where it has ended.
-fn space_of(subject: Subject, mode: Mode) -> Result<Weak<Space>> {
+fn space_of(subject: Subject, mode: Mode) -> Result<Weak<ProcessSpace>> {
     match inspect::space_of(&*subject.process()?, mode) {
         Ok(space) => Ok(space.downgrade()),
         Err(Errno::ESRCH) => Ok(reserve::no_weak()),

@@ -1,12 +1,15 @@
 //! Memory of the host that plays physical memory, and a device's view of a ring in it, so that drivers can be
 //! tested against devices that behave, misbehave, or answer late.
+//!
+//! What a device does is judged: without an IOMMU it touches frames of the DMA API only, behind one ([`as_device`]) what it was given.
+//! Any other access panics.
 
 extern crate std;
 
 mod fake;
-mod windows;
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
+use core::ops::Range;
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed};
 use std::boxed::Box;
@@ -14,25 +17,26 @@ use std::sync::{Mutex, OnceLock};
 use std::vec::Vec;
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{CpuId, Cpus, DeviceAccess, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 
 pub use fake::Fake;
-pub use windows::WindowDomain;
+pub use freehold_machine::model::DeviceView;
 
 /// Frames of the model: 8 MiB.
 const FRAMES: usize = 2048;
 /// The model's first frame number; below is nothing.
 const FIRST: u64 = 0x100;
 
-struct Shared {
+struct QueueModelState {
     base: usize,
     table: FrameTable,
-    taken: Mutex<Vec<bool>>,
+    /// Who has each frame.
+    taken: Mutex<Vec<Option<Owner>>>,
 }
 
-fn shared() -> &'static Shared {
-    static SHARED: OnceLock<Shared> = OnceLock::new();
+fn shared() -> &'static QueueModelState {
+    static SHARED: OnceLock<QueueModelState> = OnceLock::new();
     SHARED.get_or_init(|| {
         let layout = Layout::from_size_align(FRAMES * PAGE_SIZE, 1 << 21).expect("a sound layout");
         // SAFETY: the layout's size is not zero.
@@ -41,7 +45,7 @@ fn shared() -> &'static Shared {
         let records: Vec<FrameRecord> =
             (0..FIRST as usize + FRAMES).map(|_| zerocopy::FromZeros::new_zeroed()).collect();
         let table = FrameTable::new(Box::leak(records.into_boxed_slice()));
-        Shared { base, table, taken: Mutex::new(std::vec![false; FRAMES]) }
+        QueueModelState { base, table, taken: Mutex::new(std::vec![None; FRAMES]) }
     })
 }
 
@@ -112,9 +116,9 @@ impl FrameSource for HostMemory {
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         let mut taken = shared().taken.lock().expect("no test panics while it allocates");
         let frames = request.order.frames() as usize;
-        let place = taken.chunks_exact(frames).position(|block| block.iter().all(|&taken| !taken));
+        let place = taken.chunks_exact(frames).position(|block| block.iter().all(Option::is_none));
         let at = place.ok_or(OutOfMemory)? * frames;
-        taken[at..at + frames].fill(true);
+        taken[at..at + frames].fill(Some(request.owner));
         drop(taken);
         let first = Pfn(FIRST + at as u64);
         (0..frames as u64).for_each(|frame| self.zero(first.offset(frame)));
@@ -123,7 +127,7 @@ impl FrameSource for HostMemory {
     fn release(self, block: Pfn, order: Order) {
         let at = (block.0 - FIRST) as usize;
         let mut taken = shared().taken.lock().expect("no test panics while it frees");
-        taken[at..at + order.frames() as usize].fill(false);
+        taken[at..at + order.frames() as usize].fill(None);
     }
 }
 
@@ -136,16 +140,17 @@ pub fn limited_device(quota: usize) -> Device<HostMemory> {
     DMA.attach(rules).expect("few such devices")
 }
 
-/// A device of its own behind a domain with windows, and the domain.
+/// A device of its own behind a domain with windows, and what it reaches.
 ///
 /// # Panics
 /// Where there are too many such devices.
-pub fn windowed_device() -> (Device<HostMemory>, &'static WindowDomain) {
+pub fn windowed_device() -> (Device<HostMemory>, &'static DeviceView) {
     device();
-    let domain = WindowDomain::leak();
+    // No memory is there.
+    let view: &'static DeviceView = Box::leak(Box::new(DeviceView::new(Pfn(1 << 32))));
     let rules =
-        DeviceRules { name: "windowed", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(domain) };
-    (DMA.attach(rules).expect("few such devices"), domain)
+        DeviceRules { name: "windowed", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(view) };
+    (DMA.attach(rules).expect("few such devices"), view)
 }
 
 /// The device of the DMA API that all tests of a process share, with rings installed.
@@ -167,23 +172,61 @@ fn with_page<R>(frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
     f(unsafe { place(frame).cast().as_mut() })
 }
 
+std::thread_local! {
+    static ACTING: Cell<Option<&'static DeviceView>> = const { Cell::new(None) };
+}
+
+/// Calls `f`, in which this thread's [`read`] and [`write`] are those of the device with this view.
+pub fn as_device<R>(view: &'static DeviceView, f: impl FnOnce() -> R) -> R {
+    let before = ACTING.replace(Some(view));
+    let result = f();
+    ACTING.set(before);
+    result
+}
+
+/// The frame that the device of this thread reaches at `page` to do this.
+fn reached(page: Pfn, access: DeviceAccess) -> Pfn {
+    if let Some(view) = ACTING.get() {
+        return view.reach(page, access).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+    let index = page.0.checked_sub(FIRST).filter(|&index| index < FRAMES as u64);
+    let index = index.unwrap_or_else(|| panic!("{page:?} is not memory")) as usize;
+    let owner = shared().taken.lock().expect("no test panics while it allocates")[index];
+    assert_eq!(owner, Some(Owner::Bounce), "a device wants to {access:?} at {page:?}");
+    page
+}
+
+/// Calls `f` with each page of `length` bytes at `address` as the device of this thread reaches it, the bytes' places in the page, and
+/// how many came before.
+fn each_page(
+    address: u64,
+    length: usize,
+    access: DeviceAccess,
+    mut f: impl FnMut(&mut [u8; PAGE_SIZE], Range<usize>, usize),
+) {
+    let mut done = 0;
+    while done < length {
+        let at = address + done as u64;
+        let first = at as usize % PAGE_SIZE;
+        let count = (PAGE_SIZE - first).min(length - done);
+        with_page(reached(Pfn(at >> 12), access), |page| f(page, first..first + count, done));
+        done += count;
+    }
+}
+
 /// Read physical memory as a device does.
 pub fn read(address: u64, bytes: &mut [u8]) {
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        let at = address + i as u64;
-        *byte =
-            with_page(windows::look(Pfn(at >> 12), DeviceAccess::Read), |page| page[at as usize % PAGE_SIZE]);
-    }
+    each_page(address, bytes.len(), DeviceAccess::Read, |page, part, done| {
+        bytes[done..done + part.len()].copy_from_slice(&page[part]);
+    });
 }
 
 /// Write physical memory as a device does.
 pub fn write(address: u64, bytes: &[u8]) {
-    for (i, &byte) in bytes.iter().enumerate() {
-        let at = address + i as u64;
-        with_page(windows::look(Pfn(at >> 12), DeviceAccess::Write), |page| {
-            page[at as usize % PAGE_SIZE] = byte
-        });
-    }
+    each_page(address, bytes.len(), DeviceAccess::Write, |page, part, done| {
+        let count = part.len();
+        page[part].copy_from_slice(&bytes[done..done + count]);
+    });
 }
 
 /// A part of a chain as a device sees it.

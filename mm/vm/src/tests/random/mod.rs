@@ -295,7 +295,7 @@ impl Run {
         cpu: usize,
         page: u64,
         access: Access,
-        f: impl Fn() -> Result<R, freehold_machine::model::Fault>,
+        f: impl Fn() -> Result<R, freehold_machine::model::AccessFault>,
     ) -> Result<R, FaultError> {
         self.load_root(cpu);
         self.lazy[cpu] = false;

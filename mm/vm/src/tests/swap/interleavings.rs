@@ -1,7 +1,7 @@
 //! Every interleaving of a page's way out and back with what its partner after a fork does: the steps of `swap` on one slot and its frame, with the
 //! real slots and the real counts. Spaces have no lock in common; the slots' lock is the only one here.
 
-use freehold_frame::{Belongs, Counts, Order, Owner, Tag, Word};
+use freehold_frame::{AtomicWord, Belongs, Counts, Order, Owner, Tag};
 use freehold_machine::{NodeId, Pfn};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
@@ -13,7 +13,7 @@ use crate::swap::slots::{ReadFor, Slots, Wrote};
 
 struct Loom(AtomicU64);
 
-impl Word for Loom {
+impl AtomicWord for Loom {
     fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }

@@ -1,23 +1,28 @@
-//! AF_UNIX sockets: unix(7).
+//! Sockets: unix(7), and tcp(7) and udp(7) of one machine ([`inet`](super::inet)).
 //!
-//! A connected stream (or seqpacket) socket receives from its own [`Channel`] and sends into its peer's; the two sockets
-//! share nothing else, so that there is no circle to take apart. A listening one keeps connections that are complete
-//! but not accepted. A datagram socket sends into whichever channel an address leads to.
+//! A connected stream (or seqpacket) socket receives from its own [`Channel`] and sends into its
+//! peer's; the two sockets share nothing else, so that there is no circle to take apart. A
+//! listening one keeps connections that are complete but not accepted. A datagram socket sends into
+//! whichever channel an address leads to. A connection over TCP's loopback is the same thing under
+//! other names: bytes pass through no packets, as with Solaris' TCP fusion.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::{Arc, Receiver, VecDeque, reserve};
+use freehold_collections::{Arc, Box, Receiver, VecDeque, reserve};
 
-use super::address::Address;
-use super::channel::{Ancillary, Channel, Patience, Received, Taking};
+use super::address::{Address, Family};
+use super::channel::{Ancillary, Channel, Manner, Patience, Received};
+use super::netlink::Netlink;
 use super::options::{Credentials, Options};
+use super::ports::{self, EntryKey, InetAddress};
+use super::table;
+use super::view::ListEntry;
 use crate::fs::Ready;
-use crate::fs::pipe::Boundary;
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// The types of AF_UNIX sockets, with their SOCK_* values.
+/// The types of sockets, with their SOCK_* values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum SocketKind {
@@ -45,61 +50,84 @@ const MOST_WAITING: usize = 4096;
 
 /// The other end of a connection.
 #[derive(Clone)]
-struct Peer {
+pub(super) struct Peer {
     /// What we send into.
-    channel: Arc<Channel>,
-    address: Option<Address>,
+    pub(super) channel: Arc<Channel>,
+    pub(super) address: Option<Address>,
     credentials: Credentials,
 }
 
 /// Connections that wait to be accepted.
 struct Listener {
-    waiting: VecDeque<Arc<UnixSocket>>,
+    waiting: VecDeque<Arc<Socket>>,
     most: usize,
 }
 
 #[derive(Default)]
-struct SocketState {
-    address: Option<Address>,
-    peer: Option<Peer>,
+pub(super) struct SocketState {
+    pub(super) address: Option<Address>,
+    pub(super) peer: Option<Peer>,
     listener: Option<Listener>,
+    /// Its entry in the map of ports.
+    pub(super) port: Option<EntryKey>,
+    /// What a UDP socket is connected to.
+    pub(super) remote: Option<InetAddress>,
     /// The credentials that a connecting peer will see: the listener's at listen(2).
     listen_credentials: Credentials,
 }
 
+impl SocketState {
+    pub(super) const fn is_listening(&self) -> bool {
+        self.listener.is_some()
+    }
+}
+
 /// A socket.
-pub struct UnixSocket {
+pub struct Socket {
+    family: Family,
     kind: SocketKind,
     /// What we receive from.
     channel: Arc<Channel>,
-    state: SpinLock<SocketState>,
+    pub(super) state: SpinLock<SocketState>,
     pub(super) options: SpinLock<Options>,
     /// SHUT_WR.
     send_ended: AtomicBool,
     /// Woken when a connection waits or was accepted.
     connections: Arc<WaitQueue>,
+    /// What lists of sockets show of it.
+    pub(super) listed: ListEntry,
+    /// What it has as one of AF_NETLINK.
+    pub(super) netlink: Option<Box<Netlink>>,
 }
 
-impl UnixSocket {
+impl Socket {
     /// An unbound, unconnected socket.
-    pub fn new(kind: SocketKind) -> Arc<Self> {
-        reserve::arc(Self::around(kind, Channel::new()))
+    pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
+        Self::make(family, kind, None)
     }
 
-    fn around(kind: SocketKind, channel: Arc<Channel>) -> Self {
-        Self {
+    /// One of AF_NETLINK.
+    pub fn new_netlink(netlink: Box<Netlink>) -> Arc<Self> {
+        Self::make(Family::Netlink, SocketKind::Datagram, Some(netlink))
+    }
+
+    fn make(family: Family, kind: SocketKind, netlink: Option<Box<Netlink>>) -> Arc<Self> {
+        reserve::arc(Self {
+            family,
             kind,
-            channel,
+            channel: Channel::new(),
             state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
             send_ended: AtomicBool::new(false),
             connections: reserve::arc(WaitQueue::new()),
-        }
+            listed: ListEntry::new(),
+            netlink,
+        })
     }
 
-    /// Two sockets, connected to each other.
+    /// Two sockets of AF_UNIX, connected to each other.
     pub fn pair(kind: SocketKind) -> (Arc<Self>, Arc<Self>) {
-        let (one, other) = (Self::new(kind), Self::new(kind));
+        let (one, other) = (Self::new(Family::Unix, kind), Self::new(Family::Unix, kind));
         let credentials = Credentials::current();
         let peer = |of: &Self| Some(Peer { channel: of.channel.clone(), address: None, credentials });
         one.state.lock().peer = peer(&other);
@@ -107,14 +135,18 @@ impl UnixSocket {
         (one, other)
     }
 
+    /// What its addresses are.
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
     /// Its type.
     pub const fn kind(&self) -> SocketKind {
         self.kind
     }
 
-    /// What keeps messages apart.
-    pub fn boundary(&self) -> Boundary {
-        if self.kind == SocketKind::Stream { Boundary::Stream } else { Boundary::Packet }
+    fn is_unix_stream(&self) -> bool {
+        self.family == Family::Unix && self.kind == SocketKind::Stream
     }
 
     /// Where messages come from.
@@ -133,6 +165,9 @@ impl UnixSocket {
 
     /// What it is bound to.
     pub fn address(&self) -> Option<Address> {
+        if let Some(netlink) = &self.netlink {
+            return Some(Address::Netlink(netlink.own()));
+        }
         self.state.lock().address.clone()
     }
 
@@ -141,7 +176,14 @@ impl UnixSocket {
     /// # Errors
     /// `ENOTCONN`.
     pub fn peer_address(&self) -> Result<Option<Address>> {
-        self.state.lock().peer.as_ref().map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
+        if let Some(netlink) = &self.netlink {
+            return Ok(Some(Address::Netlink(netlink.destination())));
+        }
+        let state = self.state.lock();
+        if let Some(remote) = state.remote {
+            return Ok(Some(Address::Inet(remote)));
+        }
+        state.peer.as_ref().map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
     }
 
     /// Who connected, or accepted.
@@ -151,7 +193,18 @@ impl UnixSocket {
 
     /// Whether listen(2) was called.
     pub fn is_listening(&self) -> bool {
-        self.state.lock().listener.is_some()
+        self.state.lock().is_listening()
+    }
+
+    /// Connections that wait to be accepted, and how many may; `None` where it does not listen.
+    pub fn backlog(&self) -> Option<(usize, usize)> {
+        let state = self.state.lock();
+        state.listener.as_ref().map(|listener| (listener.waiting.len(), listener.most - 1))
+    }
+
+    /// Whether SHUT_WR has been asked for.
+    pub(super) fn has_ended(&self) -> bool {
+        self.send_ended.load(Ordering::SeqCst)
     }
 
     /// bind(2).
@@ -159,10 +212,15 @@ impl UnixSocket {
     /// # Errors
     /// `EINVAL` where it is bound already; `EADDRINUSE`.
     pub fn bind(self: &Receiver<Self>, address: Option<Address>) -> Result<()> {
+        if let Some(netlink) = &self.netlink {
+            return netlink.bind(address.as_ref().and_then(Address::netlink).ok_or(Errno::EINVAL)?);
+        }
         if self.state.lock().address.is_some() {
             return Err(Errno::EINVAL);
         }
         let address = match address {
+            Some(Address::Inet(address)) => return self.bind_port(address),
+            None if self.family != Family::Unix => return Err(Errno::EAFNOSUPPORT),
             Some(address) => {
                 address.bind(self)?;
                 address
@@ -177,9 +235,12 @@ impl UnixSocket {
     ///
     /// # Errors
     /// `EOPNOTSUPP` for datagrams, `EINVAL` where it is not bound or is connected.
-    pub fn listen(&self, backlog: usize) -> Result<()> {
+    pub fn listen(self: &Receiver<Self>, backlog: usize) -> Result<()> {
         if self.kind == SocketKind::Datagram {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if self.family != Family::Unix {
+            self.listen_on_port()?;
         }
         let mut state = self.state.lock();
         if state.address.is_none() || state.peer.is_some() {
@@ -199,8 +260,14 @@ impl UnixSocket {
     /// connect(2).
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`.
+    /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`; `ENETUNREACH`.
     pub fn connect(self: &Receiver<Self>, address: &Address, patience: Patience) -> Result<()> {
+        if let Some(to) = address.inet() {
+            return self.connect_to_port(to, patience);
+        }
+        if let Some(netlink) = &self.netlink {
+            return netlink.connect(address.netlink());
+        }
         let target = address.find()?;
         if target.kind != self.kind {
             return Err(Errno::EPROTOTYPE);
@@ -211,7 +278,13 @@ impl UnixSocket {
             self.state.lock().peer = Some(peer);
             return Ok(());
         }
-        let served = reserve::arc(Self::around(self.kind, Channel::new()));
+        self.join(&target, &target.address(), patience)
+    }
+
+    /// Connect to `target`, which listens and is reached `at` this address.
+    pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
+        let served = Self::new(target.family, target.kind);
+        table::enter(&served)?;
         loop {
             target.wait_for_place(patience)?;
             let own_address = {
@@ -225,7 +298,7 @@ impl UnixSocket {
                 state.address.clone()
             };
             *served.state.lock() = SocketState {
-                address: target.address(),
+                address: at.clone(),
                 peer: Some(Peer {
                     channel: self.channel.clone(),
                     address: own_address,
@@ -237,23 +310,33 @@ impl UnixSocket {
                 let mut state = target.state.lock();
                 let credentials = state.listen_credentials;
                 let listener = state.listener.as_mut().ok_or(Errno::ECONNREFUSED)?;
-                if listener.waiting.len() >= listener.most {
+                if listener.waiting.len() >= target.most_waiting(listener, patience) {
                     continue;
                 }
                 listener.waiting.try_push_back(served.clone())?;
                 credentials
             };
-            let peer = Peer { channel: served.channel.clone(), address: target.address(), credentials };
+            let peer = Peer { channel: served.channel.clone(), address: at.clone(), credentials };
             self.state.lock().peer = Some(peer);
             target.connections.wake_all();
             return Ok(());
         }
     }
 
+    /// Connections that may wait where one more comes that is so patient: TCP's are made later than
+    /// connect(2) returns where that does not wait, so those fail only where the queue is as long
+    /// as any may be.
+    fn most_waiting(&self, listener: &Listener, patience: Patience) -> usize {
+        match patience {
+            Patience::Never if self.family != Family::Unix => MOST_WAITING,
+            _ => listener.most,
+        }
+    }
+
     fn wait_for_place(&self, patience: Patience) -> Result<()> {
         let look = || match &self.state.lock().listener {
             None => Some(Err(Errno::ECONNREFUSED)),
-            Some(listener) if listener.waiting.len() < listener.most => Some(Ok(())),
+            Some(listener) if listener.waiting.len() < self.most_waiting(listener, patience) => Some(Ok(())),
             Some(_) => None,
         };
         self.wait_for_connections(patience, look)
@@ -287,6 +370,7 @@ impl UnixSocket {
         };
         let accepted = self.wait_for_connections(patience, look)?;
         self.connections.wake_all();
+        accepted.channel.name_senders(self.channel.names_senders());
         Ok(accepted)
     }
 
@@ -295,6 +379,9 @@ impl UnixSocket {
     /// # Errors
     /// `ENOTCONN`.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        if self.netlink.is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let peer = self.state.lock().peer.clone();
         if peer.is_none() && self.kind != SocketKind::Datagram {
             return Err(Errno::ENOTCONN);
@@ -314,38 +401,38 @@ impl UnixSocket {
     /// Send to `to`, or to the peer.
     ///
     /// # Errors
-    /// `EPIPE`, `ENOTCONN`, `EDESTADDRREQ`, `EISCONN`, `ECONNREFUSED`, `EMSGSIZE`, `EAGAIN`, `ERESTARTSYS`, …
+    /// `EPIPE`, `ENOTCONN`, `EDESTADDRREQ`, `EISCONN`, `ECONNREFUSED`, `EMSGSIZE`, `EAGAIN`,
+    /// `ERESTARTSYS`, …
     pub fn send(
-        &self,
+        self: &Receiver<Self>,
         source: &mut dyn Source,
-        ancillary: Ancillary,
+        mut ancillary: Ancillary,
         to: Option<&Address>,
         patience: Patience,
     ) -> Result<usize> {
+        if let Some(netlink) = &self.netlink {
+            return self.send_netlink(netlink, source, to);
+        }
+        // A stream of AF_UNIX says `EPIPE` first, as Linux does; its error is for who receives.
+        if !self.is_unix_stream()
+            && let Some(error) = self.channel.take_error()
+        {
+            return Err(error);
+        }
         if self.send_ended.load(Ordering::SeqCst) {
             return Err(Errno::EPIPE);
         }
-        let (peer, own) = {
-            let state = self.state.lock();
-            (state.peer.clone(), state.address.clone())
-        };
-        let channel = match (self.kind, to, peer) {
-            (SocketKind::Datagram, Some(to), _) => {
-                let target = to.find()?;
-                if target.kind != SocketKind::Datagram {
-                    return Err(Errno::EPROTOTYPE);
-                }
-                target.channel.clone()
+        if self.family != Family::Unix {
+            // Files travel between AF_UNIX sockets only; nobody is told, as on Linux.
+            drop(core::mem::take(&mut ancillary.files));
+            if self.kind == SocketKind::Datagram {
+                return self.send_datagram(source, ancillary, to.and_then(Address::inet));
             }
-            (SocketKind::Datagram, None, None) => return Err(Errno::EDESTADDRREQ),
-            (_, Some(_), Some(_)) => return Err(Errno::EISCONN),
-            (_, Some(_), None) => return Err(Errno::EOPNOTSUPP),
-            (_, None, None) => return Err(Errno::ENOTCONN),
-            (_, None, Some(peer)) => peer.channel,
-        };
+        }
+        let channel = self.destination(to)?;
         match self.kind {
             SocketKind::Stream => channel.send_stream(source, ancillary, patience),
-            SocketKind::Datagram => channel.send_message(source, ancillary, own, patience),
+            SocketKind::Datagram => channel.send_message(source, ancillary, self.address(), patience),
             SocketKind::Packets => {
                 let sent = channel.send_message(source, ancillary, None, patience);
                 sent.map_err(|error| if error == Errno::ECONNREFUSED { Errno::EPIPE } else { error })
@@ -353,17 +440,42 @@ impl UnixSocket {
         }
     }
 
-    /// Receive.
+    /// What a send goes into.
+    fn destination(&self, to: Option<&Address>) -> Result<Arc<Channel>> {
+        let peer = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
+        match (self.kind, to, peer) {
+            (_, None, Some(channel)) => Ok(channel),
+            // TCP has no use for the address.
+            (_, _, peer) if self.family != Family::Unix => peer.ok_or(Errno::EPIPE),
+            (SocketKind::Datagram, Some(to), _) => {
+                let target = to.find()?;
+                if target.kind != SocketKind::Datagram {
+                    return Err(Errno::EPROTOTYPE);
+                }
+                Ok(target.channel.clone())
+            }
+            (SocketKind::Datagram, None, None) => Err(Errno::EDESTADDRREQ),
+            (_, Some(_), Some(_)) => Err(Errno::EISCONN),
+            (_, Some(_), None) => Err(Errno::EOPNOTSUPP),
+            (_, None, None) => Err(Errno::ENOTCONN),
+        }
+    }
+
+    /// Receive, and say what came in `received`, where nothing is yet.
     ///
     /// # Errors
     /// `ENOTCONN`, `EINVAL` for a listening socket, `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
-    pub fn receive(&self, sink: &mut dyn Sink, taking: Taking, patience: Patience) -> Result<Received> {
+    pub fn receive(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) -> Result<()> {
         if self.kind != SocketKind::Datagram && self.state.lock().peer.is_none() {
-            return Err(if self.kind == SocketKind::Stream { Errno::EINVAL } else { Errno::ENOTCONN });
+            return Err(if self.is_unix_stream() { Errno::EINVAL } else { Errno::ENOTCONN });
         }
         match self.kind {
-            SocketKind::Stream => self.channel.receive_stream(sink, taking, patience),
-            _ => self.channel.receive_message(sink, taking, patience),
+            SocketKind::Stream => self.channel.receive_stream(sink, manner, received),
+            _ => {
+                let result = self.channel.receive_message(sink, manner, received);
+                self.netlink.iter().for_each(|netlink| self.go_on(netlink));
+                result
+            }
         }
     }
 
@@ -387,13 +499,16 @@ impl UnixSocket {
             return ready;
         }
         let ended = !self.channel.has_sender() || !self.channel.has_receiver();
+        ready.set(Ready::ERR, self.channel.has_error());
         ready.set(Ready::IN, self.channel.has_message() || ended);
         ready.set(Ready::RDHUP, ended);
         let send_ended = self.send_ended.load(Ordering::SeqCst);
         match &peer {
             Some(peer) => {
                 ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
-                ready.set(Ready::HUP, ended && (send_ended || !peer.has_receiver()));
+                // TCP hears of one direction's end at a time, AF_UNIX of both.
+                let is_over = send_ended || (self.family == Family::Unix && !peer.has_receiver());
+                ready.set(Ready::HUP, ended && is_over);
             }
             None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
             None => ready |= Ready::OUT | Ready::HUP,
@@ -402,18 +517,28 @@ impl UnixSocket {
     }
 }
 
-impl Drop for UnixSocket {
+impl Drop for Socket {
     fn drop(&mut self) {
+        table::leave(self);
         let state = core::mem::take(self.state.get_mut());
         if let Some(peer) = state.peer.filter(|_| self.kind != SocketKind::Datagram) {
+            if self.channel.has_message() {
+                // Bytes were sent that nobody read: their sender hears of it.
+                peer.channel.fail(Errno::ECONNRESET);
+            }
             peer.channel.close_sender();
         }
         self.channel.close_receiver();
         if let Some(address) = state.address {
             address.release();
         }
+        state.port.iter().for_each(ports::release);
         // Connections that nobody accepted end here, and their peers notice.
-        drop(state.listener);
+        for socket in state.listener.into_iter().flat_map(|listener| listener.waiting) {
+            if let Some(peer) = &socket.state.lock().peer {
+                peer.channel.fail(Errno::ECONNRESET);
+            }
+        }
     }
 }
 
@@ -423,13 +548,14 @@ mod tests {
     use crate::fs::bytes::{SliceSink, SliceSource};
     use std::vec::Vec;
 
-    fn send(socket: &UnixSocket, bytes: &[u8]) -> Result<usize> {
+    fn send(socket: &Arc<Socket>, bytes: &[u8]) -> Result<usize> {
         socket.send(&mut SliceSource::new(bytes), Ancillary::default(), None, Patience::Never)
     }
 
-    fn receive(socket: &UnixSocket) -> Result<Vec<u8>> {
+    fn receive(socket: &Socket) -> Result<Vec<u8>> {
         let mut buffer = [0; 64];
-        let received = socket.receive(&mut SliceSink::new(&mut buffer), Taking::Take, Patience::Never)?;
+        let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
+        socket.receive(sink, Manner::take(Patience::Never), &mut received)?;
         Ok(buffer[..received.count].to_vec())
     }
 
@@ -439,7 +565,7 @@ mod tests {
 
     #[test]
     fn a_pair_talks_both_ways_and_hears_the_other_go() {
-        let (one, other) = UnixSocket::pair(SocketKind::Stream);
+        let (one, other) = Socket::pair(SocketKind::Stream);
         send(&one, b"ping").unwrap();
         send(&other, b"pong").unwrap();
         assert_eq!(one.poll(None), Ready::IN | Ready::OUT);
@@ -453,7 +579,7 @@ mod tests {
 
     #[test]
     fn half_a_connection_can_be_shut_down() {
-        let (one, other) = UnixSocket::pair(SocketKind::Stream);
+        let (one, other) = Socket::pair(SocketKind::Stream);
         one.shutdown(Shutdown::Send).unwrap();
         assert_eq!(receive(&other).unwrap(), b"");
         assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
@@ -463,10 +589,10 @@ mod tests {
 
     #[test]
     fn a_listener_hands_out_connections_in_their_order() {
-        let listener = UnixSocket::new(SocketKind::Stream);
+        let listener = Socket::new(Family::Unix, SocketKind::Stream);
         assert_eq!(listener.listen(1), Err(Errno::EINVAL));
         listener.bind(Some(name(b"in order"))).unwrap();
-        let clients: Vec<_> = (0..3).map(|_| UnixSocket::new(SocketKind::Stream)).collect();
+        let clients: Vec<_> = (0..3).map(|_| Socket::new(Family::Unix, SocketKind::Stream)).collect();
         let refused = clients[0].connect(&name(b"in order"), Patience::Never);
         assert_eq!(refused, Err(Errno::ECONNREFUSED));
         listener.listen(1).unwrap();
@@ -485,29 +611,33 @@ mod tests {
 
     #[test]
     fn a_listener_that_goes_takes_its_waiting_connections_along() {
-        let listener = UnixSocket::new(SocketKind::Packets);
+        let listener = Socket::new(Family::Unix, SocketKind::Packets);
         listener.bind(Some(name(b"short-lived"))).unwrap();
         listener.listen(5).unwrap();
-        let client = UnixSocket::new(SocketKind::Packets);
+        let client = Socket::new(Family::Unix, SocketKind::Packets);
         client.connect(&name(b"short-lived"), Patience::Never).unwrap();
         drop(listener);
+        assert_eq!(receive(&client), Err(Errno::ECONNRESET));
         assert_eq!(receive(&client).unwrap(), b"");
         assert_eq!(send(&client, b"x"), Err(Errno::EPIPE));
-        let again = UnixSocket::new(SocketKind::Packets);
+        let again = Socket::new(Family::Unix, SocketKind::Packets);
         again.bind(Some(name(b"short-lived"))).unwrap();
     }
 
     #[test]
     fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
-        let (server, client) = (UnixSocket::new(SocketKind::Datagram), UnixSocket::new(SocketKind::Datagram));
+        let (server, client) = (
+            Socket::new(Family::Unix, SocketKind::Datagram),
+            Socket::new(Family::Unix, SocketKind::Datagram),
+        );
         server.bind(Some(name(b"server"))).unwrap();
         client.bind(None).unwrap();
         let to = name(b"server");
         let source = &mut SliceSource::new(b"hello");
         client.send(source, Ancillary::default(), Some(&to), Patience::Never).unwrap();
         let mut buffer = [0; 16];
-        let received =
-            server.receive(&mut SliceSink::new(&mut buffer), Taking::Take, Patience::Never).unwrap();
+        let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
+        server.receive(sink, Manner::take(Patience::Never), &mut received).unwrap();
         assert_eq!(received.from, client.address());
         assert_eq!(send(&client, b"x"), Err(Errno::EDESTADDRREQ));
         client.connect(&to, Patience::Never).unwrap();

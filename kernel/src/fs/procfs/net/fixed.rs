@@ -1,0 +1,145 @@
+//! The files that do not grow with the number of sockets. Nothing is counted of packets, of which
+//! there are none: their numbers are 0.
+
+use core::mem::size_of;
+
+use super::NetFile;
+use crate::Result;
+use crate::fs::generated::{ShortLine, Text};
+use crate::sched;
+use crate::socket::endpoint::Socket;
+use crate::socket::table::{self, SocketClass};
+use crate::socket::view::TcpState;
+
+const DEV: &[u8] = b"\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0
+";
+
+/// A device and no route through it: those to its own addresses are in no list of /proc.
+const ROUTE: &[u8] = b"Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\
+                                                       \n";
+const ARP: &[u8] = b"IP address       HW type     Flags       HW address            Mask     Device\n";
+const IF_INET6: &[u8] = b"00000000000000000000000000000001 01 80 10 80       lo\n";
+/// What refuses other addresses, before and after the route to the device's own.
+const IPV6_ROUTE: &[u8] = b"\
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 \
+ffffffff 00000001 00000000 00200200       lo
+00000000000000000000000000000001 80 00000000000000000000000000000000 00 00000000000000000000000000000000 \
+00000000 00000002 00000000 80200001       lo
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 \
+ffffffff 00000001 00000000 00200200       lo
+";
+const PACKET: &[u8] = b"sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n";
+const RAW: &[u8] =
+    b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout \
+inode ref pointer drops\n";
+const RAW6: &[u8] = b"  sl  local_address                         remote_address                        st \
+tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n";
+
+const SNMP_BEFORE_TCP: &[u8] = b"\
+Ip: Forwarding DefaultTTL InReceives InHdrErrors InAddrErrors ForwDatagrams InUnknownProtos InDiscards InDelivers \
+OutRequests OutDiscards OutNoRoutes ReasmTimeout ReasmReqds ReasmOKs ReasmFails FragOKs FragFails FragCreates
+Ip: 2 64 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+Icmp: InMsgs InErrors InCsumErrors InDestUnreachs InTimeExcds InParmProbs InSrcQuenchs InRedirects InEchos InEchoReps \
+InTimestamps InTimestampReps InAddrMasks InAddrMaskReps OutMsgs OutErrors OutRateLimitGlobal OutRateLimitHost \
+OutDestUnreachs OutTimeExcds OutParmProbs OutSrcQuenchs OutRedirects OutEchos OutEchoReps OutTimestamps \
+OutTimestampReps OutAddrMasks OutAddrMaskReps
+Icmp: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs \
+RetransSegs InErrs OutRsts InCsumErrors
+";
+const SNMP_AFTER_TCP: &[u8] = b"\
+Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors IgnoredMulti MemErrors
+Udp: 0 0 0 0 0 0 0 0 0
+UdpLite: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors IgnoredMulti MemErrors
+UdpLite: 0 0 0 0 0 0 0 0 0
+";
+
+const PROTOCOLS: &[u8] = b"protocol  size sockets  memory press maxhdr  slab module     \
+cl co di ac io in de sh ss gs se re sp bi br ha uh gp em\n";
+/// Names, what they list, whether memory can be short of them, the longest header, and the calls
+/// that they have, by the letters of the title.
+const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
+    ("UDPv6", SocketClass::Udp6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  n  n  y  y  y  n"),
+    ("TCPv6", SocketClass::Tcp6, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
+    ("UNIX", SocketClass::Unix, "NI", 0, "y  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
+    ("UDP", SocketClass::Udp, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  y  n  n  y  y  y  n"),
+    ("TCP", SocketClass::Tcp, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
+    ("NETLINK", SocketClass::Netlink, "NI", 0, "n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
+];
+
+/// Writes `file`.
+pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
+    match file {
+        NetFile::Arp => out.push(ARP),
+        NetFile::Dev => out.push(DEV),
+        NetFile::IfInet6 => out.push(IF_INET6),
+        NetFile::Ipv6Route => out.push(IPV6_ROUTE),
+        NetFile::Packet => out.push(PACKET),
+        NetFile::Protocols => protocols(out),
+        NetFile::Raw => out.push(RAW),
+        NetFile::Raw6 => out.push(RAW6),
+        NetFile::Route => out.push(ROUTE),
+        NetFile::Snmp => snmp(out)?,
+        NetFile::Sockstat => sockstat(out)?,
+        NetFile::Sockstat6 => sockstat6(out)?,
+        // These come in parts.
+        NetFile::Sockets(_) => {}
+    }
+    Ok(())
+}
+
+/// The sockets of `class` with an address that a packet could find them by, and those of them that
+/// are connected and not reset.
+fn in_use(class: SocketClass) -> Result<(usize, usize)> {
+    let (mut from, mut found, mut connected) = (0, 0, 0);
+    while let Some((place, socket)) = table::next(class, from) {
+        sched::checkpoint()?;
+        from = place + 1;
+        let state = socket.inet_view().map(|view| view.state);
+        found += usize::from(state.is_some());
+        connected += usize::from(matches!(state, Some(TcpState::Established | TcpState::CloseWait)));
+    }
+    Ok((found, connected))
+}
+
+fn snmp(out: &mut Text) -> Result<()> {
+    let connected = in_use(SocketClass::Tcp)?.1 + in_use(SocketClass::Tcp6)?.1;
+    out.push(SNMP_BEFORE_TCP);
+    writeln!(out, "Tcp: 1 200 120000 -1 0 0 0 0 {connected} 0 0 0 0 0 0");
+    out.push(SNMP_AFTER_TCP);
+    Ok(())
+}
+
+fn sockstat(out: &mut Text) -> Result<()> {
+    let all: usize = SocketClass::ALL.into_iter().map(table::count).sum();
+    let tcp = table::count(SocketClass::Tcp) + table::count(SocketClass::Tcp6);
+    let (tcp_in_use, udp_in_use) = (in_use(SocketClass::Tcp)?.0, in_use(SocketClass::Udp)?.0);
+    writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem 0");
+    writeln!(out, "UDP: inuse {udp_in_use} mem 0\nUDPLITE: inuse 0\nRAW: inuse 0\nFRAG: inuse 0 memory 0");
+    Ok(())
+}
+
+fn sockstat6(out: &mut Text) -> Result<()> {
+    let (tcp_in_use, udp_in_use) = (in_use(SocketClass::Tcp6)?.0, in_use(SocketClass::Udp6)?.0);
+    writeln!(out, "TCP6: inuse {tcp_in_use}\nUDP6: inuse {udp_in_use}\nUDPLITE6: inuse 0");
+    out.push(b"RAW6: inuse 0\nFRAG6: inuse 0 memory 0\n");
+    Ok(())
+}
+
+fn protocols(out: &mut Text) {
+    out.push(PROTOCOLS);
+    for (name, class, pressure, header, calls) in PROTOCOL_ROWS {
+        let mut line = ShortLine::of(name.as_bytes());
+        line.pad(10);
+        line.decimal(size_of::<Socket>() as u64, 4);
+        line.push(b" ");
+        line.decimal(table::count(class) as u64, 6);
+        line.push(if pressure == "no" { b"       0   no  " } else { b"      -1   NI  " });
+        line.decimal(header as u64, 6);
+        out.push(line.bytes());
+        writeln!(out, "   yes  kernel      {calls}");
+    }
+}

@@ -1,0 +1,70 @@
+//! /proc/PID/net: what programs read of the network, in Linux' words. All processes see the same.
+//!
+//! | module | files |
+//! |---|---|
+//! | [`rows`] | netlink, tcp, tcp6, udp, udp6, unix: a line for each socket, written in parts |
+//! | [`fixed`] | the others, whose length no program chooses |
+//!
+//! Pointers of the kernel are 0, as Linux shows them to those who may not know them.
+
+mod fixed;
+mod rows;
+
+use freehold_collections::{Box, reserve};
+
+use crate::Result;
+use crate::fs::generated::{Generate, Parts, Text};
+use crate::socket::table::SocketClass;
+
+/// A file of the directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::fs::procfs) enum NetFile {
+    Arp,
+    Dev,
+    IfInet6,
+    Ipv6Route,
+    Packet,
+    Protocols,
+    Raw,
+    Raw6,
+    Route,
+    Snmp,
+    Sockstat,
+    Sockstat6,
+    Sockets(SocketClass),
+}
+
+/// The entries of the directory.
+pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 18] = [
+    ("arp", NetFile::Arp),
+    ("dev", NetFile::Dev),
+    ("if_inet6", NetFile::IfInet6),
+    ("ipv6_route", NetFile::Ipv6Route),
+    ("netlink", NetFile::Sockets(SocketClass::Netlink)),
+    ("packet", NetFile::Packet),
+    ("protocols", NetFile::Protocols),
+    ("raw", NetFile::Raw),
+    ("raw6", NetFile::Raw6),
+    ("route", NetFile::Route),
+    ("snmp", NetFile::Snmp),
+    ("sockstat", NetFile::Sockstat),
+    ("sockstat6", NetFile::Sockstat6),
+    ("tcp", NetFile::Sockets(SocketClass::Tcp)),
+    ("tcp6", NetFile::Sockets(SocketClass::Tcp6)),
+    ("udp", NetFile::Sockets(SocketClass::Udp)),
+    ("udp6", NetFile::Sockets(SocketClass::Udp6)),
+    ("unix", NetFile::Sockets(SocketClass::Unix)),
+];
+
+impl Generate for NetFile {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        fixed::show(*self, out)
+    }
+
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        match *self {
+            Self::Sockets(class) => Some(reserve::boxed(rows::SocketRows::new(class))),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Pages for bytes on their way from one program to another: what pipes and sockets hold.
+//!
+//! Such a page is needed for a moment, again and again, so each CPU keeps the one that it let go of
+//! last for the next who asks. The frame is a user-side one: its bytes are reached through a window
+//! only, and nobody reads what nobody wrote.
+//!
+//! **Protocol.** A slot holds a frame's number, or [`NONE`]. Whoever takes the number out, by an
+//! atomic swap, has the frame alone; whoever puts one in does so where [`NONE`] was, by a
+//! compare-exchange, and has the frame no more. A CPU number that is out of date does no harm: the
+//! slot is another CPU's then, and the same holds. [`drain`] empties all slots, before memory is
+//! taken out and at the end.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{Frame, PageCache};
+use freehold_machine::{MAX_CPUS, Pfn};
+
+use super::{Frames, frames};
+use crate::{Result, hw};
+
+/// No frame has this number: physical addresses have 52 bits.
+const NONE: u64 = u64::MAX;
+
+/// A slot for a CPU, on a cache line of its own.
+#[repr(align(64))]
+struct TransitSlot(AtomicU64);
+
+static SLOTS: [TransitSlot; MAX_CPUS] = [const { TransitSlot(AtomicU64::new(NONE)) }; MAX_CPUS];
+
+impl TransitSlot {
+    /// The frame in it, which is the caller's from now on.
+    fn take(&self) -> Option<Pfn> {
+        match self.0.swap(NONE, Ordering::Acquire) {
+            NONE => None,
+            frame => Some(Pfn(frame)),
+        }
+    }
+    /// Leaves `frame` in it; whether there was room.
+    fn put(&self, frame: Pfn) -> bool {
+        self.0.compare_exchange(NONE, frame.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// This CPU's.
+#[inline]
+fn slot() -> &'static TransitSlot {
+    &SLOTS[usize::from(hw::current_cpu().0)]
+}
+
+/// A page of undefined content.
+#[derive(Debug)]
+pub struct TransitPage(Pfn);
+
+impl TransitPage {
+    /// One from this CPU's slot, else from the page allocator.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[inline]
+    pub fn allocate() -> Result<Self> {
+        match slot().take() {
+            Some(frame) => Ok(Self(frame)),
+            None => Ok(Self(Frame::<PageCache, Frames>::allocate(frames())?.into_raw())),
+        }
+    }
+    /// Its frame.
+    #[inline]
+    pub const fn pfn(&self) -> Pfn {
+        self.0
+    }
+}
+
+impl Drop for TransitPage {
+    #[inline]
+    fn drop(&mut self) {
+        if !slot().put(self.0) {
+            release(self.0);
+        }
+    }
+}
+
+/// Gives a frame back that nobody has any more.
+fn release(frame: Pfn) {
+    drop(Frame::<PageCache, Frames>::from_raw(frames(), frame).expect("a page in transit has its frame"));
+}
+
+/// Gives back what the CPUs keep.
+pub fn drain() {
+    SLOTS.iter().filter_map(TransitSlot::take).for_each(release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_keeps_one_page_and_gives_it_once() {
+        let slot = TransitSlot(AtomicU64::new(NONE));
+        let [one, other] = [3, 4].map(Pfn);
+        assert!(slot.put(one) && !slot.put(other));
+        assert_eq!((slot.take(), slot.take()), (Some(one), None));
+    }
+
+    /// The protocol of the module's head, step by step: each frame has one holder at a time, in
+    /// whatever order CPUs take and put.
+    mod interleavings {
+        use shuttle::sync::Arc;
+        use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        use shuttle::thread;
+
+        const NONE: u64 = u64::MAX;
+
+        #[derive(Clone, Copy, PartialEq)]
+        enum Taking {
+            Swap,
+            LoadThenStore,
+        }
+
+        #[derive(Clone, Copy, PartialEq)]
+        enum Putting {
+            CompareExchange,
+            LoadThenStore,
+        }
+
+        struct World {
+            slot: AtomicU64,
+            held: [AtomicBool; 3],
+            taking: Taking,
+            putting: Putting,
+        }
+
+        impl World {
+            fn take(&self) -> Option<u64> {
+                let frame = match self.taking {
+                    Taking::Swap => self.slot.swap(NONE, Ordering::SeqCst),
+                    Taking::LoadThenStore => {
+                        let frame = self.slot.load(Ordering::SeqCst);
+                        self.slot.store(NONE, Ordering::SeqCst);
+                        frame
+                    }
+                };
+                (frame != NONE).then_some(frame).inspect(|&frame| {
+                    assert!(
+                        !self.held[frame as usize].swap(true, Ordering::SeqCst),
+                        "a frame has two holders"
+                    );
+                })
+            }
+
+            fn put(&self, frame: u64) {
+                self.held[frame as usize].store(false, Ordering::SeqCst);
+                let kept = match self.putting {
+                    Putting::CompareExchange => {
+                        self.slot.compare_exchange(NONE, frame, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+                    }
+                    Putting::LoadThenStore => {
+                        let is_free = self.slot.load(Ordering::SeqCst) == NONE;
+                        if is_free {
+                            self.slot.store(frame, Ordering::SeqCst);
+                        }
+                        is_free
+                    }
+                };
+                if !kept {
+                    // To the page allocator, which would hand it out: nobody does here.
+                    self.held[frame as usize].store(true, Ordering::SeqCst);
+                }
+            }
+        }
+
+        fn explore(taking: Taking, putting: Putting) {
+            shuttle::check_random(
+                move || {
+                    let world = Arc::new(World {
+                        slot: AtomicU64::new(0),
+                        held: [false, true, true].map(AtomicBool::new),
+                        taking,
+                        putting,
+                    });
+                    let cpus: std::vec::Vec<_> = (1..3)
+                        .map(|own| {
+                            let world = world.clone();
+                            thread::spawn(move || {
+                                let taken = world.take();
+                                world.put(own);
+                                taken.into_iter().for_each(|frame| world.put(frame));
+                                world.take().into_iter().for_each(|frame| world.put(frame));
+                            })
+                        })
+                        .collect();
+                    cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
+                    // What nobody holds is in the slot; a frame in neither is lost.
+                    let kept = world.slot.load(Ordering::SeqCst);
+                    let free = (0..3).filter(|&at| !world.held[at as usize].load(Ordering::SeqCst));
+                    assert!(free.eq((kept != NONE).then_some(kept)), "a frame is lost");
+                },
+                2000,
+            );
+        }
+
+        #[test]
+        fn a_frame_has_one_holder_and_is_never_lost() {
+            explore(Taking::Swap, Putting::CompareExchange);
+        }
+
+        #[test]
+        #[should_panic(expected = "a frame")]
+        fn a_take_in_two_steps_is_caught() {
+            explore(Taking::LoadThenStore, Putting::CompareExchange);
+        }
+
+        #[test]
+        #[should_panic(expected = "a frame")]
+        fn a_put_in_two_steps_is_caught() {
+            explore(Taking::Swap, Putting::LoadThenStore);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! TCP and UDP on this machine: ip(7), tcp(7), udp(7).
+//!
+//! The machine has no network device, so each address that can be reached is its own. A TCP
+//! connection is two channels, as one of AF_UNIX: what TCP adds on the way (segments,
+//! acknowledgements, retransmission) has nothing to do where no byte is lost. What programs see of
+//! TCP is kept: ports, listen queues, resets, the options, and their names. A UDP datagram is put
+//! into the channel of the socket that its address leads to, or dropped where there is no room.
+
+use freehold_collections::Receiver;
+
+use super::address::{Address, Family};
+use super::channel::{Ancillary, Patience};
+use super::endpoint::{Socket, SocketKind};
+use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
+use crate::task::Capability;
+use crate::user::Source;
+use crate::{Errno, Result, task};
+
+/// Bytes of the longest datagram: 65,535 with both headers.
+const MOST_DATAGRAM_BYTES: usize = 65_507;
+
+impl Socket {
+    /// What its ports belong to.
+    pub(super) const fn protocol(&self) -> Protocol {
+        match self.kind() {
+            SocketKind::Datagram => Protocol::Udp,
+            _ => Protocol::Tcp,
+        }
+    }
+
+    /// SO_PROTOCOL.
+    pub fn protocol_number(&self) -> i32 {
+        if let Some(netlink) = &self.netlink {
+            return netlink.protocol();
+        }
+        match self.family() {
+            Family::Inet | Family::Inet6 => self.protocol() as i32,
+            Family::Unix | Family::Netlink => 0,
+        }
+    }
+
+    /// bind(2) to a port.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` where the address is not this machine's, `EACCES`, `EADDRINUSE`, `EINVAL`
+    /// where it is bound already, `ENOMEM`.
+    pub(super) fn bind_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<()> {
+        if !self.reaches(wanted) {
+            return Err(Errno::EADDRNOTAVAIL);
+        }
+        let privileged = (1..FIRST_FREE).contains(&wanted.port);
+        if privileged && !task::current().process().credentials().may(Capability::NetBindService) {
+            return Err(Errno::EACCES);
+        }
+        self.take_port(wanted).map(|_| ())
+    }
+
+    /// Bind it, unless it is bound; its address.
+    fn take_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
+        let claim = Claim {
+            address: wanted,
+            user: task::try_with_current(|task| task.process().uid()).unwrap_or(0),
+            only_v6: self.is_only_v6(),
+            reuses_address: self.reuses_address(),
+            reuses_port: self.reuses_port(),
+        };
+        let (address, key) = ports::bind(self, self.protocol(), claim)?;
+        let mut state = self.state.lock();
+        if state.port.is_some() {
+            // Another thread was faster.
+            drop(state);
+            ports::release(&key);
+            return Err(Errno::EINVAL);
+        }
+        state.port = Some(key);
+        state.address = Some(Address::Inet(address));
+        Ok(address)
+    }
+
+    /// The address it is bound to, after a bind to a free port of `wanted` where it was to none.
+    fn own_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
+        let bound = self.state.lock().address.as_ref().and_then(Address::inet);
+        bound.map_or_else(|| self.take_port(wanted), Ok)
+    }
+
+    fn entry(&self) -> Result<EntryKey> {
+        self.state.lock().port.ok_or(Errno::EINVAL)
+    }
+
+    /// The part of listen(2) that is about the port.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EINVAL` where it is connected, `ENOMEM`, `ERESTARTSYS`.
+    pub(super) fn listen_on_port(self: &Receiver<Self>) -> Result<()> {
+        if self.state.lock().peer.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        self.own_port(self.any())?;
+        ports::listen(&self.entry()?)
+    }
+
+    /// Any address of its family.
+    pub(super) fn any(&self) -> InetAddress {
+        let ip = match self.family() {
+            Family::Inet6 => core::net::Ipv6Addr::UNSPECIFIED,
+            _ => core::net::Ipv4Addr::UNSPECIFIED.to_ipv6_mapped(),
+        };
+        InetAddress { ip, port: 0 }
+    }
+
+    /// Whether the address is this machine's, and of a version that the socket knows.
+    fn reaches(&self, address: InetAddress) -> bool {
+        let is_v6_alone = self.family() == Family::Inet6 && self.is_only_v6();
+        address.is_local() && !(address.is_v4() && is_v6_alone)
+    }
+
+    /// The address that a packet to `to` goes to.
+    fn route(&self, to: InetAddress) -> Result<InetAddress> {
+        if self.reaches(to) { Ok(to.concrete()) } else { Err(Errno::ENETUNREACH) }
+    }
+
+    /// connect(2) to a port.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` where the address is not this machine's, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
+    /// `ERESTARTSYS`, `ENOMEM`.
+    pub(super) fn connect_to_port(self: &Receiver<Self>, to: InetAddress, patience: Patience) -> Result<()> {
+        let to = self.route(to)?;
+        let source = InetAddress { ip: to.source(), port: 0 };
+        if self.kind() == SocketKind::Datagram {
+            let own = self.own_port(source)?;
+            let key = self.entry()?;
+            ports::set_remote(&key, Some(to));
+            let mut state = self.state.lock();
+            state.remote = Some(to);
+            state.address = Some(Address::Inet(Self::sent_from(own, to)));
+            return Ok(());
+        }
+        if self.is_listening() || self.state.lock().peer.is_some() {
+            return Err(Errno::EISCONN);
+        }
+        let target = ports::find(Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
+        let own = self.own_port(source)?;
+        self.state.lock().address = Some(Address::Inet(Self::sent_from(own, to)));
+        self.join(&target, &Some(Address::Inet(to)), patience)
+    }
+
+    /// connect(2) to AF_UNSPEC: a datagram socket hears from everybody again.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is no datagram socket of UDP.
+    pub fn disconnect(&self) -> Result<()> {
+        if let Some(netlink) = &self.netlink {
+            return netlink.connect(None);
+        }
+        if self.family() == Family::Unix || self.kind() != SocketKind::Datagram {
+            return Err(Errno::EINVAL);
+        }
+        let mut state = self.state.lock();
+        state.remote = None;
+        let key = state.port;
+        drop(state);
+        key.iter().for_each(|key| ports::set_remote(key, None));
+        Ok(())
+    }
+
+    /// The sender's address of a packet to `to`, for a socket that is bound to `own`.
+    fn sent_from(own: InetAddress, to: InetAddress) -> InetAddress {
+        if own.is_any() { InetAddress { ip: to.source(), port: own.port } } else { own }
+    }
+
+    /// Send a datagram to a port, or to the one that it is connected to.
+    ///
+    /// # Errors
+    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EFAULT`, `ENOMEM`, `ERESTARTSYS`.
+    pub(super) fn send_datagram(
+        self: &Receiver<Self>,
+        source: &mut dyn Source,
+        ancillary: Ancillary,
+        to: Option<InetAddress>,
+    ) -> Result<usize> {
+        let remote = self.state.lock().remote;
+        let to = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
+        let length = source.remaining();
+        if length > MOST_DATAGRAM_BYTES {
+            return Err(Errno::EMSGSIZE);
+        }
+        let from = Self::sent_from(self.own_port(self.any())?, to);
+        let Some(target) = ports::find(Protocol::Udp, to, Some(from)) else {
+            if remote.is_some() {
+                // ICMP says so, and the next call does.
+                self.channel().fail(Errno::ECONNREFUSED);
+            }
+            return Ok(length);
+        };
+        let name = Some(Address::Inet(from));
+        match target.channel().send_message(source, ancillary, name, Patience::Never) {
+            // No room, or no socket any more: it is lost on its way.
+            Err(Errno::EAGAIN | Errno::ECONNREFUSED) => Ok(length),
+            sent => sent,
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Sockets of AF_NETLINK: programs ask the kernel by messages, and it answers by messages
+//! (netlink(7)). It speaks NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
+//! protocols are `EPROTONOSUPPORT`.
+//!
+//! A request is answered before its send returns: what it says goes into the socket's own channel,
+//! which holds as much as that of any socket. What finds no room there is lost, and the next
+//! receive says `ENOBUFS`. Of a list of sockets one part is there at a time: the receive that
+//! empties the channel puts in the next one. Requests are read as hostile input ([`wire`]).
+//!
+//! Nothing is told that was not asked for: groups can be joined, but the one interface never
+//! changes.
+//!
+//! **Locks.** [`PORTS`] and a socket's own [`NetlinkState`] are spin locks; the first is taken with
+//! the second held. The lock of the list that is being told sleeps; those of the table of sockets
+//! and of channels are taken with it held.
+
+mod diag;
+mod route;
+mod wire;
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use freehold_collections::{Box, Map, Receiver, Vec, reserve};
+
+use self::diag::{SocketDump, Told};
+use self::wire::{HEADER_BYTES, Messages, NetlinkMessage, Replied, Writer, flag, kind};
+use super::address::Address;
+use super::channel::{Ancillary, BUFFER_BYTES, Patience};
+use super::endpoint::Socket;
+use super::interface;
+use crate::fs::bytes::SliceSource;
+use crate::sync::{Mutex, SpinLock};
+use crate::user::{self, Source};
+use crate::{Errno, Result, sched, task};
+
+/// Bytes of the longest send: what SO_SNDBUF shows, without what Linux keeps beside a message.
+const MOST_BYTES: usize = BUFFER_BYTES - 32;
+/// NETLINK_ROUTE, NETLINK_SOCK_DIAG.
+const ROUTE: i32 = 0;
+const SOCK_DIAG: i32 = 4;
+/// Options of SOL_NETLINK: NETLINK_CAP_ACK, NETLINK_GET_STRICT_CHK.
+const CAP_ACK: u32 = 10;
+const STRICT: u32 = 12;
+/// NETLINK_ADD_MEMBERSHIP, NETLINK_DROP_MEMBERSHIP, NETLINK_LIST_MEMBERSHIPS.
+const ADD_MEMBERSHIP: u32 = 1;
+const DROP_MEMBERSHIP: u32 = 2;
+const LIST_MEMBERSHIPS: u32 = 9;
+/// RTNLGRP_MAX.
+const GROUPS: u32 = 36;
+
+/// The level of options, SOL_NETLINK.
+pub(super) const LEVEL: u32 = 270;
+
+/// What a socket can be bound to: a port, and groups as bits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct NetlinkAddress {
+    /// The port; 0 is the kernel's.
+    pub port: u32,
+    /// Groups.
+    pub groups: u32,
+}
+
+/// Ports that sockets have, by protocol.
+static PORTS: SpinLock<Map<(i32, u32), ()>> = SpinLock::new(Map::new());
+
+/// The bit of ports that no process ID has.
+const PORTS_OF_NOBODY: u32 = 1 << 31;
+/// The port that is tried next, without that bit; it goes down.
+static NEXT: AtomicU32 = AtomicU32::new(u32::MAX - 4096);
+/// So many ports are tried at most: a program may have taken those that come next.
+const TRIES: u32 = 4096;
+
+#[derive(Default)]
+struct NetlinkState {
+    /// Its own; port 0 before it has one.
+    own: NetlinkAddress,
+    /// What connect(2) has set.
+    destination: NetlinkAddress,
+}
+
+/// What a socket of AF_NETLINK has beside what all have.
+pub struct Netlink {
+    protocol: i32,
+    /// SO_TYPE.
+    pub(super) shown_type: i32,
+    state: SpinLock<NetlinkState>,
+    /// The list that is being told.
+    dump: Mutex<Option<SocketDump>>,
+}
+
+/// What is known of a request's sender.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    port: u32,
+    user: u32,
+    may_change: bool,
+    /// NETLINK_GET_STRICT_CHK: each field of a request for all counts.
+    is_strict: bool,
+}
+
+/// What became of a request.
+enum Answered {
+    /// What was written is all; an ACK where it was wished for.
+    Nothing,
+    /// Several messages, whose end says how it ended, with these [`flag`]s.
+    Dump(Result<()>, u16),
+    /// A list of sockets, which begins now.
+    List,
+}
+
+impl Netlink {
+    /// What a new socket of `protocol` and SOCK_* `shown_type` has.
+    ///
+    /// # Errors
+    /// `EPROTONOSUPPORT`.
+    pub fn new(protocol: i32, shown_type: i32) -> Result<Box<Self>> {
+        if ![ROUTE, SOCK_DIAG].contains(&protocol) {
+            return Err(Errno::EPROTONOSUPPORT);
+        }
+        let (state, dump) = (SpinLock::new(NetlinkState::default()), Mutex::new(None));
+        Ok(reserve::boxed(Self { protocol, shown_type, state, dump }))
+    }
+
+    /// SO_PROTOCOL.
+    pub(super) const fn protocol(&self) -> i32 {
+        self.protocol
+    }
+
+    /// What it is bound to.
+    pub fn own(&self) -> NetlinkAddress {
+        self.state.lock().own
+    }
+
+    /// What it is connected to.
+    pub(super) fn destination(&self) -> NetlinkAddress {
+        self.state.lock().destination
+    }
+
+    /// bind(2).
+    ///
+    /// # Errors
+    /// `EINVAL` where it has another port, `EADDRINUSE`, `ENOMEM`.
+    pub(super) fn bind(&self, wanted: NetlinkAddress) -> Result<()> {
+        let mut state = self.state.lock();
+        match (state.own.port, wanted.port) {
+            (0, 0) => state.own.port = self.take_any()?,
+            (0, port) => {
+                self.take(port)?;
+                state.own.port = port;
+            }
+            (own, port) if own == port => {}
+            _ => return Err(Errno::EINVAL),
+        }
+        state.own.groups = wanted.groups;
+        Ok(())
+    }
+
+    /// The port, after a bind to a free one where it has none.
+    fn own_port(&self) -> Result<u32> {
+        let mut state = self.state.lock();
+        if state.own.port == 0 {
+            state.own.port = self.take_any()?;
+        }
+        Ok(state.own.port)
+    }
+
+    fn take(&self, port: u32) -> Result<()> {
+        let mut ports = PORTS.lock();
+        if ports.contains_key(&(self.protocol, port)) {
+            return Err(Errno::EADDRINUSE);
+        }
+        ports.try_insert((self.protocol, port), ())?;
+        Ok(())
+    }
+
+    /// The caller's process ID, or a free port that is nobody's process ID.
+    fn take_any(&self) -> Result<u32> {
+        let own = task::try_with_current(|task| task.process().pid).unwrap_or(PORTS_OF_NOBODY);
+        match self.take(own) {
+            Err(Errno::EADDRINUSE) => {}
+            taken => return taken.map(|()| own),
+        }
+        for _ in 0..TRIES {
+            let port = NEXT.fetch_sub(1, Ordering::Relaxed) | PORTS_OF_NOBODY;
+            match self.take(port) {
+                Err(Errno::EADDRINUSE) => {}
+                taken => return taken.map(|()| port),
+            }
+        }
+        Err(Errno::EADDRINUSE)
+    }
+
+    /// connect(2); `None` for nobody.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_ADMIN for anybody but the kernel, `ENOMEM`.
+    pub(super) fn connect(&self, to: Option<NetlinkAddress>) -> Result<()> {
+        let to = to.unwrap_or_default();
+        if to != NetlinkAddress::default() {
+            interface::check_administrator()?;
+        }
+        self.own_port()?;
+        self.state.lock().destination = to;
+        Ok(())
+    }
+
+    /// Begins to tell the list of sockets that `message` asks for.
+    fn begin(&self, message: &NetlinkMessage<'_>, caller: Caller) -> Result<Answered> {
+        let dump = match diag::begin(message, caller.port) {
+            // Linux has begun by then, and says so at the end.
+            Err(Errno::EPROTONOSUPPORT) => return Ok(Answered::Dump(Err(Errno::ENOENT), flag::MULTI)),
+            begun => begun?,
+        };
+        let mut running = self.dump.lock();
+        if running.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        *running = Some(dump);
+        Ok(Answered::List)
+    }
+
+    /// setsockopt(2) of what is more than a number that is remembered; whether it was that.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is no such group.
+    pub(super) fn set_option(&self, name: u32, value: i32) -> Result<bool> {
+        if ![ADD_MEMBERSHIP, DROP_MEMBERSHIP].contains(&name) {
+            return Ok(false);
+        }
+        let group = u32::try_from(value).ok().filter(|group| (1..=GROUPS).contains(group));
+        let group = group.ok_or(Errno::EINVAL)?;
+        // Those beyond the bits of an address are joined without trace.
+        let bit = 1_u32.checked_shl(group - 1).unwrap_or(0);
+        let groups = &mut self.state.lock().own.groups;
+        *groups = if name == ADD_MEMBERSHIP { *groups | bit } else { *groups & !bit };
+        Ok(true)
+    }
+
+    /// getsockopt(2) of the same.
+    pub(super) fn option(&self, name: u32) -> Option<u32> {
+        (name == LIST_MEMBERSHIPS).then(|| self.own().groups)
+    }
+}
+
+impl Drop for Netlink {
+    fn drop(&mut self) {
+        let port = self.state.get_mut().own.port;
+        if port != 0 {
+            PORTS.lock().remove(&(self.protocol, port));
+        }
+    }
+}
+
+impl Socket {
+    /// Sends requests to the kernel, and answers them.
+    ///
+    /// # Errors
+    /// `ENODATA` for none, `EMSGSIZE`, `EPERM` or `ECONNREFUSED` where they are not the kernel's,
+    /// `EFAULT`, `ENOMEM`.
+    pub(super) fn send_netlink(
+        self: &Receiver<Self>,
+        netlink: &Netlink,
+        source: &mut dyn Source,
+        to: Option<&Address>,
+    ) -> Result<usize> {
+        let to = to.and_then(Address::netlink).unwrap_or_else(|| netlink.destination());
+        if to != NetlinkAddress::default() {
+            interface::check_administrator()?;
+        }
+        let port = netlink.own_port()?;
+        let length = source.remaining();
+        match length {
+            0 => return Err(Errno::ENODATA),
+            1..=MOST_BYTES => {}
+            _ => return Err(Errno::EMSGSIZE),
+        }
+        if to.port != 0 {
+            return Err(Errno::ECONNREFUSED);
+        }
+        let mut bytes = user::zeroed(length)?;
+        let taken = source.take(&mut bytes)?;
+        let caller = Caller {
+            port,
+            user: task::try_with_current(|task| task.process().uid()).unwrap_or(0),
+            may_change: interface::check_administrator().is_ok(),
+            is_strict: self.remembered(LEVEL, STRICT) == Ok(1),
+        };
+        for message in Messages(&bytes[..taken]) {
+            sched::checkpoint()?;
+            self.answer(netlink, &message, caller);
+        }
+        Ok(length)
+    }
+
+    /// Answers one message.
+    fn answer(self: &Receiver<Self>, netlink: &Netlink, message: &NetlinkMessage<'_>, caller: Caller) {
+        if message.flags & flag::REQUEST == 0 {
+            return;
+        }
+        let mut out = Writer::new();
+        let answered = match netlink.protocol {
+            _ if message.kind < kind::FIRST => Ok(Answered::Nothing),
+            SOCK_DIAG => netlink.begin(message, caller),
+            _ => route::answer(message, caller, &mut out),
+        };
+        let to = Replied { sequence: message.sequence, port: caller.port, flags: 0 };
+        match answered {
+            Ok(Answered::Nothing) => {
+                self.deliver(out);
+                if message.flags & flag::ACK != 0 {
+                    self.deliver(outcome(message, to, Ok(()), Quoted::Header));
+                }
+            }
+            Ok(Answered::List) => self.go_on(netlink),
+            Ok(Answered::Dump(result, flags)) => {
+                self.deliver(out);
+                self.deliver(end(Replied { flags, ..to }, result));
+            }
+            Err(error) => {
+                let is_capped = self.remembered(LEVEL, CAP_ACK) == Ok(1);
+                let quoted = if is_capped { Quoted::Header } else { Quoted::Whole };
+                self.deliver(outcome(message, to, Err(error), quoted));
+            }
+        }
+    }
+
+    /// Tells the next part of a list, if one is being told and nothing waits.
+    pub(super) fn go_on(&self, netlink: &Netlink) {
+        let mut running = netlink.dump.lock();
+        let Some(dump) = running.as_mut().filter(|_| !self.channel().has_message()) else { return };
+        let mut out = Writer::new();
+        // Otherwise the task is to end.
+        let Ok(told) = dump.write(&mut out) else { return };
+        let to = dump.to();
+        if told == Told::All {
+            *running = None;
+        }
+        self.deliver(out);
+        if told == Told::All {
+            self.deliver(end(to, Ok(())));
+        }
+    }
+
+    /// Puts what was written, if it is anything, into this socket's own channel.
+    fn deliver(&self, out: Writer) {
+        let sent = out.finish().and_then(|bytes| self.put(&bytes));
+        if sent.is_err() {
+            self.channel().fail(Errno::ENOBUFS);
+        }
+    }
+
+    fn put(&self, bytes: &Vec<u8>) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let from = Some(Address::Netlink(NetlinkAddress::default()));
+        let source = &mut SliceSource::new(bytes);
+        self.channel().send_message(source, Ancillary::default(), from, Patience::Never).map(|_| ())
+    }
+}
+
+/// How much of a request the error about it repeats.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quoted {
+    Header,
+    Whole,
+}
+
+fn number_of(result: Result<()>) -> i32 {
+    result.map_or_else(|error| -(error as i32), |()| 0)
+}
+
+/// NLMSG_DONE.
+fn end(to: Replied, result: Result<()>) -> Writer {
+    let mut out = Writer::new();
+    out.message(kind::DONE, to, |out| out.put(&number_of(result).to_ne_bytes()));
+    out
+}
+
+/// NLMSG_ERROR about a request.
+fn outcome(message: &NetlinkMessage<'_>, to: Replied, result: Result<()>, quoted: Quoted) -> Writer {
+    let mut out = Writer::new();
+    let (flags, request) = match quoted {
+        Quoted::Header => (flag::CAPPED, &message.whole[..HEADER_BYTES]),
+        Quoted::Whole => (0, message.whole),
+    };
+    out.message(kind::ERROR, Replied { flags, ..to }, |out| {
+        out.put(&number_of(result).to_ne_bytes());
+        out.put(request);
+    });
+    out
+}

@@ -1,0 +1,353 @@
+//! Ports of TCP and UDP: which socket is bound to which, and which one an address leads to.
+//!
+//! All addresses are this machine's own: 127.0.0.0/8, ::1, and the two that mean any. The entries
+//! of a port stand beside each other in one map, so that a look costs a search and as many steps as
+//! sockets share the port.
+//!
+//! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket ends
+//! under it: the end of a socket takes it.
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::ops::{Bound, RangeInclusive};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
+
+use super::endpoint::Socket;
+use crate::sync::SpinLock;
+use crate::{Errno, Result, hw, sched};
+
+/// Ports that sockets get which ask for any (net.ipv4.ip_local_port_range).
+const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
+/// Ports below need CAP_NET_BIND_SERVICE.
+pub const FIRST_FREE: u16 = 1024;
+/// So many ports are tried between two looks whether the task is to end.
+const TRIES: u32 = 256;
+
+/// What ports belong to, with the numbers of IPPROTO_*.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Protocol {
+    /// TCP.
+    Tcp = 6,
+    /// UDP.
+    Udp = 17,
+}
+
+/// An IP address and a port. Addresses of version 4 are version 6's mapped ones (RFC 4291, section
+/// 2.5.5.2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct InetAddress {
+    /// The address.
+    pub ip: Ipv6Addr,
+    /// The port; 0 for any.
+    pub port: u16,
+}
+
+/// 0.0.0.0.
+const ANY_V4: Ipv6Addr = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
+/// 127.0.0.1.
+const LOOPBACK_V4: Ipv6Addr = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+
+impl InetAddress {
+    /// Whether it is of version 4.
+    pub fn is_v4(self) -> bool {
+        self.ip.to_ipv4_mapped().is_some()
+    }
+
+    /// Whether it means all addresses of its version, and for version 6 those of version 4, too.
+    pub fn is_any(self) -> bool {
+        self.ip == ANY_V4 || self.ip.is_unspecified()
+    }
+
+    /// Whether this machine has it.
+    pub fn is_local(self) -> bool {
+        self.is_any() || self.ip.is_loopback() || self.ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback())
+    }
+
+    /// The address that a packet to it goes to: any means this machine.
+    pub fn concrete(self) -> Self {
+        let ip = match self.ip {
+            ANY_V4 => LOOPBACK_V4,
+            Ipv6Addr::UNSPECIFIED => Ipv6Addr::LOCALHOST,
+            ip => ip,
+        };
+        Self { ip, ..self }
+    }
+
+    /// The address that packets to it come from where their sender is bound to none: the loopback
+    /// device's.
+    pub fn source(self) -> Ipv6Addr {
+        if self.is_v4() { LOOPBACK_V4 } else { Ipv6Addr::LOCALHOST }
+    }
+}
+
+/// What a socket wants to be bound to, and what it shares.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// The address.
+    pub address: InetAddress,
+    /// Whose socket it is.
+    pub user: u32,
+    /// IPV6_V6ONLY: any address is none of version 4.
+    pub only_v6: bool,
+    /// SO_REUSEADDR.
+    pub reuses_address: bool,
+    /// SO_REUSEPORT.
+    pub reuses_port: bool,
+}
+
+impl Claim {
+    fn covers(&self, ip: Ipv6Addr) -> bool {
+        let is_v4 = ip.to_ipv4_mapped().is_some();
+        match self.address.ip {
+            ANY_V4 => is_v4,
+            Ipv6Addr::UNSPECIFIED => !(is_v4 && self.only_v6),
+            own => own == ip,
+        }
+    }
+
+    /// Whether packets could belong to either.
+    fn overlaps(&self, other: &Self) -> bool {
+        let both_any = self.address.is_any() && other.address.is_any();
+        let v6_with_v4 = |v6: &Self, v4: &Self| !v6.address.is_v4() && v4.address.is_v4() && !v6.only_v6;
+        if both_any {
+            return self.address.ip == other.address.ip || v6_with_v4(self, other) || v6_with_v4(other, self);
+        }
+        self.covers(other.address.ip) || other.covers(self.address.ip)
+    }
+}
+
+/// A socket that has a port.
+struct Entry {
+    claim: Claim,
+    socket: Weak<Socket>,
+    listens: bool,
+    /// What a datagram socket is connected to.
+    remote: Option<InetAddress>,
+}
+
+/// Whose entry it is: a port's entries stand beside each other, each with a number of its own.
+pub type EntryKey = (Protocol, u16, u64);
+
+static PORTS: SpinLock<Map<EntryKey, Entry>> = SpinLock::new(Map::new());
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+fn entries(ports: &Map<EntryKey, Entry>, protocol: Protocol, port: u16) -> impl Iterator<Item = &Entry> {
+    let (first, end) = ((protocol, port, 0), (protocol, port, u64::MAX));
+    ports.iter_from(Bound::Included(&first)).take_while(move |(key, _)| **key < end).map(|(_, entry)| entry)
+}
+
+/// Bind `socket` to the port that `claim` names, or to a free one; its address, and what
+/// [`release`] ends it by.
+///
+/// # Errors
+/// `EADDRINUSE` where the port, or each port, is another's; `ENOMEM`, `ERESTARTSYS`.
+pub fn bind(socket: &Arc<Socket>, protocol: Protocol, mut claim: Claim) -> Result<(InetAddress, EntryKey)> {
+    if claim.address.port != 0 {
+        return try_bind(socket, protocol, claim);
+    }
+    let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+    let mut random = [0; 4];
+    hw::fill_random(&mut random);
+    let first = u32::from_ne_bytes(random) % count;
+    for step in 0..count {
+        claim.address.port = EPHEMERAL.start() + ((first + step) % count) as u16;
+        match try_bind(socket, protocol, claim) {
+            Err(Errno::EADDRINUSE) if step % TRIES == TRIES - 1 => sched::checkpoint()?,
+            Err(Errno::EADDRINUSE) => {}
+            bound => return bound,
+        }
+    }
+    Err(Errno::EADDRINUSE)
+}
+
+fn try_bind(socket: &Arc<Socket>, protocol: Protocol, claim: Claim) -> Result<(InetAddress, EntryKey)> {
+    let weak = socket.downgrade();
+    let mut ports = PORTS.lock();
+    let conflicts = |other: &Entry| {
+        let both_reuse_port = claim.reuses_port && other.claim.reuses_port && claim.user == other.claim.user;
+        let both_reuse = claim.reuses_address && other.claim.reuses_address && !other.listens;
+        claim.overlaps(&other.claim) && !both_reuse_port && !both_reuse
+    };
+    if entries(&ports, protocol, claim.address.port).any(conflicts) {
+        return Err(Errno::EADDRINUSE);
+    }
+    let key = (protocol, claim.address.port, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
+    ports.try_insert(key, Entry { claim, socket: weak, listens: false, remote: None })?;
+    Ok((claim.address, key))
+}
+
+/// The socket with this entry listens from now on.
+///
+/// # Errors
+/// `EADDRINUSE` where another one does already that does not share the port.
+pub fn listen(key: &EntryKey) -> Result<()> {
+    let mut ports = PORTS.lock();
+    let own = ports.get(key).ok_or(Errno::EINVAL)?.claim;
+    let taken = |other: &Entry| {
+        other.listens && other.claim.overlaps(&own) && !(other.claim.reuses_port && own.reuses_port)
+    };
+    if !ports.get(key).is_some_and(|entry| entry.listens) && entries(&ports, key.0, key.1).any(taken) {
+        return Err(Errno::EADDRINUSE);
+    }
+    ports.get_mut(key).into_iter().for_each(|entry| entry.listens = true);
+    Ok(())
+}
+
+/// The datagram socket with this entry hears only from `remote` from now on, if that is somebody.
+pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
+    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);
+}
+
+/// A socket's end.
+pub fn release(key: &EntryKey) {
+    let entry = PORTS.lock().remove(key);
+    drop(entry);
+}
+
+/// The socket that a packet from `from` to `to` goes to: of TCP one that listens. Who is connected
+/// to the sender comes before who is bound to the address, and that one before who is bound to any.
+pub fn find(protocol: Protocol, to: InetAddress, from: Option<InetAddress>) -> Option<Arc<Socket>> {
+    let ports = PORTS.lock();
+    let hears = |entry: &&Entry| match protocol {
+        Protocol::Tcp => entry.listens,
+        Protocol::Udp => entry.remote.is_none() || entry.remote == from,
+    };
+    entries(&ports, protocol, to.port)
+        .filter(|entry| entry.claim.covers(to.ip))
+        .filter(hears)
+        .max_by_key(|entry| {
+            (entry.remote.is_some(), !entry.claim.address.is_any(), entry.claim.address.is_v4())
+        })
+        .and_then(|entry| entry.socket.upgrade())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::super::address::Family;
+    use super::super::endpoint::SocketKind;
+    use super::*;
+
+    /// Addresses that a packet can have.
+    const CONCRETE: [&str; 4] = ["::ffff:127.0.0.1", "::ffff:127.0.0.2", "::1", "::ffff:127.9.9.9"];
+    /// Addresses that a socket can be bound to.
+    const CLAIMED: [&str; 5] = ["::ffff:127.0.0.1", "::ffff:127.0.0.2", "::1", "::ffff:0.0.0.0", "::"];
+
+    fn claims() -> impl Strategy<Value = Claim> {
+        let parts =
+            (0..CLAIMED.len(), 20_000..20_002_u16, 0..2_u32, any::<bool>(), any::<bool>(), any::<bool>());
+        parts.prop_map(|(ip, port, user, only_v6, reuses_address, reuses_port)| Claim {
+            address: InetAddress { ip: CLAIMED[ip].parse().unwrap(), port },
+            user,
+            only_v6,
+            reuses_address,
+            reuses_port,
+        })
+    }
+
+    /// The concrete addresses whose packets a claim hears, one by one.
+    fn heard(claim: &Claim) -> Vec<usize> {
+        let hears = |&at: &usize| {
+            let is_v4 = CONCRETE[at].starts_with("::ffff:");
+            match claim.address.ip.to_string().as_str() {
+                "::ffff:0.0.0.0" => is_v4,
+                "::" => !is_v4 || !claim.only_v6,
+                own => own == CONCRETE[at],
+            }
+        };
+        (0..CONCRETE.len()).filter(hears).collect()
+    }
+
+    use std::string::ToString;
+
+    proptest! {
+        /// Against a list, and the addresses that each claim covers written out.
+        #[test]
+        fn ports_are_shared_by_rule_and_packets_find_the_closest_socket(
+            steps in prop::collection::vec((claims(), any::<bool>(), 0..3_usize), 1..24),
+        ) {
+            let mut model: Vec<(Claim, bool, Arc<Socket>, EntryKey)> = Vec::new();
+            for (claim, wants_to_listen, gone) in steps {
+                let socket = Socket::new(Family::Inet6, SocketKind::Stream);
+                let conflict = model.iter().any(|(other, listens, ..)| {
+                    let meets = heard(&claim).iter().any(|at| heard(other).contains(at));
+                    let by_port = claim.reuses_port && other.reuses_port && claim.user == other.user;
+                    let by_address = claim.reuses_address && other.reuses_address && !listens;
+                    claim.address.port == other.address.port && meets && !by_port && !by_address
+                });
+                match bind(&socket, Protocol::Tcp, claim) {
+                    Ok((address, key)) => {
+                        prop_assert!(!conflict);
+                        prop_assert_eq!(address, claim.address);
+                        let may_listen = !model.iter().any(|(other, listens, ..)| {
+                            let meets = heard(&claim).iter().any(|at| heard(other).contains(at));
+                            let shared = claim.reuses_port && other.reuses_port;
+                            *listens && claim.address.port == other.address.port && meets && !shared
+                        });
+                        let listens = wants_to_listen && may_listen;
+                        if wants_to_listen {
+                            prop_assert_eq!(listen(&key), if may_listen { Ok(()) } else { Err(Errno::EADDRINUSE) });
+                        }
+                        model.push((claim, listens, socket, key));
+                    }
+                    Err(error) => prop_assert_eq!((error, conflict), (Errno::EADDRINUSE, true)),
+                }
+                for (at, ip) in CONCRETE.iter().enumerate() {
+                    for port in 20_000..20_002 {
+                        let to = InetAddress { ip: ip.parse().unwrap(), port };
+                        let found = find(Protocol::Tcp, to, None);
+                        let hears = |entry: &&(Claim, bool, Arc<Socket>, EntryKey)| {
+                            entry.1 && entry.0.address.port == port && heard(&entry.0).contains(&at)
+                        };
+                        let rank = |claim: &Claim| match (claim.address.is_any(), claim.address.is_v4()) {
+                            (false, _) => 0,
+                            (true, true) => 1,
+                            (true, false) => 2,
+                        };
+                        let best = model.iter().filter(hears).map(|entry| rank(&entry.0)).min();
+                        let found_rank = found.as_ref().map(|found| {
+                            let entry = model.iter().find(|entry| entry.2.address() == found.address());
+                            rank(&entry.expect("only sockets of this test have the port").0)
+                        });
+                        prop_assert_eq!(found_rank, best);
+                    }
+                }
+                if gone == 0 && !model.is_empty() {
+                    let (_, _, socket, key) = model.swap_remove(claim.user as usize % model.len());
+                    release(&key);
+                    drop(socket);
+                }
+            }
+            model.iter().for_each(|entry| release(&entry.3));
+        }
+    }
+
+    #[test]
+    fn a_connected_datagram_socket_hears_from_its_peer_alone() {
+        let at = |port| InetAddress { ip: LOOPBACK_V4, port };
+        let claim = |port| Claim {
+            address: at(port),
+            user: 0,
+            only_v6: false,
+            reuses_address: true,
+            reuses_port: false,
+        };
+        let [one, other] = [0, 1].map(|_| Socket::new(Family::Inet, SocketKind::Datagram));
+        let (_, connected) = bind(&one, Protocol::Udp, claim(20_010)).unwrap();
+        let (_, open) = bind(&other, Protocol::Udp, claim(20_010)).unwrap();
+        set_remote(&connected, Some(at(7)));
+        let finds = |from| {
+            find(Protocol::Udp, at(20_010), Some(at(from)))
+                .is_some_and(|found| found.address() == one.address())
+        };
+        assert!(finds(7) && !finds(8));
+        release(&open);
+        assert!(find(Protocol::Udp, at(20_010), Some(at(8))).is_none());
+        release(&connected);
+        assert!(find(Protocol::Udp, at(20_010), Some(at(7))).is_none());
+    }
+}

@@ -1,0 +1,171 @@
+//! Options that are remembered: what programs set, and read again. Most of them are about packets,
+//! of which there are none; the others are looked at where they count ([`inet`](super::inet)).
+
+use freehold_collections::Vec;
+use linux_raw_sys::net as c;
+
+use super::address::Family;
+use super::endpoint::{Socket, SocketKind};
+use super::netlink;
+use crate::{Errno, Result};
+
+/// Levels of setsockopt beside SOL_SOCKET: IPPROTO_IP, IPPROTO_TCP, IPPROTO_IPV6.
+const IP: u32 = 0;
+const TCP: u32 = 6;
+const IPV6: u32 = 41;
+
+/// What an option's value may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Values {
+    /// 0 or 1; any other number is 1.
+    Flag,
+    /// From the first to the last.
+    Range(i32, i32),
+}
+
+use Values::{Flag, Range};
+
+/// Any number from 0 on.
+const NATURAL: Values = Range(0, i32::MAX);
+
+/// An option: its level, its number, what it may be, and what it is at first.
+struct Known(u32, u32, Values, i32);
+
+/// Those of linux/tcp.h in order: TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE, TCP_KEEPINTVL,
+/// TCP_KEEPCNT, TCP_SYNCNT, TCP_LINGER2, TCP_DEFER_ACCEPT, TCP_WINDOW_CLAMP, TCP_QUICKACK,
+/// TCP_USER_TIMEOUT, TCP_FASTOPEN, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT,
+/// TCP_FASTOPEN_NO_COOKIE. Those of linux/netlink.h: NETLINK_PKTINFO,
+/// NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS, NETLINK_CAP_ACK, NETLINK_EXT_ACK,
+/// NETLINK_GET_STRICT_CHK.
+const KNOWN: [Known; 50] = [
+    Known(c::SOL_SOCKET, c::SO_DEBUG, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_REUSEADDR, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_REUSEPORT, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_DONTROUTE, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_BROADCAST, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_KEEPALIVE, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_OOBINLINE, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_PRIORITY, Range(0, 6), 0),
+    Known(TCP, 1, Flag, 0),
+    Known(TCP, 2, Range(88, 32767), 536),
+    Known(TCP, 3, Flag, 0),
+    Known(TCP, 4, Range(1, 32767), 7200),
+    Known(TCP, 5, Range(1, 32767), 75),
+    Known(TCP, 6, Range(1, 127), 9),
+    Known(TCP, 7, Range(1, 127), 6),
+    Known(TCP, 8, Range(-1, i32::MAX), 60),
+    Known(TCP, 9, NATURAL, 0),
+    Known(TCP, 10, NATURAL, 0),
+    Known(TCP, 12, Flag, 1),
+    Known(TCP, 18, NATURAL, 0),
+    Known(TCP, 23, NATURAL, 0),
+    Known(TCP, 25, Range(i32::MIN, i32::MAX), 0),
+    Known(TCP, 30, Flag, 0),
+    Known(TCP, 34, Flag, 0),
+    Known(IP, c::IP_TOS, Range(0, 255), 0),
+    Known(IP, c::IP_TTL, Range(1, 255), 64),
+    Known(IP, c::IP_MTU_DISCOVER, Range(0, 5), 1),
+    Known(IP, c::IP_RECVERR, Flag, 0),
+    Known(IP, c::IP_RECVTTL, Flag, 0),
+    Known(IP, c::IP_RECVTOS, Flag, 0),
+    Known(IP, c::IP_FREEBIND, Flag, 0),
+    Known(IP, c::IP_BIND_ADDRESS_NO_PORT, Flag, 0),
+    Known(IP, c::IP_MULTICAST_TTL, Range(0, 255), 1),
+    Known(IP, c::IP_MULTICAST_LOOP, Flag, 1),
+    Known(IP, c::IP_MULTICAST_ALL, Flag, 1),
+    Known(IPV6, c::IPV6_UNICAST_HOPS, Range(-1, 255), 64),
+    Known(IPV6, c::IPV6_MULTICAST_HOPS, Range(-1, 255), 1),
+    Known(IPV6, c::IPV6_MULTICAST_LOOP, Flag, 1),
+    Known(IPV6, c::IPV6_MTU_DISCOVER, Range(0, 5), 1),
+    Known(IPV6, c::IPV6_RECVERR, Flag, 0),
+    Known(IPV6, c::IPV6_V6ONLY, Flag, 0),
+    Known(IPV6, c::IPV6_TCLASS, Range(-1, 255), 0),
+    Known(IPV6, c::IPV6_RECVTCLASS, Flag, 0),
+    Known(IPV6, c::IPV6_RECVHOPLIMIT, Flag, 0),
+    Known(netlink::LEVEL, 3, Flag, 0),
+    Known(netlink::LEVEL, 4, Flag, 0),
+    Known(netlink::LEVEL, 5, Flag, 0),
+    Known(netlink::LEVEL, 10, Flag, 0),
+    Known(netlink::LEVEL, 11, Flag, 0),
+    Known(netlink::LEVEL, 12, Flag, 0),
+];
+
+/// What was set, by the places in [`KNOWN`].
+#[derive(Debug, Default)]
+pub struct Remembered(Vec<(u8, i32)>);
+
+impl Remembered {
+    fn get(&self, at: usize) -> i32 {
+        let set = self.0.iter().find(|entry| usize::from(entry.0) == at);
+        set.map_or(KNOWN[at].3, |entry| entry.1)
+    }
+
+    fn set(&mut self, at: usize, value: i32) -> Result<()> {
+        let value = match KNOWN[at].2 {
+            Flag => i32::from(value != 0),
+            Range(first, last) if (first..=last).contains(&value) => value,
+            Range(..) => return Err(Errno::EINVAL),
+        };
+        match self.0.iter_mut().find(|entry| usize::from(entry.0) == at) {
+            Some(entry) => entry.1 = value,
+            None => self.0.try_push((at as u8, value))?,
+        }
+        Ok(())
+    }
+}
+
+/// Where the option is in [`KNOWN`].
+fn place(level: u32, name: u32) -> Option<usize> {
+    KNOWN.iter().position(|known| (known.0, known.1) == (level, name))
+}
+
+impl Socket {
+    /// Whether it has options of `level` at all.
+    pub(super) fn has_level(&self, level: u32) -> bool {
+        match level {
+            c::SOL_SOCKET => true,
+            IP => self.family().is_ip(),
+            IPV6 => self.family() == Family::Inet6,
+            netlink::LEVEL => self.family() == Family::Netlink,
+            TCP => self.family().is_ip() && self.kind() == SocketKind::Stream,
+            _ => false,
+        }
+    }
+
+    /// Remember an option's value.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` where there is none of the name, `EINVAL` where it cannot be that, `ENOMEM`.
+    pub(super) fn remember(&self, level: u32, name: u32, value: i32) -> Result<()> {
+        let at = place(level, name).ok_or(Errno::ENOPROTOOPT)?;
+        self.options.lock().remembered.set(at, value)
+    }
+
+    /// What an option was set to, or is at first.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` where there is none of the name.
+    pub(super) fn remembered(&self, level: u32, name: u32) -> Result<i32> {
+        let at = place(level, name).ok_or(Errno::ENOPROTOOPT)?;
+        Ok(self.options.lock().remembered.get(at))
+    }
+
+    fn flag(&self, level: u32, name: u32) -> bool {
+        self.remembered(level, name) == Ok(1)
+    }
+
+    /// SO_REUSEADDR.
+    pub(super) fn reuses_address(&self) -> bool {
+        self.flag(c::SOL_SOCKET, c::SO_REUSEADDR)
+    }
+
+    /// SO_REUSEPORT.
+    pub(super) fn reuses_port(&self) -> bool {
+        self.flag(c::SOL_SOCKET, c::SO_REUSEPORT)
+    }
+
+    /// IPV6_V6ONLY.
+    pub(super) fn is_only_v6(&self) -> bool {
+        self.flag(IPV6, c::IPV6_V6ONLY)
+    }
+}

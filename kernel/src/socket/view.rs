@@ -1,0 +1,140 @@
+//! What lists of sockets (/proc/net, sock_diag) and TCP_INFO show of one.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::address::{Address, Family};
+use super::endpoint::{Socket, SocketKind};
+use super::ports::InetAddress;
+use super::table::NOWHERE;
+
+/// States of a TCP socket, by Linux' numbers. The others are over at once where no packet is on its
+/// way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum TcpState {
+    /// Both may send. Of UDP: it is connected.
+    Established = 1,
+    /// SHUT_WR here, the peer may send.
+    FinWait2 = 5,
+    /// Neither will send, or it was never connected. Of UDP: it is not connected.
+    Close = 7,
+    /// The peer has ended, this end may send.
+    CloseWait = 8,
+    /// It listens.
+    Listen = 10,
+}
+
+/// What the table of sockets and the file of one note in it.
+pub(super) struct ListEntry {
+    /// Where it is in the table.
+    pub(super) place: AtomicU32,
+    /// Its file's inode; 0 until it has a file.
+    inode: AtomicU64,
+    owner: AtomicU32,
+}
+
+impl ListEntry {
+    pub(super) const fn new() -> Self {
+        Self { place: AtomicU32::new(NOWHERE), inode: AtomicU64::new(0), owner: AtomicU32::new(0) }
+    }
+}
+
+/// A TCP or UDP socket.
+#[derive(Clone, Copy, Debug)]
+pub struct InetView {
+    /// What it is bound to.
+    pub local: InetAddress,
+    /// What it is connected to; any address and port 0 for nothing.
+    pub remote: InetAddress,
+    /// Its state.
+    pub state: TcpState,
+    /// Bytes that wait to be received, or connections to be accepted.
+    pub received: usize,
+    /// How many connections may wait.
+    pub backlog: usize,
+}
+
+impl Socket {
+    /// It has a file with this inode, which is this user's.
+    pub(super) fn note_file(&self, inode: u64, owner: u32) {
+        self.listed.owner.store(owner, Ordering::Relaxed);
+        self.listed.inode.store(inode, Ordering::Relaxed);
+    }
+
+    /// Its file's inode; 0 for a connection that was not accepted.
+    pub fn inode(&self) -> u64 {
+        self.listed.inode.load(Ordering::Relaxed)
+    }
+
+    /// Whose it is.
+    pub fn owner(&self) -> u32 {
+        self.listed.owner.load(Ordering::Relaxed)
+    }
+
+    /// Its state as one of TCP or UDP.
+    pub fn tcp_state(&self) -> TcpState {
+        let (is_listening, is_connected) = {
+            let state = self.state.lock();
+            let is_connected = match self.kind() {
+                SocketKind::Datagram => state.remote.is_some(),
+                _ => state.peer.is_some() && !self.channel().has_failed(),
+            };
+            (state.is_listening(), is_connected)
+        };
+        if self.kind() == SocketKind::Datagram {
+            return if is_connected { TcpState::Established } else { TcpState::Close };
+        }
+        match (is_listening, is_connected, self.has_ended(), self.channel().has_sender()) {
+            (true, ..) => TcpState::Listen,
+            (_, true, false, true) => TcpState::Established,
+            (_, true, false, false) => TcpState::CloseWait,
+            (_, true, true, true) => TcpState::FinWait2,
+            _ => TcpState::Close,
+        }
+    }
+
+    /// What lists show of a TCP or UDP socket; `None` for one that Linux finds by no address: not
+    /// bound, or of TCP closed.
+    pub fn inet_view(&self) -> Option<InetView> {
+        let state = self.tcp_state();
+        if state == TcpState::Close && self.kind() != SocketKind::Datagram {
+            return None;
+        }
+        let local = self.address().as_ref().and_then(Address::inet)?;
+        let remote = self.peer_address().ok().flatten().as_ref().and_then(Address::inet);
+        let (received, backlog) = self.backlog().unwrap_or_else(|| (self.channel().bytes(), 0));
+        Some(InetView { local, remote: remote.unwrap_or_else(|| self.any()), state, received, backlog })
+    }
+
+    /// Bytes that it sent over a connection of AF_UNIX and its peer did not receive (SIOCOUTQ). TCP
+    /// shows what is not acknowledged, which is nothing: what was sent is with its receiver.
+    pub fn unreceived(&self) -> usize {
+        if self.family() != Family::Unix || self.kind() == SocketKind::Datagram {
+            return 0;
+        }
+        let peer = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
+        peer.map_or(0, |channel| channel.bytes())
+    }
+
+    /// Whether it is connected, as lists of AF_UNIX sockets see it.
+    pub fn has_peer(&self) -> bool {
+        self.peer_address().is_ok()
+    }
+
+    /// What ended of it: bit 0 for receiving, bit 1 for sending.
+    pub fn shut_down(&self) -> u8 {
+        let is_connected = self.kind() == SocketKind::Datagram || self.has_peer();
+        let no_sender = is_connected && !(self.channel().has_sender() && self.channel().has_receiver());
+        u8::from(no_sender) | u8::from(self.has_ended()) << 1
+    }
+
+    /// Whether it is of version 6 and has nothing to do with version 4.
+    pub fn is_v6_alone(&self) -> bool {
+        self.is_v6() && self.is_only_v6()
+    }
+
+    /// Whether `self` shows in lists of version 6.
+    pub fn is_v6(&self) -> bool {
+        self.family() == Family::Inet6
+    }
+}
