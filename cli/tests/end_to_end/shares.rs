@@ -63,6 +63,23 @@ fn a_folder_is_seen_as_it_is_on_the_host() {
 }
 
 #[test]
+fn each_user_is_told_once_that_folders_are_shared() {
+    if kernel() == "linux" {
+        return;
+    }
+    let (cache, folder) =
+        (tempfile::tempdir().expect("temporary folder"), tempfile::tempdir().expect("temporary folder"));
+    let volume = format!("{}:/shared", folder.path().display());
+    let told = |volume: &str| {
+        let mut command = run_command();
+        command.env("XDG_CACHE_HOME", cache.path()).args(["-v", volume, "--", "busybox", "true"]);
+        finish(command, b"").expect(0).stderr.contains("HOST:GUEST:copy")
+    };
+    let asked_for = ["ro", "copy"].map(|mode| told(&format!("{volume}:{mode}")));
+    assert_eq!((asked_for, told(&volume), told(&volume)), ([false; 2], true, false));
+}
+
+#[test]
 fn a_shared_folder_is_read_only_and_nothing_beside_it_is_seen() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (shared, beside) = (folder.path().join("shared"), folder.path().join("beside"));
