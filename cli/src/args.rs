@@ -146,7 +146,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE[,line=64]", help_heading = "Machine")]
     pub near_cache: Option<String>,
 
-    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose; vhost-user=SOCKET = served by another process
+    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose; vhost-user=SOCKET = served by another process;
+    /// null=SIZE[,latency=TIME] = keeps nothing, and answers after TIME
     #[arg(long, value_name = "FILE[,ro][,iops=N]", help_heading = "Machine")]
     pub disk: Vec<OsString>,
 

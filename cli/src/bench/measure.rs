@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::parse::{Output, Phases, RowKey};
-use super::plan::{BenchSide, Counter, Measure, Plan, disk, with_disk};
+use super::plan::{BenchSide, Counter, Measure, Plan};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
@@ -126,10 +126,9 @@ fn one(
     Ok(Some((version, output)))
 }
 
-/// A run under the microscope, with a disk of its own.
+/// A run under the microscope.
 fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
-    let disk = disk()?;
-    let measurement = scope::Measurement::prepare(&args::scope_options(&with_disk(words, disk.path()))?)?;
+    let measurement = scope::Measurement::prepare(&args::scope_options(words)?)?;
     let (results, ended) = measurement.run_unless(Some(recall))?;
     let results = match (results, &ended.end) {
         (Err(lost), End::Program(Ending::Exit(_))) => return Err(lost),

@@ -1,6 +1,6 @@
 //! What is going to be run: sides, rows, repetitions; checked before the first VM starts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use tempfile::NamedTempFile;
@@ -26,6 +26,9 @@ const PROGRAMS: [&str; 10] =
     ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];
 /// The disk of the rows that wait for one.
 const DISK_BYTES: u64 = 64 << 20;
+/// As large, under the microscope. Whoever waits for it always sleeps: whether a faster one answers before its task looks
+/// again is a matter of luck, and so would be the instructions.
+const LATE_DISK: &str = "null=64M,latency=1ms";
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +83,7 @@ pub struct BenchSide {
     pub label: String,
     /// A machine with this kernel and the programs, ready to start.
     pub prepared: Prepared,
-    /// The same under the microscope, as `freehold scope` takes it, but for its disk: for each counter that has rows.
+    /// The same under the microscope, as `freehold scope` takes it: for each counter that has rows.
     pub watched: Vec<(Counter, Vec<OsString>)>,
 }
 
@@ -118,7 +121,7 @@ impl Plan {
         let side = |side: &WantedSide| -> Result<BenchSide> {
             let mut words = words(options, side, &choice, Counter::Clock)?;
             if let Some(disk) = &disk {
-                words = with_disk(&words, disk.path());
+                words = with_disk(&words, disk.path().as_os_str());
             }
             let prepared = Prepared::measurement(&args::run_options(&words)?)?;
             Ok(BenchSide { label: side.label.clone(), prepared, watched: watched(options, side, &choice)? })
@@ -258,14 +261,14 @@ struct Choice<'a> {
 }
 
 /// A disk for the rows that wait for one.
-pub fn disk() -> Result<NamedTempFile> {
+fn disk() -> Result<NamedTempFile> {
     let made = tempfile::Builder::new().prefix("freehold-").suffix(".disk").tempfile();
     made.and_then(|disk| disk.as_file().set_len(DISK_BYTES).map(|()| disk)).map_err(|e| {
         Failure::new(format!("cannot make a temporary disk: {e}"), "TMPDIR names another folder")
     })
 }
 
-/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes them, but for the disk.
+/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes them.
 fn watched(
     options: &BenchOptions,
     side: &WantedSide,
@@ -274,17 +277,16 @@ fn watched(
     let has_rows = |counter: Counter| choice.rows.iter().any(|row| choice.measure.counter(row) == counter);
     let counters = Counter::ALL.into_iter().filter(|&counter| counter != Counter::Clock && has_rows(counter));
     let words = counters.map(|counter| {
-        let words = words(options, side, choice, counter)?;
+        let words = with_disk(&words(options, side, choice, counter)?, OsStr::new(LATE_DISK));
         // A microscope that cannot watch is found before minutes are spent.
-        let disk = disk()?;
-        scope::Measurement::prepare(&args::scope_options(&with_disk(&words, disk.path()))?)?;
+        scope::Measurement::prepare(&args::scope_options(&words)?)?;
         Ok((counter, words))
     });
     words.collect()
 }
 
 /// These words with this disk.
-pub fn with_disk(words: &[OsString], disk: &Path) -> Vec<OsString> {
+fn with_disk(words: &[OsString], disk: &OsStr) -> Vec<OsString> {
     ["--disk".into(), disk.into()].into_iter().chain(words.iter().cloned()).collect()
 }
 

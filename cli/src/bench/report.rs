@@ -164,7 +164,7 @@ fn watched(plan: &Plan) -> Vec<(&'static str, String)> {
     if !rows.is_empty() {
         let words = format!(
             "of what waits for a disk ({rows}): a clock would count the waiting, so a plugin of QEMU counts what is executed, without \
-             -icount; it does not repeat to the instruction"
+             -icount; the disk keeps nothing and answers after 1 ms, so who waits always sleeps"
         );
         said.push(("microscope", words));
     }

@@ -1,5 +1,5 @@
-//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk vhost-user=SOCKET`: a disk that another process serves, by
-//! QEMU's protocol vhost-user-blk; it reaches all of the guest's memory.
+//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk null=SIZE[,latency=TIME]`: one that keeps nothing. `--disk
+//! vhost-user=SOCKET`: a disk that another process serves, by QEMU's protocol vhost-user-blk; it reaches all of the guest's memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -7,10 +7,12 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{CommandLine, escape_commas};
 use crate::Result;
 use crate::failure::Failure;
+use crate::size::parse_size;
 
 /// Bytes in a sector: a disk is whole sectors.
 const SECTOR: u64 = 512;
@@ -26,7 +28,18 @@ pub enum DiskAccess {
 
 /// A checked disk.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Disk {
+pub enum Disk {
+    /// The bytes of a file or a block device.
+    File(DiskFile),
+    /// Another process serves it at this socket.
+    Served(PathBuf),
+    /// So many bytes, all zero whatever is written; how long each request takes.
+    Null { bytes: u64, latency: Duration },
+}
+
+/// A disk whose bytes are in a file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DiskFile {
     file: PathBuf,
     access: DiskAccess,
     /// Requests in a second, where the user wants it slow.
@@ -36,6 +49,10 @@ pub struct Disk {
 
 /// What a `--disk` that names a socket begins with.
 const VHOST_USER: &[u8] = b"vhost-user=";
+/// What a `--disk` that keeps nothing begins with.
+const NULL: &[u8] = b"null=";
+/// The longest that a request of such a disk may take: longer than a guest waits for one.
+const LONGEST_LATENCY: Duration = Duration::from_secs(600);
 
 /// Whether anybody wants the bytes after the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,19 +60,58 @@ enum Keep {
     Yes,
     /// QEMU need not see to it that they reach the host's disk.
     No,
-    /// Another process has them.
-    Elsewhere,
 }
 
 impl Disk {
-    /// Parses and checks: the file exists, can be used as asked, and is a whole number of sectors.
+    /// Parses and checks: what it names exists, can be used as asked, and is a whole number of sectors.
     pub fn parse(text: &OsStr) -> Result<Disk> {
         if let Some(socket) = text.as_bytes().strip_prefix(VHOST_USER) {
-            let file = PathBuf::from(OsString::from_vec(socket.to_vec()));
-            check_socket(&file)?;
-            return Ok(Disk { file, access: DiskAccess::Write, iops: None, keep: Keep::Elsewhere });
+            let socket = PathBuf::from(OsString::from_vec(socket.to_vec()));
+            check_socket(&socket)?;
+            return Ok(Disk::Served(socket));
         }
-        let mut disk = Disk { file: PathBuf::new(), access: DiskAccess::Write, iops: None, keep: Keep::Yes };
+        if let Some(rest) = text.as_bytes().strip_prefix(NULL) {
+            return parse_null(text, &String::from_utf8_lossy(rest));
+        }
+        DiskFile::parse(text).map(Disk::File)
+    }
+
+    /// A disk of ours, made for the run.
+    pub fn temporary(file: PathBuf, iops: Option<u32>) -> Disk {
+        Disk::File(DiskFile { file, access: DiskAccess::Write, iops, keep: Keep::No })
+    }
+
+    /// Whether another process serves it, and so has to reach the guest's memory.
+    pub fn shares_memory(&self) -> bool {
+        matches!(self, Disk::Served(_))
+    }
+
+    /// The disk as QEMU's arguments.
+    pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
+        let mut device = format!("virtio-blk-pci,drive=disk{number}");
+        match self {
+            Disk::File(file) => line.option("-drive", file.drive(number)),
+            Disk::Null { bytes, latency } => {
+                let nanoseconds = latency.as_nanos();
+                let node = format!("null-co,node-name=disk{number},size={bytes},latency-ns={nanoseconds}");
+                line.option("-blockdev", format!("{node},read-zeroes=on"));
+            }
+            Disk::Served(socket) => {
+                let mut chardev = OsString::from(format!("socket,id=disk{number},path="));
+                chardev.push(escape_commas(socket));
+                line.option("-chardev", chardev);
+                // Our servers have one queue.
+                device = format!("vhost-user-blk-pci,chardev=disk{number},num-queues=1");
+            }
+        }
+        line.option("-device", format!("{device},addr={slot:#x},disable-legacy=on"));
+    }
+}
+
+impl DiskFile {
+    fn parse(text: &OsStr) -> Result<DiskFile> {
+        let mut disk =
+            DiskFile { file: PathBuf::new(), access: DiskAccess::Write, iops: None, keep: Keep::Yes };
         // Options stand at the end, so a file name may hold commas.
         let mut rest = text.as_bytes();
         while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
@@ -72,11 +128,6 @@ impl Disk {
         disk.file = OsString::from_vec(rest.to_vec()).into();
         disk.check()?;
         Ok(disk)
-    }
-
-    /// A disk of ours, made for the run.
-    pub fn temporary(file: PathBuf, iops: Option<u32>) -> Disk {
-        Disk { file, access: DiskAccess::Write, iops, keep: Keep::No }
     }
 
     fn check(&self) -> Result<()> {
@@ -106,22 +157,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether another process serves it, and so has to reach the guest's memory.
-    pub fn shares_memory(&self) -> bool {
-        self.keep == Keep::Elsewhere
-    }
-
-    /// The disk as QEMU's arguments.
-    pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
-        if self.keep == Keep::Elsewhere {
-            let mut socket = OsString::from(format!("socket,id=disk{number},path="));
-            socket.push(escape_commas(&self.file));
-            line.option("-chardev", socket);
-            // Our servers have one queue.
-            let device = format!("vhost-user-blk-pci,chardev=disk{number},num-queues=1");
-            line.option("-device", format!("{device},addr={slot:#x},disable-legacy=on"));
-            return;
-        }
+    /// What QEMU opens.
+    fn drive(&self, number: usize) -> OsString {
         let mut drive = OsString::from(format!("if=none,id=disk{number},format=raw,file="));
         drive.push(escape_commas(&self.file));
         if self.access == DiskAccess::Read {
@@ -133,9 +170,30 @@ impl Disk {
         if let Some(iops) = self.iops {
             drive.push(format!(",throttling.iops-total={iops}"));
         }
-        line.option("-drive", drive);
-        line.option("-device", format!("virtio-blk-pci,drive=disk{number},addr={slot:#x},disable-legacy=on"));
+        drive
     }
+}
+
+/// `SIZE[,latency=TIME]`, which stands in `text`.
+fn parse_null(text: &OsStr, rest: &str) -> Result<Disk> {
+    let wrong = |what: &str| {
+        let hint = "for example --disk null=64M or --disk null=1G,latency=2ms";
+        Failure::new(format!("--disk {}: {what}", text.display()), hint)
+    };
+    let (size, option) = rest.split_once(',').map_or((rest, None), |(size, option)| (size, Some(option)));
+    let bytes = parse_size("--disk", size).map_err(|_| wrong("its size is no size"))?;
+    if !bytes.is_multiple_of(SECTOR) || bytes > i64::MAX as u64 {
+        return Err(wrong(&format!("its {bytes} bytes are not whole sectors of {SECTOR} bytes")));
+    }
+    let latency = match option.map(|option| option.strip_prefix("latency=")) {
+        None => Duration::ZERO,
+        Some(None) => return Err(wrong("its only option is latency=TIME")),
+        Some(Some(time)) => humantime::parse_duration(time)
+            .ok()
+            .filter(|&time| time <= LONGEST_LATENCY)
+            .ok_or_else(|| wrong("its latency is no time of up to 10 minutes"))?,
+    };
+    Ok(Disk::Null { bytes, latency })
 }
 
 /// Fails unless `socket` is one. Whether something listens there, QEMU finds out: a server serves one connection.
@@ -177,7 +235,8 @@ mod tests {
         let mut text = file.clone().into_os_string();
         text.push(",ro,iops=50");
         let disk = Disk::parse(&text).expect("a disk");
-        assert_eq!(disk, Disk { file, access: DiskAccess::Read, iops: Some(50), keep: Keep::Yes });
+        let expected = DiskFile { file, access: DiskAccess::Read, iops: Some(50), keep: Keep::Yes };
+        assert_eq!(disk, Disk::File(expected));
     }
 
     #[test]

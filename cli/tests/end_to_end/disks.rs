@@ -64,6 +64,15 @@ fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String 
 /// A process that outlives the program has pages in memory alone. They are stored when its end closes the disk, however long the
 /// disk takes, and nobody takes the process for one that does not end.
 #[test]
+fn a_disk_that_keeps_nothing_has_its_size_and_is_zeroes_whatever_is_written() {
+    let script = "tr '\\0' x </dev/zero | dd of=/dev/vda bs=4k count=8 oflag=direct 2>/dev/null && \
+                  wc -c </dev/vda && dd if=/dev/vda bs=4k count=8 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c";
+    let mut command = run_command();
+    command.args(["--disk", "null=2M,latency=5ms", "--", "busybox", "ash", "-c", script]);
+    assert_eq!(finish(command, b"").expect(0).text(), "2097152\n0\n");
+}
+
+#[test]
 fn what_a_process_wrote_is_stored_when_the_run_ends() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let disk = file_of(&folder, "disk", &vec![7; 1 << 20]);

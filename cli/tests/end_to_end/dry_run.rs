@@ -73,6 +73,8 @@ fn disks_instructions_and_a_debugger() {
             "DISK,ro,iops=20",
             "--disk",
             "DISK",
+            "--disk",
+            "null=3M,latency=2ms",
             "--icount",
             "--seed",
             "7",

@@ -163,6 +163,10 @@ fn disks() {
     refused(&["--disk", text(&odd)], &["700 bytes", "512"]);
     refused(&["--disk", text(&folder.path())], &["neither a file nor a block device"]);
     refused(&["--disk", &format!("{},iops=fast", text(&odd))], &["iops"]);
+    refused(&["--disk", "null="], &["null=", "no size", "null=64M"]);
+    refused(&["--disk", "null=64M,ro"], &["latency=TIME"]);
+    refused(&["--disk", "null=64M,latency=slow"], &["no time", "latency=2ms"]);
+    refused(&["--disk", "null=64M,latency=11m"], &["10 minutes"]);
 }
 
 #[test]

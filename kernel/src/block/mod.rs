@@ -20,7 +20,7 @@ use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
-use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
+use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
 use spin::Once;
@@ -335,7 +335,13 @@ impl DiskContent {
         let frames = frames();
         if hotplug::may_grow() && frames.free_frames() < frames.total_frames() / RESERVE {
             let nodes = NodeSet::ALL;
-            evict(Eviction { want: RELIEF, most: DiskCaches.pages(), nodes, laundry: Laundry::Leave });
+            evict(Eviction {
+                want: RELIEF,
+                most: DiskCaches.pages(),
+                nodes,
+                laundry: Laundry::Leave,
+                age: Age::Respect,
+            });
         }
     }
 

@@ -4,6 +4,7 @@
 //! nothing else. A tree that could not get memory for an entry remembers that ([`PseudoDir::is_complete`]).
 
 use core::fmt::Display;
+use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Receiver, Vec, Weak, reserve};
@@ -38,8 +39,9 @@ pub fn set_metadata(change: &SetMetadata) -> Result<()> {
 pub trait Dynamic: Send + Sync {
     /// The node that `name` leads to in `dir`.
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
-    /// The first entry with a number of `from` or more: number, name, inode number, DT_* value.
-    fn entry_from(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)>;
+    /// Gives `emit` the entries with a number of `from` or more: number, name, inode number, DT_* value. It returns
+    /// `false` when it had enough.
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(u64, ShortLine, u64, u8) -> bool);
 }
 
 /// Listing positions of dynamic entries begin here.
@@ -175,10 +177,14 @@ impl PseudoDir {
         self.dynamic.lock().clone()
     }
 
-    /// The fixed entry with the number `from`: name and node.
-    pub fn entry_after(&self, from: u64) -> Option<(Arc<[u8]>, Arc<dyn Node>)> {
+    /// The fixed entry after `last`; where there was none, the one with the number `from`.
+    fn next_entry(&self, from: u64, last: Option<&[u8]>) -> Option<(Arc<[u8]>, Arc<dyn Node>)> {
         let entries = self.entries.lock();
-        entries.iter().nth(usize::try_from(from).ok()?).map(|(name, node)| (name.clone(), node.clone()))
+        let next = match last {
+            Some(last) => entries.iter_from(Bound::Excluded(last)).next(),
+            None => entries.iter().nth(usize::try_from(from).ok()?),
+        };
+        next.map(|(name, node)| (name.clone(), node.clone()))
     }
 }
 
@@ -245,22 +251,20 @@ impl File for PseudoDir {
         if !emit_dots(&mut at, self.identity.inode, parent.inode, emit) {
             return Ok(());
         }
+        let mut last = None;
         while at < DYNAMIC {
-            let Some((name, node)) = self.entry_after(at - 2) else { break };
+            let Some((name, node)) = self.next_entry(at - 2, last.as_deref()) else { break };
             at += 1;
             let (inode, kind) = (node.identity().inode, node.kind().dirent_kind());
             if !emit(DirEntry { name: &name, inode, kind, next: at }) {
                 return Ok(());
             }
+            last = Some(name);
         }
         let Some(dynamic) = self.dynamic() else { return Ok(()) };
-        at = at.max(DYNAMIC);
-        while let Some((number, name, inode, kind)) = dynamic.entry_from(at - DYNAMIC) {
-            at = DYNAMIC + number + 1;
-            if !emit(DirEntry { name: name.bytes(), inode, kind, next: at }) {
-                break;
-            }
-        }
+        dynamic.read_dir(at.saturating_sub(DYNAMIC), &mut |number, name, inode, kind| {
+            emit(DirEntry { name: name.bytes(), inode, kind, next: DYNAMIC + number + 1 })
+        });
         Ok(())
     }
 }

@@ -17,6 +17,7 @@
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use freehold_collections::{
     Arc, Map, Weak,
     reserve::{self, ArcMethods},
@@ -38,6 +39,9 @@ pub const TASKS_MAX: usize = 16_384;
 
 /// The most slots that a [`ProcessWalk`] looks at while it holds the lock once.
 const WALK_STEP: usize = 64;
+
+/// The most IDs that [`pids_from`] tells at once.
+pub const PIDS_AT_ONCE: usize = 16;
 
 /// A process' place in the family tree: links by ID, where 0 ends a chain (no process of a program
 /// has it). They change under the registry's lock only.
@@ -135,12 +139,30 @@ pub fn find_task(tid: Pid) -> Option<Arc<Task>> {
 
 /// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
 pub fn processes() -> ProcessWalk {
-    processes_from(0)
+    ProcessWalk { at: 0, end: PID_MAX, again: 0, group: None, left: usize::MAX }
 }
 
-/// Visits the processes with an ID of `least` or more, by ID. Allocates nothing.
-pub fn processes_from(least: Pid) -> ProcessWalk {
-    ProcessWalk { at: least, end: PID_MAX, again: 0, group: None, left: usize::MAX }
+/// The IDs of the first processes with an ID of `least` or more, ascending; none where no process is left. One
+/// search finds up to [`PIDS_AT_ONCE`].
+pub fn pids_from(least: Pid) -> ArrayVec<Pid, PIDS_AT_ONCE> {
+    let mut pids = ArrayVec::new();
+    let mut at = Some(least);
+    while let Some(from) = at.take().filter(|_| pids.is_empty()) {
+        let registry = REGISTRY.lock();
+        for (looked, (&pid, slot)) in registry.slots.iter_from(Bound::Included(&from)).enumerate() {
+            if pids.is_full() {
+                break;
+            }
+            if looked == WALK_STEP {
+                at = Some(pid);
+                break;
+            }
+            if slot.process.is_some() {
+                pids.push(pid);
+            }
+        }
+    }
+    pids
 }
 
 /// Visits the processes in a group. Allocates nothing.

@@ -2,6 +2,7 @@
 
 extern crate std;
 
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::boxed::Box;
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
@@ -222,6 +223,42 @@ fn what_is_written_to_a_disk_is_read_back_also_in_many_requests() {
     let mut back = Whole(std::vec![0; data.len()]);
     disk.read(100, &mut back, Sleep::Uninterruptible).unwrap();
     assert!(back.0 == data);
+}
+
+#[test]
+fn a_flush_is_sent_where_a_write_was_answered_since_the_last_one_that_succeeded() {
+    let fake = fake_disk(64, Features::BLOCK_FLUSH);
+    let (flushes, status) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU8::new(0)));
+    let disk = disk(&fake, {
+        let (fake, flushes, status) = (fake.clone(), flushes.clone(), status.clone());
+        move || {
+            while let Some((head, parts)) = fake.take(0) {
+                let mut kind = [0; 4];
+                model::read(parts[0].address, &mut kind);
+                flushes.fetch_add(u32::from(kind == [4, 0, 0, 0]), Ordering::Relaxed);
+                let filled: u32 = parts.iter().filter(|part| part.writable).map(|part| part.length).sum();
+                model::write(parts.last().unwrap().address, &[status.load(Ordering::Relaxed)]);
+                fake.give(0, head.into(), filled);
+            }
+        }
+    });
+    let flush = |expected, sent| {
+        assert_eq!(disk.flush(Sleep::Uninterruptible), expected);
+        assert_eq!(flushes.load(Ordering::Relaxed), sent);
+    };
+    flush(Ok(()), 1); // Something else may have written before.
+    flush(Ok(()), 1);
+    disk.read(0, &mut sector(), Sleep::Uninterruptible).unwrap();
+    flush(Ok(()), 1);
+    disk.write(0, &sector(), Sleep::Uninterruptible).unwrap();
+    flush(Ok(()), 2);
+    flush(Ok(()), 2);
+    status.store(1, Ordering::Relaxed);
+    assert_eq!(disk.write(0, &sector(), Sleep::Uninterruptible), Err(BlockError::Io));
+    flush(Err(BlockError::Io), 3); // A write that failed may have stored a part.
+    status.store(0, Ordering::Relaxed);
+    flush(Ok(()), 4);
+    flush(Ok(()), 4);
 }
 
 #[test]

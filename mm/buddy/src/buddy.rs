@@ -66,9 +66,6 @@ impl<M: Machine> Buddy<M> {
     /// [`OutOfMemory`]; never waits for memory.
     #[inline(always)]
     pub fn allocate(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        if self.injecting.load(Ordering::Relaxed) && self.is_injected(request.owner, request.order) {
-            return Err(OutOfMemory);
-        }
         // Taken apart here, so that it never has to be in memory for a hit.
         let Request { owner, order, content, policy, pressure } = request;
         match policy {
@@ -79,15 +76,15 @@ impl<M: Machine> Buddy<M> {
             _ => self.take_by_policy(request),
         }
     }
-    #[cold]
-    #[inline(never)]
-    fn is_injected(&self, owner: Owner, order: Order) -> bool {
-        self.options.fault_hook.is_some_and(|hook| hook(owner, order))
-    }
-    /// Ask the options' fault hook about each request from now on. Before, a request pays one
-    /// branch for it.
+    /// Ask the options' fault hook about each request from now on. Until then it costs a request nothing that a list serves:
+    /// asking makes the lists serve nobody.
     pub fn inject_faults(&self) {
         self.injecting.store(true, Ordering::Relaxed);
+        self.pcps.iter().for_each(Pcp::serve_nobody);
+    }
+    fn is_injected(&self, request: &Request) -> bool {
+        self.injecting.load(Ordering::Relaxed)
+            && self.options.fault_hook.is_some_and(|hook| hook(request.owner, request.order))
     }
     /// A block of this CPU's list.
     #[inline(always)]
@@ -162,6 +159,9 @@ impl<M: Machine> Buddy<M> {
     #[cold]
     #[inline(never)]
     fn take_by_policy(&self, request: Request) -> Result<Pfn, OutOfMemory> {
+        if self.is_injected(&request) {
+            return Err(OutOfMemory);
+        }
         let block = self.take_pinned(&self.machine.pin(), request)?;
         if request.content == Content::Zeroed || self.options.init_on_alloc == Wipe::Always {
             self.zero(block, request.order);

@@ -70,6 +70,8 @@ pub struct Pcp {
     guesses: [AtomicU64; GUESSES],
     /// How many blocks the next refill gets: 16 bits for each list.
     batches: [AtomicU64; LISTS.div_ceil(4)],
+    /// The first place of each list.
+    firsts: [AtomicU64; NOWHERE + 1],
     drain: DrainFlag,
     lists: [ListLine; NOWHERE + 1],
     /// The entries of all lists, one list behind the other.
@@ -88,8 +90,8 @@ struct ListLine {
     /// Below bit [`COUNT`]: where its next block goes. From there on: how many blocks came out of it
     /// on the way to an owner. One step changes both.
     next: AtomicU64,
-    /// Its first place.
-    first: AtomicU64,
+    /// For a hit, its first place; [`PLACES`] where nothing is to hit ([`Pcp::serve_nobody`]): no next place is above that.
+    bottom: AtomicU64,
     /// One past the last place that it may use.
     end: AtomicU64,
     /// The [`Tag`] of its blocks, or [`NO_LABEL`].
@@ -99,7 +101,7 @@ struct ListLine {
     random: AtomicU64,
     /// Blocks that came out of it on the way to an owner and are not counted in `next`.
     taken: AtomicU64,
-    /// What makes `taken` the blocks that owners gave back: see [`List::given`].
+    /// What makes `taken` the blocks that owners gave back: see [`Pcp::given`].
     passed: AtomicU64,
     /// What the record of a block in it says.
     trace: AtomicU64,
@@ -113,7 +115,7 @@ const NO_LABEL: u64 = u64::MAX;
 impl ListLine {
     const EMPTY: Self = Self {
         next: AtomicU64::new(0),
-        first: AtomicU64::new(0),
+        bottom: AtomicU64::new(0),
         end: AtomicU64::new(0),
         label: AtomicU64::new(NO_LABEL),
         random: AtomicU64::new(0),
@@ -183,26 +185,19 @@ impl<'a> List<'a> {
     fn place(self, at: u64) -> &'a AtomicU64 {
         &self.pcp.places[at as usize % PLACES]
     }
-    #[inline]
-    fn len(self) -> u64 {
-        self.next() - self.line.first.get()
-    }
     /// Where its next block goes.
     #[inline(always)]
     fn next(self) -> u64 {
         self.line.next.get() % PLACES as u64
     }
-    /// Blocks that came out of it on the way to an owner, ever.
-    fn taken(self) -> u64 {
-        self.line.taken.get().wrapping_add(self.line.next.get() >> COUNT)
-    }
+    /// Take a block of those from place `bottom` on, if there is one.
     #[inline(always)]
-    fn pop(self) -> Option<Pfn> {
+    fn pop(self, bottom: u64) -> Option<Pfn> {
         let next = self.line.next.get();
-        let len = next % PLACES as u64 - self.line.first.get();
-        if len == 0 {
+        if next % PLACES as u64 <= bottom {
             return None;
         }
+        let len = next % PLACES as u64 - bottom;
         let random = step(self.line.random.get());
         self.line.random.set(random);
         // One place less, and one more taken.
@@ -224,19 +219,6 @@ impl<'a> List<'a> {
         }
         room
     }
-    /// The places that hold blocks.
-    fn places(self) -> &'a [AtomicU64] {
-        &self.pcp.places[self.line.first.get() as usize..self.next() as usize]
-    }
-    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
-    /// out of it as [`List::taken`] says or past owners.
-    fn given(self) -> u64 {
-        self.taken().wrapping_sub(self.away())
-    }
-    /// Blocks that owners got from this list and have not given back to it: means something only summed over all CPUs.
-    fn away(self) -> u64 {
-        self.len().wrapping_add(self.line.passed.get()).wrapping_neg()
-    }
 }
 
 /// The list that hands a block out, or takes one back.
@@ -253,7 +235,7 @@ impl Hit<'_> {
     /// Take a block.
     #[inline(always)]
     pub(crate) fn pop(self) -> Option<Pfn> {
-        self.list.pop()
+        self.list.pop(self.list.line.bottom.get())
     }
     /// Put a block in that was given back, or, if its pageblock is sparse, among those that go home. `false` if there is no room.
     #[inline(always)]
@@ -328,6 +310,7 @@ impl Pcp {
             passed_frames: [const { AtomicU64::new(0) }; Owner::COUNT],
             guesses: [const { AtomicU64::new(0) }; GUESSES],
             batches: [const { AtomicU64::new(0) }; LISTS.div_ceil(4)],
+            firsts: [const { AtomicU64::new(0) }; NOWHERE + 1],
             drain: DrainFlag(AtomicU64::new(0)),
             lists: [const { ListLine::EMPTY }; NOWHERE + 1],
             places: [const { AtomicU64::new(0) }; PLACES],
@@ -349,7 +332,8 @@ impl Pcp {
                 _ => shapes.shape(number).room,
             };
             line.next.set(at);
-            line.first.set(at);
+            line.bottom.set(at);
+            self.firsts[number].set(at);
             at += room;
             line.end.set(at);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
@@ -378,7 +362,15 @@ impl Pcp {
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
-        self.list(list).len()
+        self.list(list).next() - self.firsts[list].get()
+    }
+    /// The places of a list that hold blocks.
+    fn used(&self, list: usize) -> &[AtomicU64] {
+        &self.places[self.firsts[list].get() as usize..self.list(list).next() as usize]
+    }
+    /// From now on no hit finds a block. Any CPU calls this: it alone changes these words once the lists are laid out.
+    pub(crate) fn serve_nobody(&self) {
+        self.lists.iter().for_each(|line| line.bottom.set(PLACES as u64));
     }
     /// The node whose blocks the lists hold.
     #[inline]
@@ -393,7 +385,7 @@ impl Pcp {
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
-        self.list(list).pop()
+        self.list(list).pop(self.firsts[list].get())
     }
     /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &[AtomicU64] {
@@ -403,8 +395,7 @@ impl Pcp {
     }
     /// From now on the list takes blocks back until it has so many: no more than its shape says.
     pub(crate) fn set_room(&self, list: usize, room: u64) {
-        let line = &self.lists[list];
-        line.end.set(line.first.get() + room);
+        self.lists[list].end.set(self.firsts[list].get() + room);
     }
     /// So many places of [`Pcp::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
@@ -437,17 +428,16 @@ impl Pcp {
     /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
     /// been in longest. They are still in it until [`Pcp::forget`].
     pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'_> {
-        let list = self.list(list);
-        let places = list.places();
+        let (places, state) = (self.used(list), &self.lists[list].random);
         let count = count.min(places.len() as u64) as usize;
-        let random = step(list.line.random.get());
-        list.line.random.set(random);
+        let random = step(state.get());
+        state.set(random);
         let first = below(random, (places.len() - count) as u64 + 1) as usize;
         Leavers { places: &places[first..first + count], first }
     }
     /// They have left.
     pub(crate) fn forget(&self, list: usize, leavers: &Leavers<'_>) {
-        let places = self.list(list).places();
+        let places = self.used(list);
         let (first, count) = (leavers.first, leavers.places.len());
         let end = first + count;
         // Where the order says nothing, the last ones fill the gap; else all above move down.
@@ -477,28 +467,39 @@ impl Pcp {
         self.lists[list].taken.add(1);
         self.lists[list].passed.sub(1);
     }
-    fn lists(&self) -> impl Iterator<Item = List<'_>> {
-        self.lists[..LISTS].iter().map(move |line| List { pcp: self, line })
+    /// Blocks of a list handed out on this CPU, ever.
+    fn taken(&self, list: usize) -> u64 {
+        let line = &self.lists[list];
+        line.taken.get().wrapping_add(line.next.get() >> COUNT)
+    }
+    /// Blocks that owners got from this list and have not given back to it: means something only summed over all CPUs.
+    fn away(&self, list: usize) -> u64 {
+        self.len(list).wrapping_add(self.lists[list].passed.get()).wrapping_neg()
+    }
+    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
+    /// out of it as [`Pcp::taken`] says or past owners.
+    fn given(&self, list: usize) -> u64 {
+        self.taken(list).wrapping_sub(self.away(list))
     }
     /// Blocks handed out on this CPU, ever, that a list serves.
     pub(crate) fn listed(&self) -> u64 {
-        self.lists().map(|list| list.taken()).fold(0, u64::wrapping_add)
+        (0..LISTS).map(|list| self.taken(list)).fold(0, u64::wrapping_add)
     }
     /// Frames of them.
     pub(crate) fn listed_frames(&self, shapes: &Shapes) -> u64 {
-        let frames = (0..LISTS).map(|list| self.list(list).taken() << shapes.shape(list).order);
+        let frames = (0..LISTS).map(|list| self.taken(list) << shapes.shape(list).order);
         frames.fold(0, u64::wrapping_add)
     }
     /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        let given = self.lists().map(List::given).fold(0, u64::wrapping_add);
+        let given = (0..LISTS).map(|list| self.given(list)).fold(0, u64::wrapping_add);
         let (out, back) = (self.passed_out.get(), self.passed_back.get());
         (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
     /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).owner == owner);
-        let frames = lists.map(|number| self.list(number).away().wrapping_shl(shapes.shape(number).order));
+        let frames = lists.map(|list| self.away(list).wrapping_shl(shapes.shape(list).order));
         frames.fold(self.passed_frames[owner as usize].get(), u64::wrapping_add)
     }
     /// What the last refill left for the draw of a single block.
@@ -551,16 +552,15 @@ impl Pcp {
     }
     /// Blocks that wait to go home: see [`homeward`].
     pub(crate) fn homeward(&self) -> &[AtomicU64] {
-        self.list(HOME).places()
+        self.used(HOME)
     }
     /// They all went home.
     pub(crate) fn clear_homeward(&self) {
-        let home = &self.lists[HOME];
-        home.next.set(home.first.get());
+        self.lists[HOME].next.set(self.firsts[HOME].get());
     }
     /// The blocks of a list.
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> {
-        self.list(list).places().iter().map(|place| Pfn(place.get()))
+        self.used(list).iter().map(|place| Pfn(place.get()))
     }
     /// Frames in this pcp.
     pub(crate) fn frames(&self, shapes: &Shapes) -> u64 {

@@ -285,7 +285,7 @@ impl Zone {
             return None;
         }
         at.bins.note_opened(owner, block);
-        self.take_drawn(&sets, owner.side(), block);
+        self.take_at(&sets, owner.side(), self.position_of(owner.side(), block));
         self.begin_split(at.held, sets, block, owner);
         Some(block)
     }

@@ -58,6 +58,7 @@ impl FreeSet {
         Some(rng.map_or(last, |rng| rng.below(last + 1)))
     }
     /// Take out the block at `position`, which is below the length.
+    #[inline(always)]
     pub(crate) fn take_at(&self, position: u64, blocks: Blocks, initial: &impl Initial) -> BlockId {
         let block = self.at(position, initial);
         let last = self.len() - 1;
@@ -68,6 +69,7 @@ impl FreeSet {
         block
     }
     /// Add a block that is in no set.
+    #[inline]
     pub(crate) fn insert(&self, block: BlockId, blocks: Blocks) {
         let len = self.len();
         self.place(len, block, blocks);

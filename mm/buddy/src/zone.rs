@@ -373,21 +373,22 @@ impl Zone {
             bins.note_opened(owner, block);
             Some(block)
         });
-        let set = self.set(side);
-        let block = match drawn {
-            Some(block) => block,
-            None => set.at(self.partner(side).or_else(|| set.draw(rng))?, &self.runs),
+        let position = match drawn {
+            Some(block) => self.position_of(side, block),
+            None => self.partner(side).or_else(|| self.set(side).draw(rng))?,
         };
-        self.take_drawn(held, side, block);
-        Some(block)
+        Some(self.take_at(held, side, position))
     }
-    /// Take a block, a member, out of its free set, to be handed out. It has records from here on.
-    pub(crate) fn take_drawn(&self, _held: &Held, side: Side, block: BlockId) {
+    /// Take the block at a position, below the length, out of its free set, to be handed out. It has records from here on.
+    #[inline]
+    pub(crate) fn take_at(&self, _held: &Held, side: Side, position: u64) -> BlockId {
+        let block = self.set(side).take_at(position, self.blocks, &self.runs);
         self.prepare(block);
-        self.set(side).take_at(self.position_of(side, block), self.blocks, &self.runs);
         self.last.set(link(Some(block)));
+        block
     }
     /// Give a block that nobody else can get records.
+    #[inline]
     pub(crate) fn prepare(&self, block: BlockId) {
         self.table.prepare(block.start());
     }
@@ -499,12 +500,14 @@ impl Zone {
             self.insert(sets, block, BlockState::freed(old.owner().side()));
         }
     }
+    #[inline]
     pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
         if let Some(bins) = &self.bins {
             change(bins, whole_class(side), block.start(), PAGEBLOCK_ORDER);
         }
     }
     /// Put a block into the free set that `free`, its new state, names.
+    #[inline]
     pub(crate) fn insert(&self, _held: &Held, block: BlockId, free: BlockState) {
         let Fill::Free(side) = free.fill() else { unreachable!("{free:?} is not free") };
         self.blocks.set_state(block, free);

@@ -186,8 +186,9 @@ pub fn free_idle(most: u64) -> u64 {
     let listed = before.saturating_sub(frames().cached_frames()) + kept;
     let Some(_under_way) = UnderWay::begin() else { return listed };
     let all = caches::pages();
-    let wish = Eviction { want: most, most: all, nodes: NodeSet::ALL, laundry: Laundry::Leave };
-    listed + evict(wish, Who::Direct)
+    let (laundry, age) = (Laundry::Leave, Age::Respect);
+    let wish = Eviction { want: most, most: all, nodes: NodeSet::ALL, laundry, age };
+    listed + evict(wish, Who::Direct).freed
 }
 
 /// Whether direct reclaim came to anything.
@@ -237,8 +238,8 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> PassResult {
         };
         if share.files > 0 {
             let most = (caches::pages() >> shift).max(BATCH);
-            let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store };
-            found.freed += evict(wish, who);
+            let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store, age };
+            found += evict(wish, who);
         }
         let wish = |pages| EvictWish { pages, age, nodes, effort: shift };
         if share.private > 0 {
@@ -255,10 +256,10 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> PassResult {
     found
 }
 
-fn evict(wish: Eviction, who: Who) -> u64 {
+fn evict(wish: Eviction, who: Who) -> PassResult {
     let done = caches::evict(wish);
     count(who, PageKind::File, done.scanned, done.freed);
-    done.freed
+    PassResult { freed: done.freed, written: done.written }
 }
 
 fn note_swapped(done: SwapEvicted, who: Who) -> PassResult {

@@ -21,9 +21,12 @@
 //! does not wait many times. A task that waits for a place waits for as long as the device answers others. A late answer
 //! ends the silence, since hosts stall and recover. (Linux' virtio-blk has no time-out: its requests wait for ever.)
 //!
+//! **Flushes** that would find nothing to do are not sent: see `write_cache.rs`.
+//!
 //! **Lies.** A device that gives back what it does not have is reset and stays out of use: see `link.rs`.
 
 mod requests;
+mod write_cache;
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -440,7 +443,15 @@ where
         if !self.has_cache {
             return Ok(());
         }
+        let uncovered = |requests: &mut Requests<S, T>| requests.check().map(|()| requests.cache.uncovered());
+        if self.with(uncovered)?.is_none() {
+            return Ok(());
+        }
         let (place, _) = self.place(0, sleep)?;
-        self.request(&place, (RequestKind::Flush, 0), None, sleep).map(|_| ())
+        // Another task's flush may have covered it meanwhile.
+        let Some(covered) = self.with(uncovered)? else { return Ok(()) };
+        self.request(&place, (RequestKind::Flush, 0), None, sleep)?;
+        self.with(|requests| requests.cache.flushed(covered));
+        Ok(())
     }
 }

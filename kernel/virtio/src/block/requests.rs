@@ -20,11 +20,14 @@ use core::sync::atomic::{Ordering, fence};
 use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
 use freehold_virtqueue::{Chain, DeviceReset, Part, PartMemory, Queue, Transport};
 
+use super::write_cache::WriteCache;
 use super::{DEPTH, HEADER, LAST_STATUS, NO_STATUS, RING, RequestKind, STATUS};
 use freehold_machine::PAGE_SIZE;
 
 use crate::link::{Lent, Link, Why};
 use crate::{BlockError, SECTOR_SIZE, SetupError};
+
+const _: () = assert!(DEPTH <= u16::BITS as usize, "a bit for each place");
 
 /// Bytes of the spare buffer: what every disk can transfer at once however little memory there is.
 pub(super) const SPARE: usize = 4096;
@@ -125,6 +128,10 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     link: Link<S, T, Rings<S>>,
     name: &'static str,
     states: [RequestState; DEPTH],
+    /// The places whose request is a write, a bit each.
+    writes: u16,
+    /// What the device may hold in a cache.
+    pub cache: WriteCache,
     /// Where the search for a free place begins: after the one taken last.
     next: usize,
     waiting: usize,
@@ -154,6 +161,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             link: Link::new(transport, device, Rings { queue, headers, segments }),
             name: device.rules().name,
             states: [RequestState::Free; DEPTH],
+            writes: 0,
+            cache: WriteCache::new(),
             next: 0,
             waiting: 0,
             granted: 0,
@@ -279,7 +288,10 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     }
 
     /// Whether the device can be sent requests.
-    fn check(&mut self) -> Result<(), BlockError> {
+    ///
+    /// # Errors
+    /// It failed or is silent.
+    pub fn check(&mut self) -> Result<(), BlockError> {
         self.link.lent()?;
         if self.is_silent {
             self.reap()?;
@@ -323,6 +335,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             transport.notify(0);
         }
         self.states[number] = RequestState::Pending;
+        let bit = 1 << number;
+        self.writes = if kind == RequestKind::Out { self.writes | bit } else { self.writes & !bit };
         Ok(true)
     }
 
@@ -357,6 +371,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             self.states[number] = RequestState::Free;
             self.wakes.memory |= self.starving > 0;
             self.grant();
+        }
+        if self.writes & 1 << number != 0 {
+            self.cache.count_write();
         }
         self.answers += 1;
         if self.is_silent {

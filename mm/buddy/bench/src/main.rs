@@ -1,9 +1,9 @@
 //! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`: nanoseconds per operation beside the peers, medians.
 //!
-//! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `mixed`: that measure of ours alone, for a profiler.
+//! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `bulk9`, `mixed`: that measure of ours alone, for a profiler.
 //! Single-threaded figures are thread CPU time; two threads, each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine
 //! only. All figures are medians of the rounds of one run: compare within it, by the ratio to the stack of the first row. `valgrind
-//! --tool=callgrind` counts instructions of `pair`, `bulk` and `mixed` whatever the load.
+//! --tool=callgrind` counts instructions of `pair`, `bulk`, `bulk9` and `mixed` whatever the load.
 //!
 //! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it, frees by address as they ask for, and puts our tables into
 //! large pages.
@@ -292,6 +292,7 @@ fn main() {
     let ours = || Freehold::new(frames as u64, Shuffle::On, Pages::Large);
     match only.as_deref() {
         Some("pair") => println!("{:.2}", pair(&ours(), 0)),
+        Some("bulk9") => println!("{:?}", bulk(&ours(), 9, frames >> 10, 200)),
         Some("bulk") => println!("{:?}", bulk(&ours(), 0, frames / 2, 20)),
         Some("mixed") => println!("{:?}", mixed(&ours(), frames)),
         _ => {}

@@ -41,6 +41,8 @@ pub struct Eviction {
     pub nodes: NodeSet,
     /// What becomes of changed pages.
     pub laundry: Laundry,
+    /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy spaces are waited for.
+    pub age: Age,
 }
 
 impl Eviction {
@@ -59,12 +61,15 @@ pub struct Evicted {
     pub scanned: u64,
     /// Frames that were given back.
     pub freed: u64,
+    /// Pages that were stored, whether their frames were given back or somebody uses them again.
+    pub written: u64,
 }
 
 impl core::ops::AddAssign for Evicted {
     fn add_assign(&mut self, other: Self) {
         self.scanned += other.scanned;
         self.freed += other.freed;
+        self.written += other.written;
     }
 }
 
@@ -78,7 +83,7 @@ impl<S: Memory> PageCache<S> {
         while done.freed < wish.want && done.scanned < wish.most {
             let Some(look) = self.advance() else { break };
             done.scanned += u64::from(look.present.count_ones());
-            done.freed += self.evict_of(look, wish);
+            self.evict_of(look, wish, &mut done);
         }
         done
     }
@@ -92,12 +97,16 @@ impl<S: Memory> PageCache<S> {
         look
     }
 
-    fn evict_of(&self, look: ChunkPages, wish: Eviction) -> u64 {
+    fn evict_of(&self, look: ChunkPages, wish: Eviction, done: &mut Evicted) {
+        let look = match wish.age {
+            Age::Respect => look,
+            Age::Ignore => ChunkPages { cold: look.present, ..look },
+        };
         let (mut cold, mapped, dirty) = self.judge(look, wish.nodes);
         if wish.laundry == Laundry::Leave {
             cold &= !dirty;
         }
-        cold = self.unmap_cold(look.first, cold, mapped, Age::Respect);
+        cold = self.unmap_cold(look.first, cold, mapped, wish.age);
         // A mapping may have made a page dirty that was not when it was judged: it stays this time.
         let mut unwritten = cold & dirty;
         while unwritten != 0 {
@@ -105,11 +114,13 @@ impl<S: Memory> PageCache<S> {
             let count = (unwritten >> from).trailing_ones();
             let start = (look.first + u64::from(from)) * PAGE;
             // What cannot be stored now stays dirty, and so it stays; what never can be is lost, and the file's holders are told.
-            let _ = self.write_back(start..start + u64::from(count) * PAGE);
+            if self.write_back(start..start + u64::from(count) * PAGE).is_ok() {
+                done.written += u64::from(count);
+            }
             unwritten &= u64::MAX.checked_shl(from + count).unwrap_or(0);
         }
         let pages = (0..64).filter(|page| cold & 1 << page != 0).map(|page| look.first + page);
-        pages.filter_map(|page| self.take_idle(page)).count() as u64
+        done.freed += pages.filter_map(|page| self.take_idle(page)).count() as u64;
     }
 
     /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more: `mapped` are tried, by their `age`.

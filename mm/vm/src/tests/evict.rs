@@ -12,7 +12,7 @@ use super::world::*;
 use crate::*;
 
 fn wish(want: u64) -> Eviction {
-    Eviction { want, most: u64::MAX, nodes: NodeSet::ALL, laundry: Laundry::Store }
+    Eviction { want, most: u64::MAX, nodes: NodeSet::ALL, laundry: Laundry::Store, age: Age::Respect }
 }
 
 fn resident(cache: &Cache, pages: u64) -> Vec<u64> {
@@ -36,7 +36,10 @@ fn a_file_that_is_read_once_drives_out_nothing_that_is_read_again_and_again() {
     assert_eq!(resident(&cache, 600), often);
     // Used again after the hand has passed: spared again. Not used: it goes.
     read(&cache, 70 * PAGE, 1);
-    assert_eq!(cache.evict(Eviction { most: 3, ..wish(u64::MAX) }), Evicted { scanned: 3, freed: 2 });
+    assert_eq!(
+        cache.evict(Eviction { most: 3, ..wish(u64::MAX) }),
+        Evicted { scanned: 3, freed: 2, written: 0 }
+    );
     assert_eq!(resident(&cache, 600), [70]);
     drop((cache, disk));
     world.end();
@@ -78,6 +81,41 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
 }
 
 #[test]
+fn pages_in_use_and_those_of_a_busy_space_go_where_age_is_ignored() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 8);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let p = world.process(0);
+    let backing = Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
+    let at = p.map(AreaPlace::Anywhere, 8, RW, backing).unwrap();
+    let lap = |age| cache.evict(Eviction { most: 1, age, ..wish(u64::MAX) }).freed;
+    let use_all = || (0..8).for_each(|page| p.store(at + page * PAGE, page as u8).unwrap());
+    use_all();
+    assert_eq!((lap(Age::Respect), lap(Age::Ignore)), (0, 8), "all were used since they came");
+    use_all();
+    lap(Age::Respect);
+    // Somebody has the space, and goes on only after this thread has begun to wait.
+    let (space, began) = (p.locked.clone(), Arc::new(std::sync::Barrier::new(2)));
+    let holder = std::thread::spawn({
+        let began = began.clone();
+        move || {
+            let held = space.0.lock().unwrap();
+            began.wait();
+            began.wait();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(held);
+        }
+    });
+    began.wait();
+    let tried = lap(Age::Respect);
+    began.wait();
+    assert_eq!((tried, lap(Age::Ignore)), (0, 8), "busy for who tries, and waited for by who must");
+    holder.join().unwrap();
+    drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
 fn what_is_not_wished_for_stays() {
     let world = World::new();
     let (disk, cache) = disk(&world, 64);
@@ -90,7 +128,7 @@ fn what_is_not_wished_for_stays() {
     assert_eq!(cache.evict(Eviction { nodes: NodeSet::single(NodeId(9)), most: 64, ..clean }).freed, 0);
     assert_eq!(cache.evict(Eviction { most: 64, ..clean }).freed, 63);
     assert_eq!((disk.log(), resident(&cache, 64)), (std::vec![], std::vec![5]));
-    assert_eq!(cache.evict(wish(1)), Evicted { scanned: 1, freed: 1 });
+    assert_eq!(cache.evict(wish(1)), Evicted { scanned: 1, freed: 1, written: 1 });
     assert_eq!(read(&cache, 5 * PAGE, 2), [b'x', 5]);
     let memory = Cache::new(world.frames);
     write(&memory, 0, &[1; 4096]);

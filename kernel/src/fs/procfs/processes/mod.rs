@@ -79,17 +79,26 @@ impl Dynamic for Processes {
         Ok(Dir::new(device, subject, (DirKind::Whole, LISTED), dir.clone(), name))
     }
 
-    fn entry_from(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)> {
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(u64, ShortLine, u64, u8) -> bool) {
         let link = NodeKind::Symlink.dirent_kind();
-        match from {
-            0 => return Some((0, ShortLine::of(b"self"), Of::Process as u64, link)),
-            1 => return Some((1, ShortLine::of(b"thread-self"), Of::Thread as u64, link)),
-            _ => {}
+        for (number, name, of) in [(0, "self", Of::Process), (1, "thread-self", Of::Thread)] {
+            if number >= from && !emit(number, ShortLine::of(name.as_bytes()), of as u64, link) {
+                return;
+            }
         }
-        let least = Pid::try_from(from - 2).ok()?;
-        let pid = registry::processes_from(least).next()?.pid;
-        let inode = Subject { pid, tid: None }.inode(0);
-        Some((u64::from(pid) + 2, ShortLine::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()))
+        let Ok(mut least) = Pid::try_from(from.saturating_sub(2)) else { return };
+        loop {
+            let pids = registry::pids_from(least);
+            let Some(&last) = pids.last() else { return };
+            for pid in pids {
+                let inode = Subject { pid, tid: None }.inode(0);
+                let number = u64::from(pid) + 2;
+                if !emit(number, ShortLine::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()) {
+                    return;
+                }
+            }
+            least = last + 1;
+        }
     }
 }
 
