@@ -68,6 +68,7 @@ test-long: build
 	for seed in 1 2 3 4; do \
 		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
 	$(TARGET)/freehold run --cpus 2 -m 512M --timeout 60m -- $(TARGET)/guest/conformance/leaks 10000
+	PROPTEST_CASES=2000 cargo test --quiet --workspace --exclude freehold # properties, of eight times as many inputs
 	tools/fuzz 30
 	tools/broken-bounce
 	tools/broken-replica

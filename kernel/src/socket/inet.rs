@@ -11,6 +11,7 @@ use freehold_collections::Receiver;
 use super::address::{Address, Family};
 use super::channel::{Ancillary, Patience};
 use super::endpoint::{Socket, SocketKind};
+use super::options::Credentials;
 use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
 use crate::task::Capability;
 use crate::user::Source;
@@ -49,7 +50,7 @@ impl Socket {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let privileged = (1..FIRST_FREE).contains(&wanted.port);
-        if privileged && !task::current().process().credentials().may(Capability::NetBindService) {
+        if privileged && !task::may(Capability::NetBindService) {
             return Err(Errno::EACCES);
         }
         self.take_port(wanted).map(|_| ())
@@ -59,7 +60,7 @@ impl Socket {
     fn take_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
         let claim = Claim {
             address: wanted,
-            user: task::try_with_current(|task| task.process().uid()).unwrap_or(0),
+            user: Credentials::current_user(),
             only_v6: self.is_only_v6(),
             reuses_address: self.reuses_address(),
             reuses_port: self.reuses_port(),
@@ -110,8 +111,7 @@ impl Socket {
 
     /// Whether the address is this machine's, and of a version that the socket knows.
     fn reaches(&self, address: InetAddress) -> bool {
-        let is_v6_alone = self.family() == Family::Inet6 && self.is_only_v6();
-        address.is_local() && !(address.is_v4() && is_v6_alone)
+        address.is_local() && !(address.is_v4() && self.is_v6_alone())
     }
 
     /// The address that a packet to `to` goes to.

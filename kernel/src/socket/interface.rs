@@ -143,8 +143,7 @@ impl Request {
 
 /// `CAP_NET_ADMIN`, or `EPERM`.
 pub fn check_administrator() -> Result<()> {
-    let may = task::with_current(|task| task.process().credentials().may(Capability::NetAdmin));
-    if may { Ok(()) } else { Err(Errno::EPERM) }
+    if task::may(Capability::NetAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// SIOCGIFCONF: the interfaces with an address of version 4.

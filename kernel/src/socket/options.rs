@@ -7,7 +7,7 @@ use super::channel::BUFFER_BYTES;
 use super::endpoint::{Socket, SocketKind};
 use super::message::PassCredentials;
 use super::netlink;
-use super::remembered::Remembered;
+use super::remembered::{Remembered, TCP};
 use crate::task::{Capability, Process};
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
@@ -36,6 +36,11 @@ impl Credentials {
             Self { pid: process.pid, uid, gid }
         };
         task::try_with_current(|task| of(task.process())).unwrap_or_default()
+    }
+
+    /// The caller's real user; 0 where no task runs.
+    pub(super) fn current_user() -> u32 {
+        task::try_with_current(|task| task.process().uid()).unwrap_or(0)
     }
 
     /// Whether the caller may send them as its own: each is one of its own, or it has the
@@ -77,10 +82,10 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
 }
 
 /// TCP_CONGESTION of IPPROTO_TCP.
-const CONGESTION: (u32, u32) = (6, 13);
+const CONGESTION: (u32, u32) = (TCP, 13);
 /// What is told of a connection, and what handles its bytes before programs do: nothing.
-const TCP_INFO: (u32, u32) = (6, 11);
-const TCP_ULP: (u32, u32) = (6, 31);
+const TCP_INFO: (u32, u32) = (TCP, 11);
+const TCP_ULP: (u32, u32) = (TCP, 31);
 /// What [`CONGESTION`] names, and what may be asked for.
 const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 

@@ -33,6 +33,17 @@ pub enum Protocol {
     Udp = 17,
 }
 
+impl Protocol {
+    /// The one with this number.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            _ => None,
+        }
+    }
+}
+
 /// An IP address and a port. Addresses of version 4 are version 6's mapped ones (RFC 4291, section
 /// 2.5.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -7,11 +7,12 @@ use linux_raw_sys::net as c;
 use super::address::Family;
 use super::endpoint::{Socket, SocketKind};
 use super::netlink;
+use super::ports::Protocol;
 use crate::{Errno, Result};
 
 /// Levels of setsockopt beside SOL_SOCKET: IPPROTO_IP, IPPROTO_TCP, IPPROTO_IPV6.
 const IP: u32 = 0;
-const TCP: u32 = 6;
+pub(super) const TCP: u32 = Protocol::Tcp as u32;
 const IPV6: u32 = 41;
 
 /// What an option's value may be.

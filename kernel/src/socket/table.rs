@@ -41,7 +41,12 @@ impl SocketClass {
 
     /// What `socket` is.
     pub(super) const fn of(socket: &Socket) -> Self {
-        match (socket.family(), socket.protocol()) {
+        Self::new(socket.family(), socket.protocol())
+    }
+
+    /// What sockets of a family and, of IP, a protocol are.
+    pub(super) const fn new(family: Family, protocol: Protocol) -> Self {
+        match (family, protocol) {
             (Family::Unix, _) => Self::Unix,
             (Family::Netlink, _) => Self::Netlink,
             (Family::Inet, Protocol::Tcp) => Self::Tcp,

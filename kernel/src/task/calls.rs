@@ -9,7 +9,9 @@ use freehold_xpfo::Closing;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
-use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
+use super::{
+    Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry,
+};
 use crate::syscall::Args;
 use crate::time::{self, TimeSpec};
 use crate::user::{self, UserPtr};
@@ -71,7 +73,7 @@ fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Resul
     if resource == Resource::Files && new.hard > NR_OPEN {
         return Err(Errno::EPERM);
     }
-    if new.hard > old.hard && !current().process().credentials().may(Capability::SysResource) {
+    if new.hard > old.hard && !may(Capability::SysResource) {
         return Err(Errno::EPERM);
     }
     process.set_limit(resource, new);
@@ -247,7 +249,7 @@ fn nice_limit(process: &Process) -> i64 {
 /// setpriority(which, who, nice)
 pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
-    let privileged = current().process().credentials().may(Capability::SysNice);
+    let privileged = may(Capability::SysNice);
     let mut outcome = Ok(0);
     // One that may not be changed does not keep the others from it.
     for_each_priority(args.int(0), args.uint(1), |task| {

@@ -92,6 +92,14 @@ pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
     try_with_current(look).expect("a task runs")
 }
 
+/// Whether the running task's process has a capability in effect.
+///
+/// # Panics
+/// Before this CPU takes part in scheduling.
+pub fn may(capability: Capability) -> bool {
+    with_current(|task| task.process().credentials().may(capability))
+}
+
 /// [`with_current`], if this CPU takes part in scheduling.
 #[inline]
 pub fn try_with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> Option<R> {

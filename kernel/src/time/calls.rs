@@ -4,7 +4,7 @@ use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
 use crate::task::clock::{Clock, REALTIME};
-use crate::task::{Capability, current};
+use crate::task::{self, Capability, current};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 use freehold_collections::reserve;
@@ -26,7 +26,7 @@ pub fn sys_clock_getres(args: &Args) -> Result<i64> {
 }
 
 fn may_set_time() -> Result<()> {
-    if current().process().credentials().may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
+    if task::may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// The time that the wall clock is set to: it can go on for thirty years from there before nanoseconds since 1970 are too many

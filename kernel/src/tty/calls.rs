@@ -12,7 +12,7 @@ use crate::{Errno, Result, task};
 /// # Errors
 /// `EPERM` without CAP_SYS_TTY_CONFIG.
 pub fn sys_vhangup(_args: &Args) -> Result<i64> {
-    if !task::current().process().credentials().may(Capability::SysTtyConfig) {
+    if !task::may(Capability::SysTtyConfig) {
         return Err(Errno::EPERM);
     }
     if let Some(terminal) = job::controlling() {

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::task::{Capability, Process, with_current};
+use crate::task::{self, Capability, Process};
 use crate::{Errno, Result};
 
 /// The end of oom_score_adj's scale.
@@ -30,7 +30,7 @@ fn number(bytes: &[u8]) -> Result<i32> {
 }
 
 fn is_privileged() -> bool {
-    with_current(|task| task.process().credentials().may(Capability::SysResource))
+    task::may(Capability::SysResource)
 }
 
 /// What writing to oom_score_adj does.

@@ -66,8 +66,7 @@ pub(super) enum PolicyIs {
 /// Whose pages the flags of a call say shall move.
 fn moves(flags: u64) -> Result<Option<SharedPages>> {
     if flags & MPOL_MF_MOVE_ALL != 0 {
-        let privileged = task::with_current(|task| task.process().credentials().may(Capability::SysNice));
-        return if privileged { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
+        return if task::may(Capability::SysNice) { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
     }
     Ok((flags & MPOL_MF_MOVE != 0).then_some(SharedPages::Stay))
 }
@@ -243,7 +242,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
         0 => task::current().process().space(),
         pid => space_of(pid, Mode::READ_REAL, Errno::EINVAL)?,
     };
-    let privileged = task::with_current(|task| task.process().credentials().may(Capability::SysNice));
+    let privileged = task::may(Capability::SysNice);
     let there = nodes_with_memory();
     if new.0 & !there.0 != 0 && !privileged {
         return Err(Errno::EPERM);

@@ -8,10 +8,11 @@
 use zerocopy::IntoBytes;
 
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
-use crate::socket::address::Address;
+use super::{INET, INET6, UNIX};
+use crate::socket::address::{Address, Family};
 use crate::socket::channel::BUFFER_BYTES;
 use crate::socket::endpoint::{Socket, SocketKind};
-use crate::socket::ports::InetAddress;
+use crate::socket::ports::{InetAddress, Protocol};
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
 use crate::{Errno, Result, sched};
@@ -29,12 +30,6 @@ const PROGRAM: u16 = 1;
 const PROTOCOL: u16 = 3;
 /// A part has about so many bytes: programs receive into a page.
 const PART: usize = 3000;
-
-const UNIX: u8 = 1;
-const INET: u8 = 2;
-const INET6: u8 = 10;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 /// A list that is being told.
 #[derive(Debug)]
@@ -75,13 +70,12 @@ pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32) -> Result<SocketDum
     let named = message.attributes(INET_BYTES).filter(|found| found.0 == PROTOCOL).last();
     let named = named.and_then(|(_, value)| u32_at(value, 0));
     let protocol = named.map_or(protocol, |named| u8::try_from(named).unwrap_or(0));
-    let (class, bytes) = match (family, protocol) {
-        (UNIX, _) => (SocketClass::Unix, UNIX_BYTES),
-        (INET, TCP) => (SocketClass::Tcp, INET_BYTES),
-        (INET, UDP) => (SocketClass::Udp, INET_BYTES),
-        (INET6, TCP) => (SocketClass::Tcp6, INET_BYTES),
-        (INET6, UDP) => (SocketClass::Udp6, INET_BYTES),
-        (INET | INET6, _) => return Err(Errno::EPROTONOSUPPORT),
+    let (class, bytes) = match Family::from_number(family.into()) {
+        Ok(Family::Unix) => (SocketClass::Unix, UNIX_BYTES),
+        Ok(family @ (Family::Inet | Family::Inet6)) => {
+            let protocol = Protocol::from_number(protocol).ok_or(Errno::EPROTONOSUPPORT)?;
+            (SocketClass::new(family, protocol), INET_BYTES)
+        }
         _ => return Err(Errno::ENOENT),
     };
     if body.len() < bytes {
@@ -259,7 +253,7 @@ mod tests {
             })
             .collect();
         let mut body = vec![0; INET_BYTES];
-        body[..2].copy_from_slice(&[INET, UDP]);
+        body[..2].copy_from_slice(&[INET, Protocol::Udp as u8]);
         body[4..8].fill(0xff);
         let mut dump = asked(&body, flag::DUMP).unwrap();
         let mut ports = Model::new();
@@ -295,9 +289,11 @@ mod tests {
             is_tcp: bool,
             flags: u16,
         ) {
-            body.splice(..body.len().min(2), [family, if is_tcp { TCP } else { UDP }]);
+            body.splice(..body.len().min(2), [family, if is_tcp { Protocol::Tcp } else { Protocol::Udp } as u8]);
             if let Ok(mut dump) = asked(&body, flags) {
-                prop_assert!(body.len() >= UNIX_BYTES && flags & flag::DUMP == flag::DUMP);
+                // The writer fills a message up to a multiple of 4 bytes.
+                prop_assert!(body.len().next_multiple_of(4) >= UNIX_BYTES);
+                prop_assert_eq!(flags & flag::DUMP, flag::DUMP);
                 let mut out = Writer::new();
                 dump.write(&mut out).unwrap();
                 let out = out.finish().unwrap();

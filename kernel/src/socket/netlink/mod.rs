@@ -24,10 +24,11 @@ use freehold_collections::{Box, Map, Receiver, Vec, reserve};
 
 use self::diag::{SocketDump, Told};
 use self::wire::{HEADER_BYTES, Messages, NetlinkMessage, Replied, Writer, flag, kind};
-use super::address::Address;
+use super::address::{Address, Family};
 use super::channel::{Ancillary, BUFFER_BYTES, Patience};
 use super::endpoint::Socket;
 use super::interface;
+use super::options::Credentials;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, SpinLock};
 use crate::user::{self, Source};
@@ -47,6 +48,11 @@ const DROP_MEMBERSHIP: u32 = 2;
 const LIST_MEMBERSHIPS: u32 = 9;
 /// RTNLGRP_MAX.
 const GROUPS: u32 = 36;
+
+/// Families as messages have them, in a byte.
+const UNIX: u8 = Family::Unix.number() as u8;
+const INET: u8 = Family::Inet.number() as u8;
+const INET6: u8 = Family::Inet6.number() as u8;
 
 /// The level of options, SOL_NETLINK.
 pub(super) const LEVEL: u32 = 270;
@@ -281,7 +287,7 @@ impl Socket {
         let taken = source.take(&mut bytes)?;
         let caller = Caller {
             port,
-            user: task::try_with_current(|task| task.process().uid()).unwrap_or(0),
+            user: Credentials::current_user(),
             may_change: interface::check_administrator().is_ok(),
             is_strict: self.remembered(LEVEL, STRICT) == Ok(1),
         };

@@ -1,8 +1,10 @@
 //! NETLINK_ROUTE: what there is to say of `lo`, its addresses and the routes to them
 //! (rtnetlink(7)). Attributes are in Linux' order. Nothing can be changed but what is so already.
 
+use core::net::Ipv6Addr;
+
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
-use super::{Answered, Caller};
+use super::{Answered, Caller, INET, INET6};
 use crate::socket::interface as lo;
 use crate::{Errno, Result};
 
@@ -25,8 +27,6 @@ const LINK_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
 const ROUTE_BYTES: usize = 12;
 
-const INET: u8 = 2;
-const INET6: u8 = 10;
 const BRIDGE: u8 = 7;
 
 /// RT_TABLE_MAIN, RT_TABLE_LOCAL.
@@ -41,7 +41,7 @@ const ON_LINK: u8 = 253;
 const TO_HERE: u8 = 2;
 const TO_ALL: u8 = 3;
 /// ::1.
-const ADDRESS6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const ADDRESS6: [u8; 16] = Ipv6Addr::LOCALHOST.octets();
 /// IFA_F_PERMANENT.
 const PERMANENT: u8 = 0x80;
 
@@ -95,23 +95,25 @@ pub(super) fn answer(message: &NetlinkMessage<'_>, caller: Caller, out: &mut Wri
         to.flags = flag::MULTI;
     }
     let mut asked = Asked { message, caller, to };
-    match kind - kind % 4 {
-        LINK if is_dump => Ok(Answered::Dump(dump_links(&asked, out), asked.to.flags)),
-        LINK if is_question => one_link(&asked, out).map(|()| Answered::Nothing),
-        LINK if kind % 4 == NEW || kind == SET_LINK => set_link(&asked).map(|()| Answered::Nothing),
-        ADDRESS if is_dump => {
-            let result = dump_addresses(&mut asked, out);
-            Ok(Answered::Dump(result, asked.to.flags))
-        }
-        ADDRESS if is_question => one_address(&asked, out).map(|()| Answered::Nothing),
-        ROUTE if is_dump => {
-            let result = dump_routes(&mut asked, out);
-            Ok(Answered::Dump(result, asked.to.flags))
-        }
-        ROUTE if is_question => one_route(&asked, out).map(|()| Answered::Nothing),
-        NEIGHBOUR if is_dump => Ok(Answered::Dump(Ok(()), asked.to.flags)),
-        _ => Err(Errno::EOPNOTSUPP),
+    let subject = kind - kind % 4;
+    if is_dump {
+        let result = match subject {
+            LINK => dump_links(&asked, out),
+            ADDRESS => dump_addresses(&mut asked, out),
+            ROUTE => dump_routes(&mut asked, out),
+            NEIGHBOUR => Ok(()),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        return Ok(Answered::Dump(result, asked.to.flags));
     }
+    let done = match subject {
+        LINK if is_question => one_link(&asked, out),
+        LINK if kind % 4 == NEW || kind == SET_LINK => set_link(&asked),
+        ADDRESS if is_question => one_address(&asked, out),
+        ROUTE if is_question => one_route(&asked, out),
+        _ => Err(Errno::EOPNOTSUPP),
+    };
+    done.map(|()| Answered::Nothing)
 }
 
 /// Attributes of links: IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_ALT_IFNAME.

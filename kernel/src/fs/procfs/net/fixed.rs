@@ -4,6 +4,7 @@
 use core::mem::size_of;
 
 use super::NetFile;
+use super::rows::{DATAGRAM_TITLE, TCP_TITLE, TCP6_TITLE};
 use crate::Result;
 use crate::fs::generated::{ShortLine, Text};
 use crate::sched;
@@ -32,11 +33,6 @@ ffffffff 00000001 00000000 00200200       lo
 ffffffff 00000001 00000000 00200200       lo
 ";
 const PACKET: &[u8] = b"sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n";
-const RAW: &[u8] =
-    b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout \
-inode ref pointer drops\n";
-const RAW6: &[u8] = b"  sl  local_address                         remote_address                        st \
-tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n";
 
 const SNMP_BEFORE_TCP: &[u8] = b"\
 Ip: Forwarding DefaultTTL InReceives InHdrErrors InAddrErrors ForwDatagrams InUnknownProtos InDiscards InDelivers \
@@ -79,8 +75,8 @@ pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
         NetFile::Ipv6Route => out.push(IPV6_ROUTE),
         NetFile::Packet => out.push(PACKET),
         NetFile::Protocols => protocols(out),
-        NetFile::Raw => out.push(RAW),
-        NetFile::Raw6 => out.push(RAW6),
+        NetFile::Raw => title(out, TCP_TITLE),
+        NetFile::Raw6 => title(out, TCP6_TITLE),
         NetFile::Route => out.push(ROUTE),
         NetFile::Snmp => snmp(out)?,
         NetFile::Sockstat => sockstat(out)?,
@@ -89,6 +85,13 @@ pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
         NetFile::Sockets(_) => {}
     }
     Ok(())
+}
+
+/// The title of a list of datagram sockets, of which there are none.
+fn title(out: &mut Text, columns: &[u8]) {
+    for part in [columns, DATAGRAM_TITLE, b"\n"] {
+        out.push(part);
+    }
 }
 
 /// The sockets of `class` with an address that a packet could find them by, and those of them that

@@ -15,13 +15,15 @@ use crate::socket::view::{InetView, TcpState};
 const TCP_COLUMNS: usize = 149;
 const UDP_COLUMNS: usize = 127;
 
-const TCP_TITLE: &[u8] =
+pub(super) const TCP_TITLE: &[u8] =
     b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-const TCP6_TITLE: &[u8] =
+pub(super) const TCP6_TITLE: &[u8] =
     b"  sl  local_address                         remote_address                        st tx_queue \
 rx_queue tr tm->when retrnsmt   uid  timeout inode";
 const UDP_TITLE: &[u8] =
     b"   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
+/// What stands behind the columns of TCP where datagrams are listed.
+pub(super) const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
 const NETLINK_TITLE: &[u8] =
     b"sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode";
 const UNIX_TITLE: &[u8] = b"Num       RefCount Protocol Flags    Type St Inode Path";
@@ -78,7 +80,7 @@ impl SocketRows {
             SocketClass::Netlink => NETLINK_TITLE,
         });
         if self.class == SocketClass::Udp6 {
-            out.push(b" ref pointer drops");
+            out.push(DATAGRAM_TITLE);
         }
         self.end(out, 0);
     }
