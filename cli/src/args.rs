@@ -171,11 +171,12 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,
 
-    /// Show a host folder at another path, as it is and read-only; :copy gives a copy instead, as files always are
+    /// Show a host folder at another path, as it is and read-only; :rw lets the guest change it, :copy gives a copy instead, as files
+    /// always are
     #[arg(
         short = 'v',
         long = "volume",
-        value_name = "HOST:GUEST[:copy]",
+        value_name = "HOST:GUEST[:rw|copy]",
         help_heading = "Files and environment"
     )]
     pub volume: Vec<OsString>,

@@ -407,7 +407,7 @@ fn build_image(
             image.add_host(&file)?;
         }
     }
-    for volume in volumes.iter().filter(|volume| !volume.is_shared) {
+    for volume in volumes.iter().filter(|volume| volume.shared.is_none()) {
         image.add_host_at(&volume.host, &volume.guest)?;
     }
     if options.root.is_none() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::print;
-use crate::qemu::share::FolderShare;
+use crate::qemu::share::{FolderShare, ShareAccess};
 use crate::{Result, linux};
 
 /// Whether folders can be shared with a run.
@@ -40,8 +40,8 @@ pub struct Volume {
     pub host: PathBuf,
     /// Where it is in the guest.
     pub guest: PathBuf,
-    /// Whether the guest sees the folder itself.
-    pub is_shared: bool,
+    /// What the guest may do with the folder itself; `None`: it has a copy.
+    pub shared: Option<ShareAccess>,
 }
 
 /// Parses and checks all volumes of a command line.
@@ -51,8 +51,11 @@ pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume
 
 /// The folders that QEMU shares, in their order.
 pub fn shares(volumes: &[Volume]) -> Vec<FolderShare> {
-    let shared = volumes.iter().filter(|volume| volume.is_shared);
-    shared.map(|volume| FolderShare { host: volume.host.clone(), guest: volume.guest.clone() }).collect()
+    let share = |volume: &Volume| {
+        let access = volume.shared?;
+        Some(FolderShare { host: volume.host.clone(), guest: volume.guest.clone(), access })
+    };
+    volumes.iter().filter_map(share).collect()
 }
 
 fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
@@ -72,8 +75,8 @@ fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
             _ => Failure::new(format!("-v {shown}: {error}"), ""),
         }
     })?;
-    let is_shared = is_shared(&host, meta.is_dir(), mode, sharing)?;
-    Ok(Volume { host, guest, is_shared })
+    let shared = shared(&host, meta.is_dir(), mode, sharing)?;
+    Ok(Volume { host, guest, shared })
 }
 
 /// What stands behind the last colon, where it is no path.
@@ -87,28 +90,42 @@ fn split_mode(text: &[u8]) -> (&[u8], Mode) {
     (text, Mode::Default)
 }
 
-fn is_shared(host: &Path, is_folder: bool, mode: Mode, sharing: FolderSharing) -> Result<bool> {
+fn shared(host: &Path, is_folder: bool, mode: Mode, sharing: FolderSharing) -> Result<Option<ShareAccess>> {
     let shown = host.display();
-    if mode == Mode::ReadWrite {
+    let (access, word) = match mode {
+        Mode::Copy => return Ok(None),
+        Mode::Default => (ShareAccess::Read, ""),
+        Mode::ReadOnly => (ShareAccess::Read, ":ro"),
+        Mode::ReadWrite => (ShareAccess::Write, ":rw"),
+    };
+    if !is_folder && access == ShareAccess::Write {
         return Err(Failure::new(
-            format!("-v {shown}: a shared folder cannot be written to yet"),
-            "HOST:GUEST:copy gives the guest a copy of its own to write to",
+            format!("-v {shown}:rw: only folders can be written to in their place"),
+            "share the folder that has the file",
         ));
     }
-    if mode == Mode::Copy || !is_folder {
-        return Ok(false);
+    if !is_folder {
+        return Ok(None);
     }
     if let FolderSharing::Copies(why) = sharing {
-        if mode == Mode::ReadOnly {
-            return Err(Failure::new(format!("-v {shown}: {why} has copies only"), "leave :ro out"));
+        if mode != Mode::Default {
+            return Err(Failure::new(
+                format!("-v {shown}: {why} has copies only"),
+                format!("leave {word} out"),
+            ));
         }
-        return Ok(false);
+        return Ok(None);
     }
     fs::read_dir(host).map_err(|error| Failure::new(format!("-v {shown}: {error}"), ""))?;
+    if access == ShareAccess::Write {
+        rustix::fs::access(host, rustix::fs::Access::WRITE_OK).map_err(|error| {
+            Failure::new(format!("-v {shown}:rw: {error}"), "leave :rw out to have it read-only")
+        })?;
+    }
     if mode == Mode::Default {
         tell_once();
     }
-    Ok(true)
+    Ok(Some(access))
 }
 
 /// Says once to each user what is not as it was.
@@ -120,7 +137,7 @@ fn tell_once() {
     if is_new {
         print::stderr(
             "freehold: -v HOST:GUEST shows a folder as it is on the host and read-only; it was a copy before, which \
-             HOST:GUEST:copy still gives (said once)\n"
+             HOST:GUEST:copy still gives, and HOST:GUEST:rw lets it be written to (said once)\n"
                 .to_owned(),
         );
     }
@@ -139,13 +156,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (shown, file) = (folder.path().display(), folder.path().join("file"));
         fs::write(&file, b"x").unwrap();
-        let shared = |text| volume(text, FolderSharing::Possible).unwrap().is_shared;
-        assert!(shared(format!("{shown}:/x:ro")));
-        assert!(!shared(format!("{shown}:/x:copy")));
-        assert!(!shared(format!("{}:/x", file.display())));
-        assert!(!volume(format!("{shown}:/x"), FolderSharing::Copies("a test")).unwrap().is_shared);
-        let failed = volume(format!("{shown}:/x:ro"), FolderSharing::Copies("a test")).unwrap_err();
-        assert!(failed.to_string().contains("a test has copies only"));
+        let shared = |text| volume(text, FolderSharing::Possible).unwrap().shared;
+        assert_eq!(shared(format!("{shown}:/x:ro")), Some(ShareAccess::Read));
+        assert_eq!(shared(format!("{shown}:/x:rw")), Some(ShareAccess::Write));
+        assert_eq!(shared(format!("{shown}:/x:copy")), None);
+        assert_eq!(shared(format!("{}:/x", file.display())), None);
+        let of_file = volume(format!("{}:/x:rw", file.display()), FolderSharing::Possible).unwrap_err();
+        assert!(of_file.to_string().contains("only folders"));
+        assert_eq!(volume(format!("{shown}:/x"), FolderSharing::Copies("a test")).unwrap().shared, None);
+        for mode in ["ro", "rw"] {
+            let failed = volume(format!("{shown}:/x:{mode}"), FolderSharing::Copies("a test")).unwrap_err();
+            assert!(failed.to_string().contains("a test has copies only"));
+        }
     }
 
     #[test]

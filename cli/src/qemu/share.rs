@@ -5,6 +5,15 @@ use std::path::PathBuf;
 
 use super::{CommandLine, escape_commas};
 
+/// What the guest may do with a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShareAccess {
+    /// Read; QEMU refuses the rest.
+    Read,
+    /// Whatever QEMU's user may.
+    Write,
+}
+
 /// A checked folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderShare {
@@ -12,6 +21,8 @@ pub struct FolderShare {
     pub host: PathBuf,
     /// Where it is in the guest.
     pub guest: PathBuf,
+    /// What the guest may do there.
+    pub access: ShareAccess,
 }
 
 impl FolderShare {
@@ -22,7 +33,11 @@ impl FolderShare {
 
     /// What /.freehold/spec has of it: tag, mode, place.
     pub fn record(&self, number: usize) -> OsString {
-        let mut record = OsString::from(format!("{}:ro:", FolderShare::tag(number)));
+        let mode = match self.access {
+            ShareAccess::Read => "ro",
+            ShareAccess::Write => "rw",
+        };
+        let mut record = OsString::from(format!("{}:{mode}:", FolderShare::tag(number)));
         record.push(&self.guest);
         record
     }
@@ -31,8 +46,11 @@ impl FolderShare {
     pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
         let tag = FolderShare::tag(number);
         // multidevs: folders with mounts in them have inode numbers of several file systems.
-        let mut folder =
-            OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,readonly=on,path="));
+        let mut folder = OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,"));
+        if self.access == ShareAccess::Read {
+            folder.push("readonly=on,");
+        }
+        folder.push("path=");
         folder.push(escape_commas(&self.host));
         line.option("-fsdev", folder);
         line.option(

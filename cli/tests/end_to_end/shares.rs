@@ -1,6 +1,7 @@
 //! Folders of the host in the guest (`-v`): what it sees, when, and what it does not.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use super::common::{Permit, code, file_of, finish, guest_program, kernel, run, run_command, text, wait};
@@ -98,6 +99,59 @@ fn a_shared_folder_is_read_only_and_nothing_beside_it_is_seen() {
     let outcome = run(&["-v", &volume], &["busybox", "ash", "-c", script], b"").expect(0);
     assert_eq!(outcome.text(), "file\n");
     assert_eq!(std::fs::read_dir(&shared).expect("listed").count(), 3);
+}
+
+#[test]
+fn what_a_guest_writes_the_host_has() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let read = |name: &str| std::fs::read_to_string(path(name)).ok();
+    file_of(&folder, "log", b"host\n");
+    file_of(&folder, "old", b"removed\n");
+    let volume = format!("{}:/shared:rw", folder.path().display());
+    let script = "cd /shared; echo one > new; echo guest >> log; mkdir -m 750 d; mv old d/moved; ln new d/hard; ln -s d/hard soft; \
+        chmod 640 new; echo; read x; cat log; exec 3> gone 4< gone; rm gone; echo kept >&3; cat <&4; cat <&4; rm d/moved; \
+        dd if=/dev/zero of=big bs=100k count=10 2>/dev/null; dd if=new of=big bs=1 seek=500000 conv=notrunc 2>/dev/null; sync; \
+        touch -d '2001-02-03 04:05:06' new; rmdir d 2>/dev/null || echo not empty; truncate -s 2 soft; cat new";
+    let mut talk = Dialogue::begin(&["-v", &volume], &["busybox", "ash", "-c", script]);
+    assert_eq!(talk.hear(), "");
+    // While it still runs.
+    assert_eq!(
+        ["new", "log", "soft"].map(read),
+        ["one\n", "host\nguest\n", "one\n"].map(|text| Some(text.to_owned()))
+    );
+    assert_eq!((read("old"), read("d/moved").as_deref()), (None, Some("removed\n")));
+    let mode = |name| std::fs::metadata(path(name)).expect("it is there").permissions().mode() & 0o7777;
+    assert_eq!((mode("new"), mode("d")), (0o640, 0o750));
+    file_of(&folder, "log", b"the host's again\n");
+    talk.go_on();
+    assert_eq!([(); 4].map(|()| talk.hear()), ["the host's again", "kept", "not empty", "on"]);
+    assert_eq!(talk.end(), 0);
+    assert_eq!((read("gone"), read("d/moved"), read("new").as_deref()), (None, None, Some("on")));
+    let big = std::fs::read(path("big")).expect("read");
+    assert_eq!((big.len(), &big[499_999..500_005]), (10 * (100 << 10), &b"\0one\n\0"[..]));
+}
+
+#[test]
+fn only_folders_can_be_written_to_in_their_place() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = file_of(&folder, "file", b"x");
+    let volume = format!("{}:/file:rw", file.display());
+    let outcome = run(&["-v", &volume], &["busybox", "true"], b"");
+    assert_eq!(outcome.status, 125);
+    assert!(outcome.stderr.contains("only folders can be written to"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("share the folder that has the file"), "{}", outcome.stderr);
+    let volume = format!("{}:/folder:rw", folder.path().display());
+    let outcome = run(&["--icount", "-v", &volume], &["busybox", "true"], b"");
+    assert_eq!(outcome.status, 125);
+    assert!(
+        outcome.stderr.contains("has copies only") && outcome.stderr.contains("leave :rw out"),
+        "{}",
+        outcome.stderr
+    );
 }
 
 #[test]

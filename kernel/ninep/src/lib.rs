@@ -19,7 +19,7 @@ pub use reply::{
     Attributes, DirectoryEntry, Entries, FileSystemStats, Malformed, Outcome, Qid, check, count, link_target,
     opened, qid, version, walked,
 };
-pub use request::{MAX_REQUEST, NinepRequest};
+pub use request::{MAX_REQUEST, NewAttributes, NinepRequest};
 
 /// Bytes before the body of a message.
 pub const HEADER: usize = 7;

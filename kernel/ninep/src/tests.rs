@@ -28,6 +28,40 @@ fn requests_are_the_bytes_that_the_protocol_says() {
 }
 
 #[test]
+fn requests_that_change_something_are_the_bytes_that_the_protocol_says() {
+    let cases: [(NinepRequest<'_>, u8, &[u8]); 9] = [
+        (
+            NinepRequest::Create(1, b"a", 0o302, 0o644, 7),
+            14,
+            b"\x01\0\0\0\x01\0a\xc2\0\0\0\xa4\x01\0\0\x07\0\0\0",
+        ),
+        (NinepRequest::Symlink(1, b"a", b"bc", 7), 16, b"\x01\0\0\0\x01\0a\x02\0bc\x07\0\0\0"),
+        (
+            NinepRequest::MakeNode(1, b"a", 0o010_600, (2, 3), 7),
+            18,
+            b"\x01\0\0\0\x01\0a\x80\x11\0\0\x02\0\0\0\x03\0\0\0\x07\0\0\0",
+        ),
+        (NinepRequest::MakeDirectory(1, b"a", 0o755, 7), 72, b"\x01\0\0\0\x01\0a\xed\x01\0\0\x07\0\0\0"),
+        (NinepRequest::Link(1, 2, b"a"), 70, b"\x01\0\0\0\x02\0\0\0\x01\0a"),
+        (NinepRequest::Rename(1, b"a", 2, b"bc"), 74, b"\x01\0\0\0\x01\0a\x02\0\0\0\x02\0bc"),
+        (NinepRequest::Unlink(1, b"a", 0x200), 76, b"\x01\0\0\0\x01\0a\0\x02\0\0"),
+        (NinepRequest::Sync(1), 50, b"\x01\0\0\0\0\0\0\0"),
+        (NinepRequest::Write(1, 2, 3), 118, b"\x01\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0"),
+    ];
+    for (request, kind, body) in cases {
+        let bytes = encoded(request);
+        assert_eq!((bytes[0] as usize, bytes[4]), (HEADER + body.len(), kind), "{request:?}");
+        assert_eq!(&bytes[HEADER..], body, "{request:?}");
+    }
+    let new = NewAttributes { size: Some(5), modified: Some((6, 7)), ..NewAttributes::default() };
+    let bytes = encoded(NinepRequest::SetAttributes(1, new));
+    let words: Vec<u64> = [5, 0, 0, 6, 7].to_vec();
+    let expected = [1u32, 0x128, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes());
+    let expected: Vec<u8> = expected.chain(words.iter().flat_map(|word| word.to_le_bytes())).collect();
+    assert_eq!((bytes[4], &bytes[HEADER..]), (26, &expected[..]));
+}
+
+#[test]
 fn a_request_that_does_not_fit_is_none() {
     let name = [b'x'; 255];
     let whole = encoded(NinepRequest::Walk(1, 2, Some(&name)));

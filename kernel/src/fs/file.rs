@@ -100,6 +100,8 @@ pub struct DirEntry<'a> {
 pub enum MmapContent {
     /// Its bytes.
     Content(Arc<dyn FileContent>),
+    /// Its bytes, to which no shared mapping stores (`EINVAL`).
+    Unstorable(Arc<dyn FileContent>),
     /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous memory.
     Zeroes,
 }

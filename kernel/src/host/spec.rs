@@ -43,6 +43,8 @@ pub struct ShareSpec {
 pub enum ShareMode {
     /// Read.
     ReadOnly,
+    /// Read and write.
+    ReadWrite,
 }
 
 /// The program, its arguments and its surroundings.
@@ -123,6 +125,7 @@ fn share(value: &[u8]) -> Result<ShareSpec> {
     };
     let mode = match mode {
         b"ro" => ShareMode::ReadOnly,
+        b"rw" => ShareMode::ReadWrite,
         _ => return Err(Errno::EINVAL),
     };
     if tag.is_empty() || !path.starts_with(b"/") {

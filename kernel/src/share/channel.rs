@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use freehold_bounce::OriginalMut;
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_ninep::{
-    self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, NinepRequest, Qid, VERSION,
+    self as ninep, Attributes, DATA_HEADER, FileSystemStats, HEADER, MAX_REPLY, MAX_REQUEST, NewAttributes,
+    NinepRequest, Qid, VERSION,
 };
 use freehold_virtio::p9::MAX_DATA;
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError, Sleep};
@@ -14,10 +15,14 @@ use spin::Once;
 use super::ChannelUse;
 use super::fids::{Fid, Fids, Haste};
 use crate::block::{Shortage, ensure_objects};
+use crate::fs::device::split_device;
+use crate::fs::node::{NewNode, NodeKind};
 use crate::{Errno, Result, host, sched};
 
-/// Bytes of the longest request: a name, and numbers.
-const REQUEST: usize = 320;
+/// Bytes of the longest request but a symbolic link's: two names, and numbers.
+const REQUEST: usize = 544;
+/// unlinkat(2): the name is a directory's.
+const REMOVE_DIRECTORY: u32 = 0x200;
 /// Bytes of the longest answer but a symbolic link's.
 const REPLY: usize = 192;
 /// Bytes of a message beside its data (P9_IOHDRSZ).
@@ -132,6 +137,69 @@ impl Channel {
         Ok(opened)
     }
 
+    /// A new file in `dir`, opened with these flags of open(2); which one it is.
+    pub fn create(&'static self, dir: &Fid, name: &[u8], flags: u32, new: &NewNode) -> Result<(Fid, Qid)> {
+        let (made, ()) = self.make(|fid| NinepRequest::Walk(dir.number(), fid, None), |_| Some(()))?;
+        let mut reply = [0; REPLY];
+        made.set_open();
+        let request = NinepRequest::Create(made.number(), name, flags, new.mode, new.gid);
+        let length = self.ask(&request, &mut reply, None)?;
+        let (qid, _) = body(&reply, length).and_then(ninep::opened).ok_or(Errno::EIO)?;
+        Ok((made, qid))
+    }
+
+    /// A new directory, FIFO, socket or device in `dir`.
+    pub fn make_node(&self, dir: &Fid, name: &[u8], new: &NewNode) -> Result<()> {
+        let (dir, mode) = (dir.number(), new.kind as u32 | new.mode);
+        self.tell(&match new.kind {
+            NodeKind::Directory => NinepRequest::MakeDirectory(dir, name, new.mode, new.gid),
+            _ => NinepRequest::MakeNode(dir, name, mode, split_device(new.rdev), new.gid),
+        })
+    }
+
+    /// A new symbolic link in `dir`.
+    pub fn symlink(&self, dir: &Fid, name: &[u8], target: &[u8], gid: u32) -> Result<()> {
+        let (mut room, mut reply) = (Vec::try_filled(0, MAX_REQUEST)?, [0; REPLY]);
+        let request = NinepRequest::Symlink(dir.number(), name, target, gid);
+        let sent = self.exchange_in(&mut room, &request, &mut reply, Data::None, None);
+        sent.map(|_| ()).map_err(errno)
+    }
+
+    /// Another name for a file.
+    pub fn link(&self, dir: &Fid, file: &Fid, name: &[u8]) -> Result<()> {
+        self.tell(&NinepRequest::Link(dir.number(), file.number(), name))
+    }
+
+    /// Moves a name.
+    pub fn rename(&self, dir: &Fid, name: &[u8], new_dir: &Fid, new_name: &[u8]) -> Result<()> {
+        self.tell(&NinepRequest::Rename(dir.number(), name, new_dir.number(), new_name))
+    }
+
+    /// Removes a name, which is a directory's or is not.
+    pub fn unlink(&self, dir: &Fid, name: &[u8], kind: NodeKind) -> Result<()> {
+        let flags = if kind == NodeKind::Directory { REMOVE_DIRECTORY } else { 0 };
+        self.tell(&NinepRequest::Unlink(dir.number(), name, flags))
+    }
+
+    /// Changes what a file is.
+    pub fn set_attributes(&self, fid: &Fid, new: NewAttributes) -> Result<()> {
+        self.tell(&NinepRequest::SetAttributes(fid.number(), new))
+    }
+
+    /// Has the server put what was written to an open file on its disk.
+    pub fn sync(&self, fid: &Fid) -> Result<()> {
+        self.tell(&NinepRequest::Sync(fid.number()))
+    }
+
+    /// Writes at an offset of an open file, at most [`Channel::most`] bytes; how many the server took.
+    pub fn write(&self, fid: &Fid, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let mut reply = [0; REPLY];
+        let request = NinepRequest::Write(fid.number(), offset, 0);
+        let length = self.exchange(&request, &mut reply, Data::Sent(&bytes), None).map_err(errno)?;
+        let count = body(&reply, length).and_then(ninep::count).ok_or(Errno::EIO)? as usize;
+        if count <= bytes.len() { Ok(count) } else { Err(Errno::EIO) }
+    }
+
     /// What the server says of a file.
     pub fn attributes(&self, fid: &Fid) -> Result<Attributes> {
         let mut reply = [0; REPLY];
@@ -202,6 +270,11 @@ impl Channel {
         self.exchange(request, reply, Data::None, left).map_err(errno)
     }
 
+    /// A request whose answer says that it is done, and no more.
+    fn tell(&self, request: &NinepRequest<'_>) -> Result<()> {
+        self.ask(request, &mut [0; REPLY], None).map(|_| ())
+    }
+
     fn exchange(
         &self,
         request: &NinepRequest<'_>,
@@ -209,8 +282,18 @@ impl Channel {
         data: Data<'_>,
         left: Option<u32>,
     ) -> core::result::Result<usize, MessageError> {
-        let mut room = [0; REQUEST];
-        let request = request.encode(&mut room).ok_or(MessageError::TooLong)?;
+        self.exchange_in(&mut [0; REQUEST], request, reply, data, left)
+    }
+
+    fn exchange_in(
+        &self,
+        room: &mut [u8],
+        request: &NinepRequest<'_>,
+        reply: &mut [u8],
+        data: Data<'_>,
+        left: Option<u32>,
+    ) -> core::result::Result<usize, MessageError> {
+        let request = request.encode(room).ok_or(MessageError::TooLong)?;
         // The device's objects for one request.
         ensure_objects(Shortage::Fail).map_err(|_| MessageError::Refused(Errno::ENOMEM as u32))?;
         self.device.exchange(&mut Exchange { request, reply, data, left }, Sleep::Killable)

@@ -1,5 +1,6 @@
 //! Open files and directories of a share.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, Vec};
@@ -7,8 +8,9 @@ use freehold_ninep::Entries;
 
 use super::fids::Fid;
 use super::node::ShareNode;
+use crate::fs::file::Allocate;
 use crate::fs::{Blocking, DirEntry, File, FileContent, MmapContent, Node, OpenFlags, Seekable};
-use crate::user::{Sink, so_far};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
 /// Bytes of a directory that are asked for at once.
@@ -66,11 +68,20 @@ impl File for RegularFile {
         }
         self.node.read_at(offset, sink)
     }
+    fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        self.node.write_at(Some(offset), source).map(|(count, _)| count)
+    }
+    fn append(&self, source: &mut dyn Source, _blocking: Blocking) -> Result<(usize, u64)> {
+        self.node.write_at(None, source)
+    }
     fn sync(&self) -> Result<()> {
-        Ok(())
+        self.node.sync()
     }
     fn mapping(&self) -> Result<MmapContent> {
-        self.node.content().map(MmapContent::Content).ok_or(Errno::ENODEV)
+        self.node.content().map(MmapContent::Unstorable).ok_or(Errno::ENODEV)
+    }
+    fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
     }
     fn content(&self) -> Option<Arc<dyn FileContent>> {
         self.node.content()

@@ -19,6 +19,10 @@
 //! list of recent ones, a node's attributes and the fids have a spin lock each, under which nothing sleeps, nothing of these is
 //! dropped, and no other of these locks is taken.
 //!
+//! **Writing** goes through: when a call returns, the server has the bytes, and the pages that it changed are gone. So no page is ever
+//! dirty, and a mapping that stores is refused (`EINVAL`, as Linux does without a cache). The server decides what may be written;
+//! a folder that it shows read-only says `EROFS` whatever the mount says.
+//!
 //! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards the host.
 
 mod caches;
@@ -74,6 +78,7 @@ pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
         let fs = mount(&share.tag, b"trans=virtio,version=9p2000.L")?;
         let flags = match share.mode {
             ShareMode::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV,
+            ShareMode::ReadWrite => MountFlags::NODEV,
         };
         root::mount_at(fs, &share.tag, &share.path, flags)?;
     }
@@ -195,6 +200,28 @@ impl Share {
             }
         }
         drop(gone);
+    }
+
+    /// A name of this inode was removed: it is not kept for its pages any more, for the server has a file's last bytes as long as it is
+    /// open.
+    fn lost_a_name(&self, path: u64) {
+        let known = self.nodes.lock().get(&path).and_then(|node| node.upgrade());
+        let Some(node) = known else { return };
+        node.lost_a_name();
+        let mut kept = None;
+        {
+            let mut recent = self.recent.lock();
+            // Once round: those that stay are in their order again.
+            for _ in 0..recent.len() {
+                let Some(oldest) = recent.pop_front() else { break };
+                if oldest.is_same(&node) {
+                    kept = Some(oldest);
+                } else {
+                    recent.push_back_reserved(oldest);
+                }
+            }
+        }
+        drop(kept);
     }
 
     /// Forgets a node that has ended.

@@ -5,24 +5,32 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::{Arc, Box, Receiver, Vec, Weak, reserve};
-use freehold_ninep::Attributes;
+use freehold_collections::reserve::{self, ArcMethods};
+use freehold_collections::{Arc, Box, Receiver, Vec, Weak};
+use freehold_ninep::{Attributes, NewAttributes, Qid};
 
 use super::Share;
 use super::fids::Fid;
 use super::file::{DirectoryFile, RegularFile};
 use super::store::Store;
+use crate::fs::clock;
 use crate::fs::device::{make_device, open_fifo};
-use crate::fs::node::{DirectoryPlace, Identity, Metadata, Node, NodeKind, Presence};
+use crate::fs::flags::RenameFlags;
+use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata};
 use crate::fs::text::TextUse;
 use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
-use crate::{Errno, Result};
+use crate::user::{Source, so_far};
+use crate::{Errno, Result, sched, task};
 
 /// Flags of open(2) as the protocol has them.
 const READ_ONLY: u32 = 0;
+const WRITE_ONLY: u32 = 1;
+const NEW_FILE: u32 = 0o302; // O_RDWR | O_CREAT | O_EXCL
 const DIRECTORY: u32 = 0o200_000;
+/// Bytes that are written at once.
+const STEP: usize = 32 << 10;
 
 /// The bytes of a regular file.
 pub(super) struct Regular {
@@ -148,6 +156,11 @@ impl ShareNode {
     pub fn was_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
     }
+    /// One of its names was removed; the server is not asked how many are left, which it may not know.
+    pub fn lost_a_name(&self) {
+        let told = &mut self.known.lock().told;
+        told.links = if self.kind == NodeKind::Directory { 0 } else { told.links.saturating_sub(1) };
+    }
     /// Whether it has a page cache.
     pub fn has_pages(&self) -> bool {
         matches!(self.body, Body::Regular(_))
@@ -181,19 +194,31 @@ impl ShareNode {
     /// # Errors
     /// What the server says; `EINTR`.
     pub fn refresh(&self) -> Result<()> {
+        let Some(regular) = self.regular() else { return self.ask_attributes().map(|_| ()) };
+        self.refresh_in(regular, &mut *regular.turn.lock_killable()?)
+    }
+
+    fn ask_attributes(&self) -> Result<Attributes> {
         let told = self.share.channel().attributes(&self.fid())?;
         if told.qid.path != self.path || !self.is_of_kind(&told) {
             return Err(Errno::ESTALE);
         }
         self.known.lock().told = told;
-        let Some(regular) = self.regular() else { return Ok(()) };
-        let mut seen = regular.turn.lock_killable()?;
+        Ok(told)
+    }
+
+    /// The same for who has the file's turn.
+    fn refresh_in(&self, regular: &Regular, seen: &mut Seen) -> Result<()> {
+        let told = self.ask_attributes()?;
         let now = Seen::of(&told);
         if *seen == now {
             return Ok(());
         }
         // Access to a file that is another by now may need another look of the server.
-        regular.store.set_reader(None);
+        if regular.store.reader().is_some() {
+            let again = self.share.channel().open(&self.fid(), READ_ONLY);
+            regular.store.set_reader(again.ok().map(reserve::arc));
+        }
         regular.store.set_size(told.size);
         let cache = regular.content.cache();
         cache.resized(told.size);
@@ -213,13 +238,139 @@ impl ShareNode {
 
     fn open_regular(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         let regular = self.regular().ok_or(Errno::EINVAL)?;
-        if flags.writes() {
-            return Err(Errno::EROFS);
-        }
         self.refresh()?;
-        self.make_readable(regular)?;
+        if flags.reads() {
+            self.make_readable(regular)?;
+        }
+        if flags.writes() && regular.store.writer().is_none() {
+            let fid = self.share.channel().open(&self.fid(), WRITE_ONLY)?;
+            regular.store.set_writer(reserve::arc(fid));
+        }
         self.used.store(true, Ordering::Relaxed);
         Ok(reserve::arc(RegularFile::new(self, flags)))
+    }
+
+    /// The node of a file that was just made here, and is open as `opened`.
+    fn adopt(&self, opened: Fid, made: Qid, name: &[u8]) -> Result<Arc<Self>> {
+        let node = self.find(name)?;
+        // The host may have put another one in its place already.
+        if let Some(regular) = node.regular().filter(|_| node.path == made.path) {
+            let opened = reserve::arc(opened);
+            regular.store.set_reader(Some(opened.clone()));
+            regular.store.set_writer(opened);
+        }
+        Ok(node)
+    }
+
+    /// What a name leads to in this directory.
+    fn find(&self, name: &[u8]) -> Result<Arc<Self>> {
+        if self.kind != NodeKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let channel = self.share.channel();
+        let (fid, _) = channel.walk(&self.fid(), name)?;
+        let told = channel.attributes(&fid)?;
+        self.share.node(fid, &told, Some((&self.me(), name)))
+    }
+
+    /// A node of the same share.
+    fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<Fid>> {
+        let other = (&**node as &dyn core::any::Any).downcast_ref::<Self>();
+        let other = other.filter(|other| other.share.is_same(&self.share));
+        other.map(|other| other.fid()).ok_or(Errno::EXDEV)
+    }
+
+    /// Removes a name.
+    fn remove_name(&self, name: &[u8], kind: NodeKind) -> Result<()> {
+        let (channel, dir) = (self.share.channel(), self.fid());
+        let (_, found) = channel.walk(&dir, name)?;
+        channel.unlink(&dir, name, kind)?;
+        self.share.lost_a_name(found.path);
+        Ok(())
+    }
+
+    /// Writes at an offset, or at the end where there is none; returns how many bytes and where they begin. The server has them when
+    /// this returns, and nobody sees bytes from before in the cache.
+    pub fn write_at(&self, offset: Option<u64>, source: &mut dyn Source) -> Result<(usize, u64)> {
+        let regular = self.regular().ok_or(Errno::EISDIR)?;
+        let mut seen = regular.turn.lock_killable()?;
+        let at = match offset {
+            Some(at) => at,
+            None => {
+                named(self.refresh_in(regular, &mut seen))?;
+                regular.content.size()
+            }
+        };
+        let left = (source.remaining() as u64).min(task::file_size_left(at)?);
+        at.checked_add(left).filter(|&end| i64::try_from(end).is_ok()).ok_or(Errno::EFBIG)?;
+        let left = usize::try_from(left).map_err(|_| Errno::EFBIG)?;
+        let mut room = Vec::try_filled(0, left.min(STEP).min(self.share.channel().most()))?;
+        let mut done = 0;
+        while done < left {
+            let want = room.len().min(left - done);
+            let step = sched::checkpoint().and_then(|()| source.take(&mut room[..want])).and_then(|taken| {
+                self.write_part(regular, at + done as u64, &room[..taken]).map(|put| (taken, put))
+            });
+            match step {
+                Ok((taken, put)) => {
+                    done += put;
+                    if put < want || put < taken {
+                        break;
+                    }
+                }
+                Err(error) => return so_far(done, error).map(|done| (done, at)),
+            }
+        }
+        let (now, told) = (stored(clock::now()), &mut self.known.lock().told);
+        (told.modified, told.changed) = (now, now);
+        Ok((done, at))
+    }
+
+    /// Under the file's turn. Who reads meanwhile may bring what was before into the cache, but not after the pages were forgotten;
+    /// and the cache is longer only when that has happened, so that no page is zeroes where the server has bytes.
+    fn write_part(&self, regular: &Regular, at: u64, bytes: &[u8]) -> Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let writer = regular.store.writer().ok_or(Errno::EBADF)?;
+        let count = self.share.channel().write(&writer, at, bytes)?;
+        let (end, cache) = (at + count as u64, regular.content.cache());
+        let before = cache.size();
+        if end > before {
+            regular.store.set_size(end);
+        }
+        cache.forget(at.min(before)..end)?;
+        cache.set_size_grow(end);
+        Ok(count)
+    }
+
+    /// truncate(2), and what goes with it.
+    fn set_attributes(&self, change: &SetMetadata) -> Result<()> {
+        let new = NewAttributes {
+            mode: change.mode,
+            uid: change.uid,
+            gid: change.gid,
+            size: change.size,
+            accessed: change.accessed.map(stored),
+            modified: change.modified.map(stored),
+        };
+        let channel = self.share.channel();
+        let (Some(size), Some(regular)) = (change.size, self.regular()) else {
+            channel.set_attributes(&self.fid(), new)?;
+            return self.ask_attributes().map(|_| ());
+        };
+        let mut seen = regular.turn.lock_killable()?;
+        if size > regular.content.size() {
+            task::check_file_size(size)?;
+        }
+        channel.set_attributes(&self.fid(), new)?;
+        self.refresh_in(regular, &mut seen)
+    }
+
+    /// Has what was written on the host's disk.
+    pub fn sync(&self) -> Result<()> {
+        let writer = self.regular().and_then(|regular| regular.store.writer());
+        writer.map_or(Ok(()), |writer| self.share.channel().sync(&writer))
     }
 
     /// Bytes of a regular file. What the host has done to the file meanwhile shows at its end.
@@ -231,7 +382,7 @@ impl ShareNode {
         if !is_at_end && !fell_short {
             return first;
         }
-        self.refresh()?;
+        named(self.refresh())?;
         self.make_readable(regular)?;
         regular.content.read_at(offset, sink)
     }
@@ -258,9 +409,19 @@ impl Drop for ShareNode {
     }
 }
 
+/// What the server says of a file, where it may have none: a file that has lost its name cannot be asked for any more, and is what was
+/// last seen of it and written to it here.
+fn named(told: Result<()>) -> Result<()> {
+    told.or_else(|error| if error == Errno::ENOENT { Ok(()) } else { Err(error) })
+}
+
 fn timestamp((seconds, nanoseconds): (u64, u64)) -> Timestamp {
     let nanoseconds = u32::try_from(nanoseconds).ok().filter(|&count| count < 1_000_000_000).unwrap_or(0);
     Timestamp { seconds: seconds.cast_signed(), nanoseconds }
+}
+
+fn stored(time: Timestamp) -> (u64, u64) {
+    (time.seconds.cast_unsigned(), time.nanoseconds.into())
 }
 
 impl Node for ShareNode {
@@ -319,14 +480,64 @@ impl Node for ShareNode {
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
-        if self.kind != NodeKind::Directory {
-            return Err(Errno::ENOTDIR);
-        }
-        let channel = self.share.channel();
-        let (fid, _) = channel.walk(&self.fid(), name)?;
-        let told = channel.attributes(&fid)?;
-        let node: Arc<dyn Node> = self.share.node(fid, &told, Some((&self.me(), name)))?;
+        let node: Arc<dyn Node> = self.find(name)?;
         Ok(node)
+    }
+
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        self.set_attributes(change)
+    }
+
+    fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        let (channel, dir) = (self.share.channel(), self.fid());
+        let node: Arc<dyn Node> = if new.kind == NodeKind::Regular {
+            let (opened, made) = channel.create(&dir, name, NEW_FILE, new)?;
+            self.adopt(opened, made, name)?
+        } else {
+            channel.make_node(&dir, name, new)?;
+            self.find(name)?
+        };
+        Ok(node)
+    }
+
+    fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        self.share.channel().symlink(&self.fid(), name, target, new.gid)?;
+        self.lookup(name)
+    }
+
+    fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
+        let file = self.sibling(node)?;
+        self.share.channel().link(&self.fid(), &file, name)
+    }
+
+    fn unlink(&self, name: &[u8]) -> Result<()> {
+        self.remove_name(name, NodeKind::Regular)
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        self.remove_name(name, NodeKind::Directory)
+    }
+
+    /// Without flags, which the protocol does not have (`EINVAL`, as on Linux).
+    fn rename(
+        &self,
+        name: &[u8],
+        new_parent: &Arc<dyn Node>,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if !flags.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let (channel, dir, new_dir) = (self.share.channel(), self.fid(), self.sibling(new_parent)?);
+        let replaced = channel.walk(&new_dir, new_name);
+        channel.rename(&dir, name, &new_dir, new_name)?;
+        if let Ok((_, replaced)) = replaced {
+            self.share.lost_a_name(replaced.path);
+        }
+        // A directory knows its place; where it cannot be asked for, its old one stays until it is found again.
+        let _ = new_parent.lookup(new_name);
+        Ok(())
     }
 
     fn read_link(&self) -> Result<Vec<u8>> {

@@ -23,6 +23,8 @@ pub(super) struct Store {
     channel: &'static Channel,
     /// Opened for reading, since the first open of the file here.
     reader: SpinLock<Option<Arc<Fid>>>,
+    /// Opened for writing, since the first such open of the file here.
+    writer: SpinLock<Option<Arc<Fid>>>,
     /// Bytes, as the server last said.
     size: AtomicU64,
     /// The server had fewer bytes than it said.
@@ -34,6 +36,7 @@ impl Store {
         Self {
             channel,
             reader: SpinLock::new(None),
+            writer: SpinLock::new(None),
             size: AtomicU64::new(size),
             fell_short: AtomicBool::new(false),
         }
@@ -46,6 +49,15 @@ impl Store {
     /// Have it read by `fid` from now on.
     pub fn set_reader(&self, fid: Option<Arc<Fid>>) {
         let before = core::mem::replace(&mut *self.reader.lock(), fid);
+        drop(before);
+    }
+    /// What it is written by.
+    pub fn writer(&self) -> Option<Arc<Fid>> {
+        self.writer.lock().clone()
+    }
+    /// Have it written by `fid` from now on.
+    pub fn set_writer(&self, fid: Arc<Fid>) {
+        let before = self.writer.lock().replace(fid);
         drop(before);
     }
     /// The server says that it has so many bytes.
@@ -108,7 +120,7 @@ impl BackingStore<Frames> for Store {
         Ok(())
     }
 
-    /// Nothing changes pages of what is only read.
+    /// Nothing changes pages here: writes go to the server, and no mapping may store.
     fn write_back(&self, _first: u64, _frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
         Err(VmError::Io)
     }

@@ -18,3 +18,4 @@ mod shortage;
 mod smoke;
 mod views;
 mod waiting;
+mod written_shares;

@@ -1,6 +1,6 @@
 //! A server of 9P in the test's memory.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::vec::Vec;
@@ -14,6 +14,9 @@ use crate::sync::WaitQueue;
 const ENOENT: u32 = 2;
 const EBADF: u32 = 9;
 const EINVAL: u32 = 22;
+const EEXIST: u32 = 17;
+const ENOTEMPTY: u32 = 39;
+const EROFS: u32 = 30;
 
 /// What is wrong with what the server says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,11 +39,22 @@ pub enum Lie {
     Circle,
     /// Links that lead nowhere that is.
     Links,
+    /// More bytes written than there were.
+    More,
 }
 
 /// All that are lies.
-pub const LIES: [Lie; 8] =
-    [Lie::Empty, Lie::Ones, Lie::Kinds, Lie::Names, Lie::EndlessListing, Lie::Short, Lie::Circle, Lie::Links];
+pub const LIES: [Lie; 9] = [
+    Lie::Empty,
+    Lie::Ones,
+    Lie::Kinds,
+    Lie::Names,
+    Lie::EndlessListing,
+    Lie::Short,
+    Lie::Circle,
+    Lie::Links,
+    Lie::More,
+];
 
 #[derive(Default)]
 struct Node {
@@ -62,6 +76,10 @@ pub struct Server {
     lie: AtomicU32,
     /// Requests so far.
     pub requests: AtomicU64,
+    /// It refuses whatever changes something.
+    pub is_read_only: AtomicBool,
+    /// The most bytes that it takes of one write.
+    pub most_written: AtomicUsize,
     /// Requests of this kind are not answered.
     pub held: AtomicU32,
     /// Whether the server was asked for one.
@@ -78,6 +96,8 @@ impl Server {
             tree: Mutex::new(Tree { nodes: std::vec![root], fids: BTreeMap::new() }),
             lie: AtomicU32::new(0),
             requests: AtomicU64::new(0),
+            is_read_only: AtomicBool::new(false),
+            most_written: AtomicUsize::new(usize::MAX),
             held: AtomicU32::new(0),
             is_asked: AtomicBool::new(false),
             gate: WaitQueue::new(),
@@ -99,6 +119,12 @@ impl Server {
         let node = &mut tree.nodes[number];
         (node.mode, node.bytes) = (mode, bytes.to_vec());
         node.changes += 1;
+    }
+
+    /// What is at a path: its mode and its bytes.
+    pub fn get(&self, path: &str) -> Option<(u32, Vec<u8>)> {
+        let tree = self.tree.lock().unwrap();
+        tree.find(path).map(|number| (tree.nodes[number].mode, tree.nodes[number].bytes.clone()))
     }
 
     /// Removes a name.
@@ -145,8 +171,49 @@ impl Server {
             }
             110 => tree.walk(&mut ask, &mut body, self)?,
             24 => {
-                let number = tree.of(ask.u32())?;
+                let number = tree.named(ask.u32())?;
                 self.attributes(&tree, number, &mut body);
+            }
+            14 | 16 | 18 | 26 | 70 | 72 | 74 | 76 | 118 if self.is_read_only.load(Ordering::Relaxed) => {
+                return Err(EROFS);
+            }
+            14 | 16 | 18 | 72 => tree.make(request[4], &mut ask, &mut body)?,
+            26 => tree.change(&mut ask)?,
+            50 => _ = tree.of(ask.u32())?,
+            70 => {
+                let (dir, file) = (tree.of(ask.u32())?, tree.named(ask.u32())?);
+                tree.enter(dir, ask.text(), file)?;
+            }
+            74 => {
+                let (dir, name) = (tree.of(ask.u32())?, ask.text());
+                let (new_dir, new_name) = (tree.of(ask.u32())?, ask.text());
+                let number = tree.nodes[dir].names.remove(name).ok_or(ENOENT)?;
+                tree.nodes[new_dir].names.insert(new_name.to_vec(), number);
+            }
+            76 => {
+                let (dir, name) = (tree.of(ask.u32())?, ask.text());
+                let number = *tree.nodes[dir].names.get(name).ok_or(ENOENT)?;
+                if !tree.nodes[number].names.is_empty() {
+                    return Err(ENOTEMPTY);
+                }
+                tree.nodes[dir].names.remove(name);
+            }
+            118 => {
+                let (fid, offset) = (ask.u32(), ask.u64() as usize);
+                let (number, is_open) = *tree.fids.get(&fid).ok_or(EBADF)?;
+                let Data::Sent(from) = &exchange.data else { return Err(EINVAL) };
+                if !is_open {
+                    return Err(EBADF);
+                }
+                let mut bytes = std::vec![0; from.length().min(self.most_written.load(Ordering::Relaxed))];
+                from.copy_to(0, &mut bytes);
+                let node = &mut tree.nodes[number];
+                let end = offset + bytes.len();
+                node.bytes.resize(node.bytes.len().max(end), 0);
+                node.bytes[offset..end].copy_from_slice(&bytes);
+                node.changes += 1;
+                let told = if self.lies(Lie::More) { bytes.len() + 1 } else { bytes.len() };
+                body.extend((told as u32).to_le_bytes());
             }
             12 => {
                 let fid = ask.u32();
@@ -246,6 +313,13 @@ impl Tree {
     fn of(&self, fid: u32) -> Result<usize, u32> {
         self.fids.get(&fid).map(|&(number, _)| number).ok_or(EBADF)
     }
+    /// What a fid stands for, which has a name: QEMU's server knows files by their names, even those that are open.
+    fn named(&self, fid: u32) -> Result<usize, u32> {
+        let number = self.of(fid)?;
+        let is_named =
+            number == 0 || self.nodes.iter().any(|node| node.names.values().any(|&found| found == number));
+        if is_named { Ok(number) } else { Err(ENOENT) }
+    }
     fn qid(&self, number: usize, to: &mut Vec<u8>) {
         to.push(if self.nodes[number].mode >> 12 == 4 { 0x80 } else { 0 });
         to.extend((self.nodes[number].changes as u32).to_le_bytes());
@@ -266,6 +340,54 @@ impl Tree {
             self.qid(number, body);
         }
         self.fids.insert(new, (number, false));
+        Ok(())
+    }
+}
+
+impl Tree {
+    /// Has a name lead to a node.
+    fn enter(&mut self, dir: usize, name: &[u8], number: usize) -> Result<(), u32> {
+        if self.nodes[dir].names.contains_key(name) {
+            return Err(EEXIST);
+        }
+        self.nodes[dir].names.insert(name.to_vec(), number);
+        Ok(())
+    }
+    /// Tlcreate, Tsymlink, Tmknod, Tmkdir.
+    fn make(&mut self, kind: u8, ask: &mut Ask<'_>, body: &mut Vec<u8>) -> Result<(), u32> {
+        let fid = ask.u32();
+        let (dir, name, number) = (self.of(fid)?, ask.text(), self.nodes.len());
+        let (mode, bytes) = match kind {
+            14 => {
+                ask.bytes(4);
+                (0o100_000 | ask.u32(), Vec::new())
+            }
+            16 => (0o120_777, ask.text().to_vec()),
+            18 => (ask.u32(), Vec::new()),
+            _ => (0o040_000 | ask.u32(), Vec::new()),
+        };
+        self.enter(dir, name, number)?;
+        self.nodes.push(Node { mode, bytes, changes: 1, ..Node::default() });
+        self.qid(number, body);
+        if kind == 14 {
+            body.extend(0u32.to_le_bytes());
+            self.fids.insert(fid, (number, true));
+        }
+        Ok(())
+    }
+    /// Tsetattr: mode and size.
+    fn change(&mut self, ask: &mut Ask<'_>) -> Result<(), u32> {
+        let number = self.named(ask.u32())?;
+        let (valid, mode) = (ask.u32(), ask.u32());
+        ask.bytes(8);
+        let (size, node) = (ask.u64() as usize, &mut self.nodes[number]);
+        node.changes += 1;
+        if valid & 1 != 0 {
+            node.mode = node.mode & !0o7777 | mode;
+        }
+        if valid & 8 != 0 {
+            node.bytes.resize(size, 0);
+        }
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ const BIG: usize = 300 << 10;
 const TREAD: u32 = 116;
 const TWALK: u32 = 110;
 
-fn server() -> &'static Server {
+pub fn server() -> &'static Server {
     static SERVER: OnceLock<&'static Server> = OnceLock::new();
     SERVER.get_or_init(|| {
         let server = Box::leak(Box::new(Server::new()));
@@ -34,11 +34,11 @@ fn server() -> &'static Server {
     })
 }
 
-fn big() -> Vec<u8> {
+pub fn big() -> Vec<u8> {
     (0..BIG).map(|at| (at / 256 ^ at) as u8).collect()
 }
 
-fn with_share() -> Setup {
+pub fn with_share() -> Setup {
     fn folders() -> freehold_collections::Vec<Folder> {
         let mut folders = freehold_collections::Vec::new();
         folders.try_push(freehold_collections::reserve::arc(server()) as Folder).unwrap();
@@ -47,16 +47,16 @@ fn with_share() -> Setup {
     Setup { folders, ..Setup::default() }
 }
 
-fn mount(p: &mut Program) -> i64 {
+pub fn mount(p: &mut Program, flags: u64) -> i64 {
     let (source, kind) = (p.text("memory"), p.text("9p"));
     let target = p.text("/share");
     p.call(Sysno::mkdir, &[target, 0o755]);
     let options = p.text("trans=virtio,version=9p2000.L,msize=131072");
-    p.call(Sysno::mount, &[source, target, kind, 1, options])
+    p.call(Sysno::mount, &[source, target, kind, flags, options])
 }
 
 fn mounted(p: &mut Program) {
-    assert_eq!(mount(p), 0);
+    assert_eq!(mount(p, 1), 0);
 }
 
 /// The names in a directory, as getdents64(2) tells them.
@@ -198,7 +198,7 @@ on_machine! {
     /// A device is mounted once at a time; what cannot be mounted says so. Afterwards the server keeps nothing.
     a_share_is_mounted_once, with_share(), |p| {
         mounted(p);
-        assert_eq!(mount(p), -16);
+        assert_eq!(mount(p, 1), -16);
         let (none, kind) = (p.text("none"), p.text("9p"));
         let target = p.text("/share");
         assert_eq!(p.call(Sysno::mount, &[none, target, kind, 0, 0]), -2);
@@ -206,7 +206,7 @@ on_machine! {
         assert_eq!(p.call(Sysno::mount, &[memory, target, kind, 0, options]), -22);
         assert!(p.read_file("/share/big").unwrap() == big());
         p.must(Sysno::umount2, &[target, 0]);
-        assert_eq!(mount(p), 0, "what was unmounted can be mounted");
+        assert_eq!(mount(p, 1), 0, "what was unmounted can be mounted");
         assert_eq!(p.read_file("/share/link").unwrap(), b"deep");
         p.must(Sysno::umount2, &[target, 0]);
         for _ in 0..1000 {

@@ -39,6 +39,15 @@ impl OriginalMut for [u8] {
 }
 
 /// A slice as an original that can be a trait object.
+impl Original for &[u8] {
+    fn length(&self) -> usize {
+        (**self).length()
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        (**self).copy_to(offset, to);
+    }
+}
+
 impl Original for &mut [u8] {
     fn length(&self) -> usize {
         self.len()

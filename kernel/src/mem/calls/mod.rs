@@ -195,18 +195,20 @@ fn file_backing(
         }
         flags |= AreaFlags::NEVEREXEC;
     }
-    let content = match file.file().mapping()? {
+    let (content, storable) = match file.file().mapping()? {
         // What can never be written need not be shared.
         MmapContent::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
         MmapContent::Zeroes => return Ok((sharing.anonymous(), flags)),
-        MmapContent::Content(content) => content,
+        MmapContent::Content(content) => (content, true),
+        MmapContent::Unstorable(_) if stores => return Err(Errno::EINVAL),
+        MmapContent::Unstorable(content) => (content, false),
     };
     let sealed = file.file().seals().is_some_and(|seals| !Seals::allow_write(seals));
     if stores && sealed {
         return Err(Errno::EPERM);
     }
     // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is sealed by F_SEAL_FUTURE_WRITE).
-    let writable = writable && !sealed;
+    let writable = writable && !sealed && storable;
     let file = FileMapping::new(file, &content)?;
     if file.cache().is_secret() {
         if sharing == MapSharing::Private {

@@ -47,7 +47,7 @@ impl Executable {
         }
         let plan = elf::plan(head, &table)?;
         let content = match file.file().mapping()? {
-            MmapContent::Content(content) => content,
+            MmapContent::Content(content) | MmapContent::Unstorable(content) => content,
             MmapContent::Zeroes => return Err(Errno::ENOEXEC),
         };
         let mapping = FileMapping::new(file.clone(), &content)?;
