@@ -47,7 +47,7 @@ run: build
 test: build
 	@tools/check-house
 	@cargo run --quiet -p freehold-layers -- kernel
-	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 kernel mm machine cli scope tools # may shrink, not grow
+	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 0 kernel mm machine cli scope tools # may shrink, not grow
 	tools/host-coverage --compiled
 	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold

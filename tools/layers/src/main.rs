@@ -7,8 +7,8 @@
 //! grow. `--arrows FROM TO` lists the places behind one number, `--hooks` the traits of a lower layer
 //! that a higher one implements; `--write` stores smaller numbers.
 //!
-//! `--shape LONG WIDE DUPLICATES FOLDER…` counts functions that are too long or take too much, and duplicates, and
-//! fails where there are more than the numbers that are given ([`shape`]).
+//! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts functions that are too long or take too much, duplicates, and
+//! names that too many types have, and fails where there are more than the numbers that are given ([`shape`]).
 //!
 //! Method calls are not resolved: they need types. The type or trait that owns the method is imported or named
 //! somewhere, and that place counts.
@@ -27,7 +27,7 @@ use graph::Graph;
 use layers::{Layers, LayersVerdict};
 
 const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle | --hooks]\n       \
-                     freehold-layers --shape LONG WIDE DUPLICATES FOLDER…";
+                     freehold-layers --shape LONG WIDE DUPLICATES WORN FOLDER…";
 
 /// What the command line asks for.
 #[derive(PartialEq, Debug)]
@@ -56,9 +56,9 @@ fn parse(arguments: &[String]) -> Option<(PathBuf, CommandRequest)> {
 
 /// `--shape`: prints what there is more of than allowed.
 fn check_shape(arguments: &[String]) -> Result<ExitCode, String> {
-    let [long, wide, duplicates, folders @ ..] = arguments else { return Err(USAGE.into()) };
+    let [long, wide, duplicates, worn, folders @ ..] = arguments else { return Err(USAGE.into()) };
     let number = |text: &String| text.parse().map_err(|_| format!("{text} is no number"));
-    let most = [number(long)?, number(wide)?, number(duplicates)?];
+    let most = [number(long)?, number(wide)?, number(duplicates)?, number(worn)?];
     let folders: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
     let complaints = shape::Shape::read(&folders)?.complaints(most);
     print!("{complaints}");

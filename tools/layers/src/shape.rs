@@ -1,11 +1,13 @@
-//! The shape of code: functions that are too long or take too much, and lines that stand twice.
+//! The shape of code: functions that are too long or take too much, lines that stand twice, and names of types that stand too often.
 //!
 //! - A function is *long* with more than [`LINES`] lines, from its `fn` to its closing brace.
 //! - It is *wide* with more than [`PARAMETERS`] parameters, `self` among them.
 //! - A *duplicate* is a run of [`RUN`] or more lines that stands in two places, letter for letter but for the
 //!   indentation. Blank lines, comments and imports do not count, and lines of a bracket alone make no run.
+//! - A name is *worn* where more than [`NAMESAKES`] structures, enumerations, unions, traits and aliases have it.
+//!   Associated types have the names that their traits give them, and do not count.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,17 +19,20 @@ use syn::{Attribute, Signature};
 pub const LINES: usize = 60;
 /// The most parameters of a function, `self` among them.
 pub const PARAMETERS: usize = 5;
+/// The most types of one name.
+pub const NAMESAKES: usize = 3;
 /// The length of a duplicate.
 pub const RUN: usize = 6;
 /// Letters and digits that the lines of a run have at least, together.
 const SUBSTANCE: usize = 80;
 
-/// What was found, a line for each: `file:line name (number)`.
+/// What was found, a line for each: `file:line name (number)`, or `name: file:line, file:line …`.
 #[derive(Default, Debug)]
 pub struct Shape {
     pub long: Vec<String>,
     pub wide: Vec<String>,
     pub duplicates: Vec<String>,
+    pub worn: Vec<String>,
 }
 
 impl Shape {
@@ -43,28 +48,31 @@ impl Shape {
         }
         files.sort();
         let mut shape = Shape::default();
-        let mut lines = Vec::new();
+        let (mut lines, mut names) = (Vec::new(), BTreeMap::new());
         for path in &files {
             let text =
                 std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
             let name = path.display().to_string();
             let parsed = syn::parse_file(&text).map_err(|error| format!("{name}: {error}"))?;
-            let mut functions = Functions { shape: &mut shape, name: &name, tests: Vec::new() };
-            functions.visit_file(&parsed);
-            let tests = functions.tests;
+            let mut items = Items { shape: &mut shape, names: &mut names, file: &name, tests: Vec::new() };
+            items.visit_file(&parsed);
+            let tests = items.tests;
             lines.extend(lines_of(&name, &text, &tests));
         }
         shape.duplicates = duplicates(&lines);
+        names.retain(|_, places| places.len() > NAMESAKES);
+        shape.worn = names.iter().map(|(name, places)| format!("{name}: {}", places.join(", "))).collect();
         Ok(shape)
     }
 
-    /// What is more than `most` allows, in the order long, wide, duplicates; empty where nothing is.
-    pub fn complaints(&self, most: [usize; 3]) -> String {
+    /// What is more than `most` allows, in the order long, wide, duplicates, worn; empty where nothing is.
+    pub fn complaints(&self, most: [usize; 4]) -> String {
         let mut text = String::new();
         let kinds = [
             ("functions of more than 60 lines", &self.long),
             ("functions with more than 5 parameters", &self.wide),
             ("runs of six lines that stand twice", &self.duplicates),
+            ("names that more than 3 types have", &self.worn),
         ];
         for ((what, found), most) in kinds.into_iter().zip(most) {
             if found.len() > most {
@@ -94,9 +102,12 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     Ok(())
 }
 
-struct Functions<'a> {
+/// Looks at the items of a file.
+struct Items<'a> {
     shape: &'a mut Shape,
-    name: &'a str,
+    /// Where each name of a type stands.
+    names: &'a mut BTreeMap<String, Vec<String>>,
+    file: &'a str,
     /// Lines of tests, first and last.
     tests: Vec<(usize, usize)>,
 }
@@ -109,10 +120,10 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-impl Functions<'_> {
+impl Items<'_> {
     fn measure(&mut self, signature: &Signature, end: Span) {
         let start = signature.fn_token.span.start().line;
-        let (lines, at) = (end.end().line - start + 1, format!("{}:{start} {}", self.name, signature.ident));
+        let (lines, at) = (end.end().line - start + 1, format!("{}:{start} {}", self.file, signature.ident));
         if lines > LINES {
             self.shape.long.push(format!("{at} ({lines})"));
         }
@@ -123,8 +134,20 @@ impl Functions<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Functions<'_> {
+impl<'ast> Visit<'ast> for Items<'_> {
     fn visit_item(&mut self, item: &'ast syn::Item) {
+        let named = match item {
+            syn::Item::Struct(item) => Some(&item.ident),
+            syn::Item::Enum(item) => Some(&item.ident),
+            syn::Item::Union(item) => Some(&item.ident),
+            syn::Item::Trait(item) => Some(&item.ident),
+            syn::Item::Type(item) => Some(&item.ident),
+            _ => None,
+        };
+        if let Some(name) = named {
+            let place = format!("{}:{}", self.file, name.span().start().line);
+            self.names.entry(name.to_string()).or_default().push(place);
+        }
         let (attributes, start, end) = match item {
             syn::Item::Mod(item) => {
                 let start = item.mod_token.span;
@@ -224,9 +247,21 @@ mod tests {
         let found = shape(&[("a.rs", &format!("{long}{wide}{fine}{tests}"))]);
         assert_eq!((found.long.len(), found.wide.len()), (1, 1), "{found:?}");
         assert!(found.long[0].contains("long (62)"), "{found:?}");
-        assert!(found.complaints([1, 1, 0]).is_empty());
-        assert!(found.complaints([0, 1, 0]).contains("1 functions of more than 60 lines, at most 0"));
-        assert!(found.complaints([2, 2, 1]).is_empty());
+        assert!(found.complaints([1, 1, 0, 0]).is_empty());
+        assert!(found.complaints([0, 1, 0, 0]).contains("1 functions of more than 60 lines, at most 0"));
+        assert!(found.complaints([2, 2, 1, 1]).is_empty());
+    }
+
+    #[test]
+    fn a_name_that_four_types_have_is_worn_wherever_they_stand() {
+        let three = "mod a { pub struct Place; }\nfn f() { enum Place {} }\npub type Place = u8;\n";
+        let associated = "trait T { type Place; }\nimpl T for u8 { type Place = u8; }\n";
+        let tests = "#[cfg(test)]\nmod tests { struct Place; }\n";
+        let found = shape(&[("a.rs", &format!("{three}{associated}{tests}"))]);
+        assert!(found.worn.is_empty(), "{found:?}");
+        let found = shape(&[("a.rs", three), ("b.rs", "\ntrait Place {}\n")]);
+        assert!(found.worn[0].starts_with("Place: ") && found.worn[0].ends_with("b.rs:2"), "{found:?}");
+        assert!(found.complaints([0; 4]).contains("1 names that more than 3 types have, at most 0"));
     }
 
     #[test]
