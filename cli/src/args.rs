@@ -379,6 +379,10 @@ pub struct BenchOptions {
     #[arg(long, conflicts_with = "wall", help_heading = "Measurement")]
     pub icount: bool,
 
+    /// With counted instructions: another boot, with other layouts, whose random numbers begin with N [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "wall", help_heading = "Measurement")]
+    pub seed: Option<String>,
+
     /// Take the host's time, with one worker and with as many as CPUs
     #[arg(long, help_heading = "Measurement")]
     pub wall: bool,
@@ -613,6 +617,8 @@ mod tests {
         let error = Cli::try_parse_from(["freehold", "bench", "--icount", "--wall"]);
         let line = told(&error.err().expect("an error"));
         assert!(line.contains("--wall") && line.ends_with("(see freehold bench --help)"), "{line}");
+        let error = Cli::try_parse_from(["freehold", "bench", "--seed", "2", "--wall"]);
+        assert!(told(&error.err().expect("an error")).contains("--seed"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub const ICOUNT: &str = "shift=0,sleep=off";
 /// Date at which a counted run begins.
 pub const RTC: &str = "base=2024-01-01,clock=vm";
 /// Seed of everything random in a counted run, if the user gives none.
-pub const SEED: u64 = 1;
+const SEED: u64 = 1;
 const DEFAULT_MEMORY: u64 = 256 * MIB;
 /// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
 const FIRST_PORT_SLOT: u32 = 4;

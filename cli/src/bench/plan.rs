@@ -309,6 +309,9 @@ fn words(
     if !side.append.is_empty() {
         option("--append", side.append.clone().into());
     }
+    if let Some(seed) = options.seed.as_ref().filter(|_| counter == Counter::Clock) {
+        option("--seed", seed.into());
+    }
     for name in PROGRAMS {
         let file = kernel::installed(&format!("guest/bench/{name}")).ok_or_else(|| {
             Failure::new(format!("guest/bench/{name} is missing: a benchmark program"), "make build makes it")

@@ -4,7 +4,7 @@ use super::compare::{ComparedRow, Comparison, Difference, RowVerdict};
 use super::measure::Measured;
 use super::plan::{Counter, Measure, Plan};
 use super::statistics::Estimate;
-use crate::qemu::{self, Engine};
+use crate::qemu::{self, Clock, Engine};
 use crate::size::show_size;
 
 /// Everything that a reader gets to see.
@@ -124,14 +124,13 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
     let extent = plan.extent;
     add(
         "clock",
-        match plan.measure {
-            Measure::Instructions => format!(
-                "-icount {} (1 ns is 1 instruction), -rtc {}, -seed {}; read from the TSC, its own cost taken off",
+        match machine.clock {
+            Clock::Instructions { seed } => format!(
+                "-icount {} (1 ns is 1 instruction), -rtc {}, -seed {seed}; read from the TSC, its own cost taken off",
                 qemu::ICOUNT,
                 qemu::RTC,
-                qemu::SEED
             ),
-            Measure::Wall => "CLOCK_MONOTONIC in the guest, its own cost taken off".into(),
+            Clock::Real => "CLOCK_MONOTONIC in the guest, its own cost taken off".into(),
         },
     );
     watched(plan).into_iter().for_each(|(name, value)| add(name, value));
