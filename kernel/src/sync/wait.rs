@@ -191,20 +191,6 @@ impl WaitQueue {
         }
     }
 
-    /// Wake up to `count` sleepers, and say how many.
-    pub fn wake_many(&self, count: usize) -> usize {
-        let mut woken = 0;
-        if !self.is_empty() {
-            for entry in self.entries.lock().iter() {
-                if woken == count {
-                    break;
-                }
-                woken += usize::from(entry.target.wake() == Woken::Sleeper);
-            }
-        }
-        woken
-    }
-
     /// Whether nobody is registered: asked at each wake-up, most of which find nobody.
     #[inline]
     pub fn is_empty(&self) -> bool {

@@ -41,6 +41,8 @@ mod pci_tests;
 pub mod platform;
 pub mod transport;
 #[cfg(test)]
+mod waiting_model;
+#[cfg(test)]
 mod waiting_tests;
 
 use core::fmt;

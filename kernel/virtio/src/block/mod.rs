@@ -166,14 +166,17 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
 
     /// Calls `f` with the lock held; wakes the tasks that `f` says after it is released.
     fn with<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> R {
-        let (result, wakes) = {
-            let mut requests = self.requests.lock();
-            (f(&mut requests), requests.take_wakes())
-        };
+        let (result, wakes) = self.locked(f);
         if let Some(wakes) = wakes {
             self.wake(wakes);
         }
         result
+    }
+
+    /// Calls `f` with the lock held, and says whom to wake now that it is released.
+    fn locked<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> (R, Option<Wakes>) {
+        let mut requests = self.requests.lock();
+        (f(&mut requests), requests.take_wakes())
     }
 
     #[inline(never)]
@@ -204,11 +207,21 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
         loop {
             let before = self.with(|requests| requests.answers());
-            let mut result = Ok(None);
+            let (mut result, mut wakes) = (Ok(None), None);
             let waited = line.wait_until(self.limit_ns(), sleep, &mut || {
-                result = self.with(&mut condition);
+                let due;
+                (result, due) = self.locked(&mut condition);
+                match due {
+                    // In the line this task may be the first, and would be told of the turn that another was granted.
+                    _ if !matches!(result, Ok(None)) => wakes = due,
+                    Some(due) => self.wake(due),
+                    None => {}
+                }
                 !matches!(result, Ok(None))
             });
+            if let Some(wakes) = wakes {
+                self.wake(wakes);
+            }
             if let Some(value) = result? {
                 return Ok(value);
             }

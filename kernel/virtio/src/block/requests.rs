@@ -2,9 +2,10 @@
 //!
 //! **Protocol.** A task takes a *place* first and memory second, so tasks that wait hold no memory. There are [`DEPTH`]
 //! places. A task that finds none free, or finds others waiting, joins the queue. A place that becomes free is *granted*
-//! to the queue, and one waiting task is woken for it; a newcomer cannot take a granted place without queueing. A task
-//! that leaves the queue without a place hands the grant on. All of it happens under the disk's lock; tasks are woken
-//! after it is released ([`Requests::take_wakes`]). The sleeping tasks are woken in the order in which they came.
+//! to the queue, and one waiting task is woken for it; a newcomer cannot take a granted place without queueing. All of it
+//! happens under the disk's lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
+//! they came. A wake-up may reach a task that has just found what it wanted and is about to leave: so whoever leaves the
+//! queue, with a place or without, wakes one more while grants are left, and does it when it stands in the line no more.
 //! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
 //! **Places are taken in turn**, so that the next request has other status bytes than the last. A device that answers
@@ -211,6 +212,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             return Ok(None);
         } else {
             (self.waiting, self.granted, *is_queued) = (self.waiting - 1, self.granted - 1, false);
+            self.hand_on();
         }
         let number = self.first_free();
         if let Some(number) = number {
@@ -225,9 +227,13 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         if core::mem::take(is_queued) {
             self.waiting -= 1;
             self.granted = self.granted.min(self.waiting);
-            // The task that was woken for a grant may be the one that left.
-            self.wakes.turns += usize::from(self.granted > 0);
+            self.hand_on();
         }
+    }
+
+    /// A task has left the queue. Who was woken for a grant that is left may have been this one, while it looked.
+    fn hand_on(&mut self) {
+        self.wakes.turns += usize::from(self.granted > 0);
     }
 
     /// The task is done with its place, unless the device still has its request.

@@ -133,11 +133,14 @@ impl FrameSource for HostMemory {
 
 static DMA: Dma<HostMemory> = Dma::new();
 
-/// A device of its own that may hold `quota` bytes.
+/// A device of its own, of a DMA API of its own, that may hold `quota` bytes.
 pub fn limited_device(quota: usize) -> Device<HostMemory> {
+    // Rings are there for all devices.
     device();
-    let rules = DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota, domain: None };
-    DMA.attach(rules).expect("few such devices")
+    let dma = Box::leak(Box::new(Dma::new()));
+    dma.start(HostMemory, Limits::default());
+    dma.attach(DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota, domain: None })
+        .expect("the first device")
 }
 
 /// A device of its own behind a domain with windows, and what it reaches.
