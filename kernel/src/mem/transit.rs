@@ -1,14 +1,15 @@
 //! Pages for bytes on their way from one program to another: what pipes and sockets hold.
 //!
-//! Such a page is needed for a moment, again and again, so each CPU keeps the one that it let go of
-//! last for the next who asks. The frame is a user-side one: its bytes are reached through a window
-//! only, and nobody reads what nobody wrote.
+//! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the next
+//! who asks. The frame is a user-side one: its bytes are reached through a window only, and nobody
+//! reads what nobody wrote.
 //!
 //! **Protocol.** A slot holds a frame's number, or [`NONE`]. Whoever takes the number out, by an
 //! atomic swap, has the frame alone; whoever puts one in does so where [`NONE`] was, by a
-//! compare-exchange, and has the frame no more. A CPU number that is out of date does no harm: the
-//! slot is another CPU's then, and the same holds. [`drain`] empties all slots, before memory is
-//! taken out and at the end.
+//! compare-exchange, and has the frame no more. Slots are looked at from the first on, so one page
+//! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots are
+//! another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short, before
+//! it is taken out and at the end.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,13 +22,21 @@ use crate::{Result, hw};
 /// No frame has this number: physical addresses have 52 bits.
 const NONE: u64 = u64::MAX;
 
-/// A slot for a CPU, on a cache line of its own.
-#[repr(align(64))]
+/// Pages that a CPU keeps: half of what a stream of 64 KiB needs at once.
+const KEPT: usize = 8;
+
 struct TransitSlot(AtomicU64);
 
-static SLOTS: [TransitSlot; MAX_CPUS] = [const { TransitSlot(AtomicU64::new(NONE)) }; MAX_CPUS];
+/// A CPU's slots, on a cache line of their own.
+#[repr(align(64))]
+struct CpuSlots([TransitSlot; KEPT]);
+
+static SLOTS: [CpuSlots; MAX_CPUS] = [const { CpuSlots::new() }; MAX_CPUS];
 
 impl TransitSlot {
+    fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == NONE
+    }
     /// The frame in it, which is the caller's from now on.
     fn take(&self) -> Option<Pfn> {
         match self.0.swap(NONE, Ordering::Acquire) {
@@ -41,9 +50,23 @@ impl TransitSlot {
     }
 }
 
+impl CpuSlots {
+    const fn new() -> Self {
+        Self([const { TransitSlot(AtomicU64::new(NONE)) }; KEPT])
+    }
+    /// A frame that is the caller's from now on.
+    fn take(&self) -> Option<Pfn> {
+        self.0.iter().find_map(|slot| if slot.is_empty() { None } else { slot.take() })
+    }
+    /// Keeps `frame`; whether there was room.
+    fn put(&self, frame: Pfn) -> bool {
+        self.0.iter().any(|slot| slot.is_empty() && slot.put(frame))
+    }
+}
+
 /// This CPU's.
 #[inline]
-fn slot() -> &'static TransitSlot {
+fn slots() -> &'static CpuSlots {
     &SLOTS[usize::from(hw::current_cpu().0)]
 }
 
@@ -52,13 +75,13 @@ fn slot() -> &'static TransitSlot {
 pub struct TransitPage(Pfn);
 
 impl TransitPage {
-    /// One from this CPU's slot, else from the page allocator.
+    /// One from this CPU's slots, else from the page allocator.
     ///
     /// # Errors
     /// `ENOMEM`.
     #[inline]
     pub fn allocate() -> Result<Self> {
-        match slot().take() {
+        match slots().take() {
             Some(frame) => Ok(Self(frame)),
             None => Ok(Self(Frame::<PageCache, Frames>::allocate(frames())?.into_raw())),
         }
@@ -73,7 +96,7 @@ impl TransitPage {
 impl Drop for TransitPage {
     #[inline]
     fn drop(&mut self) {
-        if !slot().put(self.0) {
+        if !slots().put(self.0) {
             release(self.0);
         }
     }
@@ -84,9 +107,9 @@ fn release(frame: Pfn) {
     drop(Frame::<PageCache, Frames>::from_raw(frames(), frame).expect("a page in transit has its frame"));
 }
 
-/// Gives back what the CPUs keep.
-pub fn drain() {
-    SLOTS.iter().filter_map(TransitSlot::take).for_each(release);
+/// Gives back what the CPUs keep, and says how many frames that is.
+pub fn drain() -> u64 {
+    SLOTS.iter().flat_map(|cpu| &cpu.0).filter_map(TransitSlot::take).map(release).count() as u64
 }
 
 #[cfg(test)]
@@ -99,6 +122,15 @@ mod tests {
         let [one, other] = [3, 4].map(Pfn);
         assert!(slot.put(one) && !slot.put(other));
         assert_eq!((slot.take(), slot.take()), (Some(one), None));
+    }
+
+    #[test]
+    fn a_cpu_keeps_some_pages_and_gives_each_once() {
+        let slots = CpuSlots::new();
+        let taken: std::vec::Vec<_> = (0..KEPT as u64 + 2).map(|frame| slots.put(Pfn(frame))).collect();
+        assert!(taken[..KEPT].iter().all(|&kept| kept) && taken[KEPT..] == [false, false]);
+        assert!((0..KEPT as u64).all(|frame| slots.take() == Some(Pfn(frame))));
+        assert_eq!(slots.take(), None);
     }
 
     /// The protocol of the module's head, step by step: each frame has one holder at a time, in

@@ -175,15 +175,15 @@ pub fn register_idle(idle: Idle) {
     KEPT.call_once(|| idle);
 }
 
-/// Free what costs least: frames in CPUs' lists, idle slots of devices, and pages of disks that nobody uses and that the disk
-/// has. Returns how many frames that is.
+/// Free what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle slots of devices, and pages of
+/// disks that nobody uses and that the disk has. Returns how many frames that is.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
-    transit::drain();
+    let in_transit = transit::drain();
     frames().drain_local();
     frames().request_drain();
     let kept = KEPT.get().map_or(0, |idle| idle());
-    let listed = before.saturating_sub(frames().cached_frames()) + kept;
+    let listed = before.saturating_sub(frames().cached_frames()) + in_transit + kept;
     let Some(_under_way) = UnderWay::begin() else { return listed };
     let all = caches::pages();
     let (laundry, age) = (Laundry::Leave, Age::Respect);
