@@ -21,6 +21,7 @@
 #include <dirent.h>
 #include <ftw.h>
 #include <grp.h>
+#include <linux/aio_abi.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
@@ -252,6 +253,32 @@ static void prepare_rseq(struct dice *dice, uint64_t *a)
 		((uint64_t *)a[0])[1] = below(dice, 2) ? address(dice) : any_number(dice);
 }
 
+/* Calls on a context of the process' own, and a control block that asks for something. */
+static void prepare_requests(struct dice *dice, long call, uint64_t *a)
+{
+	static aio_context_t context;
+	if (!context)
+		syscall(SYS_io_setup, 4, &context);
+	if (call == SYS_io_setup || !below(dice, 8))
+		return;
+	a[0] = context;
+	if (call == SYS_io_destroy)
+		context = 0;
+	if (call == SYS_io_getevents || call == SYS_io_pgetevents)
+		a[1] = below(dice, 3);
+	if (call != SYS_io_submit || !below(dice, 4))
+		return;
+	struct iocb *block = (struct iocb *)arena;
+	*block = (struct iocb){ .aio_lio_opcode = below(dice, 10), .aio_fildes = files[below(dice, file_count)], .aio_buf = address(dice),
+				.aio_nbytes = below(dice, 2) ? below(dice, 3) : any_number(dice), .aio_data = any_number(dice),
+				.aio_offset = below(dice, 2) ? 0 : any_number(dice), .aio_flags = below(dice, 4) ? 0 : 1,
+				.aio_resfd = files[below(dice, file_count)] };
+	((uint64_t *)(arena + sizeof *block))[0] = (uintptr_t)arena;
+	((uint64_t *)(arena + sizeof *block))[1] = below(dice, 2) ? (uintptr_t)arena : address(dice);
+	a[1] = 1 + below(dice, 2);
+	a[2] = (uintptr_t)arena + sizeof *block;
+}
+
 static int is_fork(long call)
 {
 	return call == SYS_fork || call == SYS_vfork || call == SYS_clone || call == SYS_clone3;
@@ -295,6 +322,8 @@ static void *make_calls(void *given)
 		keep_to_own(dice, call, a);
 		if (call == SYS_rseq)
 			prepare_rseq(dice, a);
+		if ((call >= SYS_io_setup && call <= SYS_io_cancel) || call == SYS_io_pgetevents)
+			prepare_requests(dice, call, a);
 		self->record->call[self->number] = call;
 		if (show)
 			dprintf(2, "%d: %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", getpid(), call, a[0], a[1], a[2], a[3], a[4], a[5]);

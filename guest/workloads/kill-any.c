@@ -29,6 +29,7 @@
 #include <sys/syscall.h>
 
 #include <linux/futex.h>
+#include <linux/aio_abi.h>
 #include <linux/io_uring.h>
 
 #ifndef MADV_COLD
@@ -642,6 +643,18 @@ static void do_ring_register(void)
 	FOREVER(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_BUFFERS, &whole, 1);
 		syscall(SYS_io_uring_register, ring_fd, IORING_UNREGISTER_BUFFERS, NULL, 0));
 }
+static void context_loop(int operation, int fd)
+{
+	aio_context_t context = 0;
+	if (syscall(SYS_io_setup, 8, &context) != 0)
+		_exit(0);
+	struct iocb block = { .aio_lio_opcode = operation, .aio_fildes = fd, .aio_buf = (uintptr_t)iov, .aio_nbytes = 1024 };
+	struct iocb *all[8] = { &block, &block, &block, &block, &block, &block, &block, &block };
+	struct io_event events[8];
+	FOREVER(syscall(SYS_io_getevents, context, 0, syscall(SYS_io_submit, context, 8, all), events, NULL));
+}
+static void do_submit_readv(void) { context_loop(IOCB_CMD_PREADV, hole); }
+static void do_submit_writev(void) { context_loop(IOCB_CMD_PWRITEV, memory_file(0)); }
 /* A disk, where there is one (--disk). */
 static int disk(int flags)
 {
@@ -826,6 +839,8 @@ static const struct row rows[] = {
 	{ SYS_io_uring_enter, "io_uring WRITEV", do_ring_writev },
 	{ SYS_io_uring_enter, "io_uring FALLOCATE", do_ring_fallocate },
 	{ SYS_io_uring_register, "io_uring register", do_ring_register },
+	{ SYS_io_submit, "io_submit PREADV", do_submit_readv },
+	{ SYS_io_submit, "io_submit PWRITEV", do_submit_writev },
 	{ SYS_pread64, "read a disk", do_read_disk },
 	{ SYS_pread64, "read a disk directly", do_read_direct },
 	{ SYS_pwrite64, "write a disk", do_write_disk },
@@ -855,7 +870,7 @@ static const int bounded[] = {
 	SYS_munlock, SYS_munlockall, SYS_prctl, SYS_arch_prctl, SYS_setrlimit, SYS_chroot, SYS_settimeofday, SYS_mount, SYS_umount2, SYS_swapon,
 	SYS_swapoff, SYS_sethostname, SYS_setdomainname, SYS_gettid, SYS_readahead, SYS_lsetxattr, SYS_fsetxattr, SYS_getxattr, SYS_lgetxattr,
 	SYS_fgetxattr, SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_tkill, SYS_time,
-	SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_epoll_create, SYS_set_tid_address, SYS_restart_syscall, SYS_fadvise64, SYS_timer_create,
+	SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_io_setup, SYS_io_destroy, SYS_io_getevents, SYS_io_cancel, SYS_io_pgetevents, SYS_epoll_create, SYS_set_tid_address, SYS_restart_syscall, SYS_fadvise64, SYS_timer_create,
 	SYS_timer_settime, SYS_timer_gettime, SYS_timer_getoverrun, SYS_timer_delete, SYS_clock_settime, SYS_clock_gettime, SYS_clock_getres,
 	SYS_clock_nanosleep, SYS_epoll_ctl, SYS_tgkill, SYS_utimes, SYS_set_mempolicy, SYS_waitid, SYS_openat, SYS_mkdirat, SYS_mknodat, SYS_fchownat,
 	SYS_ptrace, SYS_personality, SYS_pidfd_open, SYS_pidfd_send_signal, 438 /* pidfd_getfd */, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semtimedop, SYS_msgget, SYS_msgsnd, SYS_msgctl,

@@ -7,7 +7,7 @@ use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 
 use super::anonymous::AnonymousNode;
-use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
+use super::{Blocking, File, Node, NodeKind, OpenFile, OpenFlags, Ready};
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
 use crate::user::{Sink, Source};
@@ -137,6 +137,22 @@ pub fn sys_eventfd2(args: &Args) -> Result<i64> {
 pub fn sys_eventfd(args: &Args) -> Result<i64> {
     let file = reserve::arc(EventFile::new(u64::from(args.uint(0)), Take::All));
     crate::task::install(file, OpenFlags::RDWR).map(i64::from)
+}
+
+/// `file`, where it is an event counter.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn checked(file: Arc<OpenFile>) -> Result<Arc<OpenFile>> {
+    if file.file().downcast::<EventFile>().is_some() { Ok(file) } else { Err(Errno::EINVAL) }
+}
+
+/// Count one event in `file`, which was [`checked`]. A counter that is full stays full.
+pub fn count(file: &OpenFile) {
+    if let Some(counter) = file.file().downcast::<EventFile>() {
+        let _is_full = counter.try_add(1).is_none();
+        counter.changed.wake_all();
+    }
 }
 
 #[cfg(test)]

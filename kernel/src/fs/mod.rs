@@ -54,6 +54,7 @@ pub mod pipe;
 pub mod poll;
 pub mod procfs;
 pub mod pseudo;
+pub mod requests;
 pub mod root;
 pub mod secret;
 pub mod signalfd;

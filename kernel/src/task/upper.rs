@@ -12,7 +12,7 @@ use crate::hw::user::UserContext;
 pub trait Above: Sync {
     /// Runs the task's program from `context` until the thread ends: its system calls, faults and signals.
     fn run_program(&self, task: &Arc<Task>, context: &mut UserContext);
-    /// Cancels the operations that an ending process has under way in rings.
+    /// Cancels the operations that a process has under way in rings and contexts: it ends, or becomes another program.
     fn cancel_operations(&self, process: Pid);
     /// Closes all files of a table that nobody has any more.
     fn close_files(&self, files: &FileTable);

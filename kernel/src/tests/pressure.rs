@@ -258,3 +258,54 @@ on_machine! {
         0
     }
 }
+
+/// A list of one control block of io_submit(2): its address.
+fn control_block(p: &mut Program, operation: u64, file: u64, place: (u64, u64, u64)) -> u64 {
+    let (buffer, length, offset) = place;
+    let block = p.words(&[77, 0, operation | file << 32, buffer, length, offset, 0, 0]);
+    p.words(&[block])
+}
+
+on_machine! {
+    /// Whatever allocation fails in a context of io_setup(2): a call fails and nothing has begun, or an event says what came of it; what is
+    /// written to the disk is there, and a context that is left behind ends with its process.
+    contexts_with_refusals, with_disk(), |p| {
+        refuse_each(p, 32, |p| {
+            let [read, write, sync, poll] = [0, 1, 2, 5];
+            let memory = p.map(8 * PAGE);
+            p.store(memory, b"through a context");
+            let (disk, pipe) = (p.open("/dev/vda", 0o40002) as u64, super::calls::pair(p, Sysno::pipe2, &[0]));
+            let (place, events) = (p.words(&[0]), p.room(32 * 8));
+            arm(p);
+            if is_done(p.call(Sysno::io_setup, &[8, place]), 0, &[-12, -14]) {
+                let context = p.load_u64(place);
+                let mut begun = 0;
+                for (operation, file, place) in [
+                    (write, disk, (memory, PAGE, 0)),
+                    (sync, disk, (0, 0, 0)),
+                    (poll, pipe.1, (4, 0, 0)),
+                    (read, pipe.0, (memory + PAGE, 16, 0)),
+                ] {
+                    let list = control_block(p, operation, file, place);
+                    let submitted = p.call(Sysno::io_submit, &[context, 1, list]);
+                    begun += i64::from(is_done(submitted, 1, &[-12, -11, -14]));
+                }
+                p.call(Sysno::write, &[pipe.1, memory, 16]);
+                disarm(p);
+                p.must(Sysno::write, &[pipe.1, memory, 16]);
+                assert_eq!(p.must(Sysno::io_getevents, &[context, begun as u64, 8, events, 0]), begun as u64);
+                for at in 0..begun as u64 {
+                    let result = p.load_u64(events + 32 * at + 16) as i64;
+                    assert!([4096, 16, 0, 4, 5, 0x104, -12, -14, -11].contains(&result), "{result}");
+                    if result == PAGE as i64 {
+                        assert!(DISK.get().unwrap().with(|bytes| bytes.starts_with(b"through a context")));
+                    }
+                }
+            }
+            disarm(p);
+            0
+        });
+        assert_eq!(p.read_file("/proc/sys/fs/aio-nr").unwrap(), b"0\n");
+        0
+    }
+}

@@ -6,7 +6,8 @@ use linux_raw_sys::io_uring as c;
 
 use super::memory::{AHEAD, Completion, Parameters, SharedRings, Submission};
 use super::request::{self, Start, operation};
-use super::{IoRing, RingFile, work};
+use super::work::{self, Asker};
+use super::{IoRing, RingFile};
 use crate::fs::{OpenFile, OpenFlags};
 use crate::mem::{PinnedRun, with_memory_found};
 use crate::syscall::Args;

@@ -1,11 +1,12 @@
-//! io_uring: system calls as entries of a ring in shared memory.
+//! io_uring: system calls as entries of a ring in shared memory; and io_submit(2), its elder.
 //!
 //! | where | what |
 //! |---|---|
 //! | [`memory`] | the rings that program and kernel share |
 //! | [`request`] | what an entry asks for, checked, with its file and its buffers held |
 //! | [`work`] | requests that cannot end at once: who waits for files and clocks, who waits for disks |
-//! | [`calls`] | setup, enter, register |
+//! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
+//! | [`calls`] | the system calls |
 //!
 //! **A request's life.** io_uring_enter takes entries in order and starts each. One that can end at once does, against the
 //! program's own addresses. Any other first pins its buffers (so it needs no address space any more, and
@@ -19,13 +20,14 @@
 //! afterwards no pin of the ring's is left.
 
 pub mod calls;
+pub mod context;
 mod memory;
 mod request;
 mod work;
 
 pub use memory::show_through_rings;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Vec, VecDeque, reserve};
 use freehold_vm::ReadWrite;
@@ -37,7 +39,7 @@ use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::task::Pid;
 use memory::{Backlog, Completion, Put, SharedRings};
-use work::Waiting;
+use work::{Asker, Work};
 
 /// Completions that may wait for room, for each entry of the completion ring.
 const BACKLOG: usize = 4;
@@ -45,8 +47,9 @@ const BACKLOG: usize = 4;
 /// All rings.
 static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 
-/// Cancel what `process`, which is ending, waits for. May sleep.
+/// Cancel what `process`, which ends or becomes another program, waits for, and end its contexts. May sleep.
 pub fn leave(process: Pid) {
+    context::leave(process);
     let Some(rings) = RINGS.entries() else { return };
     for ring in rings.iter().filter_map(|weak| weak.upgrade()) {
         ring.abandon(process);
@@ -69,11 +72,7 @@ pub struct IoRing {
     count: AtomicU64,
     /// Woken when there are more completions.
     arrived: Arc<WaitQueue>,
-    waiting: Mutex<Waiting>,
-    /// Tasks of the kernel that are there for it; changed under `waiting`.
-    helpers: AtomicUsize,
-    /// Woken when `waiting`, `helpers` or the number of completions changes.
-    changed: Arc<WaitQueue>,
+    work: Work<u64>,
     /// Registered buffers, pinned for as long as they are.
     buffers: Mutex<Vec<Arc<PinnedRun<ReadWrite>>>>,
 }
@@ -89,18 +88,11 @@ impl IoRing {
             tail: AtomicU32::new(0),
             count: AtomicU64::new(0),
             arrived: reserve::arc(WaitQueue::new()),
-            waiting: Mutex::new(Waiting::new()),
-            helpers: AtomicUsize::new(0),
-            changed: reserve::arc(WaitQueue::new()),
+            work: Work::new(),
             buffers: Mutex::new(Vec::new()),
         });
         RINGS.enter(&ring)?;
         Ok(ring)
-    }
-
-    /// Give the program a completion.
-    fn post(&self, user_data: u64, result: i32) {
-        self.post_all(&[Completion { user_data, result, flags: 0 }]);
     }
 
     /// Give the program completions, in this order. Returns how many it has in its ring since, as far as that was seen.
@@ -122,7 +114,7 @@ impl IoRing {
         self.count.fetch_add(completions.len() as u64, Ordering::Relaxed);
         drop(backlog);
         self.arrived.wake_all();
-        self.changed.wake_all();
+        self.work.changed.wake_all();
         put.available
     }
 
@@ -157,7 +149,24 @@ impl IoRing {
         tail.wrapping_sub(self.rings.completion_head()).min(self.rings.completions())
     }
 
-    /// Completions so far.
+    /// Drop what waits, wait for what disks have, and let the buffers go. A task of the kernel may be this ring's own and have let go of
+    /// the last file that led to it: then the last of those tasks lets the buffers go, with the ring.
+    fn close(&self) {
+        if self.work.close() {
+            let buffers = core::mem::take(&mut *self.buffers.lock());
+            drop(buffers);
+        }
+    }
+}
+
+impl Asker for IoRing {
+    type Tag = u64;
+    fn work(&self) -> &Work<u64> {
+        &self.work
+    }
+    fn post(&self, user_data: u64, result: i32) {
+        self.post_all(&[Completion { user_data, result, flags: 0 }]);
+    }
     fn completed(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

@@ -8,6 +8,7 @@ use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
 use super::memory::Submission;
+use super::work::Asker;
 use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
@@ -54,7 +55,7 @@ const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
 /// An offset that means the description's own.
 const CURRENT: u64 = u64::MAX;
 /// Readiness that is always reported.
-const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
+pub const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +67,16 @@ pub enum Way {
 }
 
 impl Way {
+    /// Whether `file` is open for it.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn check(self, file: &OpenFile) -> Result<()> {
+        match self {
+            Self::Read => file.check_readable(),
+            Self::Write => file.check_writable(),
+        }
+    }
     /// What to wait for.
     const fn readiness(self) -> u32 {
         match self {
@@ -135,8 +146,10 @@ pub enum Start {
 }
 
 /// Where the bytes are.
-enum Buffers {
+pub enum Buffers {
+    /// At a program's addresses.
     Program(Iovecs),
+    /// In a registered buffer.
     Fixed(PinnedBytes<ReadWrite>),
 }
 
@@ -212,25 +225,46 @@ fn fixed_buffer(ring: &IoRing, entry: &Submission) -> Result<Buffers> {
     PinnedBytes::part(run, start..end).map(Buffers::Fixed)
 }
 
-fn transfer(entry: &Submission, way: Way, mut buffers: Buffers) -> Result<Start> {
+fn transfer(entry: &Submission, way: Way, buffers: Buffers) -> Result<Start> {
     if entry.operation_flags != 0 || entry.priority != 0 {
         return Err(Errno::EINVAL); // RWF_* and I/O priorities are not known here.
     }
     let file = file_of(entry)?;
-    match way {
-        Way::Read => file.check_readable()?,
-        Way::Write => file.check_writable()?,
-    }
+    way.check(&file)?;
+    let attempt = if entry.flags & ASYNC != 0 { FirstAttempt::Later } else { FirstAttempt::Now };
+    begin_transfer(file, way, entry.offset, buffers, attempt)
+}
+
+/// Whether a stream is tried at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FirstAttempt {
+    /// It is.
+    Now,
+    /// Not before somebody waits for it.
+    Later,
+}
+
+/// Move bytes between `file`, at `offset`, and `buffers`; where that would block, pin the buffers.
+///
+/// # Errors
+/// What the transfer fails with; `EFAULT`, `ENOMEM` where the buffers cannot be pinned.
+pub fn begin_transfer(
+    file: Arc<OpenFile>,
+    way: Way,
+    offset: u64,
+    mut buffers: Buffers,
+    attempt: FirstAttempt,
+) -> Result<Start> {
     let stream = file.file().seekable() == Seekable::Stream;
     let disk = file.node().kind() == NodeKind::BlockDevice;
-    let later = disk || (stream && entry.flags & ASYNC != 0);
+    let later = disk || (stream && attempt == FirstAttempt::Later);
     if !later {
         // Files in memory end at once; streams may say that they would wait.
         let moved = match (way, &mut buffers) {
-            (Way::Read, Buffers::Program(to)) => read(&file, entry.offset, to, Blocking::Never),
-            (Way::Read, Buffers::Fixed(to)) => read(&file, entry.offset, to, Blocking::Never),
-            (Way::Write, Buffers::Program(from)) => write(&file, entry.offset, from, Blocking::Never),
-            (Way::Write, Buffers::Fixed(from)) => write(&file, entry.offset, from, Blocking::Never),
+            (Way::Read, Buffers::Program(to)) => read(&file, offset, to, Blocking::Never),
+            (Way::Read, Buffers::Fixed(to)) => read(&file, offset, to, Blocking::Never),
+            (Way::Write, Buffers::Program(from)) => write(&file, offset, from, Blocking::Never),
+            (Way::Write, Buffers::Fixed(from)) => write(&file, offset, from, Blocking::Never),
         };
         match moved {
             Err(Errno::EAGAIN) if stream && file.blocking() == Blocking::Wait => {}
@@ -244,7 +278,7 @@ fn transfer(entry: &Submission, way: Way, mut buffers: Buffers) -> Result<Start>
         (Way::Write, Buffers::Program(from)) => Moving::Write(PinnedBytes::pin(&space, &from)?),
         (Way::Write, Buffers::Fixed(from)) => Moving::WriteFixed(from),
     };
-    let transfer = Transfer { file, offset: entry.offset, moving };
+    let transfer = Transfer { file, offset, moving };
     Ok(Start::Pending(if disk { Pending::Disk(transfer) } else { Pending::Stream(transfer) }))
 }
 

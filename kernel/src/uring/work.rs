@@ -1,28 +1,40 @@
 //! Requests that wait.
 //!
-//! Two kinds of kernel tasks, each there only while there is something for it to do. The *watcher* (one for a ring) sleeps
+//! Two kinds of kernel tasks, each there only while there is something for it to do. The *watcher* (one for an asker) sleeps
 //! until any file that is waited for is ready, a timeout has passed, or the list has changed. *Workers* (up to [`WORKERS`])
 //! take requests that block in a disk from a queue, one at a time, until it is empty.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
-use freehold_collections::{Arc, Receiver, Vec, VecDeque, reserve::ArcMethods};
+use freehold_collections::{Arc, Receiver, Vec, VecDeque, reserve, reserve::ArcMethods};
 
-use super::IoRing;
 use super::request::{Pending, Transfer};
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread, spawn_kernel};
-use crate::sync::{MutexGuard, PollWaiter};
+use crate::sync::{Mutex, MutexGuard, PollWaiter, WaitQueue};
 use crate::task::{self, Pid};
 use crate::{Errno, Result, time};
 
-/// Requests of a ring that may be with disks at once.
+/// Requests of an asker that may be with disks at once.
 const WORKERS: usize = 8;
 
+/// What an asker knows a request by.
+pub(super) trait Tag: Send + 'static {
+    /// What the program names it by.
+    fn key(&self) -> u64;
+}
+
+/// A ring's: the entry's user data.
+impl Tag for u64 {
+    fn key(&self) -> u64 {
+        *self
+    }
+}
+
 /// A request and who asked for it.
-struct Waiter {
-    user_data: u64,
+struct Waiter<T> {
+    tag: T,
     owner: Pid,
     pending: Pending,
 }
@@ -33,91 +45,181 @@ enum Job {
     Sync(Arc<OpenFile>),
 }
 
-/// What a ring waits for.
-pub struct Waiting {
+/// What waits.
+struct Waiting<T> {
     /// For files and clocks.
-    waiters: Vec<Waiter>,
+    waiters: Vec<Waiter<T>>,
     /// A watcher is at work.
     watched: bool,
     /// For disks, not begun.
-    jobs: VecDeque<(u64, Job)>,
+    jobs: VecDeque<(T, Job)>,
     /// Workers at work.
     workers: Vec<Arc<Thread>>,
-    /// With workers, by their user data.
+    /// With workers, by their keys.
     running: Vec<u64>,
 }
 
-impl Waiting {
-    /// Nothing.
-    pub const fn new() -> Self {
-        Self {
+/// The requests of an asker that wait, and the tasks that are there for them.
+pub(super) struct Work<T> {
+    waiting: Mutex<Waiting<T>>,
+    /// Tasks of the kernel that are there for it; changed under `waiting`.
+    helpers: AtomicUsize,
+    /// Woken when `waiting`, `helpers` or the number of completions changes.
+    pub changed: Arc<WaitQueue>,
+}
+
+impl<T> Work<T> {
+    /// None.
+    pub fn new() -> Self {
+        let waiting = Waiting {
             waiters: Vec::new(),
             watched: false,
             jobs: VecDeque::new(),
             workers: Vec::new(),
             running: Vec::new(),
+        };
+        Self {
+            waiting: Mutex::new(waiting),
+            helpers: AtomicUsize::new(0),
+            changed: reserve::arc(WaitQueue::new()),
         }
+    }
+
+    fn helper_ends(&self, waiting: MutexGuard<'_, Waiting<T>>) {
+        self.helpers.fetch_sub(1, Ordering::Release);
+        drop(waiting);
+        self.changed.wake_all();
+    }
+
+    /// Drop what waits, and wait for what disks have. Returns whether nothing is left: a task of the kernel does not wait, since it
+    /// may be one that is there for this work.
+    pub fn close(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
+        // A transfer may be long: only what a disk has now is waited for.
+        waiting.workers.iter().for_each(|worker| worker.cancel());
+        drop(waiting);
+        drop(dropped);
+        self.changed.wake_all();
+        if task::current().process().is_kernel() {
+            return false;
+        }
+        let none_left = || (self.helpers.load(Ordering::Acquire) == 0).then_some(());
+        self.changed.wait_uninterruptible(none_left);
+        true
     }
 }
 
-impl IoRing {
+/// Who asks for what cannot end at once: a ring, or a context of io_submit(2).
+pub(super) trait Asker: Send + Sync + Sized + 'static {
+    /// What it knows its requests by.
+    type Tag: Tag;
+
+    /// Its requests.
+    fn work(&self) -> &Work<Self::Tag>;
+    /// Tell the program that a request has ended.
+    fn post(&self, tag: Self::Tag, result: i32);
+    /// Requests that have ended so far, for timeouts that count them.
+    fn completed(&self) -> u64;
+
     /// Have `pending` finished and posted.
     ///
     /// # Errors
     /// `ENOMEM`, `EAGAIN` where no task can be had.
-    pub(super) fn wait_for(self: &Receiver<Self>, user_data: u64, pending: Pending) -> Result<()> {
+    fn wait_for(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         match pending {
-            Pending::Disk(transfer) => self.queue(user_data, Job::Transfer(transfer)),
-            Pending::Sync(file) => self.queue(user_data, Job::Sync(file)),
-            pending => {
-                let owner = task::current().process().pid;
-                self.watch(Waiter { user_data, owner, pending })
-            }
+            Pending::Disk(transfer) => self.queue(tag, Job::Transfer(transfer)),
+            Pending::Sync(file) => self.queue(tag, Job::Sync(file)),
+            pending => self.watch(Waiter { tag, owner: task::current().process().pid, pending }),
         }
     }
 
-    fn watch(self: &Receiver<Self>, waiter: Waiter) -> Result<()> {
-        let mut waiting = self.waiting.lock();
-        waiting.waiters.try_reserve(1)?;
-        if !waiting.watched {
-            let ring = self.clone();
-            spawn_kernel("uring-watch", move || ring.watch_all())?;
-            waiting.watched = true;
-            self.helpers.fetch_add(1, Ordering::Relaxed);
-        }
-        waiting.waiters.push_reserved(waiter);
+    /// End the request with this key, which completes as cancelled.
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none, `EALREADY` where a disk has it.
+    fn cancel(&self, key: u64) -> Result<()> {
+        let mut waiting = self.work().waiting.lock();
+        let waiter = waiting.waiters.iter().position(|waiter| waiter.tag.key() == key);
+        let job = waiting.jobs.iter().position(|(tag, _)| tag.key() == key);
+        // What is taken out is dropped after the lock is.
+        let (tag, _pending, _job) = match (waiter, job) {
+            (Some(at), _) => {
+                let Waiter { tag, pending, .. } = waiting.waiters.remove(at);
+                (tag, Some(pending), None)
+            }
+            (None, Some(at)) => {
+                let (tag, job) = waiting.jobs.remove(at).expect("it is there");
+                (tag, None, Some(job))
+            }
+            (None, None) if waiting.running.contains(&key) => return Err(Errno::EALREADY),
+            (None, None) => return Err(Errno::ENOENT),
+        };
         drop(waiting);
-        self.changed.wake_all();
+        self.post(tag, Errno::ECANCELED.to_return_value() as i32);
         Ok(())
     }
 
-    fn queue(self: &Receiver<Self>, user_data: u64, job: Job) -> Result<()> {
-        let mut waiting = self.waiting.lock();
+    /// End what a process that is leaving asked for and does not come by itself.
+    fn abandon(&self, owner: Pid) {
+        loop {
+            let mut waiting = self.work().waiting.lock();
+            let Some(at) = waiting.waiters.iter().rposition(|waiter| waiter.owner == owner) else { return };
+            let Waiter { tag, pending, .. } = waiting.waiters.swap_remove(at);
+            drop(waiting);
+            drop(pending);
+            self.post(tag, Errno::ECANCELED.to_return_value() as i32);
+        }
+    }
+}
+
+/// How what waits is finished.
+trait Finish: Asker {
+    fn watch(self: &Receiver<Self>, waiter: Waiter<Self::Tag>) -> Result<()> {
+        let work = self.work();
+        let mut waiting = work.waiting.lock();
+        waiting.waiters.try_reserve(1)?;
+        if !waiting.watched {
+            let asker = self.clone();
+            spawn_kernel("io-watch", move || asker.watch_all())?;
+            waiting.watched = true;
+            work.helpers.fetch_add(1, Ordering::Relaxed);
+        }
+        waiting.waiters.push_reserved(waiter);
+        drop(waiting);
+        work.changed.wake_all();
+        Ok(())
+    }
+
+    fn queue(self: &Receiver<Self>, tag: Self::Tag, job: Job) -> Result<()> {
+        let work = self.work();
+        let mut waiting = work.waiting.lock();
         waiting.jobs.try_reserve(1)?;
         let most = WORKERS - waiting.running.len();
         waiting.running.try_reserve(most)?;
         if waiting.workers.len() < WORKERS {
             waiting.workers.try_reserve(1)?;
-            let ring = self.clone();
-            let worker = spawn_kernel("uring-work", move || ring.work())?;
+            let asker = self.clone();
+            let worker = spawn_kernel("io-work", move || asker.work_all())?;
             waiting.workers.push_reserved(worker);
-            self.helpers.fetch_add(1, Ordering::Relaxed);
+            work.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.jobs.push_back_reserved((user_data, job));
+        waiting.jobs.push_back_reserved((tag, job));
         Ok(())
     }
 
     /// A worker's life.
-    fn work(&self) {
+    fn work_all(&self) {
+        let work = self.work();
         loop {
-            let mut waiting = self.waiting.lock();
-            let Some((user_data, job)) = waiting.jobs.pop_front() else {
+            let mut waiting = work.waiting.lock();
+            let Some((tag, job)) = waiting.jobs.pop_front() else {
                 let me = thread::current();
                 let at = waiting.workers.iter().position(|worker| worker.is_same(&me));
                 let _own = at.map(|at| waiting.workers.swap_remove(at));
-                return self.helper_ends(waiting);
+                return work.helper_ends(waiting);
             };
-            waiting.running.push_reserved(user_data);
+            waiting.running.push_reserved(tag.key());
             drop(waiting);
             let result = match &job {
                 Job::Transfer(transfer) => {
@@ -127,33 +229,33 @@ impl IoRing {
             };
             // Buffers and file are free before the program hears of the end.
             drop(job);
-            let mut waiting = self.waiting.lock();
-            if let Some(at) = waiting.running.iter().position(|&running| running == user_data) {
+            let mut waiting = work.waiting.lock();
+            if let Some(at) = waiting.running.iter().position(|&running| running == tag.key()) {
                 waiting.running.swap_remove(at);
             }
             drop(waiting);
-            self.post(user_data, result_word(result));
+            self.post(tag, result_word(result));
         }
     }
 
     /// The watcher's life.
     fn watch_all(&self) {
+        let work = self.work();
         loop {
             let mut waiter = PollWaiter::new();
-            waiter.register(&self.changed);
+            waiter.register(&work.changed);
             let mut ended = Vec::new();
-            let mut waiting = self.waiting.lock();
+            let mut waiting = work.waiting.lock();
             if waiting.waiters.is_empty() {
                 waiting.watched = false;
-                return self.helper_ends(waiting);
+                return work.helper_ends(waiting);
             }
             let deadline = self.look(&mut waiting, &mut waiter, &mut ended);
             drop(waiting);
             let idle = ended.is_empty();
-            for (done, result) in ended {
-                let user_data = done.user_data;
-                drop(done);
-                self.post(user_data, result);
+            for (Waiter { tag, pending, .. }, result) in ended {
+                drop(pending);
+                self.post(tag, result);
             }
             if idle {
                 // Nobody signals a task of the kernel; woken or timed out, the next round looks at everything.
@@ -165,9 +267,9 @@ impl IoRing {
     /// Take out of `waiting` what has ended, and say until when the rest can wait.
     fn look(
         &self,
-        waiting: &mut Waiting,
+        waiting: &mut Waiting<Self::Tag>,
         waiter: &mut PollWaiter,
-        ended: &mut Vec<(Waiter, i32)>,
+        ended: &mut Vec<(Waiter<Self::Tag>, i32)>,
     ) -> Option<u64> {
         let (now, completed) = (time::now(), self.completed());
         let mut earliest = None;
@@ -204,64 +306,9 @@ impl IoRing {
         }
         earliest
     }
-
-    /// End the request with this user data, which completes as cancelled.
-    ///
-    /// # Errors
-    /// `ENOENT` where there is none, `EALREADY` where a disk has it.
-    pub(super) fn cancel(&self, user_data: u64) -> Result<()> {
-        let mut waiting = self.waiting.lock();
-        let waiter = waiting.waiters.iter().position(|waiter| waiter.user_data == user_data);
-        let job = waiting.jobs.iter().position(|&(data, _)| data == user_data);
-        // What is taken out is dropped after the lock is.
-        let taken = match (waiter, job) {
-            (Some(at), _) => (Some(waiting.waiters.remove(at)), None),
-            (None, Some(at)) => (None, waiting.jobs.remove(at)),
-            (None, None) if waiting.running.contains(&user_data) => return Err(Errno::EALREADY),
-            (None, None) => return Err(Errno::ENOENT),
-        };
-        drop(waiting);
-        drop(taken);
-        self.post(user_data, Errno::ECANCELED.to_return_value() as i32);
-        Ok(())
-    }
-
-    /// End what a process that is leaving asked for and does not come by itself.
-    pub(super) fn abandon(&self, owner: Pid) {
-        loop {
-            let mut waiting = self.waiting.lock();
-            let Some(at) = waiting.waiters.iter().rposition(|waiter| waiter.owner == owner) else { return };
-            let taken = waiting.waiters.swap_remove(at);
-            drop(waiting);
-            self.post(taken.user_data, Errno::ECANCELED.to_return_value() as i32);
-        }
-    }
-
-    fn helper_ends(&self, waiting: MutexGuard<'_, Waiting>) {
-        self.helpers.fetch_sub(1, Ordering::Release);
-        drop(waiting);
-        self.changed.wake_all();
-    }
-
-    /// Drop what waits, and wait for what disks have: but for a task of the kernel, which may be this ring's own and have let go of the
-    /// last file that led to it. Then the last of those tasks lets the buffers go, with the ring.
-    pub(super) fn close(&self) {
-        let mut waiting = self.waiting.lock();
-        let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
-        // A transfer may be long: only what a disk has now is waited for.
-        waiting.workers.iter().for_each(|worker| worker.cancel());
-        drop(waiting);
-        drop(dropped);
-        self.changed.wake_all();
-        if task::current().process().is_kernel() {
-            return;
-        }
-        let none_left = || (self.helpers.load(Ordering::Acquire) == 0).then_some(());
-        self.changed.wait_uninterruptible(none_left);
-        let buffers = core::mem::take(&mut *self.buffers.lock());
-        drop(buffers);
-    }
 }
+
+impl<A: Asker> Finish for A {}
 
 /// A result as a completion shows it.
 pub(super) fn result_word(result: Result<i64>) -> i32 {

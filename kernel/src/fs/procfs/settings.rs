@@ -8,6 +8,7 @@ use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
+use crate::fs::requests;
 use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::task::registry;
@@ -152,6 +153,15 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
     fs.constant("nr_open", "1048576");
+    fs.file("aio-nr", |out| {
+        writeln!(out, "{}", requests::taken());
+        Ok(())
+    });
+    let set = |most| {
+        requests::set_most(most);
+        Ok(())
+    };
+    fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
     fs.constant("pipe-max-size", "1048576");
     fs.constant("protected_hardlinks", "0");
     fs.constant("protected_symlinks", "0");

@@ -26,7 +26,7 @@ use crate::task::capabilities::Capabilities;
 use crate::task::inspect::{self, Dumpable};
 use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
 use crate::task::signal::{Actions, AlternateStack};
-use crate::task::{Credentials, Resource, Task, current, rseq};
+use crate::task::{Credentials, Resource, Task, above, current, rseq};
 use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
@@ -386,6 +386,7 @@ impl Prepared {
         let process = task.process().clone();
         end_other_threads(task)?;
         crate::task::exit::leave_program(task);
+        above().cancel_operations(process.pid);
         if process.files().references() > 2 {
             let own = process.files().duplicate()?;
             drop(process.replace_files(own));
