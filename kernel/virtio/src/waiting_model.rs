@@ -268,9 +268,11 @@ impl World {
     }
 }
 
+/// Some thousand schedules; more where properties are tested with more inputs than proptest's 256.
 fn check(scene: Scene) {
     let world = World::new(scene.memory);
-    shuttle::check_random(move || world.explore(scene), 2000);
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    shuttle::check_random(move || world.explore(scene), 4000 * cases.unwrap_or(256usize).max(256) / 256);
 }
 
 const NO_PLACE: Scene =

@@ -166,17 +166,14 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
 
     /// Calls `f` with the lock held; wakes the tasks that `f` says after it is released.
     fn with<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> R {
-        let (result, wakes) = self.locked(f);
+        let (result, wakes) = {
+            let mut requests = self.requests.lock();
+            (f(&mut requests), requests.take_wakes())
+        };
         if let Some(wakes) = wakes {
             self.wake(wakes);
         }
         result
-    }
-
-    /// Calls `f` with the lock held, and says whom to wake now that it is released.
-    fn locked<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> (R, Option<Wakes>) {
-        let mut requests = self.requests.lock();
-        (f(&mut requests), requests.take_wakes())
     }
 
     #[inline(never)]
@@ -207,24 +204,16 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
         loop {
             let before = self.with(|requests| requests.answers());
-            let (mut result, mut wakes) = (Ok(None), None);
+            let mut result = Ok(None);
             let waited = line.wait_until(self.limit_ns(), sleep, &mut || {
-                let due;
-                (result, due) = self.locked(&mut condition);
-                match due {
-                    // In the line this task may be the first, and would be told of the turn that another was granted.
-                    _ if !matches!(result, Ok(None)) => wakes = due,
-                    Some(due) => self.wake(due),
-                    None => {}
-                }
+                result = self.with(&mut condition);
                 !matches!(result, Ok(None))
             });
-            if let Some(wakes) = wakes {
-                self.wake(wakes);
-            }
             if let Some(value) = result? {
                 return Ok(value);
             }
+            // What woke this task, after its last look, may have been an answer of which nobody else was told.
+            let _ = self.with(Requests::reap);
             match waited {
                 Waited::Killed => return Err(BlockError::Killed),
                 _ if self.with(|requests| requests.late(before)) => {}
@@ -239,15 +228,16 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         length: usize,
         sleep: Sleep,
     ) -> Result<(RequestPlace<'_, S, T>, Option<Buffer<S>>), BlockError> {
-        let mut is_queued = false;
+        let (mut is_queued, mut has_queued) = (false, false);
         let taken = self.wait(self.lines.turns, sleep, |requests| {
             let number = requests.take_place(&mut is_queued)?;
+            has_queued |= is_queued;
             Ok(number.map(|number| {
                 let fits = (1..=SPARE).contains(&length);
                 (number, if fits { requests.idle_spare(length) } else { None })
             }))
         });
-        if taken.is_err() {
+        if has_queued {
             self.with(|requests| requests.leave(&mut is_queued));
         }
         let (number, spare) = taken?;

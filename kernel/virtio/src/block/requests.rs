@@ -4,8 +4,10 @@
 //! places. A task that finds none free, or finds others waiting, joins the queue. A place that becomes free is *granted*
 //! to the queue, and one waiting task is woken for it; a newcomer cannot take a granted place without queueing. All of it
 //! happens under the disk's lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
-//! they came. A wake-up may reach a task that has just found what it wanted and is about to leave: so whoever leaves the
-//! queue, with a place or without, wakes one more while grants are left, and does it when it stands in the line no more.
+//! they came. A wake-up may reach a task that has just found what it wanted and still stands in the line, be it for a grant or
+//! from an interrupt that told nobody else. So whoever has waited for a place, and stands in the line no more, looks at the ring once
+//! more and wakes one while grants are left ([`Requests::leave`]); whoever ends another wait without what it came for looks at the
+//! ring, too.
 //! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
 //! **Places are taken in turn**, so that the next request has other status bytes than the last. A device that answers
@@ -188,7 +190,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     }
 
     /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note, false at first; a task
-    /// that has it set calls this again, or [`Self::leave`].
+    /// for which it was set calls [`Self::leave`] in the end.
     ///
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
@@ -212,7 +214,6 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             return Ok(None);
         } else {
             (self.waiting, self.granted, *is_queued) = (self.waiting - 1, self.granted - 1, false);
-            self.hand_on();
         }
         let number = self.first_free();
         if let Some(number) = number {
@@ -222,17 +223,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(number)
     }
 
-    /// The task waits for a place no longer.
+    /// The task, which stood in the queue, has left the line of those who sleep, with a place or without.
     pub fn leave(&mut self, is_queued: &mut bool) {
         if core::mem::take(is_queued) {
             self.waiting -= 1;
             self.granted = self.granted.min(self.waiting);
-            self.hand_on();
         }
-    }
-
-    /// A task has left the queue. Who was woken for a grant that is left may have been this one, while it looked.
-    fn hand_on(&mut self) {
+        // A device that failed wakes all.
+        let _ = self.reap();
         self.wakes.turns += usize::from(self.granted > 0);
     }
 
