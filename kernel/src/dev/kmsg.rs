@@ -125,6 +125,10 @@ fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
 static READ: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 static CLEARED: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 
+fn cleared() -> Cursor {
+    *CLEARED.lock()
+}
+
 fn syslog_line(line: &mut Vec<u8>, record: &LogRecord) -> Result<()> {
     let (seconds, micros) = record.stamp();
     make_line(line, format_args!("<{}>[{seconds:5}.{micros:06}] ", record.severity), record)
@@ -211,11 +215,13 @@ pub fn sys_syslog(args: &Args) -> Result<i64> {
     let count = match action {
         0 | 1 | 6 | 7 => 0,
         2 => read_next(&mut sink)?,
-        3 => read_all(*CLEARED.lock(), &mut sink)?,
-        4 => {
-            let end = klog::newest();
-            let count = read_all(*CLEARED.lock(), &mut sink)?;
-            *CLEARED.lock() = end;
+        3 | 4 => {
+            // The program's memory may be waited for, and no lock is held meanwhile.
+            let (from, end) = (cleared(), klog::newest());
+            let count = read_all(from, &mut sink)?;
+            if action == 4 {
+                *CLEARED.lock() = end;
+            }
             count
         }
         5 => {
@@ -223,7 +229,10 @@ pub fn sys_syslog(args: &Args) -> Result<i64> {
             0
         }
         8 if (1..=8).contains(&length) => 0,
-        9 => size_from(*READ.lock(), &mut Vec::new())?,
+        9 => {
+            let from = *READ.lock();
+            size_from(from, &mut Vec::new())?
+        }
         10 => klog::RING_BYTES,
         _ => return Err(Errno::EINVAL),
     };
