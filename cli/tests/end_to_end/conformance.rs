@@ -74,6 +74,28 @@ fn files() {
     conforms("files");
 }
 
+/// A stock Linux has its overlay in a module, and shows numbers of the trees below when it lists a directory of two file systems.
+#[test]
+fn overlay() {
+    let Some(module) = linux_module("kernel/fs/overlayfs/overlay.ko") else { return conforms("overlay") };
+    let volume = format!("{}:/overlay.ko", module.display());
+    conforms_with("overlay", &["-v", &volume], &["/overlay.ko"], &["with the numbers that stat tells"]);
+}
+
+/// A module of the stock Linux that is under test.
+fn linux_module(name: &str) -> Option<std::path::PathBuf> {
+    if kernel() != "linux" {
+        return None;
+    }
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from);
+    let cache = cache.or_else(|| Some(std::path::Path::new(&std::env::var_os("HOME")?).join(".cache")))?;
+    let versions = std::fs::read_dir(cache.join("freehold/linux")).ok()?.flatten();
+    let modules = versions.flat_map(|version| {
+        std::fs::read_dir(version.path().join("lib/modules")).into_iter().flatten().flatten()
+    });
+    modules.map(|folder| folder.path().join(name)).find(|path| path.exists())
+}
+
 #[test]
 fn terminal() {
     conforms("terminal");

@@ -292,8 +292,13 @@ pub fn rename(
     new: &[u8],
     flags: RenameFlags,
 ) -> Result<()> {
-    if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
+    if flags.contains(RenameFlags::EXCHANGE)
+        && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT)
+    {
         return Err(Errno::EINVAL);
+    }
+    if flags.contains(RenameFlags::WHITEOUT) && from.caller.power == Power::Ordinary {
+        return Err(Errno::EPERM);
     }
     let source = from.parent(old)?;
     let target = to.parent(new)?;

@@ -243,6 +243,11 @@ pub struct NewNode {
     pub rdev: u64,
 }
 
+impl NewNode {
+    /// A character device 0/0, which in an overlay's upper tree says that a name is not there.
+    pub const WHITEOUT: Self = Self { kind: NodeKind::CharDevice, mode: 0, uid: 0, gid: 0, rdev: 0 };
+}
+
 /// Which of "make" and "replace" setxattr(2) may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrSet {

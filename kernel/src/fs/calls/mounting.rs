@@ -1,12 +1,12 @@
 //! mount, umount2, sync and syncfs.
 
-use super::{AT_FDCWD, as_caller, file, place_at, place_of};
+use super::{AT_FDCWD, as_caller, file, place_at, place_of, walk_from};
 use crate::fs::caller::Power;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
-use crate::fs::{FileSystem, Path, procfs, sysfs, tmpfs};
+use crate::fs::{FileSystem, Path, overlay, procfs, sysfs, tmpfs};
 use crate::share;
 use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
@@ -102,6 +102,9 @@ fn new_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn
         b"sysfs" => sysfs::instance(),
         b"debugfs" => Ok(sysfs::debugfs()),
         b"9p" => share::mount(source, options),
+        b"overlay" => {
+            overlay::mount(options, &|text| walk_from(AT_FDCWD, text, |walk| walk.find(text, Final::Follow)))
+        }
         b"devpts" => Ok(DevPts::file_system()),
         _ => Err(Errno::ENODEV),
     }

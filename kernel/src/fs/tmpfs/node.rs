@@ -142,6 +142,16 @@ impl TmpNode {
         Ok(child)
     }
 
+    /// What a rename leaves at the old name, where it leaves something.
+    fn left_behind(&self, flags: RenameFlags) -> Result<Option<Arc<TmpNode>>> {
+        if !flags.contains(RenameFlags::WHITEOUT) {
+            return Ok(None);
+        }
+        let whiteout = TmpNode::new(&self.shared, &NewNode::WHITEOUT)?;
+        whiteout.attributes.lock().links = 1;
+        Ok(Some(whiteout))
+    }
+
     /// Names were added or removed; `directories` is how many more of them are directories now.
     fn entries_changed(&self, directories: i32) {
         let mut attributes = self.attributes.lock();
@@ -193,6 +203,33 @@ impl TmpNode {
             let Body::Directory { place, .. } = &here.body else { return false };
             let Some(parent) = place.lock().as_ref().and_then(|w| w.parent.upgrade()) else { return false };
             here = parent;
+        }
+    }
+
+    /// Whether `moving` may go from here to `other`, another directory. The caller holds `TmpfsShared::renames`.
+    fn check_move(
+        &self,
+        other: &Arc<TmpNode>,
+        moving: &TmpNode,
+        victim: Option<&Arc<TmpNode>>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let exchanges = flags.contains(RenameFlags::EXCHANGE);
+        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(Errno::EEXIST);
+        }
+        if victim.is_none() && exchanges {
+            return Err(Errno::ENOENT);
+        }
+        // A directory cannot move into itself or below; and with an exchange neither can the other. Without one, a victim that is
+        // the directory that the name leaves, or above it, is not empty.
+        if moving.is_directory() && moving.is_above(other) {
+            return Err(Errno::EINVAL);
+        }
+        match victim.filter(|victim| victim.is_directory() && victim.is_above(&self.me())) {
+            Some(_) if exchanges => Err(Errno::EINVAL),
+            Some(_) => Err(Errno::ENOTEMPTY),
+            None => Ok(()),
         }
     }
 
@@ -363,6 +400,7 @@ impl Node for TmpNode {
         if other.inode == self.inode {
             return self.rename_here(name, new_name, flags);
         }
+        let left = self.left_behind(flags)?;
         let _renames = self.shared.renames.lock();
         let [mut from, mut to] = self.lock_both(&other)?;
         let moving = from.get(name)?.clone();
@@ -370,18 +408,8 @@ impl Node for TmpNode {
         if to.is_removed() {
             return Err(Errno::ENOENT);
         }
-        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
-            return Err(Errno::EEXIST);
-        }
-        // A directory cannot move into itself or below; and with an exchange neither can the other.
-        if moving.is_directory() && moving.is_above(&other) {
-            return Err(Errno::EINVAL);
-        }
-        if flags.contains(RenameFlags::EXCHANGE) {
-            let victim = victim.ok_or(Errno::ENOENT)?;
-            if victim.is_directory() && victim.is_above(&self.me()) {
-                return Err(Errno::EINVAL);
-            }
+        self.check_move(&other, &moving, victim.as_ref(), flags)?;
+        if let Some(victim) = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
             self.adopt(&victim, from.replace(name, victim.clone())?);
             other.adopt(&moving, to.replace(new_name, moving.clone())?);
             let came = i32::from(victim.is_directory());
@@ -393,10 +421,6 @@ impl Node for TmpNode {
             if victim.inode == moving.inode {
                 return Ok(());
             }
-            // The victim may be the directory that the name leaves: then it is not empty.
-            if victim.inode == self.inode {
-                return Err(Errno::ENOTEMPTY);
-            }
             TmpNode::yield_to(victim, &moving)?;
             let new_name = to.replace(new_name, moving.clone())?;
             victim.lose_name();
@@ -405,7 +429,7 @@ impl Node for TmpNode {
         } else {
             to.insert(new_name, moving.clone())?
         };
-        from.remove(name)?;
+        leave(&mut from, name, left)?;
         other.adopt(&moving, new_name);
         self.has_moved(&other, &moving, [0, replaced]);
         drop((from, to));
@@ -442,6 +466,7 @@ impl Node for TmpNode {
 
 impl TmpNode {
     fn rename_here(&self, name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
+        let left = self.left_behind(flags)?;
         let mut names = self.names()?.lock();
         let moving = names.get(name)?.clone();
         let victim = names.get(new_name).ok().cloned();
@@ -466,13 +491,21 @@ impl TmpNode {
             }
             None => names.insert(new_name, moving.clone())?,
         };
-        names.remove(name)?;
+        leave(&mut names, name, left)?;
         self.adopt(&moving, new_name);
         self.entries_changed(0);
         moving.attributes.lock().changed = crate::fs::clock::now();
         drop(names);
         drop(victim);
         Ok(())
+    }
+}
+
+/// The name of what has moved goes, or leads to what is left in its place.
+fn leave(names: &mut Directory, name: &[u8], left: Option<Arc<TmpNode>>) -> Result<()> {
+    match left {
+        Some(left) => names.replace(name, left).map(drop),
+        None => names.remove(name).map(drop),
     }
 }
 

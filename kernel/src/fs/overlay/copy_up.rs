@@ -1,0 +1,173 @@
+//! From the lower tree to the upper one.
+//!
+//! A copy is made without a name, or in the work directory, and gets its name when it is whole: a copy-up that fails, or whose task
+//! is killed, has changed nothing that is seen. What lost its name meanwhile gets none.
+
+use freehold_collections::{Arc, Vec};
+
+use super::node::{OverlayNode, Place, has_other_names};
+use super::{ORIGIN, OverlayShared, PRIVATE};
+use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::fs::file::Blocking;
+use crate::fs::flags::{OpenFlags, RenameFlags};
+use crate::fs::node::{Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet};
+use crate::{Errno, Result, sched};
+
+/// Bytes that are copied at once.
+const STEP: usize = 64 << 10;
+
+impl OverlayNode {
+    /// The upper tree's inode, copied up with all directories above it if need be; of a regular file's bytes `most`.
+    ///
+    /// # Errors
+    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; what the trees say.
+    pub fn copy_up(&self, most: u64) -> Result<Arc<dyn Node>> {
+        if let Some(upper) = self.upper() {
+            return Ok(upper);
+        }
+        let mut above = Vec::new();
+        let mut here = self.place();
+        while let Some(Place { dir, .. }) = here.filter(|place| place.dir.upper().is_none()) {
+            here = dir.place();
+            above.try_push(dir)?;
+        }
+        while let Some(dir) = above.pop() {
+            sched::checkpoint()?;
+            dir.copy_this_up(0)?;
+        }
+        self.copy_this_up(most)
+    }
+
+    fn copy_this_up(&self, most: u64) -> Result<Arc<dyn Node>> {
+        let _turn = self.turn.lock_killable()?;
+        if let Some(upper) = self.upper() {
+            return Ok(upper);
+        }
+        let lower = self.lower().ok_or(Errno::EIO)?;
+        let told = lower.metadata();
+        let upper = if told.kind == NodeKind::Regular {
+            let upper = self.shared.work.create_unnamed(&new_like(&told))?;
+            copy_bytes(lower, &upper, told.size.min(most))?;
+            copy_attributes(lower, &told, &upper)?;
+            self.give_name(&mut |dir, name| dir.link(name, &upper))?;
+            upper
+        } else {
+            let name = self.shared.temporary_name()?;
+            let upper = self.shared.make_like(lower, &told, &name)?;
+            let mut is_named = false;
+            let moved = copy_attributes(lower, &told, &upper).and_then(|()| {
+                self.give_name(&mut |dir, wanted| {
+                    self.shared.work.rename(&name, dir, wanted, RenameFlags::NOREPLACE)?;
+                    is_named = true;
+                    Ok(())
+                })
+            });
+            if !is_named {
+                self.shared.remove_from_work(&name, told.kind)?;
+                if told.kind == NodeKind::Directory {
+                    moved?;
+                    return Err(Errno::ENOENT);
+                }
+            }
+            moved?;
+            upper
+        };
+        self.set_upper(upper.clone());
+        Ok(upper)
+    }
+
+    /// Has `put` give the copy its name, if that still leads to this node and the upper tree has nothing there. The directory's
+    /// times stay: to programs nothing has changed in it.
+    fn give_name(&self, put: &mut dyn FnMut(&Arc<dyn Node>, &[u8]) -> Result<()>) -> Result<()> {
+        let _names = self.shared.names.lock_killable()?;
+        let Some(Place { dir, name, presence: Presence::Linked }) = self.place() else { return Ok(()) };
+        let upper = dir.upper().ok_or(Errno::EIO)?;
+        if dir.is_removed() || super::looked_up(&*upper, &name)?.is_some() {
+            return Ok(());
+        }
+        let Metadata { accessed, modified, .. } = upper.metadata();
+        put(&upper, &name)?;
+        upper.set_metadata(&SetMetadata {
+            accessed: Some(accessed),
+            modified: Some(modified),
+            ..SetMetadata::default()
+        })
+    }
+}
+
+impl OverlayShared {
+    /// A node like `lower`, no regular file, named `name` in the work directory.
+    fn make_like(&self, lower: &Arc<dyn Node>, told: &Metadata, name: &[u8]) -> Result<Arc<dyn Node>> {
+        let new = new_like(told);
+        match told.kind {
+            NodeKind::Symlink => self.work.symlink(name, &lower.read_link()?, &new),
+            _ => self.work.create(name, &new),
+        }
+    }
+
+    /// Removes what was made in the work directory.
+    pub fn remove_from_work(&self, name: &[u8], kind: NodeKind) -> Result<()> {
+        if kind == NodeKind::Directory { self.work.remove_dir(name) } else { self.work.unlink(name) }
+    }
+}
+
+fn new_like(told: &Metadata) -> NewNode {
+    NewNode { kind: told.kind, mode: told.mode, uid: told.uid, gid: told.gid, rdev: told.rdev }
+}
+
+/// Copies the first `size` bytes; what is a hole, or nothing but zeroes, becomes a hole.
+fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64) -> Result<()> {
+    if size == 0 {
+        return Ok(());
+    }
+    let from = lower.clone().open(OpenFlags::LARGEFILE)?;
+    let to = upper.clone().open(OpenFlags::LARGEFILE | OpenFlags::WRONLY)?;
+    let content = from.content();
+    let mut room = Vec::try_filled(0, STEP.min(usize::try_from(size).unwrap_or(STEP)))?;
+    let mut at = 0;
+    while at < size {
+        sched::checkpoint()?;
+        match content.as_ref().map_or(Some(at), |content| content.seek_data(at)) {
+            Some(data) => at = data,
+            None => break,
+        }
+        let want = room.len().min(usize::try_from(size.saturating_sub(at)).unwrap_or(STEP));
+        let got = from.read_at(at, &mut SliceSink::new(&mut room[..want]), Blocking::Wait)?;
+        if got == 0 {
+            break;
+        }
+        if room[..got].iter().any(|&byte| byte != 0) {
+            let mut done = 0;
+            while done < got {
+                let mut source = SliceSource::new(&room[done..got]);
+                done += match to.write_at(at + done as u64, &mut source, Blocking::Wait)? {
+                    0 => return Err(Errno::EIO),
+                    count => count,
+                };
+            }
+        }
+        at += got as u64;
+    }
+    upper.set_metadata(&SetMetadata { size: Some(size), ..SetMetadata::default() })
+}
+
+/// Gives the copy what the original has besides its bytes, and notes what it is a copy of.
+fn copy_attributes(lower: &Arc<dyn Node>, told: &Metadata, upper: &Arc<dyn Node>) -> Result<()> {
+    let names = match lower.list_xattrs() {
+        Err(Errno::EOPNOTSUPP) => Vec::new(),
+        names => names?,
+    };
+    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty() && !name.starts_with(PRIVATE)) {
+        sched::checkpoint()?;
+        upper.set_xattr(name, &lower.xattr(name)?, XattrSet::Any)?;
+    }
+    if !has_other_names(&**lower) {
+        upper.set_xattr(ORIGIN, &OverlayShared::origin_of(&**lower), XattrSet::Any)?;
+    }
+    upper.set_metadata(&SetMetadata {
+        mode: Some(told.mode).filter(|_| told.kind != NodeKind::Symlink),
+        accessed: Some(told.accessed),
+        modified: Some(told.modified),
+        ..SetMetadata::default()
+    })
+}

@@ -1,0 +1,126 @@
+//! What a merged directory lists.
+//!
+//! A listing is made when an open directory is read from its beginning, and stays as it is until that is done again: positions are
+//! places in it. So what stays in the directory meanwhile is seen exactly once, and no name twice. It takes memory for all names
+//! of the directory, which fails as a value.
+
+use core::ops::Range;
+
+use freehold_collections::{Arc, Vec};
+
+use super::node::OverlayNode;
+use super::{LIST, is_whiteout, looked_up};
+use crate::fs::file::DirEntry;
+use crate::fs::node::{Node, NodeKind};
+use crate::{Errno, Result, sched};
+
+struct ListedName {
+    /// In the text of all names.
+    name: Range<usize>,
+    inode: u64,
+    kind: u8,
+    is_seen: bool,
+}
+
+/// The names of a directory.
+#[derive(Default)]
+pub(super) struct Listing {
+    text: Vec<u8>,
+    entries: Vec<ListedName>,
+}
+
+const CHAR_DEVICE: u8 = (NodeKind::CharDevice as u32 >> 12) as u8;
+
+impl Listing {
+    /// All names in a directory of one of the trees, whiteouts too.
+    pub fn of_tree(dir: &Arc<dyn Node>) -> Result<Self> {
+        let mut listing = Self::default();
+        listing.gather(dir, 0)?;
+        Ok(listing)
+    }
+
+    /// What is seen in a directory of the merged tree.
+    pub fn of_merged(dir: &OverlayNode) -> Result<Self> {
+        let mut listing = Self::default();
+        if dir.is_removed() {
+            return Ok(listing);
+        }
+        if let Some(upper) = dir.upper() {
+            listing.gather(&upper, 0)?;
+            listing.order();
+            for entry in listing.entries.iter_mut() {
+                sched::checkpoint()?;
+                match looked_up(&*upper, &listing.text[entry.name.clone()])? {
+                    Some(node) if !is_whiteout(&*node) => entry.inode = dir.shared.shown_of_upper(&*node)?,
+                    // A whiteout, or gone: in either case not seen.
+                    _ => entry.is_seen = false,
+                }
+            }
+        }
+        if let Some(lower) = dir.lower() {
+            let first = listing.entries.len();
+            listing.gather(lower, first)?;
+            for entry in listing.entries[first..].iter_mut() {
+                entry.inode = dir.shared.shown_of_lower(entry.inode);
+                if entry.kind == CHAR_DEVICE {
+                    let found = looked_up(&**lower, &listing.text[entry.name.clone()])?;
+                    entry.is_seen = found.is_some_and(|node| !is_whiteout(&*node));
+                }
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Adds the names in `dir` that are not among the first `sorted`, which are in their order.
+    fn gather(&mut self, dir: &Arc<dyn Node>, sorted: usize) -> Result<()> {
+        let mut outcome = Ok(());
+        dir.clone().open(LIST)?.read_dir(0, &mut |entry| {
+            outcome = self.add(&entry, sorted);
+            outcome.is_ok()
+        })?;
+        outcome
+    }
+
+    fn add(&mut self, entry: &DirEntry<'_>, sorted: usize) -> Result<()> {
+        if matches!(entry.name, b"." | b"..") {
+            return Ok(());
+        }
+        let text = &self.text;
+        let named = |listed: &ListedName| text[listed.name.clone()].cmp(entry.name);
+        if self.entries[..sorted].binary_search_by(named).is_ok() {
+            return Ok(());
+        }
+        let start = self.text.len();
+        self.text.try_extend_from_slice(entry.name)?;
+        let name = start..self.text.len();
+        self.entries.try_push(ListedName { name, inode: entry.inode, kind: entry.kind, is_seen: true })?;
+        Ok(())
+    }
+
+    fn order(&mut self) {
+        let text = &self.text;
+        self.entries.sort_unstable_by(|a, b| text[a.name.clone()].cmp(&text[b.name.clone()]));
+    }
+
+    /// The names.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.entries.iter().filter(|entry| entry.is_seen).map(|entry| &self.text[entry.name.clone()])
+    }
+
+    /// Whether nothing is seen.
+    pub fn is_empty(&self) -> bool {
+        self.names().next().is_none()
+    }
+
+    /// Shows `emit` the entries from place `from` on, until it says no; the position behind entry `n` is `base + n + 1`.
+    pub fn emit(&self, from: u64, base: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let from = usize::try_from(from).map_err(|_| Errno::EINVAL)?.min(self.entries.len());
+        for (index, entry) in self.entries.iter().enumerate().skip(from).filter(|(_, entry)| entry.is_seen) {
+            let (name, next) = (&self.text[entry.name.clone()], base + index as u64 + 1);
+            if !emit(DirEntry { name, inode: entry.inode, kind: entry.kind, next }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

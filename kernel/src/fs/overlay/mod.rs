@@ -1,0 +1,248 @@
+//! One tree over another: the file system overlay.
+//!
+//! A merged tree shows an *upper* tree over a *lower* one. The lower one is never changed: what a program changes is copied up
+//! first, what it removes is covered by a *whiteout* in the upper tree (a character device 0/0), and a directory of the upper
+//! tree that hides the lower one of its name is *opaque* (an extended attribute). So an upper tree means the same whenever, and
+//! under whichever kernel, it is mounted again; the form is Linux'.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`node`] | an inode of the merged tree, and what both trees have at a name |
+//! | [`copy_up`] | from the lower tree to the upper one |
+//! | [`change`] | making, removing and moving names |
+//! | [`listing`] | what a merged directory lists |
+//! | [`file`] | open files |
+//! | [`options`] | mount(2)'s options |
+//!
+//! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory that the lower tree has part
+//! in is not renamed (`EXDEV`). A file with several names in the lower tree is copied up for each name alone. A file that was
+//! opened for reading only shows what was written through another open later, a mapping of it does not, and who runs a file of
+//! the lower tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up; all are of one device.
+//!
+//! **Locks.** `turn` of an inode (one copy-up of it at a time) > `names` of the file system (one change of names at a time) >
+//! locks of the trees below. Both are sleeping locks that a task does not wait for when it is to end. Looking up takes neither:
+//! it asks the upper tree first, and each change of names is one step there. What a lookup found may be gone meanwhile; whoever
+//! changes names looks again under `names`.
+
+mod change;
+mod copy_up;
+mod file;
+mod listing;
+mod node;
+mod options;
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Map, Vec, Weak, reserve, reserve::ArcMethods, try_format};
+
+use self::node::{Found, NodeKey, OverlayNode};
+use super::device::unnamed_device;
+use super::flags::{OpenFlags, RenameFlags};
+use super::mount::{FileSystem, FsStats};
+use super::node::{NewNode, Node, NodeKind, XattrSet};
+use super::path::Path;
+use crate::sync::{Mutex, SpinLock};
+use crate::{Errno, Result};
+
+/// The magic number of statfs(2) (linux/magic.h).
+const MAGIC: u64 = 0x794c_7630;
+/// Attributes that are about the overlay: they are not seen through it.
+const PRIVATE: &[u8] = b"trusted.overlay.";
+/// On a directory of the upper tree: nothing of the lower tree is seen in it.
+const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// On what was copied up: what it was copied from.
+const ORIGIN: &[u8] = b"trusted.overlay.origin";
+
+pub use self::options::mount;
+
+/// The trees that an overlay is made of.
+pub struct Layers {
+    /// What is only read.
+    pub lower: Path,
+    /// What takes the changes.
+    pub upper: Path,
+    /// An empty directory of the upper tree's file system, in which things are made before they get their names.
+    pub work: Path,
+}
+
+/// What all nodes of one overlay share.
+struct OverlayShared {
+    device: u64,
+    /// The device of inodes of the lower tree whose numbers leave no room for the bit that tells the trees apart.
+    far_device: u64,
+    lower_device: u64,
+    upper_fs: Arc<dyn FileSystem>,
+    /// Kept for as long as its nodes are.
+    _lower_fs: Arc<dyn FileSystem>,
+    work: Arc<dyn Node>,
+    next_in_work: AtomicU64,
+    /// Those that somebody has.
+    nodes: SpinLock<Map<NodeKey, Weak<OverlayNode>>>,
+    /// Held while names change.
+    names: Mutex<()>,
+}
+
+/// A merged tree.
+pub struct OverlayFs {
+    shared: Arc<OverlayShared>,
+    root: Arc<OverlayNode>,
+    options: Vec<u8>,
+}
+
+impl OverlayFs {
+    /// The tree that `layers` are together; `options` is what /proc/mounts shows.
+    ///
+    /// # Errors
+    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes; `ENOMEM`; what the trees say.
+    pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
+        let Layers { lower, upper, work } = layers;
+        let options = Vec::try_from_slice(options)?;
+        let shared = reserve::arc(OverlayShared {
+            device: unnamed_device(),
+            far_device: unnamed_device(),
+            lower_device: lower.node.identity().device,
+            upper_fs: upper.mount.file_system().clone(),
+            _lower_fs: lower.mount.file_system().clone(),
+            work: work_in(&work.node)?,
+            next_in_work: AtomicU64::new(1),
+            nodes: SpinLock::new(Map::new()),
+            names: Mutex::new(()),
+        });
+        shared.try_upper()?;
+        let found = Found::Merged { upper: upper.node.clone(), lower: lower.node.clone() };
+        let root = shared.node(found, None)?;
+        Ok(reserve::arc(Self { shared, root, options }))
+    }
+}
+
+impl OverlayShared {
+    /// A name in the work directory that nobody has.
+    fn temporary_name(&self) -> Result<Vec<u8>> {
+        let number = self.next_in_work.fetch_add(1, Ordering::Relaxed);
+        Ok(Vec::try_from_slice(try_format!("#{number:x}")?.as_bytes())?)
+    }
+
+    /// Whether the upper tree's file system has what an overlay needs: whiteouts, renames that exchange, attributes.
+    fn try_upper(&self) -> Result<()> {
+        let attempt = || {
+            self.work.set_xattr(OPAQUE, b"y", XattrSet::Any)?;
+            self.work.remove_xattr(OPAQUE)?;
+            let names = [self.temporary_name()?, self.temporary_name()?];
+            for name in &names {
+                self.work.create(name, &NewNode::WHITEOUT)?;
+            }
+            self.work.rename(&names[0], &self.work, &names[1], RenameFlags::EXCHANGE)?;
+            names.iter().try_for_each(|name| self.work.unlink(name))
+        };
+        attempt().map_err(|error| match error {
+            Errno::ENOMEM | Errno::ENOSPC | Errno::EINTR => error,
+            error => {
+                let kind = self.upper_fs.name();
+                log::warn!("overlay: a {kind} cannot be the upper tree: {error:?}");
+                Errno::EINVAL
+            }
+        })
+    }
+}
+
+/// The directory "work" in `dir`, empty.
+fn work_in(dir: &Arc<dyn Node>) -> Result<Arc<dyn Node>> {
+    let new = NewNode { kind: NodeKind::Directory, mode: 0, uid: 0, gid: 0, rdev: 0 };
+    let work = match dir.create(b"work", &new) {
+        Err(Errno::EEXIST) => dir.lookup(b"work")?,
+        made => return made,
+    };
+    // What an overlay leaves there when it ends in the middle of something: whiteouts, files, and directories of whiteouts.
+    for left in listing::Listing::of_tree(&work)?.names() {
+        if work.lookup(left)?.kind() == NodeKind::Directory {
+            remove_whiteouts(&work.lookup(left)?)?;
+            work.remove_dir(left)?;
+        } else {
+            work.unlink(left)?;
+        }
+    }
+    Ok(work)
+}
+
+/// Removes the whiteouts in a directory of the upper tree.
+fn remove_whiteouts(dir: &Arc<dyn Node>) -> Result<()> {
+    for name in listing::Listing::of_tree(dir)?.names() {
+        crate::sched::checkpoint()?;
+        if dir.lookup(name).is_ok_and(|node| is_whiteout(&*node)) {
+            dir.unlink(name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether `node` says that a name is not there.
+fn is_whiteout(node: &dyn Node) -> bool {
+    node.kind() == NodeKind::CharDevice && node.metadata().rdev == 0
+}
+
+/// Whether `dir`, of the upper tree, hides the lower tree's directory of its name.
+fn is_opaque(dir: &dyn Node) -> Result<bool> {
+    match dir.xattr(OPAQUE) {
+        Ok(value) => Ok(&*value == b"y"),
+        Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+impl FileSystem for OverlayFs {
+    fn name(&self) -> &'static str {
+        "overlay"
+    }
+
+    fn device(&self) -> u64 {
+        self.shared.device
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        FsStats { magic: MAGIC, ..self.shared.upper_fs.stats() }
+    }
+
+    fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        self.options.iter().try_for_each(|&byte| out.write_char(char::from(byte)))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.shared.upper_fs.sync()
+    }
+
+    /// A remount changes the mount's flags only.
+    fn configure(&self, options: &[u8]) -> Result<()> {
+        if options.is_empty() { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+}
+
+/// What a tree's node at `name` is; `None` where there is none.
+fn looked_up(dir: &dyn Node, name: &[u8]) -> Result<Option<Arc<dyn Node>>> {
+    match dir.lookup(name) {
+        Ok(node) => Ok(Some(node)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// How directories of the trees are opened.
+const LIST: OpenFlags = OpenFlags::DIRECTORY;
+
+/// Whether `dir` is `above`, or below it, in one tree.
+fn is_within(dir: &Arc<dyn Node>, above: &Arc<dyn Node>) -> bool {
+    let mut here = dir.clone();
+    loop {
+        if here.is_same(above) || here.identity() == above.identity() {
+            return true;
+        }
+        let Some(place) = here.parent() else { return false };
+        here = place.dir;
+    }
+}

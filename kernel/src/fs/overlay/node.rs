@@ -1,0 +1,502 @@
+//! Inodes of a merged tree.
+//!
+//! There is one node for an inode while somebody has it, whether it has been copied up or not: it is found by its [`NodeKey`], which
+//! is that of the lower tree's inode where there is one. Invariant: `upper` is set once and never changes; a node without it is
+//! copied up by its own name, which therefore it knows.
+
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{
+    Arc, Box, Receiver, Vec, Weak,
+    reserve::{self, ArcMethods},
+};
+
+use super::file::{LowerFile, MergedDirectory};
+use super::{ORIGIN, OverlayShared, PRIVATE, is_opaque, is_whiteout, looked_up};
+use crate::fs::device;
+use crate::fs::file::File;
+use crate::fs::flags::{OpenFlags, RenameFlags};
+use crate::fs::node::{
+    DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+};
+use crate::fs::text::{Permit, Purpose};
+use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
+use crate::{Errno, Result, sched};
+
+/// Tells the upper tree's inode numbers from the lower one's.
+const UPPER_BIT: u64 = 1 << 63;
+
+/// The tree that an inode number is from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Tree {
+    Upper,
+    Lower,
+}
+
+/// What a node is found by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NodeKey {
+    tree: Tree,
+    inode: Identity,
+    /// Of a file with several names in the lower tree, each of which is copied up alone: directory and name.
+    name: Option<(Identity, Arc<[u8]>)>,
+}
+
+/// What the trees have at a name that is seen.
+pub(super) enum Found {
+    /// The upper tree's alone, perhaps copied from an inode of the lower one.
+    Upper { upper: Arc<dyn Node>, origin: Option<Identity> },
+    /// The lower tree's alone.
+    Lower { lower: Arc<dyn Node> },
+    /// Directories of both.
+    Merged { upper: Arc<dyn Node>, lower: Arc<dyn Node> },
+}
+
+/// What both trees have at a name, seen or not.
+pub(super) struct Entry {
+    /// The upper tree's, whiteouts too.
+    pub upper: Option<Arc<dyn Node>>,
+    /// The lower tree's, whatever covers it.
+    pub lower: Option<Arc<dyn Node>>,
+}
+
+impl Entry {
+    /// Whether a whiteout says that nothing is there.
+    pub fn is_whiteout(&self) -> bool {
+        self.upper.as_ref().is_some_and(|node| is_whiteout(&**node))
+    }
+
+    /// Whether nothing is seen there.
+    pub fn is_free(&self) -> bool {
+        self.is_whiteout() || (self.upper.is_none() && self.lower.is_none())
+    }
+}
+
+/// Where a node was found. It keeps the directory, to any depth: the end of one does not recurse.
+struct NamedPlace {
+    dir: Option<Arc<OverlayNode>>,
+    name: Arc<[u8]>,
+    presence: Presence,
+}
+
+impl LetGo for NamedPlace {
+    fn let_go(&mut self) {
+        drop(self.dir.take());
+    }
+}
+
+/// A place as its node knows it.
+pub(super) struct Place {
+    pub dir: Arc<OverlayNode>,
+    pub name: Arc<[u8]>,
+    pub presence: Presence,
+}
+
+/// An inode of a merged tree.
+pub(super) struct OverlayNode {
+    pub shared: Arc<OverlayShared>,
+    me: Weak<Self>,
+    key: NodeKey,
+    identity: Identity,
+    kind: NodeKind,
+    upper: SpinLock<Option<Arc<dyn Node>>>,
+    lower: Option<Arc<dyn Node>>,
+    /// A directory of the upper tree became opaque: nothing of the lower one is seen in it any more.
+    is_opaque: AtomicBool,
+    /// Known of directories, and of what may have to be copied up.
+    place: SpinLock<Option<Box<Deferred<NamedPlace>>>>,
+    pub turn: Mutex<()>,
+}
+
+impl OverlayShared {
+    /// The number that stat(2) tells of an inode of one of the trees.
+    fn shown(&self, tree: Tree, inode: Identity) -> Identity {
+        match tree {
+            Tree::Upper => Identity { device: self.device, inode: inode.inode | UPPER_BIT },
+            Tree::Lower if inode.inode & UPPER_BIT != 0 => {
+                Identity { device: self.far_device, inode: inode.inode }
+            }
+            Tree::Lower => Identity { device: self.device, inode: inode.inode },
+        }
+    }
+
+    /// The number that a node of the lower tree has in the merged one.
+    pub fn shown_of_lower(&self, inode: u64) -> u64 {
+        self.shown(Tree::Lower, Identity { device: self.lower_device, inode }).inode
+    }
+
+    /// The number that a node of the upper tree has in the merged one.
+    pub fn shown_of_upper(&self, upper: &dyn Node) -> Result<u64> {
+        Ok(match self.origin(upper)? {
+            Some(origin) => self.shown(Tree::Lower, origin).inode,
+            None => self.shown(Tree::Upper, upper.identity()).inode,
+        })
+    }
+
+    /// What a node of the upper tree was copied from.
+    fn origin(&self, upper: &dyn Node) -> Result<Option<Identity>> {
+        let value = match upper.xattr(ORIGIN) {
+            Ok(value) => value,
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let Some((device, inode)) = value.split_first_chunk::<8>() else { return Ok(None) };
+        let Ok(inode) = <[u8; 8]>::try_from(inode) else { return Ok(None) };
+        let origin = Identity { device: u64::from_le_bytes(*device), inode: u64::from_le_bytes(inode) };
+        // An upper tree that was mounted over another lower one before: numbers of that one mean nothing.
+        Ok(Some(origin).filter(|origin| origin.device == self.lower_device))
+    }
+
+    /// The attribute that tells what a copy of `lower` was copied from.
+    pub fn origin_of(lower: &dyn Node) -> [u8; 16] {
+        let Identity { device, inode } = lower.identity();
+        let mut value = [0; 16];
+        value[..8].copy_from_slice(&device.to_le_bytes());
+        value[8..].copy_from_slice(&inode.to_le_bytes());
+        value
+    }
+
+    /// The node of what was found, in a directory by a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn node(
+        self: &Arc<Self>,
+        found: Found,
+        place: Option<(&Arc<OverlayNode>, &[u8])>,
+    ) -> Result<Arc<OverlayNode>> {
+        let (key, upper, lower) = match found {
+            Found::Upper { upper, origin: Some(origin) } => {
+                (NodeKey { tree: Tree::Lower, inode: origin, name: None }, Some(upper), None)
+            }
+            Found::Upper { upper, origin: None } => {
+                (NodeKey { tree: Tree::Upper, inode: upper.identity(), name: None }, Some(upper), None)
+            }
+            Found::Merged { upper, lower } => {
+                (NodeKey { tree: Tree::Lower, inode: lower.identity(), name: None }, Some(upper), Some(lower))
+            }
+            Found::Lower { lower } => {
+                let name = place
+                    .filter(|_| has_other_names(&*lower))
+                    .map(|(dir, name)| (dir.identity, reserve::slice(name)));
+                (NodeKey { tree: Tree::Lower, inode: lower.identity(), name }, None, Some(lower))
+            }
+        };
+        let kind = upper.as_ref().or(lower.as_ref()).ok_or(Errno::ENOENT)?.kind();
+        let known = self.nodes.lock().get(&key).and_then(|node| node.upgrade());
+        if let Some(node) = known.filter(|node| node.is_of(kind, upper.as_ref())) {
+            return Ok(node);
+        }
+        let identity = self.shown(key.tree, key.inode);
+        let node = reserve::cyclic(|me| OverlayNode {
+            shared: self.clone(),
+            me: me.clone(),
+            key: key.clone(),
+            identity,
+            kind,
+            upper: SpinLock::new(upper),
+            lower,
+            is_opaque: AtomicBool::new(false),
+            place: SpinLock::new(None),
+            turn: Mutex::new(()),
+        });
+        if let Some((dir, name)) = place.filter(|_| node.lower().is_some() || kind == NodeKind::Directory) {
+            node.set_place(dir, name);
+        }
+        // Of two who find an inode at once, both nodes must be one: a copy-up has to be seen by both. No node is dropped under the
+        // lock, which its end takes.
+        let mut nodes = self.nodes.lock();
+        let other = nodes.get(&key).and_then(|node| node.upgrade());
+        let is_known = other.as_ref().is_some_and(|other| other.is_of(kind, node.upper().as_ref()));
+        let before = if is_known { Ok(None) } else { nodes.try_insert(key, node.downgrade()) };
+        drop(nodes);
+        drop(before?);
+        Ok(other.filter(|_| is_known).unwrap_or(node))
+    }
+}
+
+/// Whether an inode of the lower tree is at other names too.
+pub(super) fn has_other_names(lower: &dyn Node) -> bool {
+    lower.kind() != NodeKind::Directory && lower.metadata().links > 1
+}
+
+impl OverlayNode {
+    /// Whether this is the node of what was found: of a kind, and in the upper tree where it was found there.
+    fn is_of(&self, kind: NodeKind, found: Option<&Arc<dyn Node>>) -> bool {
+        let same = |upper: Arc<dyn Node>| found.is_none_or(|found| found.identity() == upper.identity());
+        self.kind == kind && self.upper().is_none_or(same)
+    }
+
+    pub fn me(&self) -> Arc<Self> {
+        self.me.upgrade().expect("a node is only reached through an Arc of it")
+    }
+
+    /// The upper tree's inode, if there is one.
+    pub fn upper(&self) -> Option<Arc<dyn Node>> {
+        self.upper.lock().clone()
+    }
+
+    /// It has been copied up. The caller has its turn.
+    pub fn set_upper(&self, upper: Arc<dyn Node>) {
+        let before = self.upper.lock().replace(upper);
+        drop(before);
+    }
+
+    /// The lower tree's inode, where its part is seen.
+    pub fn lower(&self) -> Option<&Arc<dyn Node>> {
+        self.lower.as_ref().filter(|_| !self.is_opaque.load(Ordering::Acquire))
+    }
+
+    /// The lower tree's part is not seen from now on; the upper tree's directory has the attribute that says so.
+    pub fn set_opaque(&self) {
+        self.is_opaque.store(true, Ordering::Release);
+    }
+
+    /// The inode that is read.
+    pub fn real(&self) -> Arc<dyn Node> {
+        self.upper().or_else(|| self.lower().cloned()).expect("a node is in one of the trees")
+    }
+
+    pub fn is_directory(&self) -> bool {
+        self.kind == NodeKind::Directory
+    }
+
+    pub fn place(&self) -> Option<Place> {
+        let place = self.place.lock();
+        let here = place.as_ref()?;
+        Some(Place { dir: here.dir.clone()?, name: here.name.clone(), presence: here.presence })
+    }
+
+    /// It is `name` in `dir` from now on.
+    pub fn set_place(&self, dir: &Arc<Self>, name: &[u8]) {
+        let here =
+            NamedPlace { dir: Some(dir.clone()), name: reserve::slice(name), presence: Presence::Linked };
+        let before = self.place.lock().replace(Deferred::new(here));
+        if let Some(before) = before {
+            release(before);
+        }
+    }
+
+    /// Its name leads to it no more.
+    pub fn lost_its_name(&self) {
+        if let Some(here) = &mut *self.place.lock() {
+            here.presence = Presence::Removed;
+        }
+    }
+
+    /// Whether it is a directory that was removed.
+    pub fn is_removed(&self) -> bool {
+        self.place.lock().as_ref().is_some_and(|here| here.presence == Presence::Removed)
+    }
+
+    /// `node` as one of this file system's; `EXDEV` if it is another's.
+    pub fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<Self>> {
+        let other = (&**node as &dyn Any).downcast_ref::<Self>();
+        let other = other.filter(|other| other.shared.is_same(&self.shared));
+        other.map(Self::me).ok_or(Errno::EXDEV)
+    }
+
+    /// What both trees have at `name` in this directory.
+    pub fn entry(&self, name: &[u8]) -> Result<Entry> {
+        if !self.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        // The upper tree first: what is copied up meanwhile is then found below, where it still is.
+        let upper = self.upper().map_or(Ok(None), |dir| looked_up(&*dir, name))?;
+        let lower = self.lower().map_or(Ok(None), |dir| looked_up(&**dir, name))?;
+        Ok(Entry { upper, lower: lower.filter(|node| !is_whiteout(&**node)) })
+    }
+
+    /// The node at `name`; `ENOENT` where nothing is seen.
+    pub fn child(&self, name: &[u8]) -> Result<Arc<Self>> {
+        sched::checkpoint()?;
+        let entry = self.entry(name)?;
+        self.node_at(entry, name)
+    }
+
+    /// The node of what the trees have at `name`.
+    pub fn node_at(&self, entry: Entry, name: &[u8]) -> Result<Arc<Self>> {
+        if entry.is_free() {
+            return Err(Errno::ENOENT);
+        }
+        let lower = entry.lower.filter(|node| node.kind() == NodeKind::Directory || entry.upper.is_none());
+        let found = match (entry.upper, lower) {
+            (None, None) => return Err(Errno::ENOENT),
+            (None, Some(lower)) => Found::Lower { lower },
+            (Some(upper), Some(lower)) if upper.kind() == NodeKind::Directory && !is_opaque(&*upper)? => {
+                Found::Merged { upper, lower }
+            }
+            (Some(upper), _) => {
+                let origin = self.shared.origin(&*upper)?;
+                Found::Upper { upper, origin }
+            }
+        };
+        self.shared.node(found, Some((&self.me(), name)))
+    }
+
+    /// Changes the metadata of the upper tree's inode; of a file that is cut no more is copied up than stays.
+    fn change_metadata(&self, change: &SetMetadata) -> Result<()> {
+        let Some(size) = change.size else { return self.copy_up(u64::MAX)?.set_metadata(change) };
+        match self.kind {
+            NodeKind::Regular => {}
+            NodeKind::Directory => return Err(Errno::EISDIR),
+            _ => return Err(Errno::EINVAL),
+        }
+        let upper = self.copy_up(size)?;
+        let _permit = Permit::new(&upper, Purpose::Write)?;
+        upper.set_metadata(change)
+    }
+}
+
+impl Drop for OverlayNode {
+    fn drop(&mut self) {
+        let mut nodes = self.shared.nodes.lock();
+        // Another of this key may have been found since.
+        let gone = match nodes.get(&self.key) {
+            Some(node) if node.strong_count() == 0 => nodes.remove(&self.key),
+            _ => None,
+        };
+        drop(nodes);
+        drop(gone);
+        if let Some(place) = self.place.get_mut().take() {
+            release(place);
+        }
+    }
+}
+
+impl Node for OverlayNode {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn kind(&self) -> NodeKind {
+        self.kind
+    }
+
+    /// A directory that both trees have a part in has one link, as on Linux: its subdirectories are not counted.
+    fn metadata(&self) -> Metadata {
+        let upper = self.upper();
+        let is_merged = self.is_directory() && self.lower().is_some() && upper.is_some();
+        let told = self.real().metadata();
+        let links = if is_merged && told.links > 0 { 1 } else { told.links };
+        Metadata { device: self.identity.device, inode: self.identity.inode, links, ..told }
+    }
+
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        self.change_metadata(change)
+    }
+
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        match self.kind {
+            NodeKind::Regular => {
+                if flags.writes() {
+                    return self.copy_up(u64::MAX)?.open(flags);
+                }
+                match self.upper() {
+                    Some(upper) => upper.open(flags),
+                    None => LowerFile::open(self, flags),
+                }
+            }
+            kind @ (NodeKind::CharDevice | NodeKind::BlockDevice) => {
+                let rdev = self.metadata().rdev;
+                device::open(self, kind, rdev, flags)
+            }
+            NodeKind::Fifo => device::open_fifo(self, flags),
+            NodeKind::Directory => Ok(reserve::arc(MergedDirectory::new(self))),
+            NodeKind::Socket => Err(Errno::ENXIO),
+            NodeKind::Symlink => Err(Errno::ELOOP),
+        }
+    }
+
+    fn parent(&self) -> Option<DirectoryPlace> {
+        if !self.is_directory() {
+            return None;
+        }
+        let Place { dir, name, presence } = self.place()?;
+        Some(DirectoryPlace { dir, name, presence })
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        let node: Arc<dyn Node> = self.child(name)?;
+        Ok(node)
+    }
+
+    fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        let made = self.make(name, new.kind, &|dir, name| dir.create(name, new))?;
+        Ok(made)
+    }
+
+    fn create_unnamed(&self, new: &NewNode) -> Result<Arc<dyn Node>> {
+        let upper = self.copy_up(u64::MAX)?.create_unnamed(new)?;
+        let node: Arc<dyn Node> = self.shared.node(Found::Upper { upper, origin: None }, None)?;
+        Ok(node)
+    }
+
+    fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        let made = self.make(name, NodeKind::Symlink, &|dir, name| dir.symlink(name, target, new))?;
+        Ok(made)
+    }
+
+    fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
+        let node = self.sibling(node)?;
+        let upper = match node.kind {
+            NodeKind::Directory => return Err(Errno::EPERM),
+            _ => node.copy_up(u64::MAX)?,
+        };
+        self.make(name, node.kind, &|dir, name| dir.link(name, &upper).map(|()| upper.clone())).map(drop)
+    }
+
+    fn unlink(&self, name: &[u8]) -> Result<()> {
+        self.remove_file(name)
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        self.remove_directory(name)
+    }
+
+    fn rename(
+        &self,
+        name: &[u8],
+        new_parent: &Arc<dyn Node>,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.move_name(name, &self.sibling(new_parent)?, new_name, flags)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        self.real().read_link()
+    }
+
+    fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        check_public(name)?;
+        self.real().xattr(name)
+    }
+
+    fn set_xattr(&self, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
+        check_public(name)?;
+        self.copy_up(u64::MAX)?.set_xattr(name, value, how)
+    }
+
+    fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        check_public(name)?;
+        // Nothing is copied up for an attribute that is not there.
+        self.real().xattr(name)?;
+        self.copy_up(u64::MAX)?.remove_xattr(name)
+    }
+
+    fn list_xattrs(&self) -> Result<Vec<u8>> {
+        let all = self.real().list_xattrs()?;
+        let mut seen = Vec::try_with_capacity(all.len())?;
+        for name in all.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(PRIVATE)) {
+            seen.try_extend_from_slice(name)?;
+        }
+        Ok(seen)
+    }
+}
+
+/// `EOPNOTSUPP` for attributes that are about the overlay.
+fn check_public(name: &[u8]) -> Result<()> {
+    if name.starts_with(PRIVATE) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
+}
