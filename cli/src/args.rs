@@ -181,7 +181,8 @@ pub struct RunOptions {
     )]
     pub volume: Vec<OsString>,
 
-    /// Use a whole tree as the guest's root; PROGRAM is looked for inside it
+    /// Use a tree of the host as the guest's root, where PROGRAM is looked for: the VM sees it as it is, and what it changes there is in its memory
+    /// only (--icount and a stock Linux get a copy)
     #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
     pub root: Option<PathBuf>,
 

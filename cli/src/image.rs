@@ -47,7 +47,7 @@ pub struct ImageEntry {
 
 /// Where in a path a name stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PathPart {
+pub enum PathPart {
     /// More names follow it.
     Parent,
     /// It is the last one.
@@ -56,7 +56,10 @@ enum PathPart {
 
 /// Follows `path` from the root, name by name. `link` is asked of each place on the way where it leads to, should it
 /// be a symlink. Returns where the path ends.
-fn walk(path: &Path, mut link: impl FnMut(&Path, PathPart) -> Result<Option<PathBuf>>) -> Result<PathBuf> {
+pub fn walk(
+    path: &Path,
+    mut link: impl FnMut(&Path, PathPart) -> Result<Option<PathBuf>>,
+) -> Result<PathBuf> {
     let names = |path: &Path| path.components().rev().map(|c| c.as_os_str().to_owned()).collect::<Vec<_>>();
     let mut todo = names(path);
     let mut at = PathBuf::from("/");

@@ -65,24 +65,38 @@ fn is_script(path: &Path) -> bool {
         && head == *b"#!"
 }
 
-/// Finds `name` inside the tree `root` that will be the guest's whole file system.
+/// Finds `name` inside the tree `root`, which will be the guest's: as a shell there would.
 pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
-    let candidates: Vec<PathBuf> = if name.as_bytes().contains(&b'/') {
+    let is_path = name.as_bytes().contains(&b'/');
+    let candidates: Vec<PathBuf> = if is_path {
         vec![PathBuf::from("/").join(name)]
     } else {
         let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         path.split(':').map(|dir| Path::new(dir).join(name)).collect()
     };
     for guest in candidates {
-        // A symlink in the tree points inside the tree, so its existence is all that can be asked here.
-        if fs::symlink_metadata(root.join(guest.strip_prefix("/").unwrap_or(&guest))).is_ok() {
+        let Some(meta) = metadata_in_tree(&guest, root)? else { continue };
+        let runs = meta.is_file() && meta.permissions().mode() & 0o111 != 0;
+        if runs {
             return Ok(Program { guest, files: BTreeSet::new() });
+        }
+        if is_path {
+            let what = if meta.is_dir() { "a folder, not a program" } else { "not executable" };
+            let shown = format!("{} in {} is {what}", guest.display(), root.display());
+            return Err(Failure::not_executable(shown, ""));
         }
     }
     Err(Failure::not_found(
         format!("no such program in {}: {}", root.display(), name.display()),
         "with --root the program is looked for inside the tree",
     ))
+}
+
+/// What `guest` leads to in the tree `root`, whose symlinks stay inside; `None`: nothing.
+fn metadata_in_tree(guest: &Path, root: &Path) -> Result<Option<fs::Metadata>> {
+    let in_root = |at: &Path| root.join(at.strip_prefix("/").unwrap_or(at));
+    let end = crate::image::walk(guest, |at, _| Ok(fs::read_link(in_root(at)).ok()))?;
+    Ok(fs::symlink_metadata(in_root(&end)).ok())
 }
 
 /// The absolute path of `name`, without `.` and `..`; symlinks are left alone.
@@ -261,6 +275,25 @@ mod tests {
         let program = find(script.as_os_str(), None).expect("script");
         for name in ["env", "sh"] {
             assert!(program.files.iter().any(|path| path.ends_with(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn links_of_a_tree_stay_in_it() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let inside = |path: &str| dir.path().join(path);
+        fs::create_dir_all(inside("usr/bin")).expect("mkdir");
+        std::os::unix::fs::symlink("/usr/bin", inside("bin")).expect("symlink");
+        std::os::unix::fs::symlink("/usr/bin/own", inside("link")).expect("symlink");
+        std::os::unix::fs::symlink("../../../bin/sh", inside("out")).expect("symlink");
+        fs::write(inside("usr/bin/own"), "").expect("write");
+        let find = |name: &str| find_in_tree(OsStr::new(name), dir.path());
+        assert!(find("/link").unwrap_err().to_string().contains("not executable"));
+        fs::set_permissions(inside("usr/bin/own"), fs::Permissions::from_mode(0o755)).expect("chmod");
+        assert_eq!(find("own").expect("found").guest, Path::new("/usr/bin/own"));
+        assert_eq!(find("/link").expect("found").guest, Path::new("/link"));
+        for (name, why) in [("/bin", "a folder"), ("/out", "no such program"), ("sh", "no such program")] {
+            assert!(find(name).unwrap_err().to_string().contains(why), "{name}");
         }
     }
 

@@ -19,6 +19,7 @@ use crate::image::spec::{self, ProgramStream, Spec};
 use crate::kernel::{self, Family, KernelChoice};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
+use crate::qemu::share::{FolderShare, ShareAccess, SharePlace};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
@@ -123,7 +124,9 @@ impl Prepared {
             Family::Freehold => sharing,
         };
         let volumes = volume::parse_all(&options.volume, sharing)?;
-        machine.share(volume::shares(&volumes))?;
+        let root = shared_root(options, sharing)?;
+        let tree = if root.is_some() { RootTree::Shared } else { RootTree::Packed };
+        machine.share(root.into_iter().chain(volume::shares(&volumes)).collect())?;
         // The image of a measurement is the same on any host: its length decides where a stock Linux puts itself, and each instruction
         // that it takes to unpack, what it draws.
         let (kind, window) = match purpose {
@@ -145,7 +148,7 @@ impl Prepared {
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
         };
-        let mut image = build_image((options, &volumes), &program, &spec, &kernel)?;
+        let mut image = build_image((options, &volumes), &program, &spec, &kernel, tree)?;
         image.check_runs(&program.guest, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
@@ -341,12 +344,37 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
     Ok(list.into_iter().map(join).collect())
 }
 
+/// How the guest has the tree of `--root`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RootTree {
+    /// As it is on the host, below what the guest writes.
+    Shared,
+    /// In the image.
+    Packed,
+}
+
+/// The tree of `--root`, checked, where it can be shared.
+fn shared_root(options: &RunOptions, sharing: FolderSharing) -> Result<Option<FolderShare>> {
+    let Some(root) = &options.root else { return Ok(None) };
+    std::fs::read_dir(root).map_err(|error| {
+        let why = match error.kind() {
+            std::io::ErrorKind::NotFound => "no such folder".to_owned(),
+            std::io::ErrorKind::NotADirectory => "it is no folder".to_owned(),
+            _ => error.to_string(),
+        };
+        Failure::new(format!("--root {}: {why}", root.display()), "")
+    })?;
+    Ok(match sharing {
+        FolderSharing::Possible => {
+            Some(FolderShare { host: root.clone(), place: SharePlace::Root, access: ShareAccess::Read })
+        }
+        FolderSharing::Copies(_) => None,
+    })
+}
+
 fn find_program(options: &RunOptions, volumes: &[Volume], environment: &[OsString]) -> Result<Program> {
     let name = &options.program[0];
     if let Some(root) = &options.root {
-        if !root.is_dir() {
-            return Err(Failure::new(format!("--root {}: no such folder", root.display()), ""));
-        }
         return program::find_in_tree(name, root);
     }
     // A program that a volume brings is named by its guest path.
@@ -387,11 +415,14 @@ fn build_image(
     program: &Program,
     spec: &Spec,
     kernel: &KernelChoice,
+    tree: RootTree,
 ) -> Result<Image> {
     let mut image = match &options.root {
         Some(root) => {
             let mut image = Image::empty();
-            image.add_host_at(root, Path::new("/"))?;
+            if tree == RootTree::Packed {
+                image.add_host_at(root, Path::new("/"))?;
+            }
             image
         }
         None => Image::new(spec.user),

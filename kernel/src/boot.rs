@@ -218,9 +218,9 @@ impl Display for Failure {
 fn prepare() -> core::result::Result<Spec, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
-    furnish()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec = spec.map_err(Failure::Spec)?;
+    furnish(spec.root.as_deref())?;
     share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&KernelAbove).map_err(or("the host's messages"))?;
@@ -232,14 +232,18 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     Ok(spec)
 }
 
-/// Devices, and the file systems that programs expect.
-pub(crate) fn furnish() -> core::result::Result<(), Failure> {
+/// Devices, and the file systems that programs expect. `tree` is the folder of the host that the root is over, where it is over one.
+pub(crate) fn furnish(tree: Option<&[u8]>) -> core::result::Result<(), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
+    share::init().map_err(or("the host's folders"))?;
+    if let Some(tag) = tree {
+        let shown = share::mount(tag, b"").and_then(|tree| fs::boot::show_over(tree, tag));
+        shown.map_err(or("the host's tree as the root"))?;
+    }
     dev::init().map_err(or("the character devices"))?;
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames()).map_err(or("the disks"))?;
-    share::init().map_err(or("the host's folders"))?;
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
     Ok(())

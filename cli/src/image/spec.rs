@@ -87,7 +87,8 @@ impl Spec {
             record("swap", device.as_os_str());
         }
         for (number, share) in self.shares.iter().enumerate() {
-            record("share", &share.record(number));
+            let (key, value) = share.record(number);
+            record(key, &value);
         }
         match self.symbols {
             Symbols::None => {}

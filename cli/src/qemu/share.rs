@@ -14,13 +14,22 @@ pub enum ShareAccess {
     Write,
 }
 
+/// Where the guest has a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SharePlace {
+    /// At this path.
+    At(PathBuf),
+    /// Below everything else, as its root.
+    Root,
+}
+
 /// A checked folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderShare {
     /// Where it is on the host.
     pub host: PathBuf,
     /// Where it is in the guest.
-    pub guest: PathBuf,
+    pub place: SharePlace,
     /// What the guest may do there.
     pub access: ShareAccess,
 }
@@ -31,15 +40,18 @@ impl FolderShare {
         format!("share{number}")
     }
 
-    /// What /.freehold/spec has of it: tag, mode, place.
-    pub fn record(&self, number: usize) -> OsString {
+    /// What /.freehold/spec has of it: a key, and tag, mode and place, or the tag alone.
+    pub fn record(&self, number: usize) -> (&'static str, OsString) {
+        let SharePlace::At(guest) = &self.place else {
+            return ("root", FolderShare::tag(number).into());
+        };
         let mode = match self.access {
             ShareAccess::Read => "ro",
             ShareAccess::Write => "rw",
         };
         let mut record = OsString::from(format!("{}:{mode}:", FolderShare::tag(number)));
-        record.push(&self.guest);
-        record
+        record.push(guest);
+        ("share", record)
     }
 
     /// The folder as QEMU's arguments.

@@ -176,7 +176,8 @@ fn files_and_folders() {
     refused(&["-v", "/no/such/file:/x"], &["/no/such/file"]);
     refused(&["-v", "/etc:etc"], &["absolute"]);
     refused(&["--cwd", "tmp"], &["--cwd tmp", "absolute"]);
-    refused(&["--root", "/no/such/folder"], &["/no/such/folder"]);
+    refused(&["--root", "/no/such/folder"], &["--root /no/such/folder", "no such folder"]);
+    refused(&["--root", "/etc/passwd"], &["--root /etc/passwd", "it is no folder"]);
     refused(&["-e", "=x"], &["-e =x"]);
 }
 

@@ -135,6 +135,73 @@ fn what_a_guest_writes_the_host_has() {
     assert_eq!((big.len(), &big[499_999..500_005]), (10 * (100 << 10), &b"\0one\n\0"[..]));
 }
 
+/// A tree with busybox, a link to it, a file and a folder.
+fn a_tree() -> tempfile::TempDir {
+    let tree = tempfile::tempdir().expect("temporary folder");
+    let busybox = std::env::split_paths(&std::env::var_os("PATH").expect("set"))
+        .map(|folder| folder.join("busybox"))
+        .find(|path| path.exists())
+        .expect("busybox is installed");
+    for folder in ["usr/bin", "etc/d", "tmp"] {
+        std::fs::create_dir_all(tree.path().join(folder)).expect("mkdir");
+    }
+    std::fs::copy(busybox, tree.path().join("usr/bin/busybox")).expect("copied");
+    std::os::unix::fs::symlink("/usr/bin", tree.path().join("bin")).expect("symlink");
+    std::os::unix::fs::symlink("busybox", tree.path().join("usr/bin/ash")).expect("symlink");
+    file_of(&tree, "etc/motd", b"the host's\n");
+    file_of(&tree, "etc/d/gone", b"x");
+    tree
+}
+
+/// All below a folder: names, and bytes of files.
+fn contents(folder: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("listed").flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().expect("known"));
+        all.push((
+            path.clone(),
+            if kind.is_file() { std::fs::read(&path).expect("read") } else { Vec::new() },
+        ));
+        if kind.is_dir() {
+            all.extend(contents(&path));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a_tree_of_the_host_is_the_root_and_stays_as_it_is() {
+    if kernel() == "linux" {
+        return; // A stock Linux gets a copy.
+    }
+    let tree = a_tree();
+    let before = contents(tree.path());
+    let script = "echo guest >> /etc/motd && cat /etc/motd; rm /etc/d/gone && rmdir /etc/d; echo new > /new; mkdir -p /a/b; mv /new /a/b; \
+        ls /a/b /etc; chmod 600 /etc/motd; stat -c %a /etc/motd; grep -c ' / overlay ' /proc/mounts; test -c /dev/null && test -d /proc/1 && \
+        touch /tmp/x && echo furnished";
+    let outcome = run(&["--root", text(&tree.path())], &["ash", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "the host's\nguest\n/a/b:\nnew\n\n/etc:\nmotd\n600\n1\nfurnished\n");
+    assert_eq!(contents(tree.path()), before);
+}
+
+#[test]
+fn a_tree_is_not_packed_and_files_come_over_it() {
+    if kernel() == "linux" {
+        return;
+    }
+    let (tree, folder) = (a_tree(), tempfile::tempdir().expect("temporary folder"));
+    file_of(&folder, "own", b"the guest's\n");
+    // More than the VM's memory could hold.
+    std::fs::File::create(tree.path().join("large")).expect("made").set_len(1 << 30).expect("set");
+    let volume = format!("{}:/etc/motd", folder.path().join("own").display());
+    let script = "cat /etc/motd; stat -c %s /large; tail -c 1 /large | od -An -tx1";
+    let root = tree.path();
+    let options = ["-m", "64M", "--root", text(&root), "-v", &volume];
+    let outcome = run(&options, &["/bin/ash", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "the guest's\n1073741824\n 00\n");
+}
+
 #[test]
 fn only_folders_can_be_written_to_in_their_place() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -1,20 +1,22 @@
 //! The first file systems.
 //!
 //! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write there may take half of memory, what the
-//! machine came with does not count. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
+//! machine came with does not count. With a tree of the host below it the root is an overlay. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
 
 use super::caller::Caller;
 use super::content::ContentSource;
 use super::context::FsContext;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::names;
-use super::node::NodeKind;
+use super::node::{NewNode, NodeKind};
+use super::overlay::{Layers, OverlayFs};
+use super::path::Path;
 use super::root::{self, add_device, make_dirs, mount_at};
 use super::tmpfs::{self, TmpFs};
 use super::walk::{Final, PathWalk};
 use crate::Result;
 use crate::sync::SpinLock;
-use freehold_collections::Arc;
+use freehold_collections::{Arc, try_format};
 
 /// The first root file system.
 static ROOTFS: SpinLock<Option<Arc<TmpFs>>> = SpinLock::new(None);
@@ -30,6 +32,23 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     root::set(root, unnamed, inert);
     *ROOTFS.lock() = Some(rootfs);
     Ok(FsContext::new(root::root()))
+}
+
+/// Has what was unpacked, and all that programs write, seen over `tree`, which is only read: from now on the root is an overlay. What it
+/// prepares is in a directory that has no name.
+///
+/// # Errors
+/// `ENOMEM`; what the tree says.
+pub fn show_over(tree: Arc<dyn FileSystem>, source: &[u8]) -> Result<()> {
+    let upper = root::root();
+    let new = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
+    let work = Path { node: upper.node.create_unnamed(&new)?, ..upper.clone() };
+    let lower = Mount::new(tree, source, MountFlags::RDONLY | MountFlags::NODEV)?;
+    let layers = Layers { lower: Path::root_of(lower), upper, work };
+    let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
+    let overlay = OverlayFs::new(&layers, shown.as_bytes())?;
+    root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
+    Ok(())
 }
 
 /// One node of /dev: name below it, kind, mode, major and minor number.

@@ -172,7 +172,7 @@ pub trait Node: Any + Send + Sync {
     fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
     }
-    /// Make a regular file without a name (O_TMPFILE).
+    /// Make a node without a name: O_TMPFILE makes regular files, the kernel itself directories.
     fn create_unnamed(&self, _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EOPNOTSUPP)
     }

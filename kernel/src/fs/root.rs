@@ -27,9 +27,19 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
     f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
 }
 
+fn with_roots_mut<R>(f: impl FnOnce(&mut Roots) -> R) -> R {
+    f(ROOTS.lock().as_mut().expect("the root is mounted at boot"))
+}
+
 /// Sets the mount that everything hangs in, and those of files without a name: of the second, nothing is executed.
 pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
     *ROOTS.lock() = Some(Roots { root, unnamed, inert });
+}
+
+/// Has everything hang in another mount from now on. Before the first process has looked for a name.
+pub fn replace(root: Arc<Mount>) {
+    let before = with_roots_mut(|roots| core::mem::replace(&mut roots.root, root));
+    drop(before);
 }
 
 /// The mount that everything hangs in.

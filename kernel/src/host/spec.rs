@@ -72,6 +72,8 @@ pub struct Spec {
     pub swap: Option<Vec<u8>>,
     /// Folders of the host, in the order in which they are mounted.
     pub shares: Vec<ShareSpec>,
+    /// The device's name for the folder that the image's files are seen over, as the root.
+    pub root: Option<Vec<u8>>,
 }
 
 impl Spec {
@@ -92,6 +94,7 @@ impl Spec {
             report: ClosingTables::default(),
             swap: None,
             shares: Vec::new(),
+            root: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
@@ -109,6 +112,7 @@ impl Spec {
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"share" => spec.shares.try_push(share(value)?)?,
+                b"root" => spec.root = Some(Vec::try_from_slice(value)?),
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
@@ -160,7 +164,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0user=7:8\0later=7\0";
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0root=share0\0user=7:8\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
         assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
@@ -169,6 +173,7 @@ mod tests {
         assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
         assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, ClosingTables::Wanted));
         assert_eq!(spec.swap.as_deref(), Some(&b"/dev/vdb"[..]));
+        assert_eq!(spec.root.as_deref(), Some(&b"share0"[..]));
         assert_eq!(spec.user, (7, 8));
     }
 

@@ -121,7 +121,7 @@ fn life(programs: usize, swap_to: Option<&'static str>, audit: Option<&'static s
         (0..=programs).map(|index| (format!("bin/{index}"), elf::executable(index))).collect::<Vec<_>>();
     let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect::<Vec<_>>();
     fs::initramfs::unpack(&elf::archive(&files), &fs::root::root()).unwrap();
-    if let Err(failure) = boot::furnish() {
+    if let Err(failure) = boot::furnish(None) {
         panic!("{failure}");
     }
     let nowhere = || HostStream::new(reserve::arc(Nowhere), reserve::arc(WaitQueue::new()));
