@@ -32,6 +32,8 @@ pub struct RunOutcome {
     signal: Option<u8>,
     /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid, tid, name, state (the letter that /proc
     /// shows), running (on a CPU), where (the kernel's functions, innermost first). `left_out`: how many threads are not among them.
+    /// Of a kernel that did not answer the CPUs, from QEMU: their number as tid, no pid, an empty state, and in `where` every function
+    /// that may be on the stack.
     pub threads: Option<Value>,
     /// The death certificate.
     panic: Option<Value>,

@@ -364,9 +364,9 @@ impl VirtualMachine {
         }
         if growth > 0 {
             self.topology.growth_arguments(&mut line, self.watcher.as_ref(), backing);
-            line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
-            line.option("-mon", "chardev=monitor,mode=control");
         }
+        line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
+        line.option("-mon", "chardev=monitor,mode=control");
         for (number, disk) in self.disks.iter().enumerate() {
             disk.arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
         }

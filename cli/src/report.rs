@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::backtrace::{Addresses, Symbols};
 use crate::failure::words;
-use crate::session::{End, Ended, Loss};
+use crate::session::{End, Ended, LastSeen, Loss};
 use crate::stuck;
 
 /// Lines of the kernel log that a death is shown with.
@@ -51,9 +51,11 @@ pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     symbols.without_addresses(cause, slide_in(&ended.log))
 }
 
-/// Where each thread was when time was up, if the kernel said so.
+/// Where each thread was when time was up, or each CPU of a kernel that did not answer.
 pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
-    let End::TimedOut(Some(answer)) = &ended.end else { return None };
+    let End::TimedOut(LastSeen::Threads(answer) | LastSeen::Cpus(answer)) = &ended.end else {
+        return None;
+    };
     let slide = ended.ready.as_ref().map_or(0, slide_of);
     Some(stuck::named(answer, slide, symbols))
 }

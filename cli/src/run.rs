@@ -23,7 +23,7 @@ use crate::qemu::share::{FolderShare, ShareAccess, SharePlace};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
-use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose, Recall};
+use crate::session::{self, End, Ended, Job, LastSeen, LogTo, OutputTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::stuck;
 use crate::terminal::{self, Streams};
@@ -238,13 +238,14 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     let outcome = RunOutcome::of(ended, accel, &symbols);
     let name = options.program[0].to_string_lossy();
     match &ended.end {
-        End::TimedOut(_) => {
+        End::TimedOut(whereabouts) => {
             let within = humantime::format_duration(run.timeout.unwrap_or_default());
             print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
-            match &outcome.threads {
-                Some(threads) => print::stderr(stuck::text(threads)),
-                None if ended.is_of_own_kernel() => print::stderr("  and its kernel does not answer\n"),
-                None => {}
+            if ended.is_of_own_kernel() && !matches!(whereabouts, LastSeen::Threads(_)) {
+                print::stderr("  and its kernel does not answer\n");
+            }
+            if let Some(threads) = &outcome.threads {
+                print::stderr(stuck::text(threads));
             }
         }
         End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),

@@ -35,13 +35,13 @@ use monitor::Monitor;
 use pump::{Pump, Source};
 use signals::Signals;
 
-pub use end::{End, Ended, Loss};
+pub use end::{End, Ended, LastSeen, Loss};
 pub use recall::Recall;
 
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a kernel whose program is late may take to say where its threads are.
+/// How long a kernel whose program is late may take to say where its threads are, and QEMU where the CPUs are of one that does not.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a watcher may take to write down what it saw.
@@ -160,6 +160,8 @@ struct VmSession<'a> {
     panic: Option<Value>,
     symbols: Option<String>,
     asked_for_threads: bool,
+    /// QEMU was asked where the CPUs are.
+    asked_for_cpus: bool,
     /// The kernel's answer to that.
     threads: Option<Value>,
     /// stdout and stderr of a measurement.
@@ -259,6 +261,7 @@ impl<'a> VmSession<'a> {
             panic: None,
             symbols: None,
             asked_for_threads: false,
+            asked_for_cpus: false,
             threads: None,
             kept,
         })
@@ -363,7 +366,11 @@ impl<'a> VmSession<'a> {
         let mut limit: Option<Duration> = None;
         let mut no_later = |at: Duration| limit = Some(limit.map_or(at, |limit| limit.min(at)));
         if let Some(timeout) = self.job.timeout {
-            let end = if self.asked_for_threads { timeout + ANSWER_GRACE } else { timeout };
+            let end = match (self.asked_for_threads, self.asked_for_cpus) {
+                (false, _) => timeout,
+                (true, false) => timeout + ANSWER_GRACE,
+                (true, true) => timeout + 2 * ANSWER_GRACE,
+            };
             no_later(end.saturating_sub(self.started.elapsed()));
         }
         if let Some(ProgramEnd { at, .. }) = &self.ended {
@@ -534,15 +541,30 @@ impl<'a> VmSession<'a> {
         self.time_is_up(late)
     }
 
-    /// It ends, once the kernel has said where its threads are, or does not say it.
+    /// It ends, once the kernel has said where its threads are; where it does not say it, once QEMU has said where its CPUs are.
     fn time_is_up(&mut self, late: Duration) -> Option<End> {
         let answers = end::is_own(self.ready.as_ref());
         if answers && !self.asked_for_threads && self.job.purpose == Purpose::Program {
             self.asked_for_threads = true;
             self.tell(ToGuest::Threads);
         }
-        let waits = self.asked_for_threads && self.threads.is_none() && late < ANSWER_GRACE;
-        (!waits).then(|| End::TimedOut(self.threads.take()))
+        if !self.asked_for_threads {
+            return Some(End::TimedOut(LastSeen::Unknown));
+        }
+        if let Some(threads) = self.threads.take() {
+            return Some(End::TimedOut(LastSeen::Threads(threads)));
+        }
+        if late < ANSWER_GRACE {
+            return None;
+        }
+        if !self.asked_for_cpus {
+            self.asked_for_cpus = true;
+            self.monitor.ask_for_cpus();
+        }
+        match self.monitor.cpus() {
+            Some(cpus) => Some(End::TimedOut(LastSeen::Cpus(cpus))),
+            None => (late >= 2 * ANSWER_GRACE).then_some(End::TimedOut(LastSeen::Unknown)),
+        }
     }
 
     /// QEMU ended and the guest had not said why.

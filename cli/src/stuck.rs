@@ -46,6 +46,8 @@ pub fn text(named: &Value) -> String {
             "R" => "waits for a CPU",
             "S" | "D" => "sleeps",
             "T" => "is stopped",
+            // A CPU.
+            "" => "is",
             _ => "ends",
         };
         let inside = if places.is_empty() { "" } else { " in " };

@@ -18,8 +18,8 @@ pub enum End {
     OutputLost(Ending, Loss),
     /// It came to READY, and nothing else was wanted.
     Ready,
-    /// Time was up; where each thread was then, if the kernel said so.
-    TimedOut(Option<Value>),
+    /// Time was up.
+    TimedOut(LastSeen),
     /// A signal told us to stop before the program could be told.
     Interrupted(u8),
     /// The user typed the escape key.
@@ -34,6 +34,17 @@ pub enum End {
     Died,
     /// QEMU did not do what it was asked: its own words, or the signal that killed it.
     Qemu(String),
+}
+
+/// Where everything was when time was up: `threads` of objects with `tid`, `name`, `state` and `backtrace`, and `left_out`.
+#[derive(Debug)]
+pub enum LastSeen {
+    /// The kernel's threads, as it says.
+    Threads(Value),
+    /// The CPUs of a kernel that did not answer, as QEMU says.
+    Cpus(Value),
+    /// Nobody said.
+    Unknown,
 }
 
 /// Output of the program that did not arrive.

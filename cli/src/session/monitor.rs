@@ -1,7 +1,8 @@
-//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): how much memory each memory device is to plug in.
+//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): how much memory each memory device is to plug in, and where the CPUs are of a
+//! kernel that does not answer.
 //!
 //! A line of JSON each way. The session says once that it wants no more than the plain protocol, and then sets sizes as the
-//! guest asks for them, limited to what the device has.
+//! guest asks for them, limited to what the device has. Commands whose answer is waited for have an `id`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -15,19 +16,35 @@ use crate::qemu::numa::growth_device;
 /// Sizes are whole blocks of the devices.
 const BLOCK: u64 = 2 << 20;
 
+/// Where the kernel's image may lie.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+/// Words of a CPU's stack that are looked at, and those of them that are kept.
+const STACK_WORDS: usize = 1024;
+const KEPT: usize = 40;
+
 /// The monitor, as far as it is used.
 pub struct Monitor {
     channel: Channel,
     /// Bytes that each device has at most.
     limits: Vec<u64>,
     told: bool,
+    /// Answers about CPUs that have not come.
+    awaited: usize,
+    cpus: Vec<StoppedCpu>,
+}
+
+/// A CPU, as QEMU shows it.
+struct StoppedCpu {
+    number: u64,
+    /// Where it is, and what on its stack may be return addresses. None of a CPU that runs a program.
+    addresses: Vec<u64>,
 }
 
 impl Monitor {
-    /// A monitor on `fd` for memory devices with these sizes; without devices nobody listens there.
+    /// A monitor on `fd`, of a machine that has memory devices with these sizes.
     pub fn new(fd: OwnedFd, limits: Vec<u64>) -> Result<Monitor> {
-        let mut monitor =
-            Monitor { channel: Channel::new((!limits.is_empty()).then_some(fd))?, limits, told: false };
+        let channel = Channel::new(Some(fd))?;
+        let mut monitor = Monitor { channel, limits, told: false, awaited: 0, cpus: Vec::new() };
         monitor.say(&json!({ "execute": "qmp_capabilities" }));
         Ok(monitor)
     }
@@ -41,6 +58,60 @@ impl Monitor {
         let value = bytes.min(limit) / BLOCK * BLOCK;
         let arguments = json!({ "path": path, "property": "requested-size", "value": value });
         self.say(&json!({ "execute": "qom-set", "arguments": arguments }));
+    }
+
+    /// Asks where the CPUs are.
+    pub fn ask_for_cpus(&mut self) {
+        self.ask("registers", "info registers -a", 0);
+    }
+
+    /// The answer, once it is whole, in the form in which a kernel says where its threads are.
+    pub fn cpus(&self) -> Option<Value> {
+        if self.awaited > 0 || self.cpus.is_empty() {
+            return None;
+        }
+        let shown = |cpu: &StoppedCpu| {
+            let backtrace: Vec<String> =
+                cpu.addresses.iter().map(|address| format!("{address:#x}")).collect();
+            json!({ "tid": cpu.number, "name": "CPU", "state": "", "backtrace": backtrace })
+        };
+        Some(json!({ "threads": self.cpus.iter().map(shown).collect::<Vec<_>>(), "left_out": 0 }))
+    }
+
+    /// Has QEMU's other monitor, the one for people, answer.
+    fn ask(&mut self, id: &str, line: &str, cpu: u64) {
+        self.awaited += 1;
+        let arguments = json!({ "command-line": line, "cpu-index": cpu });
+        self.say(&json!({ "execute": "human-monitor-command", "id": id, "arguments": arguments }));
+    }
+
+    /// Takes an answer to [`Monitor::ask`].
+    fn learn(&mut self, id: &str, text: &str) {
+        self.awaited = self.awaited.saturating_sub(1);
+        if id == "registers" {
+            for section in text.split("CPU#").skip(1) {
+                let number =
+                    section.split(|c: char| !c.is_ascii_digit()).next().and_then(|word| word.parse().ok());
+                let (Some(number), Some(rip), Some(rsp)) =
+                    (number, register(section, "RIP="), register(section, "RSP="))
+                else {
+                    continue;
+                };
+                let in_kernel = rip >= IMAGE;
+                self.cpus
+                    .push(StoppedCpu { number, addresses: in_kernel.then_some(rip).into_iter().collect() });
+                if in_kernel {
+                    self.ask(&number.to_string(), &format!("x /{STACK_WORDS}gx {rsp:#x}"), number);
+                }
+            }
+        } else if let Some(cpu) =
+            id.parse::<u64>().ok().and_then(|id| self.cpus.iter_mut().find(|cpu| cpu.number == id))
+        {
+            // An address, a colon, two words.
+            let words = text.lines().flat_map(|line| line.split_whitespace().skip(1));
+            let words = words.filter_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+            cpu.addresses.extend(words.filter(|&word| word >= IMAGE).take(KEPT));
+        }
     }
 
     fn say(&mut self, command: &Value) {
@@ -64,6 +135,10 @@ impl Monitor {
         while let Some(end) = self.channel.received.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.channel.received.drain(..=end).collect();
             let answer: Value = serde_json::from_slice(&line).unwrap_or_default();
+            if let Some(id) = answer["id"].as_str() {
+                self.learn(id, answer["return"].as_str().unwrap_or_default());
+                continue;
+            }
             let words = answer.pointer("/error/desc").and_then(Value::as_str);
             if let Some(words) = words.filter(|_| !self.told) {
                 self.told = true;
@@ -72,6 +147,12 @@ impl Monitor {
         }
         refusal
     }
+}
+
+/// The register after `name` in what `info registers` prints.
+fn register(text: &str, name: &str) -> Option<u64> {
+    let digits = text.split_once(name)?.1;
+    u64::from_str_radix(digits.split(|c: char| !c.is_ascii_hexdigit()).next()?, 16).ok()
 }
 
 #[cfg(test)]
@@ -105,5 +186,27 @@ mod tests {
         assert_eq!(monitor.receive().as_deref(), Some("no room"));
         far.write_all(b"or\": {\"desc\": \"again\"}}\r\n").expect("the rest");
         assert_eq!(monitor.receive(), None);
+    }
+
+    #[test]
+    fn cpus_in_the_kernel_are_shown_with_what_may_be_return_addresses() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut monitor = Monitor::new(near.into(), vec![]).expect("a monitor");
+        monitor.ask_for_cpus();
+        monitor.send();
+        let registers = "\r\nCPU#0\r\nRAX=1 RSP=ffffc90000000f00\r\nRIP=ffffffff80001234 RFL=2\r\n\
+                         CPU#1\r\nRAX=1 RSP=00007fff00000000\r\nRIP=0000000000401000 RFL=2\r\n";
+        let answer = |id: &str, text: &str| format!("{}\r\n", json!({ "return": text, "id": id }));
+        far.write_all(answer("registers", registers).as_bytes()).expect("answers");
+        assert_eq!((monitor.receive(), monitor.cpus()), (None, None));
+        let stack = "ffffc90000000f00: 0x0000000000000001 0xffffffff80005678\r\nffffc90000000f10: 0xffff888000000000 0xffffffff80009abc\r\n";
+        far.write_all(answer("0", stack).as_bytes()).expect("answers");
+        monitor.receive();
+        let cpus = monitor.cpus().expect("all answers have come");
+        assert_eq!(
+            cpus["threads"][0]["backtrace"],
+            json!(["0xffffffff80001234", "0xffffffff80005678", "0xffffffff80009abc"])
+        );
+        assert_eq!(cpus["threads"][1], json!({ "tid": 1, "name": "CPU", "state": "", "backtrace": [] }));
     }
 }
