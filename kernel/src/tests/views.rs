@@ -155,3 +155,20 @@ fn write_below(p: &mut Program, path: &str, depth: usize) {
         }
     }
 }
+
+on_machine! {
+    /// The kernel's log, by all of syslog(2)'s actions: into memory that is not there yet, too.
+    the_log, Setup::default(), |p| {
+        const LENGTH: u64 = 16 << 10;
+        p.write_file("/dev/kmsg", b"<4>a line of the test\n");
+        for action in [10, 9, 3, 4, 3, 2, 5, 9, 6, 7, 8] {
+            // Action 8 takes a level.
+            let length = if action == 8 { 7 } else { LENGTH };
+            let fresh = p.map(LENGTH);
+            p.must(Sysno::syslog, &[action, fresh, length]);
+        }
+        let fresh = p.map(LENGTH);
+        assert_eq!(p.must(Sysno::syslog, &[3, fresh, LENGTH]), 0, "all is cleared");
+        0
+    }
+}

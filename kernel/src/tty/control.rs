@@ -26,7 +26,12 @@ enum When {
     Flushed,
 }
 
-fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(argument: u64, value: T) -> Result<i64> {
+/// Give the program a value. It is made first: what is locked for that is free when the program's memory is waited for.
+pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+    argument: u64,
+    value: impl FnOnce() -> T,
+) -> Result<i64> {
+    let value = value();
     UserPtr::new(argument).write(&value)?;
     Ok(0)
 }
@@ -35,28 +40,28 @@ impl Tty {
     /// What both sides of a pty answer alike. `None` for a request that is not one of these.
     pub(super) fn common_control(self: &Receiver<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
         Some(match request {
-            io::TCGETS => put(argument, *self.state.lock().discipline.termios()),
+            io::TCGETS => put(argument, || *self.state.lock().discipline.termios()),
             io::TCGETS2 => {
                 let termios = *self.state.lock().discipline.termios();
-                put(argument, Termios2 { termios, ispeed: SPEED, ospeed: SPEED })
+                put(argument, || Termios2 { termios, ispeed: SPEED, ospeed: SPEED })
             }
-            io::TIOCGWINSZ => put(argument, self.state.lock().window),
+            io::TIOCGWINSZ => put(argument, || self.state.lock().window),
             io::TIOCSWINSZ => UserPtr::<WindowSize>::new(argument).read().map(|window| {
                 self.resize(window);
                 0
             }),
-            io::TIOCGETD => put(argument, 0i32),
+            io::TIOCGETD => put(argument, || 0i32),
             io::TIOCSETD => match UserPtr::<i32>::new(argument).read() {
                 Ok(0) => Ok(0),
                 Ok(_) => Err(Errno::EINVAL),
                 Err(error) => Err(error),
             },
-            io::TIOCGDEV => put(argument, self.device() as u32),
+            io::TIOCGDEV => put(argument, || self.device() as u32),
             io::TIOCEXCL => self.set_sharing(FurtherOpens::Exclusive),
             io::TIOCNXCL => self.set_sharing(FurtherOpens::Open),
             io::TIOCGEXCL => {
                 let exclusive = self.state.lock().sharing == FurtherOpens::Exclusive;
-                put(argument, i32::from(exclusive))
+                put(argument, || i32::from(exclusive))
             }
             // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and later do.
             io::TIOCSTI => Err(Errno::EIO),
@@ -122,8 +127,8 @@ impl TtyFile {
             io::TCSETS2 => self.set2(argument, When::Now),
             io::TCSETSW2 => self.set2(argument, When::Drained),
             io::TCSETSF2 => self.set2(argument, When::Flushed),
-            io::FIONREAD => put(argument, tty.state.lock().discipline.readable_bytes() as i32),
-            io::TIOCOUTQ => put(argument, tty.state.lock().discipline.output_length() as i32),
+            io::FIONREAD => put(argument, || tty.state.lock().discipline.readable_bytes() as i32),
+            io::TIOCOUTQ => put(argument, || tty.state.lock().discipline.output_length() as i32),
             io::TCFLSH => tty.flush_queue(argument),
             io::TCXONC => self.flow(argument),
             // A break means nothing on these wires; tcdrain is TCSBRK with 1.
@@ -133,15 +138,15 @@ impl TtyFile {
                 job::acquire(tty, steal).map(|()| 0)
             }
             io::TIOCNOTTY => job::release(tty).map(|()| 0),
-            io::TIOCGPGRP => put(argument, job::foreground(tty)? as i32),
+            io::TIOCGPGRP => job::foreground(tty).and_then(|group| put(argument, || group as i32)),
             io::TIOCSPGRP => job::set_foreground(tty, UserPtr::new(argument).read()?).map(|()| 0),
-            io::TIOCGSID => put(argument, job::session(tty)? as i32),
+            io::TIOCGSID => job::session(tty).and_then(|session| put(argument, || session as i32)),
             io::TIOCVHANGUP if job::is_privileged() => {
                 tty.hang_up();
                 Ok(0)
             }
             io::TIOCVHANGUP => Err(Errno::EPERM),
-            io::TIOCGPTN if matches!(tty.wire, Wire::Master) => put(argument, tty.minor),
+            io::TIOCGPTN if matches!(tty.wire, Wire::Master) => put(argument, || tty.minor),
             _ => Err(Errno::ENOTTY),
         }
     }

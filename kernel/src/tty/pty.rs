@@ -235,18 +235,19 @@ impl File for Master {
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         let tty = &self.pair.tty;
-        let put = |value: i32| UserPtr::new(argument).write(&value).map(|()| 0);
         if let Some(answer) = tty.common_control(request, argument) {
             return answer;
         }
         match request {
-            io::TIOCGPTN => put(tty.minor as i32),
+            io::TIOCGPTN => control::put(argument, || tty.minor as i32),
             io::TIOCSPTLCK => {
                 let locked: i32 = UserPtr::new(argument).read()?;
                 self.pair.state.lock().lock = if locked != 0 { Lock::Locked } else { Lock::Unlocked };
                 Ok(0)
             }
-            io::TIOCGPTLCK => put(i32::from(self.pair.state.lock().lock == Lock::Locked)),
+            io::TIOCGPTLCK => {
+                control::put(argument, || i32::from(self.pair.state.lock().lock == Lock::Locked))
+            }
             io::TIOCGPTPEER => self.open_peer(OpenFlags::from_bits_retain(argument as u32)),
             io::TIOCPKT => {
                 let on: i32 = UserPtr::new(argument).read()?;
@@ -254,17 +255,20 @@ impl File for Master {
                 self.pair.state.lock().packets = on != 0;
                 Ok(0)
             }
-            io::TIOCGPKT => put(i32::from(self.pair.state.lock().packets)),
+            io::TIOCGPKT => control::put(argument, || i32::from(self.pair.state.lock().packets)),
             io::TIOCSIG => control::signal_by_master(tty, argument),
-            io::FIONREAD => put(tty.state.lock().discipline.wire().len() as i32),
-            io::TIOCOUTQ => put(0),
+            io::FIONREAD => control::put(argument, || tty.state.lock().discipline.wire().len() as i32),
+            io::TIOCOUTQ => control::put(argument, || 0i32),
             io::TCSETS | io::TCSETSW | io::TCSETSF => {
                 tty.set_termios(UserPtr::new(argument).read()?);
                 Ok(0)
             }
             io::TCFLSH => tty.flush_queue(argument),
-            io::TIOCGPGRP => put(tty.foreground() as i32),
-            io::TIOCGSID => put(tty.control().0.ok_or(Errno::ENOTTY)?.id as i32),
+            io::TIOCGPGRP => control::put(argument, || tty.foreground() as i32),
+            io::TIOCGSID => {
+                let session = tty.control().0.ok_or(Errno::ENOTTY)?;
+                control::put(argument, || session.id as i32)
+            }
             _ => Err(Errno::ENOTTY),
         }
     }

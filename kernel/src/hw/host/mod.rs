@@ -10,6 +10,7 @@
 extern crate std;
 
 mod breach;
+mod locks;
 mod machine;
 pub mod memory;
 pub mod thread;
@@ -152,7 +153,9 @@ pub mod serial {
 
 /// Locks.
 pub mod sync {
-    pub use freehold_arch::sync::{Once, SpinLock, SpinLockGuard};
+    pub use freehold_arch::sync::Once;
+
+    pub use super::locks::{SpinLock, SpinLockGuard};
 
     use super::irq::InterruptsOff;
 

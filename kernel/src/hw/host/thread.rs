@@ -129,6 +129,7 @@ pub fn with_current<T: 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
 /// Where the caller may not block, or is no thread of the kernel.
 pub fn switch(next: &Thread) {
     super::model().assert_may_sleep();
+    super::locks::assert_none_held();
     let current = CURRENT.with_borrow(Clone::clone).expect("a thread of the kernel switches");
     assert!(!Arc::ptr_eq(&current, &next.0), "a switch to the thread that runs");
     *current.turn.lock().unwrap_or_else(PoisonError::into_inner) = Turn::Waits;

@@ -14,6 +14,10 @@ fn translate(addr: VirtAddr, access: Access, faults: Faults) -> Option<PhysAddr>
     if addr.0 >= USER_END || !has_spaces() {
         return None;
     }
+    // Whether there is a fault or not: it is the program that decides.
+    if faults == Faults::Sleep {
+        super::locks::assert_none_held();
+    }
     loop {
         match model().access(addr, access) {
             Ok(at) => return Some(at),
