@@ -38,6 +38,8 @@ pub struct Setup {
     pub programs: &'static [Main],
     /// The disk to swap to.
     pub swap: Option<&'static str>,
+    /// The folder that the root is over.
+    pub root: Option<&'static str>,
     /// What the closing audit has to say; `None`: it is not made.
     pub audit: Option<&'static str>,
 }
@@ -52,6 +54,7 @@ impl Default for Setup {
             folders: freehold_collections::Vec::new,
             programs: &[],
             swap: None,
+            root: None,
             audit: None,
         }
     }
@@ -111,17 +114,23 @@ fn start(setup: Setup, main: Main) -> ! {
         all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
     host::init_with(all, (setup.folders)());
-    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.audit)).unwrap();
+    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.root, setup.audit))
+        .unwrap();
     sched::idle_forever()
 }
 
 /// What `boot::start` does, with what a test has.
-fn life(programs: usize, swap_to: Option<&'static str>, audit: Option<&'static str>) {
+fn life(
+    programs: usize,
+    swap_to: Option<&'static str>,
+    root: Option<&'static str>,
+    audit: Option<&'static str>,
+) {
     let files =
         (0..=programs).map(|index| (format!("bin/{index}"), elf::executable(index))).collect::<Vec<_>>();
     let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect::<Vec<_>>();
     fs::initramfs::unpack(&elf::archive(&files), &fs::root::root()).unwrap();
-    if let Err(failure) = boot::furnish(None) {
+    if let Err(failure) = boot::furnish(root.map(str::as_bytes)) {
         panic!("{failure}");
     }
     let nowhere = || HostStream::new(reserve::arc(Nowhere), reserve::arc(WaitQueue::new()));

@@ -12,6 +12,7 @@ mod machine;
 mod pressure;
 mod processes;
 mod program;
+mod roots;
 mod server;
 mod shares;
 mod shortage;

@@ -16,7 +16,7 @@ use crate::host::Folder;
 
 const PAGE: u64 = 4096;
 const BIG: usize = 300 << 10;
-const TREAD: u32 = 116;
+pub const TREAD: u32 = 116;
 const TWALK: u32 = 110;
 
 pub fn server() -> &'static Server {
@@ -60,7 +60,7 @@ fn mounted(p: &mut Program) {
 }
 
 /// The names in a directory, as getdents64(2) tells them.
-fn names(p: &mut Program, path: &str) -> Result<Vec<Vec<u8>>, i64> {
+pub fn names(p: &mut Program, path: &str) -> Result<Vec<Vec<u8>>, i64> {
     let dir = p.open(path, 0o200_000);
     if dir < 0 {
         return Err(dir);

@@ -197,7 +197,7 @@ impl OverlayNode {
             let node: Arc<dyn Node> = node.clone();
             is_within(&dir, &node)
         };
-        if to.is_removed() || (exchanges && victim.is_none()) {
+        if self.is_removed() || to.is_removed() || (exchanges && victim.is_none()) {
             return Err(Errno::ENOENT);
         }
         if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {

@@ -2,7 +2,7 @@
 //!
 //! A listing is made when an open directory is read from its beginning, and stays as it is until that is done again: positions are
 //! places in it. So what stays in the directory meanwhile is seen exactly once, and no name twice. It takes memory for all names
-//! of the directory, which fails as a value.
+//! of the directory, which fails as a value; a tree whose directory has no end is `EIO`.
 
 use core::ops::Range;
 
@@ -21,6 +21,9 @@ struct ListedName {
     kind: u8,
     is_seen: bool,
 }
+
+/// From how many names on a directory is looked through for names that it lists twice.
+const SUSPICIOUS: usize = 4096;
 
 /// The names of a directory.
 #[derive(Default)]
@@ -47,7 +50,7 @@ impl Listing {
         }
         if let Some(upper) = dir.upper() {
             listing.gather(&upper, 0)?;
-            listing.order();
+            listing.order(0);
             for entry in listing.entries.iter_mut() {
                 sched::checkpoint()?;
                 match looked_up(&*upper, &listing.text[entry.name.clone()])? {
@@ -73,12 +76,20 @@ impl Listing {
 
     /// Adds the names in `dir` that are not among the first `sorted`, which are in their order.
     fn gather(&mut self, dir: &Arc<dyn Node>, sorted: usize) -> Result<()> {
-        let mut outcome = Ok(());
-        dir.clone().open(LIST)?.read_dir(0, &mut |entry| {
-            outcome = self.add(&entry, sorted);
-            outcome.is_ok()
-        })?;
-        outcome
+        let file = dir.clone().open(LIST)?;
+        let mut from = 0;
+        loop {
+            let (mut outcome, mut next) = (Ok(()), None);
+            file.read_dir(from, &mut |entry| {
+                outcome = self.add(&entry, sorted);
+                next = Some(entry.next).filter(|_| outcome.is_ok() && self.has_doubled(sorted));
+                outcome.is_ok() && next.is_none()
+            })?;
+            outcome?;
+            let Some(next) = next else { return Ok(()) };
+            self.check_goes_on(sorted)?;
+            from = next;
+        }
     }
 
     fn add(&mut self, entry: &DirEntry<'_>, sorted: usize) -> Result<()> {
@@ -97,9 +108,23 @@ impl Listing {
         Ok(())
     }
 
-    fn order(&mut self) {
+    /// Whether it is time to look for names that are listed twice: at each doubling, with nothing locked.
+    fn has_doubled(&self, first: usize) -> bool {
+        let count = self.entries.len() - first;
+        count >= SUSPICIOUS && count.is_power_of_two()
+    }
+
+    /// `EIO` for a server that lists the same names again and again.
+    fn check_goes_on(&mut self, first: usize) -> Result<()> {
+        self.order(first);
+        let name = |entry: &ListedName| &self.text[entry.name.clone()];
+        let repeats = self.entries[first..].windows(2).any(|pair| name(&pair[0]) == name(&pair[1]));
+        if repeats { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    fn order(&mut self, first: usize) {
         let text = &self.text;
-        self.entries.sort_unstable_by(|a, b| text[a.name.clone()].cmp(&text[b.name.clone()]));
+        self.entries[first..].sort_unstable_by(|a, b| text[a.name.clone()].cmp(&text[b.name.clone()]));
     }
 
     /// The names.
