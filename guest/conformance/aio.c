@@ -301,11 +301,15 @@ static void disks(const char *disk, const char *slow)
 	PROMISE("and come back", right == 32);
 	struct iocb odd = block(IOCB_CMD_PREAD, fd, pages + 1, PAGE, 0);
 	PROMISE("a buffer that is not aligned is EINVAL in the event", run(context, &odd) == -EINVAL);
-	struct iocb one = block(IOCB_CMD_PREAD, late, pages, PAGE, 0);
+	/* A disk that has rested answers one request at once. These lie apart, so that a kernel does not make them one. */
 	struct timespec none = { 0, 0 };
-	PROMISE("a slow disk is not waited for", begin(context, &one) == 1 && events_of(context, 1, 1, events, &none) == 0);
-	PROMISE("but its answer comes", events_of(context, 1, 1, events, NULL) == 1 && events[0].res == PAGE);
-	NEED(begin(context, &one) == 1);
+	for (int i = 0; i < 3; i++)
+		blocks[i] = block(IOCB_CMD_PREAD, late, pages + i * PAGE, PAGE, 4 * i * PAGE);
+	NEED(submit(context, 3, list) == 3);
+	long early = events_of(context, 1, 3, events, &none);
+	PROMISE("a slow disk is not waited for", early >= 0 && early < 3);
+	PROMISE("but its answers come", events_of(context, 3 - early, 3 - early, events, NULL) == 3 - early && events[0].res == PAGE);
+	NEED(begin(context, &blocks[0]) == 1);
 	PROMISE("a context ends after what disks have in hand", destroy(context) == 0);
 	memset(pages, 0, PAGE);
 	close(fd);

@@ -258,6 +258,11 @@ fn direct() {
 }
 
 #[test]
+fn aio() {
+    conforms_on_disks("aio", &[MACHINES[0], MACHINES[3]]);
+}
+
+#[test]
 fn uring() {
     conforms_on_disks("uring", &[MACHINES[0], MACHINES[3]]);
 }
