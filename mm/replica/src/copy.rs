@@ -24,6 +24,8 @@ pub struct KernelImage {
     pub start: VirtAddr,
     /// Pages of text and read-only data, which follow each other.
     pub pages: u64,
+    /// How many of them are text: the first.
+    pub text_pages: u64,
     /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at these addresses.
     pub first: Pfn,
     /// The node of these frames.
@@ -63,6 +65,15 @@ pub trait Port: Copy + Send + Sync + 'static {
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
     /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is. Single frames are outside.
     fn leave_direct_map(self, frames: PfnRange);
+    /// Makes the patching window, if it was not made before.
+    ///
+    /// # Errors
+    /// When there is no memory for its table. Nothing has changed then.
+    fn prepare_patching(self) -> Result<(), OutOfMemory>;
+    /// Stores `bytes` to a frame of text, from `offset` on, through the patching window, which is closed before this returns.
+    fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]);
+    /// Waits until every CPU has executed a serialising instruction after this was called, and has forgotten the patching window.
+    fn synchronise(self);
     /// Roots for CPUs of `node` have `root`'s kernel half from now on.
     fn set_root(self, node: NodeId, root: Pfn);
 }

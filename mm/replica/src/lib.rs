@@ -12,11 +12,14 @@
 //! for all nodes by one store, and is forgotten by one shootdown.
 //!
 //! **Frames.** Pageblocks, and frames for the rest, whose owner is [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the
-//! direct map, and read-only in the one place where they are mapped. They are written once, through windows, before any CPU
-//! uses them; then the windows are forgotten.
+//! direct map, and read-only in the one place where they are mapped. They are written through windows before any CPU
+//! uses them; then the windows are forgotten. After that only a patch writes to them.
 //!
 //! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the hash that was taken before
 //! the first copy; [`Replicas::validate`] looks at the tables and at the owners of frames.
+//!
+//! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas at once, under CPUs that run them, and
+//! renews the hashes: the protocol is in `patch.rs`.
 //!
 //! **Dump.** [`dump`] shows what a root maps in the kernel half, in Linux' form.
 //!
@@ -32,6 +35,7 @@ extern crate std;
 mod check;
 mod copy;
 mod dump;
+mod patch;
 mod plan;
 mod tables;
 #[cfg(test)]
@@ -40,4 +44,5 @@ mod tests;
 pub use check::ReplicaFault;
 pub use copy::{KernelImage, NodeFigures, Port, ReplicaMemory, Replicas, Rest};
 pub use dump::{Run, dump};
+pub use patch::{Instruction, LENGTH, Patch, PatchError};
 pub use plan::{Setting, nearest, plan};

@@ -1,10 +1,12 @@
 //! Replicas on the software machine and the real page allocator.
 
+mod patch;
+
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_buddy::{Buddy, Managed, Options, Pcp};
-use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
+use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, OutOfMemory, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
@@ -25,6 +27,8 @@ const ROOT: u64 = 1;
 const FIRST: u64 = 16;
 const PAGES: u64 = 20;
 const DATA_PAGES: u64 = 4;
+/// The last of the image's pages that are not text.
+const RODATA_PAGES: u64 = 6;
 /// In the last slot, across the end of a table of 2 MiB.
 const START: VirtAddr = VirtAddr(0xffff_ffff_803f_a000);
 
@@ -35,6 +39,8 @@ struct Shared {
     model: Model,
     rest: Rest,
     roots: [AtomicU64; MAX_NODES],
+    /// What CPUs may see of text that is being patched.
+    patched: patch::Patched,
 }
 
 impl Port for Image0 {
@@ -49,6 +55,16 @@ impl Port for Image0 {
     }
     fn leave_direct_map(self, frames: PfnRange) {
         assert!(!self.is_in_direct_map(frames), "the page allocator takes a replica's pageblocks out");
+    }
+    fn prepare_patching(self) -> Result<(), OutOfMemory> {
+        self.0.patched.prepare()
+    }
+    fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]) {
+        self.0.model.with_bytes(frame, |page| page[offset..][..bytes.len()].copy_from_slice(bytes));
+        self.0.patched.look(self.0);
+    }
+    fn synchronise(self) {
+        self.0.patched.synchronise(self.0);
     }
     fn set_root(self, node: NodeId, root: Pfn) {
         self.0.roots[usize::from(node.0)].store(root.0, Ordering::Relaxed);
@@ -82,8 +98,10 @@ impl World {
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(Shared { model, rest, roots })));
-        let image = KernelImage { start: START, pages, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
+        let shared = Shared { model, rest, roots, patched: patch::Patched::default() };
+        let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(shared)));
+        let (first, node, root, text_pages) = (Pfn(FIRST), NodeId(0), Pfn(ROOT), pages - RODATA_PAGES);
+        let image = KernelImage { start: START, pages, text_pages, first, node, root };
         let world = Self { model, frames, port, image };
         world.map_image();
         world.litter();

@@ -1,0 +1,198 @@
+//! Changing instructions of text in the image and in every replica, while CPUs run them.
+//!
+//! **The danger.** A CPU may have fetched a part of an instruction before a store to it and the rest after, and it may keep what it has
+//! fetched until it executes a serialising instruction (Intel SDM volume 3A, 9.1.3; AMD APM volume 2, 7.6.1). One store is safe at any
+//! moment: that of the single byte INT3.
+//!
+//! **The protocol.** Three phases, each for all places in all copies of text, and after each every CPU executes a serialising
+//! instruction ([`Port::synchronise`]):
+//! 1. The first byte becomes INT3. A CPU runs the old instruction or the INT3.
+//! 2. The bytes behind it become the new ones. A CPU runs the INT3, whatever it has of them.
+//! 3. The first byte becomes the new one. A CPU runs the INT3 or the new instruction.
+//!
+//! A CPU that runs the INT3 does what the new instruction would do: the port's handler knows that before the first phase begins. The old
+//! and the new instruction are executed side by side until the end; the caller lives with either. After the last phase no CPU
+//! has an old byte, on any node.
+//!
+//! **All or nothing.** Everything that can fail is before the first store.
+//!
+//! **Hashes.** A page that a patch touches has the hash that was taken before, or nothing is stored; then its hash is taken anew. So a
+//! change that nobody announced is not hidden by one that somebody did.
+//!
+//! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is held for which another CPU waits with
+//! interrupts off. What runs in NMIs, double faults and machine checks has no place that is ever patched: the return from
+//! the INT3 would end their protection from themselves.
+//!
+//! The nearest relative is Linux' `text_poke_bp_batch` (arch/x86/kernel/alternative.c).
+
+use core::fmt;
+
+use freehold_frame::OutOfMemory;
+use freehold_machine::{NodeId, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+
+use crate::copy::hash;
+use crate::{Port, ReplicaFault, ReplicaMemory, Replicas};
+
+/// Bytes of an instruction that can be patched.
+pub const LENGTH: usize = 5;
+
+/// The instruction of one byte that may be stored at any moment.
+const INT3: u8 = 0xcc;
+
+/// An instruction, whole.
+pub type Instruction = [u8; LENGTH];
+
+/// A change of one instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patch {
+    /// Where it is.
+    pub address: VirtAddr,
+    /// What is there.
+    pub from: Instruction,
+    /// What will be there.
+    pub to: Instruction,
+}
+
+/// Why nothing was patched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PatchError {
+    /// There is no memory for the patching window.
+    OutOfMemory,
+    /// The instruction is not, or not wholly, in text.
+    NotText(VirtAddr),
+    /// Another instruction than the expected one is there.
+    Differs {
+        /// In whose copy.
+        node: NodeId,
+        /// Where.
+        address: VirtAddr,
+    },
+    /// The page has changed since its hash was taken.
+    Changed(ReplicaFault),
+}
+
+impl From<OutOfMemory> for PatchError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
+}
+
+impl fmt::Display for PatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory => f.write_str("there is no memory for the patching window"),
+            Self::NotText(address) => write!(f, "{:#x} is not in the kernel's text", address.0),
+            Self::Differs { node, address } => {
+                write!(f, "node {} has another instruction at {:#x} than was expected", node.0, address.0)
+            }
+            Self::Changed(fault) => fault.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for PatchError {}
+
+/// A part of an instruction that is in one page.
+struct Part {
+    page: u64,
+    offset: usize,
+    /// Which of the instruction's bytes.
+    bytes: core::ops::Range<usize>,
+}
+
+impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
+    /// Changes all of these instructions, on every node. They do not overlap. See the module's head.
+    ///
+    /// # Errors
+    /// When one of them cannot be changed: then none is.
+    pub fn patch(&mut self, patches: &[Patch]) -> Result<(), PatchError> {
+        for patch in patches {
+            self.check_patch(patch)?;
+        }
+        self.port.prepare_patching()?;
+        for patch in patches {
+            self.store_everywhere(patch.address, 0, &[INT3]);
+        }
+        self.port.synchronise();
+        for patch in patches {
+            self.store_everywhere(patch.address, 1, &patch.to[1..]);
+        }
+        self.port.synchronise();
+        for patch in patches {
+            self.store_everywhere(patch.address, 0, &patch.to[..1]);
+        }
+        self.port.synchronise();
+        for patch in patches {
+            self.renew_hashes(patch);
+        }
+        Ok(())
+    }
+
+    /// The frames of a page of the image, with the nodes of their copies: the image's first.
+    fn copies(&self, page: u64) -> impl Iterator<Item = (NodeId, Pfn)> {
+        let image = (self.image.node, self.image.first.offset(page));
+        core::iter::once(image).chain(self.each().map(move |(node, replica)| (node, replica.frame(page))))
+    }
+
+    /// The bytes from number `first` up to number `end` of the instruction at an address, page by page.
+    fn parts(&self, address: VirtAddr, first: usize, end: usize) -> impl Iterator<Item = Part> + use<S, P> {
+        let start = address.0 - self.image.start.0;
+        let in_first = PAGE_SIZE - start as usize % PAGE_SIZE;
+        let split = in_first.clamp(first, end);
+        let part = move |bytes: core::ops::Range<usize>| {
+            let at = start + bytes.start as u64;
+            Part { page: at / PAGE_SIZE as u64, offset: at as usize % PAGE_SIZE, bytes }
+        };
+        [first..split, split..end].into_iter().filter(|bytes| !bytes.is_empty()).map(part)
+    }
+
+    fn check_patch(&self, patch: &Patch) -> Result<(), PatchError> {
+        let Patch { address, from, .. } = *patch;
+        let is_text =
+            |address: u64| self.image.page_at(address).is_some_and(|page| page < self.image.text_pages);
+        if !is_text(address.0) || !is_text(address.0.wrapping_add(LENGTH as u64 - 1)) {
+            return Err(PatchError::NotText(address));
+        }
+        let machine = self.source.machine();
+        for part in self.parts(address, 0, LENGTH) {
+            let expected = self.hashes.get(part.page as usize);
+            for (place, (node, frame)) in self.copies(part.page).enumerate() {
+                let (found, hash) = machine.read_bytes(frame, |page| {
+                    let mut found = from;
+                    found[part.bytes.clone()].copy_from_slice(&page[part.offset..][..part.bytes.len()]);
+                    (found, expected.map(|_| hash(page)))
+                });
+                if found != from {
+                    return Err(PatchError::Differs { node, address });
+                }
+                if hash.as_ref() != expected {
+                    let page = part.page;
+                    let image = ReplicaFault::Image { page };
+                    let fault = if place == 0 { image } else { ReplicaFault::Replica { node, page } };
+                    return Err(PatchError::Changed(fault));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores these bytes of the instruction at an address, from number `first` on, in all copies.
+    fn store_everywhere(&self, address: VirtAddr, first: usize, bytes: &[u8]) {
+        for part in self.parts(address, first, first + bytes.len()) {
+            let bytes = &bytes[part.bytes.start - first..part.bytes.end - first];
+            for (_, frame) in self.copies(part.page) {
+                self.port.store_text(frame, part.offset, bytes);
+            }
+        }
+    }
+
+    fn renew_hashes(&mut self, patch: &Patch) {
+        let machine = self.source.machine();
+        for part in self.parts(patch.address, 0, LENGTH) {
+            let frame = self.image.first.offset(part.page);
+            if let Some(known) = self.hashes.get_mut(part.page as usize) {
+                *known = machine.read_bytes(frame, hash);
+            }
+        }
+    }
+}

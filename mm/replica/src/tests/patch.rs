@@ -1,0 +1,214 @@
+//! Patches, and a model of what CPUs may run meanwhile.
+//!
+//! A CPU of the model may have, of each byte, any value that the byte had in its node's copy since the CPU last executed a serialising
+//! instruction: the manuals promise no more. Values of different bytes combine freely. So the set of instructions that it may run is
+//! known exactly at every moment between two stores, and no schedule is left out.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard};
+
+use freehold_frame::OutOfMemory;
+use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Pfn, PhysicalBytes as _, VirtAddr};
+
+use super::{Image0, PAGES, ROOT, RODATA_PAGES, START, Shared, World, faults};
+use crate::tables::{frame_of, leaf};
+use crate::{Instruction, LENGTH, Patch, PatchError, ReplicaFault, Replicas};
+
+const INT3: u8 = 0xcc;
+const CPUS: u16 = 4;
+
+type Made = Replicas<super::Frames, Image0>;
+
+/// What one CPU may have of the bytes of one instruction.
+type View = [BTreeSet<u8>; LENGTH];
+
+/// The CPUs while instructions are patched.
+#[derive(Default)]
+pub(super) struct Patched {
+    places: Mutex<Vec<(Patch, Vec<View>)>>,
+    has_no_memory: AtomicBool,
+}
+
+impl Patched {
+    pub(super) fn prepare(&self) -> Result<(), OutOfMemory> {
+        if self.has_no_memory.load(Ordering::Relaxed) { Err(OutOfMemory) } else { Ok(()) }
+    }
+    fn places(&self) -> MutexGuard<'_, Vec<(Patch, Vec<View>)>> {
+        self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+    /// CPUs are about to run these while they are patched.
+    fn watch(&self, shared: &Shared, patches: &[Patch]) {
+        let cpus = || (0..CPUS).map(|_| View::default()).collect();
+        *self.places() = patches.iter().map(|&patch| (patch, cpus())).collect();
+        self.synchronise(shared);
+    }
+    /// A byte has changed somewhere: no CPU may run what is neither the old instruction, nor INT3, nor the new one.
+    pub(super) fn look(&self, shared: &Shared) {
+        for (patch, views) in self.places().iter_mut() {
+            for (cpu, view) in (0..CPUS).zip(views) {
+                let bytes = fetch(shared, CpuId(cpu), patch.address);
+                view.iter_mut().zip(bytes).for_each(|(seen, byte)| _ = seen.insert(byte));
+                for run in instructions(view).filter(|run| run[0] != INT3) {
+                    assert!(
+                        run == patch.from || run == patch.to,
+                        "CPU {cpu} may run {run:02x?} while {:02x?} becomes {:02x?}",
+                        patch.from,
+                        patch.to
+                    );
+                }
+            }
+        }
+    }
+    pub(super) fn synchronise(&self, shared: &Shared) {
+        for (_, views) in self.places().iter_mut() {
+            views.iter_mut().for_each(|view| view.iter_mut().for_each(BTreeSet::clear));
+        }
+        self.look(shared);
+    }
+    /// What the CPUs may run of the first place now.
+    fn runs(&self) -> Vec<BTreeSet<Instruction>> {
+        self.places()[0].1.iter().map(|view| instructions(view).collect()).collect()
+    }
+}
+
+/// All that a CPU may run: each byte any of those that it may have.
+fn instructions(view: &View) -> impl Iterator<Item = Instruction> + use<> {
+    let mut all = alloc::vec![[0; LENGTH]];
+    for (at, seen) in view.iter().enumerate() {
+        let with = |run: &Instruction| {
+            let run = *run;
+            seen.iter().map(move |&byte| core::array::from_fn(|n| if n == at { byte } else { run[n] }))
+        };
+        all = all.iter().flat_map(with).collect();
+    }
+    all.into_iter()
+}
+
+/// What is in memory at an address, by the root of the CPU's node.
+fn fetch(shared: &Shared, cpu: CpuId, address: VirtAddr) -> Instruction {
+    let node = shared.model.topology().node_of_cpu(cpu);
+    let root = Pfn(shared.roots[usize::from(node.0)].load(Ordering::Relaxed));
+    core::array::from_fn(|n| {
+        let at = address.0 + n as u64;
+        let frame = frame_of(leaf(shared.model, root, VirtAddr(at)));
+        shared.model.read_bytes(frame, |page| page[at as usize % PAGE_SIZE])
+    })
+}
+
+const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
+const JUMP: Instruction = [0xe9, 0x10, 0x32, 0x54, 0x76];
+
+/// In the first page, and across the border of two.
+const PLACES: [u64; 2] = [START.0 + 0x123, START.0 + 3 * PAGE_SIZE as u64 - 2];
+
+/// A machine whose text has no-ops at [`PLACES`], with replicas on two further nodes.
+fn patchable() -> (World, Made, Vec<Patch>) {
+    let world = World::new();
+    for place in PLACES {
+        for (n, byte) in (0..).zip(NO_OP) {
+            let at = place + n;
+            let frame = frame_of(leaf(world.model, Pfn(ROOT), VirtAddr(at)));
+            world.model.with_bytes(frame, |page| page[at as usize % PAGE_SIZE] = byte);
+        }
+    }
+    let replicas = world.make(0b110, &mut Vec::new());
+    let patches = PLACES.map(|at| Patch { address: VirtAddr(at), from: NO_OP, to: JUMP }).to_vec();
+    (world, replicas, patches)
+}
+
+fn back(patches: &[Patch]) -> Vec<Patch> {
+    patches.iter().map(|patch| Patch { from: patch.to, to: patch.from, ..*patch }).collect()
+}
+
+#[test]
+fn every_cpu_runs_the_old_instruction_or_int3_or_the_new_one_and_in_the_end_the_new_one() {
+    let (world, mut replicas, patches) = patchable();
+    let shared = world.port.0;
+    for patches in [patches.clone(), back(&patches), patches] {
+        shared.patched.watch(shared, &patches);
+        replicas.patch(&patches).expect("nothing is in the way");
+        let only = BTreeSet::from([patches[0].to]);
+        assert_eq!(shared.patched.runs(), [&only, &only, &only, &only].map(Clone::clone), "on all nodes");
+        assert_eq!(faults(&replicas), [], "the hashes are those of the new bytes");
+    }
+}
+
+#[test]
+fn a_change_that_nobody_announced_is_found_after_a_patch_too() {
+    let (world, mut replicas, patches) = patchable();
+    replicas.patch(&patches).expect("nothing is in the way");
+    let frame = frame_of(leaf(world.model, world.root_of(1), VirtAddr(PLACES[0])));
+    world.model.with_bytes(frame, |page| page[0x123] ^= 1);
+    assert_eq!(faults(&replicas), [ReplicaFault::Replica { node: NodeId(1), page: 0 }]);
+}
+
+#[test]
+fn what_cannot_be_patched_wholly_is_not_patched_at_all() {
+    let (world, mut replicas, patches) = patchable();
+    let shared = world.port.0;
+    let all = || -> Vec<Instruction> {
+        let places = PLACES.into_iter().chain([START.0 + 0x800]);
+        places.flat_map(|at| (0..CPUS).map(move |cpu| fetch(shared, CpuId(cpu), VirtAddr(at)))).collect()
+    };
+    let before = all();
+    let mut refused = |patch: Patch| {
+        let error = replicas.patch(&[patches[0], patch]).expect_err("it cannot be");
+        assert_eq!(all(), before, "{error}");
+        error
+    };
+    let at = |address: u64| Patch { address: VirtAddr(address), ..patches[0] };
+    let text_end = START.0 + (PAGES - RODATA_PAGES) * PAGE_SIZE as u64;
+    for address in [0, START.0 - 1, text_end - 4, text_end, START.0 + PAGES * PAGE_SIZE as u64, u64::MAX] {
+        assert_eq!(refused(at(address)), PatchError::NotText(VirtAddr(address)), "{address:#x}");
+    }
+    let other = VirtAddr(START.0 + 0x800);
+    assert_eq!(refused(at(other.0)), PatchError::Differs { node: NodeId(0), address: other });
+    // Somebody has changed one node's copy: where the instruction is, and beside it.
+    let frame = frame_of(leaf(world.model, world.root_of(2), VirtAddr(PLACES[1])));
+    let flip = |offset: usize| world.model.with_bytes(frame, |page| page[offset] ^= 1);
+    flip(PAGE_SIZE - 1);
+    let differs = PatchError::Differs { node: NodeId(2), address: patches[1].address };
+    assert_eq!(replicas.patch(&patches), Err(differs));
+    flip(PAGE_SIZE - 1);
+    flip(7);
+    let changed = PatchError::Changed(ReplicaFault::Replica { node: NodeId(2), page: 2 });
+    assert_eq!(replicas.patch(&patches), Err(changed));
+    flip(7);
+    shared.patched.has_no_memory.store(true, Ordering::Relaxed);
+    assert_eq!(replicas.patch(&patches), Err(PatchError::OutOfMemory));
+    assert_eq!((all(), faults(&replicas)), (before, Vec::new()));
+}
+
+#[test]
+fn an_image_without_replicas_is_patched_alone() {
+    let (world, _, patches) = patchable();
+    let shared = world.port.0;
+    let mut alone = world.make(0, &mut Vec::new());
+    (0..super::NODES).for_each(|node| shared.roots[node].store(ROOT, Ordering::Relaxed));
+    shared.patched.watch(shared, &patches);
+    alone.patch(&patches).expect("nothing is in the way");
+    assert_eq!(fetch(shared, CpuId(1), patches[1].address), JUMP);
+}
+
+#[test]
+fn errors_are_sentences() {
+    let address = VirtAddr(0xffff_ffff_8020_0000);
+    let texts = [
+        PatchError::OutOfMemory,
+        PatchError::NotText(address),
+        PatchError::Differs { node: NodeId(1), address },
+        PatchError::Changed(ReplicaFault::Image { page: 3 }),
+    ]
+    .map(|error| alloc::format!("{error}"));
+    assert_eq!(
+        texts,
+        [
+            "there is no memory for the patching window",
+            "0xffffffff80200000 is not in the kernel's text",
+            "node 1 has another instruction at 0xffffffff80200000 than was expected",
+            "page 3 of the image has changed",
+        ]
+    );
+}
