@@ -134,6 +134,8 @@ pub struct VirtualMachine {
     pub xpfo: Option<String>,
     /// Which nodes get a copy of Freehold's text, where it is not the default.
     pub numa_replica: Option<String>,
+    /// Whether the kernel counts system calls.
+    pub calls: CallCounts,
     /// The user's kernel parameters.
     pub append: String,
     /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
@@ -221,6 +223,7 @@ impl VirtualMachine {
             devices,
             xpfo: options.xpfo.clone(),
             numa_replica: options.numa_replica.clone(),
+            calls: CallCounts::of(options),
             append: options.append.join(" "),
             watcher: None,
         })
@@ -240,6 +243,7 @@ impl VirtualMachine {
             devices: Devices::Unchecked,
             xpfo: None,
             numa_replica: None,
+            calls: CallCounts::Off,
             append: String::new(),
             watcher: None,
         }
@@ -432,6 +436,10 @@ impl VirtualMachine {
         let xpfo = self.xpfo.as_ref().map(|policy| format!("xpfo={policy}")).unwrap_or_default();
         let replica =
             self.numa_replica.as_ref().map(|nodes| format!("numa_replica={nodes}")).unwrap_or_default();
+        let calls = match (family, self.calls) {
+            (Family::Freehold, CallCounts::On) => "syscall_counts=on",
+            _ => "",
+        };
         // A debugger knows the kernel where it is linked.
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
         // Asked for it, Freehold does not start without.
@@ -441,12 +449,27 @@ impl VirtualMachine {
             (Family::Freehold, Devices::InPlace) => "iommu=on dma=direct",
             (_, Devices::Unchecked) => "",
         };
-        [own, &xpfo, &replica, unslid, iommu, &self.append]
+        [own, &xpfo, &replica, calls, unslid, iommu, &self.append]
             .iter()
             .filter(|part| !part.is_empty())
             .copied()
             .collect::<Vec<_>>()
             .join(" ")
+    }
+}
+
+/// Whether the kernel counts system calls, which costs each call a little.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallCounts {
+    /// Nobody asks for them.
+    Off,
+    /// They are shown, or kept for machines.
+    On,
+}
+
+impl CallCounts {
+    fn of(options: &RunOptions) -> Self {
+        if options.syscalls || options.json.is_some() { Self::On } else { Self::Off }
     }
 }
 

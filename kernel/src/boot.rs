@@ -18,6 +18,7 @@ use crate::host::spec::{self, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
 use crate::hw::speculation::choice::WantedMitigations;
+use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::{
@@ -69,6 +70,9 @@ pub(crate) fn raise(
     cpu::set_topology(&firmware.topology, cpus);
     let exclusion = (settings.xpfo, settings.numa_replica);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
+    if let Err(error) = mem::turn_key(StaticKey::SyscallCounts, settings.syscall_counts) {
+        log::warn!("syscall_counts: {error:?}, calls are not counted");
+    }
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
     traps::register(&KernelAbove);

@@ -14,6 +14,8 @@ use freehold_replica::Setting;
 use freehold_vm::HugeMode;
 use freehold_xpfo::Policy;
 
+use crate::hw::static_keys::KeyState;
+
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultNumbers {
@@ -113,6 +115,8 @@ pub struct Settings {
     pub xpfo: Policy,
     /// Which nodes get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
+    /// Whether system calls are counted by number.
+    pub syscall_counts: KeyState,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
     /// How much memory devices may see.
@@ -139,6 +143,7 @@ impl Default for Settings {
             mitigations: Mitigations::default(),
             xpfo: Policy::default(),
             numa_replica: Setting::default(),
+            syscall_counts: KeyState::Off,
             plant: None,
             slots: Limits::default(),
             restricted: None,
@@ -384,6 +389,19 @@ pub const KNOWN: &[Known] = &[
         },
     },
     Known {
+        name: "syscall_counts",
+        values: "on|off",
+        help: "count system calls by number, for the report at the end",
+        set: |settings, parameter| {
+            settings.syscall_counts = match parameter.value {
+                Some("on") => KeyState::On,
+                Some("off") => KeyState::Off,
+                _ => return Err("on or off"),
+            };
+            Ok(())
+        },
+    },
+    Known {
         name: "transparent_hugepage",
         values: "always|madvise|never",
         help: "which anonymous memory gets 2 MiB pages (always, with 512 MiB of memory or more; else never)",
@@ -561,86 +579,4 @@ fn same_name(a: &str, b: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use freehold_buddy::{Shuffle, Wipe};
-    use std::string::ToString;
-    use std::vec::Vec;
-
-    fn split_all(line: &str) -> Vec<(&str, Option<&str>)> {
-        parameters(line).map(|p| (p.name, p.value)).collect()
-    }
-
-    #[test]
-    fn quotes_keep_blanks_as_in_linux() {
-        let line = "  a b=1\tc=\"x y\" \"d=p q\" e=\"\" f= g=\"half open -- h";
-        let expected = [
-            ("a", None),
-            ("b", Some("1")),
-            ("c", Some("x y")),
-            ("d", Some("p q")),
-            ("e", Some("")),
-            ("f", Some("")),
-            ("g", Some("half open -- h")),
-        ];
-        assert_eq!(split_all(line), expected);
-    }
-
-    #[test]
-    fn what_follows_two_dashes_is_not_the_kernels() {
-        assert_eq!(split_all("quiet -- init=1 debug"), [("quiet", None)]);
-        assert_eq!(split_all("-- x"), []);
-        assert_eq!(split_all(" "), []);
-    }
-
-    #[test]
-    fn known_parameters_are_set_and_dashes_are_underscores() {
-        let line = "init-on-alloc=1 page_alloc.shuffle=off maxcpus=3 loglevel=4 page-alloc.shuffle_order=7";
-        let settings = parse(line, |problem| panic!("{problem}"));
-        assert_eq!(settings.page_allocator.init_on_alloc, Wipe::Always);
-        assert_eq!(settings.page_allocator.shuffle, Shuffle::Off);
-        assert_eq!(settings.page_allocator.shuffle_order, 7);
-        assert_eq!(settings.max_cpus, 3);
-        assert_eq!(settings.log_level, log::LevelFilter::Error);
-    }
-
-    #[test]
-    fn unknown_parameters_and_values_are_reported_and_change_nothing() {
-        let mut problems = Vec::new();
-        let line =
-            "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager numa_replica=all";
-        let settings = parse(line, |problem| problems.push(problem.to_string()));
-        assert_eq!(settings.page_allocator.shuffle, Shuffle::Auto);
-        assert_eq!(settings.max_cpus, freehold_machine::MAX_CPUS);
-        assert_eq!(settings.xpfo, Policy::On);
-        let expected = [
-            "unknown kernel parameter \"page_aloc.shuffle\", ignored",
-            "kernel parameter page_alloc.shuffle=perhaps ignored: it can be auto, on or off",
-            "kernel parameter maxcpus=0 ignored: it can be 1 or more",
-            "kernel parameter maxcpus= ignored: it can be 1 or more",
-            "kernel parameter xpfo=eager ignored: it can be off, lap, on or strict",
-            "kernel parameter numa_replica=all ignored: it can be auto, on, off or a number of nodes",
-        ];
-        assert_eq!(problems, expected);
-    }
-
-    #[test]
-    fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
-        assert!(KNOWN.is_sorted_by_key(|known| known.name));
-        for known in KNOWN {
-            // A choice between words, or a range of numbers.
-            let between = if known.values.contains('|') { '|' } else { '-' };
-            let value = known.values.split(between).next().filter(|value| !value.is_empty());
-            let value = match known.values {
-                FAULT_NUMBERS => Some("1,0,0,-1"),
-                SLABS => Some("128,2,force"),
-                values if values.starts_with("BYTES") => Some("2M"),
-                values if values.starts_with("DISK") => Some("vda:1M"),
-                _ => value,
-            };
-            let parameter = Parameter { name: known.name, value };
-            assert_eq!((known.set)(&mut Settings::default(), parameter), Ok(()), "{}", known.name);
-            assert!(!known.help.is_empty());
-        }
-    }
-}
+mod tests;

@@ -176,22 +176,30 @@ impl Display for ClosingReport {
         for (at, (name, value)) in all.enumerate() {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
         }
-        write!(f, "}},\"audit\":\"{}\",\"syscalls\":[", self.verdict)?;
-        for (at, (number, calls, implemented)) in syscall::counts().enumerate() {
-            let name = syscall::name(number).unwrap_or("unknown");
-            let unimplemented = implemented == Implemented::No;
-            write!(
-                f,
-                "{}{{\"name\":\"{name}\",\"number\":{number},\"calls\":{calls},\"unimplemented\":{unimplemented}}}",
-                comma(at),
-            )?;
-        }
-        f.write_str("],\"missing\":[")?;
+        write!(f, "}},\"audit\":\"{}\",\"syscalls\":", self.verdict)?;
+        write_calls(f)?;
+        f.write_str(",\"missing\":[")?;
         for (at, path) in self.missing.iter().enumerate() {
             write!(f, "{}{}", comma(at), Quoted(path))?;
         }
         f.write_str("]}")
     }
+}
+
+/// The list of system calls; null where they were not counted.
+fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
+    let Some(counts) = syscall::counts() else { return f.write_str("null") };
+    f.write_str("[")?;
+    for (at, (number, calls, implemented)) in counts.enumerate() {
+        let name = syscall::name(number).unwrap_or("unknown");
+        let unimplemented = implemented == Implemented::No;
+        write!(
+            f,
+            "{}{{\"name\":\"{name}\",\"number\":{number},\"calls\":{calls},\"unimplemented\":{unimplemented}}}",
+            comma(at),
+        )?;
+    }
+    f.write_str("]")
 }
 
 /// Frames that lost devices keep, as their records say.

@@ -33,6 +33,7 @@ mod scope;
 mod script;
 mod secrets;
 mod shares;
+mod static_keys;
 mod streams;
 mod swap;
 mod terminal;

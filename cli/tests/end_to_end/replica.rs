@@ -25,7 +25,7 @@ for k in 1 2 3; do busybox sleep 0.5; grep roots ../replica; echo 0 >probability
 : >/tmp/stop; wait; echo 1 >../replica && echo equal";
 
 /// What `freehold scope` saw of a run: what it printed, and the results.
-fn watched(options: &[&str], command: &str) -> (String, Value) {
+pub fn watched(options: &[&str], command: &str) -> (String, Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();

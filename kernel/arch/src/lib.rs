@@ -38,6 +38,7 @@ pub mod provoke;
 mod registers;
 pub mod serial;
 pub mod speculation;
+pub mod static_keys;
 pub mod sync;
 pub mod thread;
 pub mod time;

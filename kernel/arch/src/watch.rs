@@ -11,9 +11,9 @@ use freehold_scope_doorbell::{
 };
 
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{frame_table_end, layout, replica, windows};
+use crate::memory::{frame_table_end, layout, patching, replica, windows};
 use crate::sync::Once;
-use crate::{X86, boot, traps, usercopy};
+use crate::{X86, boot, static_keys, traps, usercopy};
 use freehold_machine::{Machine as _, NodeId};
 
 /// Aligned to a power of two that holds it: it crosses no page.
@@ -49,6 +49,8 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     let (text, rodata) = boot::read_only_parts();
     let user_copies = usercopy::code();
     let wiping = windows::wiping_code();
+    let storing = patching::storing_code();
+    let sites = static_keys::table();
     let mut roots = [0; MAX_NODES];
     for (node, root) in (0..X86.node_count() as u8).zip(&mut roots) {
         *root = X86.kernel_root(NodeId(node)).start().0;
@@ -74,6 +76,11 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         wiping: wiping.start,
         wiping_end: wiping.end,
         shared_loads: replica::shared_loads().0,
+        patching: storing.start,
+        patching_end: storing.end,
+        patch_window: patching::window().0,
+        sites: sites.start,
+        sites_end: sites.end,
         owners: names,
     };
     let mut words = [0; 1 + WORDS];

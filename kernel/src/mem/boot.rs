@@ -8,7 +8,7 @@ use freehold_frame::{
     Anon, Beside, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request, ready,
 };
 use freehold_machine::{Pfn, Topology};
-use freehold_replica::{Replicas, Setting};
+use freehold_replica::Setting;
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 use freehold_xpfo::Policy;
 use zerocopy::FromZeros;
@@ -135,7 +135,8 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         Plant::SmapOpen => breach::smap_open(),
         Plant::WrongRoot => breach::wrong_root().then_some(()).ok_or(Errno::ENODEV)?,
         Plant::ReplicaFlip => {
-            let flipped = replica::replicas().and_then(Replicas::flip).ok_or(Errno::ENODEV)?;
+            let flipped =
+                replica::replicas().and_then(|replicas| replicas.lock().flip()).ok_or(Errno::ENODEV)?;
             log::warn!(
                 "freehold.plant: a bit of page {} of node {}'s replica is flipped",
                 flipped.1,

@@ -4,17 +4,22 @@ use freehold_collections::Vec;
 use freehold_frame::FrameTable;
 use freehold_xpfo::{AuditReport, Rules, Violation, check};
 
+use super::replicas;
 use crate::Result;
 use crate::hw::{Hardware, memory};
+use crate::sync::Mutex;
 
 /// Room for tables that are made while the map is walked.
 const MORE_TABLES: u64 = 16;
 
-/// Compare every leaf of the kernel half with `frames`; `found` is told of each violation. Other tasks run meanwhile.
+/// Compare every leaf of the kernel half with `frames`; `found` is told of each violation. Other tasks run meanwhile,
+/// and nobody patches text.
 ///
 /// # Errors
 /// When there is no memory for a list of the tables.
 pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result<AuditReport> {
+    // The patching window is closed.
+    let _unpatched = replicas().map(Mutex::lock);
     let rules = memory::map_rules();
     // The first walk counts tables and looks at no frame.
     let counted = Rules { exclusive: false, ..rules.clone() };

@@ -1,13 +1,18 @@
-//! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end and on request.
+//! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end and on request, patched where a static key
+//! is turned. One lock orders checks and patches.
 
+use freehold_collections::Vec;
 use freehold_machine::{Cpus as _, NodeId, Topology};
-use freehold_replica::{ReplicaFault, Replicas, Setting, plan};
+use freehold_replica::{PatchError, ReplicaFault, Replicas, Setting, plan};
 
 use super::{Frames, frames};
 use crate::hw::memory::replica::{self as image, ImagePort};
+use crate::hw::static_keys::{self, KeyState, StaticKey};
 use crate::hw::{Hardware, sync::Once};
+use crate::sync::Mutex;
+use crate::{Errno, Result};
 
-static REPLICAS: Once<Replicas<Frames, ImagePort>> = Once::new();
+static REPLICAS: Once<Mutex<Replicas<Frames, ImagePort>>> = Once::new();
 
 /// Makes the replicas that `setting` asks for on a machine of `cpus` CPUs, and goes on in this CPU's. On the first CPU, before an
 /// address space exists.
@@ -17,19 +22,20 @@ pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
     let mut without = |node: NodeId| {
         log::warn!("numa_replica: node {} shares the kernel's text with another: too little memory", node.0);
     };
-    REPLICAS.set(Replicas::new((frames(), ImagePort), image, wanted, topology, &mut without));
+    let replicas = Replicas::new((frames(), ImagePort), image, wanted, topology, &mut without);
+    REPLICAS.set(Mutex::new(replicas));
     image::load_own(Hardware.current_cpu());
 }
 
-/// The replicas; `None` before the page allocator works.
-pub fn replicas() -> Option<&'static Replicas<Frames, ImagePort>> {
+/// The replicas; `None` before the page allocator works. Nobody patches text while their lock is held.
+pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
     REPLICAS.get()
 }
 
 /// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many faults there are, and the first; the
 /// log names each.
 pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
-    let Some(replicas) = replicas() else { return (0, None) };
+    let Some(replicas) = replicas().map(Mutex::lock) else { return (0, None) };
     let (mut count, mut first) = (0, None);
     let mut found = |fault: ReplicaFault| {
         log::error!("{fault}");
@@ -39,4 +45,30 @@ pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
     replicas.validate(&mut found);
     replicas.verify(&mut found);
     (count, first)
+}
+
+/// Turns a static key: when this returns, every CPU asks it anew.
+///
+/// # Errors
+/// `ENOMEM` without memory to patch with; `EIO` where text is not what it was, which the log tells. The key stays as it was.
+pub fn turn_key(key: StaticKey, to: KeyState) -> Result<()> {
+    let mut replicas = replicas().ok_or(Errno::ENODEV)?.lock();
+    let before = static_keys::state(key);
+    if before == to {
+        return Ok(());
+    }
+    let mut patches = Vec::new();
+    for patch in static_keys::patches(key, to) {
+        patches.try_push(patch)?;
+    }
+    // First: from the first store on it is what INT3 does.
+    static_keys::turn(key, to);
+    replicas.patch(&patches).map_err(|error| {
+        static_keys::turn(key, before);
+        if error == PatchError::OutOfMemory {
+            return Errno::ENOMEM;
+        }
+        log::error!("{} stays as it is: {error}", key.name());
+        Errno::EIO
+    })
 }

@@ -1,8 +1,8 @@
 //! The door that programs knock at.
 //!
 //! A handler gets the argument registers and gives a value or an error number; pointers among the arguments are
-//! [`UserPtr`](crate::user::UserPtr)s. Every call is counted, per CPU and number; a number without handler is
-//! `ENOSYS`, and the log names it once.
+//! [`UserPtr`](crate::user::UserPtr)s. Calls are counted, per CPU and number, where the static key `syscall_counts` is on; a number
+//! without handler is `ENOSYS`, and the log names it once.
 
 mod args;
 mod names;
@@ -16,6 +16,7 @@ use freehold_machine::Tally;
 pub use args::Args;
 pub use names::name;
 
+use crate::hw::static_keys::{self, KeyState, StaticKey};
 use crate::{Errno, Result};
 
 /// Numbers are below this.
@@ -47,12 +48,19 @@ static COUNTS: Tally<COUNT> = Tally::new();
 /// Numbers without handler that the log has named.
 static NAMED: [AtomicU64; COUNT.div_ceil(64)] = [const { AtomicU64::new(0) }; COUNT.div_ceil(64)];
 
-/// The handler of `number`, and a tick of its counter.
+/// The handler of `number`, and a tick of its counter where calls are counted.
 pub fn enter(number: u64) -> Option<Handler> {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
     let handler = TABLE.get(index)?;
-    COUNTS.add(crate::hw::current_cpu(), index, 1);
+    if static_keys::is_on::<{ StaticKey::SyscallCounts as usize }>() {
+        count(index);
+    }
     *handler
+}
+
+#[cold]
+fn count(index: usize) {
+    COUNTS.add(crate::hw::current_cpu(), index, 1);
 }
 
 /// The answer to a call that nobody handles.
@@ -72,13 +80,14 @@ pub fn unknown(number: u64) -> Errno {
     Errno::ENOSYS
 }
 
-/// How often each number was called that was called: number, calls, and whether there is a handler.
-pub fn counts() -> impl Iterator<Item = (u64, u64, Implemented)> {
-    (0..COUNT).filter_map(|number| {
+/// How often each number was called that was called: number, calls, and whether there is a handler. `None` where calls are not counted.
+pub fn counts() -> Option<impl Iterator<Item = (u64, u64, Implemented)>> {
+    let counts = (0..COUNT).filter_map(|number| {
         let calls = COUNTS.sum(number);
         let implemented = if TABLE[number].is_some() { Implemented::Yes } else { Implemented::No };
         (calls > 0).then_some((number as u64, calls, implemented))
-    })
+    });
+    (static_keys::state(StaticKey::SyscallCounts) == KeyState::On).then_some(counts)
 }
 
 /// Whether a call has a handler.

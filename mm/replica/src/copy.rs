@@ -9,6 +9,7 @@ use freehold_machine::{
     VirtAddr,
 };
 
+use crate::patch::PatchError;
 use crate::plan::{nearest, nodes};
 use crate::tables::{Copier, on_node};
 
@@ -68,8 +69,8 @@ pub trait Port: Copy + Send + Sync + 'static {
     /// Makes the patching window, if it was not made before.
     ///
     /// # Errors
-    /// When there is no memory for its table. Nothing has changed then.
-    fn prepare_patching(self) -> Result<(), OutOfMemory>;
+    /// [`PatchError::OutOfMemory`], when there is no memory for its table. Nothing has changed then.
+    fn prepare_patching(self) -> Result<(), PatchError>;
     /// Stores `bytes` to a frame of text, from `offset` on, through the patching window, which is closed before this returns.
     fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]);
     /// Waits until every CPU has executed a serialising instruction after this was called, and has forgotten the patching window.

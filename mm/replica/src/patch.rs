@@ -27,7 +27,6 @@
 
 use core::fmt;
 
-use freehold_frame::OutOfMemory;
 use freehold_machine::{NodeId, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 
 use crate::copy::hash;
@@ -69,12 +68,6 @@ pub enum PatchError {
     },
     /// The page has changed since its hash was taken.
     Changed(ReplicaFault),
-}
-
-impl From<OutOfMemory> for PatchError {
-    fn from(_: OutOfMemory) -> Self {
-        Self::OutOfMemory
-    }
 }
 
 impl fmt::Display for PatchError {

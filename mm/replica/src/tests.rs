@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_buddy::{Buddy, Managed, Options, Pcp};
-use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, OutOfMemory, Owner};
+use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
@@ -15,7 +15,7 @@ use freehold_machine::{
 };
 
 use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, index_at, leaf};
-use crate::{KernelImage, Port, ReplicaFault, Replicas, Rest, Setting, dump, nearest, plan};
+use crate::{KernelImage, PatchError, Port, ReplicaFault, Replicas, Rest, Setting, dump, nearest, plan};
 
 type Frames = &'static Buddy<Model>;
 
@@ -56,7 +56,7 @@ impl Port for Image0 {
     fn leave_direct_map(self, frames: PfnRange) {
         assert!(!self.is_in_direct_map(frames), "the page allocator takes a replica's pageblocks out");
     }
-    fn prepare_patching(self) -> Result<(), OutOfMemory> {
+    fn prepare_patching(self) -> Result<(), PatchError> {
         self.0.patched.prepare()
     }
     fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]) {

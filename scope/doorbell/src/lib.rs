@@ -51,12 +51,15 @@ pub const NAME_BYTES: usize = 16;
 pub const MAX_OWNERS: usize = 16;
 /// The most nodes.
 pub const MAX_NODES: usize = 16;
-const FIGURES: usize = 27;
+const FIGURES: usize = 32;
 const NAMES: usize = FIGURES + MAX_NODES;
 /// Words of a [`Publication`].
 pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
+/// Bytes of an entry of the table of [sites](Publication::sites): how far the site is from this field, how far the jump's target from the
+/// next, and the key.
+pub const SITE_BYTES: u64 = 12;
 
 /// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,6 +138,16 @@ pub struct Publication {
     /// A word per CPU, from the first on: how often it was about to load a root with another node's image, for want of memory for a root
     /// of its own. The word is raised before the load. 0: there are none.
     pub shared_loads: u64,
+    /// The code that may store to text: first address. Equal to the end: there is none.
+    pub patching: u64,
+    /// The same: one past the last.
+    pub patching_end: u64,
+    /// The page through which it does so. 0: there is none.
+    pub patch_window: u64,
+    /// The table of places in text whose instruction changes, each a no-op or a jump of five bytes: first address.
+    pub sites: u64,
+    /// The same: one past the last.
+    pub sites_end: u64,
     /// The owners' names by number.
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
 }
@@ -203,6 +216,11 @@ impl Publication {
             self.wiping,
             self.wiping_end,
             self.shared_loads,
+            self.patching,
+            self.patching_end,
+            self.patch_window,
+            self.sites,
+            self.sites_end,
         ];
         let mut words = [0; WORDS];
         words[..FIGURES].copy_from_slice(&figures);
@@ -254,6 +272,11 @@ impl Publication {
             wiping: words[24],
             wiping_end: words[25],
             shared_loads: words[26],
+            patching: words[27],
+            patching_end: words[28],
+            patch_window: words[29],
+            sites: words[30],
+            sites_end: words[31],
             owners,
         })
     }

@@ -31,7 +31,8 @@ pub use self::runs::Counted;
 use self::runs::CpuRuns;
 use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
-use crate::guest::NOWHERE;
+use crate::guest::{NOWHERE, walk};
+use crate::patching::AtSite;
 use crate::smap::Smap;
 use crate::tally::{KERNEL, SliceTally, Tally};
 use crate::watch::{DoorbellRing, FIRMWARE, Watch};
@@ -283,6 +284,21 @@ impl Cpu {
         self.is_home |= is_own;
         if !is_own && !self.is_sharing && self.is_home {
             watch.frames.report(Rule::Root, self.suspect(pc, pc, root >> 12), None);
+        }
+    }
+
+    /// An instruction at a place that the kernel patches is about to run.
+    pub fn ran_at_site(&mut self, pc: u64, what: AtSite) {
+        match what {
+            AtSite::Whole => {}
+            AtSite::Breakpoint => self.checks.breakpoints += 1,
+            AtSite::Torn => {
+                let watch = &*self.watch;
+                let walked =
+                    watch.frames.published().and_then(|p| walk(&*watch.memory, p.root(self.home), pc));
+                let frame = walked.map_or(0, |leaf| leaf.page >> 12);
+                watch.frames.report(Rule::Patch, self.suspect(pc, pc, frame), None);
+            }
         }
     }
 

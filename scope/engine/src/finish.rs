@@ -33,6 +33,8 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         direct_map: sum.direct_map + cpu.checks.direct_map,
         translations: sum.translations + cpu.checks.translations,
         stores: sum.stores + cpu.checks.stores,
+        text_stores: sum.text_stores + cpu.checks.text_stores,
+        breakpoints: sum.breakpoints + cpu.checks.breakpoints,
         ..sum
     });
     let smap = cpus.iter().fold(SmapChecks::default(), |sum, cpu| sum.plus(cpu.smap.checks));

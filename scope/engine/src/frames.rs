@@ -24,6 +24,7 @@ use freehold_scope_record::{
 
 use crate::guest::{FRAME, GuestMemory, walk};
 use crate::kernel_half::{Change, KernelHalf, Mapped};
+use crate::patching::Patching;
 use crate::smap::Rules;
 
 /// What is known of a frame.
@@ -98,6 +99,8 @@ pub struct Frames {
     texts: OnceLock<Vec<Vec<u64>>>,
     /// Where the kernel may run with RFLAGS.AC set.
     rules: OnceLock<Rules>,
+    /// How the kernel may change its text.
+    patching: OnceLock<Patching>,
     /// Leaves of the kernel half, windows left out, that map the frame.
     mapped: Vec<AtomicU16>,
     changes: AtomicU64,
@@ -155,6 +158,7 @@ impl Frames {
             touched: zeroes(count),
             published: OnceLock::new(),
             rules: OnceLock::new(),
+            patching: OnceLock::new(),
             mapped: zeroes(count),
             texts: OnceLock::new(),
             changes: AtomicU64::new(0),
@@ -181,6 +185,12 @@ impl Frames {
         self.rules.get()
     }
 
+    /// How it may change its text, once our kernel has published itself.
+    #[inline]
+    pub fn patching(&self) -> Option<&Patching> {
+        self.patching.get()
+    }
+
     /// Our kernel has published its layout: take its frame table over. Only the first publication counts.
     ///
     /// # Errors
@@ -203,6 +213,7 @@ impl Frames {
         }
         let texts = (0..p.roots.len()).map(|node| text_of(memory, p, node)).collect();
         let rules = Rules::read(memory, p)?;
+        let patching = Patching::read(memory, p)?;
         let frames = p.frames.min(self.marks.len() as u64);
         let mut frame = 0;
         while frame < frames {
@@ -211,6 +222,7 @@ impl Frames {
         }
         self.published.set((publication, by.time)).map_err(|_| "it was published before")?;
         self.rules.set(rules).map_err(|_| "it was published before")?;
+        self.patching.set(patching).map_err(|_| "it was published before")?;
         self.texts.set(texts).map_err(|_| "it was published before")?;
         let mut half = self.changing();
         for root in publication.roots.into_iter().filter(|&root| root != 0) {
@@ -324,7 +336,8 @@ impl Frames {
                     self.report(Rule::Mapped, suspect, None);
                 }
             }
-            if leaf.writable && self.is_read_only(mark) {
+            let is_patched = || self.patching().is_some_and(|patching| patching.is_window(leaf.address));
+            if leaf.writable && self.is_read_only(mark) && !is_patched() {
                 self.report(Rule::WritableImage, suspect, None);
             }
         }

@@ -6,6 +6,8 @@
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
 //! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself
 //!   ([`Watch::set_counted`]); [`Cpu::access`] for each load and store;
+//! - [`Watch::at_site`] for each instruction of the kernel that is translated, [`Cpu::ran_at_site`] before it runs where that is no
+//!   whole one;
 //! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
 //! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after its access;
 //! - [`finish`] when all CPUs have stopped.
@@ -23,6 +25,7 @@ mod frames;
 mod guest;
 mod kernel_half;
 mod near;
+mod patching;
 mod residue;
 mod smap;
 mod tally;
@@ -35,4 +38,5 @@ pub use cpu::{Choice, Counted, Cpu, Flush};
 pub use decode::{Flags, Special, special, tells};
 pub use finish::finish;
 pub use guest::GuestMemory;
+pub use patching::AtSite;
 pub use watch::{CodePlace, DoorbellRing, Watch, WatchedBlock};

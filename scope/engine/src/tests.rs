@@ -2,6 +2,7 @@
 
 mod exposure;
 mod half;
+mod patching;
 mod runs;
 mod smap;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_scope_doorbell::{
-    self as doorbell, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, Records,
+    self as doorbell, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, Records, SITE_BYTES,
 };
 use freehold_scope_model::{AccessKind, PageSize};
 use freehold_scope_record::{
@@ -38,6 +39,10 @@ const GATES: u64 = 0x21_0000;
 /// Handlers of 16 bytes by vector.
 const HANDLERS: u64 = TEXT + 0x200;
 const USER_COPIES: u64 = TEXT + 0x700;
+const PATCHING: u64 = TEXT + 0x600;
+const PATCH_WINDOW: u64 = WINDOWS + 0x3000;
+/// The table of patched places: one entry.
+const SITES: u64 = TEXT + 0x900;
 /// Physical address of the counts of loads of shared roots, which are in the page behind that.
 const SHARED_LOADS: u64 = 0x22_0000;
 const RECORDS: u64 = 0x40_0000;
@@ -171,6 +176,11 @@ impl Machine {
             wiping: 0,
             wiping_end: 0,
             shared_loads: TEXT + 0x2000,
+            patching: PATCHING,
+            patching_end: PATCHING + 0x10,
+            patch_window: PATCH_WINDOW,
+            sites: SITES,
+            sites_end: SITES + SITE_BYTES,
             owners: names,
         };
         let words = publication.words();

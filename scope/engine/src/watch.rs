@@ -12,6 +12,7 @@ use crate::cpu::Counted;
 use crate::frames::{Frames, Suspect, User};
 use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
 use crate::near::NearCaches;
+use crate::patching::AtSite;
 use crate::residue::Residue;
 
 /// Instructions from one look at programs' bytes to the next.
@@ -177,6 +178,11 @@ impl Watch {
     /// How far our kernel's image was moved, once it has published itself.
     pub fn slide(&self) -> Option<u64> {
         self.frames.published().map(|publication| publication.slide)
+    }
+
+    /// What an instruction with these bytes is, where the kernel has said that it patches them; `None` elsewhere.
+    pub fn at_site(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
+        self.frames.patching().filter(|_| pc >> 63 != 0)?.judge(pc, bytes)
     }
 
     /// A block of code was translated. The same place is the same block, however often it is translated.

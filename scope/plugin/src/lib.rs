@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 
 use counting::{Calls, Counter};
 use freehold_scope_engine::{
-    Choice, CodePlace, Cpu, DoorbellRing, Flags, Flush, Special, Watch, finish, special, tells,
+    AtSite, Choice, CodePlace, Cpu, DoorbellRing, Flags, Flush, Special, Watch, finish, special, tells,
 };
 use freehold_scope_model::AccessKind;
 use freehold_scope_record::{Emulator, Results, Settings, Subject};
@@ -359,6 +359,16 @@ extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flush(Flush::All));
 }
 
+/// Before an INT3 where the kernel patches an instruction.
+extern "C" fn on_breakpoint(number: c_uint, data: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.ran_at_site(data as u64, AtSite::Breakpoint));
+}
+
+/// Before an instruction that is a part of one, where the kernel patches it.
+extern "C" fn on_torn(number: c_uint, data: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.ran_at_site(data as u64, AtSite::Torn));
+}
+
 /// Before an instruction that has to do with RFLAGS.AC.
 extern "C" fn on_flags(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flags(flags::of(data)));
@@ -401,6 +411,11 @@ fn translate(running: &Running, block: &TranslationBlock<'_>) {
         extend(&mut place, running, &instruction, count);
         instruction.on_access(running.callbacks.access, pc as *mut c_void);
         let kind = special(&instruction.bytes());
+        match running.watch.at_site(pc, &instruction.bytes()) {
+            Some(AtSite::Breakpoint) => instruction.before(on_breakpoint, pc as *mut c_void),
+            Some(AtSite::Torn) => instruction.before(on_torn, pc as *mut c_void),
+            Some(AtSite::Whole) | None => {}
+        }
         let rings = match index {
             0 => running.awaits(pc),
             _ => matches!(before, Some((Special::Marker, _))),

@@ -10,7 +10,7 @@ pub enum Rule {
     DirectMap,
     /// A translation was used after the frame that it leads to had changed hands.
     Stale,
-    /// A store reached kernel text, read-only data or a node's replica of them.
+    /// A store that patches nothing reached kernel text, read-only data or a node's replica of them.
     Text,
     /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside, or a replica elsewhere than at the image's
     /// addresses. Whether it was used does not matter.
@@ -28,6 +28,8 @@ pub enum Rule {
     Root,
     /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
     Smap,
+    /// A CPU ran an instruction, where the kernel patches one, that is neither the old one nor INT3 nor the new one.
+    Patch,
 }
 
 impl Rule {
@@ -45,6 +47,7 @@ impl Rule {
             Self::FreeFrame => "the kernel reached a free frame other than to wipe it",
             Self::RemoteText => "a CPU fetched another node's kernel text",
             Self::Root => "a CPU loaded a root with another node's kernel text",
+            Self::Patch => "a CPU ran a part of an instruction that was being patched",
             Self::Smap => "the kernel ran with SMAP off (RFLAGS.AC) outside a user copy",
         }
     }
@@ -93,6 +96,12 @@ pub struct Checks {
     pub translations: u64,
     /// Stores.
     pub stores: u64,
+    /// Stores to text by the code that patches it.
+    #[serde(default)]
+    pub text_stores: u64,
+    /// INT3s that were run where an instruction was being patched.
+    #[serde(default)]
+    pub breakpoints: u64,
     /// Changes of ownership that were seen.
     pub changes: u64,
     /// Leaves of the kernel half that were judged, windows included.

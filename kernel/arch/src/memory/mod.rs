@@ -19,6 +19,7 @@ pub(crate) mod boot_frames;
 pub(crate) mod direct;
 mod kernel_pages;
 pub(crate) mod layout;
+pub(crate) mod patching;
 pub mod pluggable;
 pub mod replica;
 pub(crate) mod tables;

@@ -9,9 +9,9 @@ use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
     CpuId, Cpus, Flush, MAX_CPUS, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
 };
-use freehold_replica::{KernelImage, Port, Rest};
+use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
-use super::{direct, tables, windows};
+use super::{direct, patching, tables, windows};
 use crate::{X86, boot};
 
 /// By node: the root whose kernel half the roots of its CPUs copy. 0: the kernel's own.
@@ -34,9 +34,11 @@ pub fn are_used() -> bool {
 /// The running image. `topology` tells its node.
 pub fn image(topology: &Topology) -> KernelImage {
     let frames = boot::read_only_frames();
+    let (text, _) = boot::read_only_parts();
     KernelImage {
-        start: VirtAddr(boot::read_only_parts().0.start),
+        start: VirtAddr(text.start),
         pages: frames.len(),
+        text_pages: (text.end - text.start) / PAGE_SIZE as u64,
         first: frames.start,
         node: topology.node_of(frames.start).unwrap_or(NodeId(0)),
         root: tables::root(),
@@ -108,6 +110,15 @@ impl Port for ImagePort {
             assert!(frames.len() == PAGEBLOCK_FRAMES, "{frames:?} is no pageblock");
             direct::take_out(frames);
         }
+    }
+    fn prepare_patching(self) -> Result<(), PatchError> {
+        patching::prepare().map_err(|_| PatchError::OutOfMemory)
+    }
+    fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]) {
+        patching::store(frame, offset, bytes);
+    }
+    fn synchronise(self) {
+        patching::synchronise();
     }
     fn set_root(self, node: NodeId, root: Pfn) {
         ROOTS[usize::from(node.0)].store(root.0, Ordering::Release);

@@ -15,7 +15,7 @@ use crate::cpu::PerCpu;
 use crate::memory::windows;
 use crate::sync::Once;
 use crate::usercopy::{self, Faults};
-use crate::{apic, boot, cpu, irq, panic, provoke, registers, time};
+use crate::{apic, boot, cpu, irq, panic, provoke, registers, static_keys, time};
 
 mod checks;
 mod descriptors;
@@ -93,6 +93,7 @@ global_asm!(
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_NMI: u64 = 2;
+const VECTOR_BREAKPOINT: u64 = 3;
 const VECTOR_MACHINE_CHECK: u64 = 18;
 /// The names of the stacks of their own, in the order of [`OWN_STACKS`].
 const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check"];
@@ -110,7 +111,16 @@ extern "C" fn kernel_trap(frame: &mut Registers) {
             handlers().goes_on(place);
         }
         VECTOR_PAGE_FAULT => page_fault(frame),
+        VECTOR_BREAKPOINT => breakpoint(frame),
         _ => panic::exception(frame, 0),
+    }
+}
+
+/// An INT3 in kernel mode stands where an instruction is being patched.
+fn breakpoint(frame: &mut Registers) {
+    match static_keys::resume(frame.rip) {
+        Some(resume) => frame.rip = resume,
+        None => panic::exception(frame, 0),
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     super::xpfo::fill(&debug);
     debug.generated("replica", 0o600, super::replica::Replica);
     debug.generated("latency", 0o600, super::latency::Latency);
+    super::static_keys::fill(&debug);
     super::page_tables::fill(&debug);
     super::provoke::fill(&debug);
     let swiotlb = root.dirs("kernel/debug/swiotlb");

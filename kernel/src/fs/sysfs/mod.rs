@@ -12,6 +12,7 @@ mod nodes;
 mod page_tables;
 mod provoke;
 mod replica;
+mod static_keys;
 mod xpfo;
 
 pub use provoke::set_ring_memory;

@@ -1,6 +1,7 @@
 //! /sys/kernel/debug/replica: which nodes have a copy of the kernel's text and read-only data. Writing 1 compares every byte.
 
 use crate::fs::generated::{Generate, Text};
+use crate::sync::Mutex;
 use crate::{Errno, Result, hw, mem, sched};
 
 /// The file.
@@ -9,7 +10,7 @@ pub(super) struct Replica;
 impl Generate for Replica {
     /// A line for the image, one for each node with a replica, and one for roots.
     fn show(&self, out: &mut Text) -> Result<()> {
-        let Some(replicas) = mem::replicas() else { return Ok(()) };
+        let Some(replicas) = mem::replicas().map(Mutex::lock) else { return Ok(()) };
         let image = replicas.image();
         writeln!(out, "image: node {}, {} pages", image.node.0, image.pages);
         for figures in replicas.figures() {

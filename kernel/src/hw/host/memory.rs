@@ -110,7 +110,7 @@ pub mod pluggable {
 /// The kernel's text is the test's: nodes share it.
 pub mod replica {
     use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Topology, VirtAddr};
-    use freehold_replica::{KernelImage, Port, Rest};
+    use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
     use super::{Cpus, Pfn, PfnRange, ROOT, machine};
 
@@ -131,7 +131,7 @@ pub mod replica {
     /// An image without a page, on the first CPU's node.
     pub fn image(_topology: &Topology) -> KernelImage {
         let node = super::super::Hardware.node_of_cpu(CpuId(0));
-        KernelImage { start: VirtAddr(0), pages: 0, first: Pfn(0), node, root: ROOT }
+        KernelImage { start: VirtAddr(0), pages: 0, text_pages: 0, first: Pfn(0), node, root: ROOT }
     }
 
     /// The image and the nodes' roots.
@@ -149,6 +149,13 @@ pub mod replica {
             machine::model().is_in_direct_map(frames.start)
         }
         fn leave_direct_map(self, _frames: PfnRange) {}
+        fn prepare_patching(self) -> Result<(), PatchError> {
+            Ok(())
+        }
+        fn store_text(self, frame: Pfn, _offset: usize, _bytes: &[u8]) {
+            panic!("{frame:?} of an image without pages")
+        }
+        fn synchronise(self) {}
         fn set_root(self, _node: NodeId, _root: Pfn) {}
     }
 }

@@ -19,7 +19,7 @@ pub mod user;
 pub mod usercopy;
 
 pub use breach::{plant, provoke};
-pub use freehold_arch::{boot, firmware, mmio, speculation};
+pub use freehold_arch::{boot, firmware, mmio, speculation, static_keys};
 use freehold_buddy::Buddy;
 pub use machine::{FRAMES, Hardware, model, start_machine};
 

@@ -9,10 +9,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
-use freehold_frame::OutOfMemory;
 use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Pfn, PhysicalBytes as _, VirtAddr};
 
-use super::{Image0, PAGES, ROOT, RODATA_PAGES, START, Shared, World, faults};
+use super::{Image0, PAGES, RODATA_PAGES, ROOT, START, Shared, World, faults};
 use crate::tables::{frame_of, leaf};
 use crate::{Instruction, LENGTH, Patch, PatchError, ReplicaFault, Replicas};
 
@@ -32,8 +31,8 @@ pub(super) struct Patched {
 }
 
 impl Patched {
-    pub(super) fn prepare(&self) -> Result<(), OutOfMemory> {
-        if self.has_no_memory.load(Ordering::Relaxed) { Err(OutOfMemory) } else { Ok(()) }
+    pub(super) fn prepare(&self) -> Result<(), PatchError> {
+        if self.has_no_memory.load(Ordering::Relaxed) { Err(PatchError::OutOfMemory) } else { Ok(()) }
     }
     fn places(&self) -> MutexGuard<'_, Vec<(Patch, Vec<View>)>> {
         self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

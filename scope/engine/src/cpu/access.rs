@@ -182,8 +182,14 @@ impl Cpu {
                 let (opened, closed) = frames.half_store(&*watch.memory, physical, suspect);
                 self.windows_changed(opened, &closed);
             }
-            if frames.is_read_only(now) && frames.published().is_some() {
-                frames.report(Rule::Text, suspect, None);
+            if frames.is_read_only(now)
+                && let Some(patching) = frames.patching()
+            {
+                if patching.may_store(pc, address) {
+                    self.checks.text_stores += 1;
+                } else {
+                    frames.report(Rule::Text, suspect, None);
+                }
             }
         }
     }

@@ -1,0 +1,207 @@
+//! Static keys: questions whose answer rarely changes and costs one no-op to ask where it is "off".
+//!
+//! [`is_on`] compiles to a no-op of five bytes; a key that is on has a jump in its place, to where the answer is "on". A table in
+//! read-only data says for each such place (*site*) its key and where the jump leads. Whoever turns a key patches all of its sites, on all
+//! nodes ([`freehold_replica::Replicas::patch`]).
+//!
+//! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which does what the key will say ([`turn`] comes before the first
+//! store). So a key may say "on" at one site and "off" at another; its users must live with either, as with a relaxed atomic.
+//!
+//! **Where not.** Code that runs in NMIs, double faults and machine checks asks no key: the return from INT3 would let the next NMI in.
+//!
+//! On a host a key is an atomic. Linux' relative is `static_branch_unlikely` (include/linux/jump_label.h).
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_machine::VirtAddr;
+use freehold_replica::{Instruction, LENGTH, Patch};
+
+/// The keys. All are off at the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StaticKey {
+    /// System calls are counted by number.
+    SyscallCounts = 0,
+}
+
+/// What a key says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyState {
+    /// No.
+    Off,
+    /// Yes.
+    On,
+}
+
+impl StaticKey {
+    /// All keys, by number.
+    pub const ALL: [Self; 1] = [Self::SyscallCounts];
+
+    /// Its name, as the kernel parameter and the file in debugfs have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SyscallCounts => "syscall_counts",
+        }
+    }
+}
+
+/// What each key says, or will say when it has been turned.
+static STATES: [AtomicBool; StaticKey::ALL.len()] = [const { AtomicBool::new(false) }; StaticKey::ALL.len()];
+
+/// `nop dword ptr [rax + rax + 0]`
+const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
+
+/// Whether the key of this number is on.
+#[cfg(target_os = "none")]
+#[inline(always)]
+pub fn is_on<const KEY: usize>() -> bool {
+    const { assert!(KEY < StaticKey::ALL.len()) };
+    // SAFETY: a no-op, in whose place there may be a jump to the label; both change nothing.
+    unsafe {
+        core::arch::asm!(
+            "2: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00",
+            ".pushsection .static_keys, \"a\"",
+            ".balign 4",
+            ".long 2b - .",
+            ".long {} - .",
+            ".long {}",
+            ".popsection",
+            label { return true }, const KEY, options(nomem, nostack, preserves_flags));
+    }
+    false
+}
+
+/// Whether the key of this number is on.
+#[cfg(not(target_os = "none"))]
+pub fn is_on<const KEY: usize>() -> bool {
+    STATES[KEY].load(Ordering::Relaxed)
+}
+
+/// What a key says.
+pub fn state(key: StaticKey) -> KeyState {
+    if STATES[key as usize].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
+}
+
+/// From now on an INT3 at a site of `key` does what the state says; on a host, the key says it. Before its sites are patched.
+pub fn turn(key: StaticKey, state: KeyState) {
+    STATES[key as usize].store(state == KeyState::On, Ordering::Release);
+}
+
+/// The patches that turn `key` to `state` from the other.
+pub fn patches(key: StaticKey, state: KeyState) -> impl Iterator<Item = Patch> {
+    sites().filter(move |site| site.key == key as u32).map(move |site| site.patch(state))
+}
+
+/// Where to go on after an INT3, whose next instruction is at `rip`; `None` where there is no site.
+pub(crate) fn resume(rip: u64) -> Option<u64> {
+    let address = rip.wrapping_sub(1);
+    let site = sites().find(|site| site.address == address)?;
+    let is_on = STATES.get(site.key as usize)?.load(Ordering::Acquire);
+    Some(if is_on { site.target } else { site.end() })
+}
+
+/// A place that asks a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Site {
+    address: u64,
+    target: u64,
+    key: u32,
+}
+
+impl Site {
+    const fn end(&self) -> u64 {
+        self.address + LENGTH as u64
+    }
+    /// `jmp target`
+    fn jump(&self) -> Instruction {
+        let [a, b, c, d] = (self.target.wrapping_sub(self.end()) as u32).to_le_bytes();
+        [0xe9, a, b, c, d]
+    }
+    fn patch(&self, state: KeyState) -> Patch {
+        let address = VirtAddr(self.address);
+        match state {
+            KeyState::On => Patch { address, from: NO_OP, to: self.jump() },
+            KeyState::Off => Patch { address, from: self.jump(), to: NO_OP },
+        }
+    }
+}
+
+/// An entry of the table, as [`is_on`] writes it. Addresses are relative to the field that has them.
+#[repr(C)]
+struct SiteEntry {
+    address: i32,
+    target: i32,
+    key: u32,
+}
+const _: () = assert!(size_of::<SiteEntry>() as u64 == freehold_scope_doorbell::SITE_BYTES);
+
+impl SiteEntry {
+    fn site(&self) -> Site {
+        let absolute = |field: &i32| (core::ptr::from_ref(field) as u64).wrapping_add_signed((*field).into());
+        Site { address: absolute(&self.address), target: absolute(&self.target), key: self.key }
+    }
+}
+
+#[cfg(target_os = "none")]
+unsafe extern "C" {
+    static __static_keys_start: [SiteEntry; 0];
+    static __static_keys_end: [SiteEntry; 0];
+}
+
+/// Where the table of sites is.
+#[cfg(target_os = "none")]
+pub(crate) fn table() -> Range<u64> {
+    &raw const __static_keys_start as u64..&raw const __static_keys_end as u64
+}
+/// There is none on a host.
+#[cfg(not(target_os = "none"))]
+pub(crate) fn table() -> Range<u64> {
+    0..0
+}
+
+#[cfg(target_os = "none")]
+fn sites() -> impl Iterator<Item = Site> {
+    let start = (&raw const __static_keys_start).cast::<SiteEntry>();
+    let end = (&raw const __static_keys_end).cast::<SiteEntry>();
+    let count = (end as usize - start as usize) / size_of::<SiteEntry>();
+    // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only data.
+    let entries = unsafe { core::slice::from_raw_parts(start, count) };
+    entries.iter().map(SiteEntry::site)
+}
+
+/// On a host keys have no sites.
+#[cfg(not(target_os = "none"))]
+fn sites() -> impl Iterator<Item = Site> {
+    core::iter::empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_leads_to_its_target_forwards_and_backwards() {
+        let address = 0xffff_ffff_8020_1000;
+        for target in [address + 0x1234, address - 0x1234, address + 5] {
+            let site = Site { address, target, key: 0 };
+            let [opcode, rest @ ..] = site.jump();
+            assert_eq!(opcode, 0xe9);
+            let distance = i32::from_le_bytes(rest);
+            assert_eq!(site.end().wrapping_add_signed(distance.into()), target);
+            let (on, off) = (site.patch(KeyState::On), site.patch(KeyState::Off));
+            assert_eq!((on.from, on.to), (off.to, off.from), "there and back");
+        }
+    }
+
+    #[test]
+    fn an_entry_is_relative_to_its_own_fields() {
+        let entry = SiteEntry { address: -64, target: 32, key: 7 };
+        let at = core::ptr::from_ref(&entry) as u64;
+        assert_eq!(entry.site(), Site { address: at - 64, target: at + 4 + 32, key: 7 });
+    }
+
+    #[test]
+    fn an_int3_that_is_nobodys_is_not_resumed() {
+        assert_eq!(resume(0xffff_ffff_8020_1000), None);
+    }
+}
