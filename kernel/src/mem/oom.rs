@@ -38,9 +38,10 @@ pub fn find_more() -> GrowthOutcome {
         // It needs no more memory than it takes to end, and others wait for what it has.
         return GrowthOutcome::None;
     }
-    let found = reclaim::free_idle(IDLE) > 0
+    let helps = !reclaim::is_in_vain();
+    let found = helps && reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == GrowthOutcome::Grown
-        || reclaim::free_some() == ReclaimOutcome::Freed;
+        || helps && reclaim::free_some() == ReclaimOutcome::Freed;
     // What became free is programs' and may not be what was missing.
     let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
     if found || made { GrowthOutcome::Grown } else { GrowthOutcome::None }

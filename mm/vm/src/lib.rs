@@ -63,7 +63,7 @@ mod view;
 pub use advise::{Advice, OtherCopies, SyncCall, SyncMode};
 pub use cache::{
     Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage, Laundry, MAX_RUN,
-    PageAccount, PageCache,
+    PageAccount, PageCache, refaults,
 };
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};

@@ -122,6 +122,7 @@ fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     line("pgscan_file", sum([kswapd[1], direct[1]], |counts| counts.scanned));
     line("pgsteal_anon", sum([kswapd[0], direct[0]], |counts| counts.stolen));
     line("pgsteal_file", sum([kswapd[1], direct[1]], |counts| counts.stolen));
+    line("workingset_refault_file", freehold_vm::refaults());
     line("pageoutrun", reclaim::runs());
     line("oom_kill", crate::task::oom_kills());
     let compaction = mem::evacuate::compaction();

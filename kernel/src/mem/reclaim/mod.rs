@@ -22,6 +22,7 @@ mod balance;
 pub(super) mod blocks;
 pub mod caches;
 mod kswapd;
+mod thrash;
 
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -33,6 +34,7 @@ use spin::Once;
 pub use balance::{set_swappiness, swappiness};
 pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
+pub use thrash::is_in_vain;
 
 use super::{commons, frames, transit};
 use crate::sched::{self, thread};

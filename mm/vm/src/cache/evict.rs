@@ -18,6 +18,7 @@ use freehold_paging::Memory;
 
 use super::attach::PageSet;
 use super::index::ChunkPages;
+use super::refault::note_evicted;
 use super::{PAGE, PageCache};
 use crate::swap::Age;
 
@@ -120,7 +121,8 @@ impl<S: Memory> PageCache<S> {
             unwritten &= u64::MAX.checked_shl(from + count).unwrap_or(0);
         }
         let pages = (0..64).filter(|page| cold & 1 << page != 0).map(|page| look.first + page);
-        done.freed += pages.filter_map(|page| self.take_idle(page)).count() as u64;
+        let taken = pages.filter(|&page| self.take_idle(page).is_some());
+        done.freed += taken.inspect(|&page| note_evicted(self.id, page)).count() as u64;
     }
 
     /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more: `mapped` are tried, by their `age`.

@@ -18,6 +18,7 @@ mod held;
 mod index;
 mod io;
 mod moved;
+mod refault;
 mod resize;
 mod swapped;
 mod writeback;
@@ -25,6 +26,7 @@ mod writeback;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
@@ -43,6 +45,7 @@ pub use held::HeldPage;
 use index::{Index, Mark};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
+pub use refault::refaults;
 pub use resize::{Allocation, Batch};
 
 /// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a device is asked once
@@ -119,6 +122,15 @@ struct CacheInner<S: Memory> {
     departures: u64,
     /// Where the clock that ages pages goes on ([`evict`]).
     hand: u64,
+}
+
+/// Which pages will be wanted beside one that is read from a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Guess {
+    /// Those behind it, the more the longer somebody goes on there.
+    Ahead,
+    /// Those around it.
+    Around,
 }
 
 /// How far to read ahead: guesses, which two readers at once may spoil for each other.
@@ -273,23 +285,36 @@ impl<S: Memory> PageCache<S> {
 
     /// The frame of page `index`: a new one for a hole, one read from the store or the swap where that has it; new frames come from `place`.
     pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, VmError> {
+        self.get_or_read(index, place, Guess::Ahead)
+    }
+
+    /// The same; `guess` says what else is read where it is read from a store.
+    fn get_or_read(&self, index: u64, place: NodePolicy, guess: Guess) -> Result<FoundFrame<S>, VmError> {
         if let Some(frame) = self.get(index)? {
             return Ok((frame, FaultKind::Minor));
         }
         let Some(store) = &self.store else { return self.get_or_make(index, place) };
         loop {
-            let (departures, room) = self.gap(index);
-            let mut frames = self.fresh_frames(self.ahead.run_at(index).min(room), place)?;
-            if store.fill(index, &frames).is_err() {
+            let (departures, mut run) = self.gap(index, guess);
+            let mut frames = self.fresh_frames((run.end - run.start) as usize, place)?;
+            if (frames.len() as u64) < run.end - run.start {
+                run = index..run.end.min(index + frames.len() as u64);
+                frames.truncate((run.end - run.start) as usize);
+            }
+            if store.fill(run.start, &frames).is_err() {
                 // What nobody asked for may be what cannot be read.
+                run = index..index + 1;
                 frames.truncate(1);
                 store.fill(index, &frames)?;
             }
-            self.ahead.note(index, frames.len());
+            if guess == Guess::Ahead {
+                self.ahead.note(index, frames.len());
+            }
             let mut wanted = None;
-            for (page, frame) in (index..).zip(frames) {
+            for (page, frame) in run.zip(frames) {
                 // Only the page that was asked for matters; the others are there or not.
                 let inserted = self.insert_since(page, frame, departures);
+                refault::note_read(self.id, page);
                 if page == index {
                     wanted = inserted?;
                     self.ahead.last.store(index, Ordering::Relaxed);
@@ -302,12 +327,18 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// The count of departures, and how many pages from `index` on are not there and not past the end: at least 1.
-    fn gap(&self, index: u64) -> (u64, usize) {
-        let end = self.size().div_ceil(PAGE).min(index.saturating_add(MAX_RUN as u64));
+    /// The count of departures, and pages that are not there and not past the end, side by side, `index` among them.
+    fn gap(&self, index: u64, guess: Guess) -> (u64, Range<u64>) {
+        let most = MAX_RUN as u64;
+        let (start, run) = match guess {
+            Guess::Ahead => (index, self.ahead.run_at(index) as u64),
+            Guess::Around => (index - index % most, most),
+        };
+        let end = self.size().div_ceil(PAGE).min(start.saturating_add(run)).max(index + 1);
         let inner = self.inner.lock();
-        let after = inner.index.next(index + 1..end.max(index + 1)).unwrap_or(end);
-        (inner.departures, (after.saturating_sub(index) as usize).max(1))
+        let end = inner.index.next(index + 1..end).unwrap_or(end);
+        let start = inner.index.present(start..index).last().map_or(start, |page| page + 1);
+        (inner.departures, start..end)
     }
 
     /// Up to `count` frames, at least one.
@@ -383,12 +414,13 @@ impl<S: Memory> PageCache<S> {
         inner.index.hand_out(index)
     }
 
-    /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
+    /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and look up data here and there: what lies around
+    /// is read too, as Linux does (do_sync_mmap_readahead, mm/filemap.c).
     pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }
-        let found = self.get_or_fill(index, place)?;
+        let found = self.get_or_read(index, place, Guess::Around)?;
         if self.is_past_end(index) {
             // Cut off meanwhile, perhaps before the page was put there: it must not wait for the file to grow again.
             self.drop_page(index);

@@ -183,6 +183,30 @@ fn sequential_readers_find_more_and_more_read_ahead_and_others_nothing() {
 }
 
 #[test]
+fn a_fault_reads_what_lies_around_and_not_what_is_there() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 80);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let p = world.process(0);
+    let backing = Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
+    let at = p.map(AreaPlace::Anywhere, 80, RW, backing).unwrap();
+    read(&cache, 40 * PAGE, 1);
+    read(&cache, 50 * PAGE, 1);
+    disk.log();
+    let reads = |page: u64| {
+        assert_eq!(p.load(at + page * PAGE), Ok(page as u8));
+        disk.log().iter().map(|&(_, page)| page).collect::<Vec<_>>()
+    };
+    assert_eq!(reads(44), (41..50).collect::<Vec<_>>(), "between pages that are there");
+    assert_eq!(reads(45), []);
+    assert_eq!(reads(51), (51..64).collect::<Vec<_>>(), "to the end of 128 KiB");
+    assert_eq!(reads(79), (64..80).collect::<Vec<_>>(), "to the end of the file");
+    assert_eq!(p.usage().major_faults, 3);
+    drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
 fn a_failing_store_damages_only_the_page_that_is_lost() {
     let world = World::new();
     let (disk, cache) = disk(&world, 4);
@@ -361,7 +385,7 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
     p.store(at, 7).unwrap();
     p.unmap(at, 2).unwrap();
     cache.write_back(0..u64::MAX).unwrap();
-    assert_eq!((cache.dirty_pages(), cache.shrink(10), cache.pages()), (0, 1, 0));
+    assert_eq!((cache.dirty_pages(), cache.shrink(10), cache.pages()), (0, 2, 0), "the page beside it, too");
     drop((p, file, cache, disk));
     world.end();
 }

@@ -1,0 +1,103 @@
+//! Whether evicting pages of files still helps anybody.
+//!
+//! Where memory that cannot be reclaimed is nearly all there is, the pages of files that remain are in use, programs' text among them: each that is
+//! evicted is read again at once, and evicts another. Everybody is busy, and nobody gets on. Frames from there are no memory then, and the
+//! largest program ends (`task::oom`) as it would if its text could not be evicted.
+//!
+//! A file that is read from front to back through a little memory is not that: its pages come once ([`freehold_vm::refaults`]). Nor is a working set
+//! that does not fit into a cache of some size, nor what happens over minutes: those get on.
+
+use core::sync::atomic::Ordering;
+
+use super::{PageKind, STOLEN, caches};
+use crate::mem::frames;
+use crate::sync::SpinLock;
+use crate::time;
+
+/// More than this part of memory in caches is not little.
+const LITTLE: u64 = 16;
+/// So many evictions tell.
+const ENOUGH: u64 = 1024;
+/// Within such a time.
+const SOON: u64 = 10 * time::SECOND;
+
+/// Totals since boot, and when.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    anonymous: u64,
+    files: u64,
+    refaults: u64,
+    time: u64,
+}
+
+static SINCE: SpinLock<Totals> = SpinLock::new(Totals { anonymous: 0, files: 0, refaults: 0, time: 0 });
+
+impl Totals {
+    fn now() -> Self {
+        let stolen =
+            |kind: PageKind| STOLEN.iter().map(|who| who[kind as usize].load(Ordering::SeqCst)).sum();
+        Self {
+            anonymous: stolen(PageKind::Anonymous),
+            files: stolen(PageKind::File),
+            refaults: freehold_vm::refaults(),
+            time: time::now(),
+        }
+    }
+
+    /// Whether what happened since `before` was in vain; `None`: too little to tell.
+    fn since(self, before: Self) -> Option<Verdict> {
+        if self.anonymous != before.anonymous || self.time - before.time > SOON {
+            return Some(Verdict::GetsOn);
+        }
+        let files = self.files - before.files;
+        if files < ENOUGH {
+            return None;
+        }
+        Some(if (self.refaults - before.refaults) * 2 > files { Verdict::InVain } else { Verdict::GetsOn })
+    }
+}
+
+/// What evictions came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    GetsOn,
+    InVain,
+}
+
+/// Whether the last evictions were of pages that were read again at once. Somebody asks whenever memory is short.
+pub fn is_in_vain() -> bool {
+    let now = Totals::now();
+    let is_little = caches::pages() < frames().managed_frames() / LITTLE;
+    let mut since = SINCE.lock();
+    let verdict = if is_little { now.since(*since) } else { Some(Verdict::GetsOn) };
+    if verdict.is_some() {
+        *since = now;
+    }
+    verdict == Some(Verdict::InVain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(anonymous: u64, files: u64, refaults: u64, seconds: u64) -> Option<Verdict> {
+        let before = Totals { anonymous: 5, files: 70, refaults: 9, time: time::SECOND };
+        let now = Totals {
+            anonymous: before.anonymous + anonymous,
+            files: before.files + files,
+            refaults: before.refaults + refaults,
+            time: before.time + seconds * time::SECOND,
+        };
+        now.since(before)
+    }
+
+    #[test]
+    fn evictions_are_in_vain_where_most_pages_come_back_soon_and_nothing_else_is_freed() {
+        assert_eq!(after(0, ENOUGH, ENOUGH, 1), Some(Verdict::InVain));
+        assert_eq!(after(0, ENOUGH, ENOUGH / 2 + 1, 1), Some(Verdict::InVain));
+        assert_eq!(after(0, ENOUGH, ENOUGH / 2, 1), Some(Verdict::GetsOn), "a file passes through");
+        assert_eq!(after(1, ENOUGH, ENOUGH, 1), Some(Verdict::GetsOn), "the swap takes some");
+        assert_eq!(after(0, ENOUGH, ENOUGH, 11), Some(Verdict::GetsOn), "slowly");
+        assert_eq!(after(0, ENOUGH - 1, ENOUGH - 1, 1), None);
+    }
+}
