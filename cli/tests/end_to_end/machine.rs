@@ -136,6 +136,18 @@ fn a_program_that_takes_all_memory_is_killed_and_the_machine_lives_on() {
     assert!(said.starts_with("status ") && said != "status 0\n", "{said} {}", outcome.stderr);
 }
 
+/// Its text could be evicted and read again for ever.
+#[test]
+fn so_is_one_whose_text_is_in_a_folder_of_the_host() {
+    if kernel() == "linux" {
+        return; // Trees of the host are copied for it.
+    }
+    let line =
+        "busybox awk 'BEGIN { s = \"x\"; while (1) s = s s }'; echo status $?; grep oom_kill /proc/vmstat";
+    let outcome = run(&["-m", "112M", "--root", "/"], &["busybox", "ash", "-c", line], b"").expect(0);
+    assert_eq!(outcome.text(), "status 137\noom_kill 1\n", "{}", outcome.stderr);
+}
+
 #[test]
 fn system_calls_are_counted_and_those_that_are_missing_marked() {
     if kernel() == "freehold" {
