@@ -29,6 +29,7 @@ pub mod entropy;
 pub mod firmware;
 pub mod heap;
 pub mod irq;
+mod linker_table;
 pub mod memory;
 pub mod mmio;
 pub mod panic;

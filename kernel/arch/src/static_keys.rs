@@ -17,6 +17,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use freehold_machine::VirtAddr;
 use freehold_replica::{Instruction, LENGTH, Patch};
 
+#[cfg(target_os = "none")]
+use crate::linker_table;
+use crate::linker_table::absolute;
+
 /// The keys. All are off at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StaticKey {
@@ -24,7 +28,7 @@ pub enum StaticKey {
     SyscallCounts = 0,
 }
 
-/// What a key says.
+/// The state of a key: the answer that it gives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyState {
     /// No.
@@ -77,7 +81,7 @@ pub fn is_on<const KEY: usize>() -> bool {
     STATES[KEY].load(Ordering::Relaxed)
 }
 
-/// What a key says.
+/// The state of a key.
 pub fn state(key: StaticKey) -> KeyState {
     if STATES[key as usize].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
 }
@@ -137,7 +141,6 @@ const _: () = assert!(size_of::<SiteEntry>() as u64 == freehold_scope_doorbell::
 
 impl SiteEntry {
     fn site(&self) -> Site {
-        let absolute = |field: &i32| (core::ptr::from_ref(field) as u64).wrapping_add_signed((*field).into());
         Site { address: absolute(&self.address), target: absolute(&self.target), key: self.key }
     }
 }
@@ -148,31 +151,26 @@ unsafe extern "C" {
     static __static_keys_end: [SiteEntry; 0];
 }
 
-/// Where the table of sites is.
+/// The table of sites.
 #[cfg(target_os = "none")]
-pub(crate) fn table() -> Range<u64> {
-    &raw const __static_keys_start as u64..&raw const __static_keys_end as u64
-}
-/// There is none on a host.
-#[cfg(not(target_os = "none"))]
-pub(crate) fn table() -> Range<u64> {
-    0..0
-}
-
-#[cfg(target_os = "none")]
-fn sites() -> impl Iterator<Item = Site> {
-    let start = (&raw const __static_keys_start).cast::<SiteEntry>();
-    let end = (&raw const __static_keys_end).cast::<SiteEntry>();
-    let count = (end as usize - start as usize) / size_of::<SiteEntry>();
+fn entries() -> &'static [SiteEntry] {
     // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only data.
-    let entries = unsafe { core::slice::from_raw_parts(start, count) };
-    entries.iter().map(SiteEntry::site)
+    unsafe { linker_table::entries(&raw const __static_keys_start, &raw const __static_keys_end) }
 }
-
 /// On a host keys have no sites.
 #[cfg(not(target_os = "none"))]
+fn entries() -> &'static [SiteEntry] {
+    &[]
+}
+
+/// Where the table of sites is.
+pub(crate) fn table() -> Range<u64> {
+    let table = entries().as_ptr_range();
+    table.start as u64..table.end as u64
+}
+
 fn sites() -> impl Iterator<Item = Site> {
-    core::iter::empty()
+    entries().iter().map(SiteEntry::site)
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
+#[cfg(target_os = "none")]
+use crate::linker_table::{self, absolute};
 use crate::user::USER_END;
 
 /// What a page fault in the middle of an access does.
@@ -113,14 +115,10 @@ pub(crate) struct Fixup {
 /// What to do about a fault of the kernel instruction at `rip`; `None` if it may not fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
-    let start = (&raw const __ex_table_start).cast::<ExceptionEntry>();
-    let end = (&raw const __ex_table_end).cast::<ExceptionEntry>();
-    let count = (end as usize - start as usize) / size_of::<ExceptionEntry>();
     // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only memory.
-    let entries = unsafe { core::slice::from_raw_parts(start, count) };
-    let target = |field: &i32| (&raw const *field as u64).wrapping_add_signed(i64::from(*field));
-    entries.iter().find(|entry| target(&entry.from) == rip).map(|entry| Fixup {
-        resume: target(&entry.to),
+    let entries = unsafe { linker_table::entries(&raw const __ex_table_start, &raw const __ex_table_end) };
+    entries.iter().find(|entry| absolute(&entry.from) == rip).map(|entry| Fixup {
+        resume: absolute(&entry.to),
         faults: if entry.serve == 1 { Faults::Sleep } else { Faults::Never },
     })
 }

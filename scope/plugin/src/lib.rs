@@ -410,8 +410,9 @@ fn translate(running: &Running, block: &TranslationBlock<'_>) {
         let pc = instruction.address();
         extend(&mut place, running, &instruction, count);
         instruction.on_access(running.callbacks.access, pc as *mut c_void);
-        let kind = special(&instruction.bytes());
-        match running.watch.at_site(pc, &instruction.bytes()) {
+        let bytes = instruction.bytes();
+        let kind = special(&bytes);
+        match running.watch.at_site(pc, &bytes) {
             Some(AtSite::Breakpoint) => instruction.before(on_breakpoint, pc as *mut c_void),
             Some(AtSite::Torn) => instruction.before(on_torn, pc as *mut c_void),
             Some(AtSite::Whole) | None => {}

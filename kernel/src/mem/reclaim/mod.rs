@@ -16,7 +16,8 @@
 //!
 //! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and look whether their request can be served now
 //! before they reclaim themselves. "There is nothing left" is said only by one who found nothing while nobody else was under way:
-//! what another one has on its way to a disk is memory to be waited for and no reason to kill. A task that is to end waits for nothing of this.
+//! what another one has on its way to a disk is memory to be waited for and no reason to kill. Nor is there anything left where evicted pages are
+//! read again at once ([`thrash`]). A task that is to end waits for nothing of this.
 
 mod balance;
 pub(super) mod blocks;

@@ -7,9 +7,7 @@
 //! A file that is read from front to back through a little memory is not that: its pages come once ([`freehold_vm::refaults`]). Nor is a working set
 //! that does not fit into a cache of some size, nor what happens over minutes: those get on.
 
-use core::sync::atomic::Ordering;
-
-use super::{PageKind, STOLEN, caches};
+use super::{PageKind, Who, caches, counts};
 use crate::mem::frames;
 use crate::sync::SpinLock;
 use crate::time;
@@ -22,7 +20,7 @@ const ENOUGH: u64 = 1024;
 const SOON: u64 = 10 * time::SECOND;
 
 /// Totals since boot, and when.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Totals {
     anonymous: u64,
     files: u64,
@@ -34,8 +32,7 @@ static SINCE: SpinLock<Totals> = SpinLock::new(Totals { anonymous: 0, files: 0, 
 
 impl Totals {
     fn now() -> Self {
-        let stolen =
-            |kind: PageKind| STOLEN.iter().map(|who| who[kind as usize].load(Ordering::SeqCst)).sum();
+        let stolen = |kind| [Who::Kswapd, Who::Direct].map(|who| counts(who, kind).stolen).iter().sum();
         Self {
             anonymous: stolen(PageKind::Anonymous),
             files: stolen(PageKind::File),
@@ -57,7 +54,7 @@ impl Totals {
     }
 }
 
-/// What evictions came to.
+/// Whether evictions freed memory for longer than a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     GetsOn,

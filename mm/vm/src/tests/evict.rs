@@ -64,11 +64,9 @@ fn pages_that_are_read_again_after_they_were_evicted_are_counted() {
 fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     let world = World::new();
     let (disk, cache) = disk(&world, 8);
-    let file: File = Arc::new(TestFile(cache.clone()));
     let (p, q) = (world.process(0), world.process(1));
-    let backing = || Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
-    let at = p.map(AreaPlace::Anywhere, 8, RW, backing()).unwrap();
-    let also = q.map(AreaPlace::Anywhere, 8, RW, backing()).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
+    let also = q.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
     p.store(at + PAGE, 41).unwrap();
     p.load(at + 2 * PAGE).unwrap();
     q.load(also + 3 * PAGE).unwrap();
@@ -91,7 +89,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     p.space().unlock(VirtAddr(at), 8 * PAGE).unwrap();
     (0..2).for_each(|_| _ = lap());
     assert_eq!((resident(&cache, 8), p.usage().rss_file, q.usage().rss_file), (Vec::new(), 0, 0));
-    drop((p, q, file, cache, disk));
+    drop((p, q, cache, disk));
     world.end();
 }
 
@@ -99,10 +97,8 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
 fn pages_in_use_and_those_of_a_busy_space_go_where_age_is_ignored() {
     let world = World::new();
     let (disk, cache) = disk(&world, 8);
-    let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
-    let backing = Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
-    let at = p.map(AreaPlace::Anywhere, 8, RW, backing).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(&cache)).unwrap();
     let lap = |age| cache.evict(Eviction { most: 1, age, ..wish(u64::MAX) }).freed;
     let use_all = || (0..8).for_each(|page| p.store(at + page * PAGE, page as u8).unwrap());
     use_all();
@@ -126,7 +122,7 @@ fn pages_in_use_and_those_of_a_busy_space_go_where_age_is_ignored() {
     began.wait();
     assert_eq!((tried, lap(Age::Ignore)), (0, 8), "busy for who tries, and waited for by who must");
     holder.join().unwrap();
-    drop((p, file, cache, disk));
+    drop((p, cache, disk));
     world.end();
 }
 

@@ -186,10 +186,8 @@ fn sequential_readers_find_more_and_more_read_ahead_and_others_nothing() {
 fn a_fault_reads_what_lies_around_and_not_what_is_there() {
     let world = World::new();
     let (disk, cache) = disk(&world, 80);
-    let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
-    let backing = Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
-    let at = p.map(AreaPlace::Anywhere, 80, RW, backing).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 80, RW, shared(&cache)).unwrap();
     read(&cache, 40 * PAGE, 1);
     read(&cache, 50 * PAGE, 1);
     disk.log();
@@ -202,7 +200,7 @@ fn a_fault_reads_what_lies_around_and_not_what_is_there() {
     assert_eq!(reads(51), (51..64).collect::<Vec<_>>(), "to the end of 128 KiB");
     assert_eq!(reads(79), (64..80).collect::<Vec<_>>(), "to the end of the file");
     assert_eq!(p.usage().major_faults, 3);
-    drop((p, file, cache, disk));
+    drop((p, cache, disk));
     world.end();
 }
 
@@ -213,10 +211,8 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     *disk.broken.lock().unwrap() = Some(1);
     assert_eq!(cache.read_at(PAGE, 1, |_| 1), Err(VmError::Io));
     assert_eq!(cache.read_at(0, 3 * 4096, |from| from.len()), Ok(4096));
-    let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
-    let at =
-        p.map(AreaPlace::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 4, RW, shared(&cache)).unwrap();
     assert_eq!((p.load(at + PAGE), p.load(at + 2 * PAGE)), (Err(FaultError::Bus), Ok(2)));
     assert_eq!(p.usage().major_faults, 1);
     *disk.broken.lock().unwrap() = Some(2);
@@ -227,7 +223,7 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     assert_eq!(disk.pages.lock().unwrap()[&3][0], 8, "the others were written");
     cache.write_back(0..4 * PAGE).unwrap();
     assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what a mapping may change is tried again");
-    drop((p, file, cache, disk));
+    drop((p, cache, disk));
     world.end();
 }
 
@@ -362,10 +358,8 @@ fn a_sync_is_over_when_what_others_store_is_stored_and_its_own_bytes_after_that(
 fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
     let world = World::new();
     let (disk, cache) = disk(&world, 2);
-    let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
-    let at =
-        p.map(AreaPlace::Anywhere, 2, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 2, RW, shared(&cache)).unwrap();
     p.load(at).unwrap();
     assert_eq!(cache.dirty_pages(), 0, "a read makes nothing dirty");
     for value in [3, 4] {
@@ -386,7 +380,7 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
     p.unmap(at, 2).unwrap();
     cache.write_back(0..u64::MAX).unwrap();
     assert_eq!((cache.dirty_pages(), cache.shrink(10), cache.pages()), (0, 2, 0), "the page beside it, too");
-    drop((p, file, cache, disk));
+    drop((p, cache, disk));
     world.end();
 }
 
@@ -394,10 +388,8 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
 fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     let world = World::new();
     let (disk, cache) = disk(&world, 4);
-    let file: File = Arc::new(TestFile(cache.clone()));
     let p = world.process(0);
-    let at =
-        p.map(AreaPlace::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let at = p.map(AreaPlace::Anywhere, 3, RW, shared(&cache)).unwrap();
     for page in 0..3 {
         p.store(at + page * PAGE, 50 + page as u8).unwrap();
     }
@@ -411,6 +403,6 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     assert_eq!(cache.forget(2 * PAGE..2 * PAGE + 1), Ok(false));
     drop(pin);
     assert_eq!((cache.forget(2 * PAGE..2 * PAGE + 1), cache.is_resident(2)), (Ok(true), false));
-    drop((p, file, cache, disk));
+    drop((p, cache, disk));
     world.end();
 }

@@ -261,6 +261,12 @@ pub fn advise(
     populate_due(space, how).and(outcome)
 }
 
+/// What is in `cache`, shared and for writing, from its first byte on.
+pub fn shared(cache: &Arc<Cache>) -> Backing<ModelFrames> {
+    let file: File = Arc::new(TestFile(cache.clone()));
+    Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)
+}
+
 pub fn view(file: &File, offset: u64) -> FileView<ModelFrames> {
     FileView { file: file.clone(), offset }
 }

@@ -34,11 +34,6 @@ impl Swapping {
     }
 }
 
-pub fn shared(file: &Arc<Cache>) -> Backing<freehold_paging::model::ModelFrames> {
-    let file: File = Arc::new(TestFile(file.clone()));
-    Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)
-}
-
 #[test]
 fn a_file_in_memory_goes_to_the_swap_and_is_read_written_cut_and_punched_there() {
     let swapping = Swapping::new(256);

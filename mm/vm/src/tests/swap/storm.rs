@@ -6,7 +6,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use freehold_machine::CpuId;
 use freehold_machine::model::Config;
 
-use super::shared::{file, shared};
+use super::shared::file;
 use super::*;
 
 /// Runs what `start` starts, while two others take pages out of memory by `evict` and one of them a swap area itself, again and again.
