@@ -345,26 +345,32 @@ impl<S: Memory> Resident<S> {
         };
         // Another leaf maps the frame: nothing more has to be asked.
         let is_last = || held.record().counts().load().mappings == 1;
+        // Looked at before each decision: it may become so after the last one, when the copy is under way.
+        let mut was_nobody_elses = false;
+        let mut has_become_own = || {
+            was_nobody_elses = is_last() && self.is_nobody_elses(&held);
+            is_last() && self.has_become_own(&held)
+        };
 
         // Held until the old leaf is forgotten and its mapping let go of, below.
         let _turn = self.commons.turns.take(entry.frame());
-        if is_last() && self.has_become_own(&held) {
+        if has_become_own() {
             return Ok(self.grant(slot, rights));
         }
         let page = self.new_page(self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
-        if is_last() && self.has_become_own(&held) {
+        if has_become_own() {
             return Ok(self.grant(slot, rights));
         }
         if let Err(page) = self.put_in_place(at, page, rights, &shared) {
             shared.write(self.source().machine(), page.pfn());
-            if is_last() && self.has_become_own(&held) {
+            if has_become_own() {
                 return Ok(self.grant(slot, rights));
             }
             let old = slot.replace(leaf(page, rights, Marks::Dirty));
             self.tables.forget::<Anon>(addr, old, None);
         }
-        if is_last() && self.is_nobody_elses(&held) {
+        if was_nobody_elses && is_last() && self.is_nobody_elses(&held) {
             self.commons.count(Event::CowUnneeded);
         }
         drop(ManuallyDrop::into_inner(held));
