@@ -114,7 +114,7 @@ pub enum When {
 #[derive(Args, Clone, Debug)]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct RunOptions {
-    /// The program (found on PATH) and its arguments
+    /// The program (found on the VM's PATH, or this shell's) and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub program: Vec<OsString>,
 
@@ -180,6 +180,10 @@ pub struct RunOptions {
         help_heading = "Files and environment"
     )]
     pub volume: Vec<OsString>,
+
+    /// See nothing of the host but copies: the program, the libraries that it names, and what -a and -v add (so it is with --icount and a stock Linux)
+    #[arg(long, conflicts_with = "root", help_heading = "Files and environment")]
+    pub sealed: bool,
 
     /// Use a tree of the host as the guest's root, where PROGRAM is looked for: the VM sees it as it is, and what it changes there is in its memory
     /// only (--icount and a stock Linux get a copy)

@@ -91,6 +91,15 @@ pub fn walk(
     Ok(at)
 }
 
+/// What is done about a file that we may not read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unreadable {
+    /// There is no image.
+    Refused,
+    /// The image is without it.
+    Skipped,
+}
+
 /// A file system in the making. Paths are absolute guest paths.
 #[derive(Debug)]
 pub struct Image {
@@ -167,6 +176,18 @@ impl Image {
         self.add_parents(&guest.join("x"));
     }
 
+    /// Adds a symlink.
+    pub fn add_link(&mut self, guest: &Path, target: &Path) {
+        self.add_parents(guest);
+        self.put(guest, ImageNode::Symlink(target.to_path_buf()), 0o777, 0);
+    }
+
+    /// Adds what we may read of a host file or folder, at the same path; symlinks stay symlinks.
+    pub fn add_readable(&mut self, host: &Path) -> Result<()> {
+        self.add_parents(host);
+        self.add_tree((host, Unreadable::Skipped), host)
+    }
+
     fn add_parents(&mut self, guest: &Path) {
         for parent in guest.ancestors().skip(1) {
             if parent != Path::new("/") && !self.entries.contains_key(parent) {
@@ -189,7 +210,7 @@ impl Image {
             }
             Ok(None)
         })?;
-        self.add_tree(&end, &end)
+        self.add_tree((&end, Unreadable::Refused), &end)
     }
 
     /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay symlinks.
@@ -197,7 +218,7 @@ impl Image {
         let real = fs::canonicalize(host).map_err(|e| Failure::io("add", host, &e))?;
         let guest = self.resolve(guest)?;
         self.add_parents(&guest);
-        self.add_tree(&real, &guest)
+        self.add_tree((&real, Unreadable::Refused), &guest)
     }
 
     /// `guest` with the image's own symlinks followed in its parent folders.
@@ -239,10 +260,13 @@ impl Image {
         }
     }
 
-    fn add_tree(&mut self, host: &Path, guest: &Path) -> Result<()> {
+    fn add_tree(&mut self, (host, unreadable): (&Path, Unreadable), guest: &Path) -> Result<()> {
         let failed = |error: &std::io::Error| Failure::io("add", host, error);
         let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
         let kind = meta.file_type();
+        if unreadable == Unreadable::Skipped && !kind.is_symlink() && fs::File::open(host).is_err() {
+            return Ok(());
+        }
         let node = if kind.is_dir() {
             ImageNode::Folder
         } else if kind.is_symlink() {
@@ -261,7 +285,7 @@ impl Image {
         if kind.is_dir() {
             for entry in fs::read_dir(host).map_err(|e| failed(&e))? {
                 let entry = entry.map_err(|e| failed(&e))?;
-                self.add_tree(&entry.path(), &guest.join(entry.file_name()))?;
+                self.add_tree((&entry.path(), unreadable), &guest.join(entry.file_name()))?;
             }
         }
         Ok(())

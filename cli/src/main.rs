@@ -14,6 +14,7 @@ mod coverage;
 mod doctor;
 mod failure;
 mod files;
+mod host_view;
 mod html;
 mod image;
 mod kernel;

@@ -394,7 +394,7 @@ impl VirtualMachine {
         if count > MAX_DISKS {
             return Err(Failure::new(
                 format!("{count} disks and shared folders are too many"),
-                format!("at most {MAX_DISKS}; -v HOST:GUEST:copy takes no place"),
+                format!("at most {MAX_DISKS}; --sealed and -v HOST:GUEST:copy take no place"),
             ));
         }
         self.shares = shares;

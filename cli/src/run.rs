@@ -14,12 +14,13 @@ use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::{Addresses, Symbols};
 use crate::coverage::Watched;
 use crate::failure::Failure;
+use crate::host_view::HostView;
 use crate::image::Image;
 use crate::image::spec::{self, ProgramStream, Spec};
 use crate::kernel::{self, Family, KernelChoice};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
-use crate::qemu::share::{FolderShare, ShareAccess, SharePlace};
+use crate::qemu::share::{FolderShare, ShareAccess};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
@@ -80,6 +81,8 @@ pub struct Prepared {
     pub image: Image,
     /// Where the program's stdout goes.
     pub output: OutputTo,
+    /// Packages of the host that are seen for the program's sake.
+    packages: Vec<PathBuf>,
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
@@ -124,9 +127,7 @@ impl Prepared {
             Family::Freehold => sharing,
         };
         let volumes = volume::parse_all(&options.volume, sharing)?;
-        let root = shared_root(options, sharing)?;
-        let tree = if root.is_some() { RootTree::Shared } else { RootTree::Packed };
-        machine.share(root.into_iter().chain(volume::shares(&volumes)).collect())?;
+        let mut base = Base::of(options, sharing)?;
         // The image of a measurement is the same on any host: its length decides where a stock Linux puts itself, and each instruction
         // that it takes to unpack, what it draws.
         let (kind, window) = match purpose {
@@ -135,7 +136,8 @@ impl Prepared {
         };
         let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
         let environment = environment(user, kind, &options.env)?;
-        let program = find_program(options, &volumes, &environment)?;
+        let program = find_program(options, (&volumes, &mut base), &environment)?;
+        machine.share([base.shares(), volume::shares(&volumes)].concat())?;
         let spec = Spec {
             exec: program.guest.clone(),
             arguments: options.program.clone(),
@@ -148,7 +150,7 @@ impl Prepared {
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
         };
-        let mut image = build_image((options, &volumes), &program, &spec, &kernel, tree)?;
+        let mut image = build_image((options, &volumes, &base), &program, &spec, &kernel)?;
         image.check_runs(&program.guest, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
@@ -156,7 +158,8 @@ impl Prepared {
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
-        Ok(Prepared { machine, kernel, image, output: OutputTo::Stdout, spec, timeout, purpose, log })
+        let (packages, output) = (base.packages(), OutputTo::Stdout);
+        Ok(Prepared { machine, kernel, image, output, packages, spec, timeout, purpose, log })
     }
 
     /// The kernel's symbols, for reports about this run.
@@ -274,17 +277,28 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         let shape = format!("{}, {cpus}, {}", show_size(machine.memory), accel.to_uppercase());
         print::stderr(report::closing(ended, &name, &shape));
     }
-    let missing = report::missing_files(ended);
-    if show && !missing.is_empty() {
-        print::stderr(format!(
-            "   sought and not in the image (-a PATH adds a file): {}\n",
-            missing.join(" ")
-        ));
+    if show {
+        print::stderr(files_lines(run, ended));
     }
     if options.syscalls {
         print::stderr(report::syscalls(ended));
     }
     Ok(outcome)
+}
+
+/// What the closing report says of files: which were seen for the program's sake, and which were missing.
+fn files_lines(run: &Prepared, ended: &Ended) -> String {
+    let mut text = String::new();
+    for package in &run.packages {
+        let shown = package.display();
+        text.push_str(&format!("   seen of the host beside /usr, since the program is there: {shown}\n"));
+    }
+    let missing = report::missing_files(ended);
+    if !missing.is_empty() {
+        let listed = missing.join(" ");
+        text.push_str(&format!("   sought and not found (-a PATH adds a file): {listed}\n"));
+    }
+    text
 }
 
 /// Longer than anybody waits, and short enough to be added to any time.
@@ -345,35 +359,84 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
     Ok(list.into_iter().map(join).collect())
 }
 
-/// How the guest has the tree of `--root`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RootTree {
-    /// As it is on the host, below what the guest writes.
-    Shared,
-    /// In the image.
-    Packed,
+/// What the guest's own files are added to.
+enum Base<'a> {
+    /// Nothing: the guest has its files and no others.
+    Sealed,
+    /// What any run sees of the host.
+    Host(HostView),
+    /// The tree of `--root`, as it is on the host.
+    Tree(&'a Path),
+    /// A copy of it.
+    TreeCopy(&'a Path),
 }
 
-/// The tree of `--root`, checked, where it can be shared.
-fn shared_root(options: &RunOptions, sharing: FolderSharing) -> Result<Option<FolderShare>> {
-    let Some(root) = &options.root else { return Ok(None) };
-    std::fs::read_dir(root).map_err(|error| {
-        let why = match error.kind() {
-            std::io::ErrorKind::NotFound => "no such folder".to_owned(),
-            std::io::ErrorKind::NotADirectory => "it is no folder".to_owned(),
-            _ => error.to_string(),
+impl<'a> Base<'a> {
+    fn of(options: &'a RunOptions, sharing: FolderSharing) -> Result<Base<'a>> {
+        let Some(root) = &options.root else {
+            return Ok(match sharing {
+                FolderSharing::Possible if !options.sealed => Base::Host(HostView::new()),
+                _ => Base::Sealed,
+            });
         };
-        Failure::new(format!("--root {}: {why}", root.display()), "")
-    })?;
-    Ok(match sharing {
-        FolderSharing::Possible => {
-            Some(FolderShare { host: root.clone(), place: SharePlace::Root, access: ShareAccess::Read })
+        std::fs::read_dir(root).map_err(|error| {
+            let why = match error.kind() {
+                std::io::ErrorKind::NotFound => "no such folder".to_owned(),
+                std::io::ErrorKind::NotADirectory => "it is no folder".to_owned(),
+                _ => error.to_string(),
+            };
+            Failure::new(format!("--root {}: {why}", root.display()), "")
+        })?;
+        Ok(match sharing {
+            FolderSharing::Possible => Base::Tree(root),
+            FolderSharing::Copies(_) => Base::TreeCopy(root),
+        })
+    }
+
+    /// What QEMU exports for it.
+    fn shares(&self) -> Vec<FolderShare> {
+        match self {
+            Base::Sealed | Base::TreeCopy(_) => Vec::new(),
+            Base::Host(view) => view.shares(),
+            Base::Tree(root) => {
+                vec![FolderShare { host: root.to_path_buf(), guest: "/".into(), access: ShareAccess::Below }]
+            }
         }
-        FolderSharing::Copies(_) => None,
-    })
+    }
+
+    /// Whether the guest sees a file of the host at its path anyway.
+    fn shows(&self, path: &Path) -> bool {
+        matches!(self, Base::Host(view) if view.shows(path))
+    }
+
+    /// Packages that are seen for the program's sake.
+    fn packages(&self) -> Vec<PathBuf> {
+        match self {
+            Base::Host(view) => view.packages().map(Path::to_path_buf).collect(),
+            Base::Sealed | Base::Tree(_) | Base::TreeCopy(_) => Vec::new(),
+        }
+    }
+
+    /// The image that a run begins with.
+    fn image(&self, user: User) -> Result<Image> {
+        let mut image = match self {
+            Base::Sealed | Base::Host(_) => Image::new(user),
+            Base::Tree(_) | Base::TreeCopy(_) => Image::empty(),
+        };
+        match self {
+            Base::Host(view) => view.furnish(&mut image)?,
+            Base::TreeCopy(root) => image.add_host_at(root, Path::new("/"))?,
+            Base::Sealed | Base::Tree(_) => {}
+        }
+        Ok(image)
+    }
 }
 
-fn find_program(options: &RunOptions, volumes: &[Volume], environment: &[OsString]) -> Result<Program> {
+fn find_program(
+    options: &RunOptions,
+    (volumes, base): (&[Volume], &mut Base<'_>),
+    environment: &[OsString],
+) -> Result<Program> {
     let name = &options.program[0];
     if let Some(root) = &options.root {
         return program::find_in_tree(name, root);
@@ -385,19 +448,28 @@ fn find_program(options: &RunOptions, volumes: &[Volume], environment: &[OsStrin
             if host.is_file() {
                 let mut found = program::find(host.as_os_str(), library_path(environment))?;
                 found.files.remove(&program::absolute(&host)?);
+                found.files.retain(|file| !base.shows(file));
                 found.guest = guest_path("program", Path::new(name))?;
                 return Ok(found);
             }
         }
     }
-    program::find(name, library_path(environment))
+    match base {
+        Base::Host(view) => {
+            let path = variable(environment, "PATH").unwrap_or_default();
+            view.find(name, path, library_path(environment))
+        }
+        _ => program::find(name, library_path(environment)),
+    }
 }
 
 fn library_path(environment: &[OsString]) -> Option<&OsStr> {
-    environment
-        .iter()
-        .find_map(|variable| variable.as_bytes().strip_prefix(b"LD_LIBRARY_PATH="))
-        .map(OsStr::from_bytes)
+    variable(environment, "LD_LIBRARY_PATH")
+}
+
+fn variable<'a>(environment: &'a [OsString], name: &str) -> Option<&'a OsStr> {
+    let value = |entry: &'a OsString| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
+    environment.iter().find_map(value).map(OsStr::from_bytes)
 }
 
 /// `path`, which an option gives, as a place in the guest.
@@ -412,22 +484,12 @@ pub fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
 }
 
 fn build_image(
-    (options, volumes): (&RunOptions, &[Volume]),
+    (options, volumes, base): (&RunOptions, &[Volume], &Base<'_>),
     program: &Program,
     spec: &Spec,
     kernel: &KernelChoice,
-    tree: RootTree,
 ) -> Result<Image> {
-    let mut image = match &options.root {
-        Some(root) => {
-            let mut image = Image::empty();
-            if tree == RootTree::Packed {
-                image.add_host_at(root, Path::new("/"))?;
-            }
-            image
-        }
-        None => Image::new(spec.user),
-    };
+    let mut image = base.image(spec.user)?;
     for file in &program.files {
         image.add_host(file)?;
     }
@@ -435,8 +497,9 @@ fn build_image(
         if !path.exists() {
             return Err(Failure::new(format!("-a {}: no such file or folder", path.display()), ""));
         }
-        for file in program::with_needs(path, library_path(&spec.environment))? {
-            image.add_host(&file)?;
+        let needs = program::with_needs(path, library_path(&spec.environment))?;
+        for file in needs.iter().filter(|file| !base.shows(file)) {
+            image.add_host(file)?;
         }
     }
     for volume in volumes.iter().filter(|volume| volume.shared.is_none()) {

@@ -14,7 +14,7 @@ use freehold_virtio::mem::Region;
 use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
 use crate::host::BounceSettings;
-use crate::host::spec::{self, Spec};
+use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
 use crate::hw::speculation::choice::WantedMitigations;
@@ -224,7 +224,7 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     unpack()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec = spec.map_err(Failure::Spec)?;
-    furnish(spec.root.as_deref())?;
+    furnish(&spec.shares)?;
     share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&KernelAbove).map_err(or("the host's messages"))?;
@@ -236,13 +236,14 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     Ok(spec)
 }
 
-/// Devices, and the file systems that programs expect. `tree` is the folder of the host that the root is over, where it is over one.
-pub(crate) fn furnish(tree: Option<&[u8]>) -> core::result::Result<(), Failure> {
+/// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.
+pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<(), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
-    if let Some(tag) = tree {
-        let shown = share::mount(tag, b"").and_then(|tree| fs::boot::show_over(tree, tag));
-        shown.map_err(or("the host's tree as the root"))?;
+    for folder in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
+        let tree = share::mount(&folder.tag, b"");
+        let shown = tree.and_then(|tree| fs::boot::show_over(tree, &folder.tag, &folder.path));
+        shown.map_err(or("a folder of the host below the image"))?;
     }
     dev::init().map_err(or("the character devices"))?;
     fs::device::register_fifos(fs::pipe::open_named);

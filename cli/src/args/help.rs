@@ -21,7 +21,7 @@ own from the program's.
 Signals that reach freehold reach the program. A program that ignores them is ended by a second SIGINT, SIGQUIT or SIGTERM 2 s after the first
 or later, or by the third; on a terminal, where every key is the program's, by Ctrl-] three times within a second.
 
-Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
+Files: the VM sees /usr and some settings of /etc; with --sealed the program and the libraries that it names. What else it opens by name
 (data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
 
 /// Of `freehold scope`.

@@ -87,8 +87,7 @@ impl Spec {
             record("swap", device.as_os_str());
         }
         for (number, share) in self.shares.iter().enumerate() {
-            let (key, value) = share.record(number);
-            record(key, &value);
+            record("share", &share.record(number));
         }
         match self.symbols {
             Symbols::None => {}

@@ -12,15 +12,8 @@ pub enum ShareAccess {
     Read,
     /// Whatever QEMU's user may.
     Write,
-}
-
-/// Where the guest has a folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SharePlace {
-    /// At this path.
-    At(PathBuf),
-    /// Below everything else, as its root.
-    Root,
+    /// Read it below what the image has at its place and what programs write there.
+    Below,
 }
 
 /// A checked folder.
@@ -29,7 +22,7 @@ pub struct FolderShare {
     /// Where it is on the host.
     pub host: PathBuf,
     /// Where it is in the guest.
-    pub place: SharePlace,
+    pub guest: PathBuf,
     /// What the guest may do there.
     pub access: ShareAccess,
 }
@@ -40,18 +33,16 @@ impl FolderShare {
         format!("share{number}")
     }
 
-    /// What /.freehold/spec has of it: a key, and tag, mode and place, or the tag alone.
-    pub fn record(&self, number: usize) -> (&'static str, OsString) {
-        let SharePlace::At(guest) = &self.place else {
-            return ("root", FolderShare::tag(number).into());
-        };
+    /// What /.freehold/spec has of it: tag, mode and place.
+    pub fn record(&self, number: usize) -> OsString {
         let mode = match self.access {
             ShareAccess::Read => "ro",
             ShareAccess::Write => "rw",
+            ShareAccess::Below => "below",
         };
         let mut record = OsString::from(format!("{}:{mode}:", FolderShare::tag(number)));
-        record.push(guest);
-        ("share", record)
+        record.push(&self.guest);
+        record
     }
 
     /// The folder as QEMU's arguments.
@@ -59,7 +50,7 @@ impl FolderShare {
         let tag = FolderShare::tag(number);
         // multidevs: folders with mounts in them have inode numbers of several file systems.
         let mut folder = OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,"));
-        if self.access == ShareAccess::Read {
+        if self.access != ShareAccess::Write {
             folder.push("readonly=on,");
         }
         folder.push("path=");

@@ -35,6 +35,7 @@ fn nodes_distances_and_near_caches() {
     golden(
         "numa.txt",
         &[
+            "--sealed",
             "--cpus",
             "2",
             "--node",
@@ -55,13 +56,16 @@ fn nodes_distances_and_near_caches() {
 
 #[test]
 fn an_even_split() {
-    golden("even.txt", &["--cpus", "4", "--numa", "2", "-m", "1G"]);
+    golden("even.txt", &["--sealed", "--cpus", "4", "--numa", "2", "-m", "1G"]);
 }
 
 #[test]
 fn machines_that_grow() {
-    golden("growing.txt", &["-m", "128M", "--numa", "2", "--cpus", "2", "--memory-max", "1G"]);
-    golden("empty-node.txt", &["--cpus", "2", "--node", "mem=128M,cpus=0", "--node", "max=256M,cpus=1"]);
+    golden("growing.txt", &["--sealed", "-m", "128M", "--numa", "2", "--cpus", "2", "--memory-max", "1G"]);
+    golden(
+        "empty-node.txt",
+        &["--sealed", "--cpus", "2", "--node", "mem=128M,cpus=0", "--node", "max=256M,cpus=1"],
+    );
 }
 
 #[test]

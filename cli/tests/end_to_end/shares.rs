@@ -1,4 +1,4 @@
-//! Folders of the host in the guest (`-v`): what it sees, when, and what it does not.
+//! Folders of the host in the guest (/usr, `-v`, `--root`): what it sees, when, and what it does not.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -299,4 +299,121 @@ fn what_the_host_cuts_from_under_a_mapping_is_a_bus_error() {
     }
     assert!(said.iter().all(|line| !line.starts_with("not ok")) && said.len() > 5, "{said:#?}");
     assert_eq!(talk.end(), 0);
+}
+
+/// Whether the host has a program, so that a run can show it.
+fn is_installed(program: &str) -> bool {
+    ["/usr/bin", "/usr/local/bin", "/bin"]
+        .iter()
+        .any(|folder| std::path::Path::new(folder).join(program).exists())
+}
+
+#[test]
+fn programs_work_at_the_first_try() {
+    if kernel() == "linux" {
+        return; // A stock Linux gets a closed image.
+    }
+    let hello = "echo 'int puts(const char *); int main(void) { return !puts(\"from C\"); }' > /tmp/h.c && cc -o /tmp/h /tmp/h.c && /tmp/h";
+    let tries: [(&[&str], &str); 6] = [
+        (&["bash", "-c", "x=(a b); echo ${x[1]} | tr a-z A-Z"], "B\n"),
+        (&["sh", "-c", hello], "from C\n"),
+        (&["perl", "-MPOSIX", "-e", "print floor(2.5), qq(\n)"], "2\n"),
+        (
+            &[
+                "python3",
+                "-c",
+                "import sqlite3, json, ssl; print(sqlite3.connect(':memory:').execute('select 6 * 7').fetchone()[0])",
+            ],
+            "42\n",
+        ),
+        (
+            &[
+                "sh",
+                "-c",
+                "cd /tmp && git init -q . && git -c user.name=a -c user.email=b commit -q --allow-empty -m one && git log --format=%s",
+            ],
+            "one\n",
+        ),
+        (&["node", "-p", "require('crypto').createHash('md5').update('').digest('hex').length"], "32\n"),
+    ];
+    for (words, said) in tries {
+        let program = if words[2].contains("git init") { "git" } else { words[0] };
+        if !is_installed(program) {
+            eprintln!("{program} is not installed: not tried");
+            continue;
+        }
+        let outcome = run(&["-m", "512M"], words, b"").expect(0);
+        assert_eq!(outcome.text(), said, "{words:?}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn what_is_written_below_usr_stays_in_the_vm() {
+    if kernel() == "linux" {
+        return;
+    }
+    let script = "echo guest > /usr/bin/freehold-test && cat /bin/freehold-test && rm /usr/bin/env && ls /usr/bin/env 2>&1 | grep -c No; \
+        grep -c ' /usr overlay ' /proc/mounts; mount -o remount,rw /usr; mkdir /usr/share/freehold-test && echo made";
+    let outcome = run(&[], &["busybox", "sh", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "guest\n1\n1\nmade\n");
+    let path = std::path::Path::new;
+    assert!(!path("/usr/bin/freehold-test").exists() && !path("/usr/share/freehold-test").exists());
+    assert!(path("/usr/bin/env").exists());
+}
+
+#[test]
+fn of_the_host_a_guest_sees_usr_and_some_settings_and_nothing_else() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let own = file_of(&folder, "secret", b"secret\n");
+    let home = std::env::var("HOME").unwrap_or_else(|_| "/root".to_owned());
+    let mut places: Vec<String> = "/boot /home /lost+found /media /mnt /opt /srv /var/lib /var/log /var/cache /var/spool /var/mail /var/backups \
+        /var/lib/dpkg/status /run/lock /run/user /run/systemd /run/docker.sock /etc/shadow /etc/shadow- /etc/gshadow /etc/sudoers /etc/ssh /etc/ssl/private \
+        /etc/machine-id /etc/fstab /etc/crontab /etc/cron.d /etc/cron.daily /etc/pam.d /etc/login.defs /etc/security /etc/systemd /etc/apt /etc/init.d \
+        /etc/subuid /etc/environment /etc/gitconfig /etc/docker /etc/NetworkManager /etc/default /etc/adduser.conf /etc/logrotate.d /etc/skel /etc/shells"
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect();
+    for name in [".bashrc", ".profile", ".ssh", ".config", ".cache", ".gitconfig", ".bash_history", ".cargo"]
+    {
+        places.push(format!("{home}/{name}"));
+    }
+    places.push(text(&own).to_owned());
+    let climbs = [
+        "/usr/../../etc/shadow",
+        "/usr/bin/../../../var/lib",
+        "/proc/1/root/etc/shadow",
+        "/usr/share/../../boot",
+    ];
+    places.extend(climbs.map(str::to_owned));
+    let there = places.iter().filter(|place| std::path::Path::new(place).exists()).count();
+    assert!(places.len() > 50 && there > 20, "{there} of {} places are on the host", places.len());
+    let script = "for p; do if ls -d $p >/dev/null 2>&1; then echo $p; fi; done; wc -l < /etc/passwd";
+    let mut words = vec!["busybox", "sh", "-c", script, "sh"];
+    words.extend(places.iter().map(String::as_str));
+    let outcome = run(&[], &words, b"").expect(0);
+    assert_eq!(outcome.text(), "2\n", "what the guest sees, and its own accounts");
+}
+
+#[test]
+fn a_sealed_run_has_the_program_and_nothing_else() {
+    let script =
+        "ls -d /usr/share /usr/include /etc/ssl /etc/alternatives 2>/dev/null; mount | grep -c 9p; echo end";
+    let outcome = run(&["--sealed"], &["busybox", "sh", "-c", script], b"").expect(0);
+    assert_eq!(outcome.text(), "0\nend\n");
+}
+
+#[test]
+fn a_program_that_lies_elsewhere_comes_alone() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let program = folder.path().join("own");
+    std::fs::copy("/usr/bin/ls", &program).expect("copied");
+    file_of(&folder, "beside", b"x");
+    let outcome = run(&[], &[text(&program), text(&folder.path())], b"").expect(0);
+    assert_eq!(outcome.text(), "own\n");
 }

@@ -1,7 +1,7 @@
 //! The first file systems.
 //!
 //! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write there may take half of memory, what the
-//! machine came with does not count. With a tree of the host below it the root is an overlay. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
+//! machine came with does not count. Where a tree of the host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
 
 use super::caller::Caller;
 use super::content::ContentSource;
@@ -34,21 +34,29 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     Ok(FsContext::new(root::root()))
 }
 
-/// Has what was unpacked, and all that programs write, seen over `tree`, which is only read: from now on the root is an overlay. What it
-/// prepares is in a directory that has no name.
+/// Has what was unpacked at `path`, and all that programs write there, seen over `tree`, which is only read: from now on an overlay is there,
+/// the root itself where `path` is it. What it prepares is in a directory that has no name.
 ///
 /// # Errors
-/// `ENOMEM`; what the tree says.
-pub fn show_over(tree: Arc<dyn FileSystem>, source: &[u8]) -> Result<()> {
-    let upper = root::root();
+/// `ENOMEM`; what the trees say.
+pub fn show_over(tree: Arc<dyn FileSystem>, source: &[u8], path: &[u8]) -> Result<()> {
+    let is_root = path == b"/";
+    if !is_root {
+        root::make_dirs(path)?;
+    }
+    let root = root::root();
+    let upper = PathWalk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
     let new = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
     let work = Path { node: upper.node.create_unnamed(&new)?, ..upper.clone() };
     let lower = Mount::new(tree, source, MountFlags::RDONLY | MountFlags::NODEV)?;
     let layers = Layers { lower: Path::root_of(lower), upper, work };
     let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
     let overlay = OverlayFs::new(&layers, shown.as_bytes())?;
-    root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
-    Ok(())
+    if is_root {
+        root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
+        return Ok(());
+    }
+    mount_at(overlay, b"overlay", path, MountFlags::empty())
 }
 
 /// One node of /dev: name below it, kind, mode, major and minor number.

@@ -45,6 +45,8 @@ pub enum ShareMode {
     ReadOnly,
     /// Read and write.
     ReadWrite,
+    /// Read it below what the image has there, and all that they write.
+    Below,
 }
 
 /// The program, its arguments and its surroundings.
@@ -72,8 +74,6 @@ pub struct Spec {
     pub swap: Option<Vec<u8>>,
     /// Folders of the host, in the order in which they are mounted.
     pub shares: Vec<ShareSpec>,
-    /// The device's name for the folder that the image's files are seen over, as the root.
-    pub root: Option<Vec<u8>>,
 }
 
 impl Spec {
@@ -94,7 +94,6 @@ impl Spec {
             report: ClosingTables::default(),
             swap: None,
             shares: Vec::new(),
-            root: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
@@ -112,7 +111,6 @@ impl Spec {
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"share" => spec.shares.try_push(share(value)?)?,
-                b"root" => spec.root = Some(Vec::try_from_slice(value)?),
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
@@ -130,6 +128,7 @@ fn share(value: &[u8]) -> Result<ShareSpec> {
     let mode = match mode {
         b"ro" => ShareMode::ReadOnly,
         b"rw" => ShareMode::ReadWrite,
+        b"below" => ShareMode::Below,
         _ => return Err(Errno::EINVAL),
     };
     if tag.is_empty() || !path.starts_with(b"/") {
@@ -164,7 +163,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0root=share0\0user=7:8\0later=7\0";
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0user=7:8\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
         assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
@@ -173,7 +172,12 @@ mod tests {
         assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
         assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, ClosingTables::Wanted));
         assert_eq!(spec.swap.as_deref(), Some(&b"/dev/vdb"[..]));
-        assert_eq!(spec.root.as_deref(), Some(&b"share0"[..]));
+        let shares: std::vec::Vec<_> =
+            spec.shares.iter().map(|share| (&share.tag[..], share.mode, &share.path[..])).collect();
+        assert_eq!(
+            shares,
+            [(&b"share0"[..], ShareMode::Below, &b"/"[..]), (b"x", ShareMode::ReadWrite, b"/a:b")]
+        );
         assert_eq!(spec.user, (7, 8));
     }
 
@@ -191,6 +195,7 @@ mod tests {
             b"exec=/x\0stdin=disk\0",
             b"exec=/x\0user=7\0",
             b"exec=/x\0user=root:0\0",
+            b"exec=/x\0share=share0:above:/\0",
         ] {
             assert_eq!(Spec::parse(bytes), Err(Errno::EINVAL));
         }

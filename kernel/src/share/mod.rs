@@ -69,18 +69,18 @@ pub fn init() -> Result<()> {
 
 pub use caches::drop_clean;
 
-/// What the program is to see of the host's folders, at its places.
+/// What the program is to see of the host's folders, at its places, but for those that lie below the image.
 ///
 /// # Errors
 /// What mounting gives.
 pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
     for share in wanted {
-        let fs = mount(&share.tag, b"trans=virtio,version=9p2000.L")?;
         let flags = match share.mode {
             ShareMode::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV,
             ShareMode::ReadWrite => MountFlags::NODEV,
+            ShareMode::Below => continue,
         };
-        root::mount_at(fs, &share.tag, &share.path, flags)?;
+        root::mount_at(mount(&share.tag, b"")?, &share.tag, &share.path, flags)?;
     }
     Ok(())
 }

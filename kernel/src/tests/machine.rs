@@ -38,8 +38,8 @@ pub struct Setup {
     pub programs: &'static [Main],
     /// The disk to swap to.
     pub swap: Option<&'static str>,
-    /// The folder that the root is over.
-    pub root: Option<&'static str>,
+    /// The place that has the folder `memory` of the host below it.
+    pub below: Option<&'static str>,
     /// What the closing audit has to say; `None`: it is not made.
     pub audit: Option<&'static str>,
 }
@@ -54,7 +54,7 @@ impl Default for Setup {
             folders: freehold_collections::Vec::new,
             programs: &[],
             swap: None,
-            root: None,
+            below: None,
             audit: None,
         }
     }
@@ -114,7 +114,7 @@ fn start(setup: Setup, main: Main) -> ! {
         all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
     host::init_with(all, (setup.folders)());
-    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.root, setup.audit))
+    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.below, setup.audit))
         .unwrap();
     sched::idle_forever()
 }
@@ -123,14 +123,16 @@ fn start(setup: Setup, main: Main) -> ! {
 fn life(
     programs: usize,
     swap_to: Option<&'static str>,
-    root: Option<&'static str>,
+    below: Option<&'static str>,
     audit: Option<&'static str>,
 ) {
     let files =
         (0..=programs).map(|index| (format!("bin/{index}"), elf::executable(index))).collect::<Vec<_>>();
     let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect::<Vec<_>>();
     fs::initramfs::unpack(&elf::archive(&files), &fs::root::root()).unwrap();
-    if let Err(failure) = boot::furnish(root.map(str::as_bytes)) {
+    let below = below.map_or(String::new(), |place| format!("share=memory:below:{place}\0"));
+    let spec = Spec::parse(format!("exec=/bin/0\0arg=main\0env=HOME=/\0{below}").as_bytes()).unwrap();
+    if let Err(failure) = boot::furnish(&spec.shares) {
         panic!("{failure}");
     }
     let nowhere = || HostStream::new(reserve::arc(Nowhere), reserve::arc(WaitQueue::new()));
@@ -140,7 +142,6 @@ fn life(
     if let Some(device) = swap_to {
         swap::on_at_boot(device.as_bytes());
     }
-    let spec = Spec::parse(b"exec=/bin/0\0arg=main\0env=HOME=/").unwrap();
     let ending = task::init::run(spec);
     eprintln!("the first program ended: {ending:?}");
     if let Some(expected) = audit {

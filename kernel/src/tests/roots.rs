@@ -1,4 +1,4 @@
-//! A folder of the host as the root, below what the machine writes.
+//! A folder of the host as the root, or as a directory, below what the machine writes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::format;
@@ -15,7 +15,11 @@ use super::shortage::count_all_pages;
 const APPEND: u64 = 0o6001;
 
 fn over_a_share() -> Setup {
-    Setup { root: Some("memory"), ..with_share() }
+    Setup { below: Some("/"), ..with_share() }
+}
+
+fn with_bin_over_a_share() -> Setup {
+    Setup { below: Some("/bin"), ..with_share() }
 }
 
 /// Writes `bytes` behind a file's end; the error of open(2) or write(2), negative.
@@ -53,6 +57,23 @@ on_machine! {
         assert_eq!(server().get("dir/inner/deep").unwrap().1, b"deep");
         assert_eq!(server().get("file").unwrap().1, b"content");
         assert!(server().get("big").unwrap().1 == big());
+        0
+    }
+}
+
+on_machine! {
+    /// A directory of the image lies over a folder of the host: both are seen, and the rest of the root is as it was.
+    a_directory_is_over_a_folder, with_bin_over_a_share(), |p| {
+        assert_eq!(p.read_file("/bin/dir/inner/deep").unwrap(), b"deep");
+        assert!(p.read_file("/bin/0").is_ok(), "what the image brought is there");
+        assert_eq!((append(p, "/bin/dir/inner/deep", b"er"), append(p, "/bin/big", b"!")), (2, 1));
+        assert_eq!(p.read_file("/bin/dir/inner/deep").unwrap(), b"deeper");
+        assert_eq!((p.open("/big", 0), unlink(p, "/bin/file"), unlink(p, "/bin/file")), (-2, 0, -2));
+        let mounts = p.read_file("/proc/mounts").unwrap();
+        let mounts = std::string::String::from_utf8(mounts).unwrap();
+        assert!(mounts.contains("overlay /bin overlay rw,"), "{mounts}");
+        assert_eq!(server().get("dir/inner/deep").unwrap().1, b"deep");
+        assert_eq!(server().get("file").unwrap().1, b"content");
         0
     }
 }
