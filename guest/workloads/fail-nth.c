@@ -25,13 +25,16 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <linux/filter.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
+#include <linux/seccomp.h>
 #include <linux/sock_diag.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -285,6 +288,21 @@ static void restartable(void) {
     }
 }
 
+// A child that gives calls up, alone and with its other thread.
+static void filters(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        struct sock_filter code = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+        struct sock_fprog program = {1, &code};
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        for (int i = 0; i < 4; i++) syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, i & SECCOMP_FILTER_FLAG_TSYNC, &program);
+        pthread_t thread;
+        if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
+        _exit(0);
+    }
+    if (child > 0) waitpid(child, 0, 0);
+}
+
 // A tracer with a child, a grandchild that is traced from its start, and their registers.
 static void traces(void) {
     pid_t child = fork();
@@ -346,6 +364,7 @@ static void tasks(void) {
     sigprocmask(SIG_BLOCK, &block, 0);
     for (int i = 0; i < 20; i++) sigqueue(getpid(), SIGRTMIN + i % 3, (union sigval){.sival_int = i});
     restartable();
+    filters();
     pthread_t thread;
     if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
     pid_t child = fork();

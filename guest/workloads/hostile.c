@@ -253,6 +253,23 @@ static void prepare_rseq(struct dice *dice, uint64_t *a)
 		((uint64_t *)a[0])[1] = below(dice, 2) ? address(dice) : any_number(dice);
 }
 
+/* Filters of random instructions; never strict, which would be the thread's end. */
+static void prepare_filter(struct dice *dice, uint64_t *a)
+{
+	static const unsigned char codes[] = { 0x20, 0x00, 0x60, 0x80, 0x01, 0x61, 0x02, 0x03, 0x04, 0x34, 0x3c, 0x54, 0x64, 0x84, 0x05, 0x15, 0x1d, 0x45, 0x07, 0x87 };
+	uint64_t *program = (uint64_t *)arena;
+	int count = 1 + below(dice, 8);
+	a[0] = 1 + below(dice, 3) % 2;
+	a[1] = below(dice, 8) ? below(dice, 3) : a[1];
+	a[2] = below(dice, 8) ? (uintptr_t)program : a[2];
+	for (int i = 0; i < count; i++)
+		program[2 + i] = codes[below(dice, sizeof codes)] | (uint64_t)below(dice, 3) << 16 | (uint64_t)below(dice, 3) << 24 | (uint64_t)(below(dice, 17) * 4) << 32;
+	program[2 + count] = 0x7fff000000000006; /* all is allowed */
+	program[0] = count + 1;
+	program[1] = (uintptr_t)(program + 2);
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
 /* Calls on a context of the process' own, and a control block that asks for something. */
 static void prepare_requests(struct dice *dice, long call, uint64_t *a)
 {
@@ -322,6 +339,8 @@ static void *make_calls(void *given)
 		keep_to_own(dice, call, a);
 		if (call == SYS_rseq)
 			prepare_rseq(dice, a);
+		if (call == SYS_seccomp)
+			prepare_filter(dice, a);
 		if ((call >= SYS_io_setup && call <= SYS_io_cancel) || call == SYS_io_pgetevents)
 			prepare_requests(dice, call, a);
 		self->record->call[self->number] = call;

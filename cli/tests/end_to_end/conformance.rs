@@ -120,6 +120,13 @@ fn rseq() {
     }
 }
 
+#[test]
+fn seccomp() {
+    for cpus in ["1", "4"] {
+        conforms_with("seccomp", &["--cpus", cpus], &[], &[]);
+    }
+}
+
 /// 10,000 times in make test-long. Linux ends rings in a worker, which is not waited for.
 #[test]
 fn leaks() {

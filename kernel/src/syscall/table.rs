@@ -264,6 +264,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (310, Plain(crate::mem::sys_process_vm_readv)),
     (311, Plain(crate::mem::sys_process_vm_writev)),
     (316, Plain(crate::fs::calls::sys_renameat2)),
+    (317, Plain(crate::task::seccomp::sys_seccomp)),
     (318, Plain(crate::task::calls::sys_getrandom)),
     (319, Plain(crate::fs::calls::sys_memfd_create)),
     (322, Context(crate::task::exec::sys_execveat)),

@@ -11,6 +11,7 @@ use crate::hw::time;
 use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::mem;
 use crate::sched::Thread;
+use crate::task::seccomp::Judgement;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
 use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve};
 use crate::{Errno, Result, sched};
@@ -95,11 +96,16 @@ fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlo
     ControlFlow::Continue(())
 }
 
-/// As [`system_call`], of a thread whose tracer watches its calls.
+/// As [`system_call`], of a thread whose tracer watches its calls, or that gave calls up.
 #[cold]
 #[inline(never)]
 fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
-    task.call_for_tracer(context, |context| system_call(task, context))
+    task.call_for_tracer(context, |context| {
+        if task.traced.are_calls_judged() && task.judge_call(context) == Judgement::Done {
+            return Ok(());
+        }
+        system_call(task, context)
+    })
 }
 
 /// Make the system call that `context` asks for, and answer it; or why it must be made again.

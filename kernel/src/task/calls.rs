@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
 use super::{
-    Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry,
+    Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry, seccomp,
 };
 use crate::syscall::Args;
 use crate::time::{self, TimeSpec};
@@ -403,6 +403,7 @@ mod prctl {
     pub const SET_NAME: i32 = 15;
     pub const GET_NAME: i32 = 16;
     pub const GET_SECCOMP: i32 = 21;
+    pub const SET_SECCOMP: i32 = 22;
     pub const CAPBSET_READ: i32 = 23;
     pub const GET_SECUREBITS: i32 = 27;
     pub const SET_TIMERSLACK: i32 = 29;
@@ -454,7 +455,9 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             task.set_name(&name[..length]);
         }
         GET_NAME => UserPtr::new(args[1]).write(&task.name())?,
-        GET_KEEPCAPS | GET_TIMING | GET_SECCOMP | GET_SECUREBITS => {}
+        GET_SECCOMP => return Ok(task.seccomp().0.into()),
+        SET_SECCOMP => return seccomp::set_mode(args),
+        GET_KEEPCAPS | GET_TIMING | GET_SECUREBITS => {}
         SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
             let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
             process.space().lock().set_huge_use(huge);

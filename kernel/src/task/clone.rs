@@ -283,6 +283,10 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> R
     let traced = parent.followed_by(task, parent.follows(request.flags, request.event()))?;
     if request.flags.contains(CloneFlags::THREAD) {
         spawn::add_thread(task.process(), task)?;
+        let group = task.process().signals.lock();
+        // All threads may have been given a filter since it was made.
+        task.inherit_seccomp(parent);
+        drop(group);
         registry::lock().add_task(task);
     } else {
         task.set_name(&parent.name());
@@ -326,6 +330,7 @@ fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFla
     task.set_memory_policy(policy);
     task.injection.inherit(&parent.injection);
     task.set_closing(parent.closing());
+    task.inherit_seccomp(parent);
     if flags.contains(CloneFlags::VM) {
         parent.share_concurrency_id();
     } else {

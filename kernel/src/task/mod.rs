@@ -31,6 +31,7 @@ pub mod registers;
 pub mod registry;
 pub mod reserve;
 pub mod rseq;
+pub mod seccomp;
 pub mod sections;
 mod session;
 pub mod signal;

@@ -14,6 +14,7 @@ use super::credentials::Credentials;
 use super::process::{Process, Usage};
 use super::reserve::Drawn;
 use super::rseq::Registration;
+use super::seccomp::Seccomp;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
 use crate::hw::heap::Watch;
@@ -58,6 +59,8 @@ pub struct Task {
     pub(super) timer_slack: AtomicU64,
     /// Who traces it.
     pub traced: Traced,
+    /// What it gave up.
+    pub(super) seccomp: Seccomp,
     /// What the system call that it is in drew from the heap's reserve.
     pub(crate) drawn: Drawn,
     /// The status that the thread ended itself with, and [`FINISHED`].
@@ -95,6 +98,7 @@ impl Task {
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
                 traced: Traced::new(),
+                seccomp: Seccomp::default(),
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),
             }

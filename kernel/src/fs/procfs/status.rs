@@ -239,7 +239,7 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         memory_use(out, process);
     }
     signals(out, process, task.as_ref());
-    rights(out, process);
+    rights(out, process, task.as_ref());
     places(out, task.as_ref());
     let usage = usage_in_time(subject, process)?;
     out.row("voluntary_ctxt_switches", &[usage.voluntary_switches]);
@@ -336,7 +336,7 @@ fn signals(out: &mut Text, process: &Arc<Process>, task: Option<&Arc<Task>>) {
 }
 
 /// What it may do beyond what its user may.
-fn rights(out: &mut Text, process: &Process) {
+fn rights(out: &mut Text, process: &Process, task: Option<&Arc<Task>>) {
     let sets = process.credentials().capabilities;
     out.mask_row("CapInh", sets.inheritable);
     out.mask_row("CapPrm", sets.permitted);
@@ -344,8 +344,9 @@ fn rights(out: &mut Text, process: &Process) {
     out.mask_row("CapBnd", capabilities::ALL);
     out.mask_row("CapAmb", 0);
     out.row("NoNewPrivs", &[process.no_new_privileges.load(Ordering::Relaxed).into()]);
-    out.row("Seccomp", &[0]);
-    out.row("Seccomp_filters", &[0]);
+    let (mode, filters) = task.map_or((0, 0), |task| task.seccomp());
+    out.row("Seccomp", &[mode.into()]);
+    out.row("Seccomp_filters", &[filters]);
 }
 
 /// Where it may run, and where its memory may lie.

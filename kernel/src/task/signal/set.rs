@@ -226,6 +226,8 @@ pub mod code {
     pub const FPE_FLTRES: i32 = 6;
     /// SIGFPE: invalid floating-point operation.
     pub const FPE_FLTINV: i32 = 7;
+    /// SIGSYS: a filter of seccomp(2) refused the call.
+    pub const SYS_SECCOMP: i32 = 1;
     /// SIGTRAP: breakpoint.
     pub const TRAP_BRKPT: i32 = 1;
     /// SIGTRAP: single step.
@@ -267,6 +269,11 @@ impl SigInfo {
     /// A fault at `address`.
     pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         Self::new(signal, code, [address, 0, 0, 0])
+    }
+    /// SIGSYS about a call that a filter refused: where it was made, its number and architecture, and the filter's data.
+    pub fn refused_call(address: u64, (number, architecture): (u32, u32), data: u32) -> Self {
+        let info = Self::new(Signal::SYS, code::SYS_SECCOMP, [address, pair(number, architecture), 0, 0]);
+        Self { errno: data as i32, ..info }
     }
     /// SIGCHLD about a child.
     pub fn child(code: i32, pid: Pid, uid: u32, status: i32) -> Self {

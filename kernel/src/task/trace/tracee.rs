@@ -28,7 +28,7 @@ bitflags! {
         const TRACEVFORKDONE = 1 << 5;
         /// The end of the thread stops.
         const TRACEEXIT = 1 << 6;
-        /// SECCOMP_RET_TRACE stops; nothing returns it yet.
+        /// SECCOMP_RET_TRACE stops.
         const TRACESECCOMP = 1 << 7;
         /// Tracees are killed when their tracer ends.
         const EXITKILL = 1 << 20;
@@ -51,6 +51,8 @@ pub enum Event {
     VforkDone = 5,
     /// The thread ends.
     Exit = 6,
+    /// A filter of seccomp(2) asks for the tracer.
+    Seccomp = 7,
     /// PTRACE_INTERRUPT, a group stop, or the first stop of a child that is traced from its start.
     Stop = 128,
 }
@@ -65,6 +67,7 @@ impl Event {
             Self::Exec => Options::TRACEEXEC,
             Self::VforkDone => Options::TRACEVFORKDONE,
             Self::Exit => Options::TRACEEXIT,
+            Self::Seccomp => Options::TRACESECCOMP,
             Self::Stop => Options::empty(),
         }
     }
@@ -293,6 +296,8 @@ const TRACED: u8 = 1;
 const CALLS: u8 = 2;
 const STEPS: u8 = 4;
 const TRAP: u8 = 8;
+/// Not the tracer's: it stays where one comes or goes.
+const JUDGED: u8 = 16;
 
 impl Traced {
     /// Of a thread that nobody traces.
@@ -306,10 +311,18 @@ impl Traced {
     pub fn is_traced(&self) -> bool {
         self.has(TRACED)
     }
-    /// Whether its system calls are more than system calls: it stops at them, or steps over them.
+    /// Whether its system calls are more than system calls: it stops at them, steps over them, or they are judged.
     #[inline]
     pub fn watches_calls(&self) -> bool {
-        self.has(CALLS | STEPS)
+        self.has(CALLS | STEPS | JUDGED)
+    }
+    /// From now on its system calls are judged by what it gave up.
+    pub fn judge_calls(&self) {
+        self.flags.fetch_or(JUDGED, Ordering::SeqCst);
+    }
+    /// Whether they are.
+    pub fn are_calls_judged(&self) -> bool {
+        self.has(JUDGED)
     }
     /// Whether it stops at system calls.
     pub fn stops_at_calls(&self) -> bool {
@@ -334,14 +347,14 @@ impl Traced {
         }
         *place = Some(tracee.clone());
         self.passed.store(0, Ordering::Relaxed);
-        self.flags.store(TRACED, Ordering::SeqCst);
+        self.flags.fetch_or(TRACED, Ordering::SeqCst);
         Ok(())
     }
     /// Takes the shared part away, if it is `tracee`.
     pub fn clear(&self, tracee: &Tracee) {
         let mut place = self.tracee.lock();
         if place.as_ref().is_some_and(|here| core::ptr::eq(&raw const **here, tracee)) {
-            self.flags.store(0, Ordering::SeqCst);
+            self.flags.fetch_and(JUDGED, Ordering::SeqCst);
             let old = place.take();
             drop(place);
             drop(old);

@@ -1,0 +1,75 @@
+//! What makes a program one that may run.
+
+use freehold_collections::Vec;
+
+use super::{DATA, Instruction, MOST, Refusal, WORDS, code};
+
+/// All words of memory.
+const ALL: u16 = u16::MAX;
+
+pub fn check(program: &[Instruction]) -> Result<(), Refusal> {
+    if !(1..=MOST).contains(&program.len()) {
+        return Err(Refusal::Length);
+    }
+    for (at, instruction) in program.iter().enumerate() {
+        if !is_possible(instruction, program.len() - at - 1) {
+            return Err(Refusal::Instruction(at));
+        }
+    }
+    match program.last() {
+        Some(Instruction { code: code::RETURN | code::RETURN_A, .. }) => check_memory(program),
+        _ => Err(Refusal::Instruction(program.len() - 1)),
+    }
+}
+
+/// Whether an instruction that `behind` others follow is one that there is, with an operand that it can have.
+fn is_possible(instruction: &Instruction, behind: usize) -> bool {
+    let &Instruction { code, if_true, if_false, constant } = instruction;
+    let constant = constant as usize;
+    match code {
+        code::LOAD_DATA => constant < DATA && constant.is_multiple_of(4),
+        code::LOAD_WORD | code::LOAD_X_WORD | code::STORE | code::STORE_X => constant < WORDS,
+        code::DIVIDE => constant != 0,
+        code::SHIFT_LEFT | code::SHIFT_RIGHT => constant < 32,
+        code::JUMP => constant < behind,
+        code::LOAD | code::LOAD_X | code::LOAD_LENGTH | code::LOAD_X_LENGTH => true,
+        code::RETURN | code::RETURN_A | code::TO_X | code::TO_A | code::NEGATE => true,
+        _ => {
+            let operation = code & !code::BY_X;
+            let is_comparison = code::COMPARISONS.contains(&operation);
+            let stays = usize::from(if_true) < behind && usize::from(if_false) < behind;
+            code::ARITHMETIC.contains(&operation) || is_comparison && stays
+        }
+    }
+}
+
+/// Whether each word of memory that is read was stored on every way there: for each instruction, the words that all jumps to it have stored.
+fn check_memory(program: &[Instruction]) -> Result<(), Refusal> {
+    let mut stored_at = Vec::try_filled(ALL, program.len())?;
+    let mut stored = 0;
+    for (at, &Instruction { code, if_true, if_false, constant }) in program.iter().enumerate() {
+        stored &= stored_at[at];
+        let mut jump = |distance: usize, stored: u16| {
+            if let Some(there) = stored_at.get_mut(at + 1 + distance) {
+                *there &= stored;
+            }
+        };
+        match code {
+            code::STORE | code::STORE_X => stored |= 1 << constant,
+            code::LOAD_WORD | code::LOAD_X_WORD if stored & 1 << constant == 0 => {
+                return Err(Refusal::Instruction(at));
+            }
+            code::JUMP => {
+                jump(constant as usize, stored);
+                stored = ALL;
+            }
+            _ if code::COMPARISONS.contains(&(code & !code::BY_X)) => {
+                jump(usize::from(if_true), stored);
+                jump(usize::from(if_false), stored);
+                stored = ALL;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! seccomp(2): a thread gives up system calls, for itself and all that come from it.
+//!
+//! A thread is *confined* to four calls (strict), or *filtered*: each of its calls is judged by programs ([`Filter`]) that it or its ancestors
+//! installed, all of them, and the strictest verdict counts. Filters form a chain, the newest first; threads share the tail that they have in
+//! common, and nothing takes a filter away. fork, clone and execve keep the chain.
+//!
+//! **Who may.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs under a filter that its caller made up.
+//!
+//! **Where.** [`Task::judge_call`] is asked on the way of a call that is watched ([`Traced`](super::trace::Traced)), behind the tracer's
+//! stop at its entry: what a tracer made of the call is judged. Other threads' calls pay nothing.
+//!
+//! **Order.** `signals` of the process > a thread's chain, a leaf. Whoever installs holds both: what was given to a thread meanwhile is not lost. A thread that is being made takes its maker's chain once more under `signals`
+//! when it is in the process' list ([`Task::inherit_seccomp`]): whoever gives all threads a filter (TSYNC) holds that lock.
+//!
+//! **Not there**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not available, and a filter that returns it
+//! makes the call fail with `ENOSYS`, as on Linux without a listener.
+//!
+//! Source: seccomp(2), seccomp_unotify(2), prctl(2); Linux kernel/seccomp.c.
+
+mod chain;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_bpf::{CallData, Filter, Instruction, MOST, Refusal};
+use freehold_collections::{Arc, Vec, reserve};
+
+pub(super) use self::chain::Seccomp;
+use self::chain::{Action, ChainedFilter, Confinement};
+use super::process::ExitStatus;
+use super::signal::{SigInfo, Signal, end_group};
+use super::trace::Event;
+use super::{Capability, Pid, Task, current, may};
+use crate::hw::user::UserContext;
+use crate::syscall::Args;
+use crate::user::{self, UserPtr};
+use crate::{Errno, Result, time};
+
+/// AUDIT_ARCH_X86_64.
+const ARCHITECTURE: u32 = 0xc000_003e;
+/// The calls of a strict thread: read, write, exit, rt_sigreturn.
+const STRICT: [u64; 4] = [0, 1, 60, 15];
+/// Instructions of a chain, each filter but the newest counting [`OVERHEAD`] more (Linux: MAX_INSNS_PER_PATH).
+const MOST_OF_CHAIN: usize = 32768;
+const OVERHEAD: usize = 4;
+/// MAX_ERRNO.
+const LAST_ERROR: u32 = 4095;
+/// Actions are logged once in so many nanoseconds, at most.
+const LOG_INTERVAL: u64 = 100 * time::SECOND / 1000;
+
+/// Operations of seccomp(2).
+mod operation {
+    pub const STRICT: u32 = 0;
+    pub const FILTER: u32 = 1;
+    pub const ACTION_AVAILABLE: u32 = 2;
+}
+
+/// Flags of seccomp(2).
+mod flag {
+    pub const ALL_THREADS: u64 = 1;
+    pub const LOG: u64 = 2;
+    pub const SPECULATION: u64 = 4;
+    pub const NO_THREAD_IS_AN_ERROR: u64 = 16;
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Judgement {
+    /// It is made.
+    Make,
+    /// It is not; the registers say what came of it.
+    Done,
+}
+
+impl Task {
+    /// Mode and number of filters, as /proc/PID/status has them.
+    pub fn seccomp(&self) -> (u8, u64) {
+        let confinement = self.seccomp.get();
+        (confinement.mode(), confinement.chain().map_or(0, |chain| chain.count))
+    }
+
+    fn confine(&self, confinement: Confinement) {
+        self.seccomp.set(confinement);
+        self.traced.judge_calls();
+    }
+
+    /// Takes what `parent` gave up: for a thread that is not known yet, and again under its process' `signals` once it is.
+    pub(super) fn inherit_seccomp(&self, parent: &Task) {
+        let confinement = parent.seccomp.get();
+        if !matches!(confinement, Confinement::Free) {
+            self.confine(confinement);
+        }
+    }
+
+    /// Judges the system call that this, the current, thread is about to make.
+    pub(crate) fn judge_call(&self, context: &mut UserContext) -> Judgement {
+        let confinement = self.seccomp.get();
+        match confinement {
+            Confinement::Free => Judgement::Make,
+            Confinement::Strict if STRICT.contains(&context.syscall_number()) => Judgement::Make,
+            Confinement::Strict => self.refuse(Signal::KILL),
+            Confinement::Filtered(chain) => self.filter_call(context, &chain),
+        }
+    }
+
+    fn filter_call(&self, context: &mut UserContext, chain: &Arc<ChainedFilter>) -> Judgement {
+        let judge = |context: &UserContext| ChainedFilter::judge(chain, &data_of(context));
+        let (mut action, mut data) = judge(context);
+        if action == Action::Trace {
+            context.set_return(Errno::ENOSYS.to_return_value() as u64);
+            let is_told = self.stop_for_event(context, Event::Seccomp, data.into());
+            // No tracer, none that asks, or it made it no call: the result is what it left.
+            if !is_told || self.is_dying() || context.syscall_number() as i32 == -1 {
+                return Judgement::Done;
+            }
+            (action, data) = judge(context);
+            if action == Action::Trace {
+                return Judgement::Make;
+            }
+        }
+        match action {
+            Action::Allow => Judgement::Make,
+            Action::Log => {
+                self.log(context, action, chain);
+                Judgement::Make
+            }
+            Action::Errno => {
+                self.log(context, action, chain);
+                context.set_return(0u64.wrapping_sub(data.min(LAST_ERROR).into()));
+                Judgement::Done
+            }
+            Action::Trap => {
+                self.log(context, action, chain);
+                let number = context.syscall_number();
+                context.set_return(number);
+                self.force_signal(told(context, data));
+                Judgement::Done
+            }
+            Action::Trace | Action::Notify => {
+                context.set_return(Errno::ENOSYS.to_return_value() as u64);
+                Judgement::Done
+            }
+            Action::KillThread if self.process().thread_count() > 1 => {
+                self.log(context, action, chain);
+                self.refuse(Signal::SYS)
+            }
+            Action::KillThread | Action::KillProcess => {
+                self.log(context, action, chain);
+                end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(Signal::SYS));
+                Judgement::Done
+            }
+        }
+    }
+
+    /// The thread ends by `signal`, and its process with its last one.
+    fn refuse(&self, signal: Signal) -> Judgement {
+        if self.process().thread_count() > 1 {
+            self.finish(signal.number());
+        } else {
+            end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(signal));
+        }
+        Judgement::Done
+    }
+
+    /// Kills and what a filter lets through to be logged; other refusals where a filter was installed with SECCOMP_FILTER_FLAG_LOG.
+    fn log(&self, context: &UserContext, action: Action, chain: &Arc<ChainedFilter>) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let is_wanted = matches!(action, Action::KillProcess | Action::KillThread | Action::Log)
+            || ChainedFilter::chain(chain).any(|filter| filter.logs);
+        let now = time::now();
+        let due = NEXT.load(Ordering::Relaxed);
+        let turn = || NEXT.compare_exchange(due, now + LOG_INTERVAL, Ordering::Relaxed, Ordering::Relaxed);
+        if is_wanted && now >= due && turn().is_ok() {
+            let (name, number) = (self.name(), context.syscall_number());
+            let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
+            log::warn!("seccomp: {name}[{}]: {action:?}: system call {number}", self.process().pid);
+        }
+    }
+}
+
+fn data_of(context: &UserContext) -> CallData {
+    let number = context.syscall_number() as u32;
+    CallData::new(number, ARCHITECTURE, context.regs().rip, context.syscall_args())
+}
+
+fn told(context: &UserContext, data: u32) -> SigInfo {
+    SigInfo::refused_call(context.regs().rip, (context.syscall_number() as u32, ARCHITECTURE), data)
+}
+
+/// seccomp(operation, flags, args)
+pub fn sys_seccomp(args: &Args) -> Result<i64> {
+    match args.uint(0) {
+        operation::STRICT if args[1] == 0 && args[2] == 0 => set_strict(),
+        operation::FILTER => set_filter(args[1], args[2]),
+        operation::ACTION_AVAILABLE if args[1] == 0 => {
+            let action: u32 = UserPtr::new(args[2]).read()?;
+            let is_known = Action::of(action) != Action::KillProcess || action == 0x8000_0000;
+            let is_there = is_known && action & 0xffff == 0 && Action::of(action) != Action::Notify;
+            if is_there { Ok(0) } else { Err(Errno::EOPNOTSUPP) }
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// prctl(PR_SET_SECCOMP, mode, program)
+pub(super) fn set_mode(args: &Args) -> Result<i64> {
+    match args[1] {
+        1 => set_strict(),
+        2 => set_filter(0, args[2]),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn set_strict() -> Result<i64> {
+    let task = current();
+    if matches!(task.seccomp.get(), Confinement::Filtered(_)) {
+        return Err(Errno::EINVAL);
+    }
+    task.confine(Confinement::Strict);
+    Ok(0)
+}
+
+/// Reads struct sock_fprog and the instructions that it leads to.
+fn read_program(address: u64) -> Result<Vec<Instruction>> {
+    let header: [u64; 2] = UserPtr::new(address).read()?;
+    let (length, instructions) = (usize::from(header[0] as u16), header[1]);
+    if !(1..=MOST).contains(&length) {
+        return Err(Errno::EINVAL);
+    }
+    let is_bound = current().process().no_new_privileges.load(Ordering::Relaxed);
+    if !is_bound && !may(Capability::SysAdmin) {
+        return Err(Errno::EACCES);
+    }
+    let bytes = user::read_vec(instructions, length * Instruction::BYTES)?;
+    let mut program = Vec::try_with_capacity(length)?;
+    for bytes in bytes.chunks_exact(Instruction::BYTES) {
+        let bytes = bytes.try_into().map_err(|_| Errno::EINVAL)?;
+        program.push_reserved(Instruction::from_bytes(bytes));
+    }
+    Ok(program)
+}
+
+fn set_filter(flags: u64, address: u64) -> Result<i64> {
+    let known = flag::ALL_THREADS | flag::LOG | flag::SPECULATION | flag::NO_THREAD_IS_AN_ERROR;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let filter = Filter::new(read_program(address)?).map_err(|refusal| match refusal {
+        Refusal::NoMemory => Errno::ENOMEM,
+        Refusal::Length | Refusal::Instruction(_) => Errno::EINVAL,
+    })?;
+    let task = current();
+    let logs = flags & flag::LOG != 0;
+    let whom = if flags & flag::ALL_THREADS == 0 { Whom::Oneself } else { Whom::AllThreads };
+    match install(&task, (filter, logs), whom) {
+        Ok(()) => Ok(0),
+        Err(Refused::By(error)) => Err(error),
+        Err(Refused::Thread(_)) if flags & flag::NO_THREAD_IS_AN_ERROR != 0 => Err(Errno::ESRCH),
+        Err(Refused::Thread(other)) => Ok(other.into()),
+    }
+}
+
+/// Who gets a filter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    Oneself,
+    AllThreads,
+}
+
+/// Why a filter is not installed.
+enum Refused {
+    By(Errno),
+    /// The filters of this thread are not part of the caller's.
+    Thread(Pid),
+}
+
+/// Gives `task`, the current one, a filter more, or all threads of its process its filters and this one. What others give it meanwhile stays.
+fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::result::Result<(), Refused> {
+    let group = task.process().signals.lock();
+    let before = match task.seccomp.get() {
+        Confinement::Strict => return Err(Refused::By(Errno::EINVAL)),
+        Confinement::Filtered(chain) => Some(chain),
+        Confinement::Free => None,
+    };
+    let (count, counted) = before.as_ref().map_or((0, 0), |newest| (newest.count, newest.instructions));
+    let instructions = counted + program.instructions();
+    if instructions > MOST_OF_CHAIN {
+        return Err(Refused::By(Errno::ENOMEM));
+    }
+    let instructions = instructions + OVERHEAD;
+    let chain = reserve::arc(ChainedFilter { program, before, count: count + 1, instructions, logs });
+    if whom == Whom::Oneself {
+        task.confine(Confinement::Filtered(chain));
+        return Ok(());
+    }
+    if let Some(apart) = group.threads.iter().find(|thread| !thread.seccomp.get().is_part_of(&chain)) {
+        return Err(Refused::Thread(apart.tid));
+    }
+    for thread in &group.threads {
+        // What they had is part of the chain: nothing ends here.
+        thread.confine(Confinement::Filtered(chain.clone()));
+    }
+    Ok(())
+}
