@@ -266,7 +266,7 @@ static void *other_thread(void *own)
 	return NULL;
 }
 
-static long installed, escaped;
+static long installed, all_installed, checked, escaped;
 
 /* A thread has all filters that all threads were given before it looked. */
 static void *counting_thread(void *unused)
@@ -279,10 +279,11 @@ static void *counting_thread(void *unused)
 
 static void *making_thread(void *unused)
 {
-	for (int i = 0; i < 200; i++) {
+	while (!__atomic_load_n(&all_installed, __ATOMIC_SEQ_CST)) {
 		pthread_t thread;
 		if (pthread_create(&thread, NULL, counting_thread, NULL) == 0)
 			pthread_join(thread, NULL);
+		__atomic_fetch_add(&checked, 1, __ATOMIC_SEQ_CST);
 	}
 	return unused;
 }
@@ -346,11 +347,16 @@ static void kept(char *self)
 		pthread_t makers[2];
 		for (int i = 0; i < 2; i++)
 			NEED(pthread_create(&makers[i], NULL, making_thread, NULL) == 0);
-		for (int i = 0; i < 200; i++) {
+		for (int i = 0; i < 150; i++) {
 			if (seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &allow) != 0)
 				_exit(2);
 			__atomic_fetch_add(&installed, 1, __ATOMIC_SEQ_CST);
+			/* The next one would make up for what this one missed. */
+			long looked = __atomic_load_n(&checked, __ATOMIC_SEQ_CST);
+			while (__atomic_load_n(&checked, __ATOMIC_SEQ_CST) < looked + 4)
+				sched_yield();
 		}
+		__atomic_store_n(&all_installed, 1, __ATOMIC_SEQ_CST);
 		for (int i = 0; i < 2; i++)
 			pthread_join(makers[i], NULL);
 		_exit(escaped != 0);
