@@ -81,8 +81,8 @@ pub struct Prepared {
     pub image: Image,
     /// Where the program's stdout goes.
     pub output: OutputTo,
-    /// Packages of the host that are seen for the program's sake.
-    packages: Vec<PathBuf>,
+    /// Folders of the host that are seen without being told.
+    seen: Vec<PathBuf>,
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
@@ -158,8 +158,8 @@ impl Prepared {
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
-        let (packages, output) = (base.packages(), OutputTo::Stdout);
-        Ok(Prepared { machine, kernel, image, output, packages, spec, timeout, purpose, log })
+        let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
+        Ok(Prepared { machine, kernel, image, output, seen, spec, timeout, purpose, log })
     }
 
     /// The kernel's symbols, for reports about this run.
@@ -289,11 +289,13 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
 /// What the closing report says of files: which were seen for the program's sake, and which were missing.
 fn files_lines(run: &Prepared, ended: &Ended) -> String {
     let mut text = String::new();
-    for package in &run.packages {
+    for package in run.seen.iter().filter(|folder| folder.starts_with("/opt")) {
         let shown = package.display();
         text.push_str(&format!("   seen of the host beside /usr, since the program is there: {shown}\n"));
     }
-    let missing = report::missing_files(ended);
+    // What is missing in a folder that is seen, the host has not either.
+    let mut missing = report::missing_files(ended);
+    missing.retain(|name| !run.seen.iter().any(|folder| Path::new(name).starts_with(folder)));
     if !missing.is_empty() {
         let listed = missing.join(" ");
         text.push_str(&format!("   sought and not found (-a PATH adds a file): {listed}\n"));
@@ -409,11 +411,11 @@ impl<'a> Base<'a> {
         matches!(self, Base::Host(view) if view.shows(path))
     }
 
-    /// Packages that are seen for the program's sake.
-    fn packages(&self) -> Vec<PathBuf> {
+    /// Folders that are seen without being told.
+    fn seen(&self) -> &[PathBuf] {
         match self {
-            Base::Host(view) => view.packages().map(Path::to_path_buf).collect(),
-            Base::Sealed | Base::Tree(_) | Base::TreeCopy(_) => Vec::new(),
+            Base::Host(view) => view.trees(),
+            Base::Sealed | Base::Tree(_) | Base::TreeCopy(_) => &[],
         }
     }
 

@@ -398,6 +398,17 @@ fn of_the_host_a_guest_sees_usr_and_some_settings_and_nothing_else() {
 }
 
 #[test]
+fn what_the_host_has_not_either_is_not_told_as_missing() {
+    if kernel() == "linux" {
+        return;
+    }
+    let script = "cat /usr/share/no-such-file /var/no-such-file";
+    let outcome = run(&["--report", "always"], &["busybox", "sh", "-c", script], b"");
+    let told = outcome.stderr.lines().find(|line| line.contains("sought and not found")).expect("a line");
+    assert!(told.ends_with(": /var/no-such-file"), "{told}");
+}
+
+#[test]
 fn a_sealed_run_has_the_program_and_nothing_else() {
     let script =
         "ls -d /usr/share /usr/include /etc/ssl /etc/alternatives 2>/dev/null; mount | grep -c 9p; echo end";
