@@ -33,9 +33,9 @@ fn a_file_may_have_any_number_of_locks_and_all_are_listed() {
 
 #[test]
 fn a_long_list_of_groups_is_shared_by_all_who_have_it() {
-    // 256 KiB each time would be more than there is.
-    let made = sizes("groups", "48M");
-    assert!(made > 200, "{made}");
+    // 400 children with 256 KiB each would be more than there is; with what else they have they fit.
+    let made = sizes("groups", "80M");
+    assert!(made > 350, "{made}");
 }
 
 #[test]

@@ -155,7 +155,8 @@ fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() 
     for row in rows {
         let pool = [0, 1].map(|at| row["pool"][at].as_u64().expect("bytes"));
         match row["side"].as_str() {
-            Some("growing") => assert!(pool[0] == 256 << 10 && pool[1] > 512 << 10, "{row}"),
+            // How far depends on how many threads the host runs at once.
+            Some("growing") => assert!(pool[0] == 256 << 10 && pool[1] > pool[0], "{row}"),
             _ => assert_eq!(pool, [64 << 20; 2], "{row}"),
         }
         let stored = row["stored_per_byte"].as_f64().expect("a figure");
