@@ -9,7 +9,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::Result;
@@ -83,7 +82,7 @@ impl HostView {
     pub fn find(&mut self, name: &OsStr, path: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
         let seen = std::env::split_paths(path).map(|folder| folder.join(name));
         let is_path = name.as_encoded_bytes().contains(&b'/');
-        if !is_path && let Some(guest) = seen.into_iter().find(|at| self.shows(at) && runs(at)) {
+        if !is_path && let Some(guest) = seen.into_iter().find(|at| self.shows(at) && program::runs(at)) {
             return Ok(Program { guest, files: [].into() });
         }
         let mut found = program::find(name, library_path)?;
@@ -142,10 +141,6 @@ impl HostView {
             }
         }
     }
-}
-
-fn runs(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 /// The names that are there of those that `wanted` says, below `folder`.

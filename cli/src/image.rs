@@ -201,13 +201,13 @@ impl Image {
         let host = crate::program::absolute(host)?;
         let end = walk(&host, |at, _| {
             let meta = fs::symlink_metadata(at).map_err(|e| Failure::io("add", &host, &e))?;
-            // Linux makes no folder of an initramfs that is not named before what is in it.
-            self.add_parents(at);
             if meta.is_symlink() {
                 let target = fs::read_link(at).map_err(|e| Failure::io("add", at, &e))?;
-                self.put(at, ImageNode::Symlink(target.clone()), 0o777, 0);
+                self.add_link(at, &target);
                 return Ok(Some(target));
             }
+            // Linux makes no folder of an initramfs that is not named before what is in it.
+            self.add_parents(at);
             Ok(None)
         })?;
         self.add_tree((&end, Unreadable::Refused), &end)

@@ -60,7 +60,7 @@ pub fn with_needs(path: &Path, library_path: Option<&OsStr>) -> Result<BTreeSet<
 /// True for a file that is executable and starts with `#!`.
 fn is_script(path: &Path) -> bool {
     let mut head = [0; 2];
-    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    runs(path)
         && fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok()
         && head == *b"#!"
 }
@@ -99,6 +99,11 @@ fn metadata_in_tree(guest: &Path, root: &Path) -> Result<Option<fs::Metadata>> {
     Ok(fs::symlink_metadata(in_root(&end)).ok())
 }
 
+/// Whether `path` leads to a file that somebody may execute.
+pub fn runs(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
 /// The absolute path of `name`, without `.` and `..`; symlinks are left alone.
 fn locate(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
@@ -114,9 +119,7 @@ fn locate(name: &OsStr) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     for dir in std::env::split_paths(&path) {
         let candidate = dir.join(name);
-        let runs = fs::metadata(&candidate)
-            .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-        if runs {
+        if runs(&candidate) {
             return absolute(&candidate);
         }
     }
