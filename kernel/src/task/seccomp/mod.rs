@@ -97,7 +97,10 @@ impl Task {
         match confinement {
             Confinement::Free => Judgement::Make,
             Confinement::Strict if STRICT.contains(&context.syscall_number()) => Judgement::Make,
-            Confinement::Strict => self.refuse(Signal::KILL),
+            Confinement::Strict => {
+                self.end_by(Signal::KILL);
+                Judgement::Done
+            }
             Confinement::Filtered(chain) => self.filter_call(context, &chain),
         }
     }
@@ -113,52 +116,37 @@ impl Task {
                 return Judgement::Done;
             }
             (action, data) = judge(context);
-            if action == Action::Trace {
-                return Judgement::Make;
-            }
+        }
+        if !matches!(action, Action::Allow | Action::Trace | Action::Notify) {
+            self.log(context, action, chain);
         }
         match action {
-            Action::Allow => Judgement::Make,
-            Action::Log => {
-                self.log(context, action, chain);
-                Judgement::Make
-            }
-            Action::Errno => {
-                self.log(context, action, chain);
-                context.set_return(0u64.wrapping_sub(data.min(LAST_ERROR).into()));
-                Judgement::Done
-            }
+            // The tracer was asked above.
+            Action::Allow | Action::Log | Action::Trace => return Judgement::Make,
+            Action::Errno => context.set_return(0u64.wrapping_sub(data.min(LAST_ERROR).into())),
             Action::Trap => {
-                self.log(context, action, chain);
                 let number = context.syscall_number();
                 context.set_return(number);
                 self.force_signal(told(context, data));
-                Judgement::Done
             }
-            Action::Trace | Action::Notify => {
-                context.set_return(Errno::ENOSYS.to_return_value() as u64);
-                Judgement::Done
-            }
-            Action::KillThread if self.process().thread_count() > 1 => {
-                self.log(context, action, chain);
-                self.refuse(Signal::SYS)
-            }
-            Action::KillThread | Action::KillProcess => {
-                self.log(context, action, chain);
-                end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(Signal::SYS));
-                Judgement::Done
-            }
+            Action::Notify => context.set_return(Errno::ENOSYS.to_return_value() as u64),
+            Action::KillThread => self.end_by(Signal::SYS),
+            Action::KillProcess => self.end_process_by(Signal::SYS),
         }
+        Judgement::Done
     }
 
     /// The thread ends by `signal`, and its process with its last one.
-    fn refuse(&self, signal: Signal) -> Judgement {
+    fn end_by(&self, signal: Signal) {
         if self.process().thread_count() > 1 {
             self.finish(signal.number());
         } else {
-            end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(signal));
+            self.end_process_by(signal);
         }
-        Judgement::Done
+    }
+
+    fn end_process_by(&self, signal: Signal) {
+        end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(signal));
     }
 
     /// Kills and what a filter lets through to be logged; other refusals where a filter was installed with SECCOMP_FILTER_FLAG_LOG.
