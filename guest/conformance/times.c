@@ -160,6 +160,69 @@ static void usage(void)
 		;
 }
 
+/* A child that never enters the kernel, looked at while it runs. */
+static void time_of_a_child_that_computes(void)
+{
+	char path[64], line[512];
+	long user = -1, system = -1;
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0)
+		for (;;)
+			;
+	snprintf(path, sizeof path, "/proc/%d/stat", child);
+	for (int64_t end = now_ms() + 60000; user + system < 20 && now_ms() < end;) {
+		sleep_ms(50);
+		FILE *stat = fopen(path, "r");
+		NEED(stat && fgets(line, sizeof line, stat));
+		fclose(stat);
+		NEED(sscanf(strrchr(line, ')') + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld", &user, &system) == 2);
+	}
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	PROMISE("what a program computes is its own time, not the kernel's", user > 3 * system);
+}
+
+static volatile int ended;
+
+static void *burn_and_end(void *unused)
+{
+	int64_t end = ns(CLOCK_THREAD_CPUTIME_ID) + 4000000;
+	while (ns(CLOCK_THREAD_CPUTIME_ID) < end)
+		;
+	__atomic_add_fetch(&ended, 1, __ATOMIC_SEQ_CST);
+	return unused;
+}
+
+/* A thread that ends is counted among those that live, or among those that ended. */
+static void time_of_threads_that_end(void)
+{
+	enum { ROUNDS = 60, THREADS = 3 };
+	pthread_t threads[THREADS];
+	int64_t last = 0, now;
+	struct rusage usage;
+	int back = 0;
+	for (int round = 1; round <= ROUNDS; round++) {
+		for (int i = 0; i < THREADS; i++)
+			NEED(pthread_create(&threads[i], NULL, burn_and_end, NULL) == 0);
+		for (int joined = 0; joined <= THREADS;) {
+			now = ns(CLOCK_PROCESS_CPUTIME_ID);
+			back += now < last;
+			last = now;
+			getrusage(RUSAGE_SELF, &usage);
+			now = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000000LL + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1000;
+			back += now < last - 2000;
+			if (joined == THREADS || ended < THREADS * (round - 1) + joined + 1)
+				joined += joined == THREADS;
+			else
+				pthread_join(threads[joined++], NULL);
+		}
+	}
+	PROMISE("a process' CPU time never goes back as its threads end", back == 0);
+	PROMISE("and has all that they used", last >= ROUNDS * THREADS * 4000000LL);
+}
+
 static void timers_of_all_lengths(void)
 {
 	static const int64_t seconds[] = { 1, 1ll << 32, 1ll << 62, INT64_MAX };
@@ -311,5 +374,7 @@ int main(void)
 	timers_disarmed_as_they_expire();
 	timers_armed_from_all_sides();
 	usage();
+	time_of_a_child_that_computes();
+	time_of_threads_that_end();
 	return conclude();
 }

@@ -137,8 +137,9 @@ impl RunQueue {
     }
     /// Charge `current` with the time until `now`.
     pub fn account(&mut self, now: u64) {
+        // The caller's clock was read before it had the lock, or is another CPU's: no time counts twice.
         let ran = now.saturating_sub(self.since);
-        self.since = now;
+        self.since += ran;
         if let Some(task) = &self.current {
             if task.schedule.is_idle {
                 self.idle += ran;

@@ -24,9 +24,11 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     let thread: &Thread = task.thread();
     let mut trap = Trap::default();
     loop {
-        let left = time::ticks();
+        let entered = time::ticks();
+        task.enters_user(entered);
         let urgent = || thread.is_called() || sched::is_wanted();
         let Some(event) = context.run_unless(urgent) else {
+            task.left_user(entered);
             if sched::is_wanted() {
                 thread.schedule.left.store(false, Relaxed);
                 sched::reschedule();
@@ -39,7 +41,7 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             continue;
         };
-        task.add_user_ticks(time::ticks().wrapping_sub(left));
+        task.left_user(time::ticks());
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();

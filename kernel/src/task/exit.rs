@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve::ArcMethods};
 
-use super::process::{ExitStatus, Process, is_any_stopped};
+use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, above, current, futex, registry, wait};
@@ -36,14 +36,14 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     leave_program(task);
     // Before the process can be seen to have ended: nothing of its memory is left then.
     task.leave_translation();
-    let usage = task.usage();
-    process.past.lock().add(&usage);
-    process.past_runtime.fetch_add(usage.user + usage.system, Ordering::Relaxed);
-    let (last, removed) = {
+    let (last, counted, removed) = {
         let mut group = process.signals.lock();
         let at = group.threads.binary_search_by_key(&task.tid, |thread| thread.tid);
         let removed = at.ok().map(|at| group.threads.remove(at));
-        (group.threads.is_empty(), removed)
+        let counted = task.usage();
+        group.past.add(&counted);
+        group.ended += 1;
+        (group.threads.is_empty(), counted, removed)
     };
     drop(removed);
     task.ended_for_tracer();
@@ -55,7 +55,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     process.thread_ended.wake_all();
     if last {
         let status = process.signals.lock().exit;
-        end_process(task, status.unwrap_or(ExitStatus::Exited(task.exit_code())));
+        end_process(task, status.unwrap_or(ExitStatus::Exited(task.exit_code())), &counted);
     }
 }
 
@@ -75,7 +75,8 @@ pub(super) fn leave_program(task: &Task) {
     }
 }
 
-fn end_process(task: &Task, status: ExitStatus) {
+/// The last thread ends the process; `counted` of what it used is in the process' account.
+fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     let process = task.process();
     process.timers.cancel_all();
     let kernel = kernel_process();
@@ -86,7 +87,6 @@ fn end_process(task: &Task, status: ExitStatus) {
     if space.references() == 1 {
         peak = space.lock().footprint().peak * 4096;
     }
-    process.past.lock().peak_resident = peak;
     drop(space);
     let undo = process.undo.lock().take();
     drop(undo);
@@ -106,6 +106,8 @@ fn end_process(task: &Task, status: ExitStatus) {
     // Its own group, if the tie to its parent was what kept it from being orphaned.
     hang_up_if_stopped(process.group());
     let tracer = process.hold_end(status);
+    let late = Usage { peak_resident: peak, ..task.usage().since(counted) };
+    process.signals.lock().past.add(&late);
     *process.zombie.lock() = Some(status);
     process.ended.wake_all();
     match tracer {

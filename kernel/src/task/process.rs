@@ -66,6 +66,10 @@ pub struct Group {
     pub parked: usize,
     /// What the parent has not been told.
     pub report: Option<WaitReport>,
+    /// What ended threads used: a thread is counted here or stands in `threads`, never both and never neither.
+    pub past: Usage,
+    /// How many threads have ended.
+    pub ended: u64,
 }
 
 /// Processes whose `stop` is set.
@@ -124,6 +128,18 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// What came to it after `earlier`; the peak is the whole one.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            user: self.user - earlier.user,
+            system: self.system - earlier.system,
+            voluntary_switches: self.voluntary_switches - earlier.voluntary_switches,
+            involuntary_switches: self.involuntary_switches - earlier.involuntary_switches,
+            minor_faults: self.minor_faults - earlier.minor_faults,
+            major_faults: self.major_faults - earlier.major_faults,
+            peak_resident: self.peak_resident,
+        }
+    }
     /// Both together.
     pub fn add(&mut self, other: &Self) {
         self.user += other.user;
@@ -205,10 +221,6 @@ pub struct Process {
     pub ended: Arc<WaitQueue>,
     /// How it ended; set once all threads are gone.
     pub(super) zombie: SpinLock<Option<ExitStatus>>,
-    /// Nanoseconds of CPU time that ended threads used.
-    pub(super) past_runtime: AtomicU64,
-    /// What ended threads used.
-    pub(super) past: SpinLock<Usage>,
     /// What waited-for children used.
     pub(super) children_usage: SpinLock<Usage>,
     pub(super) timers: super::timers::Timers,
@@ -307,14 +319,14 @@ impl Process {
                 stops: 0,
                 parked: 0,
                 report: None,
+                past: Usage::default(),
+                ended: 0,
             }),
             signal_arrival: reserve::arc(WaitQueue::new()),
             child_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
             ended: reserve::arc(WaitQueue::new()),
             zombie: SpinLock::new(None),
-            past_runtime: AtomicU64::new(0),
-            past: SpinLock::new(Usage::default()),
             children_usage: SpinLock::new(Usage::default()),
             timers: super::timers::Timers::new(),
             name: SpinLock::new([0; 16]),
@@ -501,11 +513,23 @@ impl Process {
         *self.name.lock()
     }
     /// What its threads used, ended ones included.
+    ///
+    /// Never less than before. Threads that end while they are counted make it count again, the third time under the lock.
     pub fn usage(&self) -> Usage {
-        let mut usage = *self.past.lock();
-        for thread in self.threads() {
-            usage.add(&thread.usage());
+        let past = || {
+            let group = self.signals.lock();
+            (group.past, group.ended)
+        };
+        for _ in 0..2 {
+            let (mut usage, ended) = past();
+            self.threads().for_each(|thread| usage.add(&thread.usage()));
+            if past().1 == ended {
+                return usage;
+            }
         }
+        let group = self.signals.lock();
+        let mut usage = group.past;
+        group.threads.iter().for_each(|thread| usage.add(&thread.usage()));
         usage
     }
     /// What its children used that it waited for.

@@ -51,7 +51,8 @@ pub struct Task {
     pub(super) robust_list: AtomicU64,
     pub(super) restart: SpinLock<Option<Restart>>,
     name: SpinLock<[u8; 16]>,
-    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only the task itself adds to it.
+    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only the task itself stores. While it is in
+    /// user mode the counter's value when it went there is taken off, which makes it negative: the counter is further on than any sum.
     user_ticks: AtomicU64,
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
@@ -186,16 +187,26 @@ impl Task {
     pub fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
-    /// This, the current, task was in user mode for `ticks` of the time-stamp counter.
+    /// This, the current, task goes to user mode when the time-stamp counter says `now`.
     #[inline]
-    pub(crate) fn add_user_ticks(&self, ticks: u64) {
-        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
+    pub(crate) fn enters_user(&self, now: u64) {
+        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_sub(now), Ordering::Relaxed);
+    }
+    /// It has come back, or did not go: then `now` is as before.
+    #[inline]
+    pub(crate) fn left_user(&self, now: u64) {
+        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(now), Ordering::Relaxed);
+    }
+    /// Ticks that it was in user mode, up to now.
+    fn user_ticks(&self) -> u64 {
+        let ticks = self.user_ticks.load(Ordering::Relaxed);
+        if (ticks as i64) < 0 { ticks.wrapping_add(hw::time::ticks()) } else { ticks }
     }
     /// CPU time, up to now, and events.
     pub fn usage(&self) -> Usage {
         sched::account(self);
         let total = self.schedule.runtime.load(Ordering::Relaxed);
-        let user = hw::time::nanoseconds(self.user_ticks.load(Ordering::Relaxed)).min(total);
+        let user = hw::time::nanoseconds(self.user_ticks()).min(total);
         Usage {
             user,
             system: total - user,

@@ -162,7 +162,7 @@ impl Process {
         let group = self.signals.lock();
         let living: u64 =
             group.threads.iter().map(|task| task.schedule.runtime.load(Ordering::Relaxed)).sum();
-        living + self.past_runtime.load(Ordering::Relaxed)
+        living + group.past.user + group.past.system
     }
 
     /// The earliest time at which the process can have used `total` nanoseconds, seen from `now`.

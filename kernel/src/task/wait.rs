@@ -217,7 +217,7 @@ fn look_at_children(
         return if any { Ok(None) } else { Err(Errno::ECHILD) };
     };
     let (code, value) = code_of(status);
-    let mut usage = *child.past.lock();
+    let mut usage = child.signals.lock().past;
     usage.add(&child.children_usage());
     let outcome = ChildChange {
         pid: child.pid,

@@ -200,6 +200,8 @@ pub(super) fn set_mode(args: &Args) -> Result<i64> {
 
 fn set_strict() -> Result<i64> {
     let task = current();
+    // Another thread may be about to confine all of them: one of both comes first.
+    let _group = task.process().signals.lock();
     if matches!(task.seccomp.get(), Confinement::Filtered(_)) {
         return Err(Errno::EINVAL);
     }
