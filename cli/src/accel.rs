@@ -220,6 +220,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         symbols: Symbols::None,
         swap: None,
         shares: Vec::new(),
+        network: None,
     };
     let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());

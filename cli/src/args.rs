@@ -1,6 +1,7 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
 mod help;
+mod network;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::{Result, print};
 use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
+pub use network::{NetworkMode, NetworkOptions};
 
 #[derive(Parser)]
 #[command(
@@ -35,12 +37,9 @@ const HABITS: [(&[&str], &str); 9] = [
     (&["-d", "--detach"], "let the shell do it: freehold run -- PROGRAM &"),
     (&["-w", "--workdir"], "use --cwd DIR"),
     (&["-u"], "use --user UID[:GID]"),
-    (&["-p", "--publish", "--network", "--net"], "a VM has no network"),
+    (&["--network"], "use --net user, or -p HOST:GUEST for a port of the program's"),
     (&["--entrypoint", "--image"], "name the program after --; --root DIR uses a tree of files as its root"),
-    (
-        &["--privileged", "--cap-add"],
-        "leave it out: the program is root in its VM unless --user says otherwise",
-    ),
+    (&["--privileged", "--cap-add"], "leave it out: a program is root unless --user says otherwise"),
 ];
 
 /// What the user asked for.
@@ -193,6 +192,9 @@ pub struct RunOptions {
     /// Set an environment variable; -e K takes the host's value
     #[arg(short, long, value_name = "K=V", help_heading = "Files and environment")]
     pub env: Vec<OsString>,
+
+    #[command(flatten)]
+    pub network: NetworkOptions,
 
     /// The program's working directory in the guest
     #[arg(long, value_name = "DIR", default_value = "/", help_heading = "Files and environment")]
@@ -636,7 +638,7 @@ mod tests {
             &["--name=x"],
             &["-w", "/"],
             &["-u", "1000"],
-            &["-p", "80:80"],
+            &["--network", "x"],
             &["--entrypoint", "x"],
         ] {
             let line = ["freehold", "run"].iter().chain(words).chain(&["--", "true"]);

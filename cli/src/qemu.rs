@@ -1,6 +1,7 @@
 //! The virtual machine's shape, and its QEMU command line.
 
 pub mod disk;
+pub mod network;
 pub mod numa;
 pub mod share;
 pub mod swap;
@@ -15,6 +16,7 @@ use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::size::{self, MIB, show_size};
 use disk::Disk;
+use network::Network;
 use numa::{Backing, Topology};
 use share::FolderShare;
 use swap::Swap;
@@ -33,6 +35,9 @@ pub const RTC: &str = "base=2024-01-01,clock=vm";
 /// Seed of everything random in a counted run, if the user gives none.
 const SEED: u64 = 1;
 const DEFAULT_MEMORY: u64 = 256 * MIB;
+/// What QEMU may not ask of this machine's kernel from its start on: a guest that took it over could not start programs, become somebody
+/// else or take other processes' CPUs.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
 const FIRST_PORT_SLOT: u32 = 4;
 const FIRST_DISK_SLOT: u32 = 8;
@@ -124,6 +129,8 @@ pub struct VirtualMachine {
     pub swap: Option<Swap>,
     /// Folders of the host that it sees.
     pub shares: Vec<FolderShare>,
+    /// How it is connected, if it is.
+    pub network: Option<Network>,
     /// Time.
     pub clock: Clock,
     /// Debugger.
@@ -218,6 +225,7 @@ impl VirtualMachine {
             disks,
             swap,
             shares: Vec::new(),
+            network: Network::from_options(options)?,
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
             devices,
@@ -238,6 +246,7 @@ impl VirtualMachine {
             disks: Vec::new(),
             swap: None,
             shares: Vec::new(),
+            network: None,
             clock: Clock::Real,
             debugger: Debugger::None,
             devices: Devices::Unchecked,
@@ -276,6 +285,12 @@ impl VirtualMachine {
             return Err(Failure::new(
                 "--memory-max needs the Freehold kernel: a stock Linux does not ask for memory",
                 "give it all at the start with -m",
+            ));
+        }
+        if family == Family::Linux && self.network.is_some() {
+            return Err(Failure::new(
+                "--net and -p need the Freehold kernel: nobody sets a stock Linux' network up",
+                "leave them out",
             ));
         }
         if family == Family::Linux && self.xpfo.is_some() {
@@ -337,6 +352,7 @@ impl VirtualMachine {
         line.option("-m", show_size(self.memory) + &most);
         self.topology.arguments(&mut line, backing);
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+        line.option("-sandbox", SANDBOX);
         line.option("-display", "none");
         if let Clock::Instructions { seed } = self.clock {
             line.option("-icount", ICOUNT);
@@ -378,6 +394,7 @@ impl VirtualMachine {
             let number = self.disks.len();
             swap.disk(file).arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
         }
+        self.network.iter().for_each(|network| network.arguments(&mut line));
         let first = FIRST_DISK_SLOT + self.disks.len() as u32 + u32::from(self.swap.is_some());
         for ((number, share), slot) in self.shares.iter().enumerate().zip(first..) {
             share.arguments(&mut line, number, slot);

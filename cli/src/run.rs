@@ -20,6 +20,7 @@ use crate::image::spec::{self, ProgramStream, Spec};
 use crate::kernel::{self, Family, KernelChoice};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
+use crate::qemu::network::{Network, RESOLV_CONF};
 use crate::qemu::share::{FolderShare, ShareAccess};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
@@ -149,6 +150,7 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
+            network: machine.network.clone(),
         };
         let mut image = build_image((options, &volumes, &base), &program, &spec, &kernel)?;
         image.check_runs(&program.guest, user)?;
@@ -188,6 +190,7 @@ impl Prepared {
             })?;
         self.image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
         let swap = self.machine.swap.map(Swap::make).transpose()?;
+        self.machine.network.as_ref().map_or(Ok(()), Network::check_ports)?;
         if let Debugger::Waited { port } = self.machine.debugger {
             // QEMU would say so too, but only after it was started, and in other words.
             TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
@@ -509,6 +512,9 @@ fn build_image(
     }
     if options.root.is_none() {
         image.add_folder(&spec.cwd);
+    }
+    if spec.network.as_ref().is_some_and(|network| network.reaches_out) {
+        image.add_bytes(Path::new("/etc/resolv.conf"), 0o644, RESOLV_CONF.into());
     }
     image.add_bytes(Path::new(SPEC), 0o600, spec.encode());
     add_init(&mut image, kernel)?;

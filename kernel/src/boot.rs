@@ -21,6 +21,7 @@ use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
+use crate::socket::attachment::Attachment;
 use crate::{
     Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, share, socket,
     swap, syscall, task, tty, uring,
@@ -228,12 +229,30 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&KernelAbove).map_err(or("the host's messages"))?;
+    if let Some(settings) = spec.net {
+        let network = host::network().ok_or(Errno::ENODEV).and_then(|network| attach(network, settings));
+        network.map_err(or("the network"))?;
+    }
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);
     }
     Ok(spec)
+}
+
+/// Connects the machine to its network.
+fn attach(network: &'static host::Network, settings: spec::NetSpec) -> Result<()> {
+    socket::wire::start(Attachment {
+        device: network.device.clone(),
+        changed: network.changed().clone(),
+        interrupted: network.interrupted(),
+        address: settings.address.into(),
+        prefix: settings.prefix,
+        gateway: settings.gateway.into(),
+    })?;
+    fs::sysfs::fill_network();
+    Ok(())
 }
 
 /// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.

@@ -105,6 +105,7 @@ errnos! {
     ETOOMANYREFS = 109 "Too many references: cannot splice",
     ETIMEDOUT = 110 "Connection timed out",
     ECONNREFUSED = 111 "Connection refused",
+    EHOSTUNREACH = 113 "No route to host",
     EALREADY = 114 "Operation already in progress",
     EINPROGRESS = 115 "Operation now in progress",
     ESTALE = 116 "Stale file handle",

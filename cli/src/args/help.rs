@@ -9,6 +9,8 @@ Examples:
   freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
   freehold run -m 128M --memory-max 2G -- PROGRAM       starts small, grows when PROGRAM needs it
   freehold run -m 128M --swap 1G -- PROGRAM             what PROGRAM does not use goes to a disk that the VM swaps to
+  freehold run -p 8080:80 -- busybox httpd -f -p 80     http://localhost:8080 is the VM's port 80
+  freehold run --net user -- git clone https://...      reaches whatever this user reaches
   freehold run --user 1000 -- busybox id                as a user without root's rights
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM

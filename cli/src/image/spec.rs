@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::qemu::network::Network;
 use crate::qemu::share::FolderShare;
 use crate::user::User;
 
@@ -50,6 +51,8 @@ pub struct Spec {
     pub swap: Option<PathBuf>,
     /// Folders of the host that it sees.
     pub shares: Vec<FolderShare>,
+    /// How it is connected, if it is.
+    pub network: Option<Network>,
 }
 
 impl Spec {
@@ -88,6 +91,9 @@ impl Spec {
         }
         for (number, share) in self.shares.iter().enumerate() {
             record("share", &share.record(number));
+        }
+        if let Some(network) = &self.network {
+            record("net", OsStr::new(network.record()));
         }
         match self.symbols {
             Symbols::None => {}

@@ -1,10 +1,10 @@
 //! Starts the command under test, a few at a time.
 
 use std::ffi::OsStr;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,47 @@ pub fn wait(child: &mut Child) -> ExitStatus {
             panic!("nothing happened for {DEADLINE:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A program in the VM that asks for something, line by line.
+pub struct Dialogue {
+    child: Child,
+    say: ChildStdin,
+    hear: BufReader<ChildStdout>,
+    _permit: Permit,
+}
+
+impl Dialogue {
+    /// Starts it.
+    pub fn begin(options: &[&str], program: &[&str]) -> Dialogue {
+        let _permit = Permit::take();
+        let mut command = run_command();
+        command.args(options).arg("--").args(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let say = child.stdin.take().expect("piped");
+        let hear = BufReader::new(child.stdout.take().expect("piped"));
+        Dialogue { child, say, hear, _permit }
+    }
+    /// Its next line.
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.hear.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+    /// Answers with an empty line.
+    pub fn go_on(&mut self) {
+        self.say.write_all(b"\n").expect("it listens");
+    }
+    /// Ends the command and with it the VM.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        wait(&mut self.child);
+    }
+    /// Its exit status, once it hears no more.
+    pub fn end(mut self) -> i32 {
+        drop(self.say);
+        code(wait(&mut self.child))
     }
 }
 

@@ -24,6 +24,7 @@ mod hostile;
 mod kill;
 mod latency;
 mod machine;
+mod network;
 mod oracle;
 mod registers;
 mod replica;

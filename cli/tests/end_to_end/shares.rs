@@ -1,42 +1,8 @@
 //! Folders of the host in the guest (/usr, `-v`, `--root`): what it sees, when, and what it does not.
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::common::{Permit, code, file_of, finish, guest_program, kernel, run, run_command, text, wait};
-
-/// A program in the VM that asks for something, line by line.
-struct Dialogue {
-    child: Child,
-    say: ChildStdin,
-    hear: BufReader<ChildStdout>,
-    _permit: Permit,
-}
-
-impl Dialogue {
-    fn begin(options: &[&str], program: &[&str]) -> Dialogue {
-        let _permit = Permit::take();
-        let mut command = run_command();
-        command.args(options).arg("--").args(program);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let say = child.stdin.take().expect("piped");
-        let hear = BufReader::new(child.stdout.take().expect("piped"));
-        Dialogue { child, say, hear, _permit }
-    }
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        self.hear.read_line(&mut line).expect("a line");
-        line.trim_end().to_owned()
-    }
-    fn go_on(&mut self) {
-        self.say.write_all(b"\n").expect("it listens");
-    }
-    fn end(mut self) -> i32 {
-        drop(self.say);
-        code(wait(&mut self.child))
-    }
-}
+use super::common::{Dialogue, file_of, finish, guest_program, kernel, run, run_command, text};
 
 #[test]
 fn a_folder_is_seen_as_it_is_on_the_host() {

@@ -1,4 +1,4 @@
-//! Finding the host's consoles, disks, folders and memory devices, and starting them.
+//! Finding the host's consoles, disks, folders, network and memory devices, and starting them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,10 +7,11 @@ use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
 use freehold_virtio::block::{Lines, VirtioBlock};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
+use freehold_virtio::net::Net;
 use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
-use freehold_virtio::{BlockDevice, ByteStream, Failed, MessageDevice, SetupError, pci};
+use freehold_virtio::{BlockDevice, ByteStream, Failed, FrameDevice, MessageDevice, SetupError, pci};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
@@ -75,6 +76,37 @@ pub type Disk = Arc<dyn BlockDevice>;
 /// A folder of the host, which its tag names.
 pub type Folder = Arc<dyn MessageDevice>;
 
+/// The network device.
+pub struct Network {
+    /// It.
+    pub device: Arc<dyn FrameDevice>,
+    line: &'static NetworkLine,
+}
+
+impl Network {
+    /// What is woken when frames may have come, or room may have been made.
+    pub const fn changed(&self) -> &Arc<WaitQueue> {
+        &self.line.changed
+    }
+    /// Set before that is woken by the device; cleared by who looks.
+    pub const fn interrupted(&self) -> &'static AtomicBool {
+        &self.line.interrupted
+    }
+}
+
+/// The line of a network device, for its interrupt.
+struct NetworkLine {
+    changed: Arc<WaitQueue>,
+    interrupted: AtomicBool,
+}
+
+impl Notify for NetworkLine {
+    fn notify(&self) {
+        self.interrupted.store(true, Ordering::SeqCst);
+        self.changed.wake_all();
+    }
+}
+
 /// The most bytes of slots unless told otherwise, and never more than an eighth of memory.
 const MOST_SLOTS: usize = 1 << 30;
 
@@ -89,6 +121,7 @@ pub struct Host {
     ports: Vec<Arc<Port>>,
     disks: Vec<Disk>,
     folders: Vec<Folder>,
+    networks: Vec<Network>,
     memory: Vec<MemoryDevice>,
 }
 
@@ -191,6 +224,11 @@ pub fn folders() -> &'static [Folder] {
     HOST.get().map_or(&[], |host| &host.folders)
 }
 
+/// The network device, if there is one.
+pub fn network() -> Option<&'static Network> {
+    HOST.get()?.networks.first()
+}
+
 /// Woken when a folder's server may have answered a message that its task has abandoned, and by those who have work for the task that
 /// sees to that.
 pub fn folders_ended() -> &'static WaitQueue {
@@ -230,7 +268,13 @@ pub fn init(
     if rings.map(freehold_virtqueue::install).is_err() {
         return;
     }
-    let mut host = Host { ports: Vec::new(), disks: Vec::new(), folders: Vec::new(), memory: Vec::new() };
+    let mut host = Host {
+        ports: Vec::new(),
+        disks: Vec::new(),
+        folders: Vec::new(),
+        networks: Vec::new(),
+        memory: Vec::new(),
+    };
     for found in memory {
         let device = iommu::domain(found.function, "memory")
             .and_then(|domain| Ok(dma.attach(rules("memory", 1 << 16, domain))?));
@@ -248,6 +292,7 @@ pub fn init(
             Some(DeviceType::Console) => host.start_console(dma, function),
             Some(DeviceType::Block) => host.start_disk((dma, restricted), function),
             Some(DeviceType::_9P) => host.start_folder(dma, function),
+            Some(DeviceType::Network) => host.start_network(dma, function),
             _ => Ok(()),
         };
         if let Err(error) = started {
@@ -260,7 +305,8 @@ pub fn init(
 /// What a test's machine has instead of the host's devices: disks and folders.
 #[cfg(test)]
 pub(crate) fn init_with(disks: Vec<Disk>, folders: Vec<Folder>) {
-    HOST.call_once(|| Host { ports: Vec::new(), disks, folders, memory: Vec::new() });
+    let (ports, networks, memory) = (Vec::new(), Vec::new(), Vec::new());
+    HOST.call_once(|| Host { ports, disks, folders, networks, memory });
 }
 
 fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDomain>) -> DeviceRules {
@@ -323,6 +369,20 @@ impl Host {
             reserve::leaked(FolderLine(InterruptQueue(reserve::arc(WaitQueue::new()))));
         let transport = PciTransport::new(&Pci, function, DeviceType::_9P, line)?;
         self.folders.push_reserved(reserve::arc(Messages::new(transport, device, &line.0)?));
+        Ok(())
+    }
+}
+
+impl Host {
+    fn start_network(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
+        const NAME: &str = "eth0";
+        make_room(&mut self.networks)?;
+        let device = dma.attach(rules(NAME, usize::MAX, iommu::domain(function, NAME)?))?;
+        let (changed, interrupted) = (reserve::arc(WaitQueue::new()), AtomicBool::new(false));
+        let line: &'static NetworkLine = reserve::leaked(NetworkLine { changed, interrupted });
+        let transport = PciTransport::new(&Pci, function, DeviceType::Network, line)?;
+        let device = reserve::arc(Net::new(transport, device)?);
+        self.networks.push_reserved(Network { device, line });
         Ok(())
     }
 }

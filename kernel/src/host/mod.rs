@@ -24,8 +24,8 @@ pub use control::{Ending, Events, end, listen, notice, ready, report, threads, w
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{
-    BounceSettings, Disk, Folder, Host, Port, control, disks, dma, error, folders, folders_ended, init,
-    memory, start_worker, stream,
+    BounceSettings, Disk, Folder, Host, Network, Port, control, disks, dma, error, folders, folders_ended,
+    init, memory, network, start_worker, stream,
 };
 pub use last_words::LastWords;
 pub use memory::{FoundMemory, MemoryDevice, find_memory};

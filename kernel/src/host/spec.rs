@@ -1,5 +1,7 @@
 //! `/.freehold/spec`: which program to run, and how. NUL-terminated records `key=value`, written by the host.
 
+use core::net::Ipv4Addr;
+
 use freehold_collections::Vec;
 
 use crate::{Errno, Result};
@@ -74,6 +76,19 @@ pub struct Spec {
     pub swap: Option<Vec<u8>>,
     /// Folders of the host, in the order in which they are mounted.
     pub shares: Vec<ShareSpec>,
+    /// How the machine is connected, if it is.
+    pub net: Option<NetSpec>,
+}
+
+/// The settings of the network device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NetSpec {
+    /// Its address.
+    pub address: [u8; 4],
+    /// Bits of it that name the network, 1..=31.
+    pub prefix: u8,
+    /// Who knows the way to all others.
+    pub gateway: [u8; 4],
 }
 
 impl Spec {
@@ -94,6 +109,7 @@ impl Spec {
             report: ClosingTables::default(),
             swap: None,
             shares: Vec::new(),
+            net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
@@ -111,6 +127,7 @@ impl Spec {
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"share" => spec.shares.try_push(share(value)?)?,
+                b"net" => spec.net = Some(net(value)?),
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
@@ -135,6 +152,19 @@ fn share(value: &[u8]) -> Result<ShareSpec> {
         return Err(Errno::EINVAL);
     }
     Ok(ShareSpec { tag: Vec::try_from_slice(tag)?, path: Vec::try_from_slice(path)?, mode })
+}
+
+/// `ADDRESS/BITS,GATEWAY`.
+fn net(value: &[u8]) -> Result<NetSpec> {
+    let text = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
+    let (own, gateway) = text.split_once(',').ok_or(Errno::EINVAL)?;
+    let (address, prefix) = own.split_once('/').ok_or(Errno::EINVAL)?;
+    let octets = |text: &str| text.parse().map(|ip: Ipv4Addr| ip.octets()).map_err(|_| Errno::EINVAL);
+    let prefix = number(prefix.as_bytes())?;
+    if !(1..=31).contains(&prefix) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(NetSpec { address: octets(address)?, prefix, gateway: octets(gateway)? })
 }
 
 fn stream(value: &[u8]) -> Result<Stream> {
@@ -163,7 +193,8 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0user=7:8\0later=7\0";
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0user=7:8\0\
+            net=10.0.2.15/24,10.0.2.2\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
         assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
@@ -179,6 +210,8 @@ mod tests {
             [(&b"share0"[..], ShareMode::Below, &b"/"[..]), (b"x", ShareMode::ReadWrite, b"/a:b")]
         );
         assert_eq!(spec.user, (7, 8));
+        let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };
+        assert_eq!(spec.net, Some(net));
     }
 
     #[test]
@@ -196,6 +229,9 @@ mod tests {
             b"exec=/x\0user=7\0",
             b"exec=/x\0user=root:0\0",
             b"exec=/x\0share=share0:above:/\0",
+            b"exec=/x\0net=10.0.2.15,10.0.2.2\0",
+            b"exec=/x\0net=10.0.2.15/32,10.0.2.2\0",
+            b"exec=/x\0net=10.0.2.15/24,gateway\0",
         ] {
             assert_eq!(Spec::parse(bytes), Err(Errno::EINVAL));
         }

@@ -14,6 +14,7 @@ use super::garbage;
 use super::message::PassCredentials;
 use super::options::Credentials;
 use super::queue::{PAGES, Queue};
+use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
@@ -103,6 +104,8 @@ pub struct Channel {
     error: AtomicI32,
     /// There was such a thing.
     failed: AtomicBool,
+    /// The peer was called and has not answered: nothing can be sent yet.
+    opening: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
     /// Woken when there is room, or nobody to make it.
@@ -122,6 +125,7 @@ impl Channel {
             names_senders: AtomicBool::new(false),
             error: AtomicI32::new(0),
             failed: AtomicBool::new(false),
+            opening: AtomicBool::new(false),
             readable: reserve::arc(WaitQueue::new()),
             writable: reserve::arc(WaitQueue::new()),
         })
@@ -137,9 +141,15 @@ impl Channel {
         self.names_senders.store(wanted == PassCredentials::Yes, Ordering::Relaxed);
     }
 
-    fn publish(&self, queue: &Queue) {
+    /// Tells those who look without the lock what is in `queue`, which is its own. Who wakes does so afterwards.
+    pub(super) fn publish(&self, queue: &Queue) {
         self.messages.store(queue.messages(), Ordering::SeqCst);
         self.pages.store(queue.pages(), Ordering::SeqCst);
+    }
+
+    /// As [`waiting`](Self::waiting), where nobody else has it; who does wakes a queue when it is done.
+    pub(super) fn try_waiting(&self) -> Option<MutexGuard<'_, Queue>> {
+        self.queue.try_lock()
     }
 
     /// What waits, which stays as it is meanwhile.
@@ -230,9 +240,33 @@ impl Channel {
         self.messages.load(Ordering::SeqCst) > 0
     }
 
+    /// Nothing can be sent until [`open`](Self::open).
+    pub(super) fn hold(&self) {
+        self.opening.store(true, Ordering::SeqCst);
+    }
+
+    /// The peer has answered.
+    pub(super) fn open(&self) {
+        self.opening.store(false, Ordering::SeqCst);
+        self.writable.wake_all();
+    }
+
+    /// Whether the peer was called and has not answered.
+    pub fn is_opening(&self) -> bool {
+        self.opening.load(Ordering::SeqCst)
+    }
+
+    /// A call that failed left it: the next begins as the first.
+    pub(super) fn renew(&self) {
+        self.no_sender.store(false, Ordering::SeqCst);
+        self.failed.store(false, Ordering::Relaxed);
+    }
+
     /// Whether a send would not wait.
     pub fn has_room(&self) -> bool {
-        self.pages.load(Ordering::SeqCst) < PAGES && self.messages.load(Ordering::SeqCst) < MESSAGES
+        !self.is_opening()
+            && self.pages.load(Ordering::SeqCst) < PAGES
+            && self.messages.load(Ordering::SeqCst) < MESSAGES
     }
 
     /// Bytes that wait (FIONREAD of a stream).
@@ -357,6 +391,26 @@ impl Channel {
             self.readable.wake_all();
             return Ok(length);
         }
+    }
+
+    /// Send a message without waiting for anybody.
+    ///
+    /// # Errors
+    /// `EBUSY` where somebody is at the queue; `EAGAIN` where there is no room, `ECONNREFUSED`, `ENOMEM`.
+    pub(super) fn offer_message(&self, bytes: &[u8], from: Address) -> Result<()> {
+        let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
+        let mut queue = self.try_waiting().ok_or(Errno::EBUSY)?;
+        if !self.has_receiver() {
+            return Err(Errno::ECONNREFUSED);
+        }
+        if !self.has_room() {
+            return Err(Errno::EAGAIN);
+        }
+        queue.push_message(gathered, bytes.len(), Ancillary::default(), Some(from))?;
+        self.publish(&queue);
+        drop(queue);
+        self.readable.wake_all();
+        Ok(())
     }
 
     /// Receive from a stream: bytes up to the end of what waits, or of those with files, or, where

@@ -183,7 +183,8 @@ impl Socket {
         if let Some(remote) = state.remote {
             return Ok(Some(Address::Inet(remote)));
         }
-        state.peer.as_ref().map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
+        let peer = state.peer.as_ref().filter(|peer| !peer.channel.is_opening());
+        peer.map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
     }
 
     /// Who connected, or accepted.
@@ -321,6 +322,50 @@ impl Socket {
             target.connections.wake_all();
             return Ok(());
         }
+    }
+
+    /// The other end of a wire has called this address and is there: makes the socket that serves it, with what `far` makes of the two
+    /// channels that it receives from and sends into.
+    ///
+    /// # Errors
+    /// `EAGAIN` where no more may wait, `EINVAL` where it does not listen, `ENOMEM`.
+    pub(super) fn answer_call<T>(
+        &self,
+        (local, remote): (InetAddress, InetAddress),
+        far: impl FnOnce(Arc<Channel>, Arc<Channel>) -> Result<T>,
+    ) -> Result<T> {
+        let has_place = |listener: &Listener| listener.waiting.len() < listener.most;
+        if !self.state.lock().listener.as_ref().is_none_or(has_place) {
+            return Err(Errno::EAGAIN);
+        }
+        let served = Self::new(self.family, self.kind);
+        table::enter(&served)?;
+        let out = Channel::new();
+        let far = far(served.channel.clone(), out.clone())?;
+        let peer =
+            Peer { channel: out, address: Some(Address::Inet(remote)), credentials: Credentials::NOBODY };
+        *served.state.lock() =
+            SocketState { address: Some(Address::Inet(local)), peer: Some(peer), ..SocketState::default() };
+        let mut state = self.state.lock();
+        let listener = state.listener.as_mut().ok_or(Errno::EINVAL)?;
+        if !has_place(listener) {
+            return Err(Errno::EAGAIN);
+        }
+        listener.waiting.try_push_back(served.clone())?;
+        drop(state);
+        self.connections.wake_all();
+        Ok(far)
+    }
+
+    /// It sends into `out` from now on, or into nothing.
+    pub(super) fn set_peer(&self, out: Option<(Arc<Channel>, InetAddress)>) {
+        let peer = out.map(|(channel, address)| Peer {
+            channel,
+            address: Some(Address::Inet(address)),
+            credentials: Credentials::NOBODY,
+        });
+        let old = core::mem::replace(&mut self.state.lock().peer, peer);
+        drop(old);
     }
 
     /// Connections that may wait where one more comes that is so patient: TCP's are made later than
@@ -506,8 +551,9 @@ impl Socket {
         match &peer {
             Some(peer) => {
                 ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
-                // TCP hears of one direction's end at a time, AF_UNIX of both.
-                let is_over = send_ended || (self.family == Family::Unix && !peer.has_receiver());
+                // TCP hears of one direction's end at a time, but for a reset; AF_UNIX of both.
+                let both = self.family == Family::Unix || self.channel.has_failed();
+                let is_over = send_ended || both && !peer.has_receiver();
                 ready.set(Ready::HUP, ended && is_over);
             }
             None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
@@ -522,8 +568,10 @@ impl Drop for Socket {
         table::leave(self);
         let state = core::mem::take(self.state.get_mut());
         if let Some(peer) = state.peer.filter(|_| self.kind != SocketKind::Datagram) {
-            if self.channel.has_message() {
-                // Bytes were sent that nobody read: their sender hears of it.
+            let [lingers, seconds] = self.options.get_mut().linger;
+            let breaks_off = self.family != Family::Unix && lingers != 0 && seconds == 0;
+            if self.channel.has_message() || breaks_off {
+                // Bytes were sent that nobody read, or the program wants no orderly end: the peer hears of it.
                 peer.channel.fail(Errno::ECONNRESET);
             }
             peer.channel.close_sender();
@@ -543,106 +591,4 @@ impl Drop for Socket {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fs::bytes::{SliceSink, SliceSource};
-    use std::vec::Vec;
-
-    fn send(socket: &Arc<Socket>, bytes: &[u8]) -> Result<usize> {
-        socket.send(&mut SliceSource::new(bytes), Ancillary::default(), None, Patience::Never)
-    }
-
-    fn receive(socket: &Socket) -> Result<Vec<u8>> {
-        let mut buffer = [0; 64];
-        let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
-        socket.receive(sink, Manner::take(Patience::Never), &mut received)?;
-        Ok(buffer[..received.count].to_vec())
-    }
-
-    fn name(text: &[u8]) -> Address {
-        Address::Abstract(freehold_collections::reserve::slice(text))
-    }
-
-    #[test]
-    fn a_pair_talks_both_ways_and_hears_the_other_go() {
-        let (one, other) = Socket::pair(SocketKind::Stream);
-        send(&one, b"ping").unwrap();
-        send(&other, b"pong").unwrap();
-        assert_eq!(one.poll(None), Ready::IN | Ready::OUT);
-        assert_eq!((receive(&other).unwrap(), receive(&one).unwrap()), (b"ping".to_vec(), b"pong".to_vec()));
-        assert_eq!(receive(&one), Err(Errno::EAGAIN));
-        drop(other);
-        assert_eq!(receive(&one).unwrap(), b"");
-        assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
-        assert!(one.poll(None).contains(Ready::HUP | Ready::RDHUP | Ready::IN));
-    }
-
-    #[test]
-    fn half_a_connection_can_be_shut_down() {
-        let (one, other) = Socket::pair(SocketKind::Stream);
-        one.shutdown(Shutdown::Send).unwrap();
-        assert_eq!(receive(&other).unwrap(), b"");
-        assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
-        send(&other, b"still").unwrap();
-        assert_eq!(receive(&one).unwrap(), b"still");
-    }
-
-    #[test]
-    fn a_listener_hands_out_connections_in_their_order() {
-        let listener = Socket::new(Family::Unix, SocketKind::Stream);
-        assert_eq!(listener.listen(1), Err(Errno::EINVAL));
-        listener.bind(Some(name(b"in order"))).unwrap();
-        let clients: Vec<_> = (0..3).map(|_| Socket::new(Family::Unix, SocketKind::Stream)).collect();
-        let refused = clients[0].connect(&name(b"in order"), Patience::Never);
-        assert_eq!(refused, Err(Errno::ECONNREFUSED));
-        listener.listen(1).unwrap();
-        clients[0].connect(&name(b"in order"), Patience::Never).unwrap();
-        clients[1].connect(&name(b"in order"), Patience::Never).unwrap();
-        assert_eq!(clients[2].connect(&name(b"in order"), Patience::Never), Err(Errno::EAGAIN));
-        assert_eq!(clients[0].connect(&name(b"in order"), Patience::Never), Err(Errno::EAGAIN));
-        assert_eq!(listener.poll(None), Ready::IN);
-        send(&clients[0], b"first").unwrap();
-        let served = listener.accept(Patience::Never).unwrap();
-        assert_eq!(receive(&served).unwrap(), b"first");
-        assert_eq!(clients[0].peer_address().unwrap(), Some(name(b"in order")));
-        listener.accept(Patience::Never).unwrap();
-        assert!(matches!(listener.accept(Patience::Never), Err(Errno::EAGAIN)));
-    }
-
-    #[test]
-    fn a_listener_that_goes_takes_its_waiting_connections_along() {
-        let listener = Socket::new(Family::Unix, SocketKind::Packets);
-        listener.bind(Some(name(b"short-lived"))).unwrap();
-        listener.listen(5).unwrap();
-        let client = Socket::new(Family::Unix, SocketKind::Packets);
-        client.connect(&name(b"short-lived"), Patience::Never).unwrap();
-        drop(listener);
-        assert_eq!(receive(&client), Err(Errno::ECONNRESET));
-        assert_eq!(receive(&client).unwrap(), b"");
-        assert_eq!(send(&client, b"x"), Err(Errno::EPIPE));
-        let again = Socket::new(Family::Unix, SocketKind::Packets);
-        again.bind(Some(name(b"short-lived"))).unwrap();
-    }
-
-    #[test]
-    fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
-        let (server, client) = (
-            Socket::new(Family::Unix, SocketKind::Datagram),
-            Socket::new(Family::Unix, SocketKind::Datagram),
-        );
-        server.bind(Some(name(b"server"))).unwrap();
-        client.bind(None).unwrap();
-        let to = name(b"server");
-        let source = &mut SliceSource::new(b"hello");
-        client.send(source, Ancillary::default(), Some(&to), Patience::Never).unwrap();
-        let mut buffer = [0; 16];
-        let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
-        server.receive(sink, Manner::take(Patience::Never), &mut received).unwrap();
-        assert_eq!(received.from, client.address());
-        assert_eq!(send(&client, b"x"), Err(Errno::EDESTADDRREQ));
-        client.connect(&to, Patience::Never).unwrap();
-        send(&client, b"x").unwrap();
-        drop(server);
-        assert_eq!(send(&client, b"x"), Err(Errno::ECONNREFUSED));
-    }
-}
+mod tests;

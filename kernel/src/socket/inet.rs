@@ -1,18 +1,20 @@
-//! TCP and UDP on this machine: ip(7), tcp(7), udp(7).
+//! TCP and UDP: ip(7), tcp(7), udp(7).
 //!
-//! The machine has no network device, so each address that can be reached is its own. A TCP
-//! connection is two channels, as one of AF_UNIX: what TCP adds on the way (segments,
+//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX: what TCP adds on the way (segments,
 //! acknowledgements, retransmission) has nothing to do where no byte is lost. What programs see of
 //! TCP is kept: ports, listen queues, resets, the options, and their names. A UDP datagram is put
 //! into the channel of the socket that its address leads to, or dropped where there is no room.
+//! What leads to another machine is [`wire`]'s.
 
-use freehold_collections::Receiver;
+use freehold_collections::{Arc, Receiver};
 
 use super::address::{Address, Family};
-use super::channel::{Ancillary, Patience};
+use super::attachment::source_for;
+use super::channel::{Ancillary, Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
 use super::options::Credentials;
 use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
+use super::wire::{self, Wire};
 use crate::task::Capability;
 use crate::user::Source;
 use crate::{Errno, Result, task};
@@ -114,18 +116,23 @@ impl Socket {
         address.is_local() && !(address.is_v4() && self.is_v6_alone())
     }
 
-    /// The address that a packet to `to` goes to.
-    fn route(&self, to: InetAddress) -> Result<InetAddress> {
-        if self.reaches(to) { Ok(to.concrete()) } else { Err(Errno::ENETUNREACH) }
+    /// The address that a packet to `to` goes to, and the network that leads there where that is not on this machine.
+    fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
+        if self.reaches(to) {
+            return Ok((to.concrete(), None));
+        }
+        let is_of_ours = !(to.is_v4() && self.is_v6_alone());
+        let leads = is_of_ours && source_for(to.ip).is_some();
+        wire::wire().filter(|_| leads).map(|wire| (to, Some(wire))).ok_or(Errno::ENETUNREACH)
     }
 
     /// connect(2) to a port.
     ///
     /// # Errors
-    /// `ENETUNREACH` where the address is not this machine's, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
-    /// `ERESTARTSYS`, `ENOMEM`.
+    /// `ENETUNREACH` where no way leads to the address, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
+    /// `ERESTARTSYS`, `ENOMEM`; of another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`, `EHOSTUNREACH`.
     pub(super) fn connect_to_port(self: &Receiver<Self>, to: InetAddress, patience: Patience) -> Result<()> {
-        let to = self.route(to)?;
+        let (to, wire) = self.route(to)?;
         let source = InetAddress { ip: to.source(), port: 0 };
         if self.kind() == SocketKind::Datagram {
             let own = self.own_port(source)?;
@@ -136,13 +143,55 @@ impl Socket {
             state.address = Some(Address::Inet(Self::sent_from(own, to)));
             return Ok(());
         }
+        let called = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
+        if let Some(out) = called.filter(|out| out.is_opening()) {
+            if out.has_receiver() {
+                return self.wait_for_answer(&out, patience, Errno::EALREADY);
+            }
+            // It failed, as somebody may have heard already. The next call is a new one.
+            self.set_peer(None);
+            return Err(self.channel().take_error().unwrap_or(Errno::ECONNABORTED));
+        }
         if self.is_listening() || self.state.lock().peer.is_some() {
             return Err(Errno::EISCONN);
+        }
+        if let Some(wire) = wire {
+            let own = self.own_port(source)?;
+            let local = Self::sent_from(own, to);
+            self.state.lock().address = Some(Address::Inet(local));
+            let out = Channel::new();
+            out.hold();
+            self.channel().renew();
+            self.set_peer(Some((out.clone(), to)));
+            let called = wire.call((local, to), self.channel(), &out);
+            called.inspect_err(|_| self.set_peer(None))?;
+            return self.wait_for_answer(&out, patience, Errno::EINPROGRESS);
         }
         let target = ports::find(Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
         self.state.lock().address = Some(Address::Inet(Self::sent_from(own, to)));
         self.join(&target, &Some(Address::Inet(to)), patience)
+    }
+
+    /// Waits until a call is answered that was made for what is sent into `out`.
+    ///
+    /// # Errors
+    /// `pending` where the caller does not wait so long; why it failed; `ERESTARTSYS`.
+    fn wait_for_answer(&self, out: &Arc<Channel>, patience: Patience, pending: Errno) -> Result<()> {
+        let is_known = || (!out.is_opening() || self.channel().has_error()).then_some(());
+        if let (None, Patience::Until(deadline)) = (is_known(), patience) {
+            out.writable.wait_until_deadline(deadline, is_known)?;
+        }
+        if let Some(error) = self.channel().take_error() {
+            self.set_peer(None);
+            return Err(error);
+        }
+        if out.is_opening() { Err(pending) } else { Ok(()) }
+    }
+
+    /// Whether it is one of UDP that hears from `remote` alone.
+    pub(super) fn is_connected_to(&self, remote: InetAddress) -> bool {
+        self.state.lock().remote == Some(remote)
     }
 
     /// connect(2) to AF_UNSPEC: a datagram socket hears from everybody again.
@@ -180,12 +229,15 @@ impl Socket {
         to: Option<InetAddress>,
     ) -> Result<usize> {
         let remote = self.state.lock().remote;
-        let to = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
+        let (to, wire) = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
         let length = source.remaining();
         if length > MOST_DATAGRAM_BYTES {
             return Err(Errno::EMSGSIZE);
         }
         let from = Self::sent_from(self.own_port(self.any())?, to);
+        if let Some(wire) = wire {
+            return wire.send_datagram((from, to), source);
+        }
         let Some(target) = ports::find(Protocol::Udp, to, Some(from)) else {
             if remote.is_some() {
                 // ICMP says so, and the next call does.

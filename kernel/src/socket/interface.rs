@@ -1,33 +1,97 @@
-//! The network device: `lo`, and nothing beside it (netdevice(7)).
+//! The network devices: `lo`, and `eth0` where the machine has a network (netdevice(7)).
 //!
-//! No packet passes through it, since a connection's bytes go from socket to socket: it is up, it
-//! has 127.0.0.1/8 and ::1/128, its counters are 0, and nothing of it can be changed. A request to
-//! set what is so already succeeds; any other is `EOPNOTSUPP`.
+//! No packet passes through `lo`, since a connection's bytes go from socket to socket: its counters are 0. Nothing of either can be
+//! changed. A request to set what is so already succeeds; any other is `EOPNOTSUPP`.
 
+use freehold_virtio::FrameCounts;
 use linux_raw_sys::ioctl as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::Family;
+use super::attachment::attachment;
 use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// Its name.
-pub const NAME: &[u8] = b"lo";
-/// Its number.
-pub const INDEX: u32 = 1;
-/// IFF_UP, IFF_LOOPBACK and IFF_RUNNING.
-pub const FLAGS: u32 = 0x1 | 0x8 | 0x40;
-/// Bytes of the longest packet that Linux' would take.
-pub const MTU: u32 = 65_536;
-/// ARPHRD_LOOPBACK.
-pub const HARDWARE: u16 = 772;
 /// Packets that would wait.
 pub const QUEUE_LENGTH: u32 = 1000;
-/// Its address, network byte order.
-pub const ADDRESS: [u8; 4] = [127, 0, 0, 1];
-/// The bits of [`ADDRESS`] that name the network.
-pub const MASK: [u8; 4] = [255, 0, 0, 0];
+
+/// A network device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interface {
+    /// Its name.
+    pub name: &'static str,
+    /// Its number.
+    pub index: u32,
+    /// IFF_*.
+    pub flags: u32,
+    /// Bytes of the longest packet.
+    pub mtu: u32,
+    /// ARPHRD_*.
+    pub hardware: u16,
+    /// Its own address, and that which means all devices.
+    pub hardware_addresses: [[u8; 6]; 2],
+    /// Its address of version 4, network byte order.
+    pub address: [u8; 4],
+    /// Bits of that that name the network.
+    pub prefix: u8,
+    /// Who knows the way to all other networks, if it leads there.
+    pub gateway: Option<[u8; 4]>,
+}
+
+/// The loopback device: IFF_UP, IFF_LOOPBACK and IFF_RUNNING, ARPHRD_LOOPBACK.
+pub const LO: Interface = Interface {
+    name: "lo",
+    index: 1,
+    flags: 0x1 | 0x8 | 0x40,
+    mtu: 65_536,
+    hardware: 772,
+    hardware_addresses: [[0; 6]; 2],
+    address: [127, 0, 0, 1],
+    prefix: 8,
+    gateway: None,
+};
+
+/// IFF_UP, IFF_BROADCAST, IFF_RUNNING and IFF_MULTICAST.
+const ETHERNET_FLAGS: u32 = 0x1 | 0x2 | 0x40 | 0x1000;
+/// ARPHRD_ETHER.
+const ETHERNET: u16 = 1;
+
+/// The devices, in the order of their numbers.
+pub fn all() -> impl Iterator<Item = Interface> {
+    let ethernet = attachment().map(|attachment| {
+        let device = &attachment.device;
+        Interface {
+            name: "eth0",
+            index: 2,
+            flags: ETHERNET_FLAGS,
+            mtu: device.mtu() as u32,
+            hardware: ETHERNET,
+            hardware_addresses: [device.address(), [0xff; 6]],
+            address: attachment.address.octets(),
+            prefix: attachment.prefix,
+            gateway: Some(attachment.gateway.octets()),
+        }
+    });
+    [LO].into_iter().chain(ethernet)
+}
+
+impl Interface {
+    /// The bits of its address that name the network.
+    pub fn mask(&self) -> [u8; 4] {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0).to_be_bytes()
+    }
+    /// The address of its network, and that which means all in it.
+    pub fn network(&self) -> ([u8; 4], [u8; 4]) {
+        let (address, mask) = (u32::from_be_bytes(self.address), u32::from_be_bytes(self.mask()));
+        ((address & mask).to_be_bytes(), (address | !mask).to_be_bytes())
+    }
+    /// What went through it.
+    pub fn counts(&self) -> FrameCounts {
+        let attachment = attachment().filter(|_| self.index != LO.index);
+        attachment.map_or_else(FrameCounts::default, |attachment| attachment.device.counts())
+    }
+}
 
 /// Bytes of an interface's name, with the NUL.
 const NAME_BYTES: usize = 16;
@@ -79,32 +143,34 @@ impl Request {
         }
     }
 
-    fn check_device(&self) -> Result<()> {
-        if self.names().0 == NAME { Ok(()) } else { Err(Errno::ENODEV) }
+    fn set_name(&mut self, name: &str) {
+        self.name = [0; NAME_BYTES];
+        self.name[..name.len()].copy_from_slice(name.as_bytes());
+    }
+
+    fn device(&self) -> Result<Interface> {
+        all().find(|device| device.name.as_bytes() == self.names().0).ok_or(Errno::ENODEV)
     }
 
     /// Answers a question that sockets of every family take.
     fn answer(&mut self, request: u32) -> Result<()> {
         if request == c::SIOCGIFNAME {
-            if !self.begins_with(&INDEX.to_ne_bytes()) {
-                return Err(Errno::ENODEV);
-            }
-            self.name = [0; NAME_BYTES];
-            self.name[..NAME.len()].copy_from_slice(NAME);
+            let named = all().find(|device| self.begins_with(&device.index.to_ne_bytes()));
+            self.set_name(named.ok_or(Errno::ENODEV)?.name);
             return Ok(());
         }
-        self.check_device()?;
+        let device = self.device()?;
         match request {
-            c::SIOCGIFINDEX => self.put(&INDEX.to_ne_bytes()),
-            c::SIOCGIFFLAGS => self.put(&(FLAGS as u16).to_ne_bytes()),
-            c::SIOCGIFMTU => self.put(&MTU.to_ne_bytes()),
+            c::SIOCGIFINDEX => self.put(&device.index.to_ne_bytes()),
+            c::SIOCGIFFLAGS => self.put(&(device.flags as u16).to_ne_bytes()),
+            c::SIOCGIFMTU => self.put(&device.mtu.to_ne_bytes()),
             c::SIOCGIFTXQLEN => self.put(&QUEUE_LENGTH.to_ne_bytes()),
             c::SIOCGIFMETRIC => self.put(&[0; 4]),
             // Two addresses of 8 bytes, one of 2, and three numbers of a byte.
             c::SIOCGIFMAP => self.put(&[0; 21]),
             c::SIOCGIFHWADDR => {
-                self.put(&HARDWARE.to_ne_bytes());
-                self.value[2..8].fill(0);
+                self.put(&device.hardware.to_ne_bytes());
+                self.value[2..8].copy_from_slice(&device.hardware_addresses[0]);
             }
             _ => return Err(Errno::EINVAL),
         }
@@ -113,27 +179,28 @@ impl Request {
 
     /// Answers a question about addresses of version 4.
     fn answer_address(&mut self, request: u32) -> Result<()> {
-        self.check_device()?;
+        let device = self.device()?;
         if self.names().1.is_some() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         self.put_address(match request {
-            c::SIOCGIFNETMASK => MASK,
-            c::SIOCGIFBRDADDR => [0; 4],
-            _ => ADDRESS,
+            c::SIOCGIFNETMASK => device.mask(),
+            c::SIOCGIFBRDADDR if device.index == LO.index => [0; 4],
+            c::SIOCGIFBRDADDR => device.network().1,
+            _ => device.address,
         });
         Ok(())
     }
 
     /// Whether the setting `request` asks for what is so.
-    fn is_so(&self, request: u32) -> bool {
+    fn is_so(&self, device: &Interface, request: u32) -> bool {
         match request {
             c::SIOCSIFFLAGS => self.value[0] & 1 == 1,
-            c::SIOCSIFMTU => self.begins_with(&MTU.to_ne_bytes()),
+            c::SIOCSIFMTU => self.begins_with(&device.mtu.to_ne_bytes()),
             c::SIOCSIFTXQLEN => self.begins_with(&QUEUE_LENGTH.to_ne_bytes()),
             _ => {
                 let mut same = *self;
-                same.put_address(if request == c::SIOCSIFNETMASK { MASK } else { ADDRESS });
+                same.put_address(if request == c::SIOCSIFNETMASK { device.mask() } else { device.address });
                 let is_address = matches!(request, c::SIOCSIFADDR | c::SIOCSIFDSTADDR | c::SIOCSIFNETMASK);
                 is_address && same.value[4..8] == self.value[4..8] && same.value[..2] == self.value[..2]
             }
@@ -150,18 +217,21 @@ pub fn check_administrator() -> Result<()> {
 fn list(at: u64) -> Result<()> {
     let at = UserPtr::<InterfaceList>::new(at);
     let mut list = at.read()?;
-    let whole = size_of::<Request>() as i32;
+    let each = size_of::<Request>();
     if list.requests == 0 {
-        list.length = whole;
+        list.length = (all().count() * each) as i32;
         return at.write(&list);
     }
-    list.length = if list.length < whole { 0 } else { whole };
-    if list.length > 0 {
+    let room = list.length.max(0) as usize / each;
+    let mut length = 0;
+    for device in all().take(room) {
         let mut request = Request { name: [0; NAME_BYTES], value: [0; 24] };
-        request.name[..NAME.len()].copy_from_slice(NAME);
-        request.put_address(ADDRESS);
-        UserPtr::new(list.requests).write(&request)?;
+        request.set_name(device.name);
+        request.put_address(device.address);
+        UserPtr::new(list.requests.wrapping_add(length as u64)).write(&request)?;
+        length += each;
     }
+    list.length = length as i32;
     at.write(&list)
 }
 
@@ -193,7 +263,7 @@ pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
             answered(Request::answer_address)
         }
         _ if is_v4 && PRIVATE_FLAGS.contains(&request) => Err(Errno::EINVAL),
-        SIOCETHTOOL => at.read()?.check_device().and(Err(Errno::EOPNOTSUPP)),
+        SIOCETHTOOL => at.read()?.device().and(Err(Errno::EOPNOTSUPP)),
         c::SIOCSIFADDR
         | c::SIOCSIFDSTADDR
         | c::SIOCSIFBRDADDR
@@ -224,8 +294,8 @@ pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
 
 fn set(wanted: &Request, request: u32) -> Result<()> {
     check_administrator()?;
-    wanted.check_device()?;
-    if wanted.is_so(request) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+    let device = wanted.device()?;
+    if wanted.is_so(&device, request) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
 }
 
 #[cfg(test)]
@@ -257,7 +327,7 @@ mod tests {
         assert_eq!(named(b"lo:1").answer(c::SIOCGIFINDEX), Ok(()));
         assert_eq!(named(b"eth0").answer(c::SIOCGIFINDEX), Err(Errno::ENODEV));
         let mut by_number = named(b"what was there");
-        by_number.put(&INDEX.to_ne_bytes());
+        by_number.put(&LO.index.to_ne_bytes());
         by_number.answer(c::SIOCGIFNAME).unwrap();
         assert_eq!(&by_number.name, b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
     }
@@ -267,12 +337,12 @@ mod tests {
         #[test]
         fn any_name_is_los_or_nobodys(mut name: [u8; NAME_BYTES], as_lo: bool) {
             if as_lo {
-                name[..2].copy_from_slice(NAME);
+                name[..2].copy_from_slice(b"lo");
             }
             let text = name.split(|&byte| byte == 0 || byte == b':').next().unwrap_or_default();
             let mut asked = Request { name, value: [0; 24] };
             let answer = asked.answer(c::SIOCGIFINDEX);
-            prop_assert_eq!(answer, if text == NAME { Ok(()) } else { Err(Errno::ENODEV) });
+            prop_assert_eq!(answer, if text == b"lo" { Ok(()) } else { Err(Errno::ENODEV) });
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sockets: AF_UNIX, TCP and UDP on this machine, and AF_NETLINK; any other family is `EAFNOSUPPORT`, as on a
+//! Sockets: AF_UNIX, TCP and UDP, and AF_NETLINK; any other family is `EAFNOSUPPORT`, as on a
 //! kernel built without it.
 //!
 //! | module | concept |
@@ -7,6 +7,7 @@
 //! | [`channel`] | what is on its way to one, and who waits for it |
 //! | [`queue`] | the messages in a channel |
 //! | [`inet`], [`ports`] | what is different with TCP and UDP; who has which port |
+//! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
 //! | [`address`] | names, and who has which |
 //! | [`flight`] | the files that a message carries |
 //! | [`garbage`] | sockets that nobody can ever receive from |
@@ -19,6 +20,7 @@
 //! | [`calls`] | the system calls |
 
 pub mod address;
+pub mod attachment;
 pub mod calls;
 pub mod channel;
 pub mod endpoint;
@@ -35,6 +37,7 @@ mod remembered;
 pub mod table;
 mod tcp_info;
 pub mod view;
+pub mod wire;
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::ioctl::{FIONREAD, SIOCATMARK, TIOCOUTQ};

@@ -62,8 +62,8 @@ pub struct Options {
     pub receive_timeout: Option<u64>,
     /// SO_SNDTIMEO in nanoseconds.
     pub send_timeout: Option<u64>,
-    /// SO_LINGER, which is only remembered: no byte is on its way when a socket is closed.
-    linger: [i32; 2],
+    /// SO_LINGER: whether, and for how many seconds. None breaks a connection off; no close waits.
+    pub(super) linger: [i32; 2],
     /// Numbers that are read as they were set.
     pub(super) remembered: Remembered,
 }

@@ -1,6 +1,6 @@
 //! Ports of TCP and UDP: which socket is bound to which, and which one an address leads to.
 //!
-//! All addresses are this machine's own: 127.0.0.0/8, ::1, and the two that mean any. The entries
+//! All addresses are this machine's own: 127.0.0.0/8, ::1, that of the network device, and the two that mean any. The entries
 //! of a port stand beside each other in one map, so that a look costs a search and as many steps as
 //! sockets share the port.
 //!
@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
 
+use super::attachment::{is_own, source_for};
 use super::endpoint::Socket;
 use crate::sync::SpinLock;
 use crate::{Errno, Result, hw, sched};
@@ -72,7 +73,11 @@ impl InetAddress {
 
     /// Whether this machine has it.
     pub fn is_local(self) -> bool {
-        self.is_any() || self.ip.is_loopback() || self.ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback())
+        let is_loopback = |ip: Ipv4Addr| ip.is_loopback();
+        self.is_any()
+            || self.ip.is_loopback()
+            || self.ip.to_ipv4_mapped().is_some_and(is_loopback)
+            || is_own(self.ip)
     }
 
     /// The address that a packet to it goes to: any means this machine.
@@ -85,10 +90,10 @@ impl InetAddress {
         Self { ip, ..self }
     }
 
-    /// The address that packets to it come from where their sender is bound to none: the loopback
-    /// device's.
+    /// The address that packets to it come from where their sender is bound to none: that of the device that they leave by.
     pub fn source(self) -> Ipv6Addr {
-        if self.is_v4() { LOOPBACK_V4 } else { Ipv6Addr::LOCALHOST }
+        let loopback = if self.is_v4() { LOOPBACK_V4 } else { Ipv6Addr::LOCALHOST };
+        source_for(self.ip).unwrap_or(loopback)
     }
 }
 

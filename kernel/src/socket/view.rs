@@ -8,12 +8,14 @@ use super::ports::InetAddress;
 use super::table::NOWHERE;
 
 /// States of a TCP socket, by Linux' numbers. The others are over at once where no packet is on its
-/// way.
+/// way, and a socket that has a way to go is shown with the one that its program sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TcpState {
     /// Both may send. Of UDP: it is connected.
     Established = 1,
+    /// Its call is not answered yet.
+    SynSent = 2,
     /// SHUT_WR here, the peer may send.
     FinWait2 = 5,
     /// Neither will send, or it was never connected. Of UDP: it is not connected.
@@ -75,6 +77,9 @@ impl Socket {
     pub fn tcp_state(&self) -> TcpState {
         let (is_listening, is_connected) = {
             let state = self.state.lock();
+            if state.peer.as_ref().is_some_and(|peer| peer.channel.is_opening()) {
+                return if self.channel().has_failed() { TcpState::Close } else { TcpState::SynSent };
+            }
             let is_connected = match self.kind() {
                 SocketKind::Datagram => state.remote.is_some(),
                 _ => state.peer.is_some() && !self.channel().has_failed(),

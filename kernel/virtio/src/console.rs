@@ -8,11 +8,11 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use freehold_bounce::{Device, Direction, DmaError, DmaMapping, DmaSource};
-use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
+use freehold_bounce::{Device, Direction, DmaError, DmaSource};
+use freehold_virtqueue::{Chain, Part, Queue, Transport};
 use spin::Mutex;
 
-use crate::link::{Lent, Link, Why};
+use crate::link::{Link, TwoWays, Why};
 use crate::platform::Registers;
 use crate::transport::{Features, negotiate};
 use crate::{ByteStream, Failed, SetupError};
@@ -55,22 +55,7 @@ struct ConsoleInner<S: DmaSource, T: Transport> {
     free: Vec<usize>,
 }
 
-struct Rings<S: DmaSource> {
-    receive: Option<Queue<S, RING>>,
-    transmit: Queue<S, RING>,
-    /// All buffers, also those that the host does not have.
-    buffers: Vec<Arc<DmaMapping<S>>>,
-}
-
-impl<S: DmaSource> Lent for Rings<S> {
-    fn reclaim(&mut self, proof: &DeviceReset) {
-        self.receive.reclaim(proof);
-        self.transmit.reclaim(proof);
-    }
-    fn lose(&mut self) -> usize {
-        self.receive.lose() + self.transmit.lose()
-    }
-}
+type Rings<S> = TwoWays<S, Option<Queue<S, RING>>, RING>;
 
 impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
     /// Start the console. The transport's interrupt says that bytes may have come or room may have been made;
@@ -112,7 +97,7 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
                 return Err(error.into());
             }
         };
-        let rings = Rings { receive: rx_queue, transmit: tx_queue, buffers: memory };
+        let rings = TwoWays { receive: rx_queue, transmit: tx_queue, buffers: memory };
         let mut inner = ConsoleInner { link: Link::new(transport, device, rings), filled, empty, free };
         inner.set_interrupts(Queue::disable_interrupts);
         inner.link.transport.finish_init();
@@ -188,10 +173,7 @@ impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
                 written => self.filled.push_back((done.tag, written, 0)),
             }
         }
-        while let Some(done) = rings.transmit.complete()? {
-            self.free.push(done.tag);
-        }
-        Ok(())
+        Ok(rings.gather_sent(&mut self.free)?)
     }
 
     /// Make sure that an interrupt comes when there is room, and look once more.

@@ -1,4 +1,5 @@
-//! virtio devices on PCI: consoles as byte streams, disks as block devices, folders of the host, memory that comes and goes.
+//! virtio devices on PCI: consoles as byte streams, disks as block devices, networks as frames, folders of the host, memory that
+//! comes and goes.
 //!
 //! | module | what |
 //! |---|---|
@@ -7,6 +8,7 @@
 //! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
 //! | [`console`] | [`console::Console`]: a [`ByteStream`] |
 //! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
+//! | [`net`] | [`net::Net`]: a [`FrameDevice`] |
 //! | [`p9`] | [`p9::Messages`]: a [`MessageDevice`], by which the host shows folders |
 //! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
@@ -34,6 +36,9 @@ mod driver_tests;
 mod in_place_tests;
 mod link;
 pub mod mem;
+pub mod net;
+#[cfg(test)]
+mod net_tests;
 pub mod p9;
 pub mod pci;
 #[cfg(test)]
@@ -138,6 +143,44 @@ pub trait ByteStream: Send + Sync {
     /// Put one byte to the host now: no lock, no memory, no wait. For the last words of a panic.
     /// Returns whether the device can do that.
     fn emergency_write(&self, byte: u8) -> bool;
+}
+
+/// What went through a [`FrameDevice`] since it was started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FrameCounts {
+    /// Frames that were received.
+    pub received_frames: u64,
+    /// Their bytes, Ethernet headers included.
+    pub received_bytes: u64,
+    /// Frames that the host was given.
+    pub sent_frames: u64,
+    /// Their bytes, Ethernet headers included.
+    pub sent_bytes: u64,
+    /// Frames of a length that cannot be, of either way.
+    pub dropped: u64,
+}
+
+/// Ethernet frames to and from the host, without waiting. Methods are for tasks; see [`platform::Notify`] for when to try
+/// again.
+pub trait FrameDevice: Send + Sync {
+    /// The device's own address.
+    fn address(&self) -> [u8; 6];
+    /// Bytes of the longest packet behind an Ethernet header: 68..=1500.
+    fn mtu(&self) -> usize;
+    /// Copy a frame into a free buffer and let the host have it. `Ok(false)`: there is no room; the interrupt comes when
+    /// there is. A frame that has not 14..=mtu+14 bytes is dropped and counted.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn send(&self, frame: &[u8]) -> Result<bool, Failed>;
+    /// Take the next frame that came into `frame`, which has room for mtu+14 bytes or more; its length. `None`: none
+    /// waits. Frames that are shorter than 14 bytes or longer than `frame` are dropped and counted.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn receive(&self, frame: &mut [u8]) -> Result<Option<usize>, Failed>;
+    /// What went through so far.
+    fn counts(&self) -> FrameCounts;
 }
 
 /// Why a transfer failed.

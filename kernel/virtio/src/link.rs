@@ -10,8 +10,11 @@
 //! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins for up to a second, once
 //! in a device's life.
 
-use freehold_bounce::{Device, DmaSource};
-use freehold_virtqueue::{DeviceReset, DeviceStatus, Queue, Transport, reset};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_bounce::{Device, DmaMapping, DmaSource};
+use freehold_virtqueue::{Broken, DeviceReset, DeviceStatus, Queue, Transport, reset};
 
 use crate::Failed;
 
@@ -40,6 +43,36 @@ impl<L: Lent> Lent for Option<L> {
     }
     fn lose(&mut self) -> usize {
         self.as_mut().map_or(0, Lent::lose)
+    }
+}
+
+/// The two queues of a device that gives and takes, and their buffers.
+pub(crate) struct TwoWays<S: DmaSource, R, const SIZE: usize> {
+    /// What the host fills.
+    pub receive: R,
+    /// What it empties.
+    pub transmit: Queue<S, SIZE>,
+    /// All buffers, also those that the host does not have: first those for receiving.
+    pub buffers: Vec<Arc<DmaMapping<S>>>,
+}
+
+impl<S: DmaSource, R: Lent, const SIZE: usize> Lent for TwoWays<S, R, SIZE> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        self.receive.reclaim(proof);
+        Lent::reclaim(&mut self.transmit, proof);
+    }
+    fn lose(&mut self) -> usize {
+        self.receive.lose() + Lent::lose(&mut self.transmit)
+    }
+}
+
+impl<S: DmaSource, R, const SIZE: usize> TwoWays<S, R, SIZE> {
+    /// Gathers in `free` the numbers of the buffers that the host has emptied. How much it says it wrote there says nothing.
+    pub fn gather_sent(&mut self, free: &mut Vec<usize>) -> Result<(), Broken> {
+        while let Some(done) = self.transmit.complete()? {
+            free.push(done.tag);
+        }
+        Ok(())
     }
 }
 

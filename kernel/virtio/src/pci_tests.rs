@@ -154,6 +154,8 @@ fn the_function_and_its_capabilities_are_found() {
     assert_eq!(found, [(PLACE, 0x1af4, 0x1043)]);
     assert_eq!(device_type(0x1af4, 0x1043), Some(DeviceType::Console));
     assert_eq!(device_type(0x1af4, 0x1001), Some(DeviceType::Block));
+    assert_eq!(device_type(0x1af4, 0x1000), Some(DeviceType::Network));
+    assert_eq!(device_type(0x1af4, 0x1041), Some(DeviceType::Network));
     assert_eq!(device_type(0x8086, 0x1043), None);
     let at: Vec<_> = capabilities(&machine, PLACE).map(|(at, _)| at).collect();
     assert_eq!(at, [0x40, 0x50, 0x64, 0x78]);

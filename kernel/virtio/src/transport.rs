@@ -69,6 +69,7 @@ struct PciCapability {
 /// What kind of device a function is; `None` where it is none that we know.
 pub fn device_type(vendor: u16, device: u16) -> Option<DeviceType> {
     match (vendor, device) {
+        (VENDOR, 0x1000) => Some(DeviceType::Network),
         (VENDOR, 0x1001) => Some(DeviceType::Block),
         (VENDOR, 0x1003) => Some(DeviceType::Console),
         (VENDOR, 0x1040..=0x107f) => DeviceType::try_from(device as u8 - 0x40).ok(),
@@ -393,6 +394,12 @@ bitflags::bitflags! {
         const BLOCK_READ_ONLY = 1 << 5;
         /// Block: the device has a volatile cache and a command to flush it.
         const BLOCK_FLUSH = 1 << 9;
+        /// Network: the device says how long a packet may be.
+        const NET_MTU = 1 << 3;
+        /// Network: the device has an address.
+        const NET_MAC = 1 << 5;
+        /// Network: a frame that comes may span several buffers.
+        const NET_MERGEABLE = 1 << 15;
         /// 9P: the device says what its tree is called.
         const P9_TAG = 1 << 0;
         /// Memory: the device says which proximity domain its memory is of.

@@ -73,6 +73,7 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         symbols: Symbols::All,
         swap: None,
         shares: Vec::new(),
+        network: None,
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;

@@ -63,6 +63,11 @@ pub fn fill_disks() {
     kernel::fill_disks(&root());
 }
 
+/// Put in the network device, once, after it was started.
+pub fn fill_network() {
+    net::fill_network(&root());
+}
+
 /// debugfs: what /sys/kernel/debug shows already, for those who mount it there first.
 struct DebugFs {
     root: Arc<PseudoDir>,

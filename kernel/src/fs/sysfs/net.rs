@@ -1,18 +1,19 @@
-//! /sys/class/net: the network device `lo`, whose counters are 0 since no packet passes through it.
+//! /sys/class/net: the network devices.
+
+use core::fmt;
 
 use freehold_collections::Arc;
+use freehold_virtio::FrameCounts;
 
 use crate::fs::pseudo::PseudoDir;
-use crate::socket::interface;
+use crate::socket::interface::{self, Interface};
 
-/// What is always 0.
-const COUNTERS: [&str; 23] = [
+/// Counters that are always 0.
+const NEVER_COUNTED: [&str; 18] = [
     "collisions",
     "multicast",
-    "rx_bytes",
     "rx_compressed",
     "rx_crc_errors",
-    "rx_dropped",
     "rx_errors",
     "rx_fifo_errors",
     "rx_frame_errors",
@@ -20,29 +21,55 @@ const COUNTERS: [&str; 23] = [
     "rx_missed_errors",
     "rx_nohandler",
     "rx_over_errors",
-    "rx_packets",
     "tx_aborted_errors",
-    "tx_bytes",
     "tx_carrier_errors",
     "tx_compressed",
     "tx_dropped",
     "tx_errors",
     "tx_fifo_errors",
-    "tx_packets",
     "tx_window_errors",
 ];
 
-/// Put in the device, once.
+/// Put in `lo`, once.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
-    let device = root.dirs("devices/virtual/net/lo");
-    root.dirs("class/net").link("lo", "../../devices/virtual/net/lo");
-    device.link("subsystem", "../../../../class/net");
-    for name in ["address", "broadcast"] {
-        device.constant(name, "00:00:00:00:00:00");
+    add(root, &interface::LO);
+}
+
+/// Put in the network device, once, where there is one.
+pub(super) fn fill_network(root: &Arc<PseudoDir>) {
+    interface::all().skip(1).for_each(|device| add(root, &device));
+}
+
+/// A device's own address, as it is written.
+struct Hardware([u8; 6]);
+
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, last] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{last:02x}")
     }
+}
+
+/// Counters that count: their names, and where each is.
+const COUNTED: [(&str, fn(&FrameCounts) -> u64); 5] = [
+    ("rx_bytes", |counts| counts.received_bytes),
+    ("rx_dropped", |counts| counts.dropped),
+    ("rx_packets", |counts| counts.received_frames),
+    ("tx_bytes", |counts| counts.sent_bytes),
+    ("tx_packets", |counts| counts.sent_frames),
+];
+
+fn add(root: &Arc<PseudoDir>, device: &Interface) {
+    let (name, index) = (device.name, device.index);
+    let folder = root.dirs(format_args!("devices/virtual/net/{name}"));
+    root.dirs("class/net").link(name, format_args!("../../devices/virtual/net/{name}"));
+    folder.link("subsystem", "../../../../class/net");
+    folder.constant("address", Hardware(device.hardware_addresses[0]));
+    folder.constant("broadcast", Hardware(device.hardware_addresses[1]));
+    let is_lo = index == interface::LO.index;
     // IFF_RUNNING is worked out for callers, and is not among the device's own.
-    device.constant("flags", "0x9");
-    device.constant("operstate", "unknown");
+    folder.constant("flags", if is_lo { "0x9" } else { "0x1003" });
+    folder.constant("operstate", if is_lo { "unknown" } else { "up" });
     let numbers = [
         ("addr_assign_type", 0),
         ("addr_len", 6),
@@ -50,18 +77,27 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         ("carrier_changes", 0),
         ("dev_port", 0),
         ("dormant", 0),
-        ("ifindex", interface::INDEX),
-        ("iflink", interface::INDEX),
+        ("ifindex", index),
+        ("iflink", index),
         ("link_mode", 0),
-        ("mtu", interface::MTU),
+        ("mtu", device.mtu),
         ("tx_queue_len", interface::QUEUE_LENGTH),
-        ("type", interface::HARDWARE.into()),
+        ("type", device.hardware.into()),
     ];
     for (name, value) in numbers {
-        device.constant(name, value);
+        folder.constant(name, value);
     }
-    device.constant("dev_id", "0x0");
-    device.constant("uevent", "INTERFACE=lo\nIFINDEX=1");
-    let statistics = device.dirs("statistics");
-    COUNTERS.into_iter().for_each(|name| statistics.constant(name, 0));
+    folder.constant("dev_id", "0x0");
+    folder.file("uevent", move |out| {
+        writeln!(out, "INTERFACE={name}\nIFINDEX={index}");
+        Ok(())
+    });
+    let (statistics, device) = (folder.dirs("statistics"), *device);
+    NEVER_COUNTED.into_iter().for_each(|name| statistics.constant(name, 0));
+    for (name, read) in COUNTED {
+        statistics.file(name, move |out| {
+            writeln!(out, "{}", read(&device.counts()));
+            Ok(())
+        });
+    }
 }

@@ -1,11 +1,11 @@
-//! NETLINK_ROUTE: what there is to say of `lo`, its addresses and the routes to them
+//! NETLINK_ROUTE: what there is to say of the network devices, their addresses and the routes to them
 //! (rtnetlink(7)). Attributes are in Linux' order. Nothing can be changed but what is so already.
 
 use core::net::Ipv6Addr;
 
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
 use super::{Answered, Caller, INET, INET6};
-use crate::socket::interface as lo;
+use crate::socket::interface::{self, Interface, LO};
 use crate::{Errno, Result};
 
 /// Types of requests: RTM_NEWLINK is the first of four about links, and so on. The third of four
@@ -32,12 +32,15 @@ const BRIDGE: u8 = 7;
 /// RT_TABLE_MAIN, RT_TABLE_LOCAL.
 const MAIN: u8 = 254;
 const LOCAL: u8 = 255;
-/// RTPROT_KERNEL.
+/// RTPROT_KERNEL, RTPROT_BOOT.
 const BY_KERNEL: u8 = 2;
-/// RT_SCOPE_HOST, RT_SCOPE_LINK.
+const AT_BOOT: u8 = 3;
+/// RT_SCOPE_HOST, RT_SCOPE_LINK, RT_SCOPE_UNIVERSE.
 const HOST: u8 = 254;
 const ON_LINK: u8 = 253;
-/// RTN_LOCAL, RTN_BROADCAST.
+const ANYWHERE: u8 = 0;
+/// RTN_UNICAST, RTN_LOCAL, RTN_BROADCAST.
+const TO_ONE: u8 = 1;
 const TO_HERE: u8 = 2;
 const TO_ALL: u8 = 3;
 /// ::1.
@@ -122,9 +125,9 @@ const MASTER: u16 = 10;
 const LINK_INFO: u16 = 18;
 const OTHER_NAME: u16 = 53;
 
-/// Whether `value` is `lo`, with a NUL or without.
-fn is_lo(value: &[u8]) -> bool {
-    value.split(|&byte| byte == 0).next() == Some(lo::NAME)
+/// Whether `value` is the device's name, with a NUL or without.
+fn is_name(device: &Interface, value: &[u8]) -> bool {
+    value.split(|&byte| byte == 0).next() == Some(device.name.as_bytes())
 }
 
 fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
@@ -134,54 +137,75 @@ fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
             return Err(Errno::EINVAL);
         }
     }
-    // It is nobody's slave, no bridge, and of no kind.
+    // They are nobody's slaves, no bridges, and of no kind.
     let of_others = |kind| asked.attribute(LINK_BYTES, kind).is_some_and(|value| value != [0; 4]);
     if asked.byte(0) != BRIDGE && !of_others(MASTER) && !of_others(LINK_INFO) {
-        link(asked, out);
+        interface::all().for_each(|device| link(asked, &device, out));
     }
     Ok(())
 }
 
 /// The interface that a request names by number or by name.
-fn check_link(asked: &Asked<'_>) -> Result<()> {
+fn named_link(asked: &Asked<'_>) -> Result<Interface> {
     asked.check_header(LINK_BYTES)?;
     let name = asked.attribute(LINK_BYTES, NAME).or_else(|| asked.attribute(LINK_BYTES, OTHER_NAME));
-    match (asked.number(4), name) {
-        (lo::INDEX, _) => Ok(()),
-        (0, Some(name)) if is_lo(name) => Ok(()),
-        (0, None) => Err(Errno::EINVAL),
-        _ => Err(Errno::ENODEV),
-    }
+    let found = match (asked.number(4), name) {
+        (0, Some(name)) => interface::all().find(|device| is_name(device, name)),
+        (0, None) => return Err(Errno::EINVAL),
+        (index, _) => interface::all().find(|device| device.index == index),
+    };
+    found.ok_or(Errno::ENODEV)
 }
 
 fn one_link(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
-    check_link(asked)?;
-    link(asked, out);
+    link(asked, &named_link(asked)?, out);
     Ok(())
 }
 
 /// RTM_NEWLINK and RTM_SETLINK: it is up already, and that is all that can be asked for.
 fn set_link(asked: &Asked<'_>) -> Result<()> {
     const UP: u32 = 1;
-    check_link(asked)?;
+    named_link(asked)?;
     let (flags, change) = (asked.number(8), asked.number(12));
     let only_named = asked.message.attributes(LINK_BYTES).all(|found| [NAME, OTHER_NAME].contains(&found.0));
     if only_named && change | UP == UP && flags & change == change { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
 }
 
-fn link(asked: &Asked<'_>, out: &mut Writer) {
+/// The device's name, with a NUL.
+fn name(device: &Interface, out: &mut Writer, kind: u16) {
+    let mut text = [0; 16];
+    text[..device.name.len()].copy_from_slice(device.name.as_bytes());
+    out.attribute(kind, &text[..=device.name.len()]);
+}
+
+/// Counters as in struct rtnl_link_stats: packets and bytes, received and sent; errors; dropped ones.
+fn counters(device: &Interface) -> [u64; 25] {
+    let counts = device.counts();
+    let mut values = [0; 25];
+    values[..4].copy_from_slice(&[
+        counts.received_frames,
+        counts.sent_frames,
+        counts.received_bytes,
+        counts.sent_bytes,
+    ]);
+    values[6] = counts.dropped;
+    values
+}
+
+fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
+    let is_lo = device.index == LO.index;
     out.message(LINK, asked.to, |out| {
-        out.put(&[[0, 0], lo::HARDWARE.to_ne_bytes()].as_flattened());
-        out.put(&lo::INDEX.to_ne_bytes());
+        out.put(&[[0, 0], device.hardware.to_ne_bytes()].as_flattened());
+        out.put(&device.index.to_ne_bytes());
         // LOWER_UP is told here alone.
-        out.put(&(lo::FLAGS | 0x1_0000).to_ne_bytes());
+        out.put(&(device.flags | 0x1_0000).to_ne_bytes());
         out.put(&[0; 4]);
-        out.attribute(NAME, b"lo\0");
-        out.number(13, lo::QUEUE_LENGTH);
-        // Its operational state is unknown, and its mode the default one.
-        out.attribute(16, &[0]);
+        name(device, out, NAME);
+        out.number(13, interface::QUEUE_LENGTH);
+        // Its operational state, unknown or up, and its mode, the default one.
+        out.attribute(16, &[if is_lo { 0 } else { 6 }]);
         out.attribute(17, &[0]);
-        out.number(4, lo::MTU);
+        out.number(4, device.mtu);
         // The least and the most of that; its group; who hears all.
         for kind in [50, 51, 27, 30, 61] {
             out.number(kind, 0);
@@ -191,16 +215,21 @@ fn link(asked: &Asked<'_>, out: &mut Writer) {
             out.number(kind, value);
         }
         out.attribute(33, &[1]);
-        out.attribute(6, b"noqueue\0");
+        out.attribute(6, if is_lo { b"noqueue\0" } else { b"fq_codel\0" });
         for kind in [35, 47, 48] {
             out.number(kind, 0);
         }
         out.attribute(39, &[0]);
         // Its place in the machine, its address and that of all, and its counters in 64 and in 32
         // bits.
-        for (kind, length) in [(14, 32), (1, 6), (2, 6), (23, 200), (7, 96)] {
-            out.attribute(kind, &[0; 200][..length]);
-        }
+        out.attribute(14, &[0; 32]);
+        out.attribute(1, &device.hardware_addresses[0]);
+        out.attribute(2, &device.hardware_addresses[1]);
+        let counters = counters(device);
+        out.attribute(23, counters.map(u64::to_ne_bytes).as_flattened());
+        let mut short = [[0; 4]; 24];
+        short.iter_mut().zip(counters).for_each(|(to, value)| *to = (value as u32).to_ne_bytes());
+        out.attribute(7, short.as_flattened());
     });
 }
 
@@ -210,25 +239,25 @@ const fn versions(family: u8) -> (bool, bool) {
 }
 
 fn dump_addresses(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
+    let mut only = None;
     if asked.caller.is_strict {
         asked.check_header(ADDRESS_BYTES)?;
         if asked.message.body()[1..4] != [0; 3] {
             return Err(Errno::EINVAL);
         }
-        match asked.number(4) {
-            0 => {}
-            lo::INDEX => asked.to.flags |= flag::FILTERED,
-            _ => {
-                asked.to.flags |= flag::FILTERED;
-                return Err(Errno::ENODEV);
-            }
+        let wanted = asked.number(4);
+        if wanted != 0 {
+            asked.to.flags |= flag::FILTERED;
+            only = Some(wanted);
+            interface::all().find(|device| device.index == wanted).ok_or(Errno::ENODEV)?;
         }
     }
     let (v4, v6) = versions(asked.byte(0));
+    let is_wanted = |device: &Interface| only.is_none_or(|index| device.index == index);
     if v4 {
-        address_v4(asked, out);
+        interface::all().filter(is_wanted).for_each(|device| address_v4(asked, &device, out));
     }
-    if v6 {
+    if v6 && is_wanted(&LO) {
         address_v6(asked, out);
     }
     Ok(())
@@ -256,13 +285,17 @@ fn lifetimes(out: &mut Writer) {
     out.attribute(6, [EVER.to_ne_bytes(), EVER.to_ne_bytes(), [0; 4], [0; 4]].as_flattened());
 }
 
-fn address_v4(asked: &Asked<'_>, out: &mut Writer) {
+fn address_v4(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
+    let is_lo = device.index == LO.index;
     out.message(ADDRESS, asked.to, |out| {
-        out.put(&[INET, 8, PERMANENT, HOST]);
-        out.put(&lo::INDEX.to_ne_bytes());
-        out.attribute(1, &lo::ADDRESS);
-        out.attribute(2, &lo::ADDRESS);
-        out.attribute(3, b"lo\0");
+        out.put(&[INET, device.prefix, PERMANENT, if is_lo { HOST } else { ANYWHERE }]);
+        out.put(&device.index.to_ne_bytes());
+        out.attribute(1, &device.address);
+        out.attribute(2, &device.address);
+        if !is_lo {
+            out.attribute(4, &device.network().1);
+        }
+        name(device, out, 3);
         out.number(8, PERMANENT.into());
         lifetimes(out);
     });
@@ -271,7 +304,7 @@ fn address_v4(asked: &Asked<'_>, out: &mut Writer) {
 fn address_v6(asked: &Asked<'_>, out: &mut Writer) {
     out.message(ADDRESS, asked.to, |out| {
         out.put(&[INET6, 128, PERMANENT, HOST]);
-        out.put(&lo::INDEX.to_ne_bytes());
+        out.put(&LO.index.to_ne_bytes());
         out.attribute(1, &ADDRESS6);
         lifetimes(out);
         out.number(8, PERMANENT.into());
@@ -280,35 +313,76 @@ fn address_v6(asked: &Asked<'_>, out: &mut Writer) {
     });
 }
 
-/// Attributes of routes: RTA_DST, RTA_OIF, RTA_PREFSRC, RTA_TABLE.
+/// Attributes of routes: RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_TABLE.
 const DESTINATION: u16 = 1;
 const DEVICE: u16 = 4;
+const GATEWAY: u16 = 5;
 const SOURCE: u16 = 7;
 const TABLE: u16 = 15;
 
-/// Routes to version 4: destination, its bits, scope, type.
-const ROUTES: [([u8; 4], u8, u8, u8); 3] = [
-    ([127, 0, 0, 0], 8, HOST, TO_HERE),
-    ([127, 0, 0, 1], 32, HOST, TO_HERE),
-    ([127, 255, 255, 255], 32, ON_LINK, TO_ALL),
-];
+/// A route of version 4.
+#[derive(Clone, Copy)]
+struct RouteV4 {
+    table: u8,
+    /// Whose word it is.
+    protocol: u8,
+    to: [u8; 4],
+    bits: u8,
+    scope: u8,
+    kind: u8,
+    gateway: Option<[u8; 4]>,
+    device: Interface,
+}
+
+/// The routes of version 4: to other machines, then to this one.
+fn routes() -> impl Iterator<Item = RouteV4> {
+    let outside = |device: Interface| {
+        let gateway = device.gateway?;
+        let (network, _) = device.network();
+        let route = RouteV4 {
+            table: MAIN,
+            protocol: BY_KERNEL,
+            to: network,
+            bits: device.prefix,
+            scope: ON_LINK,
+            kind: TO_ONE,
+            gateway: None,
+            device,
+        };
+        let (to, gateway) = ([0; 4], Some(gateway));
+        Some([RouteV4 { protocol: AT_BOOT, to, bits: 0, scope: ANYWHERE, gateway, ..route }, route])
+    };
+    let here = |device: Interface| {
+        let (network, all) = device.network();
+        let route = |to, bits, scope, kind| {
+            let (table, protocol, gateway) = (LOCAL, BY_KERNEL, None);
+            RouteV4 { table, protocol, to, bits, scope, kind, gateway, device }
+        };
+        let whole = (device.index == LO.index).then_some(route(network, device.prefix, HOST, TO_HERE));
+        let own = [route(device.address, 32, HOST, TO_HERE), route(all, 32, ON_LINK, TO_ALL)];
+        whole.into_iter().chain(own)
+    };
+    interface::all().filter_map(outside).flatten().chain(interface::all().flat_map(here))
+}
 
 /// Which routes are wanted; 0 for any.
 struct Wanted {
     table: u32,
     protocol: u8,
     kind: u8,
+    device: u32,
 }
 
 impl Wanted {
-    fn has(&self, kind: u8) -> bool {
-        let table = self.table == 0 || self.table == LOCAL.into();
-        table && [0, BY_KERNEL].contains(&self.protocol) && (self.kind == 0 || self.kind == kind)
+    fn has(&self, table: u8, protocol: u8, kind: u8) -> bool {
+        (self.table == 0 || self.table == table.into())
+            && [0, protocol].contains(&self.protocol)
+            && [0, kind].contains(&self.kind)
     }
 }
 
 fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
-    let mut wanted = Wanted { table: 0, protocol: 0, kind: 0 };
+    let mut wanted = Wanted { table: 0, protocol: 0, kind: 0, device: 0 };
     if !asked.caller.is_strict {
         return Ok(wanted);
     }
@@ -318,13 +392,15 @@ fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
         table: table.unwrap_or_else(|| asked.byte(4).into()),
         protocol: asked.byte(5),
         kind: asked.byte(7),
+        device: 0,
     };
     let device = asked.attribute(ROUTE_BYTES, DEVICE).and_then(|value| u32_at(value, 0));
     if wanted.table != 0 || wanted.protocol != 0 || wanted.kind != 0 || device.is_some() {
         asked.to.flags |= flag::FILTERED;
     }
-    if device.is_some_and(|device| device != lo::INDEX) {
-        return Err(Errno::ENODEV);
+    if let Some(index) = device {
+        interface::all().find(|device| device.index == index).ok_or(Errno::ENODEV)?;
+        wanted.device = index;
     }
     let is_known = [0, MAIN.into(), LOCAL.into()].contains(&wanted.table);
     let is_of_one = [INET, INET6].contains(&asked.byte(0));
@@ -339,17 +415,26 @@ fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
         return Ok(());
     }
     let (v4, v6) = versions(asked.byte(0));
-    for (to, bits, scope, kind) in ROUTES.into_iter().filter(|route| v4 && wanted.has(route.3)) {
+    let is_wanted = |route: &RouteV4| {
+        wanted.has(route.table, route.protocol, route.kind)
+            && [0, route.device.index].contains(&wanted.device)
+    };
+    for route in routes().filter(|route| v4 && is_wanted(route)) {
         out.message(ROUTE, asked.to, |out| {
-            out.put(&[INET, bits, 0, 0, LOCAL, BY_KERNEL, scope, kind]);
+            out.put(&[INET, route.bits, 0, 0, route.table, route.protocol, route.scope, route.kind]);
             out.put(&[0; 4]);
-            out.number(TABLE, LOCAL.into());
-            out.attribute(DESTINATION, &to);
-            out.attribute(SOURCE, &lo::ADDRESS);
-            out.number(DEVICE, lo::INDEX);
+            out.number(TABLE, route.table.into());
+            if route.bits > 0 {
+                out.attribute(DESTINATION, &route.to);
+            }
+            match route.gateway {
+                Some(gateway) => out.attribute(GATEWAY, &gateway),
+                None => out.attribute(SOURCE, &route.device.address),
+            }
+            out.number(DEVICE, route.device.index);
         });
     }
-    if v6 && wanted.has(TO_HERE) {
+    if v6 && wanted.has(LOCAL, BY_KERNEL, TO_HERE) && [0, LO.index].contains(&wanted.device) {
         out.message(ROUTE, asked.to, |out| {
             out.put(&[INET6, 128, 0, 0, LOCAL, BY_KERNEL, 0, TO_HERE]);
             out.put(&[0; 4]);
@@ -364,7 +449,7 @@ fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
 /// A route's metric, device, what is kept of its use, and how it is preferred.
 fn route_v6_end(out: &mut Writer) {
     out.number(6, 0);
-    out.number(DEVICE, lo::INDEX);
+    out.number(DEVICE, LO.index);
     out.attribute(12, &[0; 32]);
     out.attribute(20, &[0]);
 }
@@ -374,25 +459,32 @@ fn one_route(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     asked.check_header(ROUTE_BYTES)?;
     let to = asked.attribute(ROUTE_BYTES, DESTINATION);
     match asked.byte(0) {
-        INET => route_v4(asked, to.unwrap_or(&lo::ADDRESS).try_into().map_err(|_| Errno::EINVAL)?, out),
+        INET => route_v4(asked, to.unwrap_or(&LO.address).try_into().map_err(|_| Errno::EINVAL)?, out),
         INET6 => route_v6(asked, to.unwrap_or(&ADDRESS6).try_into().map_err(|_| Errno::EINVAL)?, out),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }
 
 fn route_v4(asked: &Asked<'_>, to: [u8; 4], out: &mut Writer) -> Result<()> {
-    /// RTM_F_CLONED and RTCF_LOCAL.
-    const LOOKED_UP: u32 = 0x8000_0200;
-    if to[0] != lo::ADDRESS[0] {
-        return Err(Errno::ENETUNREACH);
-    }
+    /// RTM_F_CLONED, and RTCF_LOCAL where it stays here.
+    const LOOKED_UP: u32 = 0x200;
+    const STAYS: u32 = 0x8000_0000;
+    let matches = |route: &RouteV4| {
+        let shift = 32 - u32::from(route.bits);
+        let network = |ip| u64::from(u32::from_be_bytes(ip)) >> shift;
+        route.kind != TO_ALL && network(route.to) == network(to)
+    };
+    let found = routes().filter(matches).max_by_key(|route| route.bits).ok_or(Errno::ENETUNREACH)?;
+    let stays = found.kind == TO_HERE;
     out.message(ROUTE, asked.to, |out| {
-        out.put(&[INET, 32, 0, 0, MAIN, 0, 0, TO_HERE]);
-        out.put(&LOOKED_UP.to_ne_bytes());
+        out.put(&[INET, 32, 0, 0, MAIN, 0, 0, found.kind]);
+        out.put(&(LOOKED_UP | if stays { STAYS } else { 0 }).to_ne_bytes());
         out.number(TABLE, MAIN.into());
         out.attribute(DESTINATION, &to);
-        out.number(DEVICE, lo::INDEX);
-        out.attribute(SOURCE, &lo::ADDRESS);
+        // Packets to an address of this machine pass through its loopback device.
+        out.number(DEVICE, if stays { LO.index } else { found.device.index });
+        found.gateway.iter().for_each(|gateway| out.attribute(GATEWAY, gateway));
+        out.attribute(SOURCE, &found.device.address);
         out.number(25, asked.caller.user);
         out.attribute(12, &[0; 32]);
     });

@@ -201,6 +201,8 @@ pub struct Completion {
     pub tag: usize,
     /// Bytes that the device says it wrote, at most what it was allowed to.
     pub written: usize,
+    /// The same as the device says it, whatever that is.
+    pub claimed: u32,
 }
 
 /// The queue has no room for the chain, or is broken; the chain is dropped.
@@ -302,7 +304,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         ring.free(used.id as u16, descriptors);
         self.flying -= 1;
         self.room += descriptors;
-        Ok(Some(Completion { tag, written: (used.written as usize).min(most) }))
+        Ok(Some(Completion { tag, written: (used.written as usize).min(most), claimed: used.written }))
     }
 
     /// Whether the device wants to be told of new chains.

@@ -194,6 +194,10 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
     pub fn set_interrupts(&mut self, wanted: Interrupts) {
         let flags = if wanted == Interrupts::Wanted { 0 } else { NO_NOTICE };
         self.driver16(Self::AVAILABLE).store(flags, Ordering::Release);
+        if wanted == Interrupts::Wanted {
+            // The flag is visible before the index is read once more, or both sides could miss the other (2.7.7.1).
+            fence(Ordering::SeqCst);
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Devices that change any shared byte between any two looks of a driver.
 
 use freehold_virtio::mem::{Domain, Region};
-use freehold_virtio::{BlockDevice, ByteStream, MessageDevice, SECTOR_SIZE, Sleep};
+use freehold_virtio::{BlockDevice, ByteStream, FrameDevice, MessageDevice, SECTOR_SIZE, Sleep};
 use freehold_virtqueue::model::{self, Fake};
 use proptest::prelude::*;
 
 use super::console::{BUFFERS, Port};
 use super::disk::{self, Bytes};
 use super::memory::{self, Memory};
+use super::net::{self, Network};
 use super::p9::{self, Folder};
 use super::{Canary, Step, turn};
 
@@ -118,6 +119,33 @@ proptest! {
                     }
                 }
                 let _ = (port.is_drained(), port.is_writable(), port.is_readable());
+            }
+            drop(meddling);
+        });
+    }
+
+    #[test]
+    fn a_network_device_that_changes_shared_bytes_at_any_time_breaks_nothing(choices in choices(), headers in proptest::collection::vec((0u8..4, 0usize..2100), 1..60)) {
+        balanced(|| {
+            let fake = Fake::new(net::FEATURES);
+            fake.set_config(&net::CONFIG);
+            let network = Network::new(fake.clone(), model::device()).unwrap();
+            let meddling = Meddling::begin(&fake, choices);
+            for (buffers, length) in headers {
+                let mut frame = [0; 1514];
+                if let Some((head, parts)) = fake.take_checked(0) {
+                    let mut header = [0; net::HEADER];
+                    header[10] = buffers;
+                    model::write(parts[0].address, &header);
+                    fake.give(0, head.into(), length as u32);
+                }
+                if let Ok(Some(count)) = network.receive(&mut frame) {
+                    assert!((14..=frame.len()).contains(&count), "{count} bytes");
+                }
+                let _ = network.send(&frame[..length.min(frame.len())]);
+                if let Some((head, parts)) = fake.take_checked(1) {
+                    fake.give(1, head.into(), parts.iter().fold(0u32, |sum, part| sum.wrapping_add(part.length)));
+                }
             }
             drop(meddling);
         });

@@ -10,6 +10,7 @@ mod console;
 mod disk;
 mod flips;
 mod memory;
+mod net;
 mod p9;
 mod table;
 
@@ -18,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use freehold_bounce::{Direction, DmaMapping};
 use freehold_virtio::platform::{Notify, Sleep, Wait, Waited};
 use freehold_virtqueue::model::{self, DeviceRing, Fake, HostMemory};
-use table::{End, Lie, Moment, ROWS};
+use table::{End, FRAME_ROWS, Lie, Moment, ROWS};
 
 /// One cell at a time: the accounts are shared.
 static TURN: Mutex<()> = Mutex::new(());
@@ -139,12 +140,16 @@ fn play(name: &str, lie: Lie, moment: Moment, expected: End, cell: fn(Lie, Momen
 
 type Column = (&'static str, fn(&table::Row) -> [End; 3], fn(Lie, Moment) -> End);
 
+fn play_row(name: &str, lie: Lie, expected: [End; 3], cell: fn(Lie, Moment) -> End) {
+    for (moment, end) in [Moment::Attach, Moment::Load, Moment::Detach].into_iter().zip(expected) {
+        play(name, lie, moment, end, cell);
+    }
+}
+
 fn play_column((name, expected, cell): Column) {
     let _turn = turn();
     for row in &ROWS {
-        for (moment, end) in [Moment::Attach, Moment::Load, Moment::Detach].into_iter().zip(expected(row)) {
-            play(name, row.lie, moment, end, cell);
-        }
+        play_row(name, row.lie, expected(row), cell);
     }
 }
 
@@ -166,4 +171,17 @@ fn every_lie_of_a_memory_device_ends_as_the_table_says() {
 #[test]
 fn every_lie_of_a_device_of_messages_ends_as_the_table_says() {
     play_column(("messages", |row| row.p9, p9::cell));
+}
+
+#[test]
+fn every_lie_of_a_network_device_ends_as_the_table_says() {
+    play_column(("network", |row| row.net, net::cell));
+}
+
+#[test]
+fn every_lie_about_a_frame_ends_as_the_table_says() {
+    let _turn = turn();
+    for (lie, expected) in FRAME_ROWS {
+        play_row("network", lie, expected, net::cell);
+    }
 }

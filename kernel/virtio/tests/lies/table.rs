@@ -20,10 +20,10 @@ pub enum Lie {
     IndexForward,
     IndexJump,
     // Its configuration.
-    /// The figure that the driver uses is impossible: capacity, or the region's block size. Consoles have none.
+    /// The figure that the driver uses is impossible: capacity, the region's block size, or the address. Consoles have none.
     ConfigImpossible,
     /// Figures that change after start-up, or that no driver here uses: capacity and plugged memory, segment limits,
-    /// block size, ports, columns.
+    /// block size, ports, columns, pairs of queues; and the longest packet, which is cut to what can be.
     ConfigNonsense,
     ConfigShort,
     ConfigNeverSettles,
@@ -43,6 +43,17 @@ pub enum Lie {
     /// An answer after the time-out.
     LateAnswer,
     ResetRefused,
+    // A frame from the network.
+    LengthBelowHeader,
+    /// That its checksum is not complete.
+    HeaderFlags,
+    /// That it is to be cut into segments.
+    HeaderSegments,
+    HeaderNoBuffer,
+    /// One more than is given back with it.
+    HeaderBufferMissing,
+    /// More than were lent.
+    HeaderTooManyBuffers,
 }
 
 /// When it begins to.
@@ -84,10 +95,18 @@ pub struct Row {
     pub console: [End; 3],
     pub memory: [End; 3],
     pub p9: [End; 3],
+    pub net: [End; 3],
 }
 
-const fn row(lie: Lie, disk: [End; 3], console: [End; 3], memory: [End; 3], p9: [End; 3]) -> Row {
-    Row { lie, disk, console, memory, p9 }
+const fn row(
+    lie: Lie,
+    disk: [End; 3],
+    console: [End; 3],
+    memory: [End; 3],
+    p9: [End; 3],
+    net: [End; 3],
+) -> Row {
+    Row { lie, disk, console, memory, p9, net }
 }
 
 use End::{Back, Dead, Fine, Late, Lost, OneError, Refused, Waits};
@@ -96,37 +115,48 @@ use Lie::*;
 /// The table. An index or id that lies at attach is found when the driver first looks.
 #[rustfmt::skip]
 pub const ROWS: [Row; 28] = [
-    //                       disk: attach, load, detach    console                       memory
-    row(IdBeyondRing,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IdOfAllOnes,        [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IdInUpperBits,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IdNotInFlight,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IdTwice,            [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    // At attach no chain is in flight yet, so any entry is one too many.
-    row(LengthZero,         [Dead,    OneError, Back],    [Dead,    Fine,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(LengthTooLong,      [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
-    row(LengthHuge,         [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
-    row(UsedFlags,          [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
-    row(IndexBack,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IndexForward,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
-    row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Refused, Fine,  Back]),
+    //                       disk: attach, load, detach    console                       memory                  messages                 network
+    row(IdBeyondRing,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdOfAllOnes,        [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdInUpperBits,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdNotInFlight,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IdTwice,            [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    // At attach no chain is in flight yet, so any entry is one too many. A frame has a header, and its length is all that says
+    // where it ends.
+    row(LengthZero,         [Dead,    OneError, Back],    [Dead,    Fine,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(LengthTooLong,      [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back], [Dead,    Dead,  Back]),
+    row(LengthHuge,         [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back], [Dead,    Dead,  Back]),
+    row(UsedFlags,          [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back], [Dead,    Fine,  Back]),
+    row(IndexBack,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IndexForward,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Refused, Fine,  Back], [Fine,    Fine,  Back]),
     // A memory device's sizes are read again and again: they are all that it says of the host's wishes.
-    row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back]),
-    row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back]),
+    row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     // Queues are set up once: later nothing reads their size or the features.
-    row(QueueSizeZero,      [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
-    row(QueueSizeSmall,     [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
-    row(QueueSizeOdd,       [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
-    row(QueueSizeHuge,      [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
-    row(NoVersion1,         [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
-    row(FeaturesOfAllOnes,  [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
-    row(FeaturesRefused,    [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back]),
-    row(SpuriousInterrupts, [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(QueueSizeZero,      [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(QueueSizeSmall,     [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(QueueSizeOdd,       [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(QueueSizeHuge,      [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(NoVersion1,         [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(FeaturesOfAllOnes,  [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
+    row(FeaturesRefused,    [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
+    row(SpuriousInterrupts, [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
     // A memory device that does not answer is of no use; a console's host may be slow for as long as it likes.
-    row(NoAnswer,           [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back]),
-    row(DoubleAnswer,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    row(LateAnswer,         [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back]),
-    row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost], [Refused, Lost,  Lost]),
+    row(NoAnswer,           [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back], [Waits,   Waits, Back]),
+    row(DoubleAnswer,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
+    row(LateAnswer,         [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back], [Waits,   Waits, Back]),
+    row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost], [Refused, Lost,  Lost], [Refused, Lost,  Lost]),
+];
+
+/// What only network devices can lie about, from the first frame on and later. No other device looks at it.
+pub const FRAME_ROWS: [(Lie, [End; 3]); 6] = [
+    (LengthBelowHeader, [Dead, Dead, Back]),
+    (HeaderFlags, [Dead, Dead, Back]),
+    (HeaderSegments, [Dead, Dead, Back]),
+    (HeaderNoBuffer, [Dead, Dead, Back]),
+    (HeaderBufferMissing, [Dead, Dead, Back]),
+    (HeaderTooManyBuffers, [Dead, Dead, Back]),
 ];

@@ -9,16 +9,16 @@ use crate::Result;
 use crate::fs::generated::{ShortLine, Text};
 use crate::sched;
 use crate::socket::endpoint::Socket;
+use crate::socket::interface;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
 
 const DEV: &[u8] = b"\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0
 ";
 
-/// A device and no route through it: those to its own addresses are in no list of /proc.
+/// Routes to this machine's own addresses are in no list of /proc.
 const ROUTE: &[u8] = b"Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\
                                                        \n";
 const ARP: &[u8] = b"IP address       HW type     Flags       HW address            Mask     Device\n";
@@ -70,14 +70,14 @@ const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
 pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
     match file {
         NetFile::Arp => out.push(ARP),
-        NetFile::Dev => out.push(DEV),
+        NetFile::Dev => devices(out),
         NetFile::IfInet6 => out.push(IF_INET6),
         NetFile::Ipv6Route => out.push(IPV6_ROUTE),
         NetFile::Packet => out.push(PACKET),
         NetFile::Protocols => protocols(out),
         NetFile::Raw => title(out, TCP_TITLE),
         NetFile::Raw6 => title(out, TCP6_TITLE),
-        NetFile::Route => out.push(ROUTE),
+        NetFile::Route => routes(out),
         NetFile::Snmp => snmp(out)?,
         NetFile::Sockstat => sockstat(out)?,
         NetFile::Sockstat6 => sockstat6(out)?,
@@ -85,6 +85,44 @@ pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
         NetFile::Sockets(_) => {}
     }
     Ok(())
+}
+
+/// A row for each network device.
+fn devices(out: &mut Text) {
+    out.push(DEV);
+    for device in interface::all() {
+        let counts = device.counts();
+        let (bytes, packets, dropped) = (counts.received_bytes, counts.received_frames, counts.dropped);
+        write!(
+            out,
+            "{:>6}: {bytes:7} {packets:7}    0 {dropped:4}    0     0          0         0",
+            device.name
+        );
+        let (bytes, packets) = (counts.sent_bytes, counts.sent_frames);
+        writeln!(out, " {bytes:8} {packets:7}    0    0    0     0       0          0");
+    }
+}
+
+/// The ways to other machines.
+fn routes(out: &mut Text) {
+    /// RTF_UP, RTF_GATEWAY.
+    const UP: u32 = 1;
+    const GATEWAY: u32 = 2;
+    out.push(ROUTE);
+    for device in interface::all() {
+        let Some(gateway) = device.gateway else { continue };
+        let (network, mask) = (device.network().0, device.mask());
+        for (to, by, flags, mask) in [([0; 4], gateway, UP | GATEWAY, [0; 4]), (network, [0; 4], UP, mask)] {
+            let [to, by, mask] = [to, by, mask].map(u32::from_ne_bytes);
+            let mut line = ShortLine::displaying(format_args!(
+                "{}\t{to:08X}\t{by:08X}\t{flags:04X}\t0\t0\t0\t{mask:08X}\t0\t0\t0",
+                device.name
+            ));
+            line.pad(127);
+            line.push(b"\n");
+            out.push(line.bytes());
+        }
+    }
 }
 
 /// The title of a list of datagram sockets, of which there are none.

@@ -23,8 +23,8 @@ use freehold_machine::{CpuId, Cpus, DeviceAccess, NodeId, PAGE_SIZE, Pfn, Physic
 pub use fake::Fake;
 pub use freehold_machine::model::DeviceView;
 
-/// Frames of the model: 8 MiB.
-const FRAMES: usize = 2048;
+/// Frames of the model: 16 MiB.
+const FRAMES: usize = 4096;
 /// The model's first frame number; below is nothing.
 const FIRST: u64 = 0x100;
 

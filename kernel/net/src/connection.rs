@@ -1,0 +1,733 @@
+//! One connection of TCP (RFC 9293), without I/O: segments come in by [`Connection::arrive`] and are fetched with
+//! [`Connection::next_segment`]; [`Connection::deadline`] says when to call [`Connection::expire`].
+//!
+//! **Sequence space.** `una <= nxt <= max`: what is acknowledged, what is sent next, and what was ever sent. The first byte of
+//! `queue` is `una`, once the SYN is acknowledged. After a time-out `nxt` goes back to `una`. On the other side `arrived` holds
+//! `ordered` bytes that the socket has not taken, which end before `next`, and behind them what came too early. `edge` is the end
+//! of the window that the peer was told of; it never moves back.
+//!
+//! **A state means what was asked for**: a connection is in FIN-WAIT-1 or LAST-ACK once its program has ended the stream, though bytes may
+//! wait before the FIN.
+//!
+//! Left out: selective acknowledgements, timestamps, urgent data, keepalive; and Nagle's gathering of small segments, since what a program
+//! writes in pieces is gathered in its socket's queue already.
+
+use freehold_collections::AllocError;
+use smoltcp::storage::Assembler;
+
+use crate::estimate::{Congestion, RoundTrip};
+use crate::ring::{Budget, Ring};
+use crate::seq::Seq;
+use crate::wire::{Control, TcpSegment};
+
+const MILLISECOND: u64 = 1_000_000;
+/// Bytes that wait in one direction at most, and while memory is tight.
+const BUFFER: usize = 256 << 10;
+const TIGHT_BUFFER: usize = 16 << 10;
+/// Windows are shifted by so much.
+const SCALE: u8 = 3;
+/// What a peer takes that does not say (RFC 9293, section 3.7.1), and the least that is believed.
+const DEFAULT_MSS: u16 = 536;
+const LEAST_MSS: u16 = 64;
+/// How long an acknowledgement may wait for company (Linux: TCP_DELACK_MIN).
+const ACK_DELAY: u64 = 40 * MILLISECOND;
+/// Bytes of another segment of the same connection may come so much later (Linux: TCP_TIMEWAIT_LEN, tcp_fin_timeout).
+const TIME_WAIT: u64 = 60_000 * MILLISECOND;
+/// Between two answers to segments that make no sense (Linux: tcp_invalid_ratelimit).
+const CHALLENGES: u64 = 500 * MILLISECOND;
+/// Time-outs in a row after which a peer is gone: while it is called, while it calls, later, and once no program is there any
+/// more (Linux: tcp_syn_retries, tcp_synack_retries, tcp_retries2, TCP_ORPHAN_RETRIES).
+const CALLS: u8 = 6;
+const ANSWERS: u8 = 5;
+const RETRIES: u8 = 15;
+const ORPHAN_RETRIES: u8 = 8;
+
+/// RFC 9293, section 3.3.2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// A SYN is sent.
+    SynSent,
+    /// One came, and its answer is sent.
+    SynReceived,
+    /// Bytes go both ways.
+    Established,
+    /// The program has ended its stream.
+    FinWait1,
+    /// And the peer knows.
+    FinWait2,
+    /// The peer has ended its stream.
+    CloseWait,
+    /// Both have; the peer does not know yet.
+    Closing,
+    /// The peer has ended its stream, and then the program.
+    LastAck,
+    /// Both know; old segments may come.
+    TimeWait,
+    /// It is over.
+    Closed,
+}
+
+/// Why a connection failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Nobody listens there.
+    Refused,
+    /// The peer broke it off.
+    Reset,
+    /// The peer does not answer.
+    TimedOut,
+    /// No way leads there.
+    Unreachable,
+}
+
+/// What a segment brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Arrival {
+    /// Bytes can go both ways from now on.
+    pub established: bool,
+    /// The peer has ended its stream.
+    pub ended: bool,
+    /// It is over.
+    pub failed: Option<Failure>,
+    /// The segment belongs to no connection: a reset with this sequence number is to answer it.
+    pub reset: Option<Seq>,
+}
+
+/// What the first segment of a stream says about those that follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Its sequence number.
+    pub seq: Seq,
+    /// The longest segment that the peer takes (bytes).
+    pub mss: u16,
+    /// How far its windows are shifted, if they are.
+    pub scale: Option<u8>,
+    /// Its window, not shifted.
+    pub window: u16,
+}
+
+impl Offer {
+    /// That of a SYN, for a machine whose segments have `most` bytes at most.
+    pub fn of(segment: &TcpSegment<'_>, most: u16) -> Self {
+        let mss = segment.mss.unwrap_or(DEFAULT_MSS).clamp(LEAST_MSS, most);
+        Self { seq: segment.seq, mss, scale: segment.scale, window: segment.window }
+    }
+}
+
+/// When an acknowledgement is to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ack {
+    None,
+    At(u64),
+    Now,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Connection {
+    state: State,
+    /// Of segments to the peer, and what the peer was told (bytes).
+    mss: usize,
+    own_mss: u16,
+    una: Seq,
+    nxt: Seq,
+    max: Seq,
+    queue: Ring,
+    /// The peer's window (bytes), and the segment that it is from.
+    window: usize,
+    window_from: (Seq, Seq),
+    peer_scale: u8,
+    /// The stream ends behind `queue`; a FIN was sent.
+    ends: bool,
+    fin_sent: bool,
+    /// What is at `una` is to be sent again.
+    resends: bool,
+    /// One byte is to be sent though the peer has no room.
+    probes: bool,
+    congestion: Congestion,
+    trip: RoundTrip,
+    /// Time-outs since the peer was last heard.
+    silent: u8,
+    resend_at: Option<u64>,
+    next: Seq,
+    edge: Seq,
+    own_scale: u8,
+    arrived: Ring,
+    ordered: usize,
+    early: Assembler,
+    fin_at: Option<Seq>,
+    peer_ended: bool,
+    ack: Ack,
+    /// Bytes since the last acknowledgement.
+    unacked: usize,
+    challenged_at: u64,
+    /// No program has it any more.
+    orphan: bool,
+    quit_at: Option<u64>,
+}
+
+impl Connection {
+    /// One whose first segment has the number `iss`; segments that come have `own_mss` bytes at most.
+    fn new(state: State, (iss, own_mss): (Seq, u16)) -> Self {
+        Self {
+            state,
+            mss: usize::from(own_mss),
+            own_mss,
+            una: iss,
+            nxt: iss,
+            max: iss,
+            queue: Ring::default(),
+            window: 0,
+            window_from: (Seq(0), iss),
+            peer_scale: 0,
+            ends: false,
+            fin_sent: false,
+            resends: false,
+            probes: false,
+            congestion: Congestion::new(usize::from(own_mss)),
+            trip: RoundTrip::new(),
+            silent: 0,
+            resend_at: None,
+            next: Seq(0),
+            edge: Seq(0),
+            own_scale: SCALE,
+            arrived: Ring::default(),
+            ordered: 0,
+            early: Assembler::new(),
+            fin_at: None,
+            peer_ended: false,
+            ack: Ack::None,
+            unacked: 0,
+            challenged_at: 0,
+            orphan: false,
+            quit_at: None,
+        }
+    }
+
+    /// The peer's stream begins so.
+    fn meet(&mut self, offer: Offer) {
+        self.mss = usize::from(offer.mss);
+        self.congestion = Congestion::new(self.mss);
+        self.window = usize::from(offer.window);
+        self.window_from = (offer.seq, self.una);
+        // Windows are shifted where both say so.
+        self.peer_scale = offer.scale.unwrap_or(0);
+        self.own_scale = if offer.scale.is_some() { SCALE } else { 0 };
+        self.next = offer.seq.plus(1);
+        self.edge = self.next.plus(usize::from(u16::MAX));
+    }
+
+    /// One that calls: its first sequence number, and the longest segment that this machine takes.
+    pub fn calling(own: (Seq, u16)) -> Self {
+        Self::new(State::SynSent, own)
+    }
+    /// One that answers a call.
+    pub fn answering(own: (Seq, u16), offer: Offer) -> Self {
+        let mut made = Self::new(State::SynReceived, own);
+        made.meet(offer);
+        made
+    }
+    /// One whose call was answered without keeping it: `own` is the number that the answer had.
+    pub fn from_cookie(own: (Seq, u16), offer: Offer) -> Self {
+        let mut made = Self::answering(own, offer);
+        (made.nxt, made.max) = (made.una.plus(1), made.una.plus(1));
+        made
+    }
+
+    /// Its state.
+    pub const fn state(&self) -> State {
+        self.state
+    }
+    /// The smoothed round trip (nanoseconds), 0 where none is known, and segments sent again in a row.
+    pub const fn round_trip(&self) -> (u64, u8) {
+        (self.trip.smoothed(), self.trip.backoff())
+    }
+    /// Whether a segment with this acknowledgement completes an answered call.
+    pub fn completes(&self, segment: &TcpSegment<'_>) -> bool {
+        self.state == State::SynReceived
+            && segment.control != Control::Reset
+            && segment.control != Control::Syn
+            && segment.ack == Some(self.una.plus(1))
+            && self.is_acceptable(segment)
+    }
+
+    /// Whether a call with this segment may take its place: it waits for old segments only, and this one is none (RFC 9293,
+    /// section 3.6.1).
+    pub fn yields_to(&self, segment: &TcpSegment<'_>) -> bool {
+        self.state == State::TimeWait && segment.control == Control::Syn && segment.seq.after(self.next) > 0
+    }
+
+    /// How many bytes may wait in one direction.
+    const fn most(budget: &Budget) -> usize {
+        if budget.is_tight() { TIGHT_BUFFER } else { BUFFER }
+    }
+
+    /// Bytes of the stream that it would take.
+    pub fn room(&self, budget: &Budget) -> usize {
+        let open = matches!(self.state, State::Established | State::CloseWait) && !self.ends;
+        if open { Self::most(budget).saturating_sub(self.queue.len()) } else { 0 }
+    }
+    /// Takes up to `count` bytes of the stream from `fetch`, which says how many it gave.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn queue(
+        &mut self,
+        count: usize,
+        budget: &mut Budget,
+        fetch: impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, AllocError> {
+        self.queue.append(count, budget, fetch)
+    }
+    /// The stream ends behind what is queued.
+    pub fn end(&mut self) {
+        self.ends = true;
+        self.state = match self.state {
+            State::Established => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            State::SynSent => State::Closed,
+            other => other,
+        };
+    }
+    /// No program has it any more.
+    pub fn abandon(&mut self, now: u64) {
+        self.orphan = true;
+        if self.state == State::FinWait2 && self.quit_at.is_none() {
+            self.quit_at = Some(now + TIME_WAIT);
+        }
+    }
+    /// It is over. Returns the numbers of the reset that tells the peer, if that knows of it.
+    pub fn abort(&mut self) -> Option<(Seq, Seq)> {
+        let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
+        self.state = State::Closed;
+        known.then_some((self.nxt, self.next))
+    }
+    /// Gives all memory back.
+    pub fn free(&mut self, budget: &mut Budget) {
+        self.queue.free(budget);
+        self.arrived.free(budget);
+    }
+    /// Memory that it has (bytes).
+    #[cfg(test)]
+    pub fn memory(&self) -> usize {
+        self.queue.memory() + self.arrived.memory()
+    }
+
+    /// Whether the peer has ended its stream.
+    pub const fn has_peer_ended(&self) -> bool {
+        self.peer_ended
+    }
+    /// Whether bytes came that are not taken.
+    pub const fn has_ordered(&self) -> bool {
+        self.ordered > 0
+    }
+    /// Bytes that came, in order.
+    pub fn ordered(&self) -> (&[u8], &[u8]) {
+        self.arrived.parts(0, self.ordered)
+    }
+    /// The first `count` of them are taken.
+    pub fn take(&mut self, count: usize, budget: &mut Budget) {
+        if count == 0 {
+            return;
+        }
+        self.arrived.advance(count, budget);
+        self.ordered -= count;
+        if self.ordered == 0 && self.early.is_empty() {
+            self.arrived.free(budget);
+        }
+        let grown = self.new_edge(budget).past(self.edge);
+        let window = self.edge.past(self.next);
+        if grown >= BUFFER / 4 || window < self.mss && grown >= self.mss {
+            self.ack = Ack::Now;
+        }
+    }
+
+    fn new_edge(&self, budget: &Budget) -> Seq {
+        self.next.plus(Self::most(budget).saturating_sub(self.ordered))
+    }
+
+    /// A segment for it came.
+    pub fn arrive(&mut self, segment: &TcpSegment<'_>, now: u64, budget: &mut Budget) -> Arrival {
+        if self.state == State::SynSent {
+            return self.answered(segment, now);
+        }
+        let mut arrival = Arrival::default();
+        if !self.is_acceptable(segment) {
+            if segment.control != Control::Reset {
+                self.challenge(segment, now);
+            }
+            return arrival;
+        }
+        match segment.control {
+            // It is no more than a late one, and must not take the place of what guards against late ones (RFC 1337).
+            Control::Reset if self.state == State::TimeWait => return arrival,
+            Control::Reset if segment.seq == self.next => {
+                arrival.failed = Some(Failure::Reset);
+                self.state = State::Closed;
+                return arrival;
+            }
+            Control::Syn if self.state == State::SynReceived => {
+                // The answer was lost, or is late.
+                self.nxt = self.una;
+                self.resend_at = None;
+                return arrival;
+            }
+            Control::Reset | Control::Syn => {
+                self.challenge(segment, now);
+                return arrival;
+            }
+            Control::None | Control::Fin => {}
+        }
+        let Some(ack) = segment.ack else { return arrival };
+        if self.state == State::SynReceived {
+            if ack != self.una.plus(1) {
+                arrival.reset = Some(ack);
+                return arrival;
+            }
+            self.establish(ack, now);
+            arrival.established = true;
+        }
+        if !self.acknowledge(segment, ack, now, budget) {
+            self.challenge(segment, now);
+            return arrival;
+        }
+        if matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
+            self.accept(segment, now, budget);
+            arrival.ended = self.take_end(now);
+        } else if segment.len() > 0 {
+            // Sent again, since our acknowledgement was lost.
+            self.ack = Ack::Now;
+            if self.state == State::TimeWait {
+                self.quit_at = Some(now + TIME_WAIT);
+            }
+        }
+        arrival
+    }
+
+    /// The answer to a call (RFC 9293, section 3.10.7.3).
+    fn answered(&mut self, segment: &TcpSegment<'_>, now: u64) -> Arrival {
+        let mut arrival = Arrival::default();
+        let is_answer = segment.ack.map(|ack| ack.after(self.una) > 0 && ack.after(self.max) <= 0);
+        match (segment.control, is_answer) {
+            (Control::Reset, Some(true)) => {
+                arrival.failed = Some(Failure::Refused);
+                self.state = State::Closed;
+            }
+            (Control::Reset, _) => {}
+            (_, Some(false)) => arrival.reset = segment.ack,
+            (Control::Syn, _) => {
+                self.meet(Offer::of(segment, self.own_mss));
+                self.state = State::SynReceived;
+                self.nxt = self.una;
+                if let Some(ack) = segment.ack {
+                    self.establish(ack, now);
+                    self.ack = Ack::Now;
+                    arrival.established = true;
+                }
+            }
+            (Control::None | Control::Fin, _) => {}
+        }
+        arrival
+    }
+
+    fn establish(&mut self, ack: Seq, now: u64) {
+        self.una = ack;
+        self.nxt = self.nxt.plus(ack.past(self.nxt));
+        self.max = self.max.plus(ack.past(self.max));
+        self.trip.acknowledged(ack, now);
+        self.trip.is_answered();
+        (self.resend_at, self.silent) = (None, 0);
+        self.window_from.1 = ack;
+        self.state = if self.ends { State::FinWait1 } else { State::Established };
+    }
+
+    /// Whether it lies in the window (Linux: tcp_sequence).
+    fn is_acceptable(&self, segment: &TcpSegment<'_>) -> bool {
+        segment.seq.plus(segment.len()).after(self.next) >= 0 && segment.seq.after(self.edge) <= 0
+    }
+
+    /// Answers what makes no sense here, so that an honest peer learns where we are; not each time.
+    fn challenge(&mut self, segment: &TcpSegment<'_>, now: u64) {
+        if segment.bytes() > 0
+            || now.saturating_sub(self.challenged_at) >= CHALLENGES
+            || self.challenged_at == 0
+        {
+            self.challenged_at = now;
+            self.ack = Ack::Now;
+        }
+    }
+
+    /// Returns whether the acknowledgement makes sense.
+    fn acknowledge(&mut self, segment: &TcpSegment<'_>, ack: Seq, now: u64, budget: &mut Budget) -> bool {
+        if ack.after(self.max) > 0 || ack.after(self.una) < -(1 << 30) {
+            return false;
+        }
+        self.silent = 0;
+        let (acked, flight) = (ack.past(self.una), self.max.past(self.una));
+        let window = usize::from(segment.window) << self.peer_scale;
+        let is_newer = segment.seq.after(self.window_from.0) > 0
+            || segment.seq == self.window_from.0 && ack.after(self.window_from.1) >= 0;
+        let before = self.window;
+        if is_newer {
+            (self.window, self.window_from) = (window, (segment.seq, ack));
+        }
+        if acked == 0 {
+            let repeats = ack == self.una && segment.len() == 0 && window == before && flight > 0;
+            self.resends |= repeats && self.congestion.asked_again(flight, self.mss, self.max);
+        } else {
+            self.resends |= self.congestion.acknowledged(ack, acked, self.mss);
+            self.queue.advance(acked.min(self.queue.len()), budget);
+            self.una = ack;
+            self.nxt = self.nxt.plus(ack.past(self.nxt));
+            self.trip.acknowledged(ack, now);
+            self.trip.is_answered();
+            self.resend_at = (self.una != self.max).then(|| now + self.trip.wait());
+            self.end_is_known(now);
+        }
+        if before == 0 && self.window > 0 {
+            // There is room again: what was sent to ask for it may have been thrown away.
+            self.nxt = self.una;
+            self.trip.is_answered();
+            (self.resend_at, self.probes) = (None, false);
+        }
+        true
+    }
+
+    /// Everything that was sent is acknowledged, maybe the end, too.
+    fn end_is_known(&mut self, now: u64) {
+        if !self.fin_sent || self.una != self.max {
+            return;
+        }
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                self.quit_at = self.orphan.then_some(now + TIME_WAIT);
+            }
+            State::Closing => self.wait_for_old_segments(now),
+            State::LastAck => self.state = State::Closed,
+            _ => {}
+        }
+    }
+
+    fn wait_for_old_segments(&mut self, now: u64) {
+        self.state = State::TimeWait;
+        self.resend_at = None;
+        self.quit_at = Some(now + TIME_WAIT);
+    }
+
+    /// Keeps the bytes that lie in the window.
+    fn accept(&mut self, segment: &TcpSegment<'_>, now: u64, budget: &mut Budget) {
+        let bytes = segment.payload.0;
+        let skipped = self.next.past(segment.seq).min(bytes.len());
+        let at = segment.seq.past(self.next);
+        let room = self.edge.past(self.next).saturating_sub(at);
+        let bytes = &bytes[skipped..][..room.min(bytes.len() - skipped)];
+        if segment.control == Control::Fin && self.fin_at.is_none() {
+            self.fin_at = Some(segment.seq.plus(segment.bytes()));
+        }
+        if bytes.is_empty() {
+            if segment.len() > 0 {
+                self.ack = Ack::Now;
+            }
+            return;
+        }
+        // What finds no memory, or is one gap too many, was lost on its way.
+        let kept = self.arrived.write(self.ordered + at, bytes, budget).is_ok();
+        let Some(count) = kept.then(|| self.early.add_then_remove_front(at, bytes.len()).ok()).flatten()
+        else {
+            self.ack = Ack::Now;
+            return;
+        };
+        self.ordered += count;
+        self.next = self.next.plus(count);
+        self.unacked += count;
+        let in_order = count > 0 && self.early.is_empty();
+        self.ack = match self.ack {
+            Ack::Now => Ack::Now,
+            _ if !in_order || self.unacked >= 2 * usize::from(self.own_mss) => Ack::Now,
+            Ack::At(time) => Ack::At(time),
+            Ack::None => Ack::At(now + ACK_DELAY),
+        };
+    }
+
+    /// Whether the peer's stream ends here.
+    fn take_end(&mut self, now: u64) -> bool {
+        if self.fin_at != Some(self.next) {
+            return false;
+        }
+        self.next = self.next.plus(1);
+        self.edge = self.edge.plus(self.next.past(self.edge));
+        self.ack = Ack::Now;
+        self.peer_ended = true;
+        match self.state {
+            State::Established => self.state = State::CloseWait,
+            State::FinWait1 => self.state = State::Closing,
+            State::FinWait2 => self.wait_for_old_segments(now),
+            _ => {}
+        }
+        true
+    }
+
+    /// The next segment to send. Called until there is none.
+    pub fn next_segment(&mut self, now: u64, budget: &Budget) -> Option<TcpSegment<'_>> {
+        match self.state {
+            State::SynSent | State::SynReceived => self.first_segment(now),
+            State::Closed => None,
+            _ => self.later_segment(now, budget),
+        }
+    }
+
+    fn first_segment(&mut self, now: u64) -> Option<TcpSegment<'_>> {
+        if self.nxt != self.una {
+            return None;
+        }
+        self.nxt = self.una.plus(1);
+        if self.max == self.una {
+            self.trip.sent(self.nxt, now);
+        }
+        self.max = self.nxt;
+        self.resend_at = Some(now + self.trip.wait());
+        self.ack = Ack::None;
+        let answers = self.state == State::SynReceived;
+        let scale = if !answers || self.own_scale > 0 { Some(SCALE) } else { None };
+        Some(TcpSegment {
+            seq: self.una,
+            ack: answers.then_some(self.next),
+            control: Control::Syn,
+            window: u16::MAX,
+            mss: Some(self.own_mss),
+            scale,
+            payload: (&[], &[]),
+        })
+    }
+
+    /// What of the stream is to be sent now: from where, how many bytes, and whether its end is among it.
+    fn portion(&mut self, now: u64) -> Option<(Seq, usize, Control)> {
+        let waiting = self.queue.len();
+        if core::mem::take(&mut self.resends) {
+            let length = waiting.min(self.mss);
+            let control = if self.fin_sent && length == waiting { Control::Fin } else { Control::None };
+            self.trip.sent_again();
+            self.resend_at = Some(now + self.trip.wait());
+            return (length > 0 || control == Control::Fin).then_some((self.una, length, control));
+        }
+        let flight = self.nxt.past(self.una);
+        if flight > waiting {
+            return None;
+        }
+        let unsent = waiting - flight;
+        if core::mem::take(&mut self.probes) && unsent > 0 {
+            return Some((self.nxt, 1, Control::None));
+        }
+        let allowed = self.window.min(self.congestion.window()).saturating_sub(flight);
+        let length = unsent.min(self.mss).min(allowed);
+        let ends = self.ends && length == unsent;
+        let is_small = length < self.mss && !ends && flight > 0;
+        // No small segment where a larger one will be possible (RFC 9293, section 3.8.6.2.1).
+        if length == 0 && !ends || is_small && length < unsent {
+            if flight == 0 && unsent > 0 && self.resend_at.is_none() {
+                self.resend_at = Some(now + self.trip.wait());
+            }
+            return None;
+        }
+        Some((self.nxt, length, if ends { Control::Fin } else { Control::None }))
+    }
+
+    fn later_segment(&mut self, now: u64, budget: &Budget) -> Option<TcpSegment<'_>> {
+        let sends = !matches!(self.state, State::FinWait2 | State::TimeWait);
+        let portion = if sends { self.portion(now) } else { None };
+        if portion.is_none() && self.ack != Ack::Now {
+            return None;
+        }
+        // An acknowledgement alone is behind all that was sent, and in the window, so that the peer does not take it for an old one
+        // while `nxt` is back at the start (Linux: tcp_acceptable_seq).
+        let limit = self.una.plus(self.window.min(self.max.past(self.una)));
+        let (seq, length, control) = portion.unwrap_or((limit, 0, Control::None));
+        let end = seq.plus(length + usize::from(control == Control::Fin));
+        if end.after(self.max) > 0 {
+            self.trip.sent(end, now);
+            self.max = end;
+        }
+        if portion.is_some() {
+            self.fin_sent |= control == Control::Fin;
+            self.nxt = self.nxt.plus(end.past(self.nxt));
+            if self.resend_at.is_none() {
+                self.resend_at = Some(now + self.trip.wait());
+            }
+        }
+        let new_edge = self.new_edge(budget);
+        if new_edge.past(self.edge) >= self.mss.min(BUFFER / 4) {
+            self.edge = new_edge;
+        }
+        (self.ack, self.unacked) = (Ack::None, 0);
+        let window = (self.edge.past(self.next) >> self.own_scale).min(usize::from(u16::MAX)) as u16;
+        Some(TcpSegment {
+            seq,
+            ack: Some(self.next),
+            control,
+            window,
+            mss: None,
+            scale: None,
+            payload: self.queue.parts(seq.past(self.una).min(self.queue.len()), length),
+        })
+    }
+
+    /// When [`expire`](Self::expire) is to be called, if at all.
+    pub fn deadline(&self) -> Option<u64> {
+        if self.state == State::Closed {
+            return None;
+        }
+        let ack = if let Ack::At(time) = self.ack { Some(time) } else { None };
+        [self.resend_at, ack, self.quit_at].into_iter().flatten().min()
+    }
+
+    /// Some deadline may be over.
+    pub fn expire(&mut self, now: u64) -> Option<Failure> {
+        if self.state == State::Closed {
+            return None;
+        }
+        if self.quit_at.is_some_and(|time| time <= now) {
+            self.state = State::Closed;
+            return None;
+        }
+        if matches!(self.ack, Ack::At(time) if time <= now) {
+            self.ack = Ack::Now;
+        }
+        if self.resend_at.is_none_or(|time| time > now) {
+            return None;
+        }
+        self.resend_at = None;
+        self.silent = self.silent.saturating_add(1);
+        self.trip.back_off();
+        let most = match self.state {
+            State::SynSent => CALLS,
+            State::SynReceived => ANSWERS,
+            _ => RETRIES,
+        };
+        if self.silent > most || self.orphan && self.trip.backoff() > ORPHAN_RETRIES {
+            self.state = State::Closed;
+            return Some(Failure::TimedOut);
+        }
+        let flight = self.max.past(self.una);
+        if flight > 0 && (self.window > 0 || self.queue.len() == 0) {
+            self.congestion.timed_out(flight, self.mss);
+        } else {
+            self.probes = true;
+        }
+        self.nxt = self.una;
+        None
+    }
+
+    /// The invariants of the module's head.
+    #[cfg(test)]
+    pub fn validate(&self) {
+        assert!(self.nxt.after(self.una) >= 0 && self.max.after(self.nxt) >= 0, "{self:?}");
+        assert!(self.edge.after(self.next) >= 0 && self.ordered <= self.arrived.len(), "{self:?}");
+        assert!(self.ordered <= BUFFER && self.queue.len() <= BUFFER && self.arrived.len() <= 2 * BUFFER);
+        let in_flight = self.una != self.nxt && self.state != State::Closed;
+        assert!(
+            !in_flight || self.resend_at.is_some() || self.state == State::TimeWait,
+            "nothing would be sent again: {self:?}"
+        );
+    }
+}

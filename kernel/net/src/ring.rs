@@ -1,0 +1,205 @@
+//! Bytes of a stream that wait: in order from the front, and ahead of that what came too early.
+
+use freehold_collections::{AllocError, Vec};
+
+/// The least memory of a ring that has any.
+const LEAST: usize = 2048;
+
+/// What all rings of a stack may take together (bytes).
+#[derive(Debug)]
+pub struct Budget {
+    used: usize,
+    limit: usize,
+}
+
+impl Budget {
+    /// None is used.
+    pub const fn new(limit: usize) -> Self {
+        Self { used: 0, limit }
+    }
+    /// Bytes that rings have.
+    pub const fn used(&self) -> usize {
+        self.used
+    }
+    /// More than half is used: who can do with less takes less.
+    pub const fn is_tight(&self) -> bool {
+        self.used > self.limit / 2
+    }
+    /// Counts `bytes` more.
+    ///
+    /// # Errors
+    /// There are not so many left.
+    pub fn take(&mut self, bytes: usize) -> Result<(), AllocError> {
+        if bytes > self.limit.saturating_sub(self.used) {
+            return Err(AllocError);
+        }
+        self.used += bytes;
+        Ok(())
+    }
+    /// Counts `bytes` no more.
+    pub const fn give_back(&mut self, bytes: usize) {
+        self.used -= bytes;
+    }
+}
+
+/// A ring of bytes. It has memory while it holds some, in powers of two.
+#[derive(Debug, Default)]
+pub struct Ring {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Ring {
+    /// Bytes from the front on that [`write`](Self::write) reached.
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+    /// Its memory (bytes).
+    #[cfg(test)]
+    pub fn memory(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Makes it hold `bytes` behind the first `at`; what is between its end and `at` is not defined.
+    ///
+    /// # Errors
+    /// No memory, or no budget: it is as before.
+    pub fn write(&mut self, at: usize, bytes: &[u8], budget: &mut Budget) -> Result<(), AllocError> {
+        let end = at + bytes.len();
+        self.reserve(end, budget)?;
+        let (first, second) = self.parts_mut(at, bytes.len());
+        let (head, tail) = bytes.split_at(first.len());
+        first.copy_from_slice(head);
+        second.copy_from_slice(tail);
+        self.length = self.length.max(end);
+        Ok(())
+    }
+
+    /// Room for `count` bytes behind the last, which `fill` fills from their front and says how many it did.
+    ///
+    /// # Errors
+    /// No memory, or no budget.
+    pub fn append(
+        &mut self,
+        count: usize,
+        budget: &mut Budget,
+        mut fill: impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, AllocError> {
+        self.reserve(self.length + count, budget)?;
+        let (first, second) = self.parts_mut(self.length, count);
+        let mut done = fill(first);
+        if done == first.len() && !second.is_empty() {
+            done += fill(second);
+        }
+        self.length += done;
+        if self.length == 0 {
+            self.free(budget);
+        }
+        Ok(done)
+    }
+
+    /// The bytes `at..at + count`, in two parts.
+    pub fn parts(&self, at: usize, count: usize) -> (&[u8], &[u8]) {
+        if count == 0 {
+            return (&[], &[]);
+        }
+        let from = (self.start + at) & (self.memory.len() - 1);
+        let first = count.min(self.memory.len() - from);
+        (&self.memory[from..from + first], &self.memory[..count - first])
+    }
+
+    fn parts_mut(&mut self, at: usize, count: usize) -> (&mut [u8], &mut [u8]) {
+        if count == 0 {
+            return (&mut [], &mut []);
+        }
+        let from = (self.start + at) & (self.memory.len() - 1);
+        let first = count.min(self.memory.len() - from);
+        let (low, high) = self.memory.split_at_mut(from);
+        (&mut high[..first], &mut low[..count - first])
+    }
+
+    /// The first `count` bytes go; all, and with them the memory, where it has no more.
+    pub fn advance(&mut self, count: usize, budget: &mut Budget) {
+        self.length = self.length.saturating_sub(count);
+        if self.length == 0 {
+            self.free(budget);
+        } else {
+            self.start = (self.start + count) & (self.memory.len() - 1);
+        }
+    }
+
+    /// Gives its memory back.
+    pub fn free(&mut self, budget: &mut Budget) {
+        budget.give_back(self.memory.len());
+        *self = Self::default();
+    }
+
+    fn reserve(&mut self, end: usize, budget: &mut Budget) -> Result<(), AllocError> {
+        let old = self.memory.len();
+        if end <= old {
+            return Ok(());
+        }
+        let new = end.next_power_of_two().max(LEAST);
+        budget.take(new - old)?;
+        let Ok(mut memory) = Vec::try_filled(0_u8, new) else {
+            budget.give_back(new - old);
+            return Err(AllocError);
+        };
+        let (first, second) = self.parts(0, self.length);
+        memory[..first.len()].copy_from_slice(first);
+        memory[first.len()..self.length].copy_from_slice(second);
+        self.memory = memory;
+        self.start = 0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::vec;
+
+    use super::*;
+
+    proptest! {
+        /// Against a queue of the standard library; the budget is what the ring has.
+        #[test]
+        fn a_ring_is_a_queue(steps in prop::collection::vec((0..4_u8, 1..3000_usize), 1..60)) {
+            let (mut ring, mut model, mut budget) = (Ring::default(), VecDeque::new(), Budget::new(16_384));
+            for (step, (kind, count)) in steps.into_iter().enumerate() {
+                let bytes = vec![step as u8; count];
+                match kind {
+                    0 => {
+                        let written = ring.write(model.len(), &bytes, &mut budget);
+                        prop_assert_eq!(written.is_ok(), (model.len() + count).next_power_of_two().max(LEAST) <= 16_384);
+                        if written.is_ok() { model.extend(&bytes) }
+                    }
+                    1 => {
+                        let mut left = count / 2;
+                        let appended = ring.append(count, &mut budget, |room| {
+                            let some = room.len().min(left);
+                            room[..some].fill(step as u8);
+                            left -= some;
+                            some
+                        });
+                        if let Ok(done) = appended {
+                            prop_assert_eq!(done, count / 2);
+                            model.extend(&bytes[..done]);
+                        }
+                    }
+                    _ => {
+                        ring.advance(count, &mut budget);
+                        model.drain(..count.min(model.len()));
+                    }
+                }
+                prop_assert_eq!(ring.len(), model.len());
+                prop_assert_eq!(budget.used(), ring.memory());
+                prop_assert!(model.is_empty() == (ring.memory() == 0));
+                let (first, second) = ring.parts(0, ring.len());
+                prop_assert!(first.iter().chain(second).eq(model.iter()));
+            }
+        }
+    }
+}

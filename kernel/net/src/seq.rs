@@ -1,0 +1,25 @@
+//! Sequence numbers, which wrap around (RFC 9293, section 3.4).
+
+/// A sequence number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Seq(pub u32);
+
+impl Seq {
+    /// `count` further on.
+    pub const fn plus(self, count: usize) -> Self {
+        Self(self.0.wrapping_add(count as u32))
+    }
+    /// `count` further back.
+    pub const fn before(self, count: usize) -> Self {
+        Self(self.0.wrapping_sub(count as u32))
+    }
+    /// How far it is after `other`; negative where it is before.
+    pub const fn after(self, other: Self) -> i32 {
+        self.0.wrapping_sub(other.0) as i32
+    }
+    /// As [`after`](Self::after), 0 where it is before.
+    pub const fn past(self, other: Self) -> usize {
+        let distance = self.after(other);
+        if distance > 0 { distance as usize } else { 0 }
+    }
+}

@@ -1,0 +1,5 @@
+//! Whole stacks, on a wire that a test decides about.
+
+mod hostile;
+mod wire;
+mod world;

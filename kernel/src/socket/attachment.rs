@@ -1,0 +1,51 @@
+//! How the machine is connected to a network, if it is: the device, its address, and who knows the way to all others.
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::AtomicBool;
+
+use freehold_collections::Arc;
+use freehold_virtio::FrameDevice;
+use spin::Once;
+
+use crate::sync::WaitQueue;
+
+/// A network device and its settings.
+pub struct Attachment {
+    /// The device.
+    pub device: Arc<dyn FrameDevice>,
+    /// Woken when frames may have come, or room may have been made.
+    pub changed: Arc<WaitQueue>,
+    /// Set before that is woken by the device; cleared by who looks.
+    pub interrupted: &'static AtomicBool,
+    /// The machine's address there.
+    pub address: Ipv4Addr,
+    /// Bits of it that name the network, 1..=31.
+    pub prefix: u8,
+    /// Who knows the way to all others.
+    pub gateway: Ipv4Addr,
+}
+
+static ATTACHMENT: Once<Attachment> = Once::new();
+
+/// The machine is connected so from now on.
+pub(super) fn set(attachment: Attachment) -> &'static Attachment {
+    ATTACHMENT.call_once(|| attachment)
+}
+
+/// How it is connected, if it is.
+pub fn attachment() -> Option<&'static Attachment> {
+    ATTACHMENT.get()
+}
+
+/// Whether `ip` is the address of the network device.
+pub fn is_own(ip: Ipv6Addr) -> bool {
+    attachment().is_some_and(|attachment| ip.to_ipv4_mapped() == Some(attachment.address))
+}
+
+/// The address that packets to `to` have where their sender is bound to none and `to` is not on this machine; `None` where it is, or no
+/// network leads there.
+pub fn source_for(to: Ipv6Addr) -> Option<Ipv6Addr> {
+    let (attachment, ip) = (attachment()?, to.to_ipv4_mapped()?);
+    let leads_out = !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
+    leads_out.then(|| attachment.address.to_ipv6_mapped())
+}

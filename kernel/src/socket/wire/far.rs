@@ -1,0 +1,143 @@
+//! The far side of a socket's connection: what the network's task has of it.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_collections::{Arc, reserve};
+use freehold_net::Owner;
+
+use super::Wire;
+use crate::Result;
+use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::socket::channel::{Ancillary, Channel, Received};
+use crate::socket::message::PassCredentials;
+use crate::sync::{PollWaiter, Wake, Woken};
+
+/// A connection that has no number yet.
+const NONE: usize = usize::MAX;
+
+/// Tells the task whenever a channel of a connection changes.
+pub(super) struct Tie {
+    wire: &'static Wire,
+    number: AtomicUsize,
+}
+
+impl Tie {
+    /// The connection has this number.
+    pub(super) fn bind(&self, number: usize) {
+        self.number.store(number, Ordering::SeqCst);
+        self.wake();
+    }
+}
+
+impl Wake for Tie {
+    fn wake(&self) -> Woken {
+        let number = self.number.load(Ordering::SeqCst);
+        if number != NONE {
+            self.wire.is_due(number);
+        }
+        Woken::Nobody
+    }
+}
+
+/// See the module's head.
+pub struct Far {
+    /// What the socket receives from.
+    own: Arc<Channel>,
+    /// What it sends into.
+    out: Arc<Channel>,
+    pub(super) tie: Arc<Tie>,
+    _watch: PollWaiter,
+}
+
+impl Far {
+    /// Stands in for the peer of the socket that receives from `own` and sends into `out`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn new(wire: &'static Wire, own: Arc<Channel>, out: Arc<Channel>) -> Result<Self> {
+        let tie = reserve::arc(Tie { wire, number: AtomicUsize::new(NONE) });
+        let mut watch = PollWaiter::observer(tie.clone());
+        watch.register(&own.writable);
+        watch.register(&out.readable);
+        Ok(Self { own, out, tie, _watch: watch.complete()? })
+    }
+
+    /// Fills `room` from its front with what the socket has sent; how many bytes. None while somebody is at the queue, who wakes us after.
+    pub(super) fn fetch(&self, room: &mut [u8]) -> usize {
+        let Some(mut queue) = self.out.try_waiting() else { return 0 };
+        let mut received = Received::default();
+        // What fails has placed what it counts.
+        let _ = queue.take_bytes(&mut SliceSink::new(room), &mut received, PassCredentials::No);
+        self.out.publish(&queue);
+        drop(queue);
+        if received.count > 0 {
+            self.out.writable.wake_all();
+        }
+        received.count
+    }
+
+    /// Whether all was fetched that the socket will ever send.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.out.has_sender() && !self.out.has_message()
+    }
+
+    /// Gives the socket as many of `bytes` as it has room for; how many.
+    pub(super) fn deliver(&self, bytes: &[u8]) -> usize {
+        if !self.own.has_receiver() {
+            // Shut down for receiving: as Linux, which takes what comes and forgets it.
+            return bytes.len();
+        }
+        if !self.own.has_room() {
+            return 0;
+        }
+        let Some(mut queue) = self.own.try_waiting() else { return 0 };
+        let (mut source, mut done) = (SliceSource::new(bytes), 0);
+        while done < bytes.len()
+            && let Ok(count) = queue.push_bytes(&mut source, &mut Ancillary::default())
+        {
+            done += count;
+        }
+        self.own.publish(&queue);
+        drop(queue);
+        if done > 0 {
+            self.own.readable.wake_all();
+        }
+        done
+    }
+
+    /// Who has the socket.
+    pub(super) fn owner(&self) -> Owner {
+        if self.out.has_error() {
+            Owner::Reset
+        } else if !self.own.has_receiver() && !self.out.has_sender() {
+            Owner::Deaf
+        } else {
+            Owner::Program
+        }
+    }
+
+    /// The call was answered.
+    pub(super) fn connected(&self) {
+        self.out.open();
+    }
+
+    /// The peer's stream has ended.
+    pub(super) fn ended(&self) {
+        self.own.close_sender();
+    }
+
+    /// The connection is no more.
+    pub(super) fn failed(&self, error: crate::Errno) {
+        self.own.fail(error);
+        self.own.close_sender();
+        self.out.close_receiver();
+    }
+}
+
+impl Drop for Far {
+    /// Both streams have ended, one way or another.
+    fn drop(&mut self) {
+        self.own.close_sender();
+        self.out.close_receiver();
+    }
+}

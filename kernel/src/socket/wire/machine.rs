@@ -1,0 +1,166 @@
+//! What the stack asks of this kernel.
+
+use core::net::SocketAddrV4;
+
+use freehold_collections::{Arc, Vec, VecDeque};
+use freehold_net::{Ends, Failure, Host, Id, Owner, Refusal};
+use freehold_virtio::FrameDevice;
+
+use super::far::Far;
+use super::{Wire, due};
+use crate::Errno;
+use crate::socket::address::Address;
+use crate::socket::endpoint::Socket;
+use crate::socket::ports::{self, InetAddress, Protocol};
+
+/// Frames that wait for room in the device.
+const UNSENT: usize = 1024;
+/// Datagrams that wait for a queue that somebody is at, and how soon that is looked at again (nanoseconds).
+const MOST_LATE: usize = 64;
+pub(super) const LATE: u64 = 1_000_000;
+
+/// A datagram whose receiver's queue was taken.
+struct Late {
+    socket: Arc<Socket>,
+    from: InetAddress,
+    bytes: Vec<u8>,
+}
+
+/// See the module's head.
+pub(super) struct Machine {
+    pub(super) wire: Option<&'static Wire>,
+    device: Arc<dyn FrameDevice>,
+    unsent: VecDeque<Vec<u8>>,
+    late: VecDeque<Late>,
+    broken: bool,
+}
+
+fn address(end: SocketAddrV4) -> InetAddress {
+    InetAddress { ip: end.ip().to_ipv6_mapped(), port: end.port() }
+}
+
+impl Machine {
+    pub(super) const fn new(device: Arc<dyn FrameDevice>) -> Self {
+        Self { wire: None, device, unsent: VecDeque::new(), late: VecDeque::new(), broken: false }
+    }
+
+    /// The next frame that came; its length.
+    pub(super) fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
+        if self.broken {
+            return None;
+        }
+        self.device.receive(frame).unwrap_or_else(|_| {
+            log::error!("eth0: the device broke the protocol and is out of use");
+            self.broken = true;
+            None
+        })
+    }
+
+    /// Sends the frames that found no room, as far as there is some now.
+    pub(super) fn send_waiting(&mut self) {
+        while let Some(frame) = self.unsent.front()
+            && self.device.send(frame) != Ok(false)
+        {
+            self.unsent.pop_front();
+        }
+    }
+
+    /// Delivers datagrams whose receivers were busy. Returns whether some still are.
+    pub(super) fn deliver_late(&mut self) -> bool {
+        for _ in 0..self.late.len() {
+            let Some(late) = self.late.pop_front() else { break };
+            if late.socket.channel().offer_message(&late.bytes, Address::Inet(late.from)) == Err(Errno::EBUSY)
+            {
+                self.late.push_back_reserved(late);
+            }
+        }
+        !self.late.is_empty()
+    }
+}
+
+impl Host for Machine {
+    type Socket = Far;
+
+    fn transmit(&mut self, frame: &[u8]) {
+        if self.unsent.is_empty() && self.device.send(frame) != Ok(false) {
+            return;
+        }
+        if self.unsent.len() < UNSENT
+            && let Ok(frame) = Vec::try_from_slice(frame)
+        {
+            // Without memory it is lost on its way.
+            let _ = self.unsent.try_push_back(frame);
+        }
+    }
+
+    fn listens(&mut self, ends: Ends) -> bool {
+        ports::find(Protocol::Tcp, address(ends.local), None).is_some()
+    }
+
+    fn accept(&mut self, ends: Ends, id: Id) -> Result<Far, Refusal> {
+        let (local, remote) = (address(ends.local), address(ends.remote));
+        let listener = ports::find(Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
+        let wire = self.wire.filter(|_| id.number() < due::MOST).ok_or(Refusal::Later)?;
+        let answered = listener.answer_call((local, remote), |own, out| Far::new(wire, own, out));
+        let far =
+            answered.map_err(|error| if error == Errno::EINVAL { Refusal::Gone } else { Refusal::Later })?;
+        far.tie.bind(id.number());
+        Ok(far)
+    }
+
+    fn connected(&mut self, socket: &Far) {
+        socket.connected();
+    }
+
+    fn fetch(&mut self, socket: &Far, room: &mut [u8]) -> usize {
+        socket.fetch(room)
+    }
+
+    fn has_ended(&mut self, socket: &Far) -> bool {
+        socket.has_ended()
+    }
+
+    fn deliver(&mut self, socket: &Far, bytes: &[u8]) -> usize {
+        socket.deliver(bytes)
+    }
+
+    fn owner(&mut self, socket: &Far) -> Owner {
+        socket.owner()
+    }
+
+    fn ended(&mut self, socket: &Far) {
+        socket.ended();
+    }
+
+    fn failed(&mut self, socket: &Far, failure: Failure) {
+        socket.failed(match failure {
+            Failure::Refused => Errno::ECONNREFUSED,
+            Failure::Reset => Errno::ECONNRESET,
+            Failure::TimedOut => Errno::ETIMEDOUT,
+            Failure::Unreachable => Errno::EHOSTUNREACH,
+        });
+    }
+
+    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool {
+        let (local, from) = (address(ends.local), address(ends.remote));
+        let Some(socket) = ports::find(Protocol::Udp, local, Some(from)) else { return false };
+        let offered = socket.channel().offer_message(payload, Address::Inet(from));
+        if offered == Err(Errno::EBUSY)
+            && self.late.len() < MOST_LATE
+            && let Ok(bytes) = Vec::try_from_slice(payload)
+        {
+            // Without memory it is lost on its way.
+            let _ = self.late.try_push_back(Late { socket, from, bytes });
+        }
+        true
+    }
+
+    fn refused(&mut self, ends: Ends) {
+        let (local, remote) = (address(ends.local), address(ends.remote));
+        if let Some(socket) = ports::find(Protocol::Udp, local, Some(remote))
+            && socket.is_connected_to(remote)
+        {
+            socket.channel().fail(Errno::ECONNREFUSED);
+        }
+    }
+}

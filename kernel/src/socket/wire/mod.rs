@@ -1,0 +1,211 @@
+//! The network: connections and datagrams whose other end is on another machine.
+//!
+//! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)). Where the peer's socket would be
+//! stands a [`Far`], and the task `net` moves bytes between it and the TCP of `freehold-net`: so all that programs do with
+//! sockets, from poll(2) to splice(2), is the same over a wire and without one. No byte of a program's memory is touched by the
+//! task; a queue that somebody else is at is passed over, and whoever was there wakes the task afterwards.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`far`] | the far side of a connection |
+//! | [`due`] | which connections may have something new |
+//! | [`machine`] | what the stack asks of this kernel |
+//!
+//! **Locks.** The state of the network is behind one mutex, taken with no lock of a socket held. Under it: the map of ports, the
+//! table of sockets, a socket's state, a channel's queue where it is free, and the device.
+
+mod due;
+mod far;
+mod machine;
+
+use core::net::SocketAddrV4;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, Vec, reserve};
+use freehold_machine::PAGE_SIZE;
+use freehold_net::{Config, Ends, Stack};
+use spin::Once;
+
+use self::due::Due;
+use self::far::Far;
+use self::machine::Machine;
+use super::attachment::{self, Attachment};
+use super::channel::Channel;
+use super::ports::InetAddress;
+use crate::sync::Mutex;
+use crate::user::Source;
+use crate::{Errno, Result, hw, mem, sched, time};
+
+/// Frames that are taken at a time, before connections and timers have their turn.
+const BATCH: usize = 64;
+/// Connections' bytes have this part of memory.
+const PART: usize = 16;
+/// Bytes of an Ethernet header.
+const HEADER: usize = 14;
+
+/// See the module's head.
+pub struct Wire {
+    attachment: &'static Attachment,
+    state: Mutex<State>,
+    due: Due,
+    /// The task has to look again: a deadline may have come nearer.
+    changed: AtomicBool,
+}
+
+struct State {
+    stack: Stack<Machine>,
+    machine: Machine,
+}
+
+static WIRE: Once<&'static Wire> = Once::new();
+
+/// The network, if there is one.
+pub fn wire() -> Option<&'static Wire> {
+    WIRE.get().copied()
+}
+
+/// Connects the machine to a network, and starts the task `net`. Once, before programs run.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start(attachment: Attachment) -> Result<()> {
+    let Attachment { device, address, prefix, gateway, .. } = &attachment;
+    let config = Config {
+        hardware: device.address(),
+        address: *address,
+        prefix: *prefix,
+        gateway: *gateway,
+        mtu: device.mtu() as u16,
+        budget: mem::frames().total_frames() as usize * PAGE_SIZE / PART,
+    };
+    let mut secret = [0; 16];
+    hw::fill_random(&mut secret);
+    let halves = [0, 8].map(|at| u64::from_ne_bytes(secret[at..at + 8].try_into().unwrap_or_default()));
+    let stack = Stack::new(config, halves, time::now());
+    let frame = Vec::try_filled(0, HEADER + device.mtu())?;
+    log::info!("eth0: {address}/{prefix} behind {gateway}");
+    let machine = Machine::new(device.clone());
+    let wire: &'static Wire = reserve::leaked(Wire {
+        attachment: attachment::set(attachment),
+        state: Mutex::new(State { stack, machine }),
+        due: Due::new(),
+        changed: AtomicBool::new(false),
+    });
+    wire.state.lock().machine.wire = Some(wire);
+    sched::spawn_kernel("net", move || wire.work(frame))?;
+    WIRE.call_once(|| wire);
+    Ok(())
+}
+
+fn end(address: InetAddress) -> Result<SocketAddrV4> {
+    let ip = address.ip.to_ipv4_mapped().ok_or(Errno::ENETUNREACH)?;
+    Ok(SocketAddrV4::new(ip, address.port))
+}
+
+fn ends(local: InetAddress, remote: InetAddress) -> Result<Ends> {
+    Ok(Ends { local: end(local)?, remote: end(remote)? })
+}
+
+impl Wire {
+    /// The connection with this number may have something new. Any context.
+    fn is_due(&self, number: usize) {
+        self.due.add(number);
+        self.attachment.changed.wake_all();
+    }
+
+    fn look_again(&self) {
+        self.changed.store(true, Ordering::SeqCst);
+        self.attachment.changed.wake_all();
+    }
+
+    /// Calls `remote` for the socket that receives from `own` and will send into `out`.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` where such a connection is there, `ENOBUFS` where there are too many, `ENOMEM`.
+    pub(super) fn call(
+        &'static self,
+        (local, remote): (InetAddress, InetAddress),
+        own: &Arc<Channel>,
+        out: &Arc<Channel>,
+    ) -> Result<()> {
+        let ends = ends(local, remote)?;
+        let far = Far::new(self, own.clone(), out.clone())?;
+        let tie = far.tie.clone();
+        let mut state = self.state.lock();
+        let State { stack, machine } = &mut *state;
+        if stack.connections() >= due::MOST {
+            return Err(Errno::ENOBUFS);
+        }
+        let id = stack.connect(machine, ends, far, time::now())?.ok_or(Errno::EADDRNOTAVAIL)?;
+        drop(state);
+        tie.bind(id.number());
+        self.look_again();
+        Ok(())
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` where it does not fit into a packet, `EFAULT`, `ENOMEM`.
+    pub(super) fn send_datagram(
+        &self,
+        (local, remote): (InetAddress, InetAddress),
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let (ends, length) = (ends(local, remote)?, source.remaining());
+        if length > self.attachment.device.mtu() {
+            return Err(Errno::EMSGSIZE);
+        }
+        let mut bytes = Vec::try_filled(0, length)?;
+        let mut done = 0;
+        while done < length {
+            match source.take(&mut bytes[done..])? {
+                0 => return Err(Errno::EFAULT),
+                count => done += count,
+            }
+        }
+        let mut state = self.state.lock();
+        let State { stack, machine } = &mut *state;
+        let fits = stack.send_datagram(machine, ends, &bytes, time::now());
+        drop(state);
+        self.look_again();
+        if fits { Ok(length) } else { Err(Errno::EMSGSIZE) }
+    }
+
+    /// The task `net`.
+    fn work(&self, mut frame: Vec<u8>) {
+        loop {
+            let deadline = self.turn(&mut frame);
+            sched::rest();
+            let ready = || {
+                let told = self.changed.swap(false, Ordering::SeqCst)
+                    | self.attachment.interrupted.swap(false, Ordering::SeqCst);
+                (told || !self.due.is_empty()).then_some(())
+            };
+            match deadline {
+                Some(deadline) => drop(self.attachment.changed.wait_uninterruptible_until(deadline, ready)),
+                None => self.attachment.changed.wait_uninterruptible(ready),
+            }
+        }
+    }
+
+    /// Does what there is to do; when there will be more, if nobody wakes the task before.
+    fn turn(&self, frame: &mut [u8]) -> Option<u64> {
+        let mut state = self.state.lock();
+        let State { stack, machine } = &mut *state;
+        machine.send_waiting();
+        let now = time::now();
+        let mut taken = 0;
+        while taken < BATCH
+            && let Some(length) = machine.receive(frame)
+        {
+            stack.receive(machine, &frame[..length], now);
+            taken += 1;
+        }
+        self.due.take(|number| stack.pump_numbered(machine, number, now));
+        stack.expire(machine, now);
+        let late = machine.deliver_late();
+        let more = (taken == BATCH).then_some(now);
+        [more, late.then_some(now + machine::LATE), stack.deadline()].into_iter().flatten().min()
+    }
+}
