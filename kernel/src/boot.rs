@@ -230,8 +230,16 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&KernelAbove).map_err(or("the host's messages"))?;
     if let Some(settings) = spec.net {
-        let network = host::network().ok_or(Errno::ENODEV).and_then(|network| attach(network, settings));
-        network.map_err(or("the network"))?;
+        let network = host::network().ok_or(Errno::ENODEV).map_err(or("the network device"))?;
+        attach(Attachment {
+            device: network.device.clone(),
+            changed: network.changed().clone(),
+            interrupted: network.interrupted(),
+            address: settings.address.into(),
+            prefix: settings.prefix,
+            gateway: settings.gateway.into(),
+        })
+        .map_err(or("the network"))?;
     }
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
@@ -242,15 +250,8 @@ fn prepare() -> core::result::Result<Spec, Failure> {
 }
 
 /// Connects the machine to its network.
-fn attach(network: &'static host::Network, settings: spec::NetSpec) -> Result<()> {
-    socket::wire::start(Attachment {
-        device: network.device.clone(),
-        changed: network.changed().clone(),
-        interrupted: network.interrupted(),
-        address: settings.address.into(),
-        prefix: settings.prefix,
-        gateway: settings.gateway.into(),
-    })?;
+pub(crate) fn attach(attachment: Attachment) -> Result<()> {
+    socket::wire::start(attachment)?;
     fs::sysfs::fill_network();
     Ok(())
 }

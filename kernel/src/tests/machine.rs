@@ -16,6 +16,7 @@ use super::program::{self, Main};
 use crate::dev::{stdio, stream::HostStream};
 use crate::host::spec::Spec;
 use crate::host::{self, Ending};
+use crate::socket::attachment::Attachment;
 use crate::sync::WaitQueue;
 use crate::{boot, cmdline, fs, klog, report, sched, swap, task};
 
@@ -42,6 +43,8 @@ pub struct Setup {
     pub below: Option<&'static str>,
     /// What the closing audit has to say; `None`: it is not made.
     pub audit: Option<&'static str>,
+    /// The network that it is connected to.
+    pub network: Option<fn() -> Attachment>,
 }
 
 impl Default for Setup {
@@ -56,6 +59,7 @@ impl Default for Setup {
             swap: None,
             below: None,
             audit: None,
+            network: None,
         }
     }
 }
@@ -114,23 +118,18 @@ fn start(setup: Setup, main: Main) -> ! {
         all.try_push(reserve::arc(disk) as host::Disk).unwrap();
     }
     host::init_with(all, (setup.folders)());
-    sched::spawn_kernel("start", move || life(setup.programs.len(), setup.swap, setup.below, setup.audit))
-        .unwrap();
+    sched::spawn_kernel("start", move || life(&setup)).unwrap();
     sched::idle_forever()
 }
 
 /// What `boot::start` does, with what a test has.
-fn life(
-    programs: usize,
-    swap_to: Option<&'static str>,
-    below: Option<&'static str>,
-    audit: Option<&'static str>,
-) {
-    let files =
-        (0..=programs).map(|index| (format!("bin/{index}"), elf::executable(index))).collect::<Vec<_>>();
+fn life(setup: &Setup) {
+    let files = (0..=setup.programs.len())
+        .map(|index| (format!("bin/{index}"), elf::executable(index)))
+        .collect::<Vec<_>>();
     let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect::<Vec<_>>();
     fs::initramfs::unpack(&elf::archive(&files), &fs::root::root()).unwrap();
-    let below = below.map_or(String::new(), |place| format!("share=memory:below:{place}\0"));
+    let below = setup.below.map_or(String::new(), |place| format!("share=memory:below:{place}\0"));
     let spec = Spec::parse(format!("exec=/bin/0\0arg=main\0env=HOME=/\0{below}").as_bytes()).unwrap();
     if let Err(failure) = boot::furnish(&spec.shares) {
         panic!("{failure}");
@@ -139,12 +138,15 @@ fn life(
     stdio::init(stdio::Streams { standard: nowhere(), error: nowhere() });
     host::hotplug::start().unwrap();
     crate::mem::khugepaged::mode_changed().unwrap();
-    if let Some(device) = swap_to {
+    if let Some(attached) = setup.network {
+        boot::attach(attached()).unwrap();
+    }
+    if let Some(device) = setup.swap {
         swap::on_at_boot(device.as_bytes());
     }
     let ending = task::init::run(spec);
     eprintln!("the first program ended: {ending:?}");
-    if let Some(expected) = audit {
+    if let Some(expected) = setup.audit {
         assert_eq!(report::audit(), expected);
     }
     process::exit(if ending == Ending::Exit(0) { 0 } else { 1 })

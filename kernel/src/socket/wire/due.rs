@@ -5,53 +5,69 @@
 //! the summary later, too, and is found by the next look. An empty word that the summary names does no harm. Adding takes
 //! no lock and no memory, so that it may be done wherever something is woken.
 
-#[cfg(not(test))]
 use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(test)]
-use shuttle::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of the set: its numbers are below 64 times as many.
-#[cfg(not(test))]
+/// Words of the kernel's set, and of its summary.
 const WORDS: usize = 1024;
-#[cfg(test)]
-const WORDS: usize = 128;
-
+const SUMMARY: usize = WORDS / 64;
 /// Numbers that it can have: 0 to one less.
 pub const MOST: usize = WORDS * 64;
 
-/// See the module's head.
-pub struct Due {
-    words: [AtomicU64; WORDS],
-    summary: [AtomicU64; WORDS / 64],
+/// Bits that anybody sets and one takes.
+pub trait Bits {
+    /// None.
+    const NONE: Self;
+    /// Set some.
+    fn set(&self, bits: u64);
+    /// Take all.
+    fn take(&self) -> u64;
+    /// Whether none is set.
+    fn is_empty(&self) -> bool;
 }
 
-impl Due {
+impl Bits for AtomicU64 {
+    const NONE: Self = Self::new(0);
+    fn set(&self, bits: u64) {
+        self.fetch_or(bits, Ordering::SeqCst);
+    }
+    fn take(&self) -> u64 {
+        self.swap(0, Ordering::SeqCst)
+    }
+    fn is_empty(&self) -> bool {
+        self.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// See the module's head.
+pub struct Due<B: Bits = AtomicU64, const W: usize = WORDS, const S: usize = SUMMARY> {
+    words: [B; W],
+    summary: [B; S],
+}
+
+impl<B: Bits, const W: usize, const S: usize> Due<B, W, S> {
     /// An empty one.
     pub const fn new() -> Self {
-        Self {
-            words: [const { AtomicU64::new(0) }; WORDS],
-            summary: [const { AtomicU64::new(0) }; WORDS / 64],
-        }
+        Self { words: [const { B::NONE }; W], summary: [const { B::NONE }; S] }
     }
 
-    /// Adds `number`, which is below [`MOST`].
+    /// Adds `number`, which is below 64 times as many as it has words.
     pub fn add(&self, number: usize) {
         let word = number / 64;
-        self.words[word].fetch_or(1 << (number % 64), Ordering::SeqCst);
-        self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
+        self.words[word].set(1 << (number % 64));
+        self.summary[word / 64].set(1 << (word % 64));
     }
 
     /// Whether nothing was added since it was emptied.
     pub fn is_empty(&self) -> bool {
-        self.summary.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+        self.summary.iter().all(B::is_empty)
     }
 
     /// Takes out all numbers.
     pub fn take(&self, mut each: impl FnMut(usize)) {
         for (at, summary) in self.summary.iter().enumerate() {
-            for word in bits(summary.swap(0, Ordering::SeqCst)) {
+            for word in bits(summary.take()) {
                 let word = at * 64 + word;
-                bits(self.words[word].swap(0, Ordering::SeqCst)).for_each(|bit| each(word * 64 + bit));
+                bits(self.words[word].take()).for_each(|bit| each(word * 64 + bit));
             }
         }
     }
@@ -73,11 +89,27 @@ mod tests {
 
     use super::*;
 
+    type Explored = shuttle::sync::atomic::AtomicU64;
+    type Small = Due<Explored, 128, 2>;
+
+    impl Bits for Explored {
+        const NONE: Self = Self::new(0);
+        fn set(&self, bits: u64) {
+            self.fetch_or(bits, Ordering::SeqCst);
+        }
+        fn take(&self) -> u64 {
+            self.swap(0, Ordering::SeqCst)
+        }
+        fn is_empty(&self) -> bool {
+            self.load(Ordering::SeqCst) == 0
+        }
+    }
+
     /// Adds numbers in two threads, with `add`, while a third takes them, and once more at the end: all were taken, and none else.
-    fn explore(add: fn(&Due, usize)) {
+    fn explore(add: fn(&Small, usize)) {
         shuttle::check_random(
             move || {
-                let due = Arc::new(Due::new());
+                let due = Arc::new(Small::new());
                 let adders = [[1, 65, 4097], [1, 66, 8191]].map(|numbers| {
                     let due = due.clone();
                     shuttle::thread::spawn(move || numbers.iter().for_each(|&number| add(&due, number)))
@@ -98,15 +130,15 @@ mod tests {
 
     #[test]
     fn what_was_added_is_taken() {
-        explore(Due::add);
+        explore(Small::add);
     }
 
     #[test]
     #[should_panic(expected = "left == right")]
     fn a_summary_that_is_set_first_loses_numbers() {
         explore(|due, number| {
-            due.summary[number / 4096].fetch_or(1 << (number / 64 % 64), Ordering::SeqCst);
-            due.words[number / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
+            due.summary[number / 4096].set(1 << (number / 64 % 64));
+            due.words[number / 64].set(1 << (number % 64));
         });
     }
 }
