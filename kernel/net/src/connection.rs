@@ -18,6 +18,7 @@ use smoltcp::storage::Assembler;
 use crate::estimate::{Congestion, RoundTrip};
 use crate::ring::{Budget, Ring};
 use crate::seq::Seq;
+use crate::state::{Ack, Arrival, Failure, Offer, State};
 use crate::wire::{Control, TcpSegment};
 
 const MILLISECOND: u64 = 1_000_000;
@@ -26,9 +27,6 @@ const BUFFER: usize = 256 << 10;
 const TIGHT_BUFFER: usize = 16 << 10;
 /// Windows are shifted by so much.
 const SCALE: u8 = 3;
-/// What a peer takes that does not say (RFC 9293, section 3.7.1), and the least that is believed.
-const DEFAULT_MSS: u16 = 536;
-const LEAST_MSS: u16 = 64;
 /// How long an acknowledgement may wait for company (Linux: TCP_DELACK_MIN).
 const ACK_DELAY: u64 = 40 * MILLISECOND;
 /// Bytes of another segment of the same connection may come so much later (Linux: TCP_TIMEWAIT_LEN, tcp_fin_timeout).
@@ -41,86 +39,6 @@ const CALLS: u8 = 6;
 const ANSWERS: u8 = 5;
 const RETRIES: u8 = 15;
 const ORPHAN_RETRIES: u8 = 8;
-
-/// RFC 9293, section 3.3.2.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// A SYN is sent.
-    SynSent,
-    /// One came, and its answer is sent.
-    SynReceived,
-    /// Bytes go both ways.
-    Established,
-    /// The program has ended its stream.
-    FinWait1,
-    /// And the peer knows.
-    FinWait2,
-    /// The peer has ended its stream.
-    CloseWait,
-    /// Both have; the peer does not know yet.
-    Closing,
-    /// The peer has ended its stream, and then the program.
-    LastAck,
-    /// Both know; old segments may come.
-    TimeWait,
-    /// It is over.
-    Closed,
-}
-
-/// Why a connection failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Failure {
-    /// Nobody listens there.
-    Refused,
-    /// The peer broke it off.
-    Reset,
-    /// The peer does not answer.
-    TimedOut,
-    /// No way leads there.
-    Unreachable,
-}
-
-/// What a segment brought.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Arrival {
-    /// Bytes can go both ways from now on.
-    pub established: bool,
-    /// The peer has ended its stream.
-    pub ended: bool,
-    /// It is over.
-    pub failed: Option<Failure>,
-    /// The segment belongs to no connection: a reset with this sequence number is to answer it.
-    pub reset: Option<Seq>,
-}
-
-/// What the first segment of a stream says about those that follow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Offer {
-    /// Its sequence number.
-    pub seq: Seq,
-    /// The longest segment that the peer takes (bytes).
-    pub mss: u16,
-    /// How far its windows are shifted, if they are.
-    pub scale: Option<u8>,
-    /// Its window, not shifted.
-    pub window: u16,
-}
-
-impl Offer {
-    /// That of a SYN, for a machine whose segments have `most` bytes at most.
-    pub fn of(segment: &TcpSegment<'_>, most: u16) -> Self {
-        let mss = segment.mss.unwrap_or(DEFAULT_MSS).clamp(LEAST_MSS, most);
-        Self { seq: segment.seq, mss, scale: segment.scale, window: segment.window }
-    }
-}
-
-/// When an acknowledgement is to be sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ack {
-    None,
-    At(u64),
-    Now,
-}
 
 /// See the module's head.
 #[derive(Debug)]
@@ -237,10 +155,6 @@ impl Connection {
     /// Its state.
     pub const fn state(&self) -> State {
         self.state
-    }
-    /// The smoothed round trip (nanoseconds), 0 where none is known, and segments sent again in a row.
-    pub const fn round_trip(&self) -> (u64, u8) {
-        (self.trip.smoothed(), self.trip.backoff())
     }
     /// Whether a segment with this acknowledgement completes an answered call.
     pub fn completes(&self, segment: &TcpSegment<'_>) -> bool {

@@ -37,10 +37,6 @@ impl RoundTrip {
         let wait = self.wait << if self.backoff < 16 { self.backoff } else { 16 };
         if wait < MOST_WAIT { wait } else { MOST_WAIT }
     }
-    /// The smoothed round trip; 0 before there is one.
-    pub const fn smoothed(&self) -> u64 {
-        self.smoothed
-    }
     /// Waits in vain.
     pub const fn backoff(&self) -> u8 {
         self.backoff

@@ -6,7 +6,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`stack`](Stack) | all connections, calls, cookies, what comes for no connection |
-//! | `connection` | one connection of TCP |
+//! | `connection`, `state` | one connection of TCP |
 //! | `estimate` | round trips and congestion |
 //! | `ring` | bytes that wait, and what they may take together |
 //! | `table`, `wheel` | connections by their ends; timers: both cost the same however many connections there are |
@@ -29,12 +29,13 @@ mod neighbours;
 mod ring;
 mod seq;
 mod stack;
+mod state;
 mod table;
 #[cfg(test)]
 mod tests;
 mod wheel;
 mod wire;
 
-pub use connection::{Failure, State};
 pub use stack::{Config, Counters, Host, Owner, Refusal, Stack};
+pub use state::{Failure, State};
 pub use table::{Ends, Id};

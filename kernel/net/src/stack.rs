@@ -14,10 +14,11 @@ use core::net::Ipv4Addr;
 use freehold_collections::AllocError;
 use smoltcp::wire::{EthernetAddress, IpProtocol};
 
-use crate::connection::{Connection, Failure, Offer, State};
+use crate::connection::Connection;
 use crate::neighbours::{Neighbours, Route};
 use crate::ring::Budget;
 use crate::seq::Seq;
+use crate::state::{Failure, Offer, State};
 use crate::table::{Ends, Id, Secret, Table};
 use crate::wheel::Wheel;
 use crate::wire::{self, Control, Outgoing, Own, Packet, Resolution, TcpSegment};
@@ -273,11 +274,9 @@ impl<H: Host> Stack<H> {
     pub const fn memory(&self) -> usize {
         self.budget.used()
     }
-    /// State, smoothed round trip (nanoseconds) and time-outs in a row of a connection.
-    pub fn look(&self, id: Id) -> Option<(State, u64, u8)> {
-        let connection = &self.table.get(id)?.connection;
-        let (trip, backoff) = connection.round_trip();
-        Some((connection.state(), trip, backoff))
+    /// The state of a connection, unless it is gone.
+    pub fn state(&self, id: Id) -> Option<State> {
+        self.table.get(id).map(|tracked| tracked.connection.state())
     }
 
     const fn mss(&self) -> u16 {

@@ -14,7 +14,7 @@ fn bytes(count: usize, seed: usize) -> Vec<u8> {
 }
 
 fn faults() -> impl Strategy<Value = Faults> {
-    (0..60_u8, 0..60_u8, 0..20_u8, 0..30_u8).prop_map(|(lost, doubled, damaged, delay)| Faults {
+    (0..45_u8, 0..60_u8, 0..20_u8, 0..30_u8).prop_map(|(lost, doubled, damaged, delay)| Faults {
         lost,
         doubled,
         damaged,
@@ -68,12 +68,13 @@ proptest! {
         let looks = [(0, caller), (1, served)].map(|(node, socket)| {
             let node = &world.nodes[node];
             let socket = &node.machine.sockets[socket];
-            (socket.failure, socket.peer_ended, socket.received.len(), socket.id.and_then(|id| node.stack.look(id)))
+            (socket.failure, socket.peer_ended, socket.received.len(), socket.id.and_then(|id| node.stack.state(id)))
         });
         prop_assert!(done, "it hangs: {looks:?}");
         prop_assert!(world.nodes[1].machine.sockets[served].received == bytes(there, 1));
         prop_assert!(world.nodes[0].machine.sockets[caller].received == bytes(back, 2));
-        world.run(600 * SECOND);
+        // The last bytes may be sent again some times, two minutes apart.
+        world.run(3600 * SECOND);
         for node in &world.nodes {
             prop_assert_eq!((node.stack.connections(), node.stack.memory()), (0, 0));
         }
@@ -153,7 +154,7 @@ fn half_a_connection_goes_on() {
     world.run(SECOND);
     assert!(world.nodes[1].machine.sockets[0].peer_ended);
     let id = world.nodes[1].machine.sockets[0].id.unwrap();
-    assert_eq!(world.nodes[1].stack.look(id).map(|look| look.0), Some(State::CloseWait));
+    assert_eq!(world.nodes[1].stack.state(id), Some(State::CloseWait));
     let socket = &mut world.nodes[1].machine.sockets[0];
     (socket.to_send, socket.ended) = (bytes(100_000, 3).into(), true);
     let now = world.now;

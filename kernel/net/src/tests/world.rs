@@ -203,8 +203,10 @@ impl World {
                 if self.happens(self.faults.lost) {
                     continue;
                 }
-                if self.happens(self.faults.damaged) {
-                    let at = self.random() as usize % frame.len();
+                // What no checksum of ours covers, that of the wire does.
+                let is_covered = frame[12..14] == [8, 0];
+                if self.happens(self.faults.damaged) && is_covered {
+                    let at = 14 + self.random() as usize % (frame.len() - 14);
                     frame[at] ^= 1 << (self.random() % 8);
                 }
                 let copies = 1 + usize::from(self.happens(self.faults.doubled));
