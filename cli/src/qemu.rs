@@ -186,12 +186,7 @@ impl VirtualMachine {
         if options.icount && cpus > 1 {
             return Err(Failure::new("--icount counts the instructions of one CPU", "leave --cpus at 1"));
         }
-        let seed = match &options.seed {
-            Some(text) => text.parse().map_err(|_| {
-                Failure::new(format!("--seed {text}: not a seed"), "a number, 0 to 18446744073709551615")
-            })?,
-            None => SEED,
-        };
+        let seed = options.seed.as_deref().map_or(Ok(SEED), parse_seed)?;
         let memory = options.memory.as_deref().map(|text| size::parse_size("-m", text)).transpose()?;
         let topology = Topology::from_options(options, memory.unwrap_or(DEFAULT_MEMORY), cpus)?;
         let total = topology.memory();
@@ -473,6 +468,12 @@ impl VirtualMachine {
             .collect::<Vec<_>>()
             .join(" ")
     }
+}
+
+fn parse_seed(text: &str) -> Result<u64> {
+    text.parse().map_err(|_| {
+        Failure::new(format!("--seed {text}: not a seed"), "a number, 0 to 18446744073709551615")
+    })
 }
 
 /// Whether the kernel counts system calls, which costs each call a little.

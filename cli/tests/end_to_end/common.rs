@@ -114,9 +114,13 @@ pub struct Dialogue {
 impl Dialogue {
     /// Starts it.
     pub fn begin(options: &[&str], program: &[&str]) -> Dialogue {
-        let _permit = Permit::take();
         let mut command = run_command();
         command.args(options).arg("--").args(program);
+        Dialogue::with(command)
+    }
+    /// Starts this command.
+    pub fn with(mut command: Command) -> Dialogue {
+        let _permit = Permit::take();
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let say = child.stdin.take().expect("piped");
         let hear = BufReader::new(child.stdout.take().expect("piped"));

@@ -1,10 +1,13 @@
 //! `--net` and `-p`: what the guest reaches, what reaches it, and what does not.
 
+mod peer;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::peer::Peer;
 use super::common::{Dialogue, all_bytes, finish, guest_program, kernel, promises, run, run_command, text};
 
 /// A port of this machine that nobody has, at the moment.
@@ -234,4 +237,63 @@ fn a_network_of_its_own_is_in_the_dry_run() {
         kernel() == "linux" || outcome.text().contains("restrict=off,hostfwd=tcp:127.0.0.1:8080-:80"),
         "{outcome:?}"
     );
+}
+
+/// The guest's server, with a peer of this process at the other end of its wire.
+fn with_peer(folder: &tempfile::TempDir, options: &[&str]) -> (Dialogue, Peer) {
+    let (peer, qemu) = Peer::new(folder);
+    let mut command = run_command();
+    command.env("FREEHOLD_QEMU", qemu).args(["--net", "user"]).args(options);
+    command.args(["--", text(&guest_program("conformance/wire")), "serve", "80"]);
+    let mut server = Dialogue::with(command);
+    assert_eq!(server.hear(), "ready");
+    (server, peer)
+}
+
+#[test]
+fn ten_thousand_connections_of_which_half_are_broken_off() {
+    if kernel() == "linux" {
+        return; // Nobody sets its network up.
+    }
+    const CALLERS: usize = 10_000;
+    const AT_ONCE: usize = 100;
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (mut server, mut peer) = with_peer(&folder, &["-m", "1G", "--cpus", "2"]);
+    let answered = |peer: &Peer, number: usize, count: usize| peer.caller(number).received.len() == count;
+    for first in (0..CALLERS).step_by(AT_ONCE) {
+        for _ in 0..AT_ONCE {
+            peer.call(b"hello");
+        }
+        peer.run_until(|peer| (first..first + AT_ONCE).all(|number| answered(peer, number, 5)));
+    }
+    (1..CALLERS).step_by(2).for_each(|number| peer.reset(number));
+    for first in (0..CALLERS).step_by(2 * AT_ONCE) {
+        let some = || (first..first + 2 * AT_ONCE).step_by(2);
+        some().for_each(|number| peer.send(number, b"again"));
+        peer.run_until(|peer| some().all(|number| answered(peer, number, 10)));
+    }
+    assert!((0..CALLERS).step_by(2).all(|number| peer.caller(number).received == b"helloagain"));
+    peer.send(0, b"quit");
+    assert_eq!(server.hear(), format!("accepted {CALLERS}"));
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn a_flood_of_calls_keeps_nobody_out() {
+    if kernel() == "linux" {
+        return; // Nobody sets its network up.
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (mut server, mut peer) = with_peer(&folder, &[]);
+    let before = peer.call(b"before");
+    peer.run_until(|peer| peer.caller(before).received == b"before");
+    // Each honest call gets through, whatever comes between.
+    for _ in 0..20 {
+        (0..200).for_each(|_| peer.call_and_go());
+        let honest = peer.call(b"through");
+        peer.run_until(|peer| peer.caller(honest).received == b"through");
+    }
+    peer.send(before, b"quit");
+    assert_eq!(server.hear(), "accepted 21");
+    assert_eq!(server.end(), 0);
 }

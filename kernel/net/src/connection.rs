@@ -199,7 +199,6 @@ impl Connection {
         self.state = match self.state {
             State::Established => State::FinWait1,
             State::CloseWait => State::LastAck,
-            State::SynSent => State::Closed,
             other => other,
         };
     }

@@ -87,7 +87,7 @@ pub trait Host {
 pub enum Owner {
     /// A program that may receive.
     Program,
-    /// Nobody receives any more: bytes that come break the connection off.
+    /// Nobody receives any more: bytes that come break the connection off. A call is given up.
     Deaf,
     /// Nobody, and it is to be broken off at once.
     Reset,
@@ -526,7 +526,8 @@ impl<H: Host> Stack<H> {
         let Some(socket) = &entry.socket else { return self.settle(host, id, now) };
         let (connection, budget) = (&mut entry.connection, &mut self.budget);
         let owner = host.owner(socket);
-        let unheard = owner == Owner::Deaf && connection.has_ordered();
+        let is_call = connection.state() == State::SynSent;
+        let unheard = owner == Owner::Deaf && (connection.has_ordered() || is_call);
         if unheard || owner == Owner::Reset {
             return self.abort(host, id, now);
         }

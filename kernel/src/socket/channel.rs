@@ -188,13 +188,33 @@ impl Channel {
         drop(forgotten);
     }
 
+    /// As [`close_receiver`](Self::close_receiver), without waiting for anybody: where somebody is at the queue, what waits stays until the
+    /// channel goes.
+    pub(super) fn abandon_receiver(&self) {
+        self.no_receiver.store(true, Ordering::SeqCst);
+        let forgotten = self.try_waiting().map(|mut queue| {
+            let all = core::mem::replace(&mut *queue, Queue::new());
+            self.publish(&queue);
+            all
+        });
+        self.wake_all();
+        drop(forgotten);
+    }
+
     /// Nobody will send: receivers come to the end.
     pub fn close_sender(&self) {
         self.no_sender.store(true, Ordering::SeqCst);
         self.wake_all();
     }
 
-    fn wake_all(&self) {
+    /// Nobody will send, since something went wrong. The caller wakes.
+    pub(super) fn end_by(&self, error: Errno) {
+        self.failed.store(true, Ordering::Relaxed);
+        self.error.store(error as i32, Ordering::SeqCst);
+        self.no_sender.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn wake_all(&self) {
         self.readable.wake_all();
         self.writable.wake_all();
     }

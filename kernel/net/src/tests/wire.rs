@@ -148,6 +148,15 @@ fn a_socket_that_is_broken_off_resets_its_peer() {
 }
 
 #[test]
+fn a_call_that_nobody_waits_for_is_given_up() {
+    let mut world = World::new(Faults { lost: 255, ..QUIET }, 1);
+    let caller = call(&mut world, b"");
+    world.nodes[0].machine.sockets[caller].owner = Owner::Deaf;
+    world.nodes[0].pump(caller, 1);
+    assert_eq!(world.nodes[0].stack.connections(), 0);
+}
+
+#[test]
 fn half_a_connection_goes_on() {
     let mut world = World::new(QUIET, 1);
     let caller = call(&mut world, b"question");

@@ -62,9 +62,14 @@ impl Far {
         Ok(Self { own, out, tie, _watch: watch.complete()? })
     }
 
-    /// Fills `room` from its front with what the socket has sent; how many bytes. None while somebody is at the queue, who wakes us after.
-    pub(super) fn fetch(&self, room: &mut [u8]) -> usize {
-        let Some(mut queue) = self.out.try_waiting() else { return 0 };
+    /// The number of the connection, which it has by now.
+    pub(super) fn number(&self) -> usize {
+        self.tie.number.load(Ordering::Relaxed)
+    }
+
+    /// Fills `room` from its front with what the socket has sent; how many bytes. `None` while somebody is at the queue.
+    pub(super) fn fetch(&self, room: &mut [u8]) -> Option<usize> {
+        let mut queue = self.out.try_waiting()?;
         let mut received = Received::default();
         // What fails has placed what it counts.
         let _ = queue.take_bytes(&mut SliceSink::new(room), &mut received, PassCredentials::No);
@@ -73,7 +78,7 @@ impl Far {
         if received.count > 0 {
             self.out.writable.wake_all();
         }
-        received.count
+        Some(received.count)
     }
 
     /// Whether all was fetched that the socket will ever send.
@@ -81,16 +86,16 @@ impl Far {
         !self.out.has_sender() && !self.out.has_message()
     }
 
-    /// Gives the socket as many of `bytes` as it has room for; how many.
-    pub(super) fn deliver(&self, bytes: &[u8]) -> usize {
+    /// Gives the socket as many of `bytes` as it has room for; how many. `None` while somebody is at the queue.
+    pub(super) fn deliver(&self, bytes: &[u8]) -> Option<usize> {
         if !self.own.has_receiver() {
             // Shut down for receiving: as Linux, which takes what comes and forgets it.
-            return bytes.len();
+            return Some(bytes.len());
         }
         if !self.own.has_room() {
-            return 0;
+            return Some(0);
         }
-        let Some(mut queue) = self.own.try_waiting() else { return 0 };
+        let mut queue = self.own.try_waiting()?;
         let (mut source, mut done) = (SliceSource::new(bytes), 0);
         while done < bytes.len()
             && let Ok(count) = queue.push_bytes(&mut source, &mut Ancillary::default())
@@ -102,7 +107,7 @@ impl Far {
         if done > 0 {
             self.own.readable.wake_all();
         }
-        done
+        Some(done)
     }
 
     /// Who has the socket.
@@ -126,11 +131,11 @@ impl Far {
         self.own.close_sender();
     }
 
-    /// The connection is no more.
+    /// The connection is no more. Nobody sees its end without the reason.
     pub(super) fn failed(&self, error: crate::Errno) {
-        self.own.fail(error);
-        self.own.close_sender();
-        self.out.close_receiver();
+        self.own.end_by(error);
+        self.out.abandon_receiver();
+        self.own.wake_all();
     }
 }
 
@@ -138,6 +143,6 @@ impl Drop for Far {
     /// Both streams have ended, one way or another.
     fn drop(&mut self) {
         self.own.close_sender();
-        self.out.close_receiver();
+        self.out.abandon_receiver();
     }
 }

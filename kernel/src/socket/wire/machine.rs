@@ -32,6 +32,8 @@ pub(super) struct Machine {
     device: Arc<dyn FrameDevice>,
     unsent: VecDeque<Vec<u8>>,
     late: VecDeque<Late>,
+    /// Numbers of connections whose queues were taken.
+    busy: Vec<usize>,
     broken: bool,
 }
 
@@ -41,7 +43,14 @@ fn address(end: SocketAddrV4) -> InetAddress {
 
 impl Machine {
     pub(super) const fn new(device: Arc<dyn FrameDevice>) -> Self {
-        Self { wire: None, device, unsent: VecDeque::new(), late: VecDeque::new(), broken: false }
+        Self {
+            wire: None,
+            device,
+            unsent: VecDeque::new(),
+            late: VecDeque::new(),
+            busy: Vec::new(),
+            broken: false,
+        }
     }
 
     /// The next frame that came; its length.
@@ -65,8 +74,24 @@ impl Machine {
         }
     }
 
-    /// Delivers datagrams whose receivers were busy. Returns whether some still are.
-    pub(super) fn deliver_late(&mut self) -> bool {
+    /// Nothing was moved, since somebody is at the queue: it is looked at again soon. Without memory for that, later.
+    fn is_busy(&mut self, socket: &Far) -> usize {
+        let _ = self.busy.try_push(socket.number());
+        0
+    }
+
+    /// The connections whose queues were taken when they were looked at last.
+    pub(super) fn take_busy(&mut self) -> Vec<usize> {
+        core::mem::take(&mut self.busy)
+    }
+
+    /// Whether a queue was taken that is to be looked at again.
+    pub(super) fn waits_for_queues(&self) -> bool {
+        !self.busy.is_empty() || !self.late.is_empty()
+    }
+
+    /// Delivers datagrams whose receivers' queues were taken.
+    pub(super) fn deliver_late(&mut self) {
         for _ in 0..self.late.len() {
             let Some(late) = self.late.pop_front() else { break };
             if late.socket.channel().offer_message(&late.bytes, Address::Inet(late.from)) == Err(Errno::EBUSY)
@@ -74,7 +99,6 @@ impl Machine {
                 self.late.push_back_reserved(late);
             }
         }
-        !self.late.is_empty()
     }
 }
 
@@ -113,7 +137,7 @@ impl Host for Machine {
     }
 
     fn fetch(&mut self, socket: &Far, room: &mut [u8]) -> usize {
-        socket.fetch(room)
+        socket.fetch(room).unwrap_or_else(|| self.is_busy(socket))
     }
 
     fn has_ended(&mut self, socket: &Far) -> bool {
@@ -121,7 +145,7 @@ impl Host for Machine {
     }
 
     fn deliver(&mut self, socket: &Far, bytes: &[u8]) -> usize {
-        socket.deliver(bytes)
+        socket.deliver(bytes).unwrap_or_else(|| self.is_busy(socket))
     }
 
     fn owner(&mut self, socket: &Far) -> Owner {

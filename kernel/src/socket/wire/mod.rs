@@ -3,7 +3,7 @@
 //! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)). Where the peer's socket would be
 //! stands a [`Far`], and the task `net` moves bytes between it and the TCP of `freehold-net`: so all that programs do with
 //! sockets, from poll(2) to splice(2), is the same over a wire and without one. No byte of a program's memory is touched by the
-//! task; a queue that somebody else is at is passed over, and whoever was there wakes the task afterwards.
+//! task; a queue that somebody else is at is passed over, and looked at again soon.
 //!
 //! | module | what |
 //! |---|---|
@@ -202,10 +202,14 @@ impl Wire {
             stack.receive(machine, &frame[..length], now);
             taken += 1;
         }
+        for &number in machine.take_busy().iter() {
+            stack.pump_numbered(machine, number, now);
+        }
         self.due.take(|number| stack.pump_numbered(machine, number, now));
         stack.expire(machine, now);
-        let late = machine.deliver_late();
+        machine.deliver_late();
         let more = (taken == BATCH).then_some(now);
-        [more, late.then_some(now + machine::LATE), stack.deadline()].into_iter().flatten().min()
+        let late = machine.waits_for_queues().then_some(now + machine::LATE);
+        [more, late, stack.deadline()].into_iter().flatten().min()
     }
 }
