@@ -1,6 +1,8 @@
 //! `freehold doctor`: what is here, what works, what will be used, how to fix the rest.
 
 use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
 
 use serde::Serialize;
 
@@ -100,6 +102,7 @@ fn examine() -> Vec<Finding> {
                 format!("{} ({version})", path.display()),
                 "",
             ));
+            findings.push(network(path));
             findings.push(own_kernel());
             findings.iter().all(|finding| finding.verdict != DoctorVerdict::Bad)
         }
@@ -131,6 +134,18 @@ fn examine() -> Vec<Finding> {
         findings.push(Finding::of("busybox", DoctorVerdict::Note, "not found; the examples use it", cure));
     }
     findings
+}
+
+/// Whether this QEMU has what --net and -p need: its user network is a part that can be left out.
+fn network(qemu: &Path) -> Finding {
+    let listed = Command::new(qemu).args(["-netdev", "help"]).output();
+    let has =
+        listed.is_ok_and(|listed| listed.stdout.split(|&byte| byte == b'\n').any(|line| line == b"user"));
+    if has {
+        return Finding::of("network", DoctorVerdict::Ok, "QEMU has a user network for --net and -p", "");
+    }
+    let text = "this QEMU was built without slirp: --net and -p do not work";
+    Finding::of("network", DoctorVerdict::Note, text, "FREEHOLD_QEMU=FILE names another one")
 }
 
 /// The kernel is booted, as `freehold run` boots it: a file that is only there proves nothing.

@@ -80,6 +80,8 @@ static void calls(struct sockaddr_in echo, struct sockaddr_in closed)
 	struct pollfd wait = { fd, POLLIN | POLLOUT, 0 };
 	PROMISE("poll tells when it is answered", poll(&wait, 1, 30000) == 1 && wait.revents == POLLOUT && error_of(fd) == 0);
 	FAILS_WITH("nothing came yet", recv(fd, &name, 1, 0), EAGAIN);
+	PROMISE("whoever asks again hears it once", connect(fd, (struct sockaddr *)&echo, sizeof echo) == 0);
+	FAILS_WITH("then it is connected", connect(fd, (struct sockaddr *)&echo, sizeof echo), EISCONN);
 	close(fd);
 	fd = socket(AF_INET, SOCK_STREAM, 0);
 	FAILS_WITH("nobody listens", connect(fd, (struct sockaddr *)&closed, sizeof closed), ECONNREFUSED);

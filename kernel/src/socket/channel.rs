@@ -106,6 +106,8 @@ pub struct Channel {
     failed: AtomicBool,
     /// The peer was called and has not answered: nothing can be sent yet.
     opening: AtomicBool,
+    /// It has answered since, and no connect(2) has told so.
+    answered: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
     /// Woken when there is room, or nobody to make it.
@@ -126,6 +128,7 @@ impl Channel {
             error: AtomicI32::new(0),
             failed: AtomicBool::new(false),
             opening: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             readable: reserve::arc(WaitQueue::new()),
             writable: reserve::arc(WaitQueue::new()),
         })
@@ -267,6 +270,7 @@ impl Channel {
 
     /// The peer has answered.
     pub(super) fn open(&self) {
+        self.answered.store(true, Ordering::Relaxed);
         self.opening.store(false, Ordering::SeqCst);
         self.writable.wake_all();
     }
@@ -274,6 +278,11 @@ impl Channel {
     /// Whether the peer was called and has not answered.
     pub fn is_opening(&self) -> bool {
         self.opening.load(Ordering::SeqCst)
+    }
+
+    /// Whether the peer has answered and this was not asked since.
+    pub(super) fn take_answer(&self) -> bool {
+        !self.is_opening() && self.answered.swap(false, Ordering::Relaxed)
     }
 
     /// A call that failed left it: the next begins as the first.

@@ -19,6 +19,8 @@ use crate::task::Capability;
 use crate::user::Source;
 use crate::{Errno, Result, task};
 
+/// Ports that are tried for a connection.
+const TRIES: usize = 64;
 /// Bytes of the longest datagram: 65,535 with both headers.
 const MOST_DATAGRAM_BYTES: usize = 65_507;
 
@@ -144,6 +146,9 @@ impl Socket {
             return Ok(());
         }
         let called = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
+        if called.as_ref().is_some_and(|out| out.take_answer()) {
+            return Ok(());
+        }
         if let Some(out) = called.filter(|out| out.is_opening()) {
             if out.has_receiver() {
                 return self.wait_for_answer(&out, patience, Errno::EALREADY);
@@ -156,21 +161,44 @@ impl Socket {
             return Err(Errno::EISCONN);
         }
         if let Some(wire) = wire {
-            let own = self.own_port(source)?;
-            let local = Self::sent_from(own, to);
-            self.state.lock().address = Some(Address::Inet(local));
-            let out = Channel::new();
-            out.hold();
-            self.channel().renew();
-            self.set_peer(Some((out.clone(), to)));
-            let called = wire.call((local, to), self.channel(), &out);
-            called.inspect_err(|_| self.set_peer(None))?;
+            let out = self.call(wire, (source, to))?;
             return self.wait_for_answer(&out, patience, Errno::EINPROGRESS);
         }
         let target = ports::find(Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
         self.state.lock().address = Some(Address::Inet(Self::sent_from(own, to)));
         self.join(&target, &Some(Address::Inet(to)), patience)
+    }
+
+    /// Calls `to` over a wire; what is sent into once that has answered. From a port that nobody asked for another one is tried where an
+    /// old connection with the same ends is not over.
+    fn call(
+        self: &Receiver<Self>,
+        wire: &'static Wire,
+        (source, to): (InetAddress, InetAddress),
+    ) -> Result<Arc<Channel>> {
+        let is_bound = self.state.lock().port.is_some();
+        for _ in 0..TRIES {
+            let local = Self::sent_from(self.own_port(source)?, to);
+            self.state.lock().address = Some(Address::Inet(local));
+            let out = Channel::new();
+            out.hold();
+            self.channel().renew();
+            self.set_peer(Some((out.clone(), to)));
+            let Err(error) = wire.call((local, to), self.channel(), &out) else { return Ok(out) };
+            self.set_peer(None);
+            if is_bound || error != Errno::EADDRNOTAVAIL {
+                return Err(error);
+            }
+            let port = {
+                let mut state = self.state.lock();
+                state.address = None;
+                state.port.take()
+            };
+            port.iter().for_each(ports::release);
+            crate::sched::checkpoint()?;
+        }
+        Err(Errno::EADDRNOTAVAIL)
     }
 
     /// Waits until a call is answered that was made for what is sent into `out`.
@@ -186,6 +214,7 @@ impl Socket {
             self.set_peer(None);
             return Err(error);
         }
+        out.take_answer();
         if out.is_opening() { Err(pending) } else { Ok(()) }
     }
 

@@ -262,6 +262,14 @@ on_machine! {
         assert_eq!([error_of(p, fd), error_of(p, fd)], [111, 0]);
         assert_eq!(p.call(Sysno::connect, &[fd, echo, 16]), -103);
         assert_eq!(p.call(Sysno::connect, &[fd, echo, 16]), -115);
+        // Both ends are another connection's.
+        let own = name(p, Ipv4Addr::UNSPECIFIED, 4444);
+        for expected in [0, -99] {
+            let (fd, on) = (p.must(Sysno::socket, &[INET, TCP, 0]), p.put(&1_u32.to_ne_bytes()));
+            p.must(Sysno::setsockopt, &[fd, 1, 2, on, 4]);
+            p.must(Sysno::bind, &[fd, own, 16]);
+            assert_eq!(p.call(Sysno::connect, &[fd, echo, 16]), expected);
+        }
         let nowhere = name(p, Ipv4Addr::new(224, 0, 0, 1), 1);
         let fd = p.must(Sysno::socket, &[INET, TCP, 0]);
         assert_eq!(p.call(Sysno::connect, &[fd, nowhere, 16]), -101);
