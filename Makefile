@@ -88,6 +88,7 @@ bench: setup
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 8
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 1 set-up
 	cargo run --quiet --profile bench -p freehold-bounce-bench
+	cargo run --quiet --release -p freehold-net --example scale
 
 install: build
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold

@@ -13,6 +13,9 @@
 //! | `neighbours` | ARP |
 //! | `wire` | frames to packets and back |
 //!
+//! **What a segment costs**, made, read and answered: `examples/scale.rs` measures it with 10 to 50,000 connections. No step of it looks at
+//! another connection; what grows are cache misses (0.3 microseconds with 10 connections, 1.0 with 10,000, 1.5 with 50,000).
+//!
 //! **Why not a library.** smoltcp visits every socket for each packet (0.8, 9.7 and 100 microseconds a byte with 10, 1,000 and 10,000
 //! of them), has neither listen queues nor cookies, and allocates infallibly. Its formats (`smoltcp::wire`) and its list of gaps
 //! (`smoltcp::storage::Assembler`) are used.

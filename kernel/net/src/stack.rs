@@ -64,6 +64,8 @@ pub trait Host {
     fn accept(&mut self, ends: Ends, id: Id) -> Result<Self::Socket, Refusal>;
     /// The call of this socket was answered.
     fn connected(&mut self, socket: &Self::Socket);
+    /// Whether the socket has something to send.
+    fn has_bytes(&mut self, socket: &Self::Socket) -> bool;
     /// Fill `room` from its front with what the socket sends; how many bytes did.
     fn fetch(&mut self, socket: &Self::Socket, room: &mut [u8]) -> usize;
     /// Whether the socket will send no more than was fetched.
@@ -539,12 +541,12 @@ impl<H: Host> Stack<H> {
         connection.take(taken, budget);
         entry.stalled = connection.has_ordered();
         let room = connection.room(budget).min(QUANTUM);
-        if room > 0 {
-            match connection.queue(room, budget, |bytes| host.fetch(socket, bytes)) {
-                Ok(count) if count < room && host.has_ended(socket) => connection.end(),
-                Ok(_) => {}
-                Err(AllocError) => entry.stalled = true,
-            }
+        if room > 0 && host.has_bytes(socket) {
+            let queued = connection.queue(room, budget, |bytes| host.fetch(socket, bytes));
+            entry.stalled |= queued.is_err();
+        }
+        if connection.room(budget) > 0 && host.has_ended(socket) {
+            connection.end();
         }
         if connection.has_peer_ended() && !connection.has_ordered() && !entry.told_end {
             entry.told_end = true;
@@ -587,9 +589,9 @@ impl<H: Host> Stack<H> {
             return;
         }
         let stalled = entry.stalled.then_some(now + STALL);
-        match [stalled, entry.connection.deadline()].into_iter().flatten().min() {
-            Some(deadline) => self.wheel.set(id.number(), deadline),
-            None => self.wheel.stop(id.number()),
+        // Where nothing is due, a timer that is set does no harm.
+        if let Some(deadline) = [stalled, entry.connection.deadline()].into_iter().flatten().min() {
+            self.wheel.set_by(id.number(), deadline);
         }
     }
 

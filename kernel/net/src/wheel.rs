@@ -62,6 +62,15 @@ impl Wheel {
         self.occupied[slot / 64] |= 1 << (slot % 64);
     }
 
+    /// Timer `number` is due at `deadline` or before: one that is set for an earlier time stays as it is, and whoever is told too early
+    /// sets it again. So a deadline that is put off with each segment costs nothing each time.
+    pub fn set_by(&mut self, number: usize, deadline: u64) {
+        let link = self.links[number];
+        if link.slot == NONE || link.deadline > deadline {
+            self.set(number, deadline);
+        }
+    }
+
     /// Timer `number` is not due any more.
     pub fn stop(&mut self, number: usize) {
         let Timer { slot, before, after, .. } = self.links[number];

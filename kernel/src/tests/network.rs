@@ -62,6 +62,9 @@ impl Host for Peer {
         Ok(self.socket())
     }
     fn connected(&mut self, _: &usize) {}
+    fn has_bytes(&mut self, socket: &usize) -> bool {
+        !self.echoes[*socket].is_empty()
+    }
     fn fetch(&mut self, socket: &usize, room: &mut [u8]) -> usize {
         let count = room.len().min(self.echoes[*socket].len());
         room.iter_mut().zip(self.echoes[*socket].drain(..count)).for_each(|(to, byte)| *to = byte);

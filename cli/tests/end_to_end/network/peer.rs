@@ -46,6 +46,9 @@ impl Host for Programs {
     fn connected(&mut self, socket: &usize) {
         self.callers[*socket].connected = true;
     }
+    fn has_bytes(&mut self, socket: &usize) -> bool {
+        !self.callers[*socket].to_send.is_empty()
+    }
     fn fetch(&mut self, socket: &usize, room: &mut [u8]) -> usize {
         let queue = &mut self.callers[*socket].to_send;
         let count = queue.len().min(room.len());

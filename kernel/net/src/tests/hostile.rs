@@ -81,6 +81,143 @@ fn mend(frame: &mut [u8]) {
     payload[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
+#[test]
+fn a_cookie_that_was_not_given_opens_nothing() {
+    let mut world = World::new(Faults::default(), 1);
+    world.nodes[1].machine.listener = Some((80, 1000));
+    world.nodes[0].connect(1, at(2, 80), b"", 0);
+    world.run(SECOND);
+    let (now, accepted) = (world.now, world.nodes[1].machine.accepted.len());
+    for port in 2..500 {
+        world.nodes[0].connect(port, at(2, 80), b"", now);
+    }
+    let calls = core::mem::take(&mut world.nodes[0].machine.out);
+    calls.iter().for_each(|frame| world.nodes[1].receive(frame, now));
+    // The last answer is a cookie; what completes it is changed on its way.
+    let answer = core::mem::take(&mut world.nodes[1].machine.out).pop().unwrap();
+    world.nodes[0].receive(&answer, now);
+    let honest = world.nodes[0].machine.out[0].clone();
+    let resets = world.nodes[1].stack.counters().resets;
+    for (at, bit) in [(42, 1), (43, 8), (45, 4), (45, 1), (38, 1), (41, 1)] {
+        let mut forged = honest.clone();
+        forged[at] ^= bit;
+        mend(&mut forged);
+        world.nodes[1].receive(&forged, now);
+    }
+    assert_eq!(world.nodes[1].machine.accepted.len(), accepted);
+    assert_eq!(world.nodes[1].stack.counters().resets, resets + 6);
+    // Nor does it open anything once it is too old.
+    let mut late = Node::new(2);
+    core::mem::swap(&mut late, &mut world.nodes[1]);
+    late.receive(&honest, now + 130 * SECOND);
+    assert_eq!(late.machine.accepted.len(), accepted);
+    late.receive(&honest, now + 60 * SECOND);
+    assert_eq!(late.machine.accepted.len(), accepted + 1, "in time it does");
+}
+
+/// Offsets in a frame of TCP: the sequence number, and the flags with those of FIN and RST.
+const SEQ: usize = 38;
+const FLAGS: usize = 47;
+const FIN: u8 = 1;
+const RST: u8 = 4;
+
+/// `frame`, `offset` further on in the stream and with these flags besides; cut after `length` bytes of its payload.
+fn forged(frame: &[u8], offset: u32, flags: u8, length: usize) -> Vec<u8> {
+    let mut forged = frame[..(54 + length).min(frame.len())].to_vec();
+    let seq = u32::from_be_bytes(forged[SEQ..SEQ + 4].try_into().unwrap()).wrapping_add(offset);
+    forged[SEQ..SEQ + 4].copy_from_slice(&seq.to_be_bytes());
+    forged[FLAGS] |= flags;
+    let total = (forged.len() - 14) as u16;
+    forged[16..18].copy_from_slice(&total.to_be_bytes());
+    mend(&mut forged);
+    forged
+}
+
+/// A connection to node 1 whose caller has sent `count` bytes, each 7, in frames that are held back; those.
+fn held_back(count: usize) -> (World, usize, Vec<Vec<u8>>) {
+    let mut world = World::new(Faults::default(), 1);
+    world.nodes[1].machine.listener = Some((80, 8));
+    let caller = world.nodes[0].connect(4000, at(2, 80), b"", 0);
+    world.nodes[0].machine.sockets[caller].ended = false;
+    world.run(SECOND);
+    let socket = &mut world.nodes[0].machine.sockets[caller];
+    (socket.to_send, socket.ended) = (core::iter::repeat_n(7, count).collect(), true);
+    let now = world.now;
+    world.nodes[0].pump(caller, now);
+    let frames = core::mem::take(&mut world.nodes[0].machine.out);
+    (world, caller, frames)
+}
+
+#[test]
+fn who_guesses_numbers_breaks_nothing_off_and_ends_nothing() {
+    let (mut world, caller, frames) = held_back(3000);
+    let now = world.now;
+    for (offset, flags) in [
+        (1, RST),
+        (1000, RST),
+        (u32::MAX, RST),
+        (1 << 20, RST),
+        (1 << 20, FIN),
+        (1 << 30, FIN),
+        (u32::MAX - 5000, FIN),
+        (1 << 31, FIN),
+    ] {
+        world.nodes[1].receive(&forged(&frames[0], offset, flags, 0), now);
+        world.nodes[1].stack.validate();
+    }
+    assert_eq!(world.nodes[1].machine.sockets[0].failure, None);
+    frames.iter().for_each(|frame| world.nodes[1].receive(frame, now));
+    world.run(10 * SECOND);
+    assert_eq!(world.nodes[1].machine.sockets[0].received, [7; 3000]);
+    assert!(world.nodes[1].machine.sockets[0].peer_ended, "its own end is heard");
+    assert_eq!(world.nodes[0].machine.sockets[caller].failure, None);
+}
+
+#[test]
+fn the_next_bytes_are_taken_however_many_gaps_there_are() {
+    let (mut world, _, mut frames) = held_back(1400);
+    let now = world.now;
+    frames[0][FLAGS] &= !FIN;
+    // Every other ten bytes come too early, more of them than are kept track of.
+    let piece = |offset: u32| forged(&frames[0], offset, 0, 10);
+    for number in 1..30 {
+        world.nodes[1].receive(&piece(number * 20), now);
+        world.nodes[1].stack.validate();
+    }
+    assert_eq!(world.nodes[1].machine.sockets[0].received.len(), 0);
+    for number in 0..3 {
+        world.nodes[1].receive(&piece(number * 5), now);
+        world.nodes[1].stack.validate();
+    }
+    assert_eq!(world.nodes[1].machine.sockets[0].received.len(), 30);
+    world.run(10 * SECOND);
+    assert!(world.nodes[1].machine.sockets[0].received == [7; 1400]);
+}
+
+#[test]
+fn a_late_reset_ends_no_wait_for_old_segments() {
+    let (mut world, caller, _) = held_back(0);
+    world.nodes[1].machine.sockets[0].ended = true;
+    world.run(SECOND);
+    let now = world.now;
+    world.nodes[0].pump(caller, now);
+    world.nodes[1].pump(0, now);
+    world.run(SECOND);
+    let waits = |world: &World| world.nodes.iter().position(|node| node.stack.connections() == 1);
+    let node = waits(&world).expect("one of both waits");
+    let id = world.nodes[node].machine.sockets[0].id.unwrap();
+    assert_eq!(world.nodes[node].stack.state(id), Some(crate::State::TimeWait));
+    // The last segment that the other one sent, as a reset that comes next.
+    let last = world.last_frame_to(node).to_vec();
+    let fin_length = u32::from(last[FLAGS] & FIN);
+    let mut reset = forged(&last, fin_length, RST, 0);
+    reset[FLAGS] &= !FIN;
+    mend(&mut reset);
+    let now = world.now;
+    world.nodes[node].receive(&reset, now);
+    assert_eq!(world.nodes[node].stack.state(id), Some(crate::State::TimeWait));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 

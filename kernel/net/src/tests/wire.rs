@@ -222,6 +222,38 @@ fn a_peer_that_never_reads_holds_no_more_than_two_buffers() {
 }
 
 #[test]
+fn a_window_that_opens_is_used_at_once() {
+    let mut world = World::new(QUIET, 1);
+    call(&mut world, &bytes(1_000_000, 0));
+    world.run_until(SECOND, |world| !world.nodes[1].machine.accepted.is_empty());
+    world.nodes[1].machine.sockets[0].room = 0;
+    // By now the caller asks once in two minutes.
+    world.run(1000 * SECOND);
+    world.nodes[1].machine.sockets[0].room = usize::MAX;
+    let now = world.now;
+    world.nodes[1].pump(0, now);
+    world.run(SECOND);
+    assert_eq!(world.nodes[1].machine.sockets[0].received, bytes(1_000_000, 0));
+}
+
+#[test]
+fn bytes_that_came_before_the_end_wait_for_their_program() {
+    let mut world = World::new(QUIET, 1);
+    world.nodes[1].machine.first_room = Some(0);
+    let caller = call(&mut world, &bytes(5000, 0));
+    world.run_until(SECOND, |world| !world.nodes[1].machine.accepted.is_empty());
+    world.nodes[1].machine.sockets[0].ended = true;
+    world.run(3600 * SECOND);
+    assert!(world.nodes[0].machine.sockets[caller].peer_ended && world.nodes[0].stack.connections() == 0);
+    assert!(!world.nodes[1].machine.sockets[0].peer_ended, "the end comes after the bytes");
+    world.nodes[1].machine.sockets[0].room = usize::MAX;
+    world.run(2 * SECOND);
+    assert_eq!(world.nodes[1].machine.sockets[0].received, bytes(5000, 0));
+    assert!(world.nodes[1].machine.sockets[0].peer_ended);
+    assert_eq!((world.nodes[1].stack.connections(), world.nodes[1].stack.memory()), (0, 0));
+}
+
+#[test]
 fn a_flood_of_calls_costs_no_memory_and_keeps_nobody_out() {
     let mut world = World::new(QUIET, 1);
     world.nodes[1].machine.listener = Some((80, 100));

@@ -35,6 +35,8 @@ pub struct Machine {
     pub listener: Option<(u16, usize)>,
     pub datagrams: Vec<(Ends, Vec<u8>)>,
     pub refused: usize,
+    /// Bytes that sockets of calls take at first, if not all.
+    pub first_room: Option<usize>,
     /// Sockets of calls that came.
     pub accepted: Vec<usize>,
 }
@@ -67,13 +69,16 @@ impl Host for Machine {
     fn accept(&mut self, _ends: Ends, id: Id) -> Result<usize, Refusal> {
         let (_, room) = self.listener.as_mut().ok_or(Refusal::Gone)?;
         *room = room.checked_sub(1).ok_or(Refusal::Later)?;
-        let socket = self.socket(b"", usize::MAX);
+        let socket = self.socket(b"", self.first_room.unwrap_or(usize::MAX));
         (self.sockets[socket].id, self.sockets[socket].ended) = (Some(id), false);
         self.accepted.push(socket);
         Ok(socket)
     }
     fn connected(&mut self, socket: &usize) {
         self.sockets[*socket].connected = true;
+    }
+    fn has_bytes(&mut self, socket: &usize) -> bool {
+        !self.sockets[*socket].to_send.is_empty()
     }
     fn fetch(&mut self, socket: &usize, room: &mut [u8]) -> usize {
         let queue = &mut self.sockets[*socket].to_send;
@@ -176,12 +181,26 @@ pub struct World {
     /// By the time of arrival: to whom, and the frame.
     flight: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     sent: u64,
+    last: [Vec<u8>; 2],
 }
 
 impl World {
     pub fn new(faults: Faults, seed: u64) -> Self {
         let nodes = [Node::new(1), Node::new(2)];
-        Self { nodes, now: 0, faults, random: seed | 1, flight: BTreeMap::new(), sent: 0 }
+        Self {
+            nodes,
+            now: 0,
+            faults,
+            random: seed | 1,
+            flight: BTreeMap::new(),
+            sent: 0,
+            last: Default::default(),
+        }
+    }
+
+    /// The last frame that came to a machine.
+    pub fn last_frame_to(&self, node: usize) -> &[u8] {
+        &self.last[node]
     }
 
     /// xorshift64*.
@@ -235,6 +254,7 @@ impl World {
         {
             let (to, frame) = entry.remove();
             self.nodes[to].receive(&frame, self.now);
+            self.last[to] = frame;
         }
         for Node { stack, machine } in &mut self.nodes {
             stack.expire(machine, self.now);

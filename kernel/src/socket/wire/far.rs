@@ -67,6 +67,11 @@ impl Far {
         self.tie.number.load(Ordering::Relaxed)
     }
 
+    /// Whether the socket has sent something that was not fetched.
+    pub(super) fn has_bytes(&self) -> bool {
+        self.out.has_message()
+    }
+
     /// Fills `room` from its front with what the socket has sent; how many bytes. `None` while somebody is at the queue.
     pub(super) fn fetch(&self, room: &mut [u8]) -> Option<usize> {
         let mut queue = self.out.try_waiting()?;

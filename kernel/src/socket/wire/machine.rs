@@ -136,6 +136,10 @@ impl Host for Machine {
         socket.connected();
     }
 
+    fn has_bytes(&mut self, socket: &Far) -> bool {
+        socket.has_bytes()
+    }
+
     fn fetch(&mut self, socket: &Far, room: &mut [u8]) -> usize {
         socket.fetch(room).unwrap_or_else(|| self.is_busy(socket))
     }
