@@ -162,6 +162,10 @@ impl Socket {
         }
         if let Some(wire) = wire {
             let out = self.call(wire, (source, to))?;
+            // Who does not wait is not told of an answer that was fast, as with Linux.
+            if patience == Patience::Never {
+                return Err(Errno::EINPROGRESS);
+            }
             return self.wait_for_answer(&out, patience, Errno::EINPROGRESS);
         }
         let target = ports::find(Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
