@@ -213,7 +213,7 @@ impl Connection {
     pub fn abort(&mut self) -> Option<(Seq, Seq)> {
         let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         self.state = State::Closed;
-        known.then_some((self.nxt, self.next))
+        known.then_some((self.max, self.next))
     }
     /// Gives all memory back.
     pub fn free(&mut self, budget: &mut Budget) {
@@ -306,7 +306,7 @@ impl Connection {
         }
         if matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             self.accept(segment, now, budget);
-            arrival.ended = self.take_end(now);
+            self.take_end(now);
         } else if segment.len() > 0 {
             // Sent again, since our acknowledgement was lost.
             self.ack = Ack::Now;
@@ -463,10 +463,10 @@ impl Connection {
         };
     }
 
-    /// Whether the peer's stream ends here.
-    fn take_end(&mut self, now: u64) -> bool {
+    /// Takes the end of the peer's stream, if that is here.
+    fn take_end(&mut self, now: u64) {
         if self.fin_at != Some(self.next) {
-            return false;
+            return;
         }
         self.next = self.next.plus(1);
         self.edge = self.edge.plus(self.next.past(self.edge));
@@ -478,7 +478,6 @@ impl Connection {
             State::FinWait2 => self.wait_for_old_segments(now),
             _ => {}
         }
-        true
     }
 
     /// The next segment to send. Called until there is none.

@@ -61,8 +61,6 @@ pub enum Failure {
 pub struct Arrival {
     /// Bytes can go both ways from now on.
     pub established: bool,
-    /// The peer has ended its stream.
-    pub ended: bool,
     /// It is over.
     pub failed: Option<Failure>,
     /// The segment belongs to no connection: a reset with this sequence number is to answer it.

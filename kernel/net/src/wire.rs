@@ -145,12 +145,8 @@ fn ipv4(bytes: &[u8], own: Own) -> Option<Packet<'_>> {
     let packet = Ipv4Packet::new_checked(bytes).ok()?;
     let header = Ipv4Repr::parse(&packet, &ChecksumCapabilities::default()).ok()?;
     let from = header.src_addr;
-    if header.dst_addr != own.ip
-        || from.is_unspecified()
-        || from.is_multicast()
-        || from.is_broadcast()
-        || from.is_loopback()
-    {
+    let is_nobody = from.is_unspecified() || from.is_multicast() || from.is_broadcast() || from.is_loopback();
+    if header.dst_addr != own.ip || is_nobody || from == own.ip {
         return None;
     }
     let (payload, whole) = (packet.payload(), &bytes[..usize::from(packet.total_len())]);

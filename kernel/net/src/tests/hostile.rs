@@ -174,6 +174,21 @@ fn who_guesses_numbers_breaks_nothing_off_and_ends_nothing() {
 }
 
 #[test]
+fn nobody_speaks_for_this_machine_or_for_all() {
+    let (mut world, _, frames) = held_back(100);
+    let (now, ignored) = (world.now, world.nodes[1].stack.counters().ignored);
+    let sources = [[10, 0, 0, 2], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4], [0; 4]];
+    for source in sources {
+        let mut forged = frames[0].clone();
+        forged[26..30].copy_from_slice(&source);
+        mend(&mut forged);
+        world.nodes[1].receive(&forged, now);
+    }
+    assert_eq!(world.nodes[1].stack.counters().ignored, ignored + sources.len() as u64);
+    assert!(world.nodes[1].machine.out.is_empty(), "nobody is answered");
+}
+
+#[test]
 fn the_next_bytes_are_taken_however_many_gaps_there_are() {
     let (mut world, _, mut frames) = held_back(1400);
     let now = world.now;
@@ -192,6 +207,23 @@ fn the_next_bytes_are_taken_however_many_gaps_there_are() {
     assert_eq!(world.nodes[1].machine.sockets[0].received.len(), 30);
     world.run(10 * SECOND);
     assert!(world.nodes[1].machine.sockets[0].received == [7; 1400]);
+}
+
+#[test]
+fn who_breaks_off_is_heard_though_no_acknowledgement_came() {
+    let (mut world, caller, frames) = held_back(3000);
+    let now = world.now;
+    frames.iter().for_each(|frame| world.nodes[1].receive(frame, now));
+    // All arrived, no acknowledgement came back, and the time for one is over.
+    world.nodes[1].machine.out.clear();
+    let Node { stack, machine } = &mut world.nodes[0];
+    stack.expire(machine, now + 2 * SECOND);
+    machine.out.clear();
+    machine.sockets[caller].owner = crate::Owner::Reset;
+    world.nodes[0].pump(caller, now + 2 * SECOND);
+    let reset = core::mem::take(&mut world.nodes[0].machine.out);
+    reset.iter().for_each(|frame| world.nodes[1].receive(frame, now + 3 * SECOND));
+    assert_eq!(world.nodes[1].machine.sockets[0].failure, Some(crate::Failure::Reset));
 }
 
 #[test]
