@@ -345,8 +345,8 @@ impl Connection {
 
     fn establish(&mut self, ack: Seq, now: u64) {
         self.una = ack;
-        self.nxt = self.nxt.plus(ack.past(self.nxt));
-        self.max = self.max.plus(ack.past(self.max));
+        self.nxt = self.nxt.latest(ack);
+        self.max = self.max.latest(ack);
         self.trip.acknowledged(ack, now);
         self.trip.is_answered();
         (self.resend_at, self.silent) = (None, 0);
@@ -391,7 +391,7 @@ impl Connection {
             self.resends |= self.congestion.acknowledged(ack, acked, self.mss);
             self.queue.advance(acked.min(self.queue.len()), budget);
             self.una = ack;
-            self.nxt = self.nxt.plus(ack.past(self.nxt));
+            self.nxt = self.nxt.latest(ack);
             self.trip.acknowledged(ack, now);
             self.trip.is_answered();
             self.resend_at = (self.una != self.max).then(|| now + self.trip.wait());
@@ -469,7 +469,7 @@ impl Connection {
             return;
         }
         self.next = self.next.plus(1);
-        self.edge = self.edge.plus(self.next.past(self.edge));
+        self.edge = self.edge.latest(self.next);
         self.ack = Ack::Now;
         self.peer_ended = true;
         match self.state {
@@ -562,7 +562,7 @@ impl Connection {
         }
         if portion.is_some() {
             self.fin_sent |= control == Control::Fin;
-            self.nxt = self.nxt.plus(end.past(self.nxt));
+            self.nxt = self.nxt.latest(end);
             if self.resend_at.is_none() {
                 self.resend_at = Some(now + self.trip.wait());
             }

@@ -17,6 +17,10 @@ impl Seq {
     pub const fn after(self, other: Self) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
+    /// The one that is further on.
+    pub const fn latest(self, other: Self) -> Self {
+        if other.after(self) > 0 { other } else { self }
+    }
     /// As [`after`](Self::after), 0 where it is before.
     pub const fn past(self, other: Self) -> usize {
         let distance = self.after(other);
