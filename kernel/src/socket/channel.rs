@@ -180,27 +180,25 @@ impl Channel {
     /// Nobody will receive: senders fail. What waits is forgotten.
     pub fn close_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
-        let forgotten = {
-            let mut queue = self.queue.lock();
-            let all = core::mem::replace(&mut *queue, Queue::new());
-            self.publish(&queue);
-            all
-        };
-        self.wake_all();
-        // Files in flight are closed with no lock held.
-        drop(forgotten);
+        self.forget(Some(self.queue.lock()));
     }
 
     /// As [`close_receiver`](Self::close_receiver), without waiting for anybody: where somebody is at the queue, what waits stays until the
     /// channel goes.
     pub(super) fn abandon_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
-        let forgotten = self.try_waiting().map(|mut queue| {
+        self.forget(self.try_waiting());
+    }
+
+    /// Forgets what waits in `queue`, which is its own, if the caller has that, and wakes all.
+    fn forget(&self, queue: Option<MutexGuard<'_, Queue>>) {
+        let forgotten = queue.map(|mut queue| {
             let all = core::mem::replace(&mut *queue, Queue::new());
             self.publish(&queue);
             all
         });
         self.wake_all();
+        // Files in flight are closed with no lock held.
         drop(forgotten);
     }
 
@@ -212,8 +210,7 @@ impl Channel {
 
     /// Nobody will send, since something went wrong. The caller wakes.
     pub(super) fn end_by(&self, error: Errno) {
-        self.failed.store(true, Ordering::Relaxed);
-        self.error.store(error as i32, Ordering::SeqCst);
+        self.note_error(error);
         self.no_sender.store(true, Ordering::SeqCst);
     }
 
@@ -224,9 +221,13 @@ impl Channel {
 
     /// Something went wrong that the next call on the receiver's socket says.
     pub fn fail(&self, error: Errno) {
+        self.note_error(error);
+        self.wake_all();
+    }
+
+    fn note_error(&self, error: Errno) {
         self.failed.store(true, Ordering::Relaxed);
         self.error.store(error as i32, Ordering::SeqCst);
-        self.wake_all();
     }
 
     /// Whether anything went wrong so far, said or not: a connection was reset.

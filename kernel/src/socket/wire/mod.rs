@@ -33,7 +33,7 @@ use super::attachment::{self, Attachment};
 use super::channel::Channel;
 use super::ports::InetAddress;
 use crate::sync::Mutex;
-use crate::user::Source;
+use crate::user::{self, Source};
 use crate::{Errno, Result, hw, mem, sched, time};
 
 /// Frames that are taken at a time, before connections and timers have their turn.
@@ -156,7 +156,7 @@ impl Wire {
         if length > self.attachment.device.mtu() {
             return Err(Errno::EMSGSIZE);
         }
-        let mut bytes = Vec::try_filled(0, length)?;
+        let mut bytes = user::zeroed(length)?;
         let mut done = 0;
         while done < length {
             match source.take(&mut bytes[done..])? {
