@@ -259,6 +259,45 @@ static void listings(void)
 	closedir(dir);
 }
 
+/* The tree that took the changes, as a lower one above the other. */
+static void several(void)
+{
+	const char *lower = "lowerdir=" UPPER ":" LOWER;
+	const char *with_upper = "lowerdir=" UPPER ":" LOWER ",upperdir=" BASE "/rw/second,workdir=" BASE "/rw/work2";
+	struct statfs stats;
+	struct stat both, file;
+	int times, numbers;
+	char said[256];
+	FAILS_WITH("a lower tree is not in another one", mount("overlay", M, "overlay", 0, "lowerdir=" LOWER ":" LOWER "/dir"), ELOOP);
+	FAILS_WITH("nor twice", mount("overlay", M, "overlay", 0, "lowerdir=" LOWER ":" LOWER), ELOOP);
+	PROMISE("two lower trees need no upper one", mount("overlay", M, "overlay", 0, lower) == 0);
+	PROMISE("what was changed is seen", holds(M "/dir/file", "lower+") && holds(M "/gone", "new"));
+	PROMISE("what was removed is not", !exists(M "/open") && !exists(M "/removed"));
+	PROMISE("nor what an opaque directory hides", names_in(M "/tree", "a", &times, &numbers) == 0);
+	PROMISE("a directory of both lists each name once", names_in(M "/many", "6", &times, &numbers) >= 500 && times == 1 && numbers);
+	FAILS_WITH("nothing is made there", mkdir(M "/made", 0755), EROFS);
+	FAILS_WITH("nothing is removed", unlink(M "/gone"), EROFS);
+	FAILS_WITH("nothing is opened for writing", open(M "/gone", O_WRONLY), EROFS);
+	PROMISE("statfs says so", statfs(M, &stats) == 0 && (stats.f_flags & 1));
+	both = status_of(M "/many");
+	file = status_of(M "/many/2");
+	PROMISE("all is of one device", both.st_dev == status_of(M).st_dev && file.st_dev == both.st_dev);
+	NEED(umount(M) == 0 && mkdir(BASE "/rw/second", 0755) == 0 && mkdir(BASE "/rw/work2", 0755) == 0);
+	PROMISE("an upper one takes the changes", mount("overlay", M, "overlay", 0, with_upper) == 0 && append(M "/gone", "er"));
+	PROMISE("and they are there alone", holds(BASE "/rw/second/gone", "newer") && holds(UPPER "/gone", "new"));
+	PROMISE("a file of the lowest tree is copied up", append(M "/many/2", "x") && exists(BASE "/rw/second/many/2"));
+	PROMISE("one of the middle one is removed", unlink(M "/many/later") == 0 && !exists(M "/many/later") && exists(UPPER "/many/later"));
+	PROMISE("by a whiteout", is_whiteout(BASE "/rw/second/many/later"));
+	FAILS_WITH("a directory of lower trees is not renamed", rename(M "/tree", M "/elsewhere"), EXDEV);
+	int mounts = open("/proc/mounts", O_RDONLY), found = 0;
+	FILE *lines = fdopen(mounts, "r");
+	while (fgets(said, sizeof said, lines))
+		found |= strstr(said, lower) != NULL;
+	fclose(lines);
+	PROMISE("/proc/mounts names all of them", found);
+	NEED(umount(M) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1) {
@@ -305,5 +344,6 @@ int main(int argc, char **argv)
 	listings();
 	PROMISE("the lower tree is as it was", holds(LOWER "/dir/file", "lower") && holds(LOWER "/one", "one") && holds(LOWER "/move", "move") && exists(LOWER "/many/2"));
 	NEED(umount(M) == 0);
+	several();
 	return conclude();
 }

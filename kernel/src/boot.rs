@@ -12,7 +12,7 @@ use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
 use crate::cmdline::{Mitigations, Plant};
-use crate::fs::initramfs;
+use crate::fs::{FileSystem, initramfs};
 use crate::host::BounceSettings;
 use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
@@ -21,6 +21,7 @@ use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
+use crate::share::{BelowTree, Changes};
 use crate::socket::attachment::Attachment;
 use crate::{
     Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, share, socket,
@@ -159,7 +160,7 @@ fn secondary(cpu: CpuId) -> ! {
 /// The first task: devices, files, the program, its end.
 fn start(info: &'static BootInfo, planted: Option<Plant>) {
     let ending = match prepare() {
-        Ok(spec) => {
+        Ok((spec, changes)) => {
             report::ready(info);
             watch::program_begins();
             if let Some(plant) = planted
@@ -170,6 +171,11 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
             let wanted = spec.report;
             let ending = task::init::run(spec);
             watch::program_ended();
+            if let Some((changes, folder)) = changes
+                && let Err(reason) = changes.keep(&folder.root())
+            {
+                host::notice(format_args!("the changes are not kept: {reason}"));
+            }
             if wanted == spec::ClosingTables::Wanted {
                 report::closing();
             }
@@ -220,12 +226,12 @@ impl Display for Failure {
 ///
 /// # Errors
 /// What could not be had.
-fn prepare() -> core::result::Result<Spec, Failure> {
+fn prepare() -> core::result::Result<(Spec, Option<Kept>), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec = spec.map_err(Failure::Spec)?;
-    furnish(&spec.shares)?;
+    let changes = furnish(&spec.shares)?;
     share::mount_all(&spec.shares).map_err(or("the host's folders"))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&KernelAbove).map_err(or("the host's messages"))?;
@@ -246,7 +252,7 @@ fn prepare() -> core::result::Result<Spec, Failure> {
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);
     }
-    Ok(spec)
+    Ok((spec, changes))
 }
 
 /// Connects the machine to its network.
@@ -256,22 +262,37 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
     Ok(())
 }
 
+/// What programs change, and the folder of the host that is to have it.
+type Kept = (Changes, Arc<dyn FileSystem>);
+
 /// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.
-pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<(), Failure> {
+pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Kept>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
-    for folder in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
-        let tree = share::mount(&folder.tag, b"");
-        let shown = tree.and_then(|tree| fs::boot::show_over(tree, &folder.tag, &folder.path));
-        shown.map_err(or("a folder of the host below the image"))?;
-    }
+    let changes = lay(folders).map_err(or("a folder of the host below the image"))?;
     dev::init().map_err(or("the character devices"))?;
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames()).map_err(or("the disks"))?;
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
-    Ok(())
+    Ok(changes)
+}
+
+/// Lays the image over those of the host's folders that are to be below it.
+fn lay(folders: &[ShareSpec]) -> Result<Option<Kept>> {
+    let mut trees = Vec::new();
+    for ShareSpec { tag, path, .. } in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
+        trees.try_push(BelowTree { tree: share::mount(tag, b"")?, source: tag, path })?;
+    }
+    let Some(kept) = folders.iter().find(|folder| folder.mode == ShareMode::Changes) else {
+        for BelowTree { tree, source, path } in trees {
+            fs::boot::show_over(tree, source, path)?;
+        }
+        return Ok(None);
+    };
+    let folder = share::mount(&kept.tag, b"")?;
+    Ok(Some((Changes::begin(&trees)?, folder)))
 }
 
 fn unpack() -> core::result::Result<(), Failure> {

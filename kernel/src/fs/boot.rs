@@ -6,17 +6,18 @@
 use super::caller::Caller;
 use super::content::ContentSource;
 use super::context::FsContext;
+use super::flags::RenameFlags;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::names;
 use super::node::{NewNode, NodeKind};
-use super::overlay::{Layers, OverlayFs};
+use super::overlay::{Layers, OverlayFs, UpperTree};
 use super::path::Path;
 use super::root::{self, add_device, make_dirs, mount_at};
 use super::tmpfs::{self, TmpFs};
 use super::walk::{Final, PathWalk};
-use crate::Result;
 use crate::sync::SpinLock;
-use freehold_collections::{Arc, try_format};
+use crate::{Errno, Result};
+use freehold_collections::{Arc, TryCollect, Vec, try_format};
 
 /// The first root file system.
 static ROOTFS: SpinLock<Option<Arc<TmpFs>>> = SpinLock::new(None);
@@ -34,6 +35,10 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     Ok(FsContext::new(root::root()))
 }
 
+const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
+/// Where the image has what an earlier run kept, to be begun with.
+const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
+
 /// Has what was unpacked at `path`, and all that programs write there, seen over `tree`, which is only read: from now on an overlay is there,
 /// the root itself where `path` is it. What it prepares is in a directory that has no name.
 ///
@@ -46,17 +51,64 @@ pub fn show_over(tree: Arc<dyn FileSystem>, source: &[u8], path: &[u8]) -> Resul
     }
     let root = root::root();
     let upper = PathWalk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
-    let new = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
-    let work = Path { node: upper.node.create_unnamed(&new)?, ..upper.clone() };
     let lower = Mount::new(tree, source, MountFlags::RDONLY | MountFlags::NODEV)?;
-    let layers = Layers { lower: Path::root_of(lower), upper, work };
-    let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
-    let overlay = OverlayFs::new(&layers, shown.as_bytes())?;
+    let lower = [Path::root_of(lower)].into_iter().try_collect_vec()?;
     if is_root {
-        root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
-        return Ok(());
+        let work = unnamed_directory(&upper)?;
+        return replace_root(UpperTree { root: upper, work }, lower);
     }
-    mount_at(overlay, b"overlay", path, MountFlags::empty())
+    mount_over(lower, upper, source, path)
+}
+
+/// Mounts an overlay at `path`: `upper` over `lower`, of which the lowest tree is shown as `source`.
+///
+/// # Errors
+/// `ENOMEM`; what the trees say.
+pub fn mount_over(lower: Vec<Path>, upper: Path, source: &[u8], path: &[u8]) -> Result<()> {
+    let work = unnamed_directory(&upper)?;
+    let layers = Layers { lower, upper: Some(UpperTree { root: upper, work }) };
+    let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
+    mount_at(OverlayFs::new(&layers, shown.as_bytes())?, b"overlay", path, MountFlags::empty())
+}
+
+/// Has the root be an overlay from now on, of `upper` over `lower`.
+///
+/// # Errors
+/// `ENOMEM`; what the trees say.
+pub fn replace_root(upper: UpperTree, lower: Vec<Path>) -> Result<()> {
+    let source = lower.last().map_or(&b""[..], |lowest| lowest.mount.source());
+    let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
+    let overlay = OverlayFs::new(&Layers { lower, upper: Some(upper) }, shown.as_bytes())?;
+    root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
+    Ok(())
+}
+
+fn unnamed_directory(beside: &Path) -> Result<Path> {
+    Ok(Path { node: beside.node.create_unnamed(&HIDDEN)?, ..beside.clone() })
+}
+
+/// A directory without a name for what programs change, in which is what the image brought for it, and an empty one for an overlay to work in.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn upper_of_changes() -> Result<(Path, Path)> {
+    let root = root::root();
+    let hidden = unnamed_directory(&root)?;
+    let walk = PathWalk::new(&root, &root, &Caller::ROOT);
+    let (above, name) = CHANGES;
+    let moved = walk.find(above, Final::Stop).and_then(|above| {
+        above.node.rename(name, &hidden.node, name, RenameFlags::NOREPLACE)?;
+        hidden.node.lookup(name)
+    });
+    let upper = match moved {
+        Err(Errno::ENOENT) => {
+            let mode = root.node.metadata().mode;
+            hidden.node.create(name, &NewNode { mode, ..HIDDEN })?
+        }
+        moved => moved?,
+    };
+    let work = unnamed_directory(&root)?;
+    Ok((Path { node: upper, ..root }, work))
 }
 
 /// One node of /dev: name below it, kind, mode, major and minor number.
@@ -116,7 +168,9 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     }
     make_dirs(b"/tmp")?;
     let tmp = walk.find(b"/tmp", Final::Follow)?;
-    names::change_mode(&walk, &tmp, 0o1777)?;
+    if tmp.node.metadata().mode != 0o1777 {
+        names::change_mode(&walk, &tmp, 0o1777)?;
+    }
     let generated = quiet | MountFlags::NOEXEC;
     mount_at(super::procfs::ProcFs::new()?, b"proc", b"/proc", generated)?;
     super::sysfs::fill();

@@ -70,6 +70,10 @@ pub trait FileSystem: Send + Sync {
     fn show_options(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
         Ok(())
     }
+    /// Whether nothing in it can be changed, whatever its mounts allow.
+    fn is_read_only(&self) -> bool {
+        false
+    }
     /// Push what was written to the device; memory needs nothing.
     fn sync(&self) -> Result<()> {
         Ok(())
@@ -108,6 +112,7 @@ impl Mount {
         flags: MountFlags,
     ) -> Result<Arc<Self>> {
         let source = Vec::try_from_slice(source)?;
+        let flags = if fs.is_read_only() { flags | MountFlags::RDONLY } else { flags };
         Ok(reserve::arc(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             fs,

@@ -49,6 +49,8 @@ pub enum ShareMode {
     ReadWrite,
     /// Read it below what the image has there, and all that they write.
     Below,
+    /// Nothing: what they changed elsewhere is written there when the program has ended.
+    Changes,
 }
 
 /// The program, its arguments and its surroundings.
@@ -146,6 +148,7 @@ fn share(value: &[u8]) -> Result<ShareSpec> {
         b"ro" => ShareMode::ReadOnly,
         b"rw" => ShareMode::ReadWrite,
         b"below" => ShareMode::Below,
+        b"changes" => ShareMode::Changes,
         _ => return Err(Errno::EINVAL),
     };
     if tag.is_empty() || !path.starts_with(b"/") {
@@ -193,7 +196,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0user=7:8\0\
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0\
             net=10.0.2.15/24,10.0.2.2\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
@@ -207,7 +210,11 @@ mod tests {
             spec.shares.iter().map(|share| (&share.tag[..], share.mode, &share.path[..])).collect();
         assert_eq!(
             shares,
-            [(&b"share0"[..], ShareMode::Below, &b"/"[..]), (b"x", ShareMode::ReadWrite, b"/a:b")]
+            [
+                (&b"share0"[..], ShareMode::Below, &b"/"[..]),
+                (b"x", ShareMode::ReadWrite, b"/a:b"),
+                (b"c", ShareMode::Changes, b"/"),
+            ]
         );
         assert_eq!(spec.user, (7, 8));
         let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };

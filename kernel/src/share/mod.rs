@@ -7,6 +7,7 @@
 //! | [`node`], [`file`] | inodes, open files |
 //! | [`store`] | the server as what is behind a page cache |
 //! | [`caches`] | what reclaim takes from here |
+//! | [`changes`] | what programs changed, kept in a folder of the host |
 //!
 //! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value once. Whatever it says
 //! of names, kinds, sizes and times, the worst that comes of it are wrong files in this mount.
@@ -26,6 +27,7 @@
 //! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards the host.
 
 mod caches;
+mod changes;
 mod channel;
 mod fids;
 mod file;
@@ -68,6 +70,7 @@ pub fn init() -> Result<()> {
 }
 
 pub use caches::drop_clean;
+pub use changes::{BelowTree, Changes};
 
 /// What the program is to see of the host's folders, at its places, but for those that lie below the image.
 ///
@@ -78,7 +81,7 @@ pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
         let flags = match share.mode {
             ShareMode::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV,
             ShareMode::ReadWrite => MountFlags::NODEV,
-            ShareMode::Below => continue,
+            ShareMode::Below | ShareMode::Changes => continue,
         };
         root::mount_at(mount(&share.tag, b"")?, &share.tag, &share.path, flags)?;
     }

@@ -1,6 +1,6 @@
 //! Making, removing and moving names of a merged tree.
 //!
-//! Each change is prepared in the work directory and seen in one step, a rename in the upper tree. It looks at both trees again
+//! Each change is prepared in the work directory and seen in one step, a rename in the upper tree. It looks at all trees again
 //! under `names`, so that what it decides by stays so.
 
 use freehold_collections::{Arc, Vec};
@@ -29,7 +29,7 @@ impl OverlayNode {
         }
         let covers = if entry.upper.is_some() { WhiteoutThere::Yes } else { WhiteoutThere::No };
         let temporary = self.shared.temporary_name()?;
-        let made = make(&self.shared.work, &temporary)?;
+        let made = make(self.shared.work()?, &temporary)?;
         let named = self.name_made(&dir, name, (&temporary, &made), covers);
         if named.is_err() {
             self.shared.remove_from_work(&temporary, kind)?;
@@ -45,8 +45,8 @@ impl OverlayNode {
         (temporary, made): (&[u8], &Arc<dyn Node>),
         covers: WhiteoutThere,
     ) -> Result<Arc<OverlayNode>> {
-        let work = &self.shared.work;
-        let node = self.node_at(Entry { upper: Some(made.clone()), lower: None }, name)?;
+        let work = self.shared.work()?;
+        let node = self.node_at(Entry { upper: Some(made.clone()), lower: Vec::new() }, name)?;
         if !node.is_directory() {
             work.rename(temporary, dir, name, RenameFlags::empty())?;
             return Ok(node);
@@ -80,7 +80,7 @@ impl OverlayNode {
         let dir = self.copy_up(u64::MAX)?;
         let _names = self.shared.names.lock_killable()?;
         let entry = self.entry(name)?;
-        let has_lower = entry.lower.is_some();
+        let has_lower = !entry.lower.is_empty();
         let gone = self.node_at(entry, name)?;
         check(&gone)?;
         match (gone.upper().filter(|_| gone.is_directory()), has_lower) {
@@ -130,7 +130,7 @@ impl OverlayNode {
             let (from_dir, to_dir) = (self.copy_up(u64::MAX)?, to.copy_up(u64::MAX)?);
             let _names = self.shared.names.lock_killable()?;
             let (here, there) = (self.entry(name)?, to.entry(new_name)?);
-            let stays = here.lower.is_some();
+            let stays = !here.lower.is_empty();
             let (moving, victim) = (self.node_at(here, name)?, existing(to.child(new_name))?);
             if self.check_move(to, &moving, victim.as_ref(), flags)? == Move::Nothing {
                 return Ok(());
@@ -176,7 +176,7 @@ impl OverlayNode {
         }
     }
 
-    /// A directory that comes to where the lower tree has names is not to be merged with one of them.
+    /// A directory that comes to where lower trees have names is not to be merged with one of them.
     fn hide_lower_in(&self, dir: &Self) -> Result<()> {
         match self.upper().filter(|_| self.is_directory() && dir.lower().is_some()) {
             Some(upper) => upper.set_xattr(OPAQUE, b"y", XattrSet::Any),
@@ -220,7 +220,7 @@ impl OverlayNode {
                 _ => {}
             }
         }
-        // Its part in the lower tree would stay where it is.
+        // Its part in a lower tree would stay where it is.
         let stays = |node: &Arc<Self>| node.is_directory() && node.lower().is_some();
         if stays(moving) || (exchanges && victim.is_some_and(stays)) {
             return Err(Errno::EXDEV);
@@ -260,28 +260,28 @@ impl OverlayShared {
     /// A whiteout in the work directory.
     fn new_whiteout(&self) -> Result<Vec<u8>> {
         let name = self.temporary_name()?;
-        self.work.create(&name, &NewNode::WHITEOUT)?;
+        self.work()?.create(&name, &NewNode::WHITEOUT)?;
         Ok(name)
     }
 
     /// Has a whiteout take the place of `name`, which is no directory of the upper tree.
     fn cover(&self, dir: &Arc<dyn Node>, name: &[u8]) -> Result<()> {
-        let whiteout = self.new_whiteout()?;
-        let covered = self.work.rename(&whiteout, dir, name, RenameFlags::empty());
+        let (work, whiteout) = (self.work()?, self.new_whiteout()?);
+        let covered = work.rename(&whiteout, dir, name, RenameFlags::empty());
         if covered.is_err() {
-            self.work.unlink(&whiteout)?;
+            work.unlink(&whiteout)?;
         }
         covered
     }
 
     /// Has a whiteout take the place of `name`, an empty directory of the upper tree.
     fn cover_directory(&self, dir: &Arc<dyn Node>, name: &[u8]) -> Result<()> {
-        let whiteout = self.new_whiteout()?;
-        let covered = self.work.rename(&whiteout, dir, name, RenameFlags::EXCHANGE);
+        let (work, whiteout) = (self.work()?, self.new_whiteout()?);
+        let covered = work.rename(&whiteout, dir, name, RenameFlags::EXCHANGE);
         if covered.is_err() {
-            self.work.unlink(&whiteout)?;
+            work.unlink(&whiteout)?;
         }
         covered?;
-        self.work.remove_dir(&whiteout)
+        work.remove_dir(&whiteout)
     }
 }

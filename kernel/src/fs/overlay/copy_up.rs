@@ -1,4 +1,4 @@
-//! From the lower tree to the upper one.
+//! From a lower tree to the upper one.
 //!
 //! A copy is made without a name, or in the work directory, and gets its name when it is whole: a copy-up that fails, or whose task
 //! is killed, has changed nothing that is seen. What lost its name meanwhile gets none.
@@ -43,10 +43,11 @@ impl OverlayNode {
         if let Some(upper) = self.upper() {
             return Ok(upper);
         }
+        let work = self.shared.work()?;
         let lower = self.lower().ok_or(Errno::EIO)?;
         let told = lower.metadata();
         let upper = if told.kind == NodeKind::Regular {
-            let upper = self.shared.work.create_unnamed(&new_like(&told))?;
+            let upper = work.create_unnamed(&new_like(&told))?;
             copy_bytes(lower, &upper, told.size.min(most))?;
             copy_attributes(lower, &told, &upper)?;
             self.give_name(&mut |dir, name| dir.link(name, &upper))?;
@@ -57,7 +58,7 @@ impl OverlayNode {
             let mut is_named = false;
             let moved = copy_attributes(lower, &told, &upper).and_then(|()| {
                 self.give_name(&mut |dir, wanted| {
-                    self.shared.work.rename(&name, dir, wanted, RenameFlags::NOREPLACE)?;
+                    work.rename(&name, dir, wanted, RenameFlags::NOREPLACE)?;
                     is_named = true;
                     Ok(())
                 })
@@ -98,16 +99,17 @@ impl OverlayNode {
 impl OverlayShared {
     /// A node like `lower`, no regular file, named `name` in the work directory.
     fn make_like(&self, lower: &Arc<dyn Node>, told: &Metadata, name: &[u8]) -> Result<Arc<dyn Node>> {
-        let new = new_like(told);
+        let (work, new) = (self.work()?, new_like(told));
         match told.kind {
-            NodeKind::Symlink => self.work.symlink(name, &lower.read_link()?, &new),
-            _ => self.work.create(name, &new),
+            NodeKind::Symlink => work.symlink(name, &lower.read_link()?, &new),
+            _ => work.create(name, &new),
         }
     }
 
     /// Removes what was made in the work directory.
     pub fn remove_from_work(&self, name: &[u8], kind: NodeKind) -> Result<()> {
-        if kind == NodeKind::Directory { self.work.remove_dir(name) } else { self.work.unlink(name) }
+        let work = self.work()?;
+        if kind == NodeKind::Directory { work.remove_dir(name) } else { work.unlink(name) }
     }
 }
 
@@ -116,7 +118,7 @@ fn new_like(told: &Metadata) -> NewNode {
 }
 
 /// Copies the first `size` bytes; what is a hole, or nothing but zeroes, becomes a hole.
-fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64) -> Result<()> {
+pub(super) fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64) -> Result<()> {
     if size == 0 {
         return Ok(());
     }

@@ -33,6 +33,8 @@ pub(super) struct Listing {
 }
 
 const CHAR_DEVICE: u8 = (NodeKind::CharDevice as u32 >> 12) as u8;
+/// DT_UNKNOWN: the file system does not say.
+const UNKNOWN: u8 = 0;
 
 impl Listing {
     /// All names in a directory of one of the trees, whiteouts too.
@@ -60,13 +62,17 @@ impl Listing {
                 }
             }
         }
-        if let Some(lower) = dir.lower() {
+        for (place, below) in dir.all_lower().iter().enumerate() {
+            if place > 0 {
+                listing.order(0);
+            }
             let first = listing.entries.len();
-            listing.gather(lower, first)?;
+            listing.gather(&below.node, first)?;
             for entry in listing.entries[first..].iter_mut() {
-                entry.inode = dir.shared.shown_of_lower(entry.inode);
-                if entry.kind == CHAR_DEVICE {
-                    let found = looked_up(&**lower, &listing.text[entry.name.clone()])?;
+                entry.inode = dir.shared.shown_of_lower(below.tree, entry.inode);
+                if matches!(entry.kind, CHAR_DEVICE | UNKNOWN) {
+                    sched::checkpoint()?;
+                    let found = looked_up(&*below.node, &listing.text[entry.name.clone()])?;
                     entry.is_seen = found.is_some_and(|node| !is_whiteout(&*node));
                 }
             }
@@ -130,6 +136,11 @@ impl Listing {
     /// The names.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.entries.iter().filter(|entry| entry.is_seen).map(|entry| &self.text[entry.name.clone()])
+    }
+
+    /// Name number `place`, of a tree's.
+    pub fn at(&self, place: usize) -> Option<&[u8]> {
+        self.entries.get(place).map(|entry| &self.text[entry.name.clone()])
     }
 
     /// Whether nothing is seen.

@@ -1,18 +1,22 @@
-//! One tree over another: the file system overlay.
+//! Trees over one another: the file system overlay.
 //!
-//! A merged tree shows an *upper* tree over a *lower* one. The lower one is never changed: what a program changes is copied up
-//! first, what it removes is covered by a *whiteout* in the upper tree (a character device 0/0), and a directory of the upper
-//! tree that hides the lower one of its name is *opaque* (an extended attribute). So an upper tree means the same whenever, and
-//! under whichever kernel, it is mounted again; the form is Linux'.
+//! A merged tree shows an *upper* tree over one or more *lower* ones. The lower ones are never changed:
+//! what a program changes is copied up first, what it removes is covered by a *whiteout* in the upper
+//! tree (a character device 0/0), and a directory that hides those of its name in the trees below is
+//! *opaque* (an extended attribute). Both mean the same in a lower tree that has others below it. So an
+//! upper tree means the same whenever, and under whichever kernel, it is mounted again, as an upper or
+//! as a lower one; the form is Linux'. A merged tree without an upper one is only read (`EROFS`).
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`node`] | an inode of the merged tree, and what both trees have at a name |
+//! | [`node`] | an inode of the merged tree, and what the trees have at a name |
+//! | [`layers`] | the trees, and how the numbers of their inodes are told apart |
 //! | [`copy_up`] | from the lower tree to the upper one |
 //! | [`change`] | making, removing and moving names |
 //! | [`listing`] | what a merged directory lists |
 //! | [`file`] | open files |
 //! | [`options`] | mount(2)'s options |
+//! | [`keep`] | an upper tree, written down |
 //!
 //! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory that the lower tree has part
 //! in is not renamed (`EXDEV`). A file with several names in the lower tree is copied up for each name alone. A file that was
@@ -27,6 +31,8 @@
 mod change;
 mod copy_up;
 mod file;
+mod keep;
+mod layers;
 mod listing;
 mod node;
 mod options;
@@ -36,8 +42,9 @@ mod tests;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::{Arc, Map, Vec, Weak, reserve, reserve::ArcMethods, try_format};
+use freehold_collections::{Arc, Map, TryCollect, Vec, Weak, reserve, reserve::ArcMethods, try_format};
 
+use self::layers::{Below, LowerTrees};
 use self::node::{Found, NodeKey, OverlayNode};
 use super::device::unnamed_device;
 use super::flags::{OpenFlags, RenameFlags};
@@ -56,28 +63,33 @@ const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 /// On what was copied up: what it was copied from.
 const ORIGIN: &[u8] = b"trusted.overlay.origin";
 
+pub use self::keep::{NotKept, keep};
 pub use self::options::mount;
 
 /// The trees that an overlay is made of.
 pub struct Layers {
-    /// What is only read.
-    pub lower: Path,
-    /// What takes the changes.
-    pub upper: Path,
-    /// An empty directory of the upper tree's file system, in which things are made before they get their names.
+    /// What is only read, the uppermost first.
+    pub lower: Vec<Path>,
+    /// What takes the changes, if there may be any.
+    pub upper: Option<UpperTree>,
+}
+
+/// The tree that takes the changes.
+pub struct UpperTree {
+    /// Its root.
+    pub root: Path,
+    /// An empty directory of its file system, in which things are made before they get their names.
     pub work: Path,
 }
 
 /// What all nodes of one overlay share.
 struct OverlayShared {
     device: u64,
-    /// The device of inodes of the lower tree whose numbers leave no room for the bit that tells the trees apart.
-    far_device: u64,
-    lower_device: u64,
-    upper_fs: Arc<dyn FileSystem>,
-    /// Kept for as long as its nodes are.
-    _lower_fs: Arc<dyn FileSystem>,
-    work: Arc<dyn Node>,
+    lower: LowerTrees,
+    /// The uppermost tree's file system: the upper tree's, where there is one.
+    top: Arc<dyn FileSystem>,
+    /// `None`: nothing changes.
+    work: Option<Arc<dyn Node>>,
     next_in_work: AtomicU64,
     /// Those that somebody has.
     nodes: SpinLock<Map<NodeKey, Weak<OverlayNode>>>,
@@ -96,29 +108,39 @@ impl OverlayFs {
     /// The tree that `layers` are together; `options` is what /proc/mounts shows.
     ///
     /// # Errors
-    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes; `ENOMEM`; what the trees say.
+    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes, and without a tree;
+    /// `ENOMEM`; what the trees say.
     pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
-        let Layers { lower, upper, work } = layers;
+        let Layers { lower, upper } = layers;
         let options = Vec::try_from_slice(options)?;
+        let top = upper.as_ref().map(|upper| &upper.root).or(lower.first()).ok_or(Errno::EINVAL)?;
         let shared = reserve::arc(OverlayShared {
             device: unnamed_device(),
-            far_device: unnamed_device(),
-            lower_device: lower.node.identity().device,
-            upper_fs: upper.mount.file_system().clone(),
-            _lower_fs: lower.mount.file_system().clone(),
-            work: work_in(&work.node)?,
+            lower: LowerTrees::new(lower)?,
+            top: top.mount.file_system().clone(),
+            work: upper.as_ref().map(|upper| work_in(&upper.work.node)).transpose()?,
             next_in_work: AtomicU64::new(1),
             nodes: SpinLock::new(Map::new()),
             names: Mutex::new(()),
         });
         shared.try_upper()?;
-        let found = Found::Merged { upper: upper.node.clone(), lower: lower.node.clone() };
+        let nodes = lower.iter().enumerate();
+        let lower = nodes.map(|(tree, place)| Below { tree, node: place.node.clone() }).try_collect_vec()?;
+        let found = match upper {
+            Some(upper) => Found::Merged { upper: upper.root.node.clone(), lower },
+            None => Found::Lower { lower },
+        };
         let root = shared.node(found, None)?;
         Ok(reserve::arc(Self { shared, root, options }))
     }
 }
 
 impl OverlayShared {
+    /// The work directory; `EROFS` where nothing changes.
+    fn work(&self) -> Result<&Arc<dyn Node>> {
+        self.work.as_ref().ok_or(Errno::EROFS)
+    }
+
     /// A name in the work directory that nobody has.
     fn temporary_name(&self) -> Result<Vec<u8>> {
         let number = self.next_in_work.fetch_add(1, Ordering::Relaxed);
@@ -127,20 +149,21 @@ impl OverlayShared {
 
     /// Whether the upper tree's file system has what an overlay needs: whiteouts, renames that exchange, attributes.
     fn try_upper(&self) -> Result<()> {
+        let Some(work) = &self.work else { return Ok(()) };
         let attempt = || {
-            self.work.set_xattr(OPAQUE, b"y", XattrSet::Any)?;
-            self.work.remove_xattr(OPAQUE)?;
+            work.set_xattr(OPAQUE, b"y", XattrSet::Any)?;
+            work.remove_xattr(OPAQUE)?;
             let names = [self.temporary_name()?, self.temporary_name()?];
             for name in &names {
-                self.work.create(name, &NewNode::WHITEOUT)?;
+                work.create(name, &NewNode::WHITEOUT)?;
             }
-            self.work.rename(&names[0], &self.work, &names[1], RenameFlags::EXCHANGE)?;
-            names.iter().try_for_each(|name| self.work.unlink(name))
+            work.rename(&names[0], work, &names[1], RenameFlags::EXCHANGE)?;
+            names.iter().try_for_each(|name| work.unlink(name))
         };
         attempt().map_err(|error| match error {
             Errno::ENOMEM | Errno::ENOSPC | Errno::EINTR => error,
             error => {
-                let kind = self.upper_fs.name();
+                let kind = self.top.name();
                 log::warn!("overlay: a {kind} cannot be the upper tree: {error:?}");
                 Errno::EINVAL
             }
@@ -183,7 +206,7 @@ fn is_whiteout(node: &dyn Node) -> bool {
     node.kind() == NodeKind::CharDevice && node.metadata().rdev == 0
 }
 
-/// Whether `dir`, of the upper tree, hides the lower tree's directory of its name.
+/// Whether `dir` hides the directories of its name in the trees below its own.
 fn is_opaque(dir: &dyn Node) -> Result<bool> {
     match dir.xattr(OPAQUE) {
         Ok(value) => Ok(&*value == b"y"),
@@ -206,15 +229,19 @@ impl FileSystem for OverlayFs {
     }
 
     fn stats(&self) -> FsStats {
-        FsStats { magic: MAGIC, ..self.shared.upper_fs.stats() }
+        FsStats { magic: MAGIC, ..self.shared.top.stats() }
     }
 
     fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         self.options.iter().try_for_each(|&byte| out.write_char(char::from(byte)))
     }
 
+    fn is_read_only(&self) -> bool {
+        self.shared.work.is_none()
+    }
+
     fn sync(&self) -> Result<()> {
-        self.shared.upper_fs.sync()
+        if self.shared.work.is_some() { self.shared.top.sync() } else { Ok(()) }
     }
 
     /// A remount changes the mount's flags only.

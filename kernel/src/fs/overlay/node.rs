@@ -1,7 +1,7 @@
 //! Inodes of a merged tree.
 //!
 //! There is one node for an inode while somebody has it, whether it has been copied up or not: it is found by its [`NodeKey`], which
-//! is that of the lower tree's inode where there is one. Invariant: `upper` is set once and never changes; a node without it is
+//! is that of the uppermost lower tree's inode where there is one. Invariant: `upper` is set once and never changes; a node without it is
 //! copied up by its own name, which therefore it knows.
 
 use core::any::Any;
@@ -13,6 +13,7 @@ use freehold_collections::{
 };
 
 use super::file::{LowerFile, MergedDirectory};
+use super::layers::{Below, UPPER_BIT};
 use super::{ORIGIN, OverlayShared, PRIVATE, is_opaque, is_whiteout, looked_up};
 use crate::fs::device;
 use crate::fs::file::File;
@@ -24,41 +25,40 @@ use crate::fs::text::{Permit, Purpose};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
 use crate::{Errno, Result, sched};
 
-/// Tells the upper tree's inode numbers from the lower one's.
-const UPPER_BIT: u64 = 1 << 63;
-
 /// The tree that an inode number is from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tree {
     Upper,
-    Lower,
+    /// Which one, from above.
+    Lower(usize),
 }
 
 /// What a node is found by.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeKey {
-    tree: Tree,
+    is_upper: bool,
     inode: Identity,
-    /// Of a file with several names in the lower tree, each of which is copied up alone: directory and name.
+    /// Of a file with several names in its lower tree, each of which is copied up alone: directory and name.
     name: Option<(Identity, Arc<[u8]>)>,
 }
 
 /// What the trees have at a name that is seen.
 pub(super) enum Found {
-    /// The upper tree's alone, perhaps copied from an inode of the lower one.
-    Upper { upper: Arc<dyn Node>, origin: Option<Identity> },
-    /// The lower tree's alone.
-    Lower { lower: Arc<dyn Node> },
-    /// Directories of both.
-    Merged { upper: Arc<dyn Node>, lower: Arc<dyn Node> },
+    /// The upper tree's alone, perhaps copied from an inode of a lower one.
+    Upper { upper: Arc<dyn Node>, origin: Option<(usize, Identity)> },
+    /// Lower trees' alone: one inode, or directories, the uppermost first.
+    Lower { lower: Vec<Below> },
+    /// A directory of the upper tree, and those below it.
+    Merged { upper: Arc<dyn Node>, lower: Vec<Below> },
 }
 
-/// What both trees have at a name, seen or not.
+/// What the trees have at a name, seen or not.
 pub(super) struct Entry {
     /// The upper tree's, whiteouts too.
     pub upper: Option<Arc<dyn Node>>,
-    /// The lower tree's, whatever covers it.
-    pub lower: Option<Arc<dyn Node>>,
+    /// What the lower trees show, whatever the upper one covers it with: one inode, or directories, the
+    /// uppermost first.
+    pub lower: Vec<Below>,
 }
 
 impl Entry {
@@ -69,7 +69,7 @@ impl Entry {
 
     /// Whether nothing is seen there.
     pub fn is_free(&self) -> bool {
-        self.is_whiteout() || (self.upper.is_none() && self.lower.is_none())
+        self.is_whiteout() || (self.upper.is_none() && self.lower.is_empty())
     }
 }
 
@@ -101,8 +101,9 @@ pub(super) struct OverlayNode {
     identity: Identity,
     kind: NodeKind,
     upper: SpinLock<Option<Arc<dyn Node>>>,
-    lower: Option<Arc<dyn Node>>,
-    /// A directory of the upper tree became opaque: nothing of the lower one is seen in it any more.
+    /// One inode, or directories, the uppermost first.
+    lower: Vec<Below>,
+    /// A directory of the upper tree became opaque: nothing of the lower ones is seen in it any more.
     is_opaque: AtomicBool,
     /// Known of directories, and of what may have to be copied up.
     place: SpinLock<Option<Box<Deferred<NamedPlace>>>>,
@@ -114,28 +115,25 @@ impl OverlayShared {
     fn shown(&self, tree: Tree, inode: Identity) -> Identity {
         match tree {
             Tree::Upper => Identity { device: self.device, inode: inode.inode | UPPER_BIT },
-            Tree::Lower if inode.inode & UPPER_BIT != 0 => {
-                Identity { device: self.far_device, inode: inode.inode }
-            }
-            Tree::Lower => Identity { device: self.device, inode: inode.inode },
+            Tree::Lower(tree) => self.lower.shown(tree, inode.inode, self.device),
         }
     }
 
-    /// The number that a node of the lower tree has in the merged one.
-    pub fn shown_of_lower(&self, inode: u64) -> u64 {
-        self.shown(Tree::Lower, Identity { device: self.lower_device, inode }).inode
+    /// The number that a node of the lower tree `tree` has in the merged one.
+    pub fn shown_of_lower(&self, tree: usize, inode: u64) -> u64 {
+        self.lower.shown(tree, inode, self.device).inode
     }
 
     /// The number that a node of the upper tree has in the merged one.
     pub fn shown_of_upper(&self, upper: &dyn Node) -> Result<u64> {
         Ok(match self.origin(upper)? {
-            Some(origin) => self.shown(Tree::Lower, origin).inode,
+            Some((tree, origin)) => self.shown(Tree::Lower(tree), origin).inode,
             None => self.shown(Tree::Upper, upper.identity()).inode,
         })
     }
 
-    /// What a node of the upper tree was copied from.
-    fn origin(&self, upper: &dyn Node) -> Result<Option<Identity>> {
+    /// What a node of the upper tree was copied from, and the first tree on its device.
+    fn origin(&self, upper: &dyn Node) -> Result<Option<(usize, Identity)>> {
         let value = match upper.xattr(ORIGIN) {
             Ok(value) => value,
             Err(Errno::ENODATA | Errno::EOPNOTSUPP) => return Ok(None),
@@ -144,8 +142,8 @@ impl OverlayShared {
         let Some((device, inode)) = value.split_first_chunk::<8>() else { return Ok(None) };
         let Ok(inode) = <[u8; 8]>::try_from(inode) else { return Ok(None) };
         let origin = Identity { device: u64::from_le_bytes(*device), inode: u64::from_le_bytes(inode) };
-        // An upper tree that was mounted over another lower one before: numbers of that one mean nothing.
-        Ok(Some(origin).filter(|origin| origin.device == self.lower_device))
+        // An upper tree that was mounted over other lower ones before: numbers of those mean nothing.
+        Ok(self.lower.on(origin.device).map(|tree| (tree, origin)))
     }
 
     /// The attribute that tells what a copy of `lower` was copied from.
@@ -166,29 +164,27 @@ impl OverlayShared {
         found: Found,
         place: Option<(&Arc<OverlayNode>, &[u8])>,
     ) -> Result<Arc<OverlayNode>> {
-        let (key, upper, lower) = match found {
-            Found::Upper { upper, origin: Some(origin) } => {
-                (NodeKey { tree: Tree::Lower, inode: origin, name: None }, Some(upper), None)
-            }
-            Found::Upper { upper, origin: None } => {
-                (NodeKey { tree: Tree::Upper, inode: upper.identity(), name: None }, Some(upper), None)
-            }
-            Found::Merged { upper, lower } => {
-                (NodeKey { tree: Tree::Lower, inode: lower.identity(), name: None }, Some(upper), Some(lower))
-            }
-            Found::Lower { lower } => {
-                let name = place
-                    .filter(|_| has_other_names(&*lower))
-                    .map(|(dir, name)| (dir.identity, reserve::slice(name)));
-                (NodeKey { tree: Tree::Lower, inode: lower.identity(), name }, None, Some(lower))
-            }
+        let (upper, origin, lower) = match found {
+            Found::Upper { upper, origin } => (Some(upper), origin, Vec::new()),
+            Found::Merged { upper, lower } => (Some(upper), None, lower),
+            Found::Lower { lower } => (None, None, lower),
         };
-        let kind = upper.as_ref().or(lower.as_ref()).ok_or(Errno::ENOENT)?.kind();
+        let first = lower.first().map(|below| &below.node);
+        let kind = upper.as_ref().or(first).ok_or(Errno::ENOENT)?.kind();
+        let of_lower = lower.first().map(|below| (below.tree, below.node.identity())).or(origin);
+        let (tree, inode) = match (of_lower, &upper) {
+            (Some((tree, inode)), _) => (Tree::Lower(tree), inode),
+            (None, Some(upper)) => (Tree::Upper, upper.identity()),
+            (None, None) => return Err(Errno::ENOENT),
+        };
+        let is_one_of_many = upper.is_none() && first.is_some_and(|lower| has_other_names(&**lower));
+        let name = place.filter(|_| is_one_of_many).map(|(dir, name)| (dir.identity, reserve::slice(name)));
+        let key = NodeKey { is_upper: tree == Tree::Upper, inode, name };
         let known = self.nodes.lock().get(&key).and_then(|node| node.upgrade());
         if let Some(node) = known.filter(|node| node.is_of(kind, upper.as_ref())) {
             return Ok(node);
         }
-        let identity = self.shown(key.tree, key.inode);
+        let identity = self.shown(tree, inode);
         let node = reserve::cyclic(|me| OverlayNode {
             shared: self.clone(),
             me: me.clone(),
@@ -216,7 +212,7 @@ impl OverlayShared {
     }
 }
 
-/// Whether an inode of the lower tree is at other names too.
+/// Whether an inode of a lower tree is at other names too.
 pub(super) fn has_other_names(lower: &dyn Node) -> bool {
     lower.kind() != NodeKind::Directory && lower.metadata().links > 1
 }
@@ -243,12 +239,17 @@ impl OverlayNode {
         drop(before);
     }
 
-    /// The lower tree's inode, where its part is seen.
+    /// The uppermost lower tree's inode, where the lower trees' part is seen.
     pub fn lower(&self) -> Option<&Arc<dyn Node>> {
-        self.lower.as_ref().filter(|_| !self.is_opaque.load(Ordering::Acquire))
+        self.all_lower().first().map(|below| &below.node)
     }
 
-    /// The lower tree's part is not seen from now on; the upper tree's directory has the attribute that says so.
+    /// The lower trees' inodes, where their part is seen, the uppermost first.
+    pub fn all_lower(&self) -> &[Below] {
+        if self.is_opaque.load(Ordering::Acquire) { &[] } else { &self.lower }
+    }
+
+    /// The lower trees' part is not seen from now on; the upper tree's directory has the attribute that says so.
     pub fn set_opaque(&self) {
         self.is_opaque.store(true, Ordering::Release);
     }
@@ -297,15 +298,29 @@ impl OverlayNode {
         other.map(Self::me).ok_or(Errno::EXDEV)
     }
 
-    /// What both trees have at `name` in this directory.
+    /// What the trees have at `name` in this directory.
     pub fn entry(&self, name: &[u8]) -> Result<Entry> {
         if !self.is_directory() {
             return Err(Errno::ENOTDIR);
         }
         // The upper tree first: what is copied up meanwhile is then found below, where it still is.
         let upper = self.upper().map_or(Ok(None), |dir| looked_up(&*dir, name))?;
-        let lower = self.lower().map_or(Ok(None), |dir| looked_up(&**dir, name))?;
-        Ok(Entry { upper, lower: lower.filter(|node| !is_whiteout(&**node)) })
+        let mut lower = Vec::new();
+        for below in self.all_lower() {
+            let Some(node) = looked_up(&*below.node, name)? else { continue };
+            let is_directory = node.kind() == NodeKind::Directory;
+            // What is no directory is seen alone, and hides what is below it.
+            if is_whiteout(&*node) || (!is_directory && !lower.is_empty()) {
+                break;
+            }
+            let is_last = below.tree + 1 == self.shared.lower.count();
+            let hides_rest = !is_directory || (!is_last && is_opaque(&*node)?);
+            lower.try_push(Below { tree: below.tree, node })?;
+            if hides_rest {
+                break;
+            }
+        }
+        Ok(Entry { upper, lower })
     }
 
     /// The node at `name`; `ENOENT` where nothing is seen.
@@ -320,14 +335,14 @@ impl OverlayNode {
         if entry.is_free() {
             return Err(Errno::ENOENT);
         }
-        let lower = entry.lower.filter(|node| node.kind() == NodeKind::Directory || entry.upper.is_none());
-        let found = match (entry.upper, lower) {
-            (None, None) => return Err(Errno::ENOENT),
-            (None, Some(lower)) => Found::Lower { lower },
-            (Some(upper), Some(lower)) if upper.kind() == NodeKind::Directory && !is_opaque(&*upper)? => {
+        let Entry { upper, lower } = entry;
+        let is_directory = lower.first().is_some_and(|below| below.node.kind() == NodeKind::Directory);
+        let found = match upper {
+            None => Found::Lower { lower },
+            Some(upper) if is_directory && upper.kind() == NodeKind::Directory && !is_opaque(&*upper)? => {
                 Found::Merged { upper, lower }
             }
-            (Some(upper), _) => {
+            Some(upper) => {
                 let origin = self.shared.origin(&*upper)?;
                 Found::Upper { upper, origin }
             }
@@ -374,10 +389,11 @@ impl Node for OverlayNode {
         self.kind
     }
 
-    /// A directory that both trees have a part in has one link, as on Linux: its subdirectories are not counted.
+    /// A directory that several trees have a part in has one link, as on Linux: its subdirectories are
+    /// not counted.
     fn metadata(&self) -> Metadata {
-        let upper = self.upper();
-        let is_merged = self.is_directory() && self.lower().is_some() && upper.is_some();
+        let parts = self.all_lower().len() + usize::from(self.upper().is_some());
+        let is_merged = self.is_directory() && parts > 1;
         let told = self.real().metadata();
         let links = if is_merged && told.links > 0 { 1 } else { told.links };
         Metadata { device: self.identity.device, inode: self.identity.inode, links, ..told }

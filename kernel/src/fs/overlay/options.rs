@@ -2,7 +2,7 @@
 
 use freehold_collections::{Arc, Vec};
 
-use super::{Layers, OverlayFs, is_within};
+use super::{Layers, OverlayFs, UpperTree, is_within};
 use crate::fs::mount::FileSystem;
 use crate::fs::node::NodeKind;
 use crate::fs::path::Path;
@@ -13,8 +13,12 @@ use freehold_collections::reserve::ArcMethods;
 const AS_IS: &[&[u8]] =
     &[b"index=off", b"metacopy=off", b"redirect_dir=off", b"redirect_dir=nofollow", b"xino=auto", b"xino=on"];
 
+/// As many lower directories as Linux takes (OVL_MAX_STACK, fs/overlayfs/params.h).
+const MOST_LOWER: usize = 500;
+
 #[derive(Default)]
 struct Named {
+    /// With colons between.
     lower: Option<Vec<u8>>,
     upper: Option<Vec<u8>>,
     work: Option<Vec<u8>>,
@@ -26,23 +30,36 @@ struct Named {
 /// `EINVAL` for options that cannot be, which the log names; `ELOOP` where the trees overlap; what `find` gives.
 pub fn mount(options: &[u8], find: &dyn Fn(&[u8]) -> Result<Path>) -> Result<Arc<dyn FileSystem>> {
     let named = parse(options)?;
-    let lower = named.lower.ok_or_else(|| refused("lowerdir is missing"))?;
-    let Some(upper) = named.upper else {
-        return Err(refused(
-            "without upperdir there would have to be two lower directories, which are not supported",
-        ));
-    };
-    let work = named.work.ok_or_else(|| refused("workdir is missing"))?;
     let directory = |text: &[u8]| {
         let place = find(text)?;
         if place.node.kind() == NodeKind::Directory { Ok(place) } else { Err(Errno::ENOTDIR) }
     };
-    let layers = Layers { upper: directory(&upper)?, work: directory(&work)?, lower: directory(&lower)? };
+    let listed = named.lower.ok_or_else(|| refused("lowerdir is missing"))?;
+    let mut lower = Vec::new();
+    for name in listed.split(|&byte| byte == b':') {
+        if name.is_empty() || lower.len() == MOST_LOWER {
+            return Err(refused("a lower directory has no name, or there are more than 500"));
+        }
+        lower.try_push(directory(name)?)?;
+    }
+    let upper = match (&named.upper, &named.work) {
+        (None, _) if lower.len() < 2 => {
+            return Err(refused("without upperdir there have to be two lowerdirs"));
+        }
+        (None, _) => None,
+        (Some(_), None) => return Err(refused("workdir is missing")),
+        (Some(root), Some(work)) => Some(UpperTree { root: directory(root)?, work: directory(work)? }),
+    };
+    let layers = Layers { lower, upper };
     check(&layers)?;
     let mut shown = Vec::new();
-    for (key, value) in [(&b",lowerdir="[..], &lower), (b",upperdir=", &upper), (b",workdir=", &work)] {
-        shown.try_extend_from_slice(key)?;
-        shown.try_extend_from_slice(value)?;
+    let upper = named.upper.as_ref();
+    let work = named.work.as_ref().filter(|_| upper.is_some());
+    for (key, value) in [(&b",lowerdir="[..], Some(&listed)), (b",upperdir=", upper), (b",workdir=", work)] {
+        if let Some(value) = value {
+            shown.try_extend_from_slice(key)?;
+            shown.try_extend_from_slice(value)?;
+        }
     }
     Ok(OverlayFs::new(&layers, &shown)?)
 }
@@ -59,9 +76,6 @@ fn parse(options: &[u8]) -> Result<Named> {
             option.split_at(option.iter().position(|&byte| byte == b'=').unwrap_or(option.len()));
         let value = value.get(1..).unwrap_or_default();
         let place = match key {
-            b"lowerdir" if value.contains(&b':') => {
-                return Err(refused("several lower directories are not supported"));
-            }
             b"lowerdir" => &mut named.lower,
             b"upperdir" => &mut named.upper,
             b"workdir" => &mut named.work,
@@ -76,20 +90,27 @@ fn parse(options: &[u8]) -> Result<Named> {
     Ok(named)
 }
 
-fn check(layers: &Layers) -> Result<()> {
-    let Layers { lower, upper, work } = layers;
-    upper.mount.writable().map_err(|_| refused("the upper tree is mounted read-only"))?;
-    if !work.mount.is_same(&upper.mount) {
+fn check(Layers { lower, upper }: &Layers) -> Result<()> {
+    let overlap = |text: &str| {
+        log::warn!("overlay: {text}");
+        Err(Errno::ELOOP)
+    };
+    for (place, tree) in lower.iter().enumerate() {
+        let others = lower.iter().enumerate().filter(|&(other, _)| other != place);
+        if others.into_iter().any(|(_, other)| is_within(&tree.node, &other.node)) {
+            return overlap("a lowerdir is in another one");
+        }
+    }
+    let Some(UpperTree { root, work }) = upper else { return Ok(()) };
+    root.mount.writable().map_err(|_| refused("the upper tree is mounted read-only"))?;
+    if !work.mount.is_same(&root.mount) {
         return Err(refused("workdir and upperdir must be in one mount"));
     }
-    if is_within(&work.node, &upper.node) || is_within(&upper.node, &work.node) {
+    if is_within(&work.node, &root.node) || is_within(&root.node, &work.node) {
         return Err(refused("workdir and upperdir must not be in each other"));
     }
-    for tree in [upper, work] {
-        if is_within(&lower.node, &tree.node) {
-            log::warn!("overlay: lowerdir is in upperdir or workdir");
-            return Err(Errno::ELOOP);
-        }
+    if lower.iter().any(|lower| [root, work].iter().any(|tree| is_within(&lower.node, &tree.node))) {
+        return overlap("a lowerdir is in upperdir or workdir");
     }
     Ok(())
 }

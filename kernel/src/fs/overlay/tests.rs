@@ -1,14 +1,16 @@
 //! Host tests of overlays, on trees in plain memory.
 
+mod keep;
+
 use std::collections::BTreeMap;
 use std::string::String;
 use std::vec;
 use std::vec::Vec;
 
-use freehold_collections::inject::each_fails;
+use freehold_collections::{TryCollect, inject::each_fails};
 use proptest::prelude::*;
 
-use super::{Layers, OverlayFs};
+use super::{Layers, OverlayFs, UpperTree};
 use crate::fs::bytes::SliceSource;
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::mount::{Mount, MountFlags};
@@ -20,35 +22,75 @@ use crate::{Errno, Result};
 
 const NO_FLAGS: RenameFlags = RenameFlags::empty();
 
-/// A lower tree, the file system of the upper one, and both merged.
+/// Lower trees, the uppermost first, the file system of the upper one, and all merged.
 struct Trees {
-    lower: World,
+    lower: Vec<World>,
     upper: World,
     merged: World,
 }
 
-fn merged(lower: &World, upper: &World) -> World {
-    let place = |world: &World, path: &[u8]| world.walk().find(path, Final::Follow).unwrap();
-    let layers =
-        Layers { lower: place(lower, b"/"), upper: place(upper, b"/upper"), work: place(upper, b"/work") };
-    let fs = OverlayFs::new(&layers, b"").unwrap();
+fn place(world: &World, path: &[u8]) -> Path {
+    world.walk().find(path, Final::Follow).unwrap()
+}
+
+/// The trees with these roots, merged.
+fn merged(lower: impl IntoIterator<Item = Path>, upper: Option<&World>) -> World {
+    let lower = lower.into_iter().try_collect_vec().unwrap();
+    let of = |upper| UpperTree { root: place(upper, b"/upper"), work: place(upper, b"/work") };
+    let fs = OverlayFs::new(&Layers { lower, upper: upper.map(of) }, b"").unwrap();
     let mount = Mount::new(fs, b"overlay", MountFlags::empty()).unwrap();
-    World { fs: upper.fs.clone(), root: Path::root_of(mount) }
+    World { fs: World::new().fs, root: Path::root_of(mount) }
+}
+
+/// The root of an upper tree, which is to be a lower one, as that of a tree of its own.
+fn as_lower(world: World) -> World {
+    World { root: place(&world, b"/upper"), ..world }
+}
+
+/// An upper tree in which nothing was changed.
+fn empty_upper() -> World {
+    let upper = World::new();
+    upper.make_dir("/upper");
+    upper.make_dir("/work");
+    upper
 }
 
 impl Trees {
     fn over(lower: World) -> Self {
-        let upper = World::new();
-        upper.make_dir("/upper");
-        upper.make_dir("/work");
-        let merged = merged(&lower, &upper);
+        let (lower, upper) = (vec![lower], empty_upper());
+        let merged = merged(lower.iter().map(|tree| tree.root.clone()), Some(&upper));
         Self { lower, upper, merged }
     }
 
     /// The same upper tree in a new mount, to which nothing is known.
     fn remount(&mut self) {
-        self.merged = merged(&self.lower, &self.upper);
+        self.merged = merged(self.lower.iter().map(|tree| tree.root.clone()), Some(&self.upper));
     }
+
+    /// What was the upper tree is the uppermost lower one, below a new one.
+    fn stack(&mut self) {
+        self.lower.insert(0, as_lower(std::mem::replace(&mut self.upper, empty_upper())));
+        self.remount();
+    }
+}
+
+#[test]
+fn an_opaque_directory_hides_those_below_it_in_a_lower_tree_too() {
+    let mut trees = Trees::over(some_lower());
+    for step in ["/d/e/deep", "/d/one", "/d/two"] {
+        run(&trees.merged, &Step::Remove(step.into())).unwrap();
+    }
+    for dir in ["/d/e", "/d"] {
+        run(&trees.merged, &Step::RemoveDir(dir.into())).unwrap();
+    }
+    trees.merged.make_dir("/d");
+    trees.merged.write("/d/new", "new");
+    trees.stack();
+    assert_eq!(list(&trees.merged, "/d"), ["new"]);
+    assert_eq!(trees.merged.read("/d/one"), Err(Errno::ENOENT));
+    append(&trees.merged, "/d/new", "er").unwrap();
+    assert_eq!(list(&trees.merged, "/d"), ["new"]);
+    assert_eq!(trees.merged.read("/d/new").unwrap(), b"newer");
 }
 
 /// Directories d and d/e with files in them, a file, a symbolic link.
@@ -127,12 +169,12 @@ fn all_of(world: &World) -> Seen {
 #[test]
 fn what_is_changed_goes_to_the_upper_tree_alone() {
     let trees = Trees::over(some_lower());
-    let before = all_of(&trees.lower);
+    let before = all_of(&trees.lower[0]);
     let number = inode(&trees.merged, "/d/e/deep");
     append(&trees.merged, "/d/e/deep", " and more").unwrap();
     assert_eq!(trees.merged.read("/d/e/deep").unwrap(), b"deep and more");
     assert_eq!(trees.upper.read("/upper/d/e/deep").unwrap(), b"deep and more");
-    assert_eq!(all_of(&trees.lower), before);
+    assert_eq!(all_of(&trees.lower[0]), before);
     assert_eq!(inode(&trees.merged, "/d/e/deep"), number, "its number stays");
     assert_eq!(list(&trees.merged, "/d"), ["e", "one", "two"]);
     assert_eq!(list(&trees.upper, "/upper/d"), ["e"]);
@@ -216,12 +258,12 @@ fn a_file_that_is_emptied_is_not_copied() {
     let trees = Trees::over(some_lower());
     let before = trees.upper.fs.clone();
     let free = |fs: &dyn crate::fs::FileSystem| fs.stats().free_blocks;
-    trees.lower.write("/file", &"x".repeat(1 << 20));
+    trees.lower[0].write("/file", &"x".repeat(1 << 20));
     let room = free(&*before);
     trees.merged.open("/file", OpenFlags::WRONLY | OpenFlags::TRUNC).unwrap();
     assert_eq!(free(&*before), room);
     assert_eq!(trees.merged.read("/file").unwrap(), b"");
-    assert_eq!(trees.lower.read("/file").unwrap().len(), 1 << 20);
+    assert_eq!(trees.lower[0].read("/file").unwrap().len(), 1 << 20);
 }
 
 #[test]
@@ -240,7 +282,7 @@ fn a_file_without_a_name_is_copied_up_without_one() {
 fn holes_and_attributes_are_copied_too() {
     let trees = Trees::over(some_lower());
     let place = |world: &World| world.walk().find(b"/file", Final::Stop).unwrap().node;
-    let lower = place(&trees.lower);
+    let lower = place(&trees.lower[0]);
     lower
         .set_metadata(&SetMetadata {
             size: Some(64 << 20),
@@ -361,20 +403,22 @@ fn run(world: &World, step: &Step) -> Result<()> {
 }
 
 proptest! {
-    /// Any sequence of changes gives what it gives on a plain tree that was filled with what is merged: the same results, the same
-    /// tree, and the lower tree as it was.
+    /// Any sequence of changes gives what it gives on a plain tree that was filled with what is merged: the
+    /// same results, the same tree, and the lower trees as they were, of which one was an upper one before.
     #[test]
     fn a_merged_tree_behaves_as_a_plain_one(
         first in proptest::collection::vec(step(), 0..30),
+        second in proptest::collection::vec(step(), 0..30),
         then in proptest::collection::vec(step(), 1..40),
     ) {
         let (lower, plain) = (World::new(), World::new());
-        for step in first.iter().filter(|step| !matches!(step, Step::Link(..))) {
+        // Names of one file in a lower tree are copied up each alone.
+        let is_alone = |step: &&Step| !matches!(step, Step::Link(..));
+        for step in first.iter().filter(is_alone) {
             prop_assert_eq!(run(&lower, step), run(&plain, step));
         }
-        let before = all_of(&lower);
         let mut trees = Trees::over(lower);
-        for step in &then {
+        let take = |trees: &mut Trees, step: &Step| {
             if matches!(step, Step::Remount) {
                 trees.remount();
             }
@@ -382,12 +426,30 @@ proptest! {
             if result != Err(Errno::EXDEV) {
                 prop_assert_eq!(result, run(&plain, step), "{:?}", step);
             }
+            Ok(())
+        };
+        for step in second.iter().filter(is_alone) {
+            take(&mut trees, step)?;
+        }
+        trees.stack();
+        prop_assert_eq!(all_of(&trees.merged), all_of(&plain));
+        let before: Vec<_> = trees.lower.iter().map(all_of).collect();
+        for step in &then {
+            take(&mut trees, step)?;
         }
         prop_assert_eq!(all_of(&trees.merged), all_of(&plain));
         trees.remount();
         prop_assert_eq!(all_of(&trees.merged), all_of(&plain));
-        prop_assert_eq!(all_of(&trees.lower), before);
+        prop_assert_eq!(trees.lower.iter().map(all_of).collect::<Vec<_>>(), before);
         prop_assert_eq!(list(&trees.upper, "/work/work"), [""; 0]);
+        // All of them as lower trees: the same is seen, and nothing can be changed.
+        trees.stack();
+        let read_only = merged(trees.lower.iter().map(|tree| tree.root.clone()), None);
+        prop_assert_eq!(all_of(&read_only), all_of(&plain));
+        for step in &then {
+            prop_assert!(run(&read_only, step) != Ok(()) || matches!(step, Step::Remount), "{:?}", step);
+        }
+        prop_assert_eq!(all_of(&read_only), all_of(&plain));
     }
 }
 

@@ -1,0 +1,273 @@
+//! An upper tree, written down.
+//!
+//! [`keep`] copies an upper tree into a directory of any file system that holds names, bytes and times,
+//! of a host's user without rights for example. There `files` has the tree's directories, files and
+//! symbolic links at their paths, with permission bits but never set-ID ones, all readable to their
+//! owner. `changes` has a line for each inode, and says what such a file system cannot. Its fields are
+//! separated by tabs; in paths, names and values every byte that is no printable ASCII, backslashes and
+//! quotes stand as `\xNN` or as in C.
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `freehold changes 1` | the first line |
+//! | `directory`, `file`, `symlink` or `fifo`, MODE, UID:GID, PATH | an inode; the mode is octal |
+//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, which is not among the files |
+//! | `name`, PATH, OTHER | another name of the file at OTHER, which was named before |
+//! | `removed`, PATH | a whiteout: what lower trees have there is not seen |
+//! | `attribute`, NAME, VALUE, PATH | an extended attribute of what was named before |
+//! | `end`, COUNT | the last line: so many stand between the first one and it |
+//!
+//! Sockets are left out: nobody listens to them any more. Other names of what is no regular file are
+//! files of their own.
+
+use core::fmt::{self, Write};
+
+use freehold_collections::{Arc, Map, Vec, try_format};
+
+use super::copy_up::copy_bytes;
+use super::listing::Listing;
+use super::{OPAQUE, ORIGIN, PRIVATE, is_whiteout};
+use crate::fs::bytes::SliceSource;
+use crate::fs::device;
+use crate::fs::file::{Blocking, File};
+use crate::fs::flags::OpenFlags;
+use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, SetMetadata};
+use crate::{Errno, Result, sched};
+
+/// Bytes of lines that are written at once.
+const ENOUGH: usize = 32 << 10;
+
+/// Why a tree was not kept.
+#[derive(Debug)]
+pub struct NotKept {
+    /// What was being written.
+    pub path: Vec<u8>,
+    /// What was wrong.
+    pub error: Errno,
+}
+
+impl fmt::Display for NotKept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:?}", self.path.escape_ascii(), self.error)
+    }
+}
+
+/// Writes the upper tree with the root `upper` down in the empty directory `into`. A directory whose path
+/// is in `places` is left out while nothing is in it: other trees are mounted there.
+///
+/// # Errors
+/// The first thing that failed; what was written before stays, without the last line.
+pub fn keep(
+    upper: &Arc<dyn Node>,
+    into: &Arc<dyn Node>,
+    places: &[Vec<u8>],
+) -> core::result::Result<(), NotKept> {
+    let mut path = Vec::new();
+    keep_all((upper, into), places, &mut path).map_err(|error| NotKept { path, error })
+}
+
+fn keep_all(
+    (upper, into): (&Arc<dyn Node>, &Arc<dyn Node>),
+    places: &[Vec<u8>],
+    path: &mut Vec<u8>,
+) -> Result<()> {
+    let mut keeper = Keeper { list: List::new(into)?, names: Map::new(), places, path };
+    let files = into.create(b"files", &NewNode { mode: 0o755, ..new_like(&upper.metadata()) })?;
+    keeper.path.try_push(b'/')?;
+    keeper.describe(upper)?;
+    keeper.path.pop();
+    let mut levels = Vec::new();
+    levels.try_push(Level::new(upper.clone(), files)?)?;
+    while let Some(level) = levels.as_mut_slice().last_mut() {
+        sched::checkpoint()?;
+        let length = keeper.path.len();
+        let Some(name) = level.listing.at(level.next) else {
+            set_times(&level.to, &level.from.metadata())?;
+            levels.pop();
+            let parent = keeper.path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            keeper.path.truncate(parent);
+            continue;
+        };
+        keeper.path.try_push(b'/')?;
+        keeper.path.try_extend_from_slice(name)?;
+        let deeper = keeper.keep_name((&level.from, &level.to), name)?;
+        level.next += 1;
+        match deeper {
+            Some(deeper) => levels.try_push(deeper)?,
+            None => keeper.path.truncate(length),
+        }
+    }
+    keeper.list.end()
+}
+
+/// A directory that is being copied.
+struct Level {
+    from: Arc<dyn Node>,
+    to: Arc<dyn Node>,
+    listing: Listing,
+    next: usize,
+}
+
+impl Level {
+    fn new(from: Arc<dyn Node>, to: Arc<dyn Node>) -> Result<Self> {
+        let listing = Listing::of_tree(&from)?;
+        Ok(Self { from, to, listing, next: 0 })
+    }
+}
+
+struct Keeper<'a> {
+    list: List,
+    /// Of files with several names the first one's path and copy.
+    names: Map<Identity, (Vec<u8>, Arc<dyn Node>)>,
+    places: &'a [Vec<u8>],
+    /// Of what is being copied; empty for the root.
+    path: &'a mut Vec<u8>,
+}
+
+impl Keeper<'_> {
+    /// Copies what is at `name` in a directory; what is in it is left to do.
+    fn keep_name(
+        &mut self,
+        (from, to): (&Arc<dyn Node>, &Arc<dyn Node>),
+        name: &[u8],
+    ) -> Result<Option<Level>> {
+        let node = from.lookup(name)?;
+        if is_whiteout(&*node) {
+            self.list.line(format_args!("removed\t{}", self.path.escape_ascii()))?;
+            return Ok(None);
+        }
+        let told = node.metadata();
+        let new = new_like(&told);
+        let copy = match told.kind {
+            NodeKind::Directory => {
+                let listing = Listing::of_tree(&node)?;
+                if listing.is_empty() && self.places.contains(self.path) {
+                    return Ok(None);
+                }
+                let copy = to.create(name, &new)?;
+                self.describe(&node)?;
+                return Ok(Some(Level { from: node, to: copy, listing, next: 0 }));
+            }
+            NodeKind::Symlink => Some(to.symlink(name, &node.read_link()?, &new)?),
+            NodeKind::Fifo => Some(to.create(name, &new)?),
+            NodeKind::Regular => match self.names.get(&node.identity()) {
+                Some((other, copy)) => {
+                    to.link(name, copy)?;
+                    let (path, other) = (self.path.escape_ascii(), other.escape_ascii());
+                    self.list.line(format_args!("name\t{path}\t{other}"))?;
+                    return Ok(None);
+                }
+                None => Some(to.create(name, &new)?),
+            },
+            NodeKind::CharDevice | NodeKind::BlockDevice => None,
+            NodeKind::Socket => return Ok(None),
+        };
+        if let Some(copy) = copy {
+            if told.kind == NodeKind::Regular {
+                copy_bytes(&node, &copy, told.size)?;
+            }
+            if told.kind != NodeKind::Symlink {
+                set_times(&copy, &told)?;
+            }
+            if told.kind == NodeKind::Regular && told.links > 1 {
+                self.names.try_insert(node.identity(), (self.path.try_clone()?, copy))?;
+            }
+        }
+        self.describe(&node)?;
+        Ok(None)
+    }
+
+    /// Adds the lines of what is at the path.
+    fn describe(&mut self, node: &Arc<dyn Node>) -> Result<()> {
+        let Metadata { kind, mode, uid, gid, rdev, .. } = node.metadata();
+        let path = self.path.escape_ascii();
+        let device = match kind {
+            NodeKind::CharDevice | NodeKind::BlockDevice => {
+                let (major, minor) = device::split_device(rdev);
+                try_format!("\t{major}:{minor}")?
+            }
+            _ => try_format!("")?,
+        };
+        let word = match kind {
+            NodeKind::Directory => "directory",
+            NodeKind::Symlink => "symlink",
+            NodeKind::Fifo => "fifo",
+            NodeKind::CharDevice => "char",
+            NodeKind::BlockDevice => "block",
+            NodeKind::Regular | NodeKind::Socket => "file",
+        };
+        self.list.line(format_args!("{word}\t{mode:04o}\t{uid}:{gid}{device}\t{path}"))?;
+        let names = match node.list_xattrs() {
+            Err(Errno::EOPNOTSUPP) => return Ok(()),
+            names => names?,
+        };
+        for name in names.split(|&byte| byte == 0).filter(|&name| is_kept(name)) {
+            sched::checkpoint()?;
+            let value = node.xattr(name)?;
+            let (name, value) = (name.escape_ascii(), value.escape_ascii());
+            self.list.line(format_args!("attribute\t{name}\t{value}\t{path}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether an attribute means something in another boot: numbers of inodes do not.
+fn is_kept(name: &[u8]) -> bool {
+    !name.is_empty() && name != ORIGIN && (name == OPAQUE || !name.starts_with(PRIVATE))
+}
+
+/// As `told` says, but that who owns it on the host can read it, and it is nobody's set-ID program.
+fn new_like(told: &Metadata) -> NewNode {
+    let needed = if told.kind == NodeKind::Directory { 0o700 } else { 0o600 };
+    NewNode { kind: told.kind, mode: told.mode & 0o777 | needed, uid: 0, gid: 0, rdev: 0 }
+}
+
+fn set_times(copy: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
+    let (accessed, modified) = (Some(told.accessed), Some(told.modified));
+    copy.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
+}
+
+/// The lines.
+struct List {
+    file: Arc<dyn File>,
+    at: u64,
+    text: Vec<u8>,
+    lines: u64,
+}
+
+impl List {
+    fn new(into: &Arc<dyn Node>) -> Result<Self> {
+        let new = NewNode { kind: NodeKind::Regular, mode: 0o644, uid: 0, gid: 0, rdev: 0 };
+        let file = into.create(b"changes", &new)?.open(OpenFlags::LARGEFILE | OpenFlags::WRONLY)?;
+        let mut text = Vec::new();
+        text.try_extend_from_slice(b"freehold changes 1\n")?;
+        Ok(Self { file, at: 0, text, lines: 0 })
+    }
+
+    fn line(&mut self, line: fmt::Arguments<'_>) -> Result<()> {
+        writeln!(self.text, "{line}").map_err(|_| Errno::ENOMEM)?;
+        self.lines += 1;
+        if self.text.len() < ENOUGH { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut done = 0;
+        while done < self.text.len() {
+            let mut source = SliceSource::new(&self.text[done..]);
+            done += match self.file.write_at(self.at + done as u64, &mut source, Blocking::Wait)? {
+                0 => return Err(Errno::EIO),
+                count => count,
+            };
+        }
+        self.at += done as u64;
+        self.text.truncate(0);
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        let lines = self.lines;
+        self.line(format_args!("end\t{lines}"))?;
+        self.flush()?;
+        self.file.sync()
+    }
+}
