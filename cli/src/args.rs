@@ -1,5 +1,7 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
+mod container;
+mod habits;
 mod help;
 mod network;
 
@@ -11,6 +13,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::{Failure, OWN_ERROR};
 use crate::{Result, print};
+pub use container::ContainerOptions;
+use habits::HABITS;
 use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
 pub use network::{NetworkMode, NetworkOptions};
 
@@ -26,27 +30,11 @@ struct Cli {
     command: Command,
 }
 
-/// Options of container tools that users type by habit, with what to use here.
-const HABITS: [(&[&str], &str); 9] = [
-    (
-        &["-i", "-t", "-it", "--interactive", "--tty"],
-        "leave it out: stdin always reaches the program, and a terminal is used where there is one",
-    ),
-    (&["--rm"], "leave it out: nothing of a VM is kept"),
-    (&["--name"], "leave it out: a VM has no name; it ends with this command"),
-    (&["-d", "--detach"], "let the shell do it: freehold run -- PROGRAM &"),
-    (&["-w", "--workdir"], "use --cwd DIR"),
-    (&["-u"], "use --user UID[:GID]"),
-    (&["--network"], "use --net user, or -p HOST:GUEST for a port of the program's"),
-    (&["--entrypoint", "--image"], "name the program after --; --root DIR uses a tree of files as its root"),
-    (&["--privileged", "--cap-add"], "leave it out: a program is root unless --user says otherwise"),
-];
-
 /// What the user asked for.
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a program in a microVM, with its streams and its exit status
-    #[command(after_help = RUN_HELP, override_usage = "freehold run [OPTIONS] -- PROGRAM [ARGS]...")]
+    #[command(after_help = RUN_HELP, override_usage = "freehold run [OPTIONS] -- PROGRAM [ARGS]...\n       freehold run --image FILE [OPTIONS] [-- ARGS...]")]
     Run(Box<RunOptions>),
     /// Run a program under a microscope: cache conflicts, TLB lifetimes, remote memory, page heat
     #[command(
@@ -114,7 +102,7 @@ pub enum When {
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct RunOptions {
     /// The program (found on the VM's PATH, or this shell's) and its arguments
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "PROGRAM", required_unless_present = "image", trailing_var_arg = true)]
     pub program: Vec<OsString>,
 
     /// Memory of the VM: 512M, 1G [default: 256M]
@@ -194,11 +182,14 @@ pub struct RunOptions {
     pub env: Vec<OsString>,
 
     #[command(flatten)]
+    pub container: ContainerOptions,
+
+    #[command(flatten)]
     pub network: NetworkOptions,
 
-    /// The program's working directory in the guest
-    #[arg(long, value_name = "DIR", default_value = "/", help_heading = "Files and environment")]
-    pub cwd: PathBuf,
+    /// The program's working directory in the guest [default: /]
+    #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
+    pub cwd: Option<PathBuf>,
 
     /// Run the program as this user, by number, without supplementary groups [default: 0:0, which is root]
     #[arg(
@@ -639,7 +630,7 @@ mod tests {
             &["-w", "/"],
             &["-u", "1000"],
             &["--network", "x"],
-            &["--entrypoint", "x"],
+            &["--pull", "always"],
         ] {
             let line = ["freehold", "run"].iter().chain(words).chain(&["--", "true"]);
             let line = told(&Cli::try_parse_from(line).err().expect("an error"));

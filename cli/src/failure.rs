@@ -62,6 +62,13 @@ impl Failure {
         Failure { message: format!("{}: {}", path.display(), self.message), ..self }
     }
 
+    /// The same in one line, where it quotes what others wrote: control characters are shown as `?`.
+    #[must_use]
+    pub fn in_one_line(self) -> Failure {
+        let message = self.message.replace(|c: char| c.is_control(), "?");
+        Failure { message, ..self }
+    }
+
     /// QEMU ended with `words`; `told` is them, and whom they are about if that is not clear.
     pub fn qemu(words: &str, told: String) -> Failure {
         let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");

@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::Result;
 use crate::image::Image;
 use crate::program::{self, Program};
-use crate::qemu::share::{FolderShare, ShareAccess};
+use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 
 /// The folders that are seen as they are. On a host where the later ones are links into the first, the guest has these links.
 const TREES: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"];
@@ -104,6 +104,7 @@ impl HostView {
             host: tree.clone(),
             guest: tree.clone(),
             access: ShareAccess::Below,
+            owners: ShareOwners::Host,
         };
         self.trees.iter().map(below).collect()
     }

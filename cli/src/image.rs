@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use crate::Result;
+use crate::container::{FileAttributes, MappedTree};
 use crate::failure::Failure;
 use crate::user::{self, User};
 
@@ -21,6 +22,10 @@ const GUEST_PAGE: u64 = 4096;
 const GUEST_NODE: u64 = 2048;
 /// As many symlinks as Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
+
+/// What a guest is called.
+const HOST_NAMES: [(&str, &str); 2] =
+    [("/etc/hostname", "freehold\n"), ("/etc/hosts", "127.0.0.1 localhost freehold\n")];
 
 /// What is at a path of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,12 +42,25 @@ pub enum ImageNode {
     Fifo,
 }
 
-/// A node with its permission bits and its time (seconds since 1970).
+/// A node with its permission bits, its owner and its time (seconds since 1970).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageEntry {
     node: ImageNode,
     permissions: u32,
+    owner: User,
     modified: u32,
+}
+
+impl ImageEntry {
+    /// A directory of root's.
+    const FOLDER: ImageEntry =
+        ImageEntry { node: ImageNode::Folder, permissions: 0o755, owner: User::ROOT, modified: 0 };
+
+    fn folder_like(attributes: FileAttributes) -> ImageEntry {
+        let FileAttributes { mode, uid, gid, modified, .. } = attributes;
+        let modified = u32::try_from(modified).unwrap_or(0);
+        ImageEntry { permissions: mode & 0o7777, owner: User { uid, gid }, modified, ..ImageEntry::FOLDER }
+    }
 }
 
 /// Where in a path a name stands.
@@ -104,6 +122,8 @@ enum Unreadable {
 #[derive(Debug)]
 pub struct Image {
     entries: BTreeMap<PathBuf, ImageEntry>,
+    /// A tree over which the guest sees this one.
+    below: Option<MappedTree>,
 }
 
 impl Image {
@@ -113,7 +133,7 @@ impl Image {
         // Programs and files below the home directory of the host's root come at the same path:
         // `user` must be able to pass.
         let root_home = if user.uid == 0 { 0o700 } else { 0o711 };
-        let mut image = Image { entries: BTreeMap::new() };
+        let mut image = Image::empty();
         for (path, permissions) in [
             ("/dev", 0o755),
             ("/proc", 0o555),
@@ -137,12 +157,9 @@ impl Image {
         if ![0, 5, user::NOBODY].contains(&gid) {
             groups.push_str(&format!("{}:x:{gid}:\n", user::NAME));
         }
-        for (path, text) in [
-            ("/etc/passwd", &users[..]),
-            ("/etc/group", &groups),
-            ("/etc/hostname", "freehold\n"),
-            ("/etc/hosts", "127.0.0.1 localhost freehold\n"),
-        ] {
+        for (path, text) in
+            [("/etc/passwd", &users[..]), ("/etc/group", &groups)].into_iter().chain(HOST_NAMES)
+        {
             image.put(Path::new(path), ImageNode::Bytes(text.into()), 0o644, 0);
         }
         image
@@ -150,7 +167,16 @@ impl Image {
 
     /// An image that holds nothing: for a user's whole tree.
     pub fn empty() -> Image {
-        Image { entries: BTreeMap::new() }
+        Image { entries: BTreeMap::new(), below: None }
+    }
+
+    /// An image over the tree of a container. Its accounts are the tree's; its host names are ours.
+    pub fn over(tree: &MappedTree) -> Image {
+        let mut image = Image { below: Some(tree.clone()), ..Image::empty() };
+        for (path, text) in HOST_NAMES {
+            image.add_bytes(Path::new(path), 0o644, text.into());
+        }
+        image
     }
 
     /// Makes an image that is the same whenever its files were written: a guest reads times digit by digit, and takes the longer for some.
@@ -161,7 +187,7 @@ impl Image {
     }
 
     fn put(&mut self, path: &Path, node: ImageNode, permissions: u32, modified: u32) {
-        let entry = ImageEntry { node, permissions, modified };
+        let entry = ImageEntry { node, permissions, owner: User::ROOT, modified };
         self.entries.insert(path.to_path_buf(), entry);
     }
 
@@ -191,7 +217,10 @@ impl Image {
     fn add_parents(&mut self, guest: &Path) {
         for parent in guest.ancestors().skip(1) {
             if parent != Path::new("/") && !self.entries.contains_key(parent) {
-                self.put(parent, ImageNode::Folder, 0o755, 0);
+                // A directory that the tree below has, too, hides that one's attributes.
+                let below = self.below.as_ref().and_then(|tree| tree.attributes(parent));
+                let entry = below.map_or(ImageEntry::FOLDER, ImageEntry::folder_like);
+                self.entries.insert(parent.to_path_buf(), entry);
             }
         }
     }
@@ -226,6 +255,7 @@ impl Image {
         walk(guest, |at, place| {
             Ok(match (self.entries.get(at).map(|entry| &entry.node), place) {
                 (Some(ImageNode::Symlink(target)), PathPart::Parent) => Some(target.clone()),
+                (None, PathPart::Parent) => self.below.as_ref().and_then(|tree| tree.link(at)),
                 _ => None,
             })
         })

@@ -1,5 +1,6 @@
 //! `freehold run`: from the command line to the exit status.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::BufWriter;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,6 +13,7 @@ use tempfile::NamedTempFile;
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::{Addresses, Symbols};
+use crate::container::{Container, Launch};
 use crate::coverage::Watched;
 use crate::failure::Failure;
 use crate::host_view::HostView;
@@ -21,7 +23,7 @@ use crate::kernel::{self, Family, KernelChoice};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
 use crate::qemu::network::{Network, RESOLV_CONF};
-use crate::qemu::share::{FolderShare, ShareAccess};
+use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
@@ -35,7 +37,8 @@ use crate::{Result, files, print};
 
 /// Where the guest looks for its orders.
 pub const SPEC: &str = "/.freehold/spec";
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where a guest looks for programs that have no folder.
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program that `options` describe; returns the exit status of this command.
 pub fn run(options: &RunOptions) -> Result<u8> {
@@ -135,15 +138,14 @@ impl Prepared {
             Purpose::Measurement => (None, terminal::WINDOW),
             _ => (std::env::var_os("TERM"), terminal::window()),
         };
-        let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
-        let environment = environment(user, kind, &options.env)?;
-        let program = find_program(options, (&volumes, &mut base), &environment)?;
+        let (launch, files) = launch(options, (&volumes, &mut base), kind)?;
+        let Launch { exec, arguments, environment, cwd, user } = launch;
         machine.share([base.shares(), volume::shares(&volumes)].concat())?;
         let spec = Spec {
-            exec: program.guest.clone(),
-            arguments: options.program.clone(),
+            exec,
+            arguments,
             environment,
-            cwd: guest_path("--cwd", &options.cwd)?,
+            cwd,
             user,
             streams,
             window,
@@ -152,8 +154,8 @@ impl Prepared {
             shares: machine.shares.clone(),
             network: machine.network.clone(),
         };
-        let mut image = build_image((options, &volumes, &base), &program, &spec, &kernel)?;
-        image.check_runs(&program.guest, user)?;
+        let mut image = build_image((options, &volumes, &base), &files, &spec, &kernel)?;
+        image.check_runs(&spec.exec, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
         }
@@ -242,7 +244,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     };
     let symbols = run.symbols();
     let outcome = RunOutcome::of(ended, accel, &symbols);
-    let name = options.program[0].to_string_lossy();
+    let name = run.spec.arguments[0].to_string_lossy();
     match &ended.end {
         End::TimedOut(whereabouts) => {
             let within = humantime::format_duration(run.timeout.unwrap_or_default());
@@ -336,6 +338,11 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
         ("USER".into(), user.name().into()),
     ];
     list.extend(kind.map(|kind| ("TERM".into(), kind)));
+    with_additions(list, additions)
+}
+
+/// An environment: variables in their order, and what `-e` changes of them.
+pub fn with_additions(mut list: Vec<(OsString, OsString)>, additions: &[OsString]) -> Result<Vec<OsString>> {
     for addition in additions {
         let bytes = addition.as_bytes();
         if bytes.contains(&0) {
@@ -374,10 +381,21 @@ enum Base<'a> {
     Tree(&'a Path),
     /// A copy of it.
     TreeCopy(&'a Path),
+    /// The image of `--image`.
+    Container(Box<Container>),
 }
 
 impl<'a> Base<'a> {
     fn of(options: &'a RunOptions, sharing: FolderSharing) -> Result<Base<'a>> {
+        if let Some(file) = &options.container.image {
+            return match sharing {
+                FolderSharing::Possible => Ok(Base::Container(Box::new(Container::open(file)?))),
+                FolderSharing::Copies(why) => Err(Failure::new(
+                    format!("--image: {why} has copies only, and an image is not copied"),
+                    "leave --image out",
+                )),
+            };
+        }
         let Some(root) = &options.root else {
             return Ok(match sharing {
                 FolderSharing::Possible if !options.sealed => Base::Host(HostView::new()),
@@ -403,9 +421,8 @@ impl<'a> Base<'a> {
         match self {
             Base::Sealed | Base::TreeCopy(_) => Vec::new(),
             Base::Host(view) => view.shares(),
-            Base::Tree(root) => {
-                vec![FolderShare { host: root.to_path_buf(), guest: "/".into(), access: ShareAccess::Below }]
-            }
+            Base::Tree(root) => vec![whole_root(root, ShareOwners::Host)],
+            Base::Container(container) => vec![whole_root(container.tree().host(), ShareOwners::Mapped)],
         }
     }
 
@@ -418,7 +435,7 @@ impl<'a> Base<'a> {
     fn seen(&self) -> &[PathBuf] {
         match self {
             Base::Host(view) => view.trees(),
-            Base::Sealed | Base::Tree(_) | Base::TreeCopy(_) => &[],
+            Base::Sealed | Base::Tree(_) | Base::TreeCopy(_) | Base::Container(_) => &[],
         }
     }
 
@@ -427,14 +444,36 @@ impl<'a> Base<'a> {
         let mut image = match self {
             Base::Sealed | Base::Host(_) => Image::new(user),
             Base::Tree(_) | Base::TreeCopy(_) => Image::empty(),
+            Base::Container(container) => Image::over(container.tree()),
         };
         match self {
             Base::Host(view) => view.furnish(&mut image)?,
             Base::TreeCopy(root) => image.add_host_at(root, Path::new("/"))?,
-            Base::Sealed | Base::Tree(_) => {}
+            Base::Sealed | Base::Tree(_) | Base::Container(_) => {}
         }
         Ok(image)
     }
+}
+
+/// A folder of the host as the guest's root, below what programs change of it.
+fn whole_root(host: &Path, owners: ShareOwners) -> FolderShare {
+    FolderShare { host: host.to_path_buf(), guest: "/".into(), access: ShareAccess::Below, owners }
+}
+
+/// What is run, and the files of the host that it needs. `terminal` is the value of `TERM`.
+fn launch(
+    options: &RunOptions,
+    (volumes, base): (&[Volume], &mut Base<'_>),
+    terminal: Option<OsString>,
+) -> Result<(Launch, BTreeSet<PathBuf>)> {
+    if let Base::Container(container) = base {
+        return Ok((container.launch(options, terminal)?, BTreeSet::new()));
+    }
+    let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
+    let environment = environment(user, terminal, &options.env)?;
+    let Program { guest: exec, files } = find_program(options, (volumes, base), &environment)?;
+    let cwd = guest_path("--cwd", options.cwd.as_deref().unwrap_or(Path::new("/")))?;
+    Ok((Launch { exec, arguments: options.program.clone(), environment, cwd, user }, files))
 }
 
 fn find_program(
@@ -472,7 +511,8 @@ fn library_path(environment: &[OsString]) -> Option<&OsStr> {
     variable(environment, "LD_LIBRARY_PATH")
 }
 
-fn variable<'a>(environment: &'a [OsString], name: &str) -> Option<&'a OsStr> {
+/// The value of a variable.
+pub fn variable<'a>(environment: &'a [OsString], name: &str) -> Option<&'a OsStr> {
     let value = |entry: &'a OsString| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     environment.iter().find_map(value).map(OsStr::from_bytes)
 }
@@ -490,12 +530,12 @@ pub fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
 
 fn build_image(
     (options, volumes, base): (&RunOptions, &[Volume], &Base<'_>),
-    program: &Program,
+    files: &BTreeSet<PathBuf>,
     spec: &Spec,
     kernel: &KernelChoice,
 ) -> Result<Image> {
     let mut image = base.image(spec.user)?;
-    for file in &program.files {
+    for file in files {
         image.add_host(file)?;
     }
     for path in &options.add {
@@ -510,7 +550,7 @@ fn build_image(
     for volume in volumes.iter().filter(|volume| volume.shared.is_none()) {
         image.add_host_at(&volume.host, &volume.guest)?;
     }
-    if options.root.is_none() {
+    if matches!(base, Base::Sealed | Base::Host(_)) {
         image.add_folder(&spec.cwd);
     }
     if spec.network.as_ref().is_some_and(|network| network.reaches_out) {

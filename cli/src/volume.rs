@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::print;
-use crate::qemu::share::{FolderShare, ShareAccess};
+use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::{Result, linux};
 
 /// Whether folders can be shared with a run.
@@ -53,7 +53,8 @@ pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume
 pub fn shares(volumes: &[Volume]) -> Vec<FolderShare> {
     let share = |volume: &Volume| {
         let access = volume.shared?;
-        Some(FolderShare { host: volume.host.clone(), guest: volume.guest.clone(), access })
+        let (host, guest) = (volume.host.clone(), volume.guest.clone());
+        Some(FolderShare { host, guest, access, owners: ShareOwners::Host })
     };
     volumes.iter().filter_map(share).collect()
 }

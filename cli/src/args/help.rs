@@ -12,6 +12,8 @@ Examples:
   freehold run -p 8080:80 -- busybox httpd -f -p 80     http://localhost:8080 is the VM's port 80
   freehold run --net user -- git clone https://...      reaches whatever this user reaches
   freehold run --user 1000 -- busybox id                as a user without root's rights
+  freehold run --image app.tar                          a container image: docker save APP -o app.tar makes the file
+  freehold run --image app.tar --entrypoint sh -- -c 'id; env'
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 

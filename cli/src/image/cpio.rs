@@ -8,6 +8,7 @@ use std::path::Path;
 use super::{ImageEntry, ImageNode};
 use crate::Result;
 use crate::failure::Failure;
+use crate::user::User;
 
 /// Bytes of a member before its name.
 pub const HEADER: u64 = 110;
@@ -42,7 +43,8 @@ impl<'a, W: Write> Writer<'a, W> {
         let size = u32::try_from(size).map_err(|_| {
             Failure::new(format!("{} is too big for an initramfs", path.display()), "give it as a --disk")
         })?;
-        self.header(name, kind | entry.permissions, size, entry.modified).map_err(|e| write_failed(&e))?;
+        self.header(name, (kind | entry.permissions, entry.owner), size, entry.modified)
+            .map_err(|e| write_failed(&e))?;
         match &entry.node {
             ImageNode::Symlink(target) => self.out.write_all(target.as_os_str().as_bytes()),
             ImageNode::Bytes(bytes) => self.out.write_all(bytes),
@@ -62,14 +64,20 @@ impl<'a, W: Write> Writer<'a, W> {
         })
     }
 
-    fn header(&mut self, name: &[u8], mode: u32, size: u32, modified: u32) -> std::io::Result<()> {
+    fn header(
+        &mut self,
+        name: &[u8],
+        (mode, owner): (u32, User),
+        size: u32,
+        modified: u32,
+    ) -> std::io::Result<()> {
         self.inode += 1;
         let links = if mode & S_IFDIR == S_IFDIR { 2 } else { 1 };
         let fields = [
             self.inode,
             mode,
-            0, // uid
-            0, // gid
+            owner.uid,
+            owner.gid,
             links,
             modified,
             size,
@@ -96,7 +104,9 @@ impl<'a, W: Write> Writer<'a, W> {
 
     /// Writes the trailer.
     pub fn finish(mut self) -> Result<()> {
-        self.header(b"TRAILER!!!", 0, 0, 0).and_then(|()| self.out.flush()).map_err(|e| write_failed(&e))
+        self.header(b"TRAILER!!!", (0, User::ROOT), 0, 0)
+            .and_then(|()| self.out.flush())
+            .map_err(|e| write_failed(&e))
     }
 }
 

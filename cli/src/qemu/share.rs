@@ -16,6 +16,15 @@ pub enum ShareAccess {
     Below,
 }
 
+/// Whose files QEMU shows the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShareOwners {
+    /// Those of the host.
+    Host,
+    /// Those that extended attributes say; kinds and modes, too.
+    Mapped,
+}
+
 /// A checked folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderShare {
@@ -25,6 +34,8 @@ pub struct FolderShare {
     pub guest: PathBuf,
     /// What the guest may do there.
     pub access: ShareAccess,
+    /// Whose files they are in the guest.
+    pub owners: ShareOwners,
 }
 
 impl FolderShare {
@@ -48,8 +59,12 @@ impl FolderShare {
     /// The folder as QEMU's arguments.
     pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
         let tag = FolderShare::tag(number);
+        let model = match self.owners {
+            ShareOwners::Host => "none",
+            ShareOwners::Mapped => "mapped-xattr",
+        };
         // multidevs: folders with mounts in them have inode numbers of several file systems.
-        let mut folder = OsString::from(format!("local,id={tag},security_model=none,multidevs=remap,"));
+        let mut folder = OsString::from(format!("local,id={tag},security_model={model},multidevs=remap,"));
         if self.access != ShareAccess::Write {
             folder.push("readonly=on,");
         }

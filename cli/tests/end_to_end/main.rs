@@ -21,6 +21,7 @@ mod exactness;
 mod exclusion;
 mod growth;
 mod hostile;
+mod images;
 mod kill;
 mod latency;
 mod machine;

@@ -46,6 +46,22 @@ pub struct Qid {
     pub path: u64,
 }
 
+impl Qid {
+    /// The kind, as in getdents(2), as far as a qid tells it: 0 is any that is neither a directory nor a
+    /// symbolic link.
+    const fn directory_kind(self) -> u8 {
+        const DIRECTORY: u8 = 0x80;
+        const SYMLINK: u8 = 0x02;
+        if self.kind & DIRECTORY != 0 {
+            4
+        } else if self.kind & SYMLINK != 0 {
+            10
+        } else {
+            0
+        }
+    }
+}
+
 /// What Rgetattr says of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
@@ -199,7 +215,12 @@ impl<'a> Iterator for Entries<'a> {
             return None;
         }
         self.0 = rest;
-        Some(entry)
+        // A server that maps kinds tells them in the qid only.
+        Some(if entry.kind == 0 {
+            DirectoryEntry { kind: entry.qid.directory_kind(), ..entry }
+        } else {
+            entry
+        })
     }
 }
 

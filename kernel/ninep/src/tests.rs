@@ -115,6 +115,17 @@ fn entries_end_at_what_is_no_name() {
 }
 
 #[test]
+fn a_kind_that_is_not_told_is_the_qids() {
+    let kind = |qid: u8, told: u8| {
+        let mut bytes = entry(b"a");
+        (bytes[0], bytes[21]) = (qid, told);
+        Entries::new(&bytes).next().unwrap().kind
+    };
+    assert_eq!([kind(0x80, 0), kind(0x02, 0), kind(0, 0)], [4, 10, 0]);
+    assert_eq!([kind(0x80, 8), kind(0, 8)], [8; 2]);
+}
+
+#[test]
 fn a_link_leads_to_a_text() {
     assert_eq!(link_target(b"\x02\0ab"), Some(&b"ab"[..]));
     assert_eq!(link_target(b"\0\0"), None);

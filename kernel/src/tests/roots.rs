@@ -62,6 +62,20 @@ on_machine! {
 }
 
 on_machine! {
+    /// A server that does not tell the kinds of names is asked for each: one may be a whiteout.
+    a_whiteout_is_found_where_kinds_are_not_told, over_a_share(), |p| {
+        server().tells_no_kinds.store(true, Ordering::Relaxed);
+        server().put("dir/covered", 0o020_000, b"");
+        server().put("dir/seen", 0o100_644, b"");
+        let mut listed = names(p, "/dir").unwrap();
+        listed.sort();
+        let expected: [&[u8]; 4] = [b".", b"..", b"inner", b"seen"];
+        assert_eq!(listed, expected);
+        0
+    }
+}
+
+on_machine! {
     /// A directory of the image lies over a folder of the host: both are seen, and the rest of the root is as it was.
     a_directory_is_over_a_folder, with_bin_over_a_share(), |p| {
         assert_eq!(p.read_file("/bin/dir/inner/deep").unwrap(), b"deep");

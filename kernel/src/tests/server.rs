@@ -76,6 +76,8 @@ pub struct Server {
     lie: AtomicU32,
     /// Requests so far.
     pub requests: AtomicU64,
+    /// Its listings do not tell kinds, as those of QEMU's mapped owners.
+    pub tells_no_kinds: AtomicBool,
     /// It refuses whatever changes something.
     pub is_read_only: AtomicBool,
     /// The most bytes that it takes of one write.
@@ -96,6 +98,7 @@ impl Server {
             tree: Mutex::new(Tree { nodes: std::vec![root], fids: BTreeMap::new() }),
             lie: AtomicU32::new(0),
             requests: AtomicU64::new(0),
+            tells_no_kinds: AtomicBool::new(false),
             is_read_only: AtomicBool::new(false),
             most_written: AtomicUsize::new(usize::MAX),
             held: AtomicU32::new(0),
@@ -282,7 +285,8 @@ impl Server {
             }
             tree.qid(number, &mut bytes);
             bytes.extend((at as u64 + 1).to_le_bytes());
-            bytes.push((tree.nodes[number].mode >> 12) as u8);
+            let is_told = !self.tells_no_kinds.load(Ordering::Relaxed);
+            bytes.push(if is_told { (tree.nodes[number].mode >> 12) as u8 } else { 0 });
             text(&mut bytes, if self.lies(Lie::Names) { b"a/b" } else { &name });
         }
         bytes

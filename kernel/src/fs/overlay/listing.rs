@@ -33,8 +33,8 @@ pub(super) struct Listing {
 }
 
 const CHAR_DEVICE: u8 = (NodeKind::CharDevice as u32 >> 12) as u8;
-/// DT_UNKNOWN: the file system does not say.
-const UNKNOWN: u8 = 0;
+/// A tree does not tell the kinds of its names (DT_UNKNOWN): one of them may be a whiteout.
+const UNTOLD: u8 = 0;
 
 impl Listing {
     /// All names in a directory of one of the trees, whiteouts too.
@@ -70,10 +70,12 @@ impl Listing {
             listing.gather(&below.node, first)?;
             for entry in listing.entries[first..].iter_mut() {
                 entry.inode = dir.shared.shown_of_lower(below.tree, entry.inode);
-                if matches!(entry.kind, CHAR_DEVICE | UNKNOWN) {
+                if matches!(entry.kind, CHAR_DEVICE | UNTOLD) {
                     sched::checkpoint()?;
                     let found = looked_up(&*below.node, &listing.text[entry.name.clone()])?;
-                    entry.is_seen = found.is_some_and(|node| !is_whiteout(&*node));
+                    let seen = found.filter(|node| !is_whiteout(&**node));
+                    entry.is_seen = seen.is_some();
+                    entry.kind = seen.map_or(UNTOLD, |node| node.kind().dirent_kind());
                 }
             }
         }
