@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -235,6 +236,8 @@ static void calls(void) {
         close(timer);
     }
     mkdir("/tmp/fail-nth", 0700);
+    int watcher = inotify_init1(IN_NONBLOCK);
+    int watch = inotify_add_watch(watcher, "/tmp/fail-nth", IN_ALL_EVENTS);
     int file = open("/tmp/fail-nth/file", O_CREAT | O_RDWR, 0600);
     if (file >= 0) {
         static char text[20000];
@@ -261,6 +264,12 @@ static void calls(void) {
     unlink("/tmp/fail-nth/link");
     unlink("/tmp/fail-nth/other");
     unlink("/tmp/fail-nth/file");
+    if (watcher >= 0) {
+        static char events[4096];
+        (void)!read(watcher, events, sizeof events);
+        (void)!inotify_rm_watch(watcher, watch);
+        close(watcher);
+    }
     rmdir("/tmp/fail-nth");
     static const char *const shown[] = {"/proc/self/maps", "/proc/self/status", "/proc/self/mountinfo", "/proc/locks",
                                         "/proc/self/stat", "/proc/vmstat"};

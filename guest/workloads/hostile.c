@@ -156,7 +156,10 @@ static void prepare_files(int index)
 	if (secret >= 0 && ftruncate(secret, 64 << 10) == 0)
 		mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_SHARED, secret, 0);
 	add(secret);
-	add(inotify_init1(IN_NONBLOCK));
+	int watcher = inotify_init1(IN_NONBLOCK);
+	inotify_add_watch(watcher, ".", IN_ALL_EVENTS);
+	inotify_add_watch(watcher, "a", IN_ALL_EVENTS | IN_EXCL_UNLINK);
+	add(watcher);
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
 	/* io_uring_params, of which nothing is asked but that the rings are there. */
 	uint64_t parameters[15] = { 0 };

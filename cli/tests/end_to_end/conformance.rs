@@ -151,6 +151,12 @@ fn many() {
 }
 
 #[test]
+fn inotify() {
+    conforms("inotify");
+    conforms_with("inotify", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn pidfd() {
     conforms("pidfd");
 }

@@ -15,6 +15,7 @@
 //! | [`device`] | who serves which device number |
 //! | [`locks`] | flock and record locks |
 //! | [`overlay`] | one tree over another: what is changed goes to the upper one |
+//! | [`notify`] | inotify: who is told what happens to files |
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
 //! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
@@ -48,6 +49,7 @@ pub mod missing;
 pub mod mount;
 pub mod names;
 pub mod node;
+pub mod notify;
 pub mod open_file;
 pub mod overlay;
 pub mod path;

@@ -13,6 +13,7 @@ use super::caller::{Access, Power};
 use super::flags::{OpenFlags, RenameFlags};
 use super::mount::MountFlags;
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
+use super::notify::{self, Events, NamedNode};
 use super::open_file::OpenFile;
 use super::path::{Path, PathEntry};
 use super::text::{Permit, Purpose};
@@ -94,6 +95,7 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
                 let new = new_node(walk, &parent.dir, NodeKind::Regular, mode, 0)?;
                 match parent.dir.node.create(name, &new) {
                     Ok(node) => {
+                        notify::entry(&parent.dir, name, NodeKind::Regular, Events::CREATE);
                         let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
                     }
@@ -108,7 +110,7 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
 }
 
 fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
-    let entry = PathEntry { dir: dir.node.clone(), name: Vec::try_from_slice(name)? };
+    let entry = PathEntry::new(dir.node.clone(), Vec::try_from_slice(name)?);
     Ok(Path { mount: dir.mount.clone(), node, entry: Some(reserve::arc(entry)) })
 }
 
@@ -153,7 +155,11 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
         place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
     }
     let file = place.node.clone().open(flags)?;
-    OpenFile::new(file, Some(place), flags)
+    let opened = OpenFile::new(file, Some(place), flags)?;
+    if truncates {
+        notify::file(&opened, Events::MODIFY);
+    }
+    Ok(opened)
 }
 
 /// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with the setgid
@@ -193,7 +199,9 @@ fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
 pub fn make_dir(walk: &PathWalk<'_>, text: &[u8], mode: u32) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     let new = new_node(walk, &parent.dir, NodeKind::Directory, mode & 0o1777, 0)?;
-    parent.dir.node.create(&name, &new).map(|_| ())
+    parent.dir.node.create(&name, &new)?;
+    notify::entry(&parent.dir, &name, NodeKind::Directory, Events::CREATE);
+    Ok(())
 }
 
 /// mknod(2), and bind(2) of a socket to a path; the new node comes back.
@@ -208,6 +216,7 @@ pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rd
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
     let node = parent.dir.node.create(&name, &new)?;
+    notify::entry(&parent.dir, &name, kind, Events::CREATE);
     place_of(&parent.dir, node, &name)
 }
 
@@ -221,7 +230,9 @@ pub fn symlink(walk: &PathWalk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
         return Err(Errno::ENOENT);
     }
     let new = new_node(walk, &parent.dir, NodeKind::Symlink, 0o777, 0)?;
-    parent.dir.node.symlink(&name, target, &new).map(|_| ())
+    parent.dir.node.symlink(&name, target, &new)?;
+    notify::entry(&parent.dir, &name, NodeKind::Symlink, Events::CREATE);
+    Ok(())
 }
 
 /// link(2): give `old` another name.
@@ -237,7 +248,9 @@ pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     if old.node.kind() == NodeKind::Directory {
         return Err(Errno::EPERM);
     }
-    parent.dir.node.link(&name, &old.node)
+    parent.dir.node.link(&name, &old.node)?;
+    notify::linked(&parent.dir, &name, &old.node);
+    Ok(())
 }
 
 /// The directory and name of something to be removed or renamed. The node itself, not what is mounted there.
@@ -262,7 +275,9 @@ pub fn unlink(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     if parent.dir.mount.covering(&node).is_some() {
         return Err(Errno::EBUSY);
     }
-    parent.dir.node.unlink(name)
+    parent.dir.node.unlink(name)?;
+    notify::unlinked(&parent.dir, name, node);
+    Ok(())
 }
 
 /// rmdir(2).
@@ -281,7 +296,9 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     if parent.dir.mount.covering(&node).is_some() {
         return Err(Errno::EBUSY);
     }
-    parent.dir.node.remove_dir(name)
+    parent.dir.node.remove_dir(name)?;
+    notify::unlinked(&parent.dir, name, node);
+    Ok(())
 }
 
 /// renameat2(2): `old` resolved from one walk, `new` from the other.
@@ -317,7 +334,7 @@ pub fn rename(
     if needs_directory && node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
     }
-    match target.dir.node.lookup(new_name) {
+    let replaced = match target.dir.node.lookup(new_name) {
         Ok(replaced) => {
             if flags.contains(RenameFlags::NOREPLACE) {
                 return Err(Errno::EEXIST);
@@ -326,16 +343,28 @@ pub fn rename(
             if target.dir.mount.covering(&replaced).is_some() {
                 return Err(Errno::EBUSY);
             }
+            Some(replaced)
         }
         Err(Errno::ENOENT) => {
             new_node(to, &target.dir, NodeKind::Regular, 0, 0)?;
+            None
         }
         Err(error) => return Err(error),
-    }
+    };
     if source.dir.mount.covering(&node).is_some() {
         return Err(Errno::EBUSY);
     }
-    source.dir.node.rename(old_name, &target.dir.node, new_name, flags)
+    source.dir.node.rename(old_name, &target.dir.node, new_name, flags)?;
+    let moved = NamedNode { dir: &source.dir, name: old_name, node };
+    notify::renamed(moved, (&target.dir, new_name), replaced, flags);
+    Ok(())
+}
+
+/// Changes metadata and tells watches.
+pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
+    place.node.set_metadata(change)?;
+    notify::changed(place, change);
+    Ok(())
 }
 
 /// chmod(2): only the owner may, and setgid needs membership.
@@ -352,7 +381,7 @@ pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
     if walk.caller.power == Power::Ordinary && !walk.caller.in_group(meta.gid) {
         mode &= !S_ISGID;
     }
-    place.node.set_metadata(&SetMetadata { mode: Some(mode), ..SetMetadata::default() })
+    change(place, &SetMetadata { mode: Some(mode), ..SetMetadata::default() })
 }
 
 /// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it is in.
@@ -373,7 +402,7 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
         let group_runs = meta.mode & S_IXGRP != 0;
         mode = Some(meta.mode & if group_runs { !0o6000 } else { !0o4000 });
     }
-    place.node.set_metadata(&SetMetadata { mode, uid, gid, ..SetMetadata::default() })
+    change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
 }
 
 /// truncate(2).
@@ -386,5 +415,5 @@ pub fn truncate(walk: &PathWalk<'_>, place: &Path, size: u64) -> Result<()> {
     walk.caller.may(&place.node.metadata(), Access::WRITE)?;
     place.mount.writable()?;
     let _permit = Permit::new(&place.node, Purpose::Write)?;
-    place.node.set_metadata(&SetMetadata { size: Some(size), ..SetMetadata::default() })
+    change(place, &SetMetadata { size: Some(size), ..SetMetadata::default() })
 }

@@ -154,6 +154,10 @@ pub trait Node: Any + Send + Sync {
     fn text_use(&self) -> Option<&super::text::TextUse> {
         None
     }
+    /// Returns whether no name leads to it any more.
+    fn is_nameless(&self) -> bool {
+        self.metadata().links == 0
+    }
     /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
     /// Whether it is about the running process, so that its mode does not bind that one.

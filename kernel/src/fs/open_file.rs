@@ -4,14 +4,16 @@
 //! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
 
 use core::any::Any;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Weak, reserve};
 
-use super::file::{Blocking, DirEntry, File, Ready, Seekable};
+use super::file::{Allocate, Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::node::Node;
+use super::notify::{self, Events};
 use super::path::Path;
 use super::text::{Permit, Purpose};
 use crate::sync::{Mutex, PollWaiter, SpinLock};
@@ -66,7 +68,9 @@ impl OpenFile {
     /// `ETXTBSY` for writing where a program runs from it.
     pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Result<Arc<Self>> {
         let permit = if flags.writes() { Permit::new(&file.node(), Purpose::Write)? } else { None };
-        Ok(Self::with_permit(file, path, flags, permit))
+        let opened = Self::with_permit(file, path, flags, permit);
+        notify::file(&opened, Events::OPEN);
+        Ok(opened)
     }
 
     /// A description that a program runs from.
@@ -75,9 +79,12 @@ impl OpenFile {
     /// `ETXTBSY` where it is open for writing.
     pub fn of_program(file: Arc<dyn File>, path: Option<Path>) -> Result<Arc<Self>> {
         let permit = Permit::new(&file.node(), Purpose::Run)?;
-        Ok(Self::with_permit(file, path, OpenFlags::empty(), permit))
+        let opened = Self::with_permit(file, path, OpenFlags::empty(), permit);
+        notify::file(&opened, Events::OPEN);
+        Ok(opened)
     }
 
+    #[inline(always)]
     fn with_permit(
         file: Arc<dyn File>,
         path: Option<Path>,
@@ -190,8 +197,30 @@ impl OpenFile {
         if self.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(()) }
     }
 
+    /// Tells watches that `count` bytes were read. Code that reads through the [`File`] itself
+    /// calls this.
+    #[inline]
+    pub fn has_read(&self, count: usize) {
+        if count > 0 {
+            notify::file(self, Events::ACCESS);
+        }
+    }
+
+    /// Tells watches that `count` bytes were written; see [`OpenFile::has_read`].
+    #[inline]
+    pub fn has_written(&self, count: usize) {
+        if count > 0 {
+            notify::file(self, Events::MODIFY);
+        }
+    }
+
     /// read(2).
     pub fn read(&self, sink: &mut dyn Sink) -> Result<usize> {
+        self.read_untold(sink).inspect(|&count| self.has_read(count))
+    }
+
+    #[inline]
+    fn read_untold(&self, sink: &mut dyn Sink) -> Result<usize> {
         self.check_readable()?;
         if self.file.seekable() == Seekable::Stream {
             return self.file.read_at(0, sink, self.blocking());
@@ -204,6 +233,11 @@ impl OpenFile {
 
     /// write(2).
     pub fn write(&self, source: &mut dyn Source) -> Result<usize> {
+        self.write_untold(source).inspect(|&count| self.has_written(count))
+    }
+
+    #[inline]
+    fn write_untold(&self, source: &mut dyn Source) -> Result<usize> {
         self.check_writable()?;
         if self.file.seekable() == Seekable::Stream {
             return self.file.write_at(0, source, self.blocking());
@@ -223,7 +257,7 @@ impl OpenFile {
     pub fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         self.check_readable()?;
         self.check_seekable()?;
-        self.file.read_at(offset, sink, self.blocking())
+        self.file.read_at(offset, sink, self.blocking()).inspect(|&count| self.has_read(count))
     }
 
     /// pwrite64(2). With O_APPEND it appends whatever the offset says, as Linux does.
@@ -231,9 +265,23 @@ impl OpenFile {
         self.check_writable()?;
         self.check_seekable()?;
         if self.flags().contains(OpenFlags::APPEND) {
-            return self.file.append(source, self.blocking()).map(|(n, _)| n);
+            return self.append(source);
         }
-        self.file.write_at(offset, source, self.blocking())
+        self.file.write_at(offset, source, self.blocking()).inspect(|&count| self.has_written(count))
+    }
+
+    /// Appends, whatever the flags say. Returns the number of bytes.
+    pub fn append(&self, source: &mut dyn Source) -> Result<usize> {
+        let (count, _) = self.file.append(source, self.blocking())?;
+        self.has_written(count);
+        Ok(count)
+    }
+
+    /// fallocate(2).
+    pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
+        self.file.allocate(range, how)?;
+        notify::file(self, Events::MODIFY);
+        Ok(())
     }
 
     /// `ESPIPE` for streams.
@@ -254,6 +302,7 @@ impl OpenFile {
                 n => done += n,
             }
         }
+        self.has_read(done);
         Ok(done)
     }
 
@@ -313,6 +362,10 @@ impl OpenFile {
             taken
         });
         *offset = reached;
+        drop(offset);
+        if result.is_ok() {
+            notify::file(self, Events::ACCESS);
+        }
         result
     }
 
@@ -417,6 +470,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        notify::closed(self);
         self.watchers.get_mut().tell();
         if *self.locked.get_mut() {
             locks::release(self.node().identity(), Owner::Description(self.id));

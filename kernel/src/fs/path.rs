@@ -4,6 +4,8 @@
 //! name there ([`Node::parent`]), and anything else remembers the entry through which it was found. A rename
 //! therefore shows at once in the paths of directories; for other files [`Path::display`] looks again.
 
+use core::sync::atomic::AtomicU64;
+
 use freehold_collections::{Arc, Vec, reserve::ArcMethods, try_format};
 
 use super::flags::OpenFlags;
@@ -17,6 +19,35 @@ pub struct PathEntry {
     pub dir: Arc<dyn Node>,
     /// The name.
     pub name: Vec<u8>,
+    /// The number of renames when the name was last looked up; see [`super::notify`].
+    pub(super) checked: AtomicU64,
+}
+
+impl PathEntry {
+    /// An entry of `dir`.
+    #[inline]
+    pub fn new(dir: Arc<dyn Node>, name: Vec<u8>) -> Self {
+        Self { dir, name, checked: AtomicU64::new(0) }
+    }
+
+    /// Looks for another name of `node` among the directory's entries.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn other_name(&self, node: &Arc<dyn Node>) -> Result<Option<Vec<u8>>> {
+        let inode = node.identity().inode;
+        let mut name = None;
+        if let Ok(dir) = self.dir.clone().open(OpenFlags::DIRECTORY) {
+            // A directory that cannot be listed has no other name to offer.
+            let _ = dir.read_dir(0, &mut |candidate| {
+                if candidate.inode == inode && candidate.name != b"." && candidate.name != b".." {
+                    name = Some(Vec::try_from_slice(candidate.name));
+                }
+                name.is_none()
+            });
+        }
+        Ok(name.transpose()?)
+    }
 }
 
 /// A node, where it is mounted, and the name that led to it.
@@ -134,18 +165,8 @@ fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>
         push_reversed(text, &entry.name)?;
         return Ok(Presence::Linked);
     }
-    let mut pushed = None;
-    if let Ok(dir) = entry.dir.clone().open(OpenFlags::DIRECTORY) {
-        // A directory that cannot be listed has no other name to offer.
-        let _ = dir.read_dir(0, &mut |candidate| {
-            if candidate.inode == identity.inode && candidate.name != b"." && candidate.name != b".." {
-                pushed = Some(push_reversed(text, candidate.name));
-            }
-            pushed.is_none()
-        });
-    }
-    match pushed {
-        Some(pushed) => pushed.map(|()| Presence::Linked),
+    match entry.other_name(node)? {
+        Some(name) => push_reversed(text, &name).map(|()| Presence::Linked),
         None => push_reversed(text, &entry.name).map(|()| Presence::Removed),
     }
 }

@@ -111,7 +111,7 @@ pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
 }
 
 fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
-    let entry = PathEntry { dir: mount.root().clone(), name: joined(prefix, name)? };
+    let entry = PathEntry::new(mount.root().clone(), joined(prefix, name)?);
     Ok(Path { mount, node, entry: Some(reserve::arc(entry)) })
 }
 

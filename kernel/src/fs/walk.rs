@@ -255,7 +255,7 @@ impl<'a> PathWalk<'a> {
                 None
             } else {
                 let name = Vec::try_from_slice(name)?;
-                Some(reserve::arc(PathEntry { dir: dir.node.clone(), name }))
+                Some(reserve::arc(PathEntry::new(dir.node.clone(), name)))
             };
             return Ok(Path { mount: dir.mount.clone(), node, entry });
         };

@@ -23,7 +23,7 @@ pub(super) fn remove(space: &Arc<ProcessSpace>, start: u64, len: u64) -> Result<
             None => removal.cache.punch_hole(removal.bytes)?,
             Some(file) => {
                 let mapping = FileMapping::behind(&*file).ok_or(Errno::EINVAL)?;
-                mapping.file().file().allocate(removal.bytes, Allocate::PunchHole)?;
+                mapping.file().allocate(removal.bytes, Allocate::PunchHole)?;
             }
         }
         sched::checkpoint()?;

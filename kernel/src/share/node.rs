@@ -17,6 +17,7 @@ use crate::fs::clock;
 use crate::fs::device::{make_device, open_fifo};
 use crate::fs::flags::RenameFlags;
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata};
+use crate::fs::notify;
 use crate::fs::text::TextUse;
 use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
@@ -400,6 +401,7 @@ impl ShareNode {
 
 impl Drop for ShareNode {
     fn drop(&mut self) {
+        notify::inode_ended(self);
         self.share.forget(self.path);
         if let Body::Directory(place) = &mut self.body
             && let Some(place) = place.get_mut().take()

@@ -70,6 +70,15 @@ on_machine! {
             p.must(Sysno::epoll_ctl, &[epoll, 1, file, entry]);
             p.must(Sysno::epoll_ctl, &[epoll, 3, file, entry]);
         }
+        let watcher = p.must(Sysno::inotify_init1, &[0o4000]);
+        let place = p.put(b"/tmp\0");
+        let number = p.must(Sysno::inotify_add_watch, &[watcher, place, 0xfff]);
+        p.open("/tmp/watched", 0o102);
+        assert!(p.must(Sysno::read, &[watcher, room, 64]) >= 32);
+        p.must(Sysno::ioctl, &[watcher, 0x541b, room]);
+        p.must(Sysno::inotify_rm_watch, &[watcher, number]);
+        let plain = p.must(Sysno::inotify_init, &[]);
+        p.must(Sysno::close, &[plain]);
         pause_ns(p, 2000);
         let found = p.room(256);
         assert!(p.must(Sysno::epoll_wait, &[epoll, found, 10, 0]) >= 2);

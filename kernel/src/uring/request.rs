@@ -155,7 +155,9 @@ pub enum Buffers {
 
 fn read(file: &OpenFile, offset: u64, to: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
     match offset {
-        _ if file.file().seekable() == Seekable::Stream => file.file().read_at(0, to, blocking),
+        _ if file.file().seekable() == Seekable::Stream => {
+            file.file().read_at(0, to, blocking).inspect(|&count| file.has_read(count))
+        }
         CURRENT => file.read(to),
         offset => file.read_at(offset, to),
     }
@@ -163,7 +165,9 @@ fn read(file: &OpenFile, offset: u64, to: &mut dyn Sink, blocking: Blocking) -> 
 
 fn write(file: &OpenFile, offset: u64, from: &mut dyn Source, blocking: Blocking) -> Result<usize> {
     match offset {
-        _ if file.file().seekable() == Seekable::Stream => file.file().write_at(0, from, blocking),
+        _ if file.file().seekable() == Seekable::Stream => {
+            file.file().write_at(0, from, blocking).inspect(|&count| file.has_written(count))
+        }
         CURRENT => file.write(from),
         offset => file.write_at(offset, from),
     }

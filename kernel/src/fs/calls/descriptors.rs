@@ -190,7 +190,7 @@ pub fn sys_ioctl(args: &Args) -> Result<i64> {
             file.set_status(flags);
             Ok(0)
         }
-        FIONREAD if file.node().kind() == NodeKind::Regular => {
+        FIONREAD if file.path().is_some() && file.node().kind() == NodeKind::Regular => {
             let left = file.node().metadata().size.saturating_sub(file.position());
             UserPtr::new(argument).write(&(left.min(i32::MAX as u64) as i32)).map(|()| 0)
         }

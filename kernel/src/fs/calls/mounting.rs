@@ -6,7 +6,7 @@ use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
-use crate::fs::{FileSystem, Path, overlay, procfs, sysfs, tmpfs};
+use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
 use crate::share;
 use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
@@ -127,7 +127,18 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
     }
     let below = place.mount.mountpoint().ok_or(Errno::EBUSY)?;
     below.mount.detach(&place.mount)?;
+    tell_unmounted(&place.mount);
     Ok(0)
+}
+
+/// Ends the watches of a file system that is not mounted any more.
+fn tell_unmounted(gone: &Mount) {
+    let device = gone.file_system().device();
+    // Without memory for the list of mounts the watches stay.
+    let Ok(mounts) = root_mount().tree() else { return };
+    if mounts.iter().all(|mount| mount.file_system().device() != device) {
+        notify::unmounted(device);
+    }
 }
 
 /// sync()

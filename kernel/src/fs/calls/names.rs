@@ -286,7 +286,7 @@ fn change_times(place: &Path, times: [Timespec; 2]) -> Result<i64> {
             }
             walk.caller.may(&meta, Access::WRITE)?;
         }
-        place.node.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
+        names::change(place, &SetMetadata { accessed, modified, ..SetMetadata::default() })
     })
     .map(|()| 0)
 }

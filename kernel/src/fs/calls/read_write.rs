@@ -135,10 +135,7 @@ pub fn sys_pwritev2(args: &Args) -> Result<i64> {
         let file = open(args.fd(0))?;
         file.check_writable()?;
         let mut source = Iovecs::read(args[1], args.size(2))?;
-        return file.counted(
-            IoDirection::Write,
-            file.file.file().append(&mut source, file.blocking()).map(|(n, _)| n),
-        );
+        return file.counted(IoDirection::Write, file.append(&mut source));
     }
     if args.long(3) == -1 { sys_writev(args) } else { sys_pwritev(args) }
 }

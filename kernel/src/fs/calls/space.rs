@@ -1,6 +1,6 @@
 //! truncate and fallocate.
 
-use super::{AT_FDCWD, as_caller, file, place_at};
+use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::file::Allocate;
 use crate::fs::names;
 use crate::fs::node::{NodeKind, SetMetadata};
@@ -28,7 +28,8 @@ pub fn sys_ftruncate(args: &Args) -> Result<i64> {
     if !file.flags().writes() || file.node().kind() != NodeKind::Regular {
         return Err(Errno::EINVAL);
     }
-    file.node().set_metadata(&SetMetadata { size: Some(length), ..SetMetadata::default() }).map(|()| 0)
+    let change = SetMetadata { size: Some(length), ..SetMetadata::default() };
+    names::change(&place_of(&file), &change).map(|()| 0)
 }
 
 const FALLOC_FL_KEEP_SIZE: u32 = 0x01;
@@ -52,13 +53,13 @@ pub fn sys_fallocate(args: &Args) -> Result<i64> {
     }
     let range = offset..end;
     match args.uint(1) {
-        0 => file.file().allocate(range, Allocate::Extend),
-        FALLOC_FL_KEEP_SIZE => file.file().allocate(range, Allocate::KeepSize),
-        PUNCH => file.file().allocate(range, Allocate::PunchHole),
-        ZERO_KEEP => file.file().allocate(range, Allocate::ZeroKeepSize),
+        0 => file.allocate(range, Allocate::Extend),
+        FALLOC_FL_KEEP_SIZE => file.allocate(range, Allocate::KeepSize),
+        PUNCH => file.allocate(range, Allocate::PunchHole),
+        ZERO_KEEP => file.allocate(range, Allocate::ZeroKeepSize),
         FALLOC_FL_ZERO_RANGE => {
-            file.file().allocate(range.clone(), Allocate::ZeroKeepSize)?;
-            file.file().allocate(range, Allocate::Extend)
+            file.allocate(range.clone(), Allocate::ZeroKeepSize)?;
+            file.allocate(range, Allocate::Extend)
         }
         _ => Err(Errno::EOPNOTSUPP),
     }

@@ -5,6 +5,7 @@ use freehold_collections::{Vec, WipedBytes};
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::caller::{Access, Power};
 use crate::fs::node::{NodeKind, XattrSet};
+use crate::fs::notify::{self, Events};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
@@ -74,7 +75,9 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     let value = WipedBytes::from(user::read_vec(args[2], args.size(3))?);
     place.mount.writable()?;
     check(place, &name, Access::WRITE)?;
-    place.node.set_xattr(&name, &value, how).map(|()| 0)
+    place.node.set_xattr(&name, &value, how)?;
+    notify::place(place, Events::ATTRIB);
+    Ok(0)
 }
 
 fn list(place: &Path, args: &Args) -> Result<i64> {
@@ -85,7 +88,9 @@ fn remove(place: &Path, args: &Args) -> Result<i64> {
     let name = name_at(args[1])?;
     place.mount.writable()?;
     check(place, &name, Access::WRITE)?;
-    place.node.remove_xattr(&name).map(|()| 0)
+    place.node.remove_xattr(&name)?;
+    notify::place(place, Events::ATTRIB);
+    Ok(0)
 }
 
 fn followed(args: &Args) -> Result<Path> {

@@ -21,6 +21,7 @@ use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
 };
+use crate::fs::notify;
 use crate::fs::text::{Permit, Purpose};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
 use crate::{Errno, Result, sched};
@@ -366,6 +367,7 @@ impl OverlayNode {
 
 impl Drop for OverlayNode {
     fn drop(&mut self) {
+        notify::inode_ended(self);
         let mut nodes = self.shared.nodes.lock();
         // Another of this key may have been found since.
         let gone = match nodes.get(&self.key) {
@@ -401,6 +403,12 @@ impl Node for OverlayNode {
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         self.change_metadata(change)
+    }
+
+    /// A file of the lower tree alone keeps its links there.
+    fn is_nameless(&self) -> bool {
+        let is_copied = !self.is_directory() && self.upper().is_some();
+        self.metadata().links == 0 || (!is_copied && self.is_removed())
     }
 
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

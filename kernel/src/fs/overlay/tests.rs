@@ -15,6 +15,8 @@ use crate::fs::bytes::SliceSource;
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::{NodeKind, SetMetadata, XattrSet};
+use crate::fs::notify::Events;
+use crate::fs::notify::tests::Observer;
 use crate::fs::tests::World;
 use crate::fs::walk::Final;
 use crate::fs::{OpenFile, Path, names};
@@ -497,4 +499,22 @@ fn a_change_without_memory_has_changed_nothing() {
         failures += failed;
     }
     assert!(failures > 100, "{failures}");
+}
+
+/// A watch of a file of the lower tree sees it copied up, changed, and removed.
+#[test]
+fn a_watch_survives_copy_up() {
+    let trees = Trees::over(some_lower());
+    let (merged, observer) = (&trees.merged, Observer::new());
+    observer.watch(merged, "/d", Events::MODIFY | Events::DELETE);
+    observer.watch(merged, "/d/one", Events::MODIFY | Events::DELETE_SELF);
+    observer.watch(merged, "/file", Events::DELETE_SELF);
+    append(merged, "/d/one", "more").unwrap();
+    assert_eq!(observer.told(), "1 MODIFY one;2 MODIFY ;");
+    append(merged, "/d/one", "more").unwrap();
+    assert_eq!(observer.told(), "1 MODIFY one;2 MODIFY ;");
+    names::unlink(&merged.walk(), b"/d/one").unwrap();
+    assert_eq!(observer.told(), "2 DELETE_SELF ;2 IGNORED ;1 DELETE one;");
+    names::unlink(&merged.walk(), b"/file").unwrap();
+    assert_eq!(observer.told(), "3 DELETE_SELF ;3 IGNORED ;", "one that was never copied");
 }

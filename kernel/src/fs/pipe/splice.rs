@@ -207,6 +207,13 @@ fn with_offset(
     Ok(count)
 }
 
+/// Tells watches that `count` bytes went from one file to the other.
+fn told(from: &OpenFile, to: &OpenFile, count: usize) -> i64 {
+    from.has_read(count);
+    to.has_written(count);
+    count as i64
+}
+
 /// splice(2).
 ///
 /// # Errors
@@ -269,7 +276,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
         }
         (None, None) => Err(Errno::EINVAL),
     }?;
-    Ok(count as i64)
+    Ok(told(&from, &to, count))
 }
 
 /// tee(2).

@@ -7,6 +7,7 @@ use freehold_collections::Arc;
 use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
+use crate::fs::notify;
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
 use crate::hw::Hardware;
@@ -163,6 +164,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     };
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
     fs.constant("pipe-max-size", "1048576");
+    fill_inotify(&root.dirs("sys/fs/inotify"));
     fs.constant("protected_hardlinks", "0");
     fs.constant("protected_symlinks", "0");
     fs.constant("protected_fifos", "0");
@@ -187,6 +189,19 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
     reclaim(vm);
+}
+
+/// The limits of inotify.
+fn fill_inotify(inotify: &Arc<PseudoDir>) {
+    macro_rules! limit {
+        ($name:literal, $limit:ident) => {
+            let (get, set) = (|| notify::$limit.get(), |value| notify::$limit.set(value));
+            inotify.generated($name, 0o644, Number { get, set });
+        };
+    }
+    limit!("max_queued_events", MAX_QUEUED_EVENTS);
+    limit!("max_user_instances", MAX_USER_INSTANCES);
+    limit!("max_user_watches", MAX_USER_WATCHES);
 }
 
 /// The limits of System V IPC.

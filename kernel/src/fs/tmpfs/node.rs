@@ -18,6 +18,7 @@ use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
 };
+use crate::fs::notify;
 use crate::fs::text::TextUse;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
@@ -253,6 +254,7 @@ impl TmpNode {
 
 impl Drop for TmpNode {
     fn drop(&mut self) {
+        notify::inode_ended(self);
         self.shared.inodes.fetch_sub(1, Ordering::Relaxed);
     }
 }

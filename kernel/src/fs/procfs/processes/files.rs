@@ -4,10 +4,12 @@ use super::super::memory::{self, AreaRecord, AreaRecords};
 use super::super::net::NetFile;
 use super::super::status;
 use super::{Subject, check_inspection, metadata, space_of};
+use crate::fs::device::split_device;
 use crate::fs::file::{File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Parts, Text};
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
+use crate::fs::notify::{InotifyFile, WatchInfo};
 use crate::fs::pseudo;
 use crate::fs::root;
 use crate::mem::ProcessSpace;
@@ -173,5 +175,21 @@ fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
     let position = if file.file().seekable() == Seekable::Offset { file.position() } else { 0 };
     writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
     writeln!(out, "ino:\t{}", file.node().identity().inode);
+    if let Some(instance) = file.file().downcast::<InotifyFile>() {
+        watches(out, instance);
+    }
     Ok(())
+}
+
+/// The watches of an inotify instance, in base 16 as on Linux. There are no file handles.
+fn watches(out: &mut Text, instance: &InotifyFile) {
+    let mut from = 0;
+    while let Some(WatchInfo { number, identity, mask }) = instance.next_watch(from) {
+        let (major, minor) = split_device(identity.device);
+        let (inode, device, mask) = (identity.inode, major << 20 | minor, mask.bits());
+        writeln!(out, "inotify wd:{number:x} ino:{inode:x} sdev:{device:x} mask:{mask:x} ignored_mask:0 ");
+        let Some(next) = number.checked_add(1) else { return };
+        from = next;
+        crate::sched::cond_resched();
+    }
 }

@@ -60,7 +60,7 @@ pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Result<Vec<u8>> {
     let node = file.node();
     let any: &dyn core::any::Any = &*node;
     let label = any.downcast_ref::<AnonymousNode>().map_or("file", AnonymousNode::label);
-    if label.contains('[') {
+    if label.contains(':') {
         return Ok(Vec::try_from_slice(label.as_bytes())?);
     }
     Ok(try_format!("{label}:[{}]", node.identity().inode)?.into_bytes())

@@ -1,0 +1,219 @@
+//! An inotify instance: its watches by number, and the events that wait in it.
+
+use core::ops::Bound;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Map, Receiver, reserve};
+use linux_raw_sys::ioctl;
+
+use super::Events;
+use super::account::{Charge, MAX_QUEUED_EVENTS, Resource};
+use super::queue::{EventRecord, Queue, Queued, Taken};
+use super::watches::{self, InodeWatch};
+use crate::fs::anonymous::AnonymousNode;
+use crate::fs::{Blocking, File, Identity, Node, NodeKind, Ready};
+use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
+use crate::user::{Sink, UserPtr};
+use crate::{Errno, Result};
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// See the module's head.
+pub(super) struct Instance {
+    /// Never used twice.
+    pub id: u64,
+    queue: SpinLock<Queue>,
+    changed: Arc<WaitQueue>,
+    watches: SpinLock<Map<i32, Arc<InodeWatch>>>,
+    /// The number of the latest watch. Held while watches are added and removed by calls.
+    turn: Mutex<i32>,
+    user: u32,
+    _charge: Charge,
+}
+
+impl Instance {
+    /// Queues an event and wakes readers. Takes the queue's lock only.
+    pub fn queue(&self, event: &EventRecord) {
+        let queued = self.queue.lock().add(event);
+        if queued == Queued::Added {
+            self.changed.wake_all();
+        }
+    }
+
+    /// Forgets the number of a watch that has ended.
+    pub fn forget(&self, number: i32) {
+        let gone = self.watches.lock().remove(&number);
+        drop(gone);
+    }
+
+    /// Returns the next free number after `latest`.
+    fn free_number(&self, latest: i32) -> i32 {
+        let watches = self.watches.lock();
+        let mut number = latest;
+        loop {
+            number = number.checked_add(1).unwrap_or(1);
+            if !watches.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    fn add(self: &Receiver<Self>, node: &Arc<dyn Node>, mask: Events) -> Result<i32> {
+        let mut latest = self.turn.lock();
+        let identity = node.identity();
+        let kept = mask & Events::KEPT;
+        let changed = watches::with_watch(identity, self.id, |watch| {
+            if mask.contains(Events::MASK_CREATE) {
+                return Err(Errno::EEXIST);
+            }
+            let before = if mask.contains(Events::MASK_ADD) { watch.mask() } else { Events::empty() };
+            watch.mask.store((before | kept).bits(), Ordering::Relaxed);
+            Ok(watch.number)
+        });
+        if let Some(changed) = changed {
+            return changed;
+        }
+        let charge = Charge::new(self.user, Resource::Watch)?;
+        let number = self.free_number(*latest);
+        let mask = AtomicU32::new(kept.bits());
+        let watch =
+            reserve::arc(InodeWatch { instance: self.clone(), number, identity, mask, _charge: charge });
+        // The number comes first: the watch may end as soon as it is attached.
+        self.watches.lock().try_insert(number, watch.clone())?;
+        if let Err(error) = watch.attach(node) {
+            self.forget(number);
+            return Err(error);
+        }
+        *latest = number;
+        Ok(number)
+    }
+
+    fn remove(&self, number: i32) -> Result<()> {
+        let _turn = self.turn.lock();
+        let watch = self.watches.lock().get(&number).cloned().ok_or(Errno::EINVAL)?;
+        if watch.detach() {
+            watch.end();
+        }
+        Ok(())
+    }
+
+    /// Ends all watches without events. The file is closed, so no call adds one.
+    fn close(&self) {
+        loop {
+            let watch = self.watches.lock().pop_first();
+            let Some((_, watch)) = watch else { return };
+            if watch.detach() {
+                watches::COUNT.fetch_sub(1, Ordering::SeqCst);
+            }
+            crate::sched::cond_resched();
+        }
+    }
+}
+
+/// A watch as /proc/PID/fdinfo shows it.
+pub struct WatchInfo {
+    /// Its number.
+    pub number: i32,
+    /// The inode.
+    pub identity: Identity,
+    /// What it asks for.
+    pub mask: Events,
+}
+
+/// An instance, opened.
+pub struct InotifyFile {
+    instance: Arc<Instance>,
+    node: Arc<dyn Node>,
+}
+
+impl InotifyFile {
+    /// A new instance of `user`.
+    ///
+    /// # Errors
+    /// `EMFILE` where the user has as many as the limit says; `ENOMEM`.
+    pub fn new(user: u32) -> Result<Arc<dyn File>> {
+        let charge = Charge::new(user, Resource::Instance)?;
+        let instance = Instance {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            queue: SpinLock::new(Queue::new(MAX_QUEUED_EVENTS.get() as usize)),
+            changed: reserve::arc(WaitQueue::new()),
+            watches: SpinLock::new(Map::new()),
+            turn: Mutex::new(0),
+            user,
+            _charge: charge,
+        };
+        let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:inotify");
+        Ok(reserve::arc(Self { instance: reserve::arc(instance), node }))
+    }
+
+    /// Watches `node`, or changes what is asked about it. Returns the watch's number.
+    ///
+    /// # Errors
+    /// `EEXIST` for IN_MASK_CREATE where it is watched; `ENOSPC`, `ENOMEM`.
+    pub fn add(&self, node: &Arc<dyn Node>, mask: Events) -> Result<i32> {
+        self.instance.add(node, mask)
+    }
+
+    /// Ends a watch.
+    ///
+    /// # Errors
+    /// `EINVAL` for a number that no watch has.
+    pub fn remove(&self, number: i32) -> Result<()> {
+        self.instance.remove(number)
+    }
+
+    /// Returns the watch with the lowest number from `from` on.
+    pub fn next_watch(&self, from: i32) -> Option<WatchInfo> {
+        let watches = self.instance.watches.lock();
+        let (&number, watch) = watches.first_from(Bound::Included(&from))?;
+        Some(WatchInfo { number, identity: watch.identity, mask: watch.mask() })
+    }
+}
+
+impl Drop for InotifyFile {
+    fn drop(&mut self) {
+        self.instance.close();
+    }
+}
+
+impl File for InotifyFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let room = sink.remaining();
+            let take = || self.instance.queue.lock().take(room);
+            let taken = match take() {
+                Some(taken) => taken,
+                None if done > 0 => return Ok(done),
+                None => blocking.until(&self.instance.changed, take)?,
+            };
+            let Taken::Event(event) = taken else {
+                return if done > 0 { Ok(done) } else { Err(Errno::EINVAL) };
+            };
+            // An event of which a part could not be copied is lost, as on Linux.
+            if sink.put(event.bytes())? < event.bytes().len() {
+                return Err(Errno::EFAULT);
+            }
+            done += event.bytes().len();
+        }
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&self.instance.changed);
+        }
+        if self.instance.queue.lock().is_empty() { Ready::empty() } else { Ready::IN }
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        if request != ioctl::FIONREAD {
+            return Err(Errno::ENOTTY);
+        }
+        let bytes = self.instance.queue.lock().bytes();
+        UserPtr::new(argument).write(&(bytes as i32)).map(|()| 0)
+    }
+}

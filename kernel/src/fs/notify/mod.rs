@@ -1,0 +1,388 @@
+//! inotify(7): programs learn what happens to files.
+//!
+//! Code that uses a file or changes a name calls one of the hooks here: [`file()`] for an open
+//! file, [`place()`] for a path, [`node()`] for an inode alone, [`entry()`] for a name in a
+//! directory. Each hook loads the number of watches first and returns if it is 0. Linux' relatives
+//! are the hooks of `include/linux/fsnotify.h`. Its group is an instance here, its mark a watch.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`queue`] | events that wait to be read |
+//! | [`instance`] | an instance as a file: its watches by number, its queue |
+//! | [`watches`] | the watches of an inode, found by its identity |
+//! | [`account`] | what each user has, and the limits |
+//! | [`calls`] | the system calls |
+//!
+//! **Protocol.** An event is queued while the inode's stripe is locked and the watch is in the
+//! inode's entry. Five things end a watch: inotify_rm_watch, an event with IN_ONESHOT, the inode's
+//! end, an unmount, the instance's close. Each first takes the watch out of the entry under the
+//! stripe's lock. The one that finds it there ends it and queues IN_IGNORED, except for the close.
+//! So a watch has one IN_IGNORED at most, and no event follows it. A watch is in its instance's map
+//! before it is in an entry. `model.rs` explores these steps.
+//!
+//! **Names of open files.** On Linux an event goes to the parent of the directory entry through
+//! which the file was opened, and a rename moves the entry. Here a path keeps the name by which the
+//! file was found ([`PathEntry`]). After any rename that name is looked up again. A file that has
+//! another name now is searched for in the same directory. A file that was moved to another
+//! directory while it was open is not found there, and no directory hears of it. Linux tells the
+//! new directory.
+//!
+//! **Lock order.** Instance's turn (sleeping) > instance's map; stripe > queue > wait queue;
+//! accounts are last. Stripe and map are never held together. All but the turn are spin locks:
+//! under them memory is asked for fallibly, nothing sleeps, and no inode is let go of. Hooks may
+//! sleep, where a name has to be looked up on a share.
+
+mod account;
+pub mod calls;
+mod instance;
+#[cfg(test)]
+mod model;
+mod queue;
+#[cfg(test)]
+pub(in crate::fs) mod tests;
+mod watches;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bitflags::bitflags;
+use freehold_collections::{Arc, Vec};
+
+pub use account::{Limit, MAX_QUEUED_EVENTS, MAX_USER_INSTANCES, MAX_USER_WATCHES};
+pub use instance::{InotifyFile, WatchInfo};
+
+use super::node::{Identity, Node, NodeKind, Presence, SetMetadata};
+use super::open_file::OpenFile;
+use super::path::{Path, PathEntry};
+use super::{OpenFlags, RenameFlags};
+use crate::Errno;
+
+bitflags! {
+    /// The bits of a watch's mask and of an event, with inotify(7)'s values.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Events: u32 {
+        /// Read.
+        const ACCESS = 0x1;
+        /// Written, or cut.
+        const MODIFY = 0x2;
+        /// Metadata changed.
+        const ATTRIB = 0x4;
+        /// Closed, open for writing before.
+        const CLOSE_WRITE = 0x8;
+        /// Closed otherwise.
+        const CLOSE_NOWRITE = 0x10;
+        /// Opened.
+        const OPEN = 0x20;
+        /// A name went out of the directory.
+        const MOVED_FROM = 0x40;
+        /// A name came into the directory.
+        const MOVED_TO = 0x80;
+        /// A name was made in the directory.
+        const CREATE = 0x100;
+        /// A name was removed from the directory.
+        const DELETE = 0x200;
+        /// The inode itself has ended.
+        const DELETE_SELF = 0x400;
+        /// The inode itself was renamed.
+        const MOVE_SELF = 0x800;
+        /// The file system was unmounted.
+        const UNMOUNT = 0x2000;
+        /// Events were lost.
+        const Q_OVERFLOW = 0x4000;
+        /// The watch is over.
+        const IGNORED = 0x8000;
+        /// Watch directories only.
+        const ONLYDIR = 0x0100_0000;
+        /// Do not follow a symbolic link.
+        const DONT_FOLLOW = 0x0200_0000;
+        /// No events of files whose name was removed.
+        const EXCL_UNLINK = 0x0400_0000;
+        /// Only make a new watch.
+        const MASK_CREATE = 0x1000_0000;
+        /// Add to what is asked for.
+        const MASK_ADD = 0x2000_0000;
+        /// It is about a directory.
+        const ISDIR = 0x4000_0000;
+        /// One event only.
+        const ONESHOT = 0x8000_0000;
+
+        /// What may be asked for.
+        const ASKABLE = 0xfff;
+        /// What a watch keeps of its mask.
+        const KEPT = Self::ASKABLE.bits() | Self::EXCL_UNLINK.bits() | Self::ONESHOT.bits();
+    }
+}
+
+/// One event on its way to the watches. Linux' relative is `fsnotify()`'s arguments.
+struct FileEvent<'a> {
+    events: Events,
+    /// Connects the two events of a rename.
+    cookie: u32,
+    /// The name in the watched directory; none where it is about the watched inode itself.
+    name: &'a [u8],
+    /// Whether the name through which an open file was used is gone.
+    presence: Presence,
+}
+
+impl FileEvent<'_> {
+    const fn of_inode(events: Events) -> Self {
+        Self { events, cookie: 0, name: b"", presence: Presence::Linked }
+    }
+}
+
+/// Returns whether there is any watch: all that a hook costs where there is none.
+#[inline(always)]
+fn is_watching() -> bool {
+    watches::COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// The number of renames. A name that was looked up since the last one is right.
+static RENAMES: AtomicU64 = AtomicU64::new(1);
+static COOKIE: AtomicU32 = AtomicU32::new(1);
+
+/// Tells that something was done with an open file.
+#[inline]
+pub fn file(file: &OpenFile, events: Events) {
+    if is_watching() {
+        tell_file(file, events);
+    }
+}
+
+#[cold]
+fn tell_file(file: &OpenFile, events: Events) {
+    if let Some(path) = file.path().filter(|_| !file.flags().contains(OpenFlags::PATH)) {
+        tell_place(path, events, ByFile::Yes);
+    }
+}
+
+/// Tells that an open file is closed for good.
+#[inline]
+pub fn closed(file: &OpenFile) {
+    if is_watching() {
+        tell_file(file, if file.flags().writes() { Events::CLOSE_WRITE } else { Events::CLOSE_NOWRITE });
+    }
+}
+
+/// Tells that something was done with what is at `path`.
+#[inline]
+pub fn place(path: &Path, events: Events) {
+    if is_watching() {
+        tell_place(path, events, ByFile::No);
+    }
+}
+
+/// Tells that `change` was made.
+#[inline]
+pub fn changed(path: &Path, change: &SetMetadata) {
+    if is_watching() {
+        tell_change(path, change);
+    }
+}
+
+#[cold]
+fn tell_change(path: &Path, change: &SetMetadata) {
+    let mut events = Events::empty();
+    let is_attribute = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
+    let [accessed, modified] = [change.accessed.is_some(), change.modified.is_some()];
+    // Linux takes one time alone for a read or a write.
+    events.set(Events::ACCESS, accessed && !modified);
+    events.set(Events::MODIFY, change.size.is_some() || (modified && !accessed));
+    events.set(Events::ATTRIB, is_attribute || (accessed && modified));
+    if !events.is_empty() {
+        tell_place(path, events, ByFile::No);
+    }
+}
+
+/// Whether an open file was used: IN_EXCL_UNLINK matters only then.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ByFile {
+    Yes,
+    No,
+}
+
+/// Tells the directory, then the inode itself.
+#[cold]
+fn tell_place(path: &Path, mut events: Events, by_file: ByFile) {
+    let mut presence = Presence::Linked;
+    if path.node.kind() == NodeKind::Directory {
+        events |= Events::ISDIR;
+        if let Some(place) = path.node.parent() {
+            presence = place.presence;
+            tell_directory(place.dir.identity(), events, &place.name, presence_for(by_file, presence));
+        }
+    } else if let Some(entry) = &path.entry {
+        let own = watches::interest(path.node.identity());
+        let dir = watches::interest(entry.dir.identity());
+        if dir.intersects(events) || own.contains(Events::EXCL_UNLINK) {
+            let exactly = (dir | own).contains(Events::EXCL_UNLINK) && by_file == ByFile::Yes;
+            let found = name_now(entry, &path.node, exactly);
+            presence = found.as_ref().map_or(Presence::Linked, |found| found.presence);
+            if let Some(found) = found {
+                let name = found.other.as_deref().unwrap_or(&entry.name);
+                tell_directory(entry.dir.identity(), events, name, presence_for(by_file, presence));
+            }
+        }
+    }
+    let event = FileEvent { presence: presence_for(by_file, presence), ..FileEvent::of_inode(events) };
+    watches::tell(path.node.identity(), &event);
+}
+
+fn presence_for(by_file: ByFile, presence: Presence) -> Presence {
+    if by_file == ByFile::Yes { presence } else { Presence::Linked }
+}
+
+fn tell_directory(dir: Identity, events: Events, name: &[u8], presence: Presence) {
+    watches::tell(dir, &FileEvent { events, cookie: 0, name, presence });
+}
+
+/// The present name of a file in the directory where it was found.
+struct NameNow {
+    /// `None` if it is the name by which it was found.
+    other: Option<Vec<u8>>,
+    presence: Presence,
+}
+
+/// Finds the present name of `node`. Returns `None` if it is in another directory. With `exactly` a
+/// removed name is noticed, too.
+fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<NameNow> {
+    let as_found = |presence| Some(NameNow { other: None, presence });
+    let renames = RENAMES.load(Ordering::Acquire);
+    if !exactly && entry.checked.load(Ordering::Relaxed) == renames {
+        return as_found(Presence::Linked);
+    }
+    match entry.dir.lookup(&entry.name) {
+        Ok(found) if found.identity() == node.identity() => {
+            entry.checked.store(renames, Ordering::Relaxed);
+            return as_found(Presence::Linked);
+        }
+        Ok(_) | Err(Errno::ENOENT) => {}
+        // Without an answer of the server the name is taken to be right.
+        Err(_) => return as_found(Presence::Linked),
+    }
+    if node.is_nameless() {
+        return as_found(Presence::Removed);
+    }
+    let other = entry.other_name(node).ok().flatten()?;
+    Some(NameNow { other: Some(other), presence: Presence::Linked })
+}
+
+/// Tells that something was done with an inode, whatever its names.
+#[inline]
+pub fn node(node: &Arc<dyn Node>, events: Events) {
+    if is_watching() {
+        tell_node(node, events);
+    }
+}
+
+#[cold]
+fn tell_node(node: &Arc<dyn Node>, mut events: Events) {
+    // Linux reports these without IN_ISDIR.
+    let is_plain = events.intersects(Events::MOVE_SELF | Events::DELETE_SELF);
+    events.set(Events::ISDIR, node.kind() == NodeKind::Directory && !is_plain);
+    watches::tell(node.identity(), &FileEvent::of_inode(events));
+}
+
+/// Tells that a name of a node of `kind` was made or removed in `dir`.
+#[inline]
+pub fn entry(dir: &Path, name: &[u8], kind: NodeKind, events: Events) {
+    if is_watching() {
+        tell_entry(dir, name, kind, events, 0);
+    }
+}
+
+#[cold]
+fn tell_entry(dir: &Path, name: &[u8], kind: NodeKind, mut events: Events, cookie: u32) {
+    events.set(Events::ISDIR, kind == NodeKind::Directory);
+    watches::tell(dir.node.identity(), &FileEvent { events, cookie, name, presence: Presence::Linked });
+}
+
+/// Tells that `node` has got the name `name` in `dir`.
+#[inline]
+pub fn linked(dir: &Path, name: &[u8], target: &Arc<dyn Node>) {
+    if is_watching() {
+        watches::keep(target);
+        node(target, Events::ATTRIB);
+        entry(dir, name, target.kind(), Events::CREATE);
+    }
+}
+
+/// Tells that `name` was removed from `dir`. `gone` may be the last reference to the inode, whose
+/// end is told first.
+#[inline]
+pub fn unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>) {
+    if is_watching() {
+        tell_unlinked(dir, name, gone);
+    }
+}
+
+#[cold]
+fn tell_unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>) {
+    let kind = gone.kind();
+    if kind != NodeKind::Directory {
+        node(&gone, Events::ATTRIB);
+    }
+    watches::let_go_if_nameless(&gone);
+    drop(gone);
+    entry(dir, name, kind, Events::DELETE);
+}
+
+/// A name in a directory and the inode there.
+pub struct NamedNode<'a> {
+    /// The directory.
+    pub dir: &'a Path,
+    /// The name.
+    pub name: &'a [u8],
+    /// The inode.
+    pub node: Arc<dyn Node>,
+}
+
+/// Tells of a rename from `old` to the name in `new`, at which `replaced` was before.
+#[inline]
+pub fn renamed(old: NamedNode<'_>, new: (&Path, &[u8]), replaced: Option<Arc<dyn Node>>, flags: RenameFlags) {
+    RENAMES.fetch_add(1, Ordering::Release);
+    if is_watching() {
+        tell_renamed(old, new, replaced, flags);
+    }
+}
+
+#[cold]
+fn tell_renamed(
+    old: NamedNode<'_>,
+    (dir, name): (&Path, &[u8]),
+    replaced: Option<Arc<dyn Node>>,
+    flags: RenameFlags,
+) {
+    let moved =
+        |from: (&Path, &[u8]), to: (&Path, &[u8]), target: &Arc<dyn Node>, victim: Option<&Arc<dyn Node>>| {
+            let cookie = COOKIE.fetch_add(1, Ordering::Relaxed);
+            tell_entry(from.0, from.1, target.kind(), Events::MOVED_FROM, cookie);
+            tell_entry(to.0, to.1, target.kind(), Events::MOVED_TO, cookie);
+            if let Some(victim) = victim {
+                node(victim, Events::ATTRIB);
+            }
+            node(target, Events::MOVE_SELF);
+        };
+    let source = (old.dir, old.name);
+    let Some(other) = replaced else { return moved(source, (dir, name), &old.node, None) };
+    if flags.contains(RenameFlags::EXCHANGE) {
+        moved(source, (dir, name), &old.node, None);
+        moved((dir, name), source, &other, None);
+    } else if other.identity() != old.node.identity() {
+        moved(source, (dir, name), &old.node, Some(&other));
+        watches::let_go_if_nameless(&other);
+    }
+}
+
+/// Tells that an inode ends. The destructor of every inode that can lose its last name calls this.
+#[inline]
+pub fn inode_ended<T: Node>(inode: &T) {
+    if is_watching() {
+        watches::inode_ended(inode.identity(), core::ptr::from_ref(inode).addr());
+    }
+}
+
+/// Tells that the file system with this device number is mounted nowhere any more.
+pub fn unmounted(device: u64) {
+    if is_watching() {
+        watches::unmounted(device);
+    }
+}

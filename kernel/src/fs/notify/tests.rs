@@ -1,0 +1,190 @@
+//! Host tests of instances and watches, on trees in plain memory.
+
+use std::borrow::ToOwned;
+use std::format;
+use std::string::String;
+
+use freehold_collections::inject::{each_fails, fail_nth};
+use std::sync::Arc;
+
+use super::{Events, InotifyFile, watches};
+use crate::Errno;
+use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::fs::flags::{OpenFlags, RenameFlags};
+use crate::fs::tests::World;
+use crate::fs::walk::Final;
+use crate::fs::{Blocking, File, Node, Ready, names};
+
+/// A user of its own for the tests.
+const USER: u32 = 90_000;
+
+/// An instance, opened.
+pub(in crate::fs) struct Observer(pub Arc<dyn File>);
+
+impl Observer {
+    pub fn new() -> Self {
+        Self(InotifyFile::new(USER).unwrap())
+    }
+
+    fn instance(&self) -> &InotifyFile {
+        self.0.downcast().unwrap()
+    }
+
+    pub fn watch(&self, world: &World, path: &str, mask: Events) -> i32 {
+        self.instance().add(&node(world, path), mask).unwrap()
+    }
+
+    /// What waits: "WATCH EVENTS NAME;" each.
+    pub fn told(&self) -> String {
+        let mut bytes = [0; 4096];
+        let mut told = String::new();
+        let Ok(count) = self.0.read_at(0, &mut SliceSink::new(&mut bytes), Blocking::Never) else {
+            return told;
+        };
+        let mut rest = &bytes[..count];
+        while !rest.is_empty() {
+            let word = |at: usize| u32::from_le_bytes(*rest[at..].first_chunk().unwrap());
+            let length = 16 + word(12) as usize;
+            let name = String::from_utf8_lossy(&rest[16..length]).trim_end_matches('\0').to_owned();
+            let events = format!("{:?}", Events::from_bits_retain(word(4)));
+            let events = events.trim_start_matches("Events(").trim_end_matches(')');
+            told += &format!("{} {events} {name};", word(0) as i32);
+            rest = &rest[length..];
+        }
+        told
+    }
+}
+
+fn node(world: &World, path: &str) -> Arc<dyn Node> {
+    world.walk().find(path.as_bytes(), Final::Stop).unwrap().node
+}
+
+/// A file is told of to its directory and to itself; when its last name and its last user have gone
+/// its watch ends.
+#[test]
+fn a_file_is_watched_to_its_end() {
+    let (world, observer) = (World::new(), Observer::new());
+    world.write("/f", "x");
+    observer.watch(&world, "/", Events::MODIFY | Events::DELETE);
+    observer.watch(&world, "/f", Events::ASKABLE);
+    assert_eq!(observer.0.poll(None), Ready::empty());
+    let file = world.open("/f", OpenFlags::WRONLY).unwrap();
+    file.write(&mut SliceSource::new(b"y")).unwrap();
+    assert_eq!(observer.0.poll(None), Ready::IN);
+    assert_eq!(observer.told(), "2 OPEN ;1 MODIFY f;2 MODIFY ;");
+    let identity = file.node().identity();
+    names::unlink(&world.walk(), b"/f").unwrap();
+    assert_eq!(observer.told(), "2 ATTRIB ;1 DELETE f;");
+    drop(file);
+    assert_eq!(observer.told(), "2 CLOSE_WRITE ;2 DELETE_SELF ;2 IGNORED ;");
+    assert!(watches::interest(identity).is_empty());
+    assert_eq!(observer.instance().remove(2), Err(Errno::EINVAL));
+}
+
+/// An inode that gets a name again is kept again.
+#[test]
+fn a_file_without_a_name_that_gets_one_is_kept() {
+    let (world, observer) = (World::new(), Observer::new());
+    let flags = OpenFlags::TMPFILE_BIT | OpenFlags::DIRECTORY | OpenFlags::RDWR;
+    let file = world.open("/", flags).unwrap();
+    let place = file.path().unwrap().clone();
+    observer.instance().add(&place.node, Events::DELETE_SELF | Events::ATTRIB).unwrap();
+    names::link(&place, &world.walk(), b"/named").unwrap();
+    drop((file, place));
+    assert_eq!(observer.told(), "1 ATTRIB ;");
+    names::unlink(&world.walk(), b"/named").unwrap();
+    assert_eq!(observer.told(), "1 ATTRIB ;1 DELETE_SELF ;1 IGNORED ;");
+}
+
+#[test]
+fn a_closed_instance_leaves_nothing() {
+    let (world, observer) = (World::new(), Observer::new());
+    for number in 0..100 {
+        world.write(&format!("/{number}"), "x");
+        observer.watch(&world, &format!("/{number}"), Events::OPEN);
+    }
+    let identities = (0..100).map(|number| node(&world, &format!("/{number}")).identity());
+    assert!(identities.clone().all(|identity| watches::interest(identity) == Events::OPEN));
+    drop(observer);
+    assert!(identities.clone().all(|identity| watches::interest(identity).is_empty()));
+    let file = node(&world, "/0");
+    names::unlink(&world.walk(), b"/0").unwrap();
+    assert_eq!(Arc::strong_count(&file), 1, "no watch keeps it");
+}
+
+/// A watch that finds no memory, at whichever allocation, is not there; the inode is not kept for
+/// it.
+#[test]
+fn a_watch_without_memory_is_not_there() {
+    let (world, observer) = (World::new(), Observer::new());
+    let mut failures = 0;
+    for number in 0..200 {
+        world.write(&format!("/{number}"), "x");
+        let file = node(&world, &format!("/{number}"));
+        let references = Arc::strong_count(&file);
+        let (added, failed) = each_fails(|| {
+            let added = observer.instance().add(&file, Events::OPEN);
+            if added.is_err() {
+                assert!(watches::interest(file.identity()).is_empty());
+                assert_eq!(Arc::strong_count(&file), references);
+                assert!(observer.instance().next_watch(number + 1).is_none());
+            }
+            added
+        });
+        assert_eq!(added, Ok(number + 1));
+        failures += failed;
+    }
+    assert!(failures > 200, "{failures}");
+}
+
+/// An event without memory becomes an overflow; what was done is done.
+#[test]
+fn a_write_whose_event_finds_no_memory_succeeds() {
+    let (world, observer) = (World::new(), Observer::new());
+    world.write("/f", "x");
+    let file = world.open("/f", OpenFlags::WRONLY).unwrap();
+    observer.watch(&world, "/f", Events::ATTRIB);
+    let place = file.path().unwrap();
+    fail_nth(1);
+    names::change_mode(&world.walk(), place, 0o600).unwrap();
+    fail_nth(0);
+    assert_eq!(observer.told(), "-1 Q_OVERFLOW ;");
+}
+
+/// Of one instance's watches of a directory only the one that is spent ends; the other instances'
+/// go on.
+#[test]
+fn a_spent_watch_ends_alone() {
+    let world = World::new();
+    let observers = [Observer::new(), Observer::new(), Observer::new()];
+    world.write("/f", "x");
+    for (observer, once) in observers.iter().zip([Events::ONESHOT, Events::empty(), Events::ONESHOT]) {
+        observer.watch(&world, "/f", Events::OPEN | once);
+    }
+    for round in ["1 OPEN ;1 IGNORED ;", ""] {
+        drop(world.open("/f", OpenFlags::empty()).unwrap());
+        let told = observers.each_ref().map(Observer::told);
+        assert_eq!(told, [round, "1 OPEN ;", round]);
+    }
+}
+
+#[test]
+fn a_name_is_followed_through_renames() {
+    let (world, observer) = (World::new(), Observer::new());
+    world.make_dir("/d");
+    world.write("/d/log", "x");
+    let file = world.open("/d/log", OpenFlags::WRONLY).unwrap();
+    let append = || file.write(&mut SliceSource::new(b"y")).unwrap();
+    observer.watch(&world, "/d", Events::MODIFY);
+    append();
+    let walk = world.walk();
+    names::rename(&walk, b"/d/log", &walk, b"/d/old", RenameFlags::empty()).unwrap();
+    append();
+    assert_eq!(observer.told(), "1 MODIFY log;1 MODIFY old;");
+    names::rename(&walk, b"/d", &walk, b"/e", RenameFlags::empty()).unwrap();
+    append();
+    assert_eq!(observer.told(), "1 MODIFY old;", "the directory itself may move");
+    names::rename(&walk, b"/e/old", &walk, b"/far", RenameFlags::empty()).unwrap();
+    append();
+    assert_eq!(observer.told(), "", "it is in the directory no more");
+}
