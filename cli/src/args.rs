@@ -177,6 +177,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
     pub root: Option<PathBuf>,
 
+    /// Keep what programs change in DIR when they have ended, and begin with what an earlier run kept there
+    #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
+    pub changes: Option<PathBuf>,
+
     /// Set an environment variable; -e K takes the host's value
     #[arg(short, long, value_name = "K=V", help_heading = "Files and environment")]
     pub env: Vec<OsString>,

@@ -40,6 +40,15 @@ pub enum ImageNode {
     Symlink(PathBuf),
     /// A named pipe.
     Fifo,
+    /// A device node.
+    Device {
+        /// A block device, and no character device.
+        is_block: bool,
+        /// Major and minor number.
+        number: (u32, u32),
+    },
+    /// Another name of the regular file at this path.
+    Name(PathBuf),
 }
 
 /// A node with its permission bits, its owner and its time (seconds since 1970).
@@ -191,6 +200,17 @@ impl Image {
         self.entries.insert(path.to_path_buf(), entry);
     }
 
+    /// Places a node with its mode and its owner.
+    pub fn put_owned(&mut self, guest: &Path, node: ImageNode, (mode, owner): (u32, User), modified: u32) {
+        self.add_parents(guest);
+        self.entries.insert(guest.to_path_buf(), ImageEntry { node, permissions: mode, owner, modified });
+    }
+
+    /// Whether something is at a guest path.
+    pub fn has(&self, guest: &Path) -> bool {
+        self.entries.contains_key(guest)
+    }
+
     /// Places bytes at a guest path.
     pub fn add_bytes(&mut self, guest: &Path, permissions: u32, bytes: Vec<u8>) {
         self.add_parents(guest);
@@ -327,7 +347,11 @@ impl Image {
         let contents = |entry: &ImageEntry| match &entry.node {
             ImageNode::HostFile(_, size) => *size,
             ImageNode::Bytes(bytes) => bytes.len() as u64,
-            ImageNode::Folder | ImageNode::Symlink(_) | ImageNode::Fifo => 0,
+            ImageNode::Folder
+            | ImageNode::Symlink(_)
+            | ImageNode::Fifo
+            | ImageNode::Device { .. }
+            | ImageNode::Name(_) => 0,
         };
         let of_one = |(path, entry): (&PathBuf, &ImageEntry)| {
             let archived = contents(entry) + cpio::HEADER + path.as_os_str().len() as u64;
@@ -338,7 +362,11 @@ impl Image {
 
     /// Writes the image as an initramfs.
     pub fn write(&self, out: &mut impl Write) -> Result<()> {
-        let mut archive = cpio::Writer::new(out);
+        let names = self.entries.values().filter_map(|entry| match &entry.node {
+            ImageNode::Name(other) => Some(other.as_path()),
+            _ => None,
+        });
+        let mut archive = cpio::Writer::new(out, names);
         for (path, entry) in &self.entries {
             archive.entry(path, entry)?;
         }

@@ -10,6 +10,7 @@ mod accel;
 mod args;
 mod backtrace;
 mod bench;
+mod changes;
 mod container;
 mod coverage;
 mod doctor;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::backtrace::Symbols;
+use crate::changes::KeptCounts;
 use crate::failure::{Failure, OWN_ERROR, READER_GONE};
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
@@ -60,6 +61,8 @@ pub struct RunOutcome {
     syscalls: Option<Value>,
     /// Files that were sought and not found.
     missing: Option<Value>,
+    /// With `--changes`: how much of this run is kept.
+    pub changes: Option<KeptCounts>,
     /// Notices (an OOM kill, for example).
     notices: Vec<String>,
 }

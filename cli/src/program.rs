@@ -99,6 +99,12 @@ fn metadata_in_tree(guest: &Path, root: &Path) -> Result<Option<fs::Metadata>> {
     Ok(fs::symlink_metadata(in_root(&end)).ok())
 }
 
+/// Whether `guest` leads to a file in the tree `root` that somebody may execute.
+pub fn runs_in_tree(guest: &Path, root: &Path) -> bool {
+    let runs = |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o111 != 0;
+    metadata_in_tree(guest, root).is_ok_and(|found| found.is_some_and(runs))
+}
+
 /// Whether `path` leads to a file that somebody may execute.
 pub fn runs(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)

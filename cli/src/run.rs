@@ -13,6 +13,7 @@ use tempfile::NamedTempFile;
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::{Addresses, Symbols};
+use crate::changes::{self, Changes};
 use crate::container::{Container, Launch};
 use crate::coverage::Watched;
 use crate::failure::Failure;
@@ -87,6 +88,7 @@ pub struct Prepared {
     pub output: OutputTo,
     /// Folders of the host that are seen without being told.
     seen: Vec<PathBuf>,
+    changes: Option<Changes>,
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
@@ -131,6 +133,7 @@ impl Prepared {
             Family::Freehold => sharing,
         };
         let volumes = volume::parse_all(&options.volume, sharing)?;
+        let changes = options.changes.as_ref().map(|folder| Changes::open(folder, sharing)).transpose()?;
         let mut base = Base::of(options, sharing)?;
         // The image of a measurement is the same on any host: its length decides where a stock Linux puts itself, and each instruction
         // that it takes to unpack, what it draws.
@@ -140,7 +143,8 @@ impl Prepared {
         };
         let (launch, files) = launch(options, (&volumes, &mut base), kind)?;
         let Launch { exec, arguments, environment, cwd, user } = launch;
-        machine.share([base.shares(), volume::shares(&volumes)].concat())?;
+        let kept = changes.iter().map(Changes::share).collect();
+        machine.share([base.shares(), volume::shares(&volumes), kept].concat())?;
         let spec = Spec {
             exec,
             arguments,
@@ -155,6 +159,7 @@ impl Prepared {
             network: machine.network.clone(),
         };
         let mut image = build_image((options, &volumes, &base), &files, &spec, &kernel)?;
+        changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;
         image.check_runs(&spec.exec, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
@@ -163,7 +168,7 @@ impl Prepared {
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
-        Ok(Prepared { machine, kernel, image, output, seen, spec, timeout, purpose, log })
+        Ok(Prepared { machine, kernel, image, output, seen, changes, spec, timeout, purpose, log })
     }
 
     /// The kernel's symbols, for reports about this run.
@@ -243,7 +248,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         Engine::Kvm => "kvm",
     };
     let symbols = run.symbols();
-    let outcome = RunOutcome::of(ended, accel, &symbols);
+    let mut outcome = RunOutcome::of(ended, accel, &symbols);
     let name = run.spec.arguments[0].to_string_lossy();
     match &ended.end {
         End::TimedOut(whereabouts) => {
@@ -276,6 +281,9 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     {
         print::stderr(format!("freehold: {}\n", report::output_lost(*loss)));
     }
+    if let Some(changes) = &run.changes {
+        outcome.changes = changes.conclude(&ended.end)?;
+    }
     let show = options.shows_report();
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };
@@ -284,6 +292,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     }
     if show {
         print::stderr(files_lines(run, ended));
+        outcome.changes.as_ref().inspect(|kept| print::stderr(kept.line()));
     }
     if options.syscalls {
         print::stderr(report::syscalls(ended));
@@ -482,6 +491,16 @@ fn find_program(
     environment: &[OsString],
 ) -> Result<Program> {
     let name = &options.program[0];
+    if let Some(folder) = &options.changes {
+        let path = variable(environment, "PATH").unwrap_or_default();
+        let mut places: Vec<PathBuf> = std::env::split_paths(path).map(|dir| dir.join(name)).collect();
+        if name.as_bytes().contains(&b'/') {
+            places = vec![Path::new("/").join(name)];
+        }
+        if let Some(guest) = places.into_iter().find(|guest| changes::has_program(folder, guest)) {
+            return Ok(Program { guest, files: BTreeSet::new() });
+        }
+    }
     if let Some(root) = &options.root {
         return program::find_in_tree(name, root);
     }

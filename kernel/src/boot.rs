@@ -12,6 +12,7 @@ use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
 use crate::cmdline::{Mitigations, Plant};
+use crate::fs::changes::{BelowTree, Changes};
 use crate::fs::{FileSystem, initramfs};
 use crate::host::BounceSettings;
 use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
@@ -21,7 +22,6 @@ use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
 use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
-use crate::share::{BelowTree, Changes};
 use crate::socket::attachment::Attachment;
 use crate::{
     Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, share, socket,
@@ -226,7 +226,7 @@ impl Display for Failure {
 ///
 /// # Errors
 /// What could not be had.
-fn prepare() -> core::result::Result<(Spec, Option<Kept>), Failure> {
+fn prepare() -> core::result::Result<(Spec, Option<KeptChanges>), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
@@ -263,10 +263,10 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
 }
 
 /// What programs change, and the folder of the host that is to have it.
-type Kept = (Changes, Arc<dyn FileSystem>);
+type KeptChanges = (Changes, Arc<dyn FileSystem>);
 
 /// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.
-pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Kept>, Failure> {
+pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<KeptChanges>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
     let changes = lay(folders).map_err(or("a folder of the host below the image"))?;
@@ -280,7 +280,7 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Kept
 }
 
 /// Lays the image over those of the host's folders that are to be below it.
-fn lay(folders: &[ShareSpec]) -> Result<Option<Kept>> {
+fn lay(folders: &[ShareSpec]) -> Result<Option<KeptChanges>> {
     let mut trees = Vec::new();
     for ShareSpec { tag, path, .. } in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
         trees.try_push(BelowTree { tree: share::mount(tag, b"")?, source: tag, path })?;

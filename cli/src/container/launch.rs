@@ -12,8 +12,8 @@ use super::tree::MappedTree;
 use crate::Result;
 use crate::args::RunOptions;
 use crate::failure::Failure;
-use crate::run;
 use crate::user::User;
+use crate::{changes, run};
 
 /// A program and its surroundings.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Launch {
         }
         let environment = run::with_additions(variables, &options.env)?;
         let path = run::variable(&environment, "PATH").unwrap_or_default();
-        let exec = find_program(tree, &arguments[0], path, &cwd)?;
+        let exec = find_program((tree, options.changes.as_deref()), &arguments[0], path, &cwd)?;
         Ok(Launch { exec, arguments, environment, cwd, user: account.user })
     }
 }
@@ -99,8 +99,13 @@ fn arguments(config: &ImageConfiguration, options: &RunOptions) -> Result<Vec<Os
     }
 }
 
-/// Finds a program as execvp(3) would in the guest.
-fn find_program(tree: &MappedTree, name: &OsStr, path: &OsStr, cwd: &Path) -> Result<PathBuf> {
+/// Finds a program as execvp(3) would in the guest, which sees `kept` over the tree.
+fn find_program(
+    (tree, kept): (&MappedTree, Option<&Path>),
+    name: &OsStr,
+    path: &OsStr,
+    cwd: &Path,
+) -> Result<PathBuf> {
     let is_path = name.as_bytes().contains(&b'/');
     let candidates: Vec<PathBuf> = if is_path {
         vec![cwd.join(name)]
@@ -109,6 +114,9 @@ fn find_program(tree: &MappedTree, name: &OsStr, path: &OsStr, cwd: &Path) -> Re
         std::env::split_paths(path).map(|folder| cwd.join(folder).join(name)).collect()
     };
     for guest in candidates {
+        if kept.is_some_and(|folder| changes::has_program(folder, &guest)) {
+            return Ok(guest);
+        }
         let Some(found) = tree.attributes(&tree.end_of(&guest)?) else { continue };
         if found.kind() == FileType::RegularFile && found.mode & 0o111 != 0 {
             return Ok(guest);

@@ -14,6 +14,8 @@ pub enum ShareAccess {
     Write,
     /// Read it below what the image has at its place and what programs write there.
     Below,
+    /// Nothing; the kernel writes there what they changed elsewhere.
+    Changes,
 }
 
 /// Whose files QEMU shows the guest.
@@ -50,6 +52,7 @@ impl FolderShare {
             ShareAccess::Read => "ro",
             ShareAccess::Write => "rw",
             ShareAccess::Below => "below",
+            ShareAccess::Changes => "changes",
         };
         let mut record = OsString::from(format!("{}:{mode}:", FolderShare::tag(number)));
         record.push(&self.guest);
@@ -65,7 +68,7 @@ impl FolderShare {
         };
         // multidevs: folders with mounts in them have inode numbers of several file systems.
         let mut folder = OsString::from(format!("local,id={tag},security_model={model},multidevs=remap,"));
-        if self.access != ShareAccess::Write {
+        if matches!(self.access, ShareAccess::Read | ShareAccess::Below) {
             folder.push("readonly=on,");
         }
         folder.push("path=");

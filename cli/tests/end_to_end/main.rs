@@ -9,6 +9,7 @@ mod allocator;
 mod audit;
 mod bench;
 mod bounce;
+mod changes;
 mod command_line;
 mod common;
 mod conformance;

@@ -21,6 +21,7 @@
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
 //! | [`root`] | the root of the tree of names |
 //! | [`initramfs`], [`boot`] | the image unpacked, the first mounts |
+//! | [`changes`] | what programs changed, kept in a folder of the host |
 //! | [`calls`] | the system calls on all of this |
 //!
 //! Lock order: mount table > directory of a file system > inode > content. All of these are spin locks
@@ -32,6 +33,7 @@ pub mod boot;
 pub mod bytes;
 pub mod caller;
 pub mod calls;
+pub mod changes;
 pub mod clock;
 pub mod content;
 pub mod context;

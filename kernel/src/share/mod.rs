@@ -7,7 +7,6 @@
 //! | [`node`], [`file`] | inodes, open files |
 //! | [`store`] | the server as what is behind a page cache |
 //! | [`caches`] | what reclaim takes from here |
-//! | [`changes`] | what programs changed, kept in a folder of the host |
 //!
 //! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value once. Whatever it says
 //! of names, kinds, sizes and times, the worst that comes of it are wrong files in this mount.
@@ -27,7 +26,6 @@
 //! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards the host.
 
 mod caches;
-mod changes;
 mod channel;
 mod fids;
 mod file;
@@ -70,7 +68,6 @@ pub fn init() -> Result<()> {
 }
 
 pub use caches::drop_clean;
-pub use changes::{BelowTree, Changes};
 
 /// What the program is to see of the host's folders, at its places, but for those that lie below the image.
 ///

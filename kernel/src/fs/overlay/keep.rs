@@ -10,14 +10,15 @@
 //! | line | meaning |
 //! |---|---|
 //! | `freehold changes 1` | the first line |
-//! | `directory`, `file`, `symlink` or `fifo`, MODE, UID:GID, PATH | an inode; the mode is octal |
-//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, which is not among the files |
+//! | `directory`, `file` or `symlink`, MODE, UID:GID, PATH | an inode; the mode is octal |
+//! | `fifo`, MODE, UID:GID, PATH | one that is not among the files: QEMU makes none |
+//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, nor is that |
 //! | `name`, PATH, OTHER | another name of the file at OTHER, which was named before |
 //! | `removed`, PATH | a whiteout: what lower trees have there is not seen |
 //! | `attribute`, NAME, VALUE, PATH | an extended attribute of what was named before |
 //! | `end`, COUNT | the last line: so many stand between the first one and it |
 //!
-//! Sockets are left out: nobody listens to them any more. Other names of what is no regular file are
+//! Names are in their order, so two texts can be compared. Sockets are left out: nobody listens to them any more. Other names of what is no regular file are
 //! files of their own.
 
 use core::fmt::{self, Write};
@@ -71,7 +72,7 @@ fn keep_all(
     places: &[Vec<u8>],
     path: &mut Vec<u8>,
 ) -> Result<()> {
-    let mut keeper = Keeper { list: List::new(into)?, names: Map::new(), places, path };
+    let mut keeper = Keeper { list: LineWriter::new(into)?, names: Map::new(), places, path };
     let files = into.create(b"files", &NewNode { mode: 0o755, ..new_like(&upper.metadata()) })?;
     keeper.path.try_push(b'/')?;
     keeper.describe(upper)?;
@@ -110,13 +111,13 @@ struct Level {
 
 impl Level {
     fn new(from: Arc<dyn Node>, to: Arc<dyn Node>) -> Result<Self> {
-        let listing = Listing::of_tree(&from)?;
+        let listing = Listing::of_tree_sorted(&from)?;
         Ok(Self { from, to, listing, next: 0 })
     }
 }
 
 struct Keeper<'a> {
-    list: List,
+    list: LineWriter,
     /// Of files with several names the first one's path and copy.
     names: Map<Identity, (Vec<u8>, Arc<dyn Node>)>,
     places: &'a [Vec<u8>],
@@ -138,9 +139,9 @@ impl Keeper<'_> {
         }
         let told = node.metadata();
         let new = new_like(&told);
-        let copy = match told.kind {
+        match told.kind {
             NodeKind::Directory => {
-                let listing = Listing::of_tree(&node)?;
+                let listing = Listing::of_tree_sorted(&node)?;
                 if listing.is_empty() && self.places.contains(self.path) {
                     return Ok(None);
                 }
@@ -148,30 +149,23 @@ impl Keeper<'_> {
                 self.describe(&node)?;
                 return Ok(Some(Level { from: node, to: copy, listing, next: 0 }));
             }
-            NodeKind::Symlink => Some(to.symlink(name, &node.read_link()?, &new)?),
-            NodeKind::Fifo => Some(to.create(name, &new)?),
-            NodeKind::Regular => match self.names.get(&node.identity()) {
-                Some((other, copy)) => {
+            NodeKind::Regular => {
+                if let Some((other, copy)) = self.names.get(&node.identity()) {
                     to.link(name, copy)?;
                     let (path, other) = (self.path.escape_ascii(), other.escape_ascii());
                     self.list.line(format_args!("name\t{path}\t{other}"))?;
                     return Ok(None);
                 }
-                None => Some(to.create(name, &new)?),
-            },
-            NodeKind::CharDevice | NodeKind::BlockDevice => None,
-            NodeKind::Socket => return Ok(None),
-        };
-        if let Some(copy) = copy {
-            if told.kind == NodeKind::Regular {
+                let copy = to.create(name, &new)?;
                 copy_bytes(&node, &copy, told.size)?;
-            }
-            if told.kind != NodeKind::Symlink {
                 set_times(&copy, &told)?;
+                if told.links > 1 {
+                    self.names.try_insert(node.identity(), (self.path.try_clone()?, copy))?;
+                }
             }
-            if told.kind == NodeKind::Regular && told.links > 1 {
-                self.names.try_insert(node.identity(), (self.path.try_clone()?, copy))?;
-            }
+            NodeKind::Symlink => drop(to.symlink(name, &node.read_link()?, &new)?),
+            NodeKind::Fifo | NodeKind::CharDevice | NodeKind::BlockDevice => {}
+            NodeKind::Socket => return Ok(None),
         }
         self.describe(&node)?;
         Ok(None)
@@ -228,14 +222,14 @@ fn set_times(copy: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
 }
 
 /// The lines.
-struct List {
+struct LineWriter {
     file: Arc<dyn File>,
     at: u64,
     text: Vec<u8>,
     lines: u64,
 }
 
-impl List {
+impl LineWriter {
     fn new(into: &Arc<dyn Node>) -> Result<Self> {
         let new = NewNode { kind: NodeKind::Regular, mode: 0o644, uid: 0, gid: 0, rdev: 0 };
         let file = into.create(b"changes", &new)?.open(OpenFlags::LARGEFILE | OpenFlags::WRONLY)?;

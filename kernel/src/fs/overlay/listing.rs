@@ -44,6 +44,13 @@ impl Listing {
         Ok(listing)
     }
 
+    /// The same, in the order of the names.
+    pub fn of_tree_sorted(dir: &Arc<dyn Node>) -> Result<Self> {
+        let mut listing = Self::of_tree(dir)?;
+        listing.order(0);
+        Ok(listing)
+    }
+
     /// What is seen in a directory of the merged tree.
     pub fn of_merged(dir: &OverlayNode) -> Result<Self> {
         let mut listing = Self::default();

@@ -1,0 +1,355 @@
+//! `--changes DIR`: what programs change in the guest is kept, and a later run goes on with it.
+//!
+//! DIR has two things. `files` is an ordinary tree: what is new or changed, at its path in the guest, but for devices and FIFOs.
+//! `changes` is a text with a line for each of them and for all that was removed (the guest's kernel writes it: its
+//! `overlay::keep` describes the form); owners and exact modes are there, for a file of the host is its user's. So whatever
+//! a guest does, no set-ID program and no device comes to be on the host, and rights are not needed.
+//!
+//! The guest writes into a new folder beside DIR, and sees neither. When all is there the two change places in one step:
+//! DIR has everything of one run or everything of the run before. A user may change what is in `files`: what has no line is
+//! root's, what has a line but is not there is forgotten.
+
+mod lines;
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
+use serde::Serialize;
+use tempfile::TempDir;
+
+use self::lines::{Attribute, ChangeLines, KeptNode};
+use crate::Result;
+use crate::failure::Failure;
+use crate::image::{Image, ImageNode};
+use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
+use crate::session::End;
+use crate::user::User;
+use crate::volume::FolderSharing;
+use crate::{print, program};
+
+const FILES: &str = "files";
+const LINES: &str = "changes";
+/// Where the guest looks for what it is to begin with, and for the attributes of that.
+const IN_IMAGE: &str = "/.freehold/changes";
+const ATTRIBUTES: &str = "/.freehold/attributes";
+
+/// A folder that keeps changes.
+#[derive(Debug)]
+pub struct Changes {
+    /// As the user named it.
+    shown: PathBuf,
+    folder: PathBuf,
+    /// Beside it, for what this run changes.
+    next: TempDir,
+    /// Held while the run goes on: one run at a time changes a folder.
+    _lock: File,
+}
+
+/// What a run has left in the folder.
+#[derive(Serialize, Debug, Default, PartialEq, Eq)]
+pub struct KeptCounts {
+    /// Files, directories, links and devices that are new or changed.
+    pub changed: usize,
+    /// Names that were removed.
+    pub removed: usize,
+}
+
+impl KeptCounts {
+    /// For the closing report.
+    pub fn line(&self) -> String {
+        let KeptCounts { changed, removed } = self;
+        format!("   changes kept: {changed} new or changed, {removed} removed\n")
+    }
+}
+
+impl Changes {
+    /// Takes the folder `shown`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// It has other files, another run has it, nothing can be made beside it, or nothing can be shared with the run.
+    pub fn open(shown: &Path, sharing: FolderSharing) -> Result<Changes> {
+        if let FolderSharing::Copies(why) = sharing {
+            return Err(Failure::new(format!("--changes: {why} cannot keep them"), "leave --changes out"));
+        }
+        let failed = |error: &std::io::Error| {
+            Failure::new(format!("--changes {}: {}", shown.display(), crate::failure::words(error)), "")
+        };
+        match fs::create_dir(shown) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&error)),
+            _ => {}
+        }
+        let folder = fs::canonicalize(shown).map_err(|error| failed(&error))?;
+        let names = fs::read_dir(&folder).map_err(|error| failed(&error))?;
+        let names: Vec<_> = names.flatten().map(|entry| entry.file_name()).collect();
+        if !names.is_empty() && !names.iter().any(|name| name == LINES) {
+            return Err(Failure::new(
+                format!("--changes {}: it has files that no run kept there", shown.display()),
+                "name a new or an empty folder",
+            ));
+        }
+        let lock = File::open(&folder).map_err(|error| failed(&error))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Failure::new(
+                    format!("--changes {}: another run keeps its changes there", shown.display()),
+                    "name another folder, or wait for its end",
+                ));
+            }
+            Err(error) => return Err(failed(&error.into())),
+        }
+        let beside = folder.parent().filter(|parent| device(parent) == device(&folder));
+        let Some(beside) = beside else {
+            return Err(Failure::new(
+                format!("--changes {}: a file system is mounted there", shown.display()),
+                "name a folder in it",
+            ));
+        };
+        let next = tempfile::Builder::new().prefix(".freehold-changes-").tempdir_in(beside);
+        let next = next.map_err(|error| {
+            let why = crate::failure::words(&error);
+            Failure::new(format!("--changes {}: nothing can be made beside it: {why}", shown.display()), "")
+        })?;
+        Ok(Changes { shown: shown.to_path_buf(), folder, next, _lock: lock })
+    }
+
+    /// What QEMU exports for it.
+    pub fn share(&self) -> FolderShare {
+        FolderShare {
+            host: self.next.path().to_path_buf(),
+            guest: "/".into(),
+            access: ShareAccess::Changes,
+            owners: ShareOwners::Host,
+        }
+    }
+
+    /// Puts what an earlier run kept into `image`.
+    ///
+    /// # Errors
+    /// A line is malformed, or a file cannot be read.
+    pub fn add_to(&self, image: &mut Image) -> Result<()> {
+        let text = match fs::read(self.folder.join(LINES)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(Failure::io("read", &self.folder.join(LINES), &error)),
+        };
+        let kept = ChangeLines::parse(&text).map_err(|line| {
+            Failure::new(
+                format!("--changes {}: line {line} of {LINES} is malformed", self.shown.display()),
+                "was it edited?",
+            )
+        })?;
+        let files = self.folder.join(FILES);
+        add_files((&files, Path::new("/")), &kept, image)?;
+        for path in &kept.removed {
+            if fs::symlink_metadata(host_path(&files, path)).is_err() {
+                let whiteout = ImageNode::Device { is_block: false, number: (0, 0) };
+                image.put_owned(&in_image(path), whiteout, (0, User::ROOT), 0);
+            }
+        }
+        for (path, node) in &kept.nodes {
+            let (node, told) = match *node {
+                KeptNode::Fifo(mode, owner) => (ImageNode::Fifo, (mode, owner)),
+                KeptNode::Device { is_block, number, mode, owner } => {
+                    (ImageNode::Device { is_block, number }, (mode, owner))
+                }
+                _ => continue,
+            };
+            image.put_owned(&in_image(path), node, told, 0);
+        }
+        let attributes = kept.attributes.iter().filter(|of| image.has(&in_image(&of.path)));
+        image.add_bytes(Path::new(ATTRIBUTES), 0o600, attributes.flat_map(Attribute::encode).collect());
+        Ok(())
+    }
+
+    /// Has the folder be what the run left, which ended so: only where its program came to its end.
+    ///
+    /// # Errors
+    /// The guest did not write all of it, or the folder cannot be changed; it is as it was then.
+    pub fn conclude(&self, end: &End) -> Result<Option<KeptCounts>> {
+        if let End::Program(_) | End::OutputLost(..) = end {
+            return self.finish().map(Some);
+        }
+        print::stderr(format!("freehold: {}\n", self.not_kept("its program did not come to its end")));
+        Ok(None)
+    }
+
+    fn not_kept(&self, why: &str) -> Failure {
+        let shown = self.shown.display();
+        Failure::new(format!("the changes of this run are not kept: {why}"), format!("{shown} is as it was"))
+    }
+
+    fn finish(&self) -> Result<KeptCounts> {
+        let failed = |why: &str| self.not_kept(why);
+        let written = fs::read(self.next.path().join(LINES)).unwrap_or_default();
+        let kept =
+            ChangeLines::parse(&written).map_err(|_| failed("the VM did not come to write them all"))?;
+        let mode = fs::metadata(&self.folder).map_or(0o755, |meta| meta.mode() & 0o777);
+        let swapped = fs::set_permissions(self.next.path(), fs::Permissions::from_mode(mode))
+            .and_then(|()| change_places(self.next.path(), &self.folder));
+        swapped.map_err(|error| failed(&crate::failure::words(&error)))?;
+        Ok(KeptCounts { changed: kept.changed(), removed: kept.removed.len() })
+    }
+}
+
+/// Whether `guest` leads to a program among the files that are kept in `folder`.
+pub fn has_program(folder: &Path, guest: &Path) -> bool {
+    program::runs_in_tree(guest, &folder.join(FILES))
+}
+
+fn device(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|meta| meta.dev())
+}
+
+/// In one step where the file system can.
+fn change_places(one: &Path, other: &Path) -> std::io::Result<()> {
+    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            let aside = one.with_extension("old");
+            fs::rename(other, &aside)?;
+            fs::rename(one, other)?;
+            fs::rename(aside, one)
+        }
+        done => Ok(done?),
+    }
+}
+
+fn in_image(path: &Path) -> PathBuf {
+    host_path(Path::new(IN_IMAGE), path)
+}
+
+fn host_path(root: &Path, path: &Path) -> PathBuf {
+    match path.strip_prefix("/") {
+        Ok(rest) if !rest.as_os_str().is_empty() => root.join(rest),
+        _ => root.to_path_buf(),
+    }
+}
+
+/// Adds the host's `file`, which is at `path` in the guest, with all that is in it. What may be changed by others between two
+/// looks is never followed, and is at worst an error.
+fn add_files((file, path): (&Path, &Path), kept: &ChangeLines, image: &mut Image) -> Result<()> {
+    let failed = |error: &std::io::Error| Failure::io("read", file, error);
+    let meta = match fs::symlink_metadata(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        meta => meta.map_err(|error| failed(&error))?,
+    };
+    let kind = meta.file_type();
+    let node = match kept.names.get(path) {
+        Some(other) if is_same(&meta, kept, other, file, path) => ImageNode::Name(in_image(other)),
+        _ if kind.is_dir() => ImageNode::Folder,
+        _ if kind.is_symlink() => ImageNode::Symlink(fs::read_link(file).map_err(|error| failed(&error))?),
+        _ if kind.is_file() => ImageNode::HostFile(file.to_path_buf(), meta.len()),
+        _ => return Ok(()),
+    };
+    let told = match kept.nodes.get(path) {
+        Some(&KeptNode::Directory(mode, owner)) if kind.is_dir() => (mode, owner),
+        Some(&KeptNode::File(mode, owner)) if kind.is_file() => (mode, owner),
+        Some(&KeptNode::Symlink(mode, owner)) if kind.is_symlink() => (mode, owner),
+        _ => (meta.mode() & 0o777, User::ROOT),
+    };
+    let modified = u32::try_from(meta.mtime()).unwrap_or(0);
+    image.put_owned(&in_image(path), node, told, modified);
+    if kind.is_dir() {
+        for entry in fs::read_dir(file).map_err(|error| failed(&error))? {
+            let name = entry.map_err(|error| failed(&error))?.file_name();
+            add_files((&file.join(&name), &path.join(&name)), kept, image)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file of the host, at `path` in the guest, is still the one at `other`.
+fn is_same(meta: &fs::Metadata, kept: &ChangeLines, other: &Path, file: &Path, path: &Path) -> bool {
+    let depth = path.components().count() - 1;
+    let Some(files) = file.ancestors().nth(depth) else { return false };
+    let same = |of: fs::Metadata| (of.dev(), of.ino()) == (meta.dev(), meta.ino());
+    kept.nodes.contains_key(other) && fs::symlink_metadata(host_path(files, other)).is_ok_and(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (TempDir, PathBuf) {
+        let parent = tempfile::tempdir().expect("temporary folder");
+        let folder = parent.path().join("kept");
+        (parent, folder)
+    }
+
+    fn open(folder: &Path) -> Result<Changes> {
+        Changes::open(folder, FolderSharing::Possible)
+    }
+
+    fn put(folder: &Path, path: &str, text: &str) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("mkdir");
+        fs::write(path, text).expect("written");
+    }
+
+    const ALL: &str =
+        "freehold changes 1\ndirectory\t0755\t0:0\t/\nfile\t4755\t0:7\t/a\nremoved\t/gone\nend\t3\n";
+
+    #[test]
+    fn a_run_that_wrote_all_has_the_folder_be_what_it_left() {
+        let (parent, shown) = folder();
+        let changes = open(&shown).expect("opened");
+        let next = changes.next.path().to_path_buf();
+        put(&next, "files/a", "text");
+        put(&next, LINES, ALL);
+        assert_eq!(changes.finish().expect("kept"), KeptCounts { changed: 1, removed: 1 });
+        assert_eq!(fs::read_to_string(shown.join("files/a")).expect("read"), "text");
+        drop(changes);
+        assert_eq!(fs::read_dir(parent.path()).expect("listed").count(), 1, "nothing is left beside it");
+        let again = open(&shown).expect("opened");
+        let mut image = Image::empty();
+        again.add_to(&mut image).expect("added");
+        for name in ["", "/a", "/gone"] {
+            assert!(image.has(Path::new(&format!("{IN_IMAGE}{name}"))), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_did_not_leaves_the_folder_as_it_was() {
+        for text in ["", "freehold changes 1\n", &ALL[..ALL.len() - 1], &ALL.replace("end\t3", "end\t4")] {
+            let (_parent, shown) = folder();
+            put(&shown, LINES, ALL);
+            let changes = open(&shown).expect("opened");
+            put(changes.next.path(), LINES, text);
+            let said = changes.finish().expect_err("refused").to_string();
+            assert!(said.contains("is as it was"), "{said}");
+            assert_eq!(fs::read_to_string(shown.join(LINES)).expect("read"), ALL);
+        }
+    }
+
+    #[test]
+    fn a_folder_is_one_runs_and_has_nothing_else() {
+        let (_parent, shown) = folder();
+        let first = open(&shown).expect("opened");
+        assert!(open(&shown).expect_err("locked").to_string().contains("another run"));
+        drop(first);
+        put(&shown, "thesis.txt", "");
+        assert!(open(&shown).expect_err("refused").to_string().contains("no run kept"));
+        let missing = shown.join("no/such");
+        assert!(open(&missing).expect_err("refused").to_string().contains("No such file"));
+    }
+
+    #[test]
+    fn what_a_user_changed_in_it_counts() {
+        let (_parent, shown) = folder();
+        put(
+            &shown,
+            LINES,
+            "freehold changes 1\nfile\t0644\t5:5\t/was\nname\t/b\t/was\nremoved\t/new\nend\t3\n",
+        );
+        put(&shown, "files/new", "by hand");
+        put(&shown, "files/b", "no longer a name of it");
+        let mut image = Image::empty();
+        open(&shown).expect("opened").add_to(&mut image).expect("added");
+        let there = |name: &str| image.has(&in_image(Path::new(name)));
+        assert_eq!(["/was", "/new", "/b"].map(there), [false, true, true]);
+    }
+}
