@@ -171,10 +171,8 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
             let wanted = spec.report;
             let ending = task::init::run(spec);
             watch::program_ended();
-            if let Some((changes, folder)) = changes
-                && let Err(reason) = changes.keep(&folder.root())
-            {
-                host::notice(format_args!("the changes are not kept: {reason}"));
+            if let Some(changes) = changes {
+                keep(&changes);
             }
             if wanted == spec::ClosingTables::Wanted {
                 report::closing();
@@ -277,6 +275,17 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Kept
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
     Ok(changes)
+}
+
+/// Writes down what programs changed, once nobody changes anything any more. The host sees whether all of it is there.
+fn keep((changes, folder): &KeptChanges) {
+    let kept = match task::init::end_others() {
+        Ok(()) => changes.keep(&folder.root()),
+        Err(error) => return host::notice(format_args!("some processes do not end: {error:?}")),
+    };
+    if let Err(reason) = kept {
+        host::notice(format_args!("the changes cannot be written: {reason}"));
+    }
 }
 
 /// Lays the image over those of the host's folders that are to be below it.

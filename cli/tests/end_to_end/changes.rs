@@ -70,6 +70,23 @@ fn changes_of_a_tree_and_of_a_sealed_image_are_kept_too() {
     }
 }
 
+/// Those that a program leaves behind end with it, as in a container: what is kept is of one moment.
+#[test]
+fn processes_that_still_change_files_are_ended_first() {
+    if kernel() == "linux" {
+        return;
+    }
+    let parent = tempfile::tempdir().expect("temporary folder");
+    let folder = parent.path().join("kept");
+    let script = "cd /srv 2>/dev/null || { mkdir /srv; cd /srv; }; for w in 1 2 3; do (while :; do mkdir d$w; echo x > d$w/f; \
+        mv d$w/f d$w/g; rm -r d$w; done 2>/dev/null) & done; sleep 0.2; echo kept > own";
+    let options = ["--cpus", "2", "--changes", text(&folder)];
+    for _ in 0..3 {
+        run(&options, &["busybox", "sh", "-c", script], b"").expect(0);
+        assert_eq!(fs::read_to_string(folder.join("files/srv/own")).expect("read"), "kept\n");
+    }
+}
+
 #[test]
 fn a_run_that_is_killed_leaves_the_folder_as_it_was() {
     if kernel() == "linux" {

@@ -202,6 +202,25 @@ fn an_image_runs_as_its_configuration_says_and_is_unpacked_once() {
 }
 
 #[test]
+fn what_a_container_changes_can_be_kept() {
+    if kernel() == "linux" {
+        return;
+    }
+    let cache = TestCache::new();
+    let file = cache.file("image.tar", &saved(&settings(), &layers()));
+    let kept = cache.0.path().join("kept");
+    let options = ["--changes", text(&kept), "--user", "root", "--entrypoint"];
+    // An installation, and the use of what it installed.
+    let install = "busybox cp bin/busybox bin/ash; busybox rm d/new; echo more >> etc/group; busybox chown 7:8 srv/app/own";
+    cache.run(&file, &[&options[..], &["/bin/sh", "--cwd", "/", "--", "-c", install]].concat());
+    let look = "ls /d; stat -c %u:%g /srv/app/own; tail -n 1 /etc/group; stat -c %a:%u /srv/app";
+    let (said, _) = cache.run(&file, &[&options[..], &["ash", "--", "-c", look]].concat());
+    assert_eq!(said, "7:8\nmore\n700:1000\n");
+    let alone = cache.run(&file, &["--user", "root", "--", "ls /d; busybox tail -n 1 /etc/group"]).0;
+    assert_eq!(alone, "new\nstaff:x:50:\n", "the image is as it was");
+}
+
+#[test]
 fn owners_modes_and_links_are_the_images_and_the_host_has_none_of_them() {
     if kernel() == "linux" {
         return;

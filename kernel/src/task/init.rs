@@ -14,7 +14,7 @@ use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, SpinLock};
 use crate::task::signal::code;
 use crate::tty::{console, job};
-use crate::{Errno, Result, hw};
+use crate::{Errno, Result, hw, time};
 use freehold_collections::{Arc, reserve};
 
 static INIT: spin::Once<Arc<Process>> = spin::Once::new();
@@ -59,6 +59,32 @@ pub fn run(spec: Spec) -> Ending {
     };
     stdio::flush();
     ending
+}
+
+/// How long processes that were killed may take to end.
+const PATIENCE: u64 = 10_000_000_000;
+/// How long it takes to look again whether they have.
+const LOOK_AGAIN: u64 = 5_000_000;
+
+/// Kills every process but this one, which takes in their orphans, and waits until all are gone.
+///
+/// # Errors
+/// `EBUSY` if some have not ended within ten seconds.
+pub fn end_others() -> Result<()> {
+    let deadline = time::now().saturating_add(PATIENCE);
+    loop {
+        let mut others = registry::processes().filter(|other| other.pid > super::INIT).peekable();
+        if others.peek().is_none() {
+            return Ok(());
+        }
+        if time::now() >= deadline {
+            return Err(Errno::EBUSY);
+        }
+        // One that forks meanwhile has children the next time.
+        others.for_each(|other| other.signal(SigInfo::kernel(Signal::KILL)));
+        let soon = time::now().saturating_add(LOOK_AGAIN);
+        process().child_changed.wait_uninterruptible_until::<()>(soon, || None);
+    }
 }
 
 /// The names of the host's terminal belong to the program's user, as after a login: a shell opens
