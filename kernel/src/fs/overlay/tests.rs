@@ -76,6 +76,32 @@ impl Trees {
     }
 }
 
+/// Both trees number their inodes from 1 on.
+#[test]
+fn inodes_of_all_trees_are_told_apart_on_one_device() {
+    let mut trees = Trees::over(some_lower());
+    trees.merged.write("/upper", "");
+    trees.merged.make_dir("/d/new");
+    trees.stack();
+    trees.merged.write("/top", "");
+    let mut numbers = BTreeMap::new();
+    let paths = ["/", "/d", "/d/e", "/d/e/deep", "/d/one", "/d/new", "/file", "/link", "/upper", "/top"];
+    for path in paths {
+        let told = trees.merged.walk().find(path.as_bytes(), Final::Stop).unwrap().node.metadata();
+        assert_eq!(told.device, trees.merged.root.node.metadata().device, "{path}");
+        assert_eq!(numbers.insert(told.inode, path), None, "{path}");
+    }
+    let of = ["e", "one", "new"].map(|name| (name, inode(&trees.merged, &std::format!("/d/{name}"))));
+    let mut listed = 0;
+    let file = trees.merged.open("/d", OpenFlags::DIRECTORY).unwrap();
+    file.read_dir(&mut |entry| {
+        listed += usize::from(of.contains(&(core::str::from_utf8(entry.name).unwrap(), entry.inode)));
+        true
+    })
+    .unwrap();
+    assert_eq!(listed, 3, "they are listed with their numbers");
+}
+
 #[test]
 fn an_opaque_directory_hides_those_below_it_in_a_lower_tree_too() {
     let mut trees = Trees::over(some_lower());
