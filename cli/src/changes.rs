@@ -1,13 +1,14 @@
 //! `--changes DIR`: what programs change in the guest is kept, and a later run goes on with it.
 //!
-//! DIR has two things. `files` is an ordinary tree: what is new or changed, at its path in the guest, but for devices and FIFOs.
-//! `changes` is a text with a line for each of them and for all that was removed (the guest's kernel writes it: its
-//! `overlay::keep` describes the form); owners and exact modes are there, for a file of the host is its user's. So whatever
-//! a guest does, no set-ID program and no device comes to be on the host, and rights are not needed.
+//! DIR has two things. `files` is an ordinary tree: what is new or changed, at its path in the
+//! guest, but for devices and FIFOs. `changes` is a text with a line for each of them and for each
+//! name that was removed. The guest's kernel writes it; its `overlay::keep` describes the form.
+//! Owners and exact modes are in the text, since a file of the host is its user's. So no set-ID
+//! program and no device comes to be on the host, whatever a guest does, and no rights are needed.
 //!
-//! The guest writes into a new folder beside DIR, and sees neither. When all is there the two change places in one step:
-//! DIR has everything of one run or everything of the run before. A user may change what is in `files`: what has no line is
-//! root's, what has a line but is not there is forgotten.
+//! The guest writes into a new folder beside DIR, and sees neither. When all is there the two
+//! change places in one step: DIR has everything of one run or everything of the run before. A user
+//! may change `files`: a file without a line is root's, a line without its file is passed over.
 
 mod lines;
 
@@ -21,10 +22,10 @@ use rustix::io::Errno;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use self::lines::{Attribute, ChangeLines, KeptNode};
+use self::lines::{Attribute, ChangeLines, KeptKind};
 use crate::Result;
-use crate::failure::Failure;
-use crate::image::{Image, ImageNode};
+use crate::failure::{Failure, words};
+use crate::image::{Image, ImageNode, in_tree};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::session::End;
 use crate::user::User;
@@ -49,7 +50,7 @@ pub struct Changes {
     _lock: File,
 }
 
-/// What a run has left in the folder.
+/// The counts of what a run has left in the folder.
 #[derive(Serialize, Debug, Default, PartialEq, Eq)]
 pub struct KeptCounts {
     /// Files, directories, links and devices that are new or changed.
@@ -70,13 +71,14 @@ impl Changes {
     /// Takes the folder `shown`, which is made if it is not there.
     ///
     /// # Errors
-    /// It has other files, another run has it, nothing can be made beside it, or nothing can be shared with the run.
+    /// It has other files, another run has it, nothing can be made beside it, or nothing can be
+    /// shared with the run.
     pub fn open(shown: &Path, sharing: FolderSharing) -> Result<Changes> {
         if let FolderSharing::Copies(why) = sharing {
             return Err(Failure::new(format!("--changes: {why} cannot keep them"), "leave --changes out"));
         }
         let failed = |error: &std::io::Error| {
-            Failure::new(format!("--changes {}: {}", shown.display(), crate::failure::words(error)), "")
+            Failure::new(format!("--changes {}: {}", shown.display(), words(error)), "")
         };
         match fs::create_dir(shown) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&error)),
@@ -111,13 +113,13 @@ impl Changes {
         };
         let next = tempfile::Builder::new().prefix(".freehold-changes-").tempdir_in(beside);
         let next = next.map_err(|error| {
-            let why = crate::failure::words(&error);
+            let why = words(&error);
             Failure::new(format!("--changes {}: nothing can be made beside it: {why}", shown.display()), "")
         })?;
         Ok(Changes { shown: shown.to_path_buf(), folder, next, _lock: lock })
     }
 
-    /// What QEMU exports for it.
+    /// The folder that QEMU exports for it.
     pub fn share(&self) -> FolderShare {
         FolderShare {
             host: self.next.path().to_path_buf(),
@@ -144,22 +146,20 @@ impl Changes {
             )
         })?;
         let files = self.folder.join(FILES);
-        add_files((&files, Path::new("/")), &kept, image)?;
+        add_files(&files, Path::new("/"), &kept, image)?;
         for path in &kept.removed {
-            if fs::symlink_metadata(host_path(&files, path)).is_err() {
+            if fs::symlink_metadata(in_tree(&files, path)).is_err() {
                 let whiteout = ImageNode::Device { is_block: false, number: (0, 0) };
                 image.put_owned(&in_image(path), whiteout, (0, User::ROOT), 0);
             }
         }
-        for (path, node) in &kept.nodes {
-            let (node, told) = match *node {
-                KeptNode::Fifo(mode, owner) => (ImageNode::Fifo, (mode, owner)),
-                KeptNode::Device { is_block, number, mode, owner } => {
-                    (ImageNode::Device { is_block, number }, (mode, owner))
-                }
-                _ => continue,
+        for (path, told) in &kept.nodes {
+            let node = match told.kind {
+                KeptKind::Fifo => ImageNode::Fifo,
+                KeptKind::Device { is_block, number } => ImageNode::Device { is_block, number },
+                KeptKind::Directory | KeptKind::File | KeptKind::Symlink => continue,
             };
-            image.put_owned(&in_image(path), node, told, 0);
+            image.put_owned(&in_image(path), node, (told.mode, told.owner), 0);
         }
         let attributes = kept.attributes.iter().filter(|of| image.has(&in_image(&of.path)));
         image.add_bytes(Path::new(ATTRIBUTES), 0o600, attributes.flat_map(Attribute::encode).collect());
@@ -184,14 +184,13 @@ impl Changes {
     }
 
     fn finish(&self) -> Result<KeptCounts> {
-        let failed = |why: &str| self.not_kept(why);
         let written = fs::read(self.next.path().join(LINES)).unwrap_or_default();
-        let kept =
-            ChangeLines::parse(&written).map_err(|_| failed("the VM did not come to write them all"))?;
+        let kept = ChangeLines::parse(&written)
+            .map_err(|_| self.not_kept("the VM did not come to write them all"))?;
         let mode = fs::metadata(&self.folder).map_or(0o755, |meta| meta.mode() & 0o777);
         let swapped = fs::set_permissions(self.next.path(), fs::Permissions::from_mode(mode))
             .and_then(|()| change_places(self.next.path(), &self.folder));
-        swapped.map_err(|error| failed(&crate::failure::words(&error)))?;
+        swapped.map_err(|error| self.not_kept(&words(&error)))?;
         Ok(KeptCounts { changed: kept.changed(), removed: kept.removed.len() })
     }
 }
@@ -219,55 +218,49 @@ fn change_places(one: &Path, other: &Path) -> std::io::Result<()> {
 }
 
 fn in_image(path: &Path) -> PathBuf {
-    host_path(Path::new(IN_IMAGE), path)
+    in_tree(Path::new(IN_IMAGE), path)
 }
 
-fn host_path(root: &Path, path: &Path) -> PathBuf {
-    match path.strip_prefix("/") {
-        Ok(rest) if !rest.as_os_str().is_empty() => root.join(rest),
-        _ => root.to_path_buf(),
-    }
-}
-
-/// Adds the host's `file`, which is at `path` in the guest, with all that is in it. What may be changed by others between two
-/// looks is never followed, and is at worst an error.
-fn add_files((file, path): (&Path, &Path), kept: &ChangeLines, image: &mut Image) -> Result<()> {
-    let failed = |error: &std::io::Error| Failure::io("read", file, error);
-    let meta = match fs::symlink_metadata(file) {
+/// Adds the file of `files` that is at `path` in the guest, with all that is in it. A file that
+/// changes between two looks is never followed, and is at worst an error.
+fn add_files(files: &Path, path: &Path, kept: &ChangeLines, image: &mut Image) -> Result<()> {
+    let file = in_tree(files, path);
+    let failed = |error: &std::io::Error| Failure::io("read", &file, error);
+    let meta = match fs::symlink_metadata(&file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         meta => meta.map_err(|error| failed(&error))?,
     };
-    let kind = meta.file_type();
-    let node = match kept.names.get(path) {
-        Some(other) if is_same(&meta, kept, other, file, path) => ImageNode::Name(in_image(other)),
-        _ if kind.is_dir() => ImageNode::Folder,
-        _ if kind.is_symlink() => ImageNode::Symlink(fs::read_link(file).map_err(|error| failed(&error))?),
-        _ if kind.is_file() => ImageNode::HostFile(file.to_path_buf(), meta.len()),
-        _ => return Ok(()),
+    let is_still = |other: &Path| {
+        let same = |of: fs::Metadata| (of.dev(), of.ino()) == (meta.dev(), meta.ino());
+        kept.nodes.contains_key(other) && fs::symlink_metadata(in_tree(files, other)).is_ok_and(same)
+    };
+    let (kind, node) = if meta.is_dir() {
+        (KeptKind::Directory, ImageNode::Folder)
+    } else if meta.is_symlink() {
+        let target = fs::read_link(&file).map_err(|error| failed(&error))?;
+        (KeptKind::Symlink, ImageNode::Symlink(target))
+    } else if meta.is_file() {
+        let node = match kept.names.get(path).filter(|other| is_still(other)) {
+            Some(other) => ImageNode::Name(in_image(other)),
+            None => ImageNode::HostFile(file.clone(), meta.len()),
+        };
+        (KeptKind::File, node)
+    } else {
+        return Ok(());
     };
     let told = match kept.nodes.get(path) {
-        Some(&KeptNode::Directory(mode, owner)) if kind.is_dir() => (mode, owner),
-        Some(&KeptNode::File(mode, owner)) if kind.is_file() => (mode, owner),
-        Some(&KeptNode::Symlink(mode, owner)) if kind.is_symlink() => (mode, owner),
+        Some(told) if told.kind == kind => (told.mode, told.owner),
         _ => (meta.mode() & 0o777, User::ROOT),
     };
     let modified = u32::try_from(meta.mtime()).unwrap_or(0);
     image.put_owned(&in_image(path), node, told, modified);
-    if kind.is_dir() {
-        for entry in fs::read_dir(file).map_err(|error| failed(&error))? {
+    if meta.is_dir() {
+        for entry in fs::read_dir(&file).map_err(|error| failed(&error))? {
             let name = entry.map_err(|error| failed(&error))?.file_name();
-            add_files((&file.join(&name), &path.join(&name)), kept, image)?;
+            add_files(files, &path.join(name), kept, image)?;
         }
     }
     Ok(())
-}
-
-/// Whether a file of the host, at `path` in the guest, is still the one at `other`.
-fn is_same(meta: &fs::Metadata, kept: &ChangeLines, other: &Path, file: &Path, path: &Path) -> bool {
-    let depth = path.components().count() - 1;
-    let Some(files) = file.ancestors().nth(depth) else { return false };
-    let same = |of: fs::Metadata| (of.dev(), of.ino()) == (meta.dev(), meta.ino());
-    kept.nodes.contains_key(other) && fs::symlink_metadata(host_path(files, other)).is_ok_and(same)
 }
 
 #[cfg(test)]

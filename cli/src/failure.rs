@@ -62,7 +62,8 @@ impl Failure {
         Failure { message: format!("{}: {}", path.display(), self.message), ..self }
     }
 
-    /// The same in one line, where it quotes what others wrote: control characters are shown as `?`.
+    /// The same in one line, where it quotes what others wrote: control characters are shown as
+    /// `?`.
     #[must_use]
     pub fn in_one_line(self) -> Failure {
         let message = self.message.replace(|c: char| c.is_control(), "?");

@@ -81,6 +81,16 @@ pub enum PathPart {
     Last,
 }
 
+/// The place of the guest's path `guest` in a tree of the host with the root `root`. Follows no
+/// link.
+pub fn in_tree(root: &Path, guest: &Path) -> PathBuf {
+    match guest.strip_prefix("/") {
+        Ok(rest) if rest.as_os_str().is_empty() => root.to_path_buf(),
+        Ok(rest) => root.join(rest),
+        Err(_) => root.join(guest),
+    }
+}
+
 /// Follows `path` from the root, name by name. `link` is asked of each place on the way where it leads to, should it
 /// be a symlink. Returns where the path ends.
 pub fn walk(

@@ -15,8 +15,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::Result;
 use crate::failure::Failure;
+use crate::run::DEFAULT_PATH;
+use crate::{Result, image};
 pub use elf::Object;
 use folders::Folders;
 
@@ -65,22 +66,26 @@ fn is_script(path: &Path) -> bool {
         && head == *b"#!"
 }
 
+/// The places in the guest at which a shell whose PATH is `path` looks for `name`.
+pub fn places(name: &OsStr, path: &OsStr) -> Vec<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return vec![Path::new("/").join(name)];
+    }
+    std::env::split_paths(path).map(|folder| folder.join(name)).collect()
+}
+
+fn is_program(meta: &fs::Metadata) -> bool {
+    meta.is_file() && meta.permissions().mode() & 0o111 != 0
+}
+
 /// Finds `name` inside the tree `root`, which will be the guest's: as a shell there would.
 pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
-    let is_path = name.as_bytes().contains(&b'/');
-    let candidates: Vec<PathBuf> = if is_path {
-        vec![PathBuf::from("/").join(name)]
-    } else {
-        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        path.split(':').map(|dir| Path::new(dir).join(name)).collect()
-    };
-    for guest in candidates {
+    for guest in places(name, OsStr::new(DEFAULT_PATH)) {
         let Some(meta) = metadata_in_tree(&guest, root)? else { continue };
-        let runs = meta.is_file() && meta.permissions().mode() & 0o111 != 0;
-        if runs {
+        if is_program(&meta) {
             return Ok(Program { guest, files: BTreeSet::new() });
         }
-        if is_path {
+        if name.as_bytes().contains(&b'/') {
             let what = if meta.is_dir() { "a folder, not a program" } else { "not executable" };
             let shown = format!("{} in {} is {what}", guest.display(), root.display());
             return Err(Failure::not_executable(shown, ""));
@@ -94,20 +99,18 @@ pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
 
 /// What `guest` leads to in the tree `root`, whose symlinks stay inside; `None`: nothing.
 fn metadata_in_tree(guest: &Path, root: &Path) -> Result<Option<fs::Metadata>> {
-    let in_root = |at: &Path| root.join(at.strip_prefix("/").unwrap_or(at));
-    let end = crate::image::walk(guest, |at, _| Ok(fs::read_link(in_root(at)).ok()))?;
-    Ok(fs::symlink_metadata(in_root(&end)).ok())
+    let end = image::walk(guest, |at, _| Ok(fs::read_link(image::in_tree(root, at)).ok()))?;
+    Ok(fs::symlink_metadata(image::in_tree(root, &end)).ok())
 }
 
 /// Whether `guest` leads to a file in the tree `root` that somebody may execute.
 pub fn runs_in_tree(guest: &Path, root: &Path) -> bool {
-    let runs = |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o111 != 0;
-    metadata_in_tree(guest, root).is_ok_and(|found| found.is_some_and(runs))
+    metadata_in_tree(guest, root).is_ok_and(|found| found.is_some_and(|meta| is_program(&meta)))
 }
 
 /// Whether `path` leads to a file that somebody may execute.
 pub fn runs(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    fs::metadata(path).is_ok_and(|meta| is_program(&meta))
 }
 
 /// The absolute path of `name`, without `.` and `..`; symlinks are left alone.

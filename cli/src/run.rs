@@ -493,11 +493,8 @@ fn find_program(
     let name = &options.program[0];
     if let Some(folder) = &options.changes {
         let path = variable(environment, "PATH").unwrap_or_default();
-        let mut places: Vec<PathBuf> = std::env::split_paths(path).map(|dir| dir.join(name)).collect();
-        if name.as_bytes().contains(&b'/') {
-            places = vec![Path::new("/").join(name)];
-        }
-        if let Some(guest) = places.into_iter().find(|guest| changes::has_program(folder, guest)) {
+        let mut places = program::places(name, path).into_iter();
+        if let Some(guest) = places.find(|guest| changes::has_program(folder, guest)) {
             return Ok(Program { guest, files: BTreeSet::new() });
         }
     }

@@ -12,8 +12,9 @@ use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
 use crate::cmdline::{Mitigations, Plant};
-use crate::fs::changes::{BelowTree, Changes};
-use crate::fs::{FileSystem, initramfs};
+use crate::fs::boot::BelowTree;
+use crate::fs::changes::Changes;
+use crate::fs::initramfs;
 use crate::host::BounceSettings;
 use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
@@ -224,7 +225,7 @@ impl Display for Failure {
 ///
 /// # Errors
 /// What could not be had.
-fn prepare() -> core::result::Result<(Spec, Option<KeptChanges>), Failure> {
+fn prepare() -> core::result::Result<(Spec, Option<Changes>), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
@@ -260,11 +261,8 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
     Ok(())
 }
 
-/// What programs change, and the folder of the host that is to have it.
-type KeptChanges = (Changes, Arc<dyn FileSystem>);
-
 /// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.
-pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<KeptChanges>, Failure> {
+pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Changes>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
     let changes = lay(folders).map_err(or("a folder of the host below the image"))?;
@@ -277,10 +275,10 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Kept
     Ok(changes)
 }
 
-/// Writes down what programs changed, once nobody changes anything any more. The host sees whether all of it is there.
-fn keep((changes, folder): &KeptChanges) {
+/// Ends all processes and writes down what they changed. The host sees whether all of it is there.
+fn keep(changes: &Changes) {
     let kept = match task::init::end_others() {
-        Ok(()) => changes.keep(&folder.root()),
+        Ok(()) => changes.keep(),
         Err(error) => return host::notice(format_args!("some processes do not end: {error:?}")),
     };
     if let Err(reason) = kept {
@@ -289,19 +287,16 @@ fn keep((changes, folder): &KeptChanges) {
 }
 
 /// Lays the image over those of the host's folders that are to be below it.
-fn lay(folders: &[ShareSpec]) -> Result<Option<KeptChanges>> {
+fn lay(folders: &[ShareSpec]) -> Result<Option<Changes>> {
     let mut trees = Vec::new();
     for ShareSpec { tag, path, .. } in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
         trees.try_push(BelowTree { tree: share::mount(tag, b"")?, source: tag, path })?;
     }
     let Some(kept) = folders.iter().find(|folder| folder.mode == ShareMode::Changes) else {
-        for BelowTree { tree, source, path } in trees {
-            fs::boot::show_over(tree, source, path)?;
-        }
+        trees.iter().try_for_each(fs::boot::show_over)?;
         return Ok(None);
     };
-    let folder = share::mount(&kept.tag, b"")?;
-    Ok(Some((Changes::begin(&trees)?, folder)))
+    Changes::begin(&trees, share::mount(&kept.tag, b"")?).map(Some)
 }
 
 fn unpack() -> core::result::Result<(), Failure> {

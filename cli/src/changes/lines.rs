@@ -7,14 +7,22 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::user::User;
 
-/// What a line says of an inode: its mode and its owner.
+/// The kind of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptKind {
+    Directory,
+    File,
+    Symlink,
+    Fifo,
+    Device { is_block: bool, number: (u32, u32) },
+}
+
+/// An inode, as its line has it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum KeptNode {
-    Directory(u32, User),
-    File(u32, User),
-    Symlink(u32, User),
-    Fifo(u32, User),
-    Device { is_block: bool, number: (u32, u32), mode: u32, owner: User },
+pub struct KeptNode {
+    pub kind: KeptKind,
+    pub mode: u32,
+    pub owner: User,
 }
 
 /// An extended attribute.
@@ -38,11 +46,11 @@ impl Attribute {
 /// All lines.
 #[derive(Debug, Default)]
 pub struct ChangeLines {
-    /// What is new or changed.
+    /// Inodes that are new or changed.
     pub nodes: BTreeMap<PathBuf, KeptNode>,
     /// Other names of files among them.
     pub names: BTreeMap<PathBuf, PathBuf>,
-    /// What was removed.
+    /// Names that were removed.
     pub removed: Vec<PathBuf>,
     /// Extended attributes.
     pub attributes: Vec<Attribute>,
@@ -74,7 +82,7 @@ impl ChangeLines {
     }
 
     fn line(&mut self, fields: &[&str]) -> Option<()> {
-        let known = match *fields {
+        let (kind, bits, whose, at) = match *fields {
             ["removed", at] => {
                 self.removed.push(path(at)?);
                 return Some(());
@@ -91,23 +99,15 @@ impl ChangeLines {
             [kind @ ("char" | "block"), bits, whose, number, at] => {
                 let (major, minor) = number.split_once(':')?;
                 let number = (major.parse().ok()?, minor.parse().ok()?);
-                let (mode, owner) = (mode(bits)?, owner(whose)?);
-                (at, KeptNode::Device { is_block: kind == "block", number, mode, owner })
+                (KeptKind::Device { is_block: kind == "block", number }, bits, whose, at)
             }
-            [kind, bits, whose, at] => {
-                let (mode, owner) = (mode(bits)?, owner(whose)?);
-                let node = match kind {
-                    "directory" => KeptNode::Directory,
-                    "file" => KeptNode::File,
-                    "symlink" => KeptNode::Symlink,
-                    "fifo" => KeptNode::Fifo,
-                    _ => return None,
-                };
-                (at, node(mode, owner))
-            }
+            ["directory", bits, whose, at] => (KeptKind::Directory, bits, whose, at),
+            ["file", bits, whose, at] => (KeptKind::File, bits, whose, at),
+            ["symlink", bits, whose, at] => (KeptKind::Symlink, bits, whose, at),
+            ["fifo", bits, whose, at] => (KeptKind::Fifo, bits, whose, at),
             _ => return None,
         };
-        self.nodes.insert(path(known.0)?, known.1);
+        self.nodes.insert(path(at)?, KeptNode { kind, mode: mode(bits)?, owner: owner(whose)? });
         Some(())
     }
 
@@ -185,7 +185,8 @@ mod tests {
             char\t0666\t0:0\t1:3\t/null\nremoved\t/gone\nattribute\tuser.x\t\\x00y\t/a\\x0ab\nend\t6\n";
         let kept = ChangeLines::parse(lines.as_bytes()).expect("understood");
         let file = kept.nodes.get(Path::new("/a\nb"));
-        assert_eq!(file, Some(&KeptNode::File(0o4755, User { uid: 0, gid: 7 })));
+        let owner = User { uid: 0, gid: 7 };
+        assert_eq!(file, Some(&KeptNode { kind: KeptKind::File, mode: 0o4755, owner }));
         assert_eq!(kept.names.get(Path::new("/c")), Some(&PathBuf::from("/a\nb")));
         assert_eq!(kept.removed, [PathBuf::from("/gone")]);
         assert_eq!(kept.changed(), 3);

@@ -10,7 +10,7 @@ use crate::user::User;
 /// Where a user without an account is at home.
 const NO_HOME: &str = "/";
 
-/// Who a program runs as.
+/// The user that a program runs as.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Account {
     /// Its numbers.

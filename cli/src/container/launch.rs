@@ -1,4 +1,4 @@
-//! What a container of an image runs: its configuration, and what the command line changes of it.
+//! The program that a container of an image runs: its configuration, changed by the command line.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -17,7 +17,7 @@ use tar::EntryType;
 use super::tree::{FileAttributes, MAX_TARGET};
 use crate::Result;
 use crate::failure::{self, Failure};
-use crate::image::{PathPart, walk};
+use crate::image::{PathPart, in_tree, walk};
 
 /// A name that begins so removes the rest of it from the layers below.
 const WHITEOUT: &[u8] = b".wh.";
@@ -28,7 +28,7 @@ const NOTES: &[u8] = b".wh..wh.";
 /// Files below this size are written without a look at the room that is left.
 const SMALL: u64 = 1 << 20;
 
-/// What is known of a name.
+/// A name of the tree.
 #[derive(Debug)]
 struct KnownName {
     what: NameKind,
@@ -130,7 +130,7 @@ impl<'a> TreeBuilder<'a> {
     }
 
     fn on_host(&self, path: &Path) -> PathBuf {
-        self.root.join(path.strip_prefix("/").unwrap_or(path))
+        in_tree(self.root, path)
     }
 
     fn dress(&self, path: &Path, attributes: &FileAttributes) -> Result<()> {

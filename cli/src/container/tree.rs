@@ -15,7 +15,7 @@ use rustix::fs::{FileType, Timespec, Timestamps, XattrFlags};
 
 use crate::Result;
 use crate::failure::Failure;
-use crate::image::walk;
+use crate::image::{in_tree, walk};
 
 const UID: &str = "user.virtfs.uid";
 const GID: &str = "user.virtfs.gid";
@@ -97,7 +97,7 @@ impl MappedTree {
     }
 
     fn on_host(&self, guest: &Path) -> PathBuf {
-        self.root.join(guest.strip_prefix("/").unwrap_or(guest))
+        in_tree(&self.root, guest)
     }
 
     /// Returns what is at `guest`, links not followed.

@@ -70,7 +70,8 @@ fn changes_of_a_tree_and_of_a_sealed_image_are_kept_too() {
     }
 }
 
-/// Those that a program leaves behind end with it, as in a container: what is kept is of one moment.
+/// Those that a program leaves behind end with it, as in a container: what is kept is of one
+/// moment.
 #[test]
 fn processes_that_still_change_files_are_ended_first() {
     if kernel() == "linux" {

@@ -47,8 +47,8 @@ pub struct Qid {
 }
 
 impl Qid {
-    /// The kind, as in getdents(2), as far as a qid tells it: 0 is any that is neither a directory nor a
-    /// symbolic link.
+    /// The kind, as in getdents(2), as far as a qid tells it: 0 is any that is neither a directory
+    /// nor a symbolic link.
     const fn directory_kind(self) -> u8 {
         const DIRECTORY: u8 = 0x80;
         const SYMLINK: u8 = 0x02;

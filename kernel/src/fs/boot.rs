@@ -35,63 +35,74 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     Ok(FsContext::new(root::root()))
 }
 
-const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
-/// Where the image has what an earlier run kept, to be begun with.
-const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
+/// A tree of the host that lies below what the image has at its place, and what programs write
+/// there.
+pub struct BelowTree<'a> {
+    /// It.
+    pub tree: Arc<dyn FileSystem>,
+    /// Its name in /proc/mounts.
+    pub source: &'a [u8],
+    /// Its place.
+    pub path: &'a [u8],
+}
 
-/// Has what was unpacked at `path`, and all that programs write there, seen over `tree`, which is only read: from now on an overlay is there,
-/// the root itself where `path` is it. What it prepares is in a directory that has no name.
+impl BelowTree<'_> {
+    /// Its root, in a mount that is only read.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn root(&self) -> Result<Path> {
+        let flags = MountFlags::RDONLY | MountFlags::NODEV;
+        Ok(Path::root_of(Mount::new(self.tree.clone(), self.source, flags)?))
+    }
+}
+
+/// Shows what was unpacked at the place of `below`, and all that programs write there, over that
+/// tree.
 ///
 /// # Errors
 /// `ENOMEM`; what the trees say.
-pub fn show_over(tree: Arc<dyn FileSystem>, source: &[u8], path: &[u8]) -> Result<()> {
-    let is_root = path == b"/";
-    if !is_root {
-        root::make_dirs(path)?;
+pub fn show_over(below: &BelowTree<'_>) -> Result<()> {
+    if below.path != b"/" {
+        root::make_dirs(below.path)?;
     }
     let root = root::root();
-    let upper = PathWalk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
-    let lower = Mount::new(tree, source, MountFlags::RDONLY | MountFlags::NODEV)?;
-    let lower = [Path::root_of(lower)].into_iter().try_collect_vec()?;
-    if is_root {
-        let work = unnamed_directory(&upper)?;
-        return replace_root(UpperTree { root: upper, work }, lower);
-    }
-    mount_over(lower, upper, source, path)
+    let upper = PathWalk::new(&root, &root, &Caller::ROOT).find(below.path, Final::Follow)?;
+    show_overlay([below.root()?].into_iter().try_collect_vec()?, upper, below.path)
 }
 
-/// Mounts an overlay at `path`: `upper` over `lower`, of which the lowest tree is shown as `source`.
+/// Shows an overlay at `path` from now on, the root itself where that is it: `upper` over `lower`.
+/// It works in a directory that has no name; /proc/mounts names the lowest tree.
 ///
 /// # Errors
 /// `ENOMEM`; what the trees say.
-pub fn mount_over(lower: Vec<Path>, upper: Path, source: &[u8], path: &[u8]) -> Result<()> {
-    let work = unnamed_directory(&upper)?;
-    let layers = Layers { lower, upper: Some(UpperTree { root: upper, work }) };
-    let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
-    mount_at(OverlayFs::new(&layers, shown.as_bytes())?, b"overlay", path, MountFlags::empty())
-}
-
-/// Has the root be an overlay from now on, of `upper` over `lower`.
-///
-/// # Errors
-/// `ENOMEM`; what the trees say.
-pub fn replace_root(upper: UpperTree, lower: Vec<Path>) -> Result<()> {
+pub fn show_overlay(lower: Vec<Path>, upper: Path, path: &[u8]) -> Result<()> {
     let source = lower.last().map_or(&b""[..], |lowest| lowest.mount.source());
     let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
-    let overlay = OverlayFs::new(&Layers { lower, upper: Some(upper) }, shown.as_bytes())?;
-    root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
-    Ok(())
+    let work = unnamed_directory(&upper)?;
+    let layers = Layers { lower, upper: Some(UpperTree { root: upper, work }) };
+    let overlay = OverlayFs::new(&layers, shown.as_bytes())?;
+    if path == b"/" {
+        root::replace(Mount::new(overlay, b"overlay", MountFlags::empty())?);
+        return Ok(());
+    }
+    mount_at(overlay, b"overlay", path, MountFlags::empty())
 }
+
+const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
+/// The place in the image of what an earlier run kept, to be begun with.
+const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
 
 fn unnamed_directory(beside: &Path) -> Result<Path> {
     Ok(Path { node: beside.node.create_unnamed(&HIDDEN)?, ..beside.clone() })
 }
 
-/// A directory without a name for what programs change, in which is what the image brought for it, and an empty one for an overlay to work in.
+/// Makes a directory without a name for what programs change. It begins with what the image
+/// brought.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn upper_of_changes() -> Result<(Path, Path)> {
+pub fn upper_of_changes() -> Result<Path> {
     let root = root::root();
     let hidden = unnamed_directory(&root)?;
     let walk = PathWalk::new(&root, &root, &Caller::ROOT);
@@ -100,15 +111,14 @@ pub fn upper_of_changes() -> Result<(Path, Path)> {
         above.node.rename(name, &hidden.node, name, RenameFlags::NOREPLACE)?;
         hidden.node.lookup(name)
     });
-    let upper = match moved {
+    let node = match moved {
         Err(Errno::ENOENT) => {
             let mode = root.node.metadata().mode;
             hidden.node.create(name, &NewNode { mode, ..HIDDEN })?
         }
         moved => moved?,
     };
-    let work = unnamed_directory(&root)?;
-    Ok((Path { node: upper, ..root }, work))
+    Ok(Path { node, ..root })
 }
 
 /// One node of /dev: name below it, kind, mode, major and minor number.

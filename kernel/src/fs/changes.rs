@@ -1,67 +1,52 @@
 //! What programs changed, kept in a folder of the host.
 //!
-//! With such a folder everything that the image brought is a lower tree, and so are the host's folders
-//! below it. What programs change goes to one upper tree, which begins with what an earlier run kept; when the
-//! program has ended, [`Changes::keep`] writes it into the folder (the form is [`overlay::keep`]'s).
+//! With such a folder everything that the image brought is a lower tree, and so are the host's
+//! folders below it. One upper tree takes all changes. It begins with what an earlier run kept;
+//! when the program has ended, [`Changes::keep`] writes it into the folder, in [`overlay::keep`]'s
+//! form.
 
 use freehold_collections::{Arc, TryCollect, Vec};
 
-use crate::fs::mount::{Mount, MountFlags};
-use crate::fs::node::{Node, SetMetadata, XattrSet};
+use crate::fs::boot::{self, BelowTree};
+use crate::fs::node::{SetMetadata, XattrSet};
 use crate::fs::walk::{Final, PathWalk};
-use crate::fs::{Caller, FileSystem, Path, boot, overlay, root};
+use crate::fs::{Caller, FileSystem, Path, overlay, root};
 use crate::{Errno, Result};
 
 /// Where the image has the attributes of what an earlier run kept.
 const ATTRIBUTES: &[u8] = b"/.freehold/attributes";
 
-/// A tree of the host that lies below what programs write.
-pub struct BelowTree<'a> {
-    /// It.
-    pub tree: Arc<dyn FileSystem>,
-    /// What /proc/mounts shows it as.
-    pub source: &'a [u8],
-    /// Where.
-    pub path: &'a [u8],
-}
-
-impl BelowTree<'_> {
-    fn root(&self) -> Result<Path> {
-        let flags = MountFlags::RDONLY | MountFlags::NODEV;
-        Ok(Path::root_of(Mount::new(self.tree.clone(), self.source, flags)?))
-    }
-}
-
-/// The tree that has what programs changed.
+/// The tree that has the changes of programs, and the folder that is to have them.
 pub struct Changes {
     upper: Path,
-    /// Where other trees are mounted.
+    /// The places at which other trees are mounted.
     places: Vec<Vec<u8>>,
+    folder: Arc<dyn FileSystem>,
 }
 
 impl Changes {
-    /// Has everything that is written from now on in one upper tree: over the image, and over `trees`.
+    /// Has everything that is written from now on in one upper tree, over the image and over
+    /// `trees`. `folder` is empty.
     ///
     /// # Errors
     /// `ENOMEM`; `EINVAL` for attributes that are malformed; what the trees say.
-    pub fn begin(trees: &[BelowTree<'_>]) -> Result<Self> {
+    pub fn begin(trees: &[BelowTree<'_>], folder: Arc<dyn FileSystem>) -> Result<Self> {
         let image = root::root();
-        let (upper, work) = boot::upper_of_changes()?;
+        let upper = boot::upper_of_changes()?;
         set_attributes(&upper)?;
-        let below_root = trees.iter().filter(|below| below.path == b"/");
         let mut lower = [image.clone()].into_iter().try_collect_vec()?;
-        for below in below_root {
+        for below in trees.iter().filter(|below| below.path == b"/") {
             lower.try_push(below.root()?)?;
         }
-        boot::replace_root(overlay::UpperTree { root: upper.clone(), work }, lower)?;
-        let mut changes = Self { upper, places: Vec::new() };
+        boot::show_overlay(lower, upper.clone(), b"/")?;
+        let mut changes = Self { upper, places: Vec::new(), folder };
         for below in trees.iter().filter(|below| below.path != b"/") {
             changes.mount(below, &image)?;
         }
         Ok(changes)
     }
 
-    /// Mounts a tree at its place: over it what the image has there, and over that what programs change.
+    /// Mounts a tree at its place, below what the image has there and what programs change.
     fn mount(&mut self, below: &BelowTree<'_>, image: &Path) -> Result<()> {
         root::make_dirs(below.path)?;
         let find = |root: &Path| PathWalk::new(root, root, &Caller::ROOT).find(below.path, Final::Stop);
@@ -78,20 +63,20 @@ impl Changes {
         }
         lower.try_push(below.root()?)?;
         self.places.try_push(Vec::try_from_slice(below.path)?)?;
-        boot::mount_over(lower, upper, below.source, below.path)
+        boot::show_overlay(lower, upper, below.path)
     }
 
-    /// Writes it into `folder`, an empty directory.
+    /// Writes the tree into the folder.
     ///
     /// # Errors
-    /// What could not be written.
-    pub fn keep(&self, folder: &Arc<dyn Node>) -> core::result::Result<(), overlay::NotKept> {
-        overlay::keep(&self.upper.node, folder, &self.places)
+    /// The first thing that could not be written.
+    pub fn keep(&self) -> core::result::Result<(), overlay::NotKept> {
+        overlay::keep(&self.upper.node, &self.folder.root(), &self.places)
     }
 }
 
-/// Gives what the image brought for the upper tree its attributes. The file has records of three lengths, four bytes each, little-endian, and then path,
-/// name and value.
+/// Gives what the image brought for the upper tree its attributes. The file has records: three
+/// lengths of four bytes each, little-endian, then path, name and value.
 fn set_attributes(upper: &Path) -> Result<()> {
     let bytes = match root::read_file(ATTRIBUTES) {
         Err(Errno::ENOENT) => return Ok(()),

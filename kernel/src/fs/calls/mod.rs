@@ -41,7 +41,7 @@ use crate::task::{self, Capability, Process};
 use crate::{Errno, Result, user};
 
 /// The working directory instead of a descriptor.
-const AT_FDCWD: i32 = -100;
+pub(in crate::fs) const AT_FDCWD: i32 = -100;
 const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
 const AT_REMOVEDIR: u32 = 0x200;
 const AT_EACCESS: u32 = 0x200;
@@ -122,7 +122,7 @@ fn place_of(file: &OpenFile) -> Path {
 
 /// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an empty path it is
 /// `dirfd`'s own.
-fn place_at(dirfd: i32, address: u64, flags: u32, last: Final) -> Result<Path> {
+pub(in crate::fs) fn place_at(dirfd: i32, address: u64, flags: u32, last: Final) -> Result<Path> {
     let text = if address == 0 && flags & AT_EMPTY_PATH != 0 { Vec::new() } else { path_at(address)? };
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
         return if dirfd == AT_FDCWD { Ok(process().fs().cwd()) } else { Ok(place_of(&*file(dirfd)?)) };

@@ -2,11 +2,11 @@
 
 use super::{Events, InotifyFile};
 use crate::fs::caller::Access;
+use crate::fs::calls::{AT_FDCWD, place_at};
 use crate::fs::walk::Final;
-use crate::fs::{NodeKind, OpenFlags, PathWalk};
+use crate::fs::{NodeKind, OpenFlags};
 use crate::syscall::Args;
 use crate::task;
-use crate::user;
 use crate::{Errno, Result};
 
 fn init(flags: OpenFlags) -> Result<i64> {
@@ -46,17 +46,12 @@ pub fn sys_inotify_add_watch(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let instance = file.file().downcast::<InotifyFile>().ok_or(Errno::EINVAL)?;
-    let text = user::string(args[1])?;
-    let context = process.fs();
-    let (root, cwd) = (context.root(), context.cwd());
-    let credentials = process.credentials();
-    let caller = credentials.caller();
     let last = if mask.contains(Events::DONT_FOLLOW) { Final::Stop } else { Final::Follow };
-    let place = PathWalk::new(&root, &cwd, &caller).find(&text, last)?;
+    let place = place_at(AT_FDCWD, args[1], 0, last)?;
     if mask.contains(Events::ONLYDIR) && place.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
     }
-    caller.may_use(&*place.node, Access::READ)?;
+    process.credentials().caller().may_use(&*place.node, Access::READ)?;
     instance.add(&place.node, mask).map(i64::from)
 }
 

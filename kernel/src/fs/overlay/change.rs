@@ -1,7 +1,7 @@
 //! Making, removing and moving names of a merged tree.
 //!
-//! Each change is prepared in the work directory and seen in one step, a rename in the upper tree. It looks at all trees again
-//! under `names`, so that what it decides by stays so.
+//! Each change is prepared in the work directory and seen in one step, a rename in the upper tree.
+//! It looks at all trees again under `names`, so that what it decides by stays so.
 
 use freehold_collections::{Arc, Vec};
 

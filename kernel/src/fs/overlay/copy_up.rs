@@ -8,7 +8,7 @@ use freehold_collections::{Arc, Vec};
 use super::node::{OverlayNode, Place, has_other_names};
 use super::{ORIGIN, OverlayShared, PRIVATE};
 use crate::fs::bytes::{SliceSink, SliceSource};
-use crate::fs::file::Blocking;
+use crate::fs::file::{Blocking, File};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet};
 use crate::{Errno, Result, sched};
@@ -86,13 +86,9 @@ impl OverlayNode {
         if dir.is_removed() || super::looked_up(&*upper, &name)?.is_some() {
             return Ok(());
         }
-        let Metadata { accessed, modified, .. } = upper.metadata();
+        let told = upper.metadata();
         put(&upper, &name)?;
-        upper.set_metadata(&SetMetadata {
-            accessed: Some(accessed),
-            modified: Some(modified),
-            ..SetMetadata::default()
-        })
+        set_times(&upper, &told)
     }
 }
 
@@ -139,18 +135,30 @@ pub(super) fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64
             break;
         }
         if room[..got].iter().any(|&byte| byte != 0) {
-            let mut done = 0;
-            while done < got {
-                let mut source = SliceSource::new(&room[done..got]);
-                done += match to.write_at(at + done as u64, &mut source, Blocking::Wait)? {
-                    0 => return Err(Errno::EIO),
-                    count => count,
-                };
-            }
+            write_all(&*to, at, &room[..got])?;
         }
         at += got as u64;
     }
     upper.set_metadata(&SetMetadata { size: Some(size), ..SetMetadata::default() })
+}
+
+/// Writes all of `bytes` from offset `at` on.
+pub(super) fn write_all(file: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let mut source = SliceSource::new(&bytes[done..]);
+        done += match file.write_at(at + done as u64, &mut source, Blocking::Wait)? {
+            0 => return Err(Errno::EIO),
+            count => count,
+        };
+    }
+    Ok(())
+}
+
+/// Gives a node the times that `told` says.
+pub(super) fn set_times(node: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
+    let (accessed, modified) = (Some(told.accessed), Some(told.modified));
+    node.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
 }
 
 /// Gives the copy what the original has besides its bytes, and notes what it is a copy of.

@@ -1,11 +1,11 @@
 //! An upper tree, written down.
 //!
-//! [`keep`] copies an upper tree into a directory of any file system that holds names, bytes and times,
-//! of a host's user without rights for example. There `files` has the tree's directories, files and
-//! symbolic links at their paths, with permission bits but never set-ID ones, all readable to their
-//! owner. `changes` has a line for each inode, and says what such a file system cannot. Its fields are
-//! separated by tabs; in paths, names and values every byte that is no printable ASCII, backslashes and
-//! quotes stand as `\xNN` or as in C.
+//! [`keep`] copies an upper tree into a directory of any file system that holds names, bytes and
+//! times, of a host's user without rights for example. There `files` has the tree's directories,
+//! files and symbolic links at their paths, with permission bits but never set-ID ones, all
+//! readable to their owner. `changes` has a line for each inode, and says what such a file system
+//! cannot. Its fields are separated by tabs; in paths, names and values every byte that is no
+//! printable ASCII, backslashes and quotes stand as `\xNN` or as in C.
 //!
 //! | line | meaning |
 //! |---|---|
@@ -18,21 +18,20 @@
 //! | `attribute`, NAME, VALUE, PATH | an extended attribute of what was named before |
 //! | `end`, COUNT | the last line: so many stand between the first one and it |
 //!
-//! Names are in their order, so two texts can be compared. Sockets are left out: nobody listens to them any more. Other names of what is no regular file are
-//! files of their own.
+//! Names are in their order, so two texts can be compared. Sockets are left out: nobody listens to
+//! them any more. Other names of what is no regular file are files of their own.
 
 use core::fmt::{self, Write};
 
 use freehold_collections::{Arc, Map, Vec, try_format};
 
-use super::copy_up::copy_bytes;
+use super::copy_up::{copy_bytes, set_times, write_all};
 use super::listing::Listing;
 use super::{OPAQUE, ORIGIN, PRIVATE, is_whiteout};
-use crate::fs::bytes::SliceSource;
 use crate::fs::device;
-use crate::fs::file::{Blocking, File};
+use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
-use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, SetMetadata};
+use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind};
 use crate::{Errno, Result, sched};
 
 /// Bytes of lines that are written at once.
@@ -53,8 +52,8 @@ impl fmt::Display for NotKept {
     }
 }
 
-/// Writes the upper tree with the root `upper` down in the empty directory `into`. A directory whose path
-/// is in `places` is left out while nothing is in it: other trees are mounted there.
+/// Writes the upper tree with the root `upper` down in the empty directory `into`. A directory
+/// whose path is in `places` is left out while nothing is in it: other trees are mounted there.
 ///
 /// # Errors
 /// The first thing that failed; what was written before stays, without the last line.
@@ -73,12 +72,14 @@ fn keep_all(
     path: &mut Vec<u8>,
 ) -> Result<()> {
     let mut keeper = Keeper { list: LineWriter::new(into)?, names: Map::new(), places, path };
-    let files = into.create(b"files", &NewNode { mode: 0o755, ..new_like(&upper.metadata()) })?;
+    let told = upper.metadata();
+    let files = into.create(b"files", &NewNode { mode: 0o755, ..new_like(&told) })?;
     keeper.path.try_push(b'/')?;
-    keeper.describe(upper)?;
+    keeper.describe(upper, &told)?;
     keeper.path.pop();
     let mut levels = Vec::new();
-    levels.try_push(Level::new(upper.clone(), files)?)?;
+    let listing = Listing::of_tree_sorted(upper)?;
+    levels.try_push(Level { from: upper.clone(), to: files, listing, next: 0 })?;
     while let Some(level) = levels.as_mut_slice().last_mut() {
         sched::checkpoint()?;
         let length = keeper.path.len();
@@ -107,13 +108,6 @@ struct Level {
     to: Arc<dyn Node>,
     listing: Listing,
     next: usize,
-}
-
-impl Level {
-    fn new(from: Arc<dyn Node>, to: Arc<dyn Node>) -> Result<Self> {
-        let listing = Listing::of_tree_sorted(&from)?;
-        Ok(Self { from, to, listing, next: 0 })
-    }
 }
 
 struct Keeper<'a> {
@@ -146,7 +140,7 @@ impl Keeper<'_> {
                     return Ok(None);
                 }
                 let copy = to.create(name, &new)?;
-                self.describe(&node)?;
+                self.describe(&node, &told)?;
                 return Ok(Some(Level { from: node, to: copy, listing, next: 0 }));
             }
             NodeKind::Regular => {
@@ -167,13 +161,13 @@ impl Keeper<'_> {
             NodeKind::Fifo | NodeKind::CharDevice | NodeKind::BlockDevice => {}
             NodeKind::Socket => return Ok(None),
         }
-        self.describe(&node)?;
+        self.describe(&node, &told)?;
         Ok(None)
     }
 
     /// Adds the lines of what is at the path.
-    fn describe(&mut self, node: &Arc<dyn Node>) -> Result<()> {
-        let Metadata { kind, mode, uid, gid, rdev, .. } = node.metadata();
+    fn describe(&mut self, node: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
+        let &Metadata { kind, mode, uid, gid, rdev, .. } = told;
         let path = self.path.escape_ascii();
         let device = match kind {
             NodeKind::CharDevice | NodeKind::BlockDevice => {
@@ -216,11 +210,6 @@ fn new_like(told: &Metadata) -> NewNode {
     NewNode { kind: told.kind, mode: told.mode & 0o777 | needed, uid: 0, gid: 0, rdev: 0 }
 }
 
-fn set_times(copy: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
-    let (accessed, modified) = (Some(told.accessed), Some(told.modified));
-    copy.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
-}
-
 /// The lines.
 struct LineWriter {
     file: Arc<dyn File>,
@@ -245,15 +234,8 @@ impl LineWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let mut done = 0;
-        while done < self.text.len() {
-            let mut source = SliceSource::new(&self.text[done..]);
-            done += match self.file.write_at(self.at + done as u64, &mut source, Blocking::Wait)? {
-                0 => return Err(Errno::EIO),
-                count => count,
-            };
-        }
-        self.at += done as u64;
+        write_all(&*self.file, self.at, &self.text)?;
+        self.at += self.text.len() as u64;
         self.text.truncate(0);
         Ok(())
     }

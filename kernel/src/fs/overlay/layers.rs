@@ -1,8 +1,8 @@
 //! The lower trees of an overlay.
 //!
-//! The inode numbers of all trees are shown as those of one device: of an upper tree's the highest bit
-//! is set, of a lower tree's the six bits below it say of which device it is. A number that leaves no
-//! room for them is shown as one of a device that its own has beside it.
+//! The inode numbers of all trees are shown as those of one device: of an upper tree's the highest
+//! bit is set, of a lower tree's the six bits below it say of which device it is. A number that
+//! leaves no room for them is shown as one of a device that its own has beside it.
 
 use freehold_collections::{Arc, Vec};
 

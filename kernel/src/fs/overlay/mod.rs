@@ -1,11 +1,12 @@
 //! Trees over one another: the file system overlay.
 //!
-//! A merged tree shows an *upper* tree over one or more *lower* ones. The lower ones are never changed:
-//! what a program changes is copied up first, what it removes is covered by a *whiteout* in the upper
-//! tree (a character device 0/0), and a directory that hides those of its name in the trees below is
-//! *opaque* (an extended attribute). Both mean the same in a lower tree that has others below it. So an
-//! upper tree means the same whenever, and under whichever kernel, it is mounted again, as an upper or
-//! as a lower one; the form is Linux'. A merged tree without an upper one is only read (`EROFS`).
+//! A merged tree shows an *upper* tree over one or more *lower* ones. The lower ones are never
+//! changed: what a program changes is copied up first, what it removes is covered by a *whiteout*
+//! in the upper tree (a character device 0/0), and a directory that hides those of its name in the
+//! trees below is *opaque* (an extended attribute). Both mean the same in a lower tree that has
+//! others below it. So an upper tree means the same whenever, and under whichever kernel, it is
+//! mounted again, as an upper or as a lower one; the form is Linux'. A merged tree without an upper
+//! one is only read (`EROFS`).
 //!
 //! | module | concept |
 //! |---|---|
@@ -108,8 +109,8 @@ impl OverlayFs {
     /// The tree that `layers` are together; `options` is what /proc/mounts shows.
     ///
     /// # Errors
-    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes, and without a tree;
-    /// `ENOMEM`; what the trees say.
+    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes, and without a
+    /// tree; `ENOMEM`; what the trees say.
     pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
         let Layers { lower, upper } = layers;
         let options = Vec::try_from_slice(options)?;

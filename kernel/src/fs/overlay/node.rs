@@ -1,8 +1,9 @@
 //! Inodes of a merged tree.
 //!
-//! There is one node for an inode while somebody has it, whether it has been copied up or not: it is found by its [`NodeKey`], which
-//! is that of the uppermost lower tree's inode where there is one. Invariant: `upper` is set once and never changes; a node without it is
-//! copied up by its own name, which therefore it knows.
+//! There is one node for an inode while somebody has it, whether it has been copied up or not: it
+//! is found by its [`NodeKey`], which is that of the uppermost lower tree's inode where there is
+//! one. Invariant: `upper` is set once and never changes; a node without it is copied up by its own
+//! name, which therefore it knows.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,8 @@ pub(super) enum Tree {
 pub(super) struct NodeKey {
     is_upper: bool,
     inode: Identity,
-    /// Of a file with several names in its lower tree, each of which is copied up alone: directory and name.
+    /// Of a file with several names in its lower tree, each of which is copied up alone: directory
+    /// and name.
     name: Option<(Identity, Arc<[u8]>)>,
 }
 
@@ -57,8 +59,8 @@ pub(super) enum Found {
 pub(super) struct Entry {
     /// The upper tree's, whiteouts too.
     pub upper: Option<Arc<dyn Node>>,
-    /// What the lower trees show, whatever the upper one covers it with: one inode, or directories, the
-    /// uppermost first.
+    /// What the lower trees show, whatever the upper one covers it with: one inode, or directories,
+    /// the uppermost first.
     pub lower: Vec<Below>,
 }
 
@@ -104,7 +106,8 @@ pub(super) struct OverlayNode {
     upper: SpinLock<Option<Arc<dyn Node>>>,
     /// One inode, or directories, the uppermost first.
     lower: Vec<Below>,
-    /// A directory of the upper tree became opaque: nothing of the lower ones is seen in it any more.
+    /// A directory of the upper tree became opaque: nothing of the lower ones is seen in it any
+    /// more.
     is_opaque: AtomicBool,
     /// Known of directories, and of what may have to be copied up.
     place: SpinLock<Option<Box<Deferred<NamedPlace>>>>,
@@ -143,7 +146,8 @@ impl OverlayShared {
         let Some((device, inode)) = value.split_first_chunk::<8>() else { return Ok(None) };
         let Ok(inode) = <[u8; 8]>::try_from(inode) else { return Ok(None) };
         let origin = Identity { device: u64::from_le_bytes(*device), inode: u64::from_le_bytes(inode) };
-        // An upper tree that was mounted over other lower ones before: numbers of those mean nothing.
+        // An upper tree that was mounted over other lower ones before: numbers of those mean
+        // nothing.
         Ok(self.lower.on(origin.device).map(|tree| (tree, origin)))
     }
 
@@ -250,7 +254,8 @@ impl OverlayNode {
         if self.is_opaque.load(Ordering::Acquire) { &[] } else { &self.lower }
     }
 
-    /// The lower trees' part is not seen from now on; the upper tree's directory has the attribute that says so.
+    /// The lower trees' part is not seen from now on; the upper tree's directory has the attribute
+    /// that says so.
     pub fn set_opaque(&self) {
         self.is_opaque.store(true, Ordering::Release);
     }
@@ -391,8 +396,8 @@ impl Node for OverlayNode {
         self.kind
     }
 
-    /// A directory that several trees have a part in has one link, as on Linux: its subdirectories are
-    /// not counted.
+    /// A directory that several trees have a part in has one link, as on Linux: its subdirectories
+    /// are not counted.
     fn metadata(&self) -> Metadata {
         let parts = self.all_lower().len() + usize::from(self.upper().is_some());
         let is_merged = self.is_directory() && parts > 1;

@@ -431,8 +431,9 @@ fn run(world: &World, step: &Step) -> Result<()> {
 }
 
 proptest! {
-    /// Any sequence of changes gives what it gives on a plain tree that was filled with what is merged: the
-    /// same results, the same tree, and the lower trees as they were, of which one was an upper one before.
+    /// Any sequence of changes gives what it gives on a plain tree that was filled with what is
+    /// merged: the same results, the same tree, and the lower trees as they were, of which one was
+    /// an upper one before.
     #[test]
     fn a_merged_tree_behaves_as_a_plain_one(
         first in proptest::collection::vec(step(), 0..30),

@@ -191,33 +191,30 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     reclaim(vm);
 }
 
+/// Fills a directory with limits that root may change.
+macro_rules! limits_in {
+    ($dir:ident, $module:ident: $($name:literal => $limit:ident),*) => {
+        $(
+            let (get, set) = (|| $module::$limit.get(), |value| $module::$limit.set(value));
+            $dir.generated($name, 0o644, Number { get, set });
+        )*
+    };
+}
+
 /// The limits of inotify.
 fn fill_inotify(inotify: &Arc<PseudoDir>) {
-    macro_rules! limit {
-        ($name:literal, $limit:ident) => {
-            let (get, set) = (|| notify::$limit.get(), |value| notify::$limit.set(value));
-            inotify.generated($name, 0o644, Number { get, set });
-        };
-    }
-    limit!("max_queued_events", MAX_QUEUED_EVENTS);
-    limit!("max_user_instances", MAX_USER_INSTANCES);
-    limit!("max_user_watches", MAX_USER_WATCHES);
+    limits_in!(
+        inotify, notify: "max_queued_events" => MAX_QUEUED_EVENTS,
+        "max_user_instances" => MAX_USER_INSTANCES, "max_user_watches" => MAX_USER_WATCHES
+    );
 }
 
 /// The limits of System V IPC.
 fn fill_ipc(kernel: &Arc<PseudoDir>) {
-    macro_rules! limit {
-        ($name:literal, $limit:ident) => {
-            let (get, set) = (|| limits::$limit.get(), |value| limits::$limit.set(value));
-            kernel.generated($name, 0o644, Number { get, set });
-        };
-    }
-    limit!("shmmax", SHMMAX);
-    limit!("shmall", SHMALL);
-    limit!("shmmni", SHMMNI);
-    limit!("msgmax", MSGMAX);
-    limit!("msgmnb", MSGMNB);
-    limit!("msgmni", MSGMNI);
+    limits_in!(
+        kernel, limits: "shmmax" => SHMMAX, "shmall" => SHMALL, "shmmni" => SHMMNI,
+        "msgmax" => MSGMAX, "msgmnb" => MSGMNB, "msgmni" => MSGMNI
+    );
     kernel.generated("sem", 0o644, SemaphoreLimits);
     kernel.constant("shm_rmid_forced", "0");
 }
