@@ -1,6 +1,8 @@
 //! Starts the command under test, a few at a time.
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::DirEntry;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -135,6 +137,21 @@ impl Dialogue {
     /// Answers with an empty line.
     pub fn go_on(&mut self) {
         self.say.write_all(b"\n").expect("it listens");
+    }
+    /// How often each thread of the VM's process went to sleep so far, by thread.
+    pub fn sleeps(&self) -> BTreeMap<OsString, u64> {
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse::<u64>().ok()
+        };
+        let status = |folder: &Path| std::fs::read_to_string(folder.join("status")).unwrap_or_default();
+        let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let is_ours = |folder: &PathBuf| field(&status(folder), "PPid:") == Some(self.child.id().into());
+        let vm = entries(Path::new("/proc")).map(|entry| entry.path()).find(is_ours).expect("a VM");
+        let sleeps = |thread: DirEntry| {
+            Some((thread.file_name(), field(&status(&thread.path()), "voluntary_ctxt_switches:")?))
+        };
+        entries(&vm.join("task")).filter_map(sleeps).collect()
     }
     /// Ends the command and with it the VM.
     pub fn kill(mut self) {

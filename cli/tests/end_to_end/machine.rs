@@ -1,5 +1,8 @@
 //! The machine that was asked for is the machine that the program sees.
 
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
 use crate::common::*;
 
 #[test]
@@ -109,6 +112,30 @@ fn boot_takes_less_than_a_fifth_of_linux_and_the_same_each_time() {
     }
     assert!(counts[0] * 5 < LINUX_BOOT_INSTRUCTIONS, "{} instructions", counts[0]);
     assert_eq!(counts[0], counts[1], "the same image boots in the same number of instructions");
+}
+
+#[test]
+fn a_vm_that_sleeps_lets_its_host_sleep() {
+    if kernel() != "freehold" {
+        return;
+    }
+    for options in
+        [&["--cpus", "1"][..], &["--cpus", "4", "--memory-max", "1G", "--swap", "64M", "--net", "user"]]
+    {
+        let mut vm = Dialogue::begin(options, &["busybox", "ash", "-c", "sleep 2; echo on; read line"]);
+        vm.hear();
+        // What ends with the program's own work is not an idle VM's.
+        std::thread::sleep(Duration::from_secs(1));
+        let (before, started) = (vm.sleeps(), Instant::now());
+        std::thread::sleep(Duration::from_secs(4));
+        let (after, seconds) = (vm.sleeps(), started.elapsed().as_secs_f64());
+        // Threads of QEMU that came or went meanwhile served no interrupt of the guest.
+        let count = |(thread, &sleeps)| Some(sleeps - before.get::<OsString>(thread)?);
+        let wakes = after.iter().filter_map(count).sum::<u64>() as f64 / seconds;
+        vm.go_on();
+        assert_eq!(vm.end(), 0);
+        assert!(wakes <= 10.0, "{wakes:.1} wake-ups a second with {options:?}");
+    }
 }
 
 #[test]

@@ -379,6 +379,6 @@ extern "C" fn early(start_info: u64, slide: u64, entry_tsc: u64) -> ! {
     traps::write_idt();
     apic::init();
     cpu::init_this(0);
-    irq::mask_legacy();
+    irq::quiet_legacy();
     freehold_kernel_main(boot)
 }
