@@ -14,6 +14,7 @@ use freehold_machine::{
 
 use crate::apic::{self, Ipi};
 use crate::entropy::CpuRandom;
+use crate::heap::magazine::Magazines;
 use crate::irq;
 use crate::memory::tables;
 use crate::memory::windows::{self, Windows};
@@ -66,6 +67,8 @@ pub(crate) struct PerCpu {
     pub(crate) random: CpuRandom,
     /// What the heap does for this CPU at this moment; see [`crate::heap`].
     pub(crate) heap_use: AtomicU8,
+    /// Free objects of the heap that this CPU has at hand.
+    pub(crate) magazines: Magazines,
 }
 
 impl PerCpu {
@@ -87,6 +90,7 @@ impl PerCpu {
             flush: FlushRequest::new(),
             random: CpuRandom::new(),
             heap_use: AtomicU8::new(0),
+            magazines: Magazines::new(),
         }
     }
 }
@@ -162,6 +166,11 @@ pub(crate) fn of(cpu: CpuId) -> Option<&'static PerCpu> {
     let per_cpu = ALL.get(usize::from(cpu.0))?.load(Ordering::Acquire);
     // SAFETY: an entry is null or points to a PerCpu that lives for ever.
     unsafe { per_cpu.as_ref() }
+}
+
+/// The private data of all CPUs that have started.
+pub(crate) fn all() -> impl Iterator<Item = &'static PerCpu> {
+    (0..MAX_CPUS).filter_map(|number| of(CpuId(number as u16)))
 }
 
 /// The number of `cpu` on the interrupt bus, where it has started.

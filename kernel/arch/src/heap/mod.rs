@@ -1,8 +1,9 @@
 //! The kernel heap: what `alloc` allocates from.
 //!
 //! Sizes up to 2048 bytes come from slabs, blocks of 1 to 4 frames cut into objects of one size
-//! ([`slab`]); larger ones are whole orders of frames. Empty slabs go back, but for one per size. Not for
-//! interrupt handlers. The heap's lock is never held while frames are asked for or given back.
+//! ([`slab`]), by way of what each CPU has at hand ([`magazine`]); larger ones are whole orders of frames. Empty slabs go
+//! back, but for one per size. Not for interrupt handlers. The heap's lock is never held while frames are asked for or
+//! given back.
 //!
 //! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it before can
 //! make small infallible allocations.
@@ -11,11 +12,12 @@
 //! and an allocation that it fails finds nothing but the reserve. Inside of [`fallibly`] it does
 //! not find the reserve either: there the caller takes a failure as a value. Outside, the caller
 //! may be one that cannot, and the reserve is what it is entitled to: so it gets a small object
-//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve.
+//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve. Once there is a hook, no CPU
+//! gets objects to have at hand; those that other CPUs had then are handed out unasked.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use freehold_machine::{PAGE_SIZE, Pfn};
 
@@ -23,8 +25,10 @@ use crate::cpu;
 use crate::memory::{self, OutOfMemory, boot_frames, tables};
 use crate::sync::{Once, SpinLock};
 
+pub(crate) mod magazine;
 mod slab;
 
+use magazine::{Chain, ROOM};
 use slab::{CLASSES, Slabs};
 
 /// Frames of the reserve, by order: what some system call's small allocations can need at most.
@@ -34,7 +38,17 @@ static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
 /// Whether the reserve misses something; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
-/// Whether [`HOOK`] is set. [`Slabs::take`] then finds nothing, so that only who asks further has to ask this.
+/// How many objects a CPU may have at hand: none once failures are injected, so that only who asks further has to ask the hook.
+static ROOMS: [AtomicU32; CLASSES.len()] = {
+    let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
+    let mut class = 0;
+    while class < rooms.len() {
+        rooms[class] = AtomicU32::new(ROOM[class]);
+        class += 1;
+    }
+    rooms
+};
+/// Whether [`HOOK`] is set.
 static INJECTING: AtomicBool = AtomicBool::new(false);
 static HOOK: Once<FaultHook> = Once::new();
 static FRAMES: AtomicUsize = AtomicUsize::new(0);
@@ -73,8 +87,14 @@ pub type FaultHook = fn(usize) -> bool;
 pub fn inject_faults(hook: FaultHook) {
     if !INJECTING.swap(true, Ordering::Relaxed) {
         HOOK.set(hook);
-        SLABS.lock().hide();
+        ROOMS.iter().for_each(|room| room.store(0, Ordering::Relaxed));
+        give_back_all();
     }
+}
+
+/// Draws the orders in which objects lie behind each other; before the first allocation.
+pub(crate) fn shuffle(seed: u64) {
+    SLABS.lock().shuffle(seed);
 }
 
 /// Bytes that are set aside for each system call, and for each step of a long one.
@@ -168,9 +188,12 @@ pub struct HeapStats {
 /// What the heap holds at this moment.
 pub fn stats() -> HeapStats {
     let counts = STOCK.lock().counts;
+    let in_slabs = SLABS.lock().allocated_bytes();
+    let at_hand: usize = cpu::all().map(|cpu| cpu.magazines.bytes()).sum();
     HeapStats {
         frames: FRAMES.load(Ordering::Relaxed),
-        allocated_bytes: ALLOCATED.load(Ordering::Relaxed) + SLABS.lock().allocated_bytes(),
+        // Other CPUs go on meanwhile.
+        allocated_bytes: ALLOCATED.load(Ordering::Relaxed) + in_slabs.saturating_sub(at_hand),
         reserve_frames: counts.iter().enumerate().map(|(order, count)| count << order).sum(),
     }
 }
@@ -211,7 +234,10 @@ fn refill() -> Result<(), OutOfMemory> {
 }
 
 fn take_frames(order: u32) -> Option<Pfn> {
-    let block = memory::alloc_frames(order).or_else(|| boot_frames::take(order));
+    let mut block = memory::alloc_frames(order).or_else(|| boot_frames::take(order));
+    if block.is_none() && give_back_all() > 0 {
+        block = memory::alloc_frames(order);
+    }
     let Some(block) = block else { return take_reserved(order) };
     FRAMES.fetch_add(1 << order, Ordering::Relaxed);
     Some(block)
@@ -247,20 +273,6 @@ fn alloc_large(layout: Layout, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     tables::frame_ptr(first)
 }
 
-/// An object of a class whose slabs were full; null where `source` has no frames for another.
-#[cold]
-fn alloc_from_new_block(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
-    loop {
-        let Some(first) = source(CLASSES[class].order) else { return ptr::null_mut() };
-        // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
-        unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
-        // Others may have been faster.
-        if let Some(object) = SLABS.lock().take_hidden(class) {
-            return object.as_ptr();
-        }
-    }
-}
-
 /// An allocation that an injected failure met: see the module's head. Null where it fails.
 #[cold]
 #[inline(never)]
@@ -272,12 +284,63 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
     take_object(class, take_reserved)
 }
 
+/// An object of a class of which nothing was at hand; null where `source` has no frames for another block.
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
-    let object = SLABS.lock().take_hidden(class);
-    object.map_or_else(|| alloc_from_new_block(class, source), NonNull::as_ptr)
+    loop {
+        // Whoever looks for frames may allocate, and may go on on another CPU.
+        if let Some(object) = cpu::this().magazines.take(class).or_else(|| take_from_slabs(class)) {
+            return object.as_ptr();
+        }
+        let Some(first) = source(CLASSES[class].order) else { return ptr::null_mut() };
+        // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
+        unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
+    }
 }
 
-/// What no free object of a slab in view serves: large layouts, classes whose slabs are full, and all while failures are injected.
+/// An object from the slabs, and the others of its block to have at hand, where nothing of the class is.
+fn take_from_slabs(class: usize) -> Option<NonNull<u8>> {
+    if INJECTING.load(Ordering::Relaxed) {
+        return SLABS.lock().take(class);
+    }
+    let chain = SLABS.lock().take_block(class)?;
+    let magazines = &cpu::this().magazines;
+    magazines.load(class, chain);
+    magazines.take(class)
+}
+
+/// Gives objects back to their slabs; returns how many blocks were empty then, and went.
+fn give_chain(class: usize, mut chain: Chain) -> usize {
+    let mut blocks = 0;
+    loop {
+        let mut slabs = SLABS.lock();
+        // SAFETY: what is in a chain is nobody's, and came from the slabs.
+        let give = |object: NonNull<u8>| unsafe { slabs.give(class, object.as_ptr()) };
+        let Some(block) = core::iter::from_fn(|| chain.next()).find_map(give) else { return blocks };
+        drop(slabs);
+        give_frames(frame_at(block), CLASSES[class].order);
+        blocks += 1;
+    }
+}
+
+/// Gives back all that this CPU has at hand; returns how many blocks went with it.
+#[cold]
+fn give_back_all() -> usize {
+    (0..CLASSES.len()).map(|class| give_chain(class, cpu::this().magazines.cut(class, 0))).sum()
+}
+
+/// Gives back an object for which there was no room at hand, and half of what is at hand with it.
+#[cold]
+#[inline(never)]
+fn give_further(class: usize, object: *mut u8) {
+    let magazines = &cpu::this().magazines;
+    let rest = magazines.cut(class, ROOMS[class].load(Ordering::Relaxed) / 2);
+    // SAFETY: the caller's object is of the class and not used any more.
+    let own = unsafe { Chain::of(object) };
+    give_chain(class, own);
+    give_chain(class, rest);
+}
+
+/// What nothing at hand serves: large layouts, classes of which nothing is, and all while failures are injected.
 #[cold]
 #[inline(never)]
 fn alloc_further(layout: Layout) -> *mut u8 {
@@ -302,7 +365,7 @@ unsafe impl GlobalAlloc for KernelHeap {
         if CHECKED {
             note_drawn(layout);
         }
-        let found = slab::class_for(layout).and_then(|class| SLABS.lock().take(class));
+        let found = slab::class_for(layout).and_then(|class| cpu::this().magazines.take(class));
         found.map_or_else(|| alloc_further(layout), NonNull::as_ptr)
     }
 
@@ -312,10 +375,11 @@ unsafe impl GlobalAlloc for KernelHeap {
             ALLOCATED.fetch_sub(PAGE_SIZE << order, Ordering::Relaxed);
             return give_frames(frame_at(object), order);
         };
-        // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this class.
-        let empty = unsafe { SLABS.lock().give(class, object) };
-        if let Some(block) = empty {
-            give_frames(frame_at(block), CLASSES[class].order);
+        let magazines = &cpu::this().magazines;
+        if !magazines.has_room(class, ROOMS[class].load(Ordering::Relaxed)) {
+            return give_further(class, object);
         }
+        // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this class.
+        unsafe { magazines.give(class, object) };
     }
 }

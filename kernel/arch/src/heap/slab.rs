@@ -3,11 +3,17 @@
 //! A block starts with its [`SlabHeader`]; free objects hold the list of free objects. Per class, the blocks
 //! with a free object are on a doubly linked list; full ones are on none. Blocks come from and go to the
 //! caller, so that the whole lives under one lock without calling out.
+//!
+//! A new block's objects are handed out in an order that is drawn at random, so that which object lies behind another
+//! is not known: an order for each class, drawn once, from a place that is drawn for each block (as Linux'
+//! `CONFIG_SLAB_FREELIST_RANDOM`).
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
 use freehold_machine::PAGE_SIZE;
+
+use super::magazine::Chain;
 
 /// Objects of one size.
 #[derive(Clone, Copy)]
@@ -68,8 +74,10 @@ pub(super) fn class_for(layout: Layout) -> Option<usize> {
     BY_SIZE.get(size.div_ceil(16)).map(|&class| usize::from(class))
 }
 
-struct Free {
-    next: *mut Free,
+/// An object that is free.
+pub(super) struct Free {
+    /// The next free one of the same list.
+    pub next: *mut Free,
 }
 
 #[repr(C)]
@@ -82,13 +90,13 @@ struct SlabHeader {
 
 /// The blocks of all classes.
 pub(super) struct Slabs {
-    /// The blocks with a free object; none while they are [hidden](Slabs::hide).
+    /// The blocks with a free object.
     partial: [*mut SlabHeader; CLASSES.len()],
-    /// The blocks with a free object while they are hidden.
-    hidden: [*mut SlabHeader; CLASSES.len()],
-    is_hiding: bool,
     /// Objects that are not free.
     used: [usize; CLASSES.len()],
+    /// In which order a new block's objects are handed out, class behind class.
+    orders: [u8; PLACES],
+    random: u64,
 }
 
 // SAFETY: the pointers lead to blocks that only this structure uses, whichever CPU holds it.
@@ -101,16 +109,71 @@ const fn first_offset(size: usize) -> usize {
     if header > align { header.next_multiple_of(align) } else { align }
 }
 
+/// How many objects a block of each class has.
+pub(super) const OBJECTS: [u32; CLASSES.len()] = {
+    let mut objects = [0; CLASSES.len()];
+    let mut class = 0;
+    while class < objects.len() {
+        let Class { size, order } = CLASSES[class];
+        objects[class] = (((PAGE_SIZE << order) - first_offset(size)) / size) as u32;
+        class += 1;
+    }
+    objects
+};
+
+/// Where each class's order begins among those of all, and their length.
+const ORDERS: ([usize; CLASSES.len()], usize) = {
+    let mut starts = [0; CLASSES.len()];
+    let (mut class, mut next) = (0, 0);
+    while class < starts.len() {
+        starts[class] = next;
+        next += OBJECTS[class] as usize;
+        class += 1;
+    }
+    (starts, next)
+};
+
+const PLACES: usize = ORDERS.1;
+
+/// The places of a class's objects among those of all.
+fn places(class: usize) -> core::ops::Range<usize> {
+    let start = ORDERS.0[class];
+    start..start + OBJECTS[class] as usize
+}
+
 impl Slabs {
     pub(super) const fn new() -> Self {
-        let none = [ptr::null_mut(); CLASSES.len()];
-        Self { partial: none, hidden: none, is_hiding: false, used: [0; CLASSES.len()] }
+        let mut orders = [0; PLACES];
+        let mut class = 0;
+        while class < CLASSES.len() {
+            let mut index = 0;
+            while index < OBJECTS[class] as usize {
+                orders[ORDERS.0[class] + index] = index as u8;
+                index += 1;
+            }
+            class += 1;
+        }
+        Self { partial: [ptr::null_mut(); CLASSES.len()], used: [0; CLASSES.len()], orders, random: 1 }
     }
 
-    /// From now on only [`Slabs::take_hidden`] finds objects: so who takes one in a hurry need not ask whether it may.
-    pub(super) fn hide(&mut self) {
-        self.is_hiding = true;
-        self.hidden = core::mem::replace(&mut self.partial, [ptr::null_mut(); CLASSES.len()]);
+    /// Draws the orders in which objects are handed out; `seed` is random.
+    pub(super) fn shuffle(&mut self, seed: u64) {
+        self.random = seed | 1;
+        for class in 0..CLASSES.len() {
+            let places = places(class);
+            for left in (2..=places.len()).rev() {
+                let drawn = self.below(left);
+                self.orders[places.clone()].swap(left - 1, drawn);
+            }
+        }
+    }
+
+    /// A number below `bound`, which is small (Marsaglia, "Xorshift RNGs", 2003; a multiplication draws from its upper half).
+    fn below(&mut self, bound: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((self.random >> 32) * bound as u64 >> 32) as usize
     }
 
     /// Bytes of the objects that are not free.
@@ -118,25 +181,9 @@ impl Slabs {
         self.used.iter().zip(&CLASSES).map(|(used, class)| used * class.size).sum()
     }
 
-    /// The first of the blocks of a class with a free object.
-    fn first(&mut self, class: usize) -> &mut *mut SlabHeader {
-        if self.is_hiding { &mut self.hidden[class] } else { &mut self.partial[class] }
-    }
-
-    /// An object, where a block of the class has a free one in view.
-    #[inline]
+    /// An object, where a block of the class has a free one.
     pub(super) fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
-        self.take_from(class, self.partial[class])
-    }
-
-    /// An object, where a block of the class has a free one, hidden or not.
-    pub(super) fn take_hidden(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let block = *self.first(class);
-        self.take_from(class, block)
-    }
-
-    #[inline]
-    fn take_from(&mut self, class: usize, block: *mut SlabHeader) -> Option<NonNull<u8>> {
+        let block = self.partial[class];
         // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
         let header = unsafe { block.as_mut() }?;
         // SAFETY: a block on the list has a free object.
@@ -152,19 +199,33 @@ impl Slabs {
         Some(object.cast())
     }
 
+    /// All free objects of one block, where there is one.
+    pub(super) fn take_block(&mut self, class: usize) -> Option<Chain> {
+        let block = self.partial[class];
+        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
+        let header = unsafe { block.as_mut() }?;
+        let count = OBJECTS[class] as usize - header.used;
+        let first = core::mem::replace(&mut header.free, ptr::null_mut());
+        header.used += count;
+        self.used[class] += count;
+        self.unlink(class, block);
+        // SAFETY: a block's free objects are `count`, each holds the next one's address, and the block forgot them.
+        Some(unsafe { Chain::new(first, count as u32) })
+    }
+
     /// Cut a block into objects.
     ///
     /// # Safety
     /// `block` is 2^order frames of the class, aligned to their size, that nobody else uses until
     /// [`Slabs::give`] returns them.
     pub(super) unsafe fn add(&mut self, class: usize, block: *mut u8) {
-        let Class { size, order } = CLASSES[class];
-        let end = PAGE_SIZE << order;
+        let size = CLASSES[class].size;
+        let first = block.wrapping_add(first_offset(size));
+        let start = self.below(OBJECTS[class] as usize);
+        let (before, after) = self.orders[places(class)].split_at(start);
         let mut free: *mut Free = ptr::null_mut();
-        let first = first_offset(size);
-        let count = (end - first) / size;
-        for index in (0..count).rev() {
-            let object = block.wrapping_add(first + index * size).cast::<Free>();
+        for &index in before.iter().rev().chain(after.iter().rev()) {
+            let object = first.wrapping_add(usize::from(index) * size).cast::<Free>();
             // SAFETY: inside the block, aligned to 16 bytes, and behind the header.
             unsafe { object.write(Free { next: free }) };
             free = object;
@@ -179,7 +240,7 @@ impl Slabs {
     /// longer this structure's then.
     ///
     /// # Safety
-    /// `object` came from [`Slabs::take`] for the same class and is not used any more.
+    /// `object` came from here for the same class and is not used any more.
     pub(super) unsafe fn give(&mut self, class: usize, object: *mut u8) -> Option<*mut u8> {
         let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut SlabHeader;
         // SAFETY: an object's block starts at the next lower multiple of the block size, with its header.
@@ -203,14 +264,13 @@ impl Slabs {
     }
 
     /// Whether `block` is the only one on the class's list.
-    fn only(&mut self, class: usize, block: *mut SlabHeader) -> bool {
+    fn only(&self, class: usize, block: *mut SlabHeader) -> bool {
         // SAFETY: `block` is on the list, so it is valid.
-        *self.first(class) == block && unsafe { (*block).next.is_null() }
+        self.partial[class] == block && unsafe { (*block).next.is_null() }
     }
 
     fn link(&mut self, class: usize, block: *mut SlabHeader) {
-        let first = self.first(class);
-        let old = core::mem::replace(first, block);
+        let old = core::mem::replace(&mut self.partial[class], block);
         // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header now.
         let header = unsafe { &mut *block };
         header.next = old;
@@ -225,7 +285,7 @@ impl Slabs {
         // SAFETY: `block` is on the list, so it is valid.
         let &SlabHeader { next, prev, .. } = unsafe { &*block };
         if prev.is_null() {
-            *self.first(class) = next;
+            self.partial[class] = next;
         } else {
             // SAFETY: neighbours on the list are valid blocks.
             unsafe { (*prev).next = next };
@@ -240,6 +300,7 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     extern crate std;
+    use super::super::magazine::{Magazines, ROOM};
     use super::*;
     use std::collections::BTreeMap;
     use std::vec::Vec;
@@ -265,57 +326,160 @@ mod tests {
 
     #[test]
     fn objects_never_overlap_and_empty_blocks_come_back() {
-        exercise(Slabs::new());
-    }
-
-    #[test]
-    fn hidden_blocks_serve_who_asks_for_them_and_nobody_else() {
         let mut slabs = Slabs::new();
-        slabs.hide();
-        exercise(slabs);
-    }
-
-    fn exercise(mut slabs: Slabs) {
+        slabs.shuffle(7);
         let mut blocks = 0;
         for (class, kind) in CLASSES.iter().enumerate() {
             let mut live = BTreeMap::new();
             for _ in 0..1000 {
                 let object = loop {
-                    let seen = if slabs.is_hiding { None } else { slabs.take(class) };
-                    if let Some(object) = seen.or_else(|| slabs.take_hidden(class)) {
+                    if let Some(object) = slabs.take(class) {
                         break object.as_ptr();
                     }
-                    // SAFETY: the layout is not empty.
-                    let block = unsafe { std::alloc::alloc(block_layout(kind)) };
-                    // SAFETY: a fresh block of the class's size and alignment.
-                    unsafe { slabs.add(class, block) };
+                    add_block(&mut slabs, class);
                     blocks += 1;
                 };
-                let address = object as usize;
-                if let Some((below, _)) = live.range(..=address).next_back() {
-                    assert!(below + kind.size <= address);
-                }
-                live.insert(address, object);
-                // SAFETY: an object has its class's size.
-                unsafe { object.write_bytes(0xa5, kind.size) };
+                note_object(&mut live, object, kind.size);
             }
             assert_eq!(slabs.allocated_bytes(), 1000 * kind.size);
-            assert!(!slabs.is_hiding || slabs.take(class).is_none());
             let mut objects: Vec<_> = live.into_values().collect();
             objects.rotate_left(313);
             for object in objects {
                 // SAFETY: taken above, for this class, and not used any more.
                 if let Some(block) = unsafe { slabs.give(class, object) } {
-                    // SAFETY: allocated above with this layout.
-                    unsafe { std::alloc::dealloc(block, block_layout(kind)) };
+                    free_block(class, block);
                     blocks -= 1;
                 }
             }
         }
         assert_eq!(blocks, CLASSES.len(), "one empty block per class is kept");
+        free_kept(&slabs);
+    }
+
+    #[test]
+    fn a_block_is_handed_out_in_an_order_of_its_own() {
+        let mut orders = Vec::new();
+        for seed in 0..4 {
+            let mut slabs = Slabs::new();
+            slabs.shuffle(0x9e37_79b9_7f4a_7c15 << seed);
+            for (class, kind) in CLASSES.iter().enumerate() {
+                add_block(&mut slabs, class);
+                let mut chain = slabs.take_block(class).unwrap();
+                let objects: Vec<_> = core::iter::from_fn(|| chain.next()).collect();
+                assert_eq!(objects.len(), OBJECTS[class] as usize);
+                assert!(slabs.take(class).is_none() && slabs.take_block(class).is_none());
+                let block = objects[0].as_ptr() as usize & !((PAGE_SIZE << kind.order) - 1);
+                let places: Vec<_> = objects.iter().map(|object| object.as_ptr() as usize - block).collect();
+                let mut sorted = places.clone();
+                sorted.sort_unstable();
+                let all = (0..objects.len()).map(|index| first_offset(kind.size) + index * kind.size);
+                assert!(all.eq(sorted.iter().copied()), "each object once: {places:?}");
+                if class == 0 {
+                    let behind = places.windows(2).filter(|pair| pair[0] + kind.size == pair[1]).count();
+                    assert!(behind < 10, "{behind} of 253 objects follow their neighbour");
+                    orders.push(places);
+                }
+                for object in objects {
+                    // SAFETY: taken above, for this class, and not used.
+                    assert!(unsafe { slabs.give(class, object.as_ptr()) }.is_none());
+                }
+            }
+            free_kept(&slabs);
+        }
+        orders.dedup();
+        assert_eq!(orders.len(), 4, "each start has orders of its own");
+    }
+
+    #[test]
+    fn magazines_of_several_cpus_hand_out_each_object_once_and_give_all_back() {
+        const CPUS: usize = 3;
+        let magazines = [const { Magazines::new() }; CPUS];
+        let mut slabs = Slabs::new();
+        let mut random = 88_172_645_463_325_252u64;
+        let mut draw = |bound: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 33) as usize % bound
+        };
+        let mut give_all = |slabs: &mut Slabs, class, mut chain: Chain| {
+            while let Some(object) = chain.next() {
+                // SAFETY: it came from these slabs and is free.
+                if let Some(block) = unsafe { slabs.give(class, object.as_ptr()) } {
+                    free_block(class, block);
+                }
+            }
+        };
         for (class, kind) in CLASSES.iter().enumerate() {
-            // SAFETY: allocated above with this layout, and all its objects are back.
-            unsafe { std::alloc::dealloc((*slabs.first(class)).cast(), block_layout(kind)) };
+            let mut live = BTreeMap::new();
+            for round in 0..6000 {
+                let mine = &magazines[draw(CPUS)];
+                // Loads that grow, then shrink: frees come on other CPUs than the takes.
+                if live.is_empty() || draw(6000) > round {
+                    let object = loop {
+                        if let Some(object) = mine.take(class) {
+                            break object.as_ptr();
+                        }
+                        match slabs.take_block(class) {
+                            Some(chain) => mine.load(class, chain),
+                            None => add_block(&mut slabs, class),
+                        }
+                    };
+                    note_object(&mut live, object, kind.size);
+                } else {
+                    let address = *live.keys().nth(draw(live.len())).unwrap();
+                    let object = live.remove(&address).unwrap();
+                    if !mine.has_room(class, ROOM[class]) {
+                        let rest = mine.cut(class, ROOM[class] / 2);
+                        give_all(&mut slabs, class, rest);
+                    }
+                    // SAFETY: taken above, for this class, and not used any more.
+                    unsafe { mine.give(class, object) };
+                }
+                let at_hand: usize = magazines.iter().map(Magazines::bytes).sum();
+                assert_eq!(slabs.allocated_bytes() - at_hand, live.len() * kind.size);
+            }
+            for object in live.into_values() {
+                // SAFETY: taken above, for this class, and not used any more.
+                if let Some(block) = unsafe { slabs.give(class, object) } {
+                    free_block(class, block);
+                }
+            }
+            for magazine in &magazines {
+                let rest = magazine.cut(class, 0);
+                give_all(&mut slabs, class, rest);
+            }
+            assert_eq!(slabs.allocated_bytes(), 0);
+        }
+        free_kept(&slabs);
+    }
+
+    fn note_object(live: &mut BTreeMap<usize, *mut u8>, object: *mut u8, size: usize) {
+        let address = object as usize;
+        if let Some((below, _)) = live.range(..address + size).next_back() {
+            assert!(below + size <= address, "two objects overlap");
+        }
+        live.insert(address, object);
+        // SAFETY: an object has its class's size.
+        unsafe { object.write_bytes(0xa5, size) };
+    }
+
+    fn add_block(slabs: &mut Slabs, class: usize) {
+        // SAFETY: the layout is not empty.
+        let block = unsafe { std::alloc::alloc(block_layout(&CLASSES[class])) };
+        // SAFETY: a fresh block of the class's size and alignment.
+        unsafe { slabs.add(class, block) };
+    }
+
+    fn free_block(class: usize, block: *mut u8) {
+        // SAFETY: allocated by `add_block`, and all its objects are back.
+        unsafe { std::alloc::dealloc(block, block_layout(&CLASSES[class])) };
+    }
+
+    /// The empty block that each class keeps.
+    fn free_kept(slabs: &Slabs) {
+        for class in 0..CLASSES.len() {
+            free_block(class, slabs.partial[class].cast());
         }
     }
 }

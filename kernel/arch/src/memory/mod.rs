@@ -145,6 +145,7 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     let mut random = crate::entropy::early();
     let layout = layout::choose(&mut random, boot.memory_end().start().0 + layout::PLUGGABLE_SPAN);
     LAYOUT.set(layout);
+    crate::heap::shuffle(random());
     vmap::shift(random);
     MEMORY_END.store(boot.memory_end().0, Ordering::Relaxed);
     let mut alloc = || boot_frames::take(0);

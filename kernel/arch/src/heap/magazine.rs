@@ -1,0 +1,155 @@
+//! Magazines: the free objects that one CPU has at hand, a list for each size.
+//!
+//! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context: the kernel is not preemptible and
+//! interrupt handlers do not use the heap, so nobody comes between two steps, and a hit writes no line that another CPU
+//! writes. Others read the counts only, for [statistics](super::stats). What a magazine lacks it takes from the slabs
+//! under their lock, all free objects of one block at a time, so that objects that share a line are one CPU's; what is too
+//! much for it goes back there. Linux' nearest relatives are a CPU's slab in mm/slub.c, and the magazines of Bonwick
+//! and Adams, "Magazines and Vmem" (USENIX 2001).
+//!
+//! **Bounds.** A magazine has at most the objects of one block, or [`LEAST_ROOM`] where these are fewer: all of a
+//! CPU's together hold about 80 KiB.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use super::slab::{CLASSES, Free, OBJECTS};
+
+/// Objects that a magazine has room for where a block has fewer.
+const LEAST_ROOM: u32 = 8;
+
+/// How many objects of each class a magazine has room for.
+pub(super) const ROOM: [u32; CLASSES.len()] = {
+    let mut room = [0; CLASSES.len()];
+    let mut class = 0;
+    while class < room.len() {
+        room[class] = if OBJECTS[class] < LEAST_ROOM { LEAST_ROOM } else { OBJECTS[class] };
+        class += 1;
+    }
+    room
+};
+
+/// One CPU's free objects.
+pub(crate) struct Magazines {
+    free: [AtomicPtr<Free>; CLASSES.len()],
+    counts: [AtomicU32; CLASSES.len()],
+}
+
+/// A list of free objects that are nobody's.
+pub(super) struct Chain {
+    first: *mut Free,
+    count: u32,
+}
+
+impl Magazines {
+    /// Nothing at hand.
+    pub(crate) const fn new() -> Self {
+        Self {
+            free: [const { AtomicPtr::new(ptr::null_mut()) }; CLASSES.len()],
+            counts: [const { AtomicU32::new(0) }; CLASSES.len()],
+        }
+    }
+
+    /// An object, if one is at hand. Its CPU only.
+    #[inline]
+    pub(super) fn take(&self, class: usize) -> Option<NonNull<u8>> {
+        let object = NonNull::new(self.free[class].load(Ordering::Relaxed))?;
+        // SAFETY: what is on the list is free and holds the next one's address; only this CPU uses it.
+        let next = unsafe { object.as_ref() }.next;
+        self.free[class].store(next, Ordering::Relaxed);
+        self.add_to_count(class, -1);
+        Some(object.cast())
+    }
+
+    /// Whether there are fewer than `room` objects at hand.
+    #[inline]
+    pub(super) fn has_room(&self, class: usize, room: u32) -> bool {
+        self.counts[class].load(Ordering::Relaxed) < room
+    }
+
+    /// Keep an object at hand. Its CPU only.
+    ///
+    /// # Safety
+    /// `object` is of the class and nobody uses it any more.
+    #[inline]
+    pub(super) unsafe fn give(&self, class: usize, object: *mut u8) {
+        let free = object.cast::<Free>();
+        // SAFETY: an object is at least 16 bytes, aligned, and by the caller's promise free.
+        unsafe { free.write(Free { next: self.free[class].load(Ordering::Relaxed) }) };
+        self.free[class].store(free, Ordering::Relaxed);
+        self.add_to_count(class, 1);
+    }
+
+    #[inline]
+    fn add_to_count(&self, class: usize, change: i32) {
+        let count = &self.counts[class];
+        // One writer: a load and a store lose nothing.
+        count.store(count.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
+    }
+
+    /// Put the objects of `chain` at hand, where nothing was. Its CPU only.
+    pub(super) fn load(&self, class: usize, chain: Chain) {
+        debug_assert!(
+            self.free[class].load(Ordering::Relaxed).is_null(),
+            "a magazine is loaded when it is empty"
+        );
+        self.free[class].store(chain.first, Ordering::Relaxed);
+        self.counts[class].store(chain.count, Ordering::Relaxed);
+    }
+
+    /// Keep the `keep` objects that were given last, and hand out the others. Its CPU only.
+    pub(super) fn cut(&self, class: usize, keep: u32) -> Chain {
+        let count = self.counts[class].load(Ordering::Relaxed);
+        let keep = keep.min(count);
+        let first = self.free[class].load(Ordering::Relaxed);
+        let rest = if keep == 0 {
+            self.free[class].swap(ptr::null_mut(), Ordering::Relaxed)
+        } else {
+            let mut last = first;
+            for _ in 1..keep {
+                // SAFETY: the list has `count` objects, which are free and this CPU's; fewer are passed.
+                last = unsafe { (*last).next };
+            }
+            // SAFETY: as above.
+            core::mem::replace(unsafe { &mut (*last).next }, ptr::null_mut())
+        };
+        self.counts[class].store(keep, Ordering::Relaxed);
+        Chain { first: rest, count: count - keep }
+    }
+
+    /// Bytes of the objects at hand.
+    pub(super) fn bytes(&self) -> usize {
+        let sizes = CLASSES.iter().map(|class| class.size);
+        self.counts.iter().zip(sizes).map(|(count, size)| count.load(Ordering::Relaxed) as usize * size).sum()
+    }
+}
+
+impl Chain {
+    /// The `count` objects from `first` on.
+    ///
+    /// # Safety
+    /// Each holds the next one's address, the last one null; they are of one class and nobody's.
+    pub(super) const unsafe fn new(first: *mut Free, count: u32) -> Self {
+        Self { first, count }
+    }
+
+    /// A single object.
+    ///
+    /// # Safety
+    /// It is an object of the heap and nobody uses it any more.
+    pub(super) unsafe fn of(object: *mut u8) -> Self {
+        let first = object.cast::<Free>();
+        // SAFETY: an object is at least 16 bytes, aligned, and by the caller's promise free.
+        unsafe { first.write(Free { next: ptr::null_mut() }) };
+        Self { first, count: 1 }
+    }
+
+    /// The first object, taken off.
+    pub(super) fn next(&mut self) -> Option<NonNull<u8>> {
+        let object = NonNull::new(self.first)?;
+        // SAFETY: the objects of a chain are nobody's and hold the next one's address.
+        self.first = unsafe { object.as_ref() }.next;
+        self.count -= 1;
+        Some(object.cast())
+    }
+}
