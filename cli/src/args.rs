@@ -271,8 +271,9 @@ pub struct ScopeOptions {
     #[command(flatten)]
     pub run: RunOptions,
 
-    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality; residue, which all leaves
-    /// out, follows programs' bytes until something is stored over them
+    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality. What all leaves out:
+    /// residue follows programs' bytes until something is stored over them; sharing counts how often lines of the kernel move
+    /// from one CPU to another
     #[arg(long, value_name = "MODELS", default_value = "all", help_heading = "Microscope")]
     pub model: String,
 

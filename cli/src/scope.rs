@@ -5,6 +5,7 @@
 
 mod damo;
 mod digest;
+mod lines;
 mod options;
 mod page;
 mod summary;
@@ -29,6 +30,7 @@ use crate::run::{self, Prepared};
 use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
 use crate::{Result, files, kernel, print};
 use digest::Digest;
+use lines::SharedLines;
 use summary::Rows;
 pub use summary::plural;
 use symbols::{Hot, Names};
@@ -46,6 +48,8 @@ struct ScopeRecord<'a> {
     outcome: &'a RunOutcome,
     /// Instructions by function, most first.
     symbols: &'a [Hot],
+    /// With the sharing model: what stores to lines of several CPUs, by function, most first.
+    shared_lines: &'a [SharedLines],
     /// All counts.
     results: &'a Results,
 }
@@ -82,12 +86,14 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     }
     let names = names.at(&results, ended.ready.as_ref());
     let hot = symbols::hot(&results, &names);
+    let shared_lines = lines::shared(&results, &names);
     let command: Vec<String> =
         options.run.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let story = Story {
         command: &command,
         outcome: &outcome,
         hot: &hot,
+        shared_lines: &shared_lines,
         names: &names,
         digest: Digest::of(&results),
         kernel: kernel_name(&ended),
@@ -250,6 +256,7 @@ struct Story<'a> {
     command: &'a [String],
     outcome: &'a RunOutcome,
     hot: &'a [Hot],
+    shared_lines: &'a [SharedLines],
     names: &'a Names,
     digest: Digest<'a>,
     /// Name and version.
@@ -259,8 +266,8 @@ struct Story<'a> {
 fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
     if let Some(path) = &options.run.json {
-        let record =
-            ScopeRecord { command: story.command, outcome: story.outcome, symbols: story.hot, results };
+        let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
+        let record = ScopeRecord { command, outcome, symbols, shared_lines, results };
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
         files::write_whole(path, &text)?;
     }
@@ -375,6 +382,7 @@ mod tests {
             command: &["/bin/busybox".into(), "ls".into()],
             outcome: &outcome,
             hot: &hot,
+            shared_lines: &lines::shared(&results, &names),
             names: &names,
             digest: Digest::of(&results),
             kernel: "Freehold 0.1.0".into(),

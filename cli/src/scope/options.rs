@@ -18,10 +18,10 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
     let tlb = tlb(&options.tlb)?;
     for name in options.model.split(',') {
         let all = name == "all";
-        if !all && !["cache", "tlb", "heat", "residue", "locality"].contains(&name) {
+        if !all && !["cache", "tlb", "heat", "residue", "sharing", "locality"].contains(&name) {
             return Err(Failure::new(
                 format!("--model {name}: no such model"),
-                "cache, tlb, heat, residue, locality or all",
+                "cache, tlb, heat, residue, sharing, locality or all",
             ));
         }
         if all || name == "cache" {
@@ -30,10 +30,9 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
         if all || name == "tlb" {
             models.tlb = Some(tlb.clone());
         }
-        // It watches bytes: all models without it are slow enough.
-        if name == "residue" {
-            models.residue = true;
-        }
+        // They follow each store: all models without them are slow enough.
+        models.residue |= name == "residue";
+        models.sharing |= name == "sharing";
         if all || name == "heat" {
             models.heat = Some(Heat { regions: REGIONS });
         }

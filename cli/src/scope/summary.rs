@@ -11,6 +11,8 @@ use crate::html::{Unit, survival};
 
 /// Functions that are named.
 const HOTTEST: usize = 8;
+/// Functions that are named for what they store to lines of several CPUs.
+const SHARERS: usize = 16;
 /// Violations that are told one by one.
 const VIOLATIONS: usize = 5;
 
@@ -40,6 +42,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
     mapping(&mut text, story);
     exposure(&mut text, story);
     residue(&mut text, story);
+    sharing(&mut text, story);
     smap(&mut text, story);
     violations(&mut text, story);
     for remark in &digest.results.remarks {
@@ -310,6 +313,28 @@ fn residue(text: &mut String, story: &Story<'_>) {
     );
 }
 
+/// Lines of the kernel that several CPUs store to.
+fn sharing(text: &mut String, story: &Story<'_>) {
+    let Some(sharing) = &story.digest.results.sharing else { return };
+    let kernel = story.digest.all_counts(Half::Kernel);
+    let _ = writeln!(
+        text,
+        "   lines of the kernel that several CPUs store to: {}; moved {} times at the most, {} in 1,000 instructions",
+        count(sharing.lines),
+        count(sharing.moves),
+        share(sharing.moves, kernel.instructions)
+            .map_or("–".into(), |share| format!("{:.2}", share * 1000.0)),
+    );
+    if !story.shared_lines.is_empty() {
+        text.push_str("   share          moves   to (what is there)\n");
+    }
+    for lines in story.shared_lines.iter().take(SHARERS) {
+        let data = lines.data.as_ref().map_or_else(String::new, |data| format!(" ({data})"));
+        let part = percent(share(lines.moves, sharing.moves));
+        let _ = writeln!(text, "   {part:>5}   {:>12}   {}{data}", count(lines.moves), lines.function);
+    }
+}
+
 /// The kernel's instructions with RFLAGS.AC set, for kernels that tell where those may be.
 fn smap(text: &mut String, story: &Story<'_>) {
     let oracle = &story.digest.results.oracle;
@@ -376,6 +401,7 @@ mod tests {
             "kernel half (xpfo=lap): 900 stored leaves judged in 40 tables",
             "windows: 900 opened, 850 cached when closed",
             "residue there at most 2 frames (1 of them free",
+            "several CPUs store to: 1; moved 7 times",
             "SMAP off (RFLAGS.AC) outside user copies: 0 kernel instructions",
             "violation:",
         ] {

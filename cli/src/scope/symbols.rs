@@ -19,7 +19,7 @@ use crate::scope::Digest;
 /// What code of programs is called.
 pub const PROGRAMS: &str = "(programs)";
 /// Kernel addresses below the image: modules of a stock Linux.
-const IMAGE: u64 = 0xffff_ffff_8000_0000;
+pub const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
 /// A function and what ran in it.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -49,6 +49,33 @@ fn in_browser(page: &Path) -> (String, String) {
     (text(&output.stdout), console)
 }
 
+/// The program's time with the sharing model: how often lines moved, and the names of those who store there.
+fn moves_of_lines(cpus: &str, operation: &str) -> (u64, Vec<String>) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("r.json");
+    let workers = format!("{}:/workers", text(&guest_program("workloads/workers")));
+    let mut command = scope_command();
+    command.args(["--model", "sharing", "--cpus", cpus, "-v", &workers, "--json"]).arg(&file);
+    command.args(["--", "/workers", "2", operation, "600"]);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.stderr.contains("several CPUs store to"), "{}", outcome.stderr);
+    let record = json(&file);
+    let rows = record["shared_lines"].as_array().expect("rows");
+    let names = rows.iter().filter_map(|row| row["function"].as_str().map(str::to_owned)).collect();
+    (record["results"]["sharing"]["moves"].as_u64().expect("a count"), names)
+}
+
+#[test]
+fn lines_that_several_cpus_store_to_are_counted_and_named() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let (moves, names) = moves_of_lines("2", "open");
+    assert!(moves > 1200, "both threads use one table of files: {moves}");
+    assert!(names.iter().any(|name| name.contains("FileTable") || name.contains("open")), "{names:?}");
+    assert_eq!(moves_of_lines("1", "open"), (0, Vec::new()), "a CPU alone shares nothing");
+}
+
 #[test]
 fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -15,6 +15,7 @@ mod exposure;
 mod flags;
 mod residue;
 mod runs;
+mod sharing;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +34,7 @@ use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
 use crate::guest::{NOWHERE, walk};
 use crate::patching::AtSite;
+use crate::sharing::Visits;
 use crate::smap::Smap;
 use crate::tally::{KERNEL, SliceTally, Tally};
 use crate::watch::{DoorbellRing, FIRMWARE, Watch};
@@ -101,8 +103,8 @@ pub trait Choice {
     const CACHE: bool;
     /// Translation caches are modelled.
     const TLB: bool;
-    /// Programs' bytes are followed.
-    const RESIDUE: bool;
+    /// Stores are followed: which bytes are programs', which CPUs store to a line.
+    const STORES: bool;
 }
 
 /// One CPU.
@@ -144,6 +146,8 @@ pub struct Cpu {
     pub(crate) smap: Smap,
     /// Runs of each block.
     pub(crate) runs: CpuRuns,
+    /// Its visits to lines of the kernel, where they are asked for.
+    pub(crate) visits: Option<Visits>,
     pub(crate) fills: u64,
     pub(crate) unknown_flushes: u64,
     /// Translations that were compared with the tables, and those that were others.
@@ -221,6 +225,7 @@ impl Cpu {
             checks: Checks::default(),
             smap: Smap::default(),
             runs: CpuRuns::default(),
+            visits: settings.models.sharing.then(Visits::default),
             fills: 0,
             unknown_flushes: 0,
             compared: 0,

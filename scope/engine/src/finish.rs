@@ -3,10 +3,11 @@
 use freehold_scope_model::{Death as Cause_, PageSize, Slices};
 use freehold_scope_record::{
     BlockRecord as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page,
-    Phase, Results, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
+    Phase, Results, Sharing, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
 };
 
 use crate::cpu::{Cpu, Finished, sum};
+use crate::sharing::join;
 use crate::tally::SliceTally;
 use crate::watch::Watch;
 
@@ -60,6 +61,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
         exposure: settings.models.tlb.as_ref().map(|_| sum(cpus.iter_mut().map(|cpu| cpu.exposure()))),
         residue: watch.end_samples(),
+        sharing: sharing(watch, cpus),
         slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
         regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
         blocks: blocks(watch, cpus),
@@ -68,6 +70,11 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         remarks: remarks(watch, cpus, &phases),
         phases,
     }
+}
+
+fn sharing(watch: &Watch, cpus: &[&mut Cpu]) -> Option<Sharing> {
+    let visits: Vec<_> = cpus.iter().filter_map(|cpu| cpu.visits.as_ref()).collect();
+    watch.settings().models.sharing.then(|| join(&visits, watch.program_time()))
 }
 
 fn lifetimes(watch: &Watch, cpus: &[&mut Cpu], clocks: &[(usize, u64)]) -> TlbResult {

@@ -27,6 +27,7 @@ mod kernel_half;
 mod near;
 mod patching;
 mod residue;
+mod sharing;
 mod smap;
 mod tally;
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod exposure;
 mod half;
 mod patching;
 mod runs;
+mod sharing;
 mod smap;
 
 use std::sync::Arc;
@@ -58,7 +59,7 @@ struct Everything;
 impl Choice for Everything {
     const CACHE: bool = true;
     const TLB: bool = true;
-    const RESIDUE: bool = true;
+    const STORES: bool = true;
 }
 
 fn board(watch: &Watch) -> Board {
@@ -80,7 +81,7 @@ impl Machine {
     fn new() -> Self {
         Self::with(false)
     }
-    fn with(residue: bool) -> Self {
+    fn with(follows_stores: bool) -> Self {
         let memory = MemoryBackends::q35(&[NODE, NODE], HwAddress::GuestPhysical);
         let mut settings = Settings::new("unused".into(), memory, vec![0, 1]);
         settings.models = Models {
@@ -92,7 +93,8 @@ impl Machine {
             }),
             tlb: TlbShape::preset("skylake-sp"),
             heat: Some(Heat { regions: 128 }),
-            residue,
+            residue: follows_stores,
+            sharing: follows_stores,
         };
         let words = Arc::new(Words::default());
         let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());

@@ -141,12 +141,12 @@ struct Callbacks {
     access: MemCallback,
 }
 
-struct Chosen<const CACHE: bool, const TLB: bool, const RESIDUE: bool>;
+struct Chosen<const CACHE: bool, const TLB: bool, const STORES: bool>;
 
-impl<const C: bool, const T: bool, const R: bool> Choice for Chosen<C, T, R> {
+impl<const C: bool, const T: bool, const S: bool> Choice for Chosen<C, T, S> {
     const CACHE: bool = C;
     const TLB: bool = T;
-    const RESIDUE: bool = R;
+    const STORES: bool = S;
 }
 
 impl Callbacks {
@@ -156,14 +156,15 @@ impl Callbacks {
         Self { blocks, access: on_access::<C> }
     }
     fn choose(settings: &Settings) -> Self {
-        if settings.models.residue { Self::with::<true>(settings) } else { Self::with::<false>(settings) }
+        let follows_stores = settings.models.residue || settings.models.sharing;
+        if follows_stores { Self::with::<true>(settings) } else { Self::with::<false>(settings) }
     }
-    fn with<const R: bool>(settings: &Settings) -> Self {
+    fn with<const S: bool>(settings: &Settings) -> Self {
         match (&settings.models.cache, &settings.models.tlb) {
-            (None, None) => Self::of::<Chosen<false, false, R>>(),
-            (None, Some(_)) => Self::of::<Chosen<false, true, R>>(),
-            (Some(_), None) => Self::of::<Chosen<true, false, R>>(),
-            (Some(_), Some(_)) => Self::of::<Chosen<true, true, R>>(),
+            (None, None) => Self::of::<Chosen<false, false, S>>(),
+            (None, Some(_)) => Self::of::<Chosen<false, true, S>>(),
+            (Some(_), None) => Self::of::<Chosen<true, false, S>>(),
+            (Some(_), Some(_)) => Self::of::<Chosen<true, true, S>>(),
         }
     }
 }

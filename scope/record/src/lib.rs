@@ -15,6 +15,7 @@ mod memory;
 mod oracle;
 mod results;
 mod settings;
+mod sharing;
 
 pub use coverage::{Executed, Ranges};
 pub use exposure::{Exposure, Lives, Residue};
@@ -28,9 +29,10 @@ pub use results::{
 pub use settings::{
     CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,
 };
+pub use sharing::{SharedStore, Sharing};
 
 /// The version of these types. The plugin refuses settings of another.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Why a file is no record.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exposure, Oracle, Residue, Settings};
+use crate::{Exposure, Oracle, Residue, Settings, Sharing};
 
 /// Something for the kernel and for programs apart. What ran before the first kernel instruction (firmware, loader) is
 /// counted with programs, in the phase "firmware".
@@ -324,6 +324,8 @@ pub struct Results {
     pub exposure: Option<Exposure>,
     /// Programs' bytes at moments in order of time; with the residue model, else empty.
     pub residue: Vec<Residue>,
+    /// Lines of the kernel that several CPUs store to; with the sharing model.
+    pub sharing: Option<Sharing>,
     /// Slices of time, of equal length but for the last.
     pub slices: Vec<Slice>,
     /// The heat map's regions.

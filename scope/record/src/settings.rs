@@ -74,6 +74,8 @@ pub struct Models {
     pub heat: Option<Heat>,
     /// Programs' bytes, by byte: what was stored, and what has not been stored over.
     pub residue: bool,
+    /// Lines of the kernel that several CPUs store to.
+    pub sharing: bool,
 }
 
 /// What the plugin looks at.
@@ -262,6 +264,7 @@ mod tests {
             tlb: TlbShape::preset("skylake-sp"),
             heat: Some(Heat { regions: 1024 }),
             residue: true,
+            sharing: true,
         };
         settings
     }

@@ -39,8 +39,9 @@ impl Cpu {
         if now != mark || (store && flags & WATCHED != 0) {
             self.look_closely(slot, pc, address, access);
         }
-        if C::RESIDUE {
+        if C::STORES {
             self.follow_bytes(pc, address, base, (access, bytes));
+            self.follow_line(pc, address, base, access);
         }
         if C::CACHE {
             let line = (base | address & 0xfff) >> self.line_shift;
