@@ -227,6 +227,7 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	case SYS_sched_setaffinity:
 	case SYS_sched_setscheduler:
 	case SYS_sched_setparam:
+	case SYS_sched_setattr:
 	case SYS_migrate_pages:
 	case SYS_move_pages:
 		a[0] = process(dice);

@@ -259,6 +259,13 @@ static long move_all(void) {
 static long drop_all(void) { return madvise(memory, MUCH * MIB, MADV_DONTNEED); }
 static long free_all(void) { return madvise(memory, MUCH * MIB, MADV_FREE); }
 static long cool_all(void) { return madvise(memory, MUCH * MIB, MADV_COLD); }
+// Cold memory of a process, this one, in as many runs as one call takes.
+static long cool_runs(void) {
+    struct iovec runs[1024];
+    for (int i = 0; i < 1024; i++) runs[i] = (struct iovec){memory + i * (MUCH * MIB / 1024), MUCH * MIB / 1024};
+    int self = syscall(SYS_pidfd_open, getpid(), 0);
+    return syscall(SYS_process_madvise, self, runs, 1024, MADV_COLD, 0) == (long)(MUCH * MIB) ? 0 : -1;
+}
 static long page_out(void) { return madvise(memory, MUCH * MIB, MADV_PAGEOUT); }
 static long collapse(void) {
     madvise(memory, MUCH * MIB, MADV_HUGEPAGE);
@@ -402,6 +409,7 @@ static const struct row {
     {"dontneed", much_memory, drop_all},
     {"madv-free", much_memory, free_all},
     {"madv-cold", much_memory, cool_all},
+    {"process-madvise", much_memory, cool_runs},
     {"pageout", much_memory, page_out},
     {"collapse", much_memory, collapse},
     {"mincore", much_memory, in_core},

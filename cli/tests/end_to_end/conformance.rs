@@ -114,6 +114,11 @@ fn affinity() {
 }
 
 #[test]
+fn scheduling() {
+    conforms("scheduling");
+}
+
+#[test]
 fn rseq() {
     for cpus in ["1", "4"] {
         conforms_with("rseq", &["--cpus", cpus], &[], &[]);

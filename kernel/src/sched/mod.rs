@@ -21,6 +21,7 @@
 mod affinity_model;
 pub mod heap;
 pub mod latency;
+mod policy;
 pub mod runqueue;
 mod switch;
 pub mod thread;
@@ -34,6 +35,7 @@ use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
+pub use policy::SchedPolicy;
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
@@ -77,10 +79,14 @@ pub struct Schedule {
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
     pub runtime: AtomicU64,
-    /// See [`runqueue::weight_of_nice`].
+    /// Of its [`SchedPolicy`] and nice value.
     pub weight: AtomicU64,
+    /// A [`SchedPolicy`].
+    policy: AtomicU8,
     /// Nice value + 20.
     nice: AtomicU8,
+    /// See [`Schedule::resets_on_fork`].
+    resets_on_fork: AtomicBool,
     /// CPUs it may run on, as a [`CpuSet`]'s bits.
     affinity: AtomicU64,
     /// Position in the run queue + 1, 0 where it is in none.
@@ -105,29 +111,15 @@ impl Schedule {
             virtual_runtime: AtomicU64::new(0),
             runtime: AtomicU64::new(0),
             weight: AtomicU64::new(UNIT_WEIGHT),
+            policy: AtomicU8::new(SchedPolicy::Other as u8),
             nice: AtomicU8::new(20),
+            resets_on_fork: AtomicBool::new(false),
             affinity: AtomicU64::new(u64::MAX),
             position: AtomicUsize::new(0),
             is_idle: is_idle == Idle::Yes,
             voluntary_switches: AtomicU64::new(0),
             involuntary_switches: AtomicU64::new(0),
         }
-    }
-    /// The child's share: as its parent's.
-    pub fn inherit(&self, parent: &Self) {
-        self.set_nice(parent.nice());
-        self.affinity.store(parent.affinity.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.virtual_runtime.store(parent.virtual_runtime.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-    /// The nice value, -20..=19.
-    pub fn nice(&self) -> i32 {
-        i32::from(self.nice.load(Ordering::Relaxed)) - 20
-    }
-    /// Set the nice value; clamped to -20..=19.
-    pub fn set_nice(&self, nice: i32) {
-        let nice = nice.clamp(-20, 19);
-        self.nice.store((nice + 20) as u8, Ordering::Relaxed);
-        self.weight.store(runqueue::weight_of_nice(nice), Ordering::Relaxed);
     }
     /// The CPUs it may run on.
     pub fn affinity(&self) -> CpuSet {

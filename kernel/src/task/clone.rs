@@ -10,6 +10,7 @@ use freehold_collections::{
 use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::io_context::IoSharing;
 use super::pidfd::Given;
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
@@ -331,6 +332,8 @@ fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFla
     task.injection.inherit(&parent.injection);
     task.set_closing(parent.closing());
     task.inherit_seccomp(parent);
+    let sharing = if flags.contains(CloneFlags::IO) { IoSharing::Shared } else { IoSharing::Copied };
+    task.io_context.inherit(&parent.io_context, sharing);
     if flags.contains(CloneFlags::VM) {
         parent.share_concurrency_id();
     } else {

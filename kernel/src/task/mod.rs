@@ -21,6 +21,7 @@ pub mod ids;
 pub mod init;
 pub mod inspect;
 mod install;
+pub mod io_context;
 pub mod limits;
 mod mask;
 mod oom;

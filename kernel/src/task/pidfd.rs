@@ -107,7 +107,7 @@ pub(super) fn with_file<R>(fd: i32, f: impl FnOnce(&OpenFile, &PidFile) -> Resul
 ///
 /// # Errors
 /// `EBADF`, `ESRCH`.
-pub(super) fn process_of(fd: i32) -> Result<Arc<Process>> {
+pub fn process_of(fd: i32) -> Result<Arc<Process>> {
     with_file(fd, |_, file| file.process())
 }
 

@@ -3,7 +3,10 @@
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Arc, Vec, Weak, reserve};
+use freehold_collections::{
+    Arc, Vec, Weak,
+    reserve::{self, ArcMethods},
+};
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;
@@ -351,6 +354,14 @@ impl Process {
     /// What its end takes back of its semaphore operations.
     pub fn undo_slot(&self) -> Arc<UndoSlot> {
         self.undo.lock().get_or_insert_default().clone()
+    }
+    /// Where that is (kcmp); 0 where nothing was to be taken back yet.
+    pub fn undo_address(&self) -> usize {
+        self.undo.lock().as_ref().map_or(0, |slot| slot.address().addr())
+    }
+    /// Where its handlers of signals are (kcmp).
+    pub fn actions_address(&self) -> usize {
+        self.actions.lock().address().addr()
     }
     /// Its memory.
     pub fn space(&self) -> Arc<ProcessSpace> {

@@ -11,6 +11,7 @@ use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 
 use super::Pid;
 use super::credentials::Credentials;
+use super::io_context::IoContext;
 use super::process::{Process, Usage};
 use super::reserve::Drawn;
 use super::rseq::Registration;
@@ -58,6 +59,8 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// Its I/O priority, which threads may share.
+    pub io_context: IoContext,
     /// Who traces it.
     pub traced: Traced,
     /// What it gave up.
@@ -98,6 +101,7 @@ impl Task {
                 user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
+                io_context: IoContext::default(),
                 traced: Traced::new(),
                 seccomp: Seccomp::default(),
                 drawn: Drawn::default(),

@@ -78,7 +78,8 @@ on_machine! {
         for (call, arguments) in [
             (Sysno::getrusage, [0, info, 0, 0]), (Sysno::getrusage, [u64::MAX, info, 0, 0]), (Sysno::getrlimit, [7, info, 0, 0]),
             (Sysno::prlimit64, [0, 3, 0, info]), (Sysno::sched_getaffinity, [0, 8, info, 0]), (Sysno::sched_getscheduler, [0; 4]),
-            (Sysno::sched_getparam, [0, info, 0, 0]), (Sysno::getpriority, [0; 4]), (Sysno::setpriority, [0, 0, 5, 0]),
+            (Sysno::sched_getparam, [0, info, 0, 0]), (Sysno::sched_getattr, [0, info, 56, 0]), (Sysno::sched_setattr, [0, info, 0, 0]),
+            (Sysno::ioprio_set, [1, 0, 2 << 13, 0]), (Sysno::ioprio_get, [1, 0, 0, 0]), (Sysno::getpriority, [0; 4]), (Sysno::setpriority, [0, 0, 5, 0]),
             (Sysno::sched_yield, [0; 4]), (Sysno::getpgid, [0; 4]), (Sysno::getsid, [0; 4]), (Sysno::getppid, [0; 4]),
             (Sysno::gettid, [0; 4]), (Sysno::getuid, [0; 4]), (Sysno::geteuid, [0; 4]), (Sysno::getgid, [0; 4]),
             (Sysno::getegid, [0; 4]), (Sysno::getresuid, [info, info + 8, info + 16, 0]), (Sysno::getresgid, [info, info + 8, info + 16, 0]),

@@ -1,5 +1,6 @@
 //! Clocks and timers.
 
+pub mod adjust;
 pub mod calls;
 mod queue;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub fn set_wall(nanoseconds: i64) {
     let offset = nanoseconds.max(0).saturating_sub_unsigned(now());
     WALL_OFFSET.store(offset, Ordering::Relaxed);
     crate::hw::time::show_wall(offset);
+    adjust::forget();
 }
 
 /// Show programs the clock in `frame`, which stays for ever; once.

@@ -4,10 +4,15 @@
 //! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the
 //! slots of items that may be ready. It changes in interrupt context, so it never grows on its own.
 
+use core::ops::Bound;
+
 use freehold_collections::reserve::ArcMethods as _;
 use freehold_collections::{Arc, Map, Vec};
 
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
+
+/// Items that are passed over before others may run.
+const LOOKS_AT_ONCE: u32 = 1024;
 
 /// A descriptor, and the address of its description. An item keeps the address from being used
 /// again.
@@ -46,6 +51,21 @@ impl<T> Items<T> {
     pub(super) fn find(&self, key: WatchKey) -> Result<&Arc<T>> {
         let slot = self.by_file.get(&key).ok_or(Errno::ENOENT)?;
         self.at(*slot).ok_or(Errno::ENOENT)
+    }
+
+    /// The item number `nth` of those that watch a file as `fd`, in the order of their files.
+    pub(super) fn nth_of(&self, fd: i32, nth: u32) -> Option<&Arc<T>> {
+        let of_fd =
+            self.by_file.iter_from(Bound::Included(&(fd, 0))).take_while(|((number, _), _)| *number == fd);
+        for (at, (_, &slot)) in (0..=nth).zip(of_fd) {
+            if at == nth {
+                return self.at(slot);
+            }
+            if at % LOOKS_AT_ONCE == 0 {
+                sched::rest();
+            }
+        }
+        None
     }
 
     /// A slot that no item has, for the file of `key` from now on.

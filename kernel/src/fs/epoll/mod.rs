@@ -38,8 +38,8 @@ use self::items::{Items, ReadyList, WatchKey};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
-use crate::Result;
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
+use crate::{Errno, Result};
 
 bitflags! {
     /// What a program asks of a watched file beside its events.
@@ -174,6 +174,15 @@ impl Epoll {
     /// Returns the instance behind `file`, where it is one.
     fn of(file: &OpenFile) -> Option<&Arc<Self>> {
         file.file().downcast::<EpollFile>().map(|file| &file.0)
+    }
+
+    /// Returns the address of the description number `nth` that the instance behind `file` watches as `fd` (kcmp).
+    ///
+    /// # Errors
+    /// `EINVAL` where `file` is no instance, `ENOENT`; `EINTR` where the task is to end.
+    pub fn watched_address(file: &OpenFile, fd: i32, nth: u32) -> Result<usize> {
+        let items = Self::of(file).ok_or(Errno::EINVAL)?.items.lock_killable()?;
+        items.nth_of(fd, nth).map(|item| item.file.as_ptr().addr()).ok_or(Errno::ENOENT)
     }
 
     /// Watch `file`, known to the program as `fd`.

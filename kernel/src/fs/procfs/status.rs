@@ -196,6 +196,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
+    let policy = task.as_ref().map_or(0, |task| task.schedule.policy() as u64);
     out.push(ShortLine::of_number(subject.tid.unwrap_or(process.pid).into()).bytes());
     out.push(b" (");
     push_name(out, subject, process)?;
@@ -221,7 +222,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let code = if told || program.code.end == 0 { program.code } else { 1..1 };
     out.numbers(&[code.start, code.end, place(program.stack_start), 0, 0]);
     out.numbers(&[pending, blocked, ignored, caught].map(|set| set.0));
-    out.numbers(&[0, 0, 0, SIGCHLD, cpu as u64, 0, 0, 0, 0, 0]);
+    out.numbers(&[0, 0, 0, SIGCHLD, cpu as u64, 0, policy, 0, 0, 0]);
     let (arguments, environment) = (&program.arguments, &program.environment);
     out.numbers(&[program.data.start, program.data.end, program.break_start].map(place));
     out.numbers(&[arguments.start, arguments.end, environment.start, environment.end].map(place));

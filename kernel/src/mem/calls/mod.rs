@@ -8,7 +8,7 @@ mod remote;
 
 pub use nodes::{sys_migrate_pages, sys_move_pages};
 pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
-pub use remote::{sys_process_vm_readv, sys_process_vm_writev};
+pub use remote::{sys_process_madvise, sys_process_vm_readv, sys_process_vm_writev};
 
 use bitflags::bitflags;
 use freehold_collections::Arc;
@@ -286,13 +286,17 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
 
 /// madvise(addr, length, advice)
 pub fn sys_madvise(args: &Args) -> Result<i64> {
+    take_advice(&current_space(), args[0], args[1], args.int(2)).map(|()| 0)
+}
+
+/// Takes the advice with this MADV_* number about `start..start + len` of `space`.
+fn take_advice(space: &Arc<ProcessSpace>, start: u64, len: u64, number: i32) -> Result<()> {
     const REMOVE: i32 = 9;
-    let space = current_space();
-    if args.int(2) == REMOVE {
-        return super::remove::remove(&space, args[0], args[1]).map(|()| 0);
+    if number == REMOVE {
+        return super::remove::remove(space, start, len);
     }
-    let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
-    in_steps(advice, args[0], args[1], |start, len| advise(&space, start, len, advice)).map(|()| 0)
+    let advice = Advice::from_linux(number).ok_or(Errno::EINVAL)?;
+    in_steps(advice, start, len, |start, len| advise(space, start, len, advice))
 }
 
 /// Addresses that advice is taken about at a time where its work grows with them: whole 2 MiB pages.

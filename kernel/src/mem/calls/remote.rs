@@ -1,15 +1,15 @@
-//! process_vm_readv and process_vm_writev.
+//! process_vm_readv, process_vm_writev and process_madvise.
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_machine::VirtAddr;
 use freehold_vm::Rule;
 
 use crate::mem::{ProcessSpace, read_space, write_space};
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
-use crate::task::registry;
+use crate::task::{self, Capability, pidfd, registry};
 use crate::user::Iovecs;
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// process_vm_readv(pid, local, count, remote, count, flags)
 pub fn sys_process_vm_readv(args: &Args) -> Result<i64> {
@@ -51,6 +51,39 @@ fn remote_runs(
         }
     }
     Ok(done as i64)
+}
+
+/// Advice that one process may take about the memory of another: it changes no byte (MADV_WILLNEED, MADV_COLD,
+/// MADV_PAGEOUT, MADV_COLLAPSE).
+const REMOTE_ADVICE: [i32; 4] = [3, 20, 21, 25];
+
+/// process_madvise(pidfd, runs, count, advice, flags): the bytes that advice was taken about.
+pub fn sys_process_madvise(args: &Args) -> Result<i64> {
+    if args.uint(4) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let runs = Iovecs::read(args[1], args[2] as usize)?;
+    let process = pidfd::process_of(args.fd(0))?;
+    let space = inspect::space_of(&process, Mode::READ_FS)?;
+    let number = args.int(3);
+    if !space.is_same(&super::current_space()) {
+        if !REMOTE_ADVICE.contains(&number) {
+            return Err(Errno::EINVAL);
+        }
+        if !task::may(Capability::SysNice) {
+            return Err(Errno::EPERM);
+        }
+    }
+    let mut done = 0;
+    for (address, length) in runs.slices().iter().map(|slice| slice.place()) {
+        match super::take_advice(&space, address, length as u64, number) {
+            Ok(()) => done += length as i64,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        sched::checkpoint()?;
+    }
+    Ok(done)
 }
 
 /// The memory of the process with a thread of this number, for a caller that may inspect it in this

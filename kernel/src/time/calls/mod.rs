@@ -1,5 +1,9 @@
 //! Reading and setting clocks, and sleeping.
 
+mod adjusting;
+
+pub use adjusting::{sys_adjtimex, sys_clock_adjtime};
+
 use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;

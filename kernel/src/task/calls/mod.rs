@@ -1,9 +1,16 @@
 //! System calls about limits, scheduling, the system, and odds and ends of the current thread.
 
+mod compare;
+mod io_priority;
+mod scheduling;
+
+pub use compare::sys_kcmp;
+pub use io_priority::{sys_ioprio_get, sys_ioprio_set};
+pub use scheduling::*;
+
 use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve::ArcMethods};
-use freehold_machine::CpuSet;
 use freehold_vm::HugeUse;
 use freehold_xpfo::Closing;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -13,15 +20,9 @@ use super::{
     Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry, seccomp,
 };
 use crate::syscall::Args;
-use crate::time::{self, TimeSpec};
+use crate::time;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, hw, sched};
-
-/// sched_yield()
-pub fn sys_sched_yield(_args: &Args) -> Result<i64> {
-    sched::yield_now();
-    Ok(0)
-}
 
 fn named_process(pid: i32) -> Result<Arc<Process>> {
     match pid {
@@ -34,17 +35,6 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
     match tid {
         0 => Ok(current()),
         tid => find_task(u32::try_from(tid).map_err(|_| Errno::EINVAL)?).ok_or(Errno::ESRCH),
-    }
-}
-
-/// Whether the caller may change how the tasks of `process` are scheduled (Linux:
-/// `check_same_owner`, kernel/sched/core.c).
-fn check_same_user(process: &Process) -> Result<()> {
-    let (own, other) = (current().process().credentials(), process.credentials());
-    if own.may(Capability::SysNice) || own.euid == other.euid || own.euid == other.uid {
-        Ok(())
-    } else {
-        Err(Errno::EPERM)
     }
 }
 
@@ -112,115 +102,44 @@ pub fn sys_setrlimit(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// sched_setaffinity(tid, size, mask)
-pub fn sys_sched_setaffinity(args: &Args) -> Result<i64> {
-    let task = named_task(args.int(0))?;
-    check_same_user(task.process())?;
-    let size = args.size(1).min(8);
-    let mut bytes = [0; 8];
-    user::read_exact(args[2], &mut bytes[..size])?;
-    let allowed = CpuSet(u64::from_le_bytes(bytes) & sched::online().0);
-    if allowed.is_empty() {
-        return Err(Errno::EINVAL);
-    }
-    sched::set_affinity(task.thread(), allowed);
-    Ok(0)
+/// Which threads a call about priorities means, as PRIO_* and IOPRIO_WHO_* say it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Among {
+    /// One thread.
+    Thread,
+    /// Those of a process group.
+    Group,
+    /// Those of a real user.
+    User,
 }
 
-/// sched_getaffinity(tid, size, mask): the bytes written.
-pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
-    let size = args.size(1);
-    let task = named_task(args.int(0))?;
-    if size < 8 || size % 8 != 0 {
-        return Err(Errno::EINVAL);
-    }
-    UserPtr::<u64>::new(args[2]).write(&(task.schedule.affinity().0 & sched::online().0))?;
-    Ok(8)
-}
-
-const SCHED_OTHER: i32 = 0;
-const SCHED_FIFO: i32 = 1;
-const SCHED_RR: i32 = 2;
-const SCHED_BATCH: i32 = 3;
-const SCHED_IDLE: i32 = 5;
-
-/// sched_getscheduler(tid): all tasks share fairly.
-pub fn sys_sched_getscheduler(args: &Args) -> Result<i64> {
-    named_task(args.int(0))?;
-    Ok(i64::from(SCHED_OTHER))
-}
-
-/// sched_setscheduler(tid, policy, parameters): there are no real-time policies.
-pub fn sys_sched_setscheduler(args: &Args) -> Result<i64> {
-    let task = named_task(args.int(0))?;
-    check_same_user(task.process())?;
-    let priority = UserPtr::<i32>::new(args[2]).read()?;
-    match args.int(1) {
-        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
-        SCHED_FIFO | SCHED_RR if (1..100).contains(&priority) => Err(Errno::EPERM),
-        _ => Err(Errno::EINVAL),
+impl Among {
+    /// From numbers of which `first` means a thread, the next a group and the one after it a user.
+    fn new(which: i32, first: i32) -> Result<Self> {
+        match which.wrapping_sub(first) {
+            0 => Ok(Self::Thread),
+            1 => Ok(Self::Group),
+            2 => Ok(Self::User),
+            _ => Err(Errno::EINVAL),
+        }
     }
 }
 
-/// sched_getparam(tid, parameters)
-pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
-    named_task(args.int(0))?;
-    UserPtr::<i32>::new(args[1]).write(&0)?;
-    Ok(0)
-}
-
-/// sched_setparam(tid, parameters)
-pub fn sys_sched_setparam(args: &Args) -> Result<i64> {
-    let task = named_task(args.int(0))?;
-    let priority = UserPtr::<i32>::new(args[1]).read()?;
-    check_same_user(task.process())?;
-    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
-}
-
-/// sched_get_priority_max(policy)
-pub fn sys_sched_get_priority_max(args: &Args) -> Result<i64> {
-    match args.int(0) {
-        SCHED_FIFO | SCHED_RR => Ok(99),
-        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-/// sched_get_priority_min(policy)
-pub fn sys_sched_get_priority_min(args: &Args) -> Result<i64> {
-    match args.int(0) {
-        SCHED_FIFO | SCHED_RR => Ok(1),
-        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-/// sched_rr_get_interval(tid, time)
-pub fn sys_sched_rr_get_interval(args: &Args) -> Result<i64> {
-    named_task(args.int(0))?;
-    UserPtr::new(args[1]).write(&TimeSpec::from_nanoseconds(sched::runqueue::SLICE))?;
-    Ok(0)
-}
-
-const PRIO_PROCESS: i32 = 0;
-const PRIO_PGRP: i32 = 1;
-const PRIO_USER: i32 = 2;
-
-/// Calls `f` for each thread that getpriority and setpriority mean, until it fails. There may be
+/// Calls `f` for each thread of `among` that `who` names, until it fails; 0 names the caller's. There may be
 /// many: no list is made.
-fn for_each_priority(which: i32, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Result<()>) -> Result<()> {
+fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Result<()>) -> Result<()> {
     let caller = current();
-    let (processes, uid) = match which {
-        PRIO_PROCESS => return f(&named_task(who as i32)?),
-        PRIO_PGRP => {
+    let (processes, uid) = match among {
+        Among::Thread if who == 0 => return f(&caller),
+        Among::Thread => return f(&find_task(who).ok_or(Errno::ESRCH)?),
+        Among::Group => {
             let group = if who == 0 { caller.process().group() } else { who };
             (registry::group_members(group), None)
         }
-        PRIO_USER => {
+        Among::User => {
             let uid = if who == 0 { caller.process().credentials().uid } else { who };
             (registry::processes(), Some(uid))
         }
-        _ => return Err(Errno::EINVAL),
     };
     let mut any = false;
     for process in processes.filter(|process| uid.is_none_or(|uid| process.credentials().uid == uid)) {
@@ -230,41 +149,6 @@ fn for_each_priority(which: i32, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Resu
         }
     }
     if any { Ok(()) } else { Err(Errno::ESRCH) }
-}
-
-/// getpriority(which, who): 20 minus the lowest nice value.
-pub fn sys_getpriority(args: &Args) -> Result<i64> {
-    let mut nice = i32::MAX;
-    for_each_priority(args.int(0), args.uint(1), |task| {
-        nice = nice.min(task.schedule.nice());
-        Ok(())
-    })?;
-    Ok(i64::from(20 - nice))
-}
-
-fn nice_limit(process: &Process) -> i64 {
-    i64::try_from(process.limit(Resource::Nice).soft).unwrap_or(i64::MAX)
-}
-
-/// setpriority(which, who, nice)
-pub fn sys_setpriority(args: &Args) -> Result<i64> {
-    let nice = args.int(2).clamp(-20, 19);
-    let privileged = may(Capability::SysNice);
-    let mut outcome = Ok(0);
-    // One that may not be changed does not keep the others from it.
-    for_each_priority(args.int(0), args.uint(1), |task| {
-        // RLIMIT_NICE counts from nice value 20 down, so that 0 lets none become nicer to itself.
-        let allowed = 20 - i64::from(nice) <= nice_limit(task.process());
-        if let Err(error) = check_same_user(task.process()) {
-            outcome = Err(error);
-        } else if nice < task.schedule.nice() && !allowed && !privileged {
-            outcome = Err(Errno::EACCES);
-        } else {
-            task.schedule.set_nice(nice);
-        }
-        Ok(())
-    })?;
-    outcome
 }
 
 /// getcpu(cpu, node)

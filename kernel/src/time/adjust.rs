@@ -1,0 +1,109 @@
+//! What adjtimex(2) knows of the wall clock: how good it is said to be.
+//!
+//! The clock follows the machine's and is set, never slewed: so there is no frequency, no offset that is worked off and no
+//! leap second. The rest of Linux' kernel/time/ntp.c is bookkeeping for programs that ask whether the clock is
+//! right, and is kept here: an estimate of the error, and a bound of it that grows until somebody renews it.
+//! Callers: adjtimex, clock_adjtime, and whatever sets the clock. Any context that may take a spin lock.
+
+use bitflags::bitflags;
+
+use super::SECOND;
+use crate::sync::SpinLock;
+
+bitflags! {
+    /// STA_*: the state of the clock, as far as there is one.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Status: i32 {
+        /// No program vouches for the clock.
+        const UNSYNC = 0x40;
+        /// Times are told in nanoseconds, not in microseconds.
+        const NANO = 0x2000;
+    }
+}
+
+/// The largest error that is told, in microseconds (NTP_PHASE_LIMIT).
+pub const MOST_ERROR: i64 = 16_000_000;
+/// By how many microseconds the bound grows each second (MAXFREQ).
+const ERROR_PER_SECOND: u64 = 500;
+/// The largest time constant (MAXTC).
+pub const MOST_CONSTANT: i64 = 10;
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClockQuality {
+    /// Whether a program vouches for it, and how times are told.
+    pub status: Status,
+    /// The estimate of the error, in microseconds.
+    pub estimated_error: i64,
+    /// The time constant of a loop that nobody runs here.
+    pub constant: i64,
+    /// The bound of the error in microseconds, and when it was said.
+    bound: (i64, u64),
+}
+
+static QUALITY: SpinLock<ClockQuality> = SpinLock::new(ClockQuality::UNKNOWN);
+
+impl ClockQuality {
+    const UNKNOWN: Self =
+        Self { status: Status::UNSYNC, estimated_error: MOST_ERROR, constant: 2, bound: (MOST_ERROR, 0) };
+
+    /// Returns the bound of the error at `now`, in microseconds.
+    pub fn bound_at(&self, now: u64) -> i64 {
+        let grown = now.saturating_sub(self.bound.1) / SECOND * ERROR_PER_SECOND;
+        self.bound.0.saturating_add_unsigned(grown).min(MOST_ERROR)
+    }
+
+    /// Says that the error is at most `error` microseconds at `now`.
+    pub fn set_bound(&mut self, error: i64, now: u64) {
+        self.bound = (error.clamp(0, MOST_ERROR), now);
+    }
+
+    /// The clock was set: nothing is known of its error.
+    fn forget(&mut self) {
+        self.status |= Status::UNSYNC;
+        (self.estimated_error, self.bound) = (MOST_ERROR, (MOST_ERROR, 0));
+    }
+
+    /// The state at `now`: with a bound that grew too large no program vouches any more.
+    fn settle(&mut self, now: u64) {
+        if self.bound_at(now) >= MOST_ERROR && self.bound.0 < MOST_ERROR {
+            self.bound = (MOST_ERROR, 0);
+            self.status |= Status::UNSYNC;
+        }
+    }
+}
+
+/// Looks at what is known, and changes it.
+pub fn with<R>(f: impl FnOnce(&mut ClockQuality) -> R) -> R {
+    let mut quality = QUALITY.lock();
+    quality.settle(super::now());
+    f(&mut quality)
+}
+
+/// The clock was set.
+pub fn forget() {
+    QUALITY.lock().forget();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_grows_until_nobody_vouches_for_the_clock() {
+        let mut quality = ClockQuality { status: Status::NANO, ..ClockQuality::UNKNOWN };
+        quality.set_bound(1000, 5 * SECOND);
+        assert_eq!((quality.bound_at(5 * SECOND), quality.bound_at(7 * SECOND)), (1000, 2000));
+        quality.settle(30_000 * SECOND);
+        assert_eq!(quality.status, Status::NANO);
+        quality.settle(40_000 * SECOND);
+        assert_eq!((quality.status, quality.bound_at(0)), (Status::NANO | Status::UNSYNC, MOST_ERROR));
+        quality.status = Status::empty();
+        quality.settle(50_000 * SECOND);
+        assert_eq!(quality.status, Status::empty(), "what is said without a bound stays");
+        quality.forget();
+        assert_eq!(quality.status, Status::UNSYNC);
+        quality.set_bound(-3, 0);
+        assert_eq!(quality.bound_at(0), 0);
+    }
+}
