@@ -48,4 +48,5 @@ static const char *const shapes[CALLS] = {
 	[432] = "fxx", [433] = "dpx", [434] = "Px", [435] = "bz", [436] = "iix", [437] = "dpbz", [438] = "ffx", [439] = "dpix",
 	[440] = "fvVax", [441] = "febts8", [442] = "dOxbz", [443] = "fipb", [444] = "bzx", [445] = "fibx", [446] = "fx", [447] = "x",
 	[448] = "fx", [449] = "bVxtk", [450] = "ALix", [451] = "fbbx", [452] = "dOix",
+	[454] = "Tnix", [455] = "Tnnxtk", [456] = "bxii",
 };

@@ -490,6 +490,25 @@ static void do_futex(void)
 		syscall(SYS_futex, words, FUTEX_CMP_REQUEUE, INT32_MAX, (long)INT32_MAX, words + 1, 0);
 		syscall(SYS_futex, words, FUTEX_WAIT, 1, NULL, NULL, 0));
 }
+/* struct futex_waitv: value, address, flags (32 bits, private). */
+static void do_futex_waitv(void)
+{
+	static unsigned words[128];
+	static struct { unsigned long value, word, flags; } waits[128];
+	static struct timespec past;
+	for (int i = 0; i < 128; i++)
+		waits[i].word = (unsigned long)&words[i], waits[i].flags = 2 | 128;
+	FOREVER(syscall(449, waits, 128, 0, &past, CLOCK_MONOTONIC));
+}
+static void do_process_madvise(void)
+{
+	static struct iovec runs[1024];
+	int self = syscall(SYS_pidfd_open, getpid(), 0);
+	fill_heap();
+	for (int i = 0; i < 1024; i++)
+		runs[i] = (struct iovec){ heap, populated };
+	FOREVER(syscall(440, self, runs, 1024, MADV_COLD, 0));
+}
 static void do_semop(void)
 {
 	static struct sembuf operations[500];
@@ -820,6 +839,8 @@ static const struct row rows[] = {
 	{ SYS_exit_group, "the end of wide areas", do_exit_wide },
 	{ SYS_exit_group, "the end of many mappings", do_exit_alias },
 	{ SYS_futex, "futex", do_futex },
+	{ 449, "futex_waitv", do_futex_waitv },
+	{ 440, "process_madvise", do_process_madvise },
 	{ SYS_semop, "semop", do_semop },
 	{ SYS_semctl, "semctl", do_semctl },
 	{ SYS_msgrcv, "msgrcv", do_msgrcv },
@@ -880,7 +901,8 @@ static const int bounded[] = {
 	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
-	452 /* fchmodat2 */,
+	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
+	454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
 	/* These replace, end or copy the caller, or are rows above under another number. */
 	SYS_rt_sigreturn, SYS_clone, SYS_vfork, SYS_exit, SYS_clone3,
 };

@@ -106,6 +106,14 @@ fn threads() {
     conforms("threads");
 }
 
+/// The stock Linux is 6.1, whose futexes end with futex_waitv.
+#[test]
+fn futexes() {
+    if kernel() != "linux" {
+        conforms("futexes");
+    }
+}
+
 #[test]
 fn affinity() {
     for cpus in ["2", "4"] {

@@ -300,5 +300,9 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (440, Plain(crate::mem::sys_process_madvise)),
     (441, Plain(crate::fs::epoll::sys_epoll_pwait2)),
     (447, Plain(crate::fs::secret::sys_memfd_secret)),
+    (449, Plain(crate::task::futex::sys_futex_waitv)),
     (452, Plain(crate::fs::calls::sys_fchmodat2)),
+    (454, Plain(crate::task::futex::sys_futex_wake)),
+    (455, Plain(crate::task::futex::sys_futex_wait)),
+    (456, Plain(crate::task::futex::sys_futex_requeue)),
 ];

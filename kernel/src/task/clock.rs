@@ -6,7 +6,8 @@ use crate::{Errno, Result};
 
 /// CLOCK_REALTIME, the only clock that can be set.
 pub const REALTIME: i32 = 0;
-const MONOTONIC: i32 = 1;
+/// CLOCK_MONOTONIC.
+pub const MONOTONIC: i32 = 1;
 const PROCESS_CPU: i32 = 2;
 const THREAD_CPU: i32 = 3;
 const TAI: i32 = 11;

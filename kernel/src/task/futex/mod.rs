@@ -3,6 +3,16 @@
 //! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its bucket's lock, and a
 //! waker takes that lock after the word was changed: so no wake-up falls between comparing and queueing. The word
 //! is read without faults there; where its page is absent, the page is brought in outside and all begins again.
+//!
+//! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. Whatever ends its wait, it takes
+//! them out one by one, and each that it does not find there was woken: such a wake-up was counted by its waker and
+//! is told, even where the wait had already failed (`model`).
+
+mod futex2;
+#[cfg(test)]
+mod model;
+
+pub use futex2::{sys_futex_requeue, sys_futex_wait, sys_futex_waitv, sys_futex_wake};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,6 +70,15 @@ struct Waiter {
 }
 
 impl Waiter {
+    fn new(task: &Arc<Task>, key: FutexId, bitset: u32) -> Arc<Self> {
+        reserve::arc(Self {
+            task: task.clone(),
+            key: SpinLock::new(key),
+            bitset,
+            woken: AtomicBool::new(false),
+        })
+    }
+
     fn wake(&self) {
         self.woken.store(true, Ordering::SeqCst);
         sched::wake(&self.task, &[Sleep::Interruptible]);
@@ -74,6 +93,19 @@ static BUCKETS: [Bucket; 64] = [const { SpinLock::new(Vec::new()) }; 64];
 enum Scope {
     Private,
     Shared,
+}
+
+/// A word, as a program names it.
+#[derive(Clone, Copy)]
+struct FutexWord {
+    address: u64,
+    scope: Scope,
+}
+
+impl FutexWord {
+    fn key(self) -> Result<FutexId> {
+        key_of(self.address, self.scope)
+    }
 }
 
 fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
@@ -108,6 +140,7 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
         return Err(Errno::ENOSYS);
     }
     let (word, value, word2, value3) = (args[0], args.uint(2), args[4], args.uint(5));
+    let words = |first, second| [first, second].map(|address| FutexWord { address, scope });
     match command {
         WAIT | WAIT_BITSET => {
             let deadline = match UserPtr::<TimeSpec>::new(args[3]).read_optional()? {
@@ -124,12 +157,12 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
                 }
             };
             let bitset = if command == WAIT { MATCH_ANY } else { value3 };
-            wait(word, scope, value, bitset, deadline)
+            wait(FutexWord { address: word, scope }, value, bitset, deadline)
         }
         WAKE => wake(key_of(word, scope)?, count(args.int(2))?, MATCH_ANY),
         WAKE_BITSET => wake(key_of(word, scope)?, count(args.int(2))?, value3),
-        REQUEUE => requeue((word, word2), scope, counts(args)?, None),
-        CMP_REQUEUE => requeue((word, word2), scope, counts(args)?, Some(value3)),
+        REQUEUE => requeue(words(word, word2), counts(args)?, None),
+        CMP_REQUEUE => requeue(words(word, word2), counts(args)?, Some(value3)),
         WAKE_OP => wake_op((word, word2), scope, counts(args)?, value3),
         _ => Err(Errno::ENOSYS),
     }
@@ -152,35 +185,30 @@ fn bring_in(address: u64) -> Result<()> {
     UserPtr::<u32>::new(address).read().map(|_| ())
 }
 
-fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
-    if bitset == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let key = key_of(address, scope)?;
-    let task = current();
-    let waiter = reserve::arc(Waiter {
-        task: task.clone(),
-        key: SpinLock::new(key),
-        bitset,
-        woken: AtomicBool::new(false),
-    });
+/// Puts `waiter` in line for the word at `address`, if that is `expected`.
+fn enqueue(waiter: &Arc<Waiter>, address: u64, expected: u32) -> Result<()> {
+    let key = *waiter.key.lock();
     loop {
         let mut bucket = BUCKETS[key.bucket()].lock();
         match load(address) {
             Ok(value) if value != expected => return Err(Errno::EAGAIN),
-            Ok(_) => {
-                bucket.try_push(waiter.clone())?;
-                break;
-            }
+            Ok(_) => return Ok(bucket.try_push(waiter.clone())?),
             Err(Absent) => {}
         }
         drop(bucket);
         bring_in(address)?;
     }
+}
+
+/// Sleeps until `is_woken`.
+///
+/// # Errors
+/// `ETIMEDOUT`, `ERESTARTSYS`.
+fn sleep(task: &Arc<Task>, deadline: Option<u64>, is_woken: impl Fn() -> bool) -> Result<()> {
     let outcome = loop {
         task.prepare_to_sleep(Sleep::Interruptible);
-        if waiter.woken.load(Ordering::SeqCst) {
-            break Ok(0);
+        if is_woken() {
+            break Ok(());
         }
         if task.signal_pending() {
             break Err(Errno::ERESTARTSYS);
@@ -191,17 +219,29 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
         sched::block(task.thread(), deadline);
     };
     task.finish_sleep();
-    if outcome.is_ok() || !leave(&waiter) {
-        // Woken, maybe in the very moment of the time-out: a wake-up is never lost.
-        return Ok(0);
-    }
-    if outcome == Err(Errno::ERESTARTSYS) && deadline.is_some() {
-        // A restart must not wait for the whole time again.
-        return Err(
-            task.restart_with(reserve::boxed(move || wait(address, scope, expected, bitset, deadline)))
-        );
-    }
     outcome
+}
+
+fn wait_once(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
+    if bitset == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let task = current();
+    let waiter = Waiter::new(&task, word.key()?, bitset);
+    enqueue(&waiter, word.address, expected)?;
+    let outcome = sleep(&task, deadline, || waiter.woken.load(Ordering::SeqCst));
+    // Woken, maybe in the very moment of the time-out: a wake-up is never lost.
+    if outcome.is_ok() || !leave(&waiter) { Ok(0) } else { outcome.map(|()| 0) }
+}
+
+fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
+    match wait_once(word, expected, bitset, deadline) {
+        // A restart must not wait for the whole time again.
+        Err(Errno::ERESTARTSYS) if deadline.is_some() => {
+            Err(current().restart_with(reserve::boxed(move || wait(word, expected, bitset, deadline))))
+        }
+        outcome => outcome,
+    }
 }
 
 /// Take a waiter out of whatever bucket it is in; `false` where a waker took it out before.
@@ -274,12 +314,11 @@ fn counts(args: &Args) -> Result<(usize, usize)> {
 }
 
 fn requeue(
-    (address, target): (u64, u64),
-    scope: Scope,
+    [source, target]: [FutexWord; 2],
     (wakes, moves): (usize, usize),
     expected: Option<u32>,
 ) -> Result<i64> {
-    let (from, to) = (key_of(address, scope)?, key_of(target, scope)?);
+    let (from, to, address) = (source.key()?, target.key()?, source.address);
     loop {
         let (mut source, mut other) = lock_both(from, to);
         if let Some(expected) = expected {
