@@ -3,7 +3,8 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::syscall::Args;
-use crate::task::uts::{self, MACHINE, NAME_MAX, Name, Names, RELEASE, SYSTEM, VERSION, field, set_name};
+use crate::task::Capability;
+use crate::task::uts::{MACHINE, NAME_MAX, Name, Names, RELEASE, SYSTEM, VERSION, field};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
 
@@ -23,20 +24,21 @@ struct UtsName {
 pub fn sys_uname(args: &Args) -> Result<i64> {
     const FIXED: [[u8; NAME_MAX + 1]; 4] = [field(SYSTEM), field(RELEASE), field(VERSION), field(MACHINE)];
     let [system, release, version, machine] = FIXED;
-    let Names { host, domain } = uts::names();
+    let Names { host, domain } = task::current().process().namespaces().uts.names();
     let names = UtsName { system, host, release, version, machine, domain };
     UserPtr::new(args[0]).write(&names).map(|()| 0)
 }
 
 fn set_from_user(which: Name, args: &Args) -> Result<i64> {
-    if !task::current().process().credentials().is_privileged() {
+    let uts = task::current().process().namespaces().uts.clone();
+    if !task::may_in(uts.head().owner(), Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     let length = args.size(1);
     let mut name = [0; NAME_MAX];
     let name = name.get_mut(..length).ok_or(Errno::EINVAL)?;
     user::read_exact(args[0], name)?;
-    set_name(which, name).map(|()| 0)
+    uts.set_name(which, name).map(|()| 0)
 }
 
 /// sethostname(name, length)

@@ -186,6 +186,11 @@ fn sysv() {
 }
 
 #[test]
+fn namespaces() {
+    conforms("namespaces");
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

@@ -3,6 +3,7 @@
 use super::node::{Metadata, Node};
 use crate::task::capabilities::Capability;
 use crate::task::credentials::Credentials;
+use crate::task::userns::UserNs;
 use crate::{Errno, Result};
 
 /// Whether file permissions bind the caller.
@@ -10,7 +11,8 @@ use crate::{Errno, Result};
 pub enum Power {
     /// They do.
     Ordinary,
-    /// CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like: they do not.
+    /// CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in the caller's user namespace: they do
+    /// not, for files whose user and group that namespace maps ([`Caller::overrides`]).
     Override,
 }
 
@@ -25,6 +27,8 @@ pub struct Caller<'a> {
     pub groups: &'a [u32],
     /// Whether permissions bind.
     pub power: Power,
+    /// The user namespace that `power` is in.
+    pub user_ns: &'a UserNs,
 }
 
 /// Wanted access, with access(2)'s values.
@@ -60,28 +64,43 @@ impl Access {
 impl Credentials {
     /// Who asks, as far as files care.
     pub fn caller(&self) -> Caller<'_> {
-        let power = if self.may(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
-        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power }
+        let power = if self.may_within(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
+        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power, user_ns: &self.user_ns }
     }
 }
 
+/// The user namespace of the kernel itself.
+static INITIAL: UserNs = UserNs::INITIAL;
+
 impl Caller<'_> {
     /// The kernel itself, or root.
-    pub const ROOT: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[], power: Power::Override };
+    pub const ROOT: Caller<'static> =
+        Caller { uid: 0, gid: 0, groups: &[], power: Power::Override, user_ns: &INITIAL };
+
+    /// Whether permissions do not bind for a file of this user and group (Linux:
+    /// `capable_wrt_inode_uidgid`).
+    pub fn overrides(&self, uid: u32, gid: u32) -> bool {
+        self.power == Power::Override && self.user_ns.maps(uid, gid)
+    }
+
+    /// Whether they bind for no file at all, which is so in the initial user namespace only.
+    pub fn overrides_all(&self) -> bool {
+        self.power == Power::Override && self.user_ns.is_initial()
+    }
 
     /// Whether the caller is a member of `group`.
     pub fn in_group(&self, group: u32) -> bool {
         self.gid == group || self.groups.binary_search(&group).is_ok()
     }
 
-    /// Whether the caller may act as the owner of a node of `uid`.
-    pub fn owns(&self, uid: u32) -> bool {
-        self.uid == uid || self.power == Power::Override
+    /// Whether the caller may act as the owner of a node (Linux: `inode_owner_or_capable`).
+    pub fn owns(&self, meta: &Metadata) -> bool {
+        self.uid == meta.uid || self.overrides(meta.uid, meta.gid)
     }
 
     /// Permission check of path_resolution(7) and access(2): `EACCES` if refused.
     pub fn may(&self, meta: &Metadata, want: Access) -> Result<()> {
-        if self.power == Power::Override {
+        if self.overrides(meta.uid, meta.gid) {
             // Executing a file needs at least one x bit, whoever asks.
             let runs_plain_file = want.contains(Access::EXECUTE)
                 && meta.kind != super::NodeKind::Directory
@@ -111,7 +130,7 @@ impl Caller<'_> {
     /// only the owner of the node or of the directory.
     pub fn may_remove(&self, dir: &Metadata, victim: &Metadata) -> Result<()> {
         self.may(dir, Access::WRITE.and(Access::EXECUTE))?;
-        if dir.mode & 0o1000 != 0 && !self.owns(victim.uid) && !self.owns(dir.uid) {
+        if dir.mode & 0o1000 != 0 && !self.owns(victim) && self.uid != dir.uid {
             return Err(Errno::EPERM);
         }
         Ok(())

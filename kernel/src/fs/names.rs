@@ -9,7 +9,7 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
-use super::caller::{Access, Power};
+use super::caller::Access;
 use super::flags::{OpenFlags, RenameFlags};
 use super::mount::MountFlags;
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
@@ -142,10 +142,10 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
                 place.mount.writable()?;
             }
         }
-        if walk.caller.power == Power::Ordinary {
+        if !walk.caller.overrides_all() {
             let meta = place.node.metadata();
             walk.caller.may_use(&*place.node, want)?;
-            if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(meta.uid) {
+            if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(&meta) {
                 return Err(Errno::EPERM);
             }
         }
@@ -174,7 +174,7 @@ fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u6
         if kind == NodeKind::Directory {
             new.mode |= S_ISGID;
         } else if new.mode & S_IXGRP != 0
-            && walk.caller.power == Power::Ordinary
+            && !walk.caller.overrides(new.uid, meta.gid)
             && !walk.caller.in_group(meta.gid)
         {
             new.mode &= !S_ISGID;
@@ -211,7 +211,7 @@ pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rd
         return Err(Errno::ENOENT);
     }
     let is_device = matches!(kind, NodeKind::CharDevice | NodeKind::BlockDevice);
-    if is_device && walk.caller.power == Power::Ordinary {
+    if is_device && !walk.caller.overrides_all() {
         return Err(Errno::EPERM);
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
@@ -314,7 +314,7 @@ pub fn rename(
     {
         return Err(Errno::EINVAL);
     }
-    if flags.contains(RenameFlags::WHITEOUT) && from.caller.power == Power::Ordinary {
+    if flags.contains(RenameFlags::WHITEOUT) && !from.caller.overrides_all() {
         return Err(Errno::EPERM);
     }
     let source = from.parent(old)?;
@@ -374,11 +374,11 @@ pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
         return Err(Errno::EOPNOTSUPP);
     }
     let meta = place.node.metadata();
-    if !walk.caller.owns(meta.uid) {
+    if !walk.caller.owns(&meta) {
         return Err(Errno::EPERM);
     }
     let mut mode = mode & 0o7777;
-    if walk.caller.power == Power::Ordinary && !walk.caller.in_group(meta.gid) {
+    if !walk.caller.overrides(meta.uid, meta.gid) && !walk.caller.in_group(meta.gid) {
         mode &= !S_ISGID;
     }
     change(place, &SetMetadata { mode: Some(mode), ..SetMetadata::default() })
@@ -389,7 +389,7 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
     place.mount.writable()?;
     let meta = place.node.metadata();
     let caller = walk.caller;
-    if caller.power == Power::Ordinary {
+    if !caller.overrides(meta.uid, meta.gid) {
         let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
         let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
         if caller.uid != meta.uid || !keeps_owner || !own_group {

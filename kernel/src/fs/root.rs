@@ -52,6 +52,18 @@ pub fn root() -> Path {
     Path::root_of(root_mount())
 }
 
+/// Whether `place` is the root of all that is mounted: no chroot.
+pub fn is_whole(place: &Path) -> bool {
+    let mut whole = root();
+    loop {
+        if whole.same_place(place) {
+            return true;
+        }
+        let Some(upper) = whole.mount.covering(&whole.node) else { return false };
+        whole = Path::root_of(upper);
+    }
+}
+
 /// The mount of files without a name.
 pub fn unnamed_mount() -> Arc<Mount> {
     with_roots(|roots| roots.unnamed.clone())

@@ -9,7 +9,7 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
-use super::caller::{Access, Caller, Power};
+use super::caller::{Access, Caller};
 use super::flags::ResolveFlags;
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Path, PathEntry};
@@ -242,7 +242,7 @@ impl<'a> PathWalk<'a> {
         if dir.node.kind() != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        if self.caller.power == Power::Override {
+        if self.caller.overrides_all() {
             return Ok(());
         }
         self.caller.may_use(&*dir.node, Access::EXECUTE)

@@ -6,8 +6,9 @@
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use freehold_collections::{Arc, Map, Vec};
+use freehold_collections::{Arc, Map, Vec, Weak, reserve::ArcMethods};
 
+use super::objects::IpcObjects;
 use super::permission::{Permission, UserPermission};
 use crate::sync::{Mutex, SpinLock};
 use crate::task::Credentials;
@@ -38,12 +39,22 @@ pub struct Head {
     /// [`PRIVATE`] once no key finds it.
     key: AtomicI32,
     permission: SpinLock<Permission>,
+    home: Weak<IpcObjects>,
 }
 
 impl Head {
     /// The head of an object that is in no table yet.
-    pub const fn new(key: i32, permission: Permission) -> Self {
-        Self { id: AtomicI32::new(0), key: AtomicI32::new(key), permission: SpinLock::new(permission) }
+    pub fn new(wanted: &WantedObject<'_>) -> Self {
+        Self {
+            id: AtomicI32::new(0),
+            key: AtomicI32::new(wanted.key),
+            permission: SpinLock::new(Permission::new(wanted.caller, wanted.flags)),
+            home: wanted.home.downgrade(),
+        }
+    }
+    /// The tables of its namespace, unless that has ended.
+    pub fn home(&self) -> Option<Arc<IpcObjects>> {
+        self.home.upgrade()
     }
     /// Its ID.
     pub fn id(&self) -> i32 {
@@ -81,6 +92,8 @@ pub struct WantedObject<'a> {
     pub flags: u32,
     /// Who asks.
     pub caller: &'a Credentials,
+    /// The namespace's tables.
+    pub home: &'a Arc<IpcObjects>,
 }
 
 struct IdTable<T> {
@@ -178,7 +191,7 @@ impl<T: Object> IpcIds<T> {
             return Err(Errno::EEXIST);
         }
         suits(object)?;
-        object.head().permission().check(wanted.caller, wanted.flags)?;
+        object.head().permission().check(wanted.caller, wanted.home.owner(), wanted.flags)?;
         Ok(object.head().id())
     }
 
@@ -230,6 +243,21 @@ impl<T: Object> IpcIds<T> {
         drop(removed);
     }
 
+    /// Takes all objects out, as their namespace ends; nobody finds one any more.
+    pub fn clear(&self) {
+        loop {
+            let object = {
+                let mut places = self.0.lock();
+                places.used = 0;
+                places.keys = Map::new();
+                places.slots.pop()
+            };
+            let Some(object) = object else { return };
+            drop(object);
+            crate::sched::cond_resched();
+        }
+    }
+
     /// No key finds `object` any more.
     pub fn hide(&self, object: &T) {
         self.0.lock().hide(object);
@@ -245,6 +273,7 @@ impl<T: Object> IpcIds<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::userns::UserNs;
     use freehold_collections::reserve;
 
     struct Thing(Head);
@@ -255,9 +284,9 @@ mod tests {
     }
 
     fn get(ids: &IpcIds<Thing>, key: i32, flags: u32, most: usize) -> Result<i32> {
-        let caller = Credentials::of_user(0, 0);
-        let wanted = WantedObject { key, flags, caller: &caller };
-        let make = || Ok(reserve::arc(Thing(Head::new(key, Permission::new(&caller, flags)))));
+        let (caller, home) = (Credentials::of_user(0, 0), IpcObjects::new(UserNs::INITIAL));
+        let wanted = WantedObject { key, flags, caller: &caller, home: &home };
+        let make = || Ok(reserve::arc(Thing(Head::new(&wanted))));
         let id = ids.get(&wanted, most, |_| Ok(()), make);
         ids.0.lock().validate();
         id

@@ -1,5 +1,6 @@
 //! System V IPC: shared memory, semaphores and messages.
 //!
+//! A namespace has its own ([`objects`]).
 //! Objects of one kind are in one table ([`ids`]) under an ID, and most of them under a key. [`permission`] decides who may use
 //! them, [`limits`] how many and how large they may be. A [`shm::Segment`] is a file in memory without a name, a [`sem::Set`]
 //! some counters with those who wait for them, a [`msg::Queue`] a list of messages.
@@ -13,6 +14,7 @@ pub mod calls;
 pub mod ids;
 pub mod limits;
 pub mod msg;
+pub mod objects;
 pub mod permission;
 pub mod sem;
 pub mod shm;

@@ -6,24 +6,17 @@
 //! Texts are wiped before their memory goes back to the heap.
 
 use core::ops::Bound;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Map, VecDeque, WipedBytes, reserve};
 
-use super::ids::{Head, IpcIds, Object, WantedObject};
+use super::ids::{Head, Object, WantedObject};
 use super::limits::{MSGMNB, MSGMNI};
-use super::permission::{self, Permission, UserPermission};
+use super::permission::{self, UserPermission};
 use super::sleeper::Sleeper;
 use super::{caller_pid, seconds};
 use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Capability, Credentials};
 use crate::{Errno, Result};
-
-/// All queues.
-pub static QUEUES: IpcIds<MessageQueue> = IpcIds::new();
-/// Messages in all queues, and their bytes.
-static MESSAGES: AtomicU64 = AtomicU64::new(0);
-static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// A message.
 pub struct QueuedMessage {
@@ -161,12 +154,7 @@ impl Object for MessageQueue {
 /// # Errors
 /// As in the manual.
 pub fn get(wanted: &WantedObject<'_>) -> Result<i32> {
-    QUEUES.get(wanted, MSGMNI.get() as usize, |_| Ok(()), || MessageQueue::make(wanted))
-}
-
-/// Messages in all queues, and their bytes.
-pub fn totals() -> (u64, u64) {
-    (MESSAGES.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed))
+    wanted.home.queues.get(wanted, MSGMNI.get() as usize, |_| Ok(()), || MessageQueue::make(wanted))
 }
 
 impl QueueState {
@@ -184,15 +172,11 @@ impl QueueState {
     fn count_in(&mut self, message: &QueuedMessage) {
         self.figures.count += 1;
         self.figures.bytes += message.text.len() as u64;
-        MESSAGES.fetch_add(1, Ordering::Relaxed);
-        BYTES.fetch_add(message.text.len() as u64, Ordering::Relaxed);
     }
 
     fn count_out(&mut self, message: &QueuedMessage) {
         self.figures.count -= 1;
         self.figures.bytes -= message.text.len() as u64;
-        MESSAGES.fetch_sub(1, Ordering::Relaxed);
-        BYTES.fetch_sub(message.text.len() as u64, Ordering::Relaxed);
     }
 
     /// Gives `message` to the first receiver that waits for its like. A receiver without room for it is told so.
@@ -266,14 +250,14 @@ impl MessageQueue {
             senders: Map::new(),
             next_ticket: 0,
         };
-        let head = Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags));
+        let head = Head::new(wanted);
         Ok(reserve::arc(Self { head, state: Mutex::new(state) }))
     }
 
     /// The state of a queue that `caller` may use as `wanted`.
     fn lock(&self, caller: &Credentials, wanted: u32) -> Result<MutexGuard<'_, QueueState>> {
         let state = self.state.lock_killable()?;
-        self.head.permission().check(caller, wanted)?;
+        self.head.permission().check(caller, self.head.home().ok_or(Errno::EIDRM)?.owner(), wanted)?;
         if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }
     }
 
@@ -386,11 +370,11 @@ impl MessageQueue {
             state.is_gone = true;
             state.wake_receivers(Errno::EIDRM);
             state.wake_senders();
-            MESSAGES.fetch_sub(state.figures.count, Ordering::Relaxed);
-            BYTES.fetch_sub(state.figures.bytes, Ordering::Relaxed);
             core::mem::take(&mut state.messages)
         };
-        QUEUES.remove_if(self, || true);
+        if let Some(home) = self.head.home() {
+            home.queues.remove_if(self, || true);
+        }
         drop(messages);
         Ok(())
     }
@@ -399,10 +383,16 @@ impl MessageQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ipc::objects::IpcObjects;
+    use crate::task::userns::UserNs;
+
+    /// A queue is nothing without its namespace.
+    static HOME: spin::Once<Arc<IpcObjects>> = spin::Once::new();
 
     fn queue() -> Arc<MessageQueue> {
         let caller = Credentials::of_user(0, 0);
-        MessageQueue::make(&WantedObject { key: 0, flags: 0o600, caller: &caller }).unwrap()
+        let home = HOME.call_once(|| IpcObjects::new(UserNs::INITIAL));
+        MessageQueue::make(&WantedObject { key: 0, flags: 0o600, caller: &caller, home }).unwrap()
     }
 
     fn send(queue: &MessageQueue, kind: i64, text: &[u8]) -> Result<()> {

@@ -5,7 +5,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::task::{Capability, Credentials};
+use crate::task::userns::{IdKind, UserNs};
+use crate::task::{self, Capability, Credentials};
 use crate::{Errno, Result};
 
 /// Reading, as a request of [`Permission::check`].
@@ -53,9 +54,20 @@ pub struct UserPermission {
 }
 
 impl UserPermission {
+    /// What a program passed to IPC_SET, with the kernel's ids.
+    ///
+    /// # Errors
+    /// `EINVAL` for a user or group that its user namespace does not map.
+    pub fn of_kernel(self) -> Result<Self> {
+        let (uid, gid) =
+            (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
+        Ok(Self { uid, gid, ..self })
+    }
     /// What IPC_STAT tells of an object.
     pub fn new(key: i32, permission: &Permission, sequence: u16) -> Self {
-        let &Permission { uid, gid, cuid, cgid, mode } = permission;
+        let &Permission { mode, .. } = permission;
+        let (uid, gid) = task::shown_ids(permission.uid, permission.gid);
+        let (cuid, cgid) = task::shown_ids(permission.cuid, permission.cgid);
         Self { key, uid, gid, cuid, cgid, mode, sequence, pad: [0; 3], unused: [0; 2] }
     }
 }
@@ -67,11 +79,12 @@ impl Permission {
         Self { uid, gid, cuid: uid, cgid: gid, mode: mode & MODE }
     }
 
-    /// Checks that `caller` may do all of `wanted`, three bits that may stand in any of the three places of a mode.
+    /// Checks that `caller` may do all of `wanted`, three bits that may stand in any of the
+    /// three places of a mode, with an object of a namespace that `owner` owns.
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn check(&self, caller: &Credentials, wanted: u32) -> Result<()> {
+    pub fn check(&self, caller: &Credentials, owner: &UserNs, wanted: u32) -> Result<()> {
         let wanted = wanted >> 6 | wanted >> 3 | wanted;
         let is_member = |group: u32| caller.fsgid == group || caller.groups.binary_search(&group).is_ok();
         let granted = if self.is_of(caller) {
@@ -82,7 +95,7 @@ impl Permission {
             self.mode
         };
         let denied = wanted & !granted & 0o7 != 0;
-        if denied && !caller.may(Capability::IpcOwner) { Err(Errno::EACCES) } else { Ok(()) }
+        if denied && !caller.may_in(owner, Capability::IpcOwner) { Err(Errno::EACCES) } else { Ok(()) }
     }
 
     /// Whether `caller` is its owner or made it.
@@ -94,8 +107,12 @@ impl Permission {
     ///
     /// # Errors
     /// `EPERM`.
-    pub fn check_owner(&self, caller: &Credentials) -> Result<()> {
-        if self.is_of(caller) || caller.is_privileged() { Ok(()) } else { Err(Errno::EPERM) }
+    pub fn check_owner(&self, caller: &Credentials, owner: &UserNs) -> Result<()> {
+        if self.is_of(caller) || caller.may_in(owner, Capability::SysAdmin) {
+            Ok(())
+        } else {
+            Err(Errno::EPERM)
+        }
     }
 
     /// Takes owner, group and the nine bits of IPC_SET.
@@ -121,16 +138,16 @@ mod tests {
         let owner = Credentials::of_user(1000, 100);
         let permission = Permission::new(&owner, 0o1640);
         assert_eq!(permission.mode, 0o640);
-        assert_eq!(permission.check(&owner, READ | WRITE), Ok(()));
+        assert_eq!(permission.check(&owner, &UserNs::INITIAL, READ | WRITE), Ok(()));
         let member = Credentials::of_user(1001, 100);
-        assert_eq!(permission.check(&member, READ), Ok(()));
-        assert_eq!(permission.check(&member, WRITE), Err(Errno::EACCES));
+        assert_eq!(permission.check(&member, &UserNs::INITIAL, READ), Ok(()));
+        assert_eq!(permission.check(&member, &UserNs::INITIAL, WRITE), Err(Errno::EACCES));
         let other = Credentials::of_user(1002, 101);
-        assert_eq!(permission.check(&other, READ), Err(Errno::EACCES));
-        assert_eq!(permission.check(&other, 0), Ok(()), "nothing is wanted");
-        assert_eq!(permission.check(&Credentials::of_user(0, 0), READ | WRITE), Ok(()));
-        assert_eq!(permission.check_owner(&member), Err(Errno::EPERM));
-        assert_eq!(permission.check_owner(&Credentials::of_user(0, 0)), Ok(()));
+        assert_eq!(permission.check(&other, &UserNs::INITIAL, READ), Err(Errno::EACCES));
+        assert_eq!(permission.check(&other, &UserNs::INITIAL, 0), Ok(()), "nothing is wanted");
+        assert_eq!(permission.check(&Credentials::of_user(0, 0), &UserNs::INITIAL, READ | WRITE), Ok(()));
+        assert_eq!(permission.check_owner(&member, &UserNs::INITIAL), Err(Errno::EPERM));
+        assert_eq!(permission.check_owner(&Credentials::of_user(0, 0), &UserNs::INITIAL), Ok(()));
     }
 
     #[test]

@@ -7,14 +7,13 @@
 //! The list is walked again from its beginning only if a semaphore grew, or one became 0, since only then an earlier call may go
 //! on. The set's lock is a sleeping one: other tasks run between two walks.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Map, Vec, reserve};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::ids::{Head, IpcIds, NOWAIT, Object, WantedObject};
+use super::ids::{Head, NOWAIT, Object, WantedObject};
 use super::limits::{SEMMNI, SEMMNS, SEMMSL};
-use super::permission::Permission;
 use super::sleeper::Sleeper;
 use super::{caller_pid, seconds};
 use crate::sync::{Mutex, MutexGuard};
@@ -26,11 +25,6 @@ pub const MOST_VALUE: i32 = 32_767;
 const MOST_ADJUSTMENT: i32 = MOST_VALUE;
 /// Take it back at exit (SEM_UNDO).
 pub const UNDO: i16 = 0x1000;
-
-/// All sets.
-pub static SETS: IpcIds<Set> = IpcIds::new();
-/// Semaphores of all sets.
-static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// `struct sembuf`: 6 bytes.
 #[repr(C)]
@@ -137,12 +131,7 @@ pub fn get(wanted: &WantedObject<'_>, count: i32) -> Result<i32> {
     let count = usize::try_from(count).ok().filter(|&count| count as u64 <= SEMMSL.get());
     let count = count.ok_or(Errno::EINVAL)?;
     let suits = |set: &Set| if set.count < count { Err(Errno::EINVAL) } else { Ok(()) };
-    SETS.get(wanted, SEMMNI.get() as usize, suits, || Set::make(wanted, count))
-}
-
-/// Semaphores of all sets.
-pub fn total() -> u64 {
-    COUNT.load(Ordering::Relaxed)
+    wanted.home.sets.get(wanted, SEMMNI.get() as usize, suits, || Set::make(wanted, count))
 }
 
 /// Performs all operations, or none.
@@ -279,7 +268,7 @@ impl Set {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        if COUNT.load(Ordering::Relaxed) + count as u64 > SEMMNS.get() {
+        if wanted.home.semaphores.load(Ordering::Relaxed) + count as u64 > SEMMNS.get() {
             return Err(Errno::ENOSPC);
         }
         let state = SetState {
@@ -291,8 +280,8 @@ impl Set {
             operated: 0,
             changed: seconds(),
         };
-        COUNT.fetch_add(count as u64, Ordering::Relaxed);
-        let head = Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags));
+        wanted.home.semaphores.fetch_add(count as u64, Ordering::Relaxed);
+        let head = Head::new(wanted);
         Ok(reserve::arc(Self { head, count, state: Mutex::new(state) }))
     }
 
@@ -434,7 +423,9 @@ impl Set {
             state.adjustments = Map::new();
             core::mem::take(&mut state.waiting)
         };
-        SETS.remove_if(self, || true);
+        if let Some(home) = self.head.home() {
+            home.sets.remove_if(self, || true);
+        }
         waiting.values().for_each(|waiter| waiter.sleeper.answer(Err(Errno::EIDRM)));
         Ok(())
     }
@@ -442,7 +433,9 @@ impl Set {
 
 impl Drop for Set {
     fn drop(&mut self) {
-        COUNT.fetch_sub(self.count as u64, Ordering::Relaxed);
+        if let Some(home) = self.head.home() {
+            home.semaphores.fetch_sub(self.count as u64, Ordering::Relaxed);
+        }
     }
 }
 
@@ -450,12 +443,14 @@ impl Drop for Set {
 mod tests {
     use super::*;
     use crate::ipc::ids::CREATE;
+    use crate::ipc::objects::IpcObjects;
     use crate::task::Credentials;
+    use crate::task::userns::UserNs;
 
     fn set(values: &[u16]) -> Arc<Set> {
-        let caller = Credentials::of_user(0, 0);
-        let set = Set::make(&WantedObject { key: 0, flags: CREATE | 0o600, caller: &caller }, values.len())
-            .unwrap();
+        let (caller, home) = (Credentials::of_user(0, 0), IpcObjects::new(UserNs::INITIAL));
+        let wanted = WantedObject { key: 0, flags: CREATE | 0o600, caller: &caller, home: &home };
+        let set = Set::make(&wanted, values.len()).unwrap();
         set.set_values(0, values).unwrap();
         set
     }

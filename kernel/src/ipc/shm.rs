@@ -7,12 +7,11 @@
 //! The times and the process of IPC_STAT change with shmat, shmdt and the end of a hold.
 
 use core::any::Any;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use freehold_collections::{Arc, reserve, try_format};
 
-use super::ids::{Head, IpcIds, Object, WantedObject};
+use super::ids::{Head, Object, WantedObject};
 use super::limits::{SHMALL, SHMMAX, SHMMNI};
-use super::permission::Permission;
 use super::{caller_pid, seconds};
 use crate::fs::tmpfs::{self, TmpNode};
 use crate::fs::{File, FileContent, MmapContent, OpenFile, OpenFlags, root};
@@ -29,11 +28,6 @@ pub const LOCKED: u32 = 0o2000;
 const NORESERVE: u32 = 0o10000;
 /// Made of huge pages.
 const HUGETLB: u32 = 0o4000;
-
-/// All segments.
-pub static SEGMENTS: IpcIds<Segment> = IpcIds::new();
-/// Pages of all segments.
-static PAGES: AtomicU64 = AtomicU64::new(0);
 
 /// What changes of a segment.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +98,7 @@ impl Drop for Hold {
 /// As in the manual.
 pub fn get(wanted: &WantedObject<'_>, size: u64) -> Result<i32> {
     let suits = |segment: &Segment| if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) };
-    SEGMENTS.get(wanted, SHMMNI.get() as usize, suits, || Segment::make(wanted, size))
+    wanted.home.segments.get(wanted, SHMMNI.get() as usize, suits, || Segment::make(wanted, size))
 }
 
 impl Segment {
@@ -113,7 +107,7 @@ impl Segment {
             return Err(Errno::EINVAL);
         }
         let pages = size.div_ceil(hw::PAGE);
-        let total = pages.checked_add(PAGES.load(Ordering::Relaxed));
+        let total = pages.checked_add(wanted.home.pages.load(Ordering::Relaxed));
         if size > i64::MAX as u64 || total.is_none_or(|total| total > SHMALL.get()) {
             return Err(Errno::ENOSPC);
         }
@@ -125,10 +119,10 @@ impl Segment {
         let node = tmpfs::unnamed_file(0o777, wanted.caller.fsuid, wanted.caller.fsgid)?;
         let MmapContent::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
         content.resize(size)?;
-        PAGES.fetch_add(pages, Ordering::Relaxed);
+        wanted.home.pages.fetch_add(pages, Ordering::Relaxed);
         let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };
         Ok(reserve::arc(Self {
-            head: Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags)),
+            head: Head::new(wanted),
             size,
             creator_pid: caller_pid(),
             node,
@@ -197,7 +191,9 @@ impl Segment {
     /// IPC_RMID: no key finds it, and it goes with its last hold.
     pub fn remove(&self) {
         self.head.change(|permission| permission.mode |= REMOVED);
-        SEGMENTS.hide(self);
+        if let Some(home) = self.head.home() {
+            home.segments.hide(self);
+        }
         self.leave_if_due();
     }
 
@@ -206,7 +202,8 @@ impl Segment {
         if self.head.permission().mode & REMOVED == 0 {
             return;
         }
-        SEGMENTS.remove_if(self, || {
+        let Some(home) = self.head.home() else { return };
+        home.segments.remove_if(self, || {
             let mut state = self.state.lock();
             state.is_gone = state.holds == 0;
             state.is_gone
@@ -230,7 +227,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        PAGES.fetch_sub(self.size.div_ceil(hw::PAGE), Ordering::Relaxed);
+        if let Some(home) = self.head.home() {
+            home.pages.fetch_sub(self.size.div_ceil(hw::PAGE), Ordering::Relaxed);
+        }
     }
 }
 
@@ -241,17 +240,6 @@ pub enum Locked {
     Yes,
     /// They may go to the swap.
     No,
-}
-
-/// Pages of all segments: asked for, in memory, in the swap.
-pub fn totals() -> (u64, u64, u64) {
-    let (mut next, mut resident, mut swapped) = (0, 0, 0);
-    while let Some((place, segment)) = SEGMENTS.next(next) {
-        let pages = segment.resident();
-        (resident, swapped) = (resident + pages.0, swapped + pages.1);
-        next = place + 1;
-    }
-    (PAGES.load(Ordering::Relaxed), resident, swapped)
 }
 
 /// Whether `caller` may lock pages of `segment` in memory.

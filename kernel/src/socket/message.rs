@@ -94,7 +94,7 @@ pub fn read_control(header: &MessageHeader) -> Result<Ancillary> {
         match (control.level, control.kind) {
             (c::SOL_SOCKET, c::SCM_RIGHTS) => read_files(data, &mut ancillary.files)?,
             (c::SOL_SOCKET, SCM_CREDENTIALS) => {
-                let claimed = Credentials::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
+                let claimed = Credentials::read_from_bytes(data).map_err(|_| Errno::EINVAL)?.of_kernel()?;
                 if !claimed.may_be_claimed() {
                     return Err(Errno::EPERM);
                 }
@@ -166,7 +166,7 @@ pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Del
         Ok(())
     };
     if delivery.credentials == PassCredentials::Yes {
-        put(SCM_CREDENTIALS, ancillary.credentials.as_bytes(), &mut flags)?;
+        put(SCM_CREDENTIALS, ancillary.credentials.shown().as_bytes(), &mut flags)?;
     }
     if !ancillary.files.is_empty() {
         let before = if delivery.credentials == PassCredentials::Yes { 32 } else { 0 };

@@ -8,6 +8,7 @@ use super::endpoint::{Socket, SocketKind};
 use super::message::PassCredentials;
 use super::netlink;
 use super::remembered::{Remembered, TCP};
+use crate::task::userns::IdKind;
 use crate::task::{Capability, Process};
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
@@ -43,14 +44,30 @@ impl Credentials {
         task::try_with_current(|task| task.process().uid()).unwrap_or(0)
     }
 
+    /// As the caller's user namespace shows them.
+    pub fn shown(self) -> Self {
+        let (uid, gid) = task::shown_ids(self.uid, self.gid);
+        Self { uid, gid, ..self }
+    }
+
+    /// What the caller passed, with the kernel's ids.
+    ///
+    /// # Errors
+    /// `EINVAL` for ids that its user namespace does not map.
+    pub fn of_kernel(self) -> Result<Self> {
+        let (uid, gid) =
+            (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
+        Ok(Self { uid, gid, ..self })
+    }
+
     /// Whether the caller may send them as its own: each is one of its own, or it has the
     /// capability to take it (Linux: `scm_check_creds`).
     pub fn may_be_claimed(&self) -> bool {
         task::with_current(|task| {
             let (process, own) = (task.process(), task.process().credentials());
             (self.pid == process.pid || own.may(Capability::SysAdmin))
-                && ([own.uid, own.euid, own.suid].contains(&self.uid) || own.may(Capability::SetUid))
-                && ([own.gid, own.egid, own.sgid].contains(&self.gid) || own.may(Capability::SetGid))
+                && ([own.uid, own.euid, own.suid].contains(&self.uid) || own.may_within(Capability::SetUid))
+                && ([own.gid, own.egid, own.sgid].contains(&self.gid) || own.may_within(Capability::SetGid))
         })
     }
 }
@@ -182,7 +199,7 @@ impl Socket {
                 if room < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
                     return Err(Errno::EINVAL);
                 }
-                return put(self.peer_credentials().as_bytes());
+                return put(self.peer_credentials().shown().as_bytes());
             }
             c::SO_RCVTIMEO | c::SO_SNDTIMEO => {
                 let options = self.options.lock();

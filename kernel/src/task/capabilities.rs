@@ -26,6 +26,8 @@ pub enum Capability {
     IpcLock = 14,
     /// System V objects of anybody.
     IpcOwner = 15,
+    /// Another root directory.
+    SysChroot = 18,
     /// A look into any process.
     SysPtrace = 19,
     /// All that has no capability of its own.
@@ -38,6 +40,8 @@ pub enum Capability {
     SysTime = 25,
     /// Terminals hung up.
     SysTtyConfig = 26,
+    /// Capabilities of files set.
+    SetFcap = 31,
     /// The kernel's log read.
     Syslog = 34,
 }
@@ -79,16 +83,19 @@ impl Capabilities {
     /// What is left of `old`'s after its identities became those of `new`.
     pub(super) fn after_ids(old: &Credentials, new: &Credentials) -> Self {
         let mut sets = new.capabilities;
-        let was_root = [old.uid, old.euid, old.suid].contains(&0);
-        if was_root && ![new.uid, new.euid, new.suid].contains(&0) {
+        // User 0 is that of their namespace, which no id is where it has no mapping.
+        let root = new.user_ns.root();
+        let is_root = |id: u32| root == Some(id);
+        let was_root = [old.uid, old.euid, old.suid].into_iter().any(is_root);
+        if was_root && ![new.uid, new.euid, new.suid].into_iter().any(is_root) {
             (sets.permitted, sets.effective) = (0, 0);
         }
-        match (old.euid, new.euid) {
-            (0, 1..) => sets.effective = 0,
-            (1.., 0) => sets.effective = sets.permitted,
-            _ => match (old.fsuid, new.fsuid) {
-                (0, 1..) => sets.effective &= !OF_FILES,
-                (1.., 0) => sets.effective |= sets.permitted & OF_FILES,
+        match (is_root(old.euid), is_root(new.euid)) {
+            (true, false) => sets.effective = 0,
+            (false, true) => sets.effective = sets.permitted,
+            _ => match (is_root(old.fsuid), is_root(new.fsuid)) {
+                (true, false) => sets.effective &= !OF_FILES,
+                (false, true) => sets.effective |= sets.permitted & OF_FILES,
                 _ => {}
             },
         }
@@ -97,7 +104,8 @@ impl Capabilities {
 
     /// What a program begins with that `credentials` run.
     pub(super) fn after_exec(credentials: &Credentials) -> Self {
-        let root = |id: u32| if id == 0 { ALL } else { 0 };
+        let user = credentials.user_ns.root();
+        let root = |id: u32| if user == Some(id) { ALL } else { 0 };
         let permitted = root(credentials.uid) | root(credentials.euid);
         Self {
             effective: root(credentials.euid),

@@ -1,4 +1,4 @@
-//! fork, vfork, clone, clone3, unshare.
+//! fork, vfork, clone, clone3.
 
 use core::sync::atomic::Ordering;
 
@@ -11,6 +11,7 @@ use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::io_context::IoSharing;
+use super::namespaces::calls::{of_child, wants_inseparable};
 use super::pidfd::Given;
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
@@ -63,6 +64,10 @@ bitflags! {
         const CHILD_SETTID = 0x100_0000;
         /// Other namespaces.
         const NEW_NAMESPACES = 0x7e00_0000;
+        /// IPC objects of its own.
+        const NEW_IPC = 0x800_0000;
+        /// Users of its own.
+        const NEW_USER = 0x1000_0000;
         /// Same I/O context.
         const IO = 0x8000_0000;
         /// Handlers become the default (clone3).
@@ -197,6 +202,8 @@ impl CloneRequest {
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
         if has(CloneFlags::NEWNS | CloneFlags::FS)
+            || has(CloneFlags::NEW_USER | CloneFlags::FS)
+            || has(CloneFlags::NEW_IPC | CloneFlags::SYSVSEM)
             || (has(CloneFlags::THREAD) && !has(CloneFlags::SIGHAND))
             || (has(CloneFlags::SIGHAND) && !has(CloneFlags::VM))
             || has(CloneFlags::SIGHAND | CloneFlags::CLEAR_SIGHAND)
@@ -212,7 +219,9 @@ impl CloneRequest {
         if has(CloneFlags::THREAD) && !has(CloneFlags::FILES | CloneFlags::FS) {
             return Err(Errno::EINVAL);
         }
-        if self.flags.intersects(CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS) {
+        let namespaces = CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS;
+        // Nor do namespaces: they belong to the process.
+        if (has(CloneFlags::THREAD) && self.flags.intersects(namespaces)) || wants_inseparable(self.flags) {
             return Err(Errno::EINVAL);
         }
         if has(CloneFlags::SETTLS) && self.tls >= USER_END {
@@ -366,6 +375,7 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<A
             reserve::arc(IrqSpinLock::new(copy))
         }
     };
+    let (credentials, namespaces) = of_child(old, flags, &fs)?;
     let mother = if flags.contains(CloneFlags::PARENT) { old.parent() } else { None };
     let mother = mother.unwrap_or_else(|| old.clone());
     let process = Process::new(
@@ -375,7 +385,8 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<A
             space,
             files,
             fs,
-            credentials: old.credentials(),
+            credentials,
+            namespaces,
             limits: old.limits(),
             actions,
             session: old.session(),
@@ -399,29 +410,4 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<A
     let process = reserve::arc(process);
     process.watch_cpu_limit(process.limit(Resource::Cpu));
     Ok(process)
-}
-
-/// unshare(flags)
-pub fn sys_unshare(args: &Args) -> Result<i64> {
-    let flags = CloneFlags::from_bits(args[0]).ok_or(Errno::EINVAL)?;
-    let known = CloneFlags::FS | CloneFlags::FILES | CloneFlags::SYSVSEM;
-    let alone = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
-    let process = current().process().clone();
-    if !(known | alone).contains(flags) {
-        return Err(Errno::EINVAL);
-    }
-    if flags.intersects(alone) && process.signals.lock().threads.len() > 1 {
-        return Err(Errno::EINVAL);
-    }
-    if flags.contains(CloneFlags::SYSVSEM) && process.thread_count() == 1 {
-        let undo = process.undo.lock().take();
-        drop(undo);
-    }
-    if flags.contains(CloneFlags::FS) {
-        drop(process.replace_fs(process.fs().duplicate()));
-    }
-    if flags.contains(CloneFlags::FILES) {
-        drop(process.replace_files(process.files().duplicate()?));
-    }
-    Ok(0)
 }

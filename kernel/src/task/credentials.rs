@@ -5,6 +5,7 @@ use core::ops::Deref;
 use freehold_collections::{Arc, Vec, reserve};
 
 use super::capabilities::{Capabilities, Capability};
+use super::userns::UserNs;
 
 /// Supplementary groups in ascending order. A copy refers to the same list: there can be 65,536
 /// groups, and each fork and each change of credentials copies.
@@ -59,8 +60,10 @@ pub struct Credentials {
     pub fsgid: u32,
     /// Supplementary groups.
     pub groups: Groups,
-    /// What is allowed beside what the user may.
+    /// What is allowed beside what the user may, in the user namespace and below.
     pub capabilities: Capabilities,
+    /// The user namespace. All ids here are the kernel's, whatever it maps.
+    pub user_ns: UserNs,
 }
 
 impl Credentials {
@@ -80,19 +83,44 @@ impl Credentials {
             fsgid: gid,
             groups: Groups::default(),
             capabilities,
+            user_ns: UserNs::INITIAL,
         }
     }
-    /// Whether a capability is effective.
+    /// Whether a capability is effective for what belongs to no namespace, that is, in the initial
+    /// user namespace.
     pub const fn may(&self, what: Capability) -> bool {
+        self.user_ns.is_initial() && self.capabilities.has(what)
+    }
+    /// Whether a capability is effective in their own user namespace.
+    pub const fn may_within(&self, what: Capability) -> bool {
         self.capabilities.has(what)
+    }
+    /// Whether a capability is effective for what `owner` owns (Linux: `cap_capable`,
+    /// security/commoncap.c).
+    pub fn may_in(&self, owner: &UserNs, what: Capability) -> bool {
+        let mut here = owner;
+        loop {
+            if *here == self.user_ns {
+                return self.capabilities.has(what);
+            }
+            let parent = match here.parent() {
+                Some(parent) if here.level() > self.user_ns.level() => parent,
+                _ => return false,
+            };
+            // The user that made a namespace may everything in it, from the namespace above.
+            if *parent == self.user_ns && here.owner() == self.euid {
+                return true;
+            }
+            here = parent;
+        }
     }
     /// Whether they are an administrator's (CAP_SYS_ADMIN).
     pub const fn is_privileged(&self) -> bool {
         self.may(Capability::SysAdmin)
     }
     /// Whether a process with these credentials may send signals to one with `target`'s (kill(2)).
-    pub const fn may_signal(&self, target: &Self) -> bool {
-        self.may(Capability::Kill)
+    pub fn may_signal(&self, target: &Self) -> bool {
+        self.may_in(&target.user_ns, Capability::Kill)
             || self.euid == target.suid
             || self.euid == target.uid
             || self.uid == target.suid

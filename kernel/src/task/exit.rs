@@ -97,6 +97,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         above().close_files(&files);
     }
     drop(process.replace_fs(kernel.fs()));
+    drop(process.replace_namespaces(kernel.namespaces()));
     let leads_session = process.session().id == process.pid;
     if leads_session {
         above().leave_terminal(&process.session());

@@ -2,12 +2,13 @@
 
 use super::capabilities::{Capabilities, Capability};
 use super::credentials::Groups;
+use super::userns::IdKind;
 use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 
@@ -114,29 +115,33 @@ fn credentials() -> Arc<Credentials> {
 
 /// getuid()
 pub fn sys_getuid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(credentials().uid))
+    let own = credentials();
+    Ok(i64::from(own.user_ns.shown_user(own.uid)))
 }
 
 /// geteuid()
 pub fn sys_geteuid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(credentials().euid))
+    let own = credentials();
+    Ok(i64::from(own.user_ns.shown_user(own.euid)))
 }
 
 /// getgid()
 pub fn sys_getgid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(credentials().gid))
+    let own = credentials();
+    Ok(i64::from(own.user_ns.shown_group(own.gid)))
 }
 
 /// getegid()
 pub fn sys_getegid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(credentials().egid))
+    let own = credentials();
+    Ok(i64::from(own.user_ns.shown_group(own.egid)))
 }
 
 /// getresuid(real, effective, saved)
 pub fn sys_getresuid(args: &Args) -> Result<i64> {
     let own = credentials();
     for (at, id) in [own.uid, own.euid, own.suid].into_iter().enumerate() {
-        UserPtr::<u32>::new(args[at]).write(&id)?;
+        UserPtr::<u32>::new(args[at]).write(&own.user_ns.shown_user(id))?;
     }
     Ok(0)
 }
@@ -145,7 +150,7 @@ pub fn sys_getresuid(args: &Args) -> Result<i64> {
 pub fn sys_getresgid(args: &Args) -> Result<i64> {
     let own = credentials();
     for (at, id) in [own.gid, own.egid, own.sgid].into_iter().enumerate() {
-        UserPtr::<u32>::new(args[at]).write(&id)?;
+        UserPtr::<u32>::new(args[at]).write(&own.user_ns.shown_group(id))?;
     }
     Ok(0)
 }
@@ -161,21 +166,21 @@ fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     Ok(0)
 }
 
-/// An ID that a program passed; -1 means none.
-fn id(args: &Args, at: usize) -> Option<u32> {
+/// The kernel's ID for one that a program passed; -1 means none.
+fn id(args: &Args, at: usize, kind: IdKind) -> Result<Option<u32>> {
     let id = args.uint(at);
-    (id != u32::MAX).then_some(id)
+    if id == u32::MAX { Ok(None) } else { super::kernel_id(kind, id).map(Some) }
 }
 
-fn required(args: &Args) -> Result<u32> {
-    id(args, 0).ok_or(Errno::EINVAL)
+fn required(args: &Args, kind: IdKind) -> Result<u32> {
+    id(args, 0, kind)?.ok_or(Errno::EINVAL)
 }
 
 /// setuid(uid)
 pub fn sys_setuid(args: &Args) -> Result<i64> {
-    let uid = required(args)?;
+    let uid = required(args, IdKind::User)?;
     replace(|own| {
-        if own.may(Capability::SetUid) {
+        if own.may_within(Capability::SetUid) {
             (own.uid, own.suid) = (uid, uid);
         } else if uid != own.uid && uid != own.suid {
             return Err(Errno::EPERM);
@@ -187,9 +192,9 @@ pub fn sys_setuid(args: &Args) -> Result<i64> {
 
 /// setgid(gid)
 pub fn sys_setgid(args: &Args) -> Result<i64> {
-    let gid = required(args)?;
+    let gid = required(args, IdKind::Group)?;
     replace(|own| {
-        if own.may(Capability::SetGid) {
+        if own.may_within(Capability::SetGid) {
             (own.gid, own.sgid) = (gid, gid);
         } else if gid != own.gid && gid != own.sgid {
             return Err(Errno::EPERM);
@@ -201,10 +206,10 @@ pub fn sys_setgid(args: &Args) -> Result<i64> {
 
 /// setreuid(real, effective)
 pub fn sys_setreuid(args: &Args) -> Result<i64> {
-    let (real, effective) = (id(args, 0), id(args, 1));
+    let (real, effective) = (id(args, 0, IdKind::User)?, id(args, 1, IdKind::User)?);
     replace(|own| {
         let old = own.clone();
-        if !own.may(Capability::SetUid) {
+        if !own.may_within(Capability::SetUid) {
             let may_real = real.is_none_or(|uid| uid == old.uid || uid == old.euid);
             let may_effective = effective.is_none_or(|uid| [old.uid, old.euid, old.suid].contains(&uid));
             if !may_real || !may_effective {
@@ -223,10 +228,10 @@ pub fn sys_setreuid(args: &Args) -> Result<i64> {
 
 /// setregid(real, effective)
 pub fn sys_setregid(args: &Args) -> Result<i64> {
-    let (real, effective) = (id(args, 0), id(args, 1));
+    let (real, effective) = (id(args, 0, IdKind::Group)?, id(args, 1, IdKind::Group)?);
     replace(|own| {
         let old = own.clone();
-        if !own.may(Capability::SetGid) {
+        if !own.may_within(Capability::SetGid) {
             let may_real = real.is_none_or(|gid| gid == old.gid || gid == old.egid);
             let may_effective = effective.is_none_or(|gid| [old.gid, old.egid, old.sgid].contains(&gid));
             if !may_real || !may_effective {
@@ -245,10 +250,10 @@ pub fn sys_setregid(args: &Args) -> Result<i64> {
 
 /// setresuid(real, effective, saved)
 pub fn sys_setresuid(args: &Args) -> Result<i64> {
-    let wanted = [id(args, 0), id(args, 1), id(args, 2)];
+    let wanted = [id(args, 0, IdKind::User)?, id(args, 1, IdKind::User)?, id(args, 2, IdKind::User)?];
     replace(|own| {
         let old = [own.uid, own.euid, own.suid];
-        if !own.may(Capability::SetUid) && wanted.iter().flatten().any(|uid| !old.contains(uid)) {
+        if !own.may_within(Capability::SetUid) && wanted.iter().flatten().any(|uid| !old.contains(uid)) {
             return Err(Errno::EPERM);
         }
         own.uid = wanted[0].unwrap_or(old[0]);
@@ -261,10 +266,10 @@ pub fn sys_setresuid(args: &Args) -> Result<i64> {
 
 /// setresgid(real, effective, saved)
 pub fn sys_setresgid(args: &Args) -> Result<i64> {
-    let wanted = [id(args, 0), id(args, 1), id(args, 2)];
+    let wanted = [id(args, 0, IdKind::Group)?, id(args, 1, IdKind::Group)?, id(args, 2, IdKind::Group)?];
     replace(|own| {
         let old = [own.gid, own.egid, own.sgid];
-        if !own.may(Capability::SetGid) && wanted.iter().flatten().any(|gid| !old.contains(gid)) {
+        if !own.may_within(Capability::SetGid) && wanted.iter().flatten().any(|gid| !old.contains(gid)) {
             return Err(Errno::EPERM);
         }
         own.gid = wanted[0].unwrap_or(old[0]);
@@ -278,29 +283,29 @@ pub fn sys_setresgid(args: &Args) -> Result<i64> {
 /// setfsuid(uid): the old one, whether or not it changed.
 pub fn sys_setfsuid(args: &Args) -> Result<i64> {
     let old = credentials();
-    if let Some(uid) = id(args, 0)
-        && (old.may(Capability::SetUid) || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
+    if let Ok(Some(uid)) = id(args, 0, IdKind::User)
+        && (old.may_within(Capability::SetUid) || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
     {
         replace(|own| {
             own.fsuid = uid;
             Ok(())
         })?;
     }
-    Ok(i64::from(old.fsuid))
+    Ok(i64::from(old.user_ns.shown_user(old.fsuid)))
 }
 
 /// setfsgid(gid): the old one, whether or not it changed.
 pub fn sys_setfsgid(args: &Args) -> Result<i64> {
     let old = credentials();
-    if let Some(gid) = id(args, 0)
-        && (old.may(Capability::SetGid) || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
+    if let Ok(Some(gid)) = id(args, 0, IdKind::Group)
+        && (old.may_within(Capability::SetGid) || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
     {
         replace(|own| {
             own.fsgid = gid;
             Ok(())
         })?;
     }
-    Ok(i64::from(old.fsgid))
+    Ok(i64::from(old.user_ns.shown_group(old.fsgid)))
 }
 
 /// The most supplementary groups (NGROUPS_MAX).
@@ -314,21 +319,28 @@ pub fn sys_getgroups(args: &Args) -> Result<i64> {
         if size < own.groups.len() {
             return Err(Errno::EINVAL);
         }
-        UserPtr::<u32>::new(args[1]).write_slice(&own.groups)?;
+        let mut shown = Vec::try_from_slice(&own.groups)?;
+        shown.iter_mut().for_each(|group| *group = own.user_ns.shown_group(*group));
+        UserPtr::<u32>::new(args[1]).write_slice(&shown)?;
     }
     Ok(own.groups.len() as i64)
 }
 
 /// setgroups(size, list)
 pub fn sys_setgroups(args: &Args) -> Result<i64> {
-    if !credentials().may(Capability::SetGid) {
+    let own = credentials();
+    if !own.may_within(Capability::SetGid) || !own.user_ns.may_set_groups() {
         return Err(Errno::EPERM);
     }
     let size = args.size(0);
     if size > MAX_GROUPS {
         return Err(Errno::EINVAL);
     }
-    let groups = Groups::new(UserPtr::new(args[1]).read_many(size)?);
+    let mut groups: Vec<u32> = UserPtr::new(args[1]).read_many(size)?;
+    for group in groups.iter_mut() {
+        *group = own.user_ns.kernel_id(IdKind::Group, *group).ok_or(Errno::EINVAL)?;
+    }
+    let groups = Groups::new(groups);
     replace(|own| {
         own.groups = groups;
         Ok(())

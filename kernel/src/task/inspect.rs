@@ -5,11 +5,11 @@
 //! 1. A process may inspect itself.
 //! 2. Another's real, effective and saved users and groups must all be the caller's one user and
 //!    group: the file system's for files of /proc, the real ones for system calls ([`CallerIds`]). Else
-//!    the caller needs CAP_SYS_PTRACE.
-//! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, whatever its ids are:
-//!    its memory may still hold what it read as another user.
+//!    the caller needs CAP_SYS_PTRACE in the target's user namespace.
+//! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, in the initial user
+//!    namespace, whatever its ids are: its memory may still hold what it read as another user.
 //! 4. What the process is permitted must be permitted to the caller too, or the caller has
-//!    CAP_SYS_PTRACE.
+//!    CAP_SYS_PTRACE there. Two user namespaces are never equal in this.
 //!
 //! **Dumpable** is a fact of an address space ([`Dumpable`]), as on Linux: processes that share one
 //! share it, fork copies it. It is lost by a change of users, groups or capabilities ([`changes`])
@@ -69,7 +69,11 @@ impl Mode {
 /// Rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable` (`None`: it
 /// has no space any more).
 fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>, mode: Mode) -> bool {
-    if mine.may(Capability::SysPtrace) {
+    // What a program read before it came to a namespace may still be in its memory: the capability of
+    // that namespace does not uncover it.
+    if mine.may(Capability::SysPtrace)
+        || (dumpable != Some(Dumpable::No) && mine.may_in(&theirs.user_ns, Capability::SysPtrace))
+    {
         return true;
     }
     let (uid, gid, allowed) = match mode.ids {
@@ -78,7 +82,7 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
     };
     let same_user = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&theirs| theirs == uid);
     let same_group = [theirs.gid, theirs.egid, theirs.sgid].iter().all(|&theirs| theirs == gid);
-    let no_stronger = theirs.capabilities.permitted & !allowed == 0;
+    let no_stronger = mine.user_ns == theirs.user_ns && theirs.capabilities.permitted & !allowed == 0;
     same_user && same_group && dumpable != Some(Dumpable::No) && no_stronger
 }
 
@@ -86,7 +90,15 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
 /// `commit_creds`).
 pub fn changes(old: &Credentials, new: &Credentials) -> bool {
     let ids = |of: &Credentials| (of.euid, of.egid, of.fsuid, of.fsgid);
-    ids(old) != ids(new) || new.capabilities.permitted & !old.capabilities.permitted != 0
+    let is_subset = if old.user_ns == new.user_ns {
+        new.capabilities.permitted & !old.capabilities.permitted == 0
+    } else {
+        // The user that made a namespace has all capabilities in it already (Linux:
+        // `cred_cap_issubset`).
+        let inner = &new.user_ns;
+        inner.parent().is_some_and(|parent| *parent == old.user_ns) && inner.owner() == old.euid
+    };
+    ids(old) != ids(new) || !is_subset
 }
 
 /// Whether the running process may inspect `target`.

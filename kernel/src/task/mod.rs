@@ -24,6 +24,7 @@ mod install;
 pub mod io_context;
 pub mod limits;
 mod mask;
+pub mod namespaces;
 mod oom;
 pub mod personality;
 pub mod pidfd;
@@ -42,12 +43,14 @@ pub mod timers;
 pub mod trace;
 mod upper;
 pub mod usage;
+pub mod userns;
 pub mod users;
 pub mod uts;
 pub mod wait;
 pub mod waitid;
 
 pub use crate::sched::is_current_dying;
+use crate::{Errno, Result};
 pub use capabilities::Capability;
 pub use credentials::Credentials;
 pub use fault::{ProgramFault, handle_kernel_fault, handle_user_fault};
@@ -100,6 +103,31 @@ pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
 /// Before this CPU takes part in scheduling.
 pub fn may(capability: Capability) -> bool {
     with_current(|task| task.process().credentials().may(capability))
+}
+
+/// Whether the running task's process has a capability in effect for what `owner` owns.
+///
+/// # Panics
+/// Before this CPU takes part in scheduling.
+pub fn may_in(owner: &userns::UserNs, capability: Capability) -> bool {
+    with_current(|task| task.process().credentials().may_in(owner, capability))
+}
+
+/// What the running task's program is told of a user and a group.
+pub fn shown_ids(uid: u32, gid: u32) -> (u32, u32) {
+    let told = try_with_current(|task| {
+        task.process().with_credentials(|own| (own.user_ns.shown_user(uid), own.user_ns.shown_group(gid)))
+    });
+    told.unwrap_or((uid, gid))
+}
+
+/// The kernel's id for one that the running task's program passed.
+///
+/// # Errors
+/// `EINVAL` where its user namespace does not map the id.
+pub fn kernel_id(kind: userns::IdKind, id: u32) -> Result<u32> {
+    let user_ns = with_current(|task| task.process().credentials().user_ns.clone());
+    user_ns.kernel_id(kind, id).ok_or(Errno::EINVAL)
 }
 
 /// [`with_current`], if this CPU takes part in scheduling.

@@ -12,6 +12,7 @@ use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::inspect::{self, Dumpable};
 use super::limits::{Limit, Limits, Resource};
+use super::namespaces::Namespaces;
 use super::registry::Family;
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
@@ -211,6 +212,7 @@ pub struct Process {
     files: SpinLock<Arc<FileTable>>,
     fs: SpinLock<Arc<FsContext>>,
     credentials: SpinLock<Arc<Credentials>>,
+    namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
     pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
     pub(super) signals: IrqSpinLock<Group>,
@@ -263,6 +265,8 @@ pub struct Beginnings {
     pub fs: Arc<FsContext>,
     /// Who it acts as.
     pub credentials: Arc<Credentials>,
+    /// Its namespaces.
+    pub namespaces: Arc<Namespaces>,
     /// Its limits.
     pub limits: Limits,
     /// What it does about signals.
@@ -286,6 +290,7 @@ impl Beginnings {
             files,
             fs,
             credentials,
+            namespaces: super::spawn::kernel_process().namespaces(),
             limits: Limits::initial(),
             actions: reserve::arc(IrqSpinLock::new(Actions::new())),
             session: reserve::arc(Session::new(pid)),
@@ -311,6 +316,7 @@ impl Process {
             files: SpinLock::new(with.files),
             fs: SpinLock::new(with.fs),
             credentials: SpinLock::new(with.credentials),
+            namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
             signals: IrqSpinLock::new(Group {
@@ -407,10 +413,23 @@ impl Process {
     pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> Arc<FsContext> {
         core::mem::replace(&mut *self.fs.lock(), fs)
     }
+    /// Its namespaces; those of the kernel once it has ended.
+    pub fn namespaces(&self) -> Arc<Namespaces> {
+        self.namespaces.lock().clone()
+    }
+    /// Take other namespaces (unshare, setns, exit); gives the old.
+    pub(super) fn replace_namespaces(&self, namespaces: Arc<Namespaces>) -> Arc<Namespaces> {
+        core::mem::replace(&mut *self.namespaces.lock(), namespaces)
+    }
     /// Who it acts as.
     #[inline]
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.lock().clone()
+    }
+    /// Look at who it acts as, under a spin lock: nothing that `f` drops may sleep.
+    #[inline]
+    pub fn with_credentials<R>(&self, f: impl FnOnce(&Credentials) -> R) -> R {
+        f(&self.credentials.lock())
     }
     /// Its real user.
     #[inline]

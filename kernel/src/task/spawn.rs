@@ -6,6 +6,7 @@ use freehold_collections::{
 };
 use freehold_machine::{CpuId, CpuSet};
 
+use super::namespaces::Namespaces;
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fs::{FileTable, FsContext};
@@ -33,6 +34,7 @@ pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
                 files,
                 fs,
                 credentials: reserve::arc(Credentials::default()),
+                namespaces: Namespaces::initial(),
                 limits: Limits::initial(),
                 actions: reserve::arc(IrqSpinLock::new(Actions::new())),
                 session: reserve::arc(Session::new(0)),

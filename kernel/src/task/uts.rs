@@ -1,5 +1,6 @@
-//! What the system calls itself: its release, the host name.
+//! What the system calls itself: its release, and the names of a UTS namespace (Linux: `struct uts_namespace`).
 
+use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -35,8 +36,6 @@ pub const fn field(text: &str) -> [u8; NAME_MAX + 1] {
     field
 }
 
-static NAMES: SpinLock<Names> = SpinLock::new(Names { host: field("freehold"), domain: field("(none)") });
-
 /// One of the names that can be set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Name {
@@ -54,22 +53,46 @@ impl Names {
     }
 }
 
-/// Set a name: `EINVAL` for one of more than 64 bytes.
-pub fn set_name(which: Name, name: &[u8]) -> Result<()> {
-    if name.len() > NAME_MAX {
-        return Err(Errno::EINVAL);
-    }
-    let mut new = [0; NAME_MAX + 1];
-    new[..name.len()].copy_from_slice(name);
-    let mut names = NAMES.lock();
-    match which {
-        Name::Host => names.host = new,
-        Name::Domain => names.domain = new,
-    }
-    Ok(())
+/// A UTS namespace: the names of a host.
+pub struct UtsNamespace {
+    head: NamespaceHead,
+    names: SpinLock<Names>,
 }
 
-/// The host's and the domain's name at one moment.
-pub fn names() -> Names {
-    *NAMES.lock()
+impl UtsNamespace {
+    /// The initial one.
+    pub const fn initial() -> Self {
+        let names = Names { host: field("freehold"), domain: field("(none)") };
+        Self { head: NamespaceHead::initial(NamespaceKind::Uts), names: SpinLock::new(names) }
+    }
+    /// One of `owner`'s with the same names.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub fn copy(&self, owner: UserNs) -> Result<Self> {
+        let head = NamespaceHead::new(NamespaceKind::Uts, owner)?;
+        Ok(Self { head, names: SpinLock::new(self.names()) })
+    }
+    /// What every namespace has.
+    pub const fn head(&self) -> &NamespaceHead {
+        &self.head
+    }
+    /// Set a name: `EINVAL` for one of more than 64 bytes.
+    pub fn set_name(&self, which: Name, name: &[u8]) -> Result<()> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut new = [0; NAME_MAX + 1];
+        new[..name.len()].copy_from_slice(name);
+        let mut names = self.names.lock();
+        match which {
+            Name::Host => names.host = new,
+            Name::Domain => names.domain = new,
+        }
+        Ok(())
+    }
+    /// The host's and the domain's name at one moment.
+    pub fn names(&self) -> Names {
+        *self.names.lock()
+    }
 }

@@ -49,7 +49,9 @@ fn wait_for_opened(args: &Args, flags: WaitFlags) -> Result<i64> {
 /// Tells waitid's caller what was found.
 fn tell(args: &Args, found: Option<&ChildChange>) -> Result<i64> {
     let info = match found {
-        Some(outcome) => SigInfo::child(outcome.code, outcome.pid, outcome.uid, outcome.value),
+        Some(outcome) => {
+            SigInfo::child(outcome.code, outcome.pid, super::shown_ids(outcome.uid, 0).0, outcome.value)
+        }
         None => SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] },
     };
     if let Some(outcome) = found {

@@ -3,12 +3,13 @@
 use freehold_collections::Vec;
 
 use super::{AT_FDCWD, as_caller, file, place_at, process};
-use crate::fs::caller::{Access, Power};
+use crate::fs::caller::Access;
 use crate::fs::file::DirEntry;
 use crate::fs::node::{NodeKind, Presence};
 use crate::fs::path::{Path, Reach};
 use crate::fs::walk::Final;
 use crate::syscall::Args;
+use crate::task::Capability;
 use crate::user::{self, Sink, UserSlice};
 use crate::{Errno, Result};
 
@@ -99,7 +100,9 @@ pub fn sys_fchdir(args: &Args) -> Result<i64> {
 /// chroot(path)
 pub fn sys_chroot(args: &Args) -> Result<i64> {
     let place = searchable(place_at(AT_FDCWD, args[0], 0, Final::Follow)?)?;
-    as_caller(|walk| if walk.caller.power == Power::Override { Ok(()) } else { Err(Errno::EPERM) })?;
+    if !process().credentials().may_within(Capability::SysChroot) {
+        return Err(Errno::EPERM);
+    }
     process().fs().set_root(place);
     Ok(0)
 }

@@ -96,12 +96,20 @@ fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -
     let root = process.fs().root();
     let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
     let credentials = process.credentials();
-    let power = if credentials.uid == 0 && credentials.capabilities.permits(Capability::DacOverride) {
+    let power = if Some(credentials.uid) == credentials.user_ns.root()
+        && credentials.capabilities.permits(Capability::DacOverride)
+    {
         super::Power::Override
     } else {
         super::Power::Ordinary
     };
-    let caller = Caller { uid: credentials.uid, gid: credentials.gid, groups: &credentials.groups, power };
+    let caller = Caller {
+        uid: credentials.uid,
+        gid: credentials.gid,
+        groups: &credentials.groups,
+        power,
+        user_ns: &credentials.user_ns,
+    };
     f(&PathWalk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
 }
 

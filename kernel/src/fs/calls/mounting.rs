@@ -1,7 +1,6 @@
 //! mount, umount2, sync and syncfs.
 
-use super::{AT_FDCWD, as_caller, file, place_at, place_of, walk_from};
-use crate::fs::caller::Power;
+use super::{AT_FDCWD, file, place_at, place_of, walk_from};
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::root::root_mount;
@@ -9,6 +8,7 @@ use crate::fs::walk::Final;
 use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
 use crate::share;
 use crate::syscall::Args;
+use crate::task::{self, Capability};
 use crate::tty::devpts::DevPts;
 use crate::user;
 use crate::{Errno, Result};
@@ -22,7 +22,7 @@ const MS_PROPAGATION: u64 = 0xf << 17;
 const MS_MAGIC: u64 = 0xc0ed_0000;
 
 fn privileged() -> Result<()> {
-    as_caller(|walk| if walk.caller.power == Power::Override { Ok(()) } else { Err(Errno::EPERM) })
+    if task::may(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// mount(source, target, type, flags, data)

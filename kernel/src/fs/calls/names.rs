@@ -15,6 +15,7 @@ use crate::fs::node::{NodeKind, SetMetadata, Timestamp};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
+use crate::task::{self, userns::IdKind};
 use crate::user::{Sink, UserPtr, UserSlice};
 use crate::{Errno, Result};
 
@@ -205,13 +206,14 @@ pub fn sys_fchmodat2(args: &Args) -> Result<i64> {
     change_mode(&place_at(args.fd(0), args[1], flags, last_of(flags))?, args.uint(2))
 }
 
-/// -1 leaves an id as it is.
-fn id(value: u32) -> Option<u32> {
-    (value != u32::MAX).then_some(value)
+/// The kernel's id for one that the caller passed; -1 leaves it as it is.
+fn id(kind: IdKind, value: u32) -> Result<Option<u32>> {
+    if value == u32::MAX { Ok(None) } else { task::kernel_id(kind, value).map(Some) }
 }
 
 fn change_owner(place: &Path, uid: u32, gid: u32) -> Result<i64> {
-    as_caller(|walk| names::change_owner(walk, place, id(uid), id(gid))).map(|()| 0)
+    let (uid, gid) = (id(IdKind::User, uid)?, id(IdKind::Group, gid)?);
+    as_caller(|walk| names::change_owner(walk, place, uid, gid)).map(|()| 0)
 }
 
 /// chown(path, uid, gid)
@@ -280,7 +282,7 @@ fn change_times(place: &Path, times: [Timespec; 2]) -> Result<i64> {
     as_caller(|walk| {
         let meta = place.node.metadata();
         let now = times.iter().all(|time| time.nanoseconds == UTIME_NOW);
-        if !walk.caller.owns(meta.uid) {
+        if !walk.caller.owns(&meta) {
             if !now {
                 return Err(Errno::EPERM);
             }

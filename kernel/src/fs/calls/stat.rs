@@ -13,7 +13,7 @@ use crate::fs::node::{Metadata, NodeKind, Timestamp};
 use crate::fs::walk::Final;
 use crate::syscall::Args;
 use crate::user::UserPtr;
-use crate::{Errno, Result};
+use crate::{Errno, Result, task};
 
 /// `struct stat` of x86-64.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
@@ -42,13 +42,14 @@ const fn pair(time: Timestamp) -> [u64; 2] {
 
 impl From<&Metadata> for Stat {
     fn from(meta: &Metadata) -> Self {
+        let (uid, gid) = task::shown_ids(meta.uid, meta.gid);
         Self {
             device: meta.device,
             inode: meta.inode,
             links: u64::from(meta.links),
             mode: meta.kind as u32 | meta.mode,
-            uid: meta.uid,
-            gid: meta.gid,
+            uid,
+            gid,
             reserved: 0,
             rdev: meta.rdev,
             size: meta.size as i64,
@@ -147,13 +148,14 @@ pub fn sys_statx(args: &Args) -> Result<i64> {
     let place = place_at(args.fd(0), args[1], flags, last_of(flags))?;
     let meta = place.node.metadata();
     let (rdev, device) = (split_device(meta.rdev), split_device(meta.device));
+    let (uid, gid) = task::shown_ids(meta.uid, meta.gid);
     let statx = Statx {
         mask: STATX_BASIC_STATS | STATX_MNT_ID,
         block_size: meta.block_size,
         attributes: if place.is_mount_root() { STATX_ATTR_MOUNT_ROOT } else { 0 },
         links: meta.links,
-        uid: meta.uid,
-        gid: meta.gid,
+        uid,
+        gid,
         mode: (meta.kind as u32 | meta.mode) as u16,
         reserved: 0,
         inode: meta.inode,

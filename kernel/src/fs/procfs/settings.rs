@@ -12,8 +12,9 @@ use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
 use crate::hw::Hardware;
 use crate::ipc::limits;
-use crate::task::registry;
+use crate::task::userns::{self, NamespaceKind};
 use crate::task::uts::{self, Name};
+use crate::task::{self, Capability, registry};
 use crate::{Errno, Result};
 
 /// The number in a text that a program wrote, with blanks around it.
@@ -26,14 +27,18 @@ struct Named(Name);
 
 impl Generate for Named {
     fn show(&self, text: &mut Text) -> Result<()> {
-        text.push(uts::names().bytes(self.0));
+        text.push(task::current().process().namespaces().uts.names().bytes(self.0));
         text.push(b"\n");
         Ok(())
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
         let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
-        uts::set_name(self.0, line)
+        let uts = task::current().process().namespaces().uts.clone();
+        if !task::may_in(uts.head().owner(), Capability::SysAdmin) {
+            return Err(Errno::EPERM);
+        }
+        uts.set_name(self.0, line)
     }
 }
 
@@ -150,6 +155,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     random.constant("entropy_avail", "256");
     random.constant("poolsize", "256");
     fill_vm(&root.dirs("sys/vm"));
+    fill_user(&root.dirs("sys/user"));
 
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
@@ -189,6 +195,39 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
     reclaim(vm);
+}
+
+/// The most namespaces of each kind.
+fn fill_user(user: &Arc<PseudoDir>) {
+    const NAMES: [(&str, NamespaceKind); 7] = [
+        ("max_cgroup_namespaces", NamespaceKind::Cgroup),
+        ("max_ipc_namespaces", NamespaceKind::Ipc),
+        ("max_mnt_namespaces", NamespaceKind::Mount),
+        ("max_net_namespaces", NamespaceKind::Network),
+        ("max_pid_namespaces", NamespaceKind::Pid),
+        ("max_user_namespaces", NamespaceKind::User),
+        ("max_uts_namespaces", NamespaceKind::Uts),
+    ];
+    for (name, kind) in NAMES {
+        user.generated(name, 0o644, NamespaceLimit(kind));
+    }
+}
+
+/// The most namespaces of a kind.
+struct NamespaceLimit(NamespaceKind);
+
+impl Generate for NamespaceLimit {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", userns::limit(self.0));
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if !task::may(Capability::SysResource) {
+            return Err(Errno::EPERM);
+        }
+        userns::set_limit(self.0, parse_number(bytes)?)
+    }
 }
 
 /// Fills a directory with limits that root may change.

@@ -84,6 +84,8 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::Memory
         | FileKind::Pagemap
         | FileKind::DescriptorInfo(_)
+        | FileKind::IdMap(_)
+        | FileKind::SetGroups
         | FileKind::Net(_) => return Err(Errno::EINVAL),
     }
     Ok(())
@@ -264,18 +266,21 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     out.push(line.bytes());
     let (group, id) = (process.pid.into(), subject.tid.unwrap_or(process.pid).into());
     let c = &process.credentials();
+    let reader = crate::task::current().process().credentials();
+    let (user, group_of) =
+        (|id| u64::from(reader.user_ns.shown_user(id)), |id| reader.user_ns.shown_group(id));
     out.row("Tgid", &[group]);
     out.row("Ngid", &[0]);
     out.row("Pid", &[id]);
     out.row("PPid", &[process.parent_pid().into()]);
     let tracer = task.and_then(|task| task.traced.tracee()).map_or(0, |tracee| tracee.tracer);
     out.row("TracerPid", &[tracer.into()]);
-    out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(u64::from));
-    out.row("Gid", &[c.gid, c.egid, c.sgid, c.fsgid].map(u64::from));
+    out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(user));
+    out.row("Gid", &[c.gid, c.egid, c.sgid, c.fsgid].map(|id| group_of(id).into()));
     out.row("FDSize", &[process.files().size() as u64]);
     out.push(b"Groups:\t");
     for group in c.groups.iter() {
-        let mut line = ShortLine::of_number((*group).into());
+        let mut line = ShortLine::of_number(group_of(*group).into());
         line.push(b" ");
         out.push(line.bytes());
     }

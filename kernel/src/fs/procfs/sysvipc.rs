@@ -5,22 +5,29 @@ use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::hw::PAGE;
 use crate::ipc::ids::{IpcIds, Object};
-use crate::ipc::msg::{MessageQueue, QUEUES};
-use crate::ipc::sem::{SETS, Set};
-use crate::ipc::shm::{SEGMENTS, Segment};
+use crate::ipc::msg::MessageQueue;
+use crate::ipc::objects::{IpcObjects, of_caller};
+use crate::ipc::permission::Permission;
+use crate::ipc::sem::Set;
+use crate::ipc::shm::Segment;
+use crate::task::shown_ids;
 use freehold_collections::{Arc, Box, reserve};
 
 /// Put /proc/sysvipc into `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let folder = root.dirs("sysvipc");
-    folder.generated("shm", 0o444, IpcTable { ids: &SEGMENTS, title: SEGMENT_TITLE, row: show_segment });
-    folder.generated("sem", 0o444, IpcTable { ids: &SETS, title: SET_TITLE, row: show_set });
-    folder.generated("msg", 0o444, IpcTable { ids: &QUEUES, title: QUEUE_TITLE, row: show_queue });
+    folder.generated(
+        "shm",
+        0o444,
+        IpcTable { ids: |all| &all.segments, title: SEGMENT_TITLE, row: show_segment },
+    );
+    folder.generated("sem", 0o444, IpcTable { ids: |all| &all.sets, title: SET_TITLE, row: show_set });
+    folder.generated("msg", 0o444, IpcTable { ids: |all| &all.queues, title: QUEUE_TITLE, row: show_queue });
 }
 
 /// One kind of object.
 struct IpcTable<T: 'static> {
-    ids: &'static IpcIds<T>,
+    ids: fn(&IpcObjects) -> &IpcIds<T>,
     title: &'static [u8],
     row: fn(&mut Text, &T),
 }
@@ -31,11 +38,13 @@ impl<T: Object + Send + Sync> Generate for IpcTable<T> {
     }
     fn parts(&self) -> Option<Box<dyn Parts>> {
         let &Self { ids, title, row } = self;
-        Some(reserve::boxed(Rows { table: IpcTable { ids, title, row }, next: None }))
+        Some(reserve::boxed(Rows { objects: of_caller(), table: IpcTable { ids, title, row }, next: None }))
     }
 }
 
 struct Rows<T: 'static> {
+    /// The namespace of the reader.
+    objects: Arc<IpcObjects>,
     table: IpcTable<T>,
     /// `None` before the title.
     next: Option<usize>,
@@ -48,13 +57,20 @@ impl<T: Object + Send + Sync> Parts for Rows<T> {
             0
         });
         while out.length() < PART {
-            let Some((place, object)) = self.table.ids.next(next) else { return Ok(More::No) };
+            let Some((place, object)) = (self.table.ids)(&self.objects).next(next) else {
+                return Ok(More::No);
+            };
             (self.table.row)(out, &object);
             next = place + 1;
         }
         self.next = Some(next);
         Ok(More::Yes)
     }
+}
+
+fn show_owner(out: &mut Text, owner: &Permission) {
+    let ((uid, gid), (cuid, cgid)) = (shown_ids(owner.uid, owner.gid), shown_ids(owner.cuid, owner.cgid));
+    write!(out, "{uid:5} {gid:5} {cuid:5} {cgid:5} ");
 }
 
 const SEGMENT_TITLE: &[u8] =
@@ -67,7 +83,7 @@ fn show_segment(out: &mut Text, segment: &Segment) {
     let (resident, swapped) = segment.resident();
     write!(out, "{:10} {:10}  {:4o} {:21} ", head.key(), head.id(), owner.mode, segment.size);
     write!(out, "{:5} {:5}  {:5} ", segment.creator_pid, times.last_pid, segment.attachments());
-    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    show_owner(out, &owner);
     write!(out, "{:10} {:10} {:10} ", times.attached, times.detached, times.changed);
     writeln!(out, "{:21} {:21}", resident * PAGE, swapped * PAGE);
 }
@@ -79,7 +95,7 @@ fn show_set(out: &mut Text, set: &Set) {
     let (head, (operated, changed)) = (set.head(), set.times());
     let owner = head.permission();
     write!(out, "{:10} {:10}  {:4o} {:10} ", head.key(), head.id(), owner.mode, set.count);
-    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    show_owner(out, &owner);
     writeln!(out, "{operated:10} {changed:10}");
 }
 
@@ -100,6 +116,6 @@ fn show_queue(out: &mut Text, queue: &MessageQueue) {
         figures.count
     );
     write!(out, "{:5} {:5} ", figures.sender_pid, figures.receiver_pid);
-    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    show_owner(out, &owner);
     writeln!(out, "{:10} {:10} {:10}", figures.sent, figures.received, figures.changed);
 }

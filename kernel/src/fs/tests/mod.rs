@@ -29,7 +29,7 @@ pub(super) struct World {
 }
 
 pub(super) const USER: Caller<'static> =
-    Caller { uid: 1000, gid: 1000, groups: &[7], power: Power::Ordinary };
+    Caller { power: Power::Ordinary, uid: 1000, gid: 1000, groups: &[7], ..Caller::ROOT };
 
 impl World {
     pub fn new() -> Self {

@@ -9,6 +9,7 @@ pub use sem::{sys_semctl, sys_semget, sys_semop, sys_semtimedop};
 pub use shm::{sys_shmat, sys_shmctl, sys_shmdt, sys_shmget};
 
 use super::ids::{IpcIds, Object};
+use super::objects::of_caller;
 use super::permission::{self, UserPermission};
 use crate::task::{self, Credentials};
 use crate::{Errno, Result};
@@ -22,6 +23,12 @@ const IPC_INFO: i32 = 3;
 /// Who calls.
 fn caller() -> Arc<Credentials> {
     task::current().process().credentials()
+}
+
+/// Checks that the caller may use `object` as `wanted` says.
+fn check(object: &impl Object, wanted: u32) -> Result<()> {
+    let home = object.head().home().ok_or(Errno::EIDRM)?;
+    object.head().permission().check(&caller(), home.owner(), wanted)
 }
 
 /// How an object is named to IPC_STAT and its like.
@@ -39,7 +46,7 @@ enum Named {
 fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
     let object = if named == Named::ById { ids.find(number)? } else { ids.find_at(number)? };
     if named != Named::ByPlaceForAll {
-        object.head().permission().check(&caller(), permission::READ)?;
+        check(&*object, permission::READ)?;
     }
     let answer = if named == Named::ById { 0 } else { object.head().id() };
     Ok((object, i64::from(answer)))
@@ -48,13 +55,15 @@ fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result
 /// The object that the caller changes or removes.
 fn find_to_change<T: Object>(ids: &IpcIds<T>, id: i32) -> Result<Arc<T>> {
     let object = ids.find(id)?;
-    object.head().permission().check_owner(&caller())?;
+    let home = object.head().home().ok_or(Errno::EIDRM)?;
+    object.head().permission().check_owner(&caller(), home.owner())?;
     Ok(object)
 }
 
 /// IPC_SET of an object's owner and mode.
 fn set_permission(object: &impl Object, new: &UserPermission) -> Result<()> {
-    object.head().change(|permission| permission.set(new))
+    let new = new.of_kernel()?;
+    object.head().change(|permission| permission.set(&new))
 }
 
 /// A negative ID names nothing.

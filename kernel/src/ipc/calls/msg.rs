@@ -5,9 +5,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::super::ids::{NOWAIT, Object as _, WantedObject};
 use super::super::limits::{MSGMAX, MSGMNB, MSGMNI};
-use super::super::msg::{self, Patience, QUEUES, QueuedMessage, Reception, Selection, TooLong};
+use super::super::msg::{self, Patience, QueuedMessage, Reception, Selection, TooLong};
 use super::super::permission::UserPermission;
-use super::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, valid};
+use super::{
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, of_caller, valid,
+};
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
@@ -51,7 +53,8 @@ const TYPE: u64 = 8;
 /// # Errors
 /// As in the manual.
 pub fn sys_msgget(args: &Args) -> Result<i64> {
-    msg::get(&WantedObject { key: args.int(0), flags: args.uint(1), caller: &caller() }).map(i64::from)
+    msg::get(&WantedObject { key: args.int(0), flags: args.uint(1), caller: &caller(), home: &of_caller() })
+        .map(i64::from)
 }
 
 fn patience(flags: u32) -> Patience {
@@ -69,7 +72,7 @@ pub fn sys_msgsnd(args: &Args) -> Result<i64> {
     }
     let text = user::read_vec(args[1].wrapping_add(TYPE), args.size(2))?;
     let message = QueuedMessage { kind, text: WipedBytes::from(text) };
-    QUEUES.find(args.int(0))?.send(message, &caller(), patience(args.uint(3)))?;
+    of_caller().queues.find(args.int(0))?.send(message, &caller(), patience(args.uint(3)))?;
     Ok(0)
 }
 
@@ -102,7 +105,7 @@ pub fn sys_msgrcv(args: &Args) -> Result<i64> {
     }
     let too_long = if flags & MSG_NOERROR != 0 { TooLong::Cut } else { TooLong::Refuse };
     let wanted = Reception { selection: selection(args.long(3), flags), room: args.size(2), too_long };
-    let message = QUEUES.find(id)?.receive(wanted, &caller(), patience(flags))?;
+    let message = of_caller().queues.find(id)?.receive(wanted, &caller(), patience(flags))?;
     let length = message.text.len().min(wanted.room);
     UserPtr::new(args[1]).write(&message.kind)?;
     user::write_exact(args[1].wrapping_add(TYPE), &message.text[..length])?;
@@ -114,18 +117,18 @@ fn tell_limits(to: u64) -> Result<i64> {
 }
 
 fn tell_totals(to: u64) -> Result<i64> {
-    let (messages, bytes) = msg::totals();
-    write_limits(to, [QUEUES.used().0 as i32, messages as i32, bytes as i32])
+    let (messages, bytes) = of_caller().messages();
+    write_limits(to, [of_caller().queues.used().0 as i32, messages as i32, bytes as i32])
 }
 
 fn write_limits(to: u64, [pool, map, tql]: [i32; 3]) -> Result<i64> {
     let (max, mnb, mni) = (MSGMAX.get() as i32, MSGMNB.get() as i32, MSGMNI.get() as i32);
     UserPtr::new(to).write(&UserLimits { pool, map, max, mnb, mni, ssz: 16, tql, seg: u16::MAX, pad: 0 })?;
-    Ok(QUEUES.used().1 as i64)
+    Ok(of_caller().queues.used().1 as i64)
 }
 
 fn tell(id: i32, to: u64, named: Named) -> Result<i64> {
-    let (queue, answer) = find_to_tell(&QUEUES, id, named)?;
+    let (queue, answer) = find_to_tell(&of_caller().queues, id, named)?;
     let figures = queue.figures();
     let told = UserQueue {
         permission: queue.head().told(),
@@ -145,7 +148,7 @@ fn tell(id: i32, to: u64, named: Named) -> Result<i64> {
 
 fn change(id: i32, from: u64) -> Result<i64> {
     let new: UserQueue = UserPtr::new(from).read()?;
-    find_to_change(&QUEUES, id)?.set(&new.permission, new.most, &caller())?;
+    find_to_change(&of_caller().queues, id)?.set(&new.permission.of_kernel()?, new.most, &caller())?;
     Ok(0)
 }
 
@@ -165,7 +168,7 @@ pub fn sys_msgctl(args: &Args) -> Result<i64> {
         MSG_STAT => tell(id, to, Named::ByPlace),
         MSG_STAT_ANY => tell(id, to, Named::ByPlaceForAll),
         IPC_SET => change(id, to),
-        IPC_RMID => find_to_change(&QUEUES, id)?.remove().map(|()| 0),
+        IPC_RMID => find_to_change(&of_caller().queues, id)?.remove().map(|()| 0),
         _ => Err(Errno::EINVAL),
     }
 }

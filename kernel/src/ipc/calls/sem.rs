@@ -1,15 +1,18 @@
 //! semget, semop, semtimedop, semctl.
 
+use core::sync::atomic::Ordering;
+
 use freehold_collections::Vec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::super::ids::{Object as _, WantedObject};
 use super::super::limits::{SEMMNI, SEMMNS, SEMMSL, SEMOPM};
 use super::super::permission::{READ, UserPermission, WRITE};
-use super::super::sem::{self, MOST_VALUE, Operation, SETS, SemFigure, SemOperations, Set, UNDO};
+use super::super::sem::{self, MOST_VALUE, Operation, SemFigure, SemOperations, Set, UNDO};
 use super::super::{caller_pid, undo};
 use super::{
-    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, set_permission, valid,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, check, find_to_change, find_to_tell, of_caller,
+    set_permission, valid,
 };
 use crate::syscall::Args;
 use crate::time::{self, TimeSpec};
@@ -50,7 +53,8 @@ struct UserLimits {
 /// # Errors
 /// As in the manual.
 pub fn sys_semget(args: &Args) -> Result<i64> {
-    let wanted = WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller() };
+    let wanted =
+        WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller(), home: &of_caller() };
     sem::get(&wanted, args.int(1)).map(i64::from)
 }
 
@@ -85,7 +89,7 @@ fn operate(args: &Args, timeout: Option<TimeSpec>) -> Result<i64> {
         Some(timeout) => Some(time::now().saturating_add(timeout.nanoseconds()?)),
         None => None,
     };
-    let set = SETS.find(id)?;
+    let set = of_caller().sets.find(id)?;
     let undoes = operations.iter().any(|operation| operation.flags & UNDO != 0);
     let undo = match undoes {
         true => Some(undo::enter(task::current().process(), &set)?),
@@ -95,7 +99,7 @@ fn operate(args: &Args, timeout: Option<TimeSpec>) -> Result<i64> {
         return Err(Errno::EFBIG);
     }
     let alters = operations.iter().any(|operation| operation.change != 0);
-    set.head().permission().check(&caller(), if alters { WRITE } else { READ })?;
+    check(&*set, if alters { WRITE } else { READ })?;
     set.operate(SemOperations { operations, pid: caller_pid(), undo }, deadline)?;
     Ok(0)
 }
@@ -119,14 +123,14 @@ fn tell_limits(to: u64, used: Option<usize>) -> Result<i64> {
         ume: opm,
         usz: used.map_or(20, |used| used as i32),
         vmx: MOST_VALUE,
-        aem: used.map_or(MOST_VALUE, |_| sem::total() as i32),
+        aem: used.map_or(MOST_VALUE, |_| of_caller().semaphores.load(Ordering::Relaxed) as i32),
     };
     UserPtr::new(to).write(&limits)?;
-    Ok(SETS.used().1 as i64)
+    Ok(of_caller().sets.used().1 as i64)
 }
 
 fn tell(id: i32, to: u64, named: Named) -> Result<i64> {
-    let (set, answer) = find_to_tell(&SETS, id, named)?;
+    let (set, answer) = find_to_tell(&of_caller().sets, id, named)?;
     let (operated, changed) = set.times();
     let told = UserSet {
         permission: set.head().told(),
@@ -143,7 +147,7 @@ fn tell(id: i32, to: u64, named: Named) -> Result<i64> {
 
 fn change(id: i32, from: u64) -> Result<i64> {
     let new: UserSet = UserPtr::new(from).read()?;
-    let set = find_to_change(&SETS, id)?;
+    let set = find_to_change(&of_caller().sets, id)?;
     set_permission(&*set, &new.permission)?;
     set.note_changed();
     Ok(0)
@@ -157,16 +161,16 @@ fn set_value(id: i32, number: i32, value: i32) -> Result<i64> {
     if !(0..=MOST_VALUE).contains(&value) {
         return Err(Errno::ERANGE);
     }
-    let set = SETS.find(id)?;
+    let set = of_caller().sets.find(id)?;
     let number = number_in(&set, number)?;
-    set.head().permission().check(&caller(), WRITE)?;
+    check(&*set, WRITE)?;
     set.set_values(number, &[value as u16])?;
     Ok(0)
 }
 
 fn set_all(id: i32, from: u64) -> Result<i64> {
-    let set = SETS.find(id)?;
-    set.head().permission().check(&caller(), WRITE)?;
+    let set = of_caller().sets.find(id)?;
+    check(&*set, WRITE)?;
     let mut values = Vec::try_filled(0u16, set.count)?;
     user::read_exact(from, values[..].as_mut_bytes())?;
     if values.iter().any(|&value| i32::from(value) > MOST_VALUE) {
@@ -177,14 +181,14 @@ fn set_all(id: i32, from: u64) -> Result<i64> {
 }
 
 fn figure(id: i32, number: i32, figure: SemFigure) -> Result<i64> {
-    let set = SETS.find(id)?;
-    set.head().permission().check(&caller(), READ)?;
+    let set = of_caller().sets.find(id)?;
+    check(&*set, READ)?;
     set.figure(number_in(&set, number)?, figure)
 }
 
 fn get_all(id: i32, to: u64) -> Result<i64> {
-    let set = SETS.find(id)?;
-    set.head().permission().check(&caller(), READ)?;
+    let set = of_caller().sets.find(id)?;
+    check(&*set, READ)?;
     UserPtr::new(to).write_slice(&set.values()?)?;
     Ok(0)
 }
@@ -207,12 +211,12 @@ pub fn sys_semctl(args: &Args) -> Result<i64> {
     let (id, number, argument) = (valid(args.int(0))?, args.int(1), args[3]);
     match args.int(2) {
         IPC_INFO => tell_limits(argument, None),
-        SEM_INFO => tell_limits(argument, Some(SETS.used().0)),
+        SEM_INFO => tell_limits(argument, Some(of_caller().sets.used().0)),
         IPC_STAT => tell(id, argument, Named::ById),
         SEM_STAT => tell(id, argument, Named::ByPlace),
         SEM_STAT_ANY => tell(id, argument, Named::ByPlaceForAll),
         IPC_SET => change(id, argument),
-        IPC_RMID => find_to_change(&SETS, id)?.remove().map(|()| 0),
+        IPC_RMID => find_to_change(&of_caller().sets, id)?.remove().map(|()| 0),
         GETPID => figure(id, number, SemFigure::Pid),
         GETVAL => figure(id, number, SemFigure::Value),
         GETNCNT => figure(id, number, SemFigure::WaitForMore),

@@ -5,9 +5,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::super::ids::{Object as _, WantedObject};
 use super::super::limits::{SHMALL, SHMMAX, SHMMNI};
 use super::super::permission::{READ, UserPermission, WRITE};
-use super::super::shm::{self, Hold, Locked, SEGMENTS, Segment};
+use super::super::shm::{self, Hold, Locked, Segment};
 use super::{
-    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, set_permission, valid,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, check, find_to_change, find_to_tell, of_caller,
+    set_permission, valid,
 };
 use crate::fs::OpenFlags;
 use crate::hw::PAGE;
@@ -61,7 +62,8 @@ struct UserTotals {
 /// # Errors
 /// As in the manual.
 pub fn sys_shmget(args: &Args) -> Result<i64> {
-    let wanted = WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller() };
+    let wanted =
+        WantedObject { key: args.int(0), flags: args.uint(2), caller: &caller(), home: &of_caller() };
     shm::get(&wanted, args[1]).map(i64::from)
 }
 
@@ -94,13 +96,13 @@ fn place(address: u64, flags: u32) -> Result<SegmentPlace> {
 pub fn sys_shmat(args: &Args) -> Result<i64> {
     let (id, flags) = (valid(args.int(0))?, args.uint(2));
     let place = place(args[1], flags)?;
-    let segment = SEGMENTS.find(id)?;
+    let segment = of_caller().segments.find(id)?;
     let (mut wanted, open) =
         if flags & SHM_RDONLY != 0 { (READ, OpenFlags::empty()) } else { (READ | WRITE, OpenFlags::RDWR) };
     if flags & SHM_EXEC != 0 {
         wanted |= 0o111;
     }
-    segment.head().permission().check(&caller(), wanted)?;
+    check(&*segment, wanted)?;
     let code = if flags & SHM_EXEC != 0 { SegmentUse::Executable } else { SegmentUse::Data };
     let map = SegmentMap { mapping: Segment::hold(&segment, open)?, size: segment.size, place, code };
     let process = task::current().process().clone();
@@ -142,12 +144,12 @@ fn tell(segment: &Segment) -> UserSegment {
 fn tell_limits(to: u64) -> Result<i64> {
     let (mni, all) = (SHMMNI.get(), SHMALL.get());
     UserPtr::new(to).write(&UserLimits { max: SHMMAX.get(), min: 1, mni, seg: mni, all, unused: [0; 4] })?;
-    Ok(SEGMENTS.used().1 as i64)
+    Ok(of_caller().segments.used().1 as i64)
 }
 
 fn tell_totals(to: u64) -> Result<i64> {
-    let (used, highest) = SEGMENTS.used();
-    let (pages, resident, swapped) = shm::totals();
+    let (used, highest) = of_caller().segments.used();
+    let (pages, resident, swapped) = of_caller().segment_pages();
     let totals =
         UserTotals { used: used as u64, pages, resident, swapped, swap_attempts: 0, swap_successes: 0 };
     UserPtr::new(to).write(&totals)?;
@@ -156,14 +158,14 @@ fn tell_totals(to: u64) -> Result<i64> {
 
 fn set(id: i32, from: u64) -> Result<i64> {
     let new: UserSegment = UserPtr::new(from).read()?;
-    let segment = find_to_change(&SEGMENTS, id)?;
+    let segment = find_to_change(&of_caller().segments, id)?;
     set_permission(&*segment, &new.permission)?;
     segment.note_changed();
     Ok(0)
 }
 
 fn lock(id: i32, locked: Locked) -> Result<i64> {
-    let segment = SEGMENTS.find(id)?;
+    let segment = of_caller().segments.find(id)?;
     let limit = task::current().process().soft_limit(Resource::Memlock);
     shm::check_lock(&segment, &caller(), locked, limit)?;
     segment.set_locked(locked);
@@ -186,7 +188,7 @@ pub fn sys_shmctl(args: &Args) -> Result<i64> {
         SHM_INFO => return tell_totals(args[2]),
         IPC_SET => return set(id, args[2]),
         IPC_RMID => {
-            find_to_change(&SEGMENTS, id)?.remove();
+            find_to_change(&of_caller().segments, id)?.remove();
             return Ok(0);
         }
         SHM_LOCK => return lock(id, Locked::Yes),
@@ -196,7 +198,7 @@ pub fn sys_shmctl(args: &Args) -> Result<i64> {
         SHM_STAT_ANY => Named::ByPlaceForAll,
         _ => return Err(Errno::EINVAL),
     };
-    let (segment, answer) = find_to_tell(&SEGMENTS, id, named)?;
+    let (segment, answer) = find_to_tell(&of_caller().segments, id, named)?;
     UserPtr::new(args[2]).write(&tell(&segment))?;
     Ok(answer)
 }

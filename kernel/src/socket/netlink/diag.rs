@@ -15,7 +15,7 @@ use crate::socket::endpoint::{Socket, SocketKind};
 use crate::socket::ports::{InetAddress, Protocol};
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result, sched, task};
 
 /// SOCK_DIAG_BY_FAMILY, of requests and answers.
 const BY_FAMILY: u16 = 20;
@@ -148,7 +148,10 @@ impl SocketDump {
             // Of no interface in particular; a number of its own; a timer's end.
             let cookie = socket.inode() as u32;
             let queues = [view.received as u32, view.backlog as u32];
-            out.put([0, cookie, 0, 0, queues[0], queues[1], socket.owner(), cookie].as_bytes());
+            out.put(
+                [0, cookie, 0, 0, queues[0], queues[1], task::shown_ids(socket.owner(), 0).0, cookie]
+                    .as_bytes(),
+            );
             out.attribute(8, &[socket.shut_down()]);
             if is_v6 && matches!(view.state, TcpState::Listen | TcpState::Close) {
                 out.attribute(11, &[u8::from(socket.is_v6_alone())]);
@@ -197,7 +200,7 @@ impl SocketDump {
             }
             out.attribute(6, &[socket.shut_down()]);
             if self.shows(6) {
-                out.number(7, socket.owner());
+                out.number(7, task::shown_ids(socket.owner(), 0).0);
             }
         });
     }

@@ -16,6 +16,7 @@ use freehold_xpfo::Closing;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
+use super::userns::IdKind;
 use super::{
     Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry, seccomp,
 };
@@ -137,7 +138,11 @@ fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Resu
             (registry::group_members(group), None)
         }
         Among::User => {
-            let uid = if who == 0 { caller.process().credentials().uid } else { who };
+            let uid = if who == 0 {
+                caller.process().uid()
+            } else {
+                super::kernel_id(IdKind::User, who).map_err(|_| Errno::ESRCH)?
+            };
             (registry::processes(), Some(uid))
         }
     };

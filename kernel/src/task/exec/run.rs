@@ -173,6 +173,10 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
         return None;
     }
     let mut credentials = Credentials::clone(&process.credentials());
+    // An id that the user namespace does not map is not taken on (Linux: `bprm_fill_uid`).
+    if !credentials.user_ns.maps(metadata.uid, metadata.gid) {
+        return None;
+    }
     if uid {
         credentials.euid = metadata.uid;
     }
@@ -204,13 +208,13 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
 
 /// What the auxiliary vector says of who runs the program.
 fn identity(credentials: &Credentials) -> [(u64, u64); 5] {
-    let Credentials { uid, euid, gid, egid, .. } = *credentials;
+    let Credentials { uid, euid, gid, egid, ref user_ns, .. } = *credentials;
     let secure = uid != euid || gid != egid;
     [
-        (aux::UID, uid.into()),
-        (aux::EUID, euid.into()),
-        (aux::GID, gid.into()),
-        (aux::EGID, egid.into()),
+        (aux::UID, user_ns.shown_user(uid).into()),
+        (aux::EUID, user_ns.shown_user(euid).into()),
+        (aux::GID, user_ns.shown_group(gid).into()),
+        (aux::EGID, user_ns.shown_group(egid).into()),
         (aux::SECURE, secure.into()),
     ]
 }

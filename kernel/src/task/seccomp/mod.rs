@@ -29,7 +29,7 @@ use self::chain::{Action, ChainedFilter, Confinement};
 use super::process::ExitStatus;
 use super::signal::{SigInfo, Signal, end_group};
 use super::trace::Event;
-use super::{Capability, Pid, Task, current, may};
+use super::{Capability, Pid, Task, current};
 use crate::hw::user::UserContext;
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
@@ -216,8 +216,9 @@ fn read_program(address: u64) -> Result<Vec<Instruction>> {
     if !(1..=MOST).contains(&length) {
         return Err(Errno::EINVAL);
     }
-    let is_bound = current().process().no_new_privileges.load(Ordering::Relaxed);
-    if !is_bound && !may(Capability::SysAdmin) {
+    let process = current().process().clone();
+    let is_bound = process.no_new_privileges.load(Ordering::Relaxed);
+    if !is_bound && !process.with_credentials(|own| own.may_within(Capability::SysAdmin)) {
         return Err(Errno::EACCES);
     }
     let bytes = user::read_vec(instructions, length * Instruction::BYTES)?;

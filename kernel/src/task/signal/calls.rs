@@ -4,7 +4,8 @@ use super::set::code;
 use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal, write_whole};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
-use crate::task::{Pid, Process, Task, current, find, find_task, pidfd, registry};
+use crate::task::userns::{IdKind, OVERFLOW_ID};
+use crate::task::{Pid, Process, Task, current, find, find_task, kernel_id, pidfd, registry};
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -227,7 +228,15 @@ fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signa
     }
     info.number = number;
     info.pad = 0;
-    Ok((info, signal))
+    Ok((of_kernel(info), signal))
+}
+
+/// What a program sends along, with the kernel's id of the user that it names.
+fn of_kernel(info: SigInfo) -> SigInfo {
+    if !info.names_user() {
+        return info;
+    }
+    info.with_user(kernel_id(IdKind::User, info.user_id()).unwrap_or(OVERFLOW_ID))
 }
 
 /// rt_sigqueueinfo(pid, signal, info)
@@ -260,7 +269,7 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
     may_signal(&sender, &target, signal)?;
     if let Some(signal) = signal {
         let own = SigInfo::user(signal, code::USER, sender.pid, sender.uid());
-        target.queue_signal(given.map_or(own, |info| SigInfo { pad: 0, ..info }))?;
+        target.queue_signal(given.map_or(own, |info| of_kernel(SigInfo { pad: 0, ..info })))?;
     }
     Ok(0)
 }

@@ -39,10 +39,18 @@ impl Process {
 
     fn send(self: &Receiver<Self>, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         self.make_signal_room();
-        if self.post(Target::Process, info, payer)? == Parent::Tell {
+        if self.post(Target::Process, self.seen(info), payer)? == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self);
         }
         Ok(())
+    }
+
+    /// A signal that names a user by the kernel's id, with that id as this process sees it.
+    fn seen(&self, info: SigInfo) -> SigInfo {
+        if !info.names_user() {
+            return info;
+        }
+        info.with_user(self.with_credentials(|own| own.user_ns.shown_user(info.user_id())))
     }
 
     /// As [`signal`](Self::signal), for interrupt context; SIGCONT is not sent from there.
@@ -229,7 +237,7 @@ impl Task {
             let old = self.pending.lock().give_room(buffer);
             drop(old);
         }
-        if self.process().post(Target::Thread(self), info, payer)? == Parent::Tell {
+        if self.process().post(Target::Thread(self), self.process().seen(info), payer)? == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self.process());
         }
         Ok(())

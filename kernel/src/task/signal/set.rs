@@ -290,6 +290,21 @@ impl SigInfo {
         self.fields[0] = self.fields[0] >> 32 << 32 | u64::from(tid);
         self
     }
+    /// Whether it names a process and a user: a program's, or one about a child.
+    pub fn names_user(&self) -> bool {
+        let from_program = matches!(self.code, code::USER | code::QUEUE | code::TKILL);
+        from_program || (self.number == i32::from(Signal::CHLD.number()) && self.code > 0)
+    }
+    /// With another user that it names.
+    #[must_use]
+    pub fn with_user(mut self, uid: u32) -> Self {
+        self.fields[0] = pair(self.fields[0] as u32, uid);
+        self
+    }
+    /// The user that it names.
+    pub fn user_id(&self) -> u32 {
+        (self.fields[0] >> 32) as u32
+    }
     /// A POSIX timer's expiry.
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {
         Self::new(signal, code::TIMER, [pair(timer as u32, overrun as u32), value, 0, 0])

@@ -170,7 +170,7 @@ fn inet_row(out: &mut Text, socket: &Socket, view: &InetView) {
     line.hex_upper(view.received as u64, 8);
     out.push(line.bytes());
     let mut line = ShortLine::of(b" 00:00000000 00000000 ");
-    line.decimal(socket.owner().into(), 5);
+    line.decimal(crate::task::shown_ids(socket.owner(), 0).0.into(), 5);
     line.push(b"        0 ");
     line.decimal(socket.inode(), 0);
     line.push(b" 1 0000000000000000");

@@ -12,6 +12,7 @@ use crate::fs::generated::ShortLine;
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence};
 use crate::fs::pseudo;
 use crate::task::inspect::Mode;
+use crate::task::userns::{IdKind, NamespaceKind};
 use crate::task::{self, Pid, registry};
 use crate::user::Sink;
 use crate::{Errno, Result};
@@ -23,6 +24,7 @@ pub(super) enum DirKind {
     Tasks,
     Descriptors,
     DescriptorInfos,
+    Namespaces,
     Net,
 }
 
@@ -46,6 +48,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("fail-nth", What::File(FileKind::FailNth, 0o644)),
     ("fd", What::Dir(DirKind::Descriptors, 0o500)),
     ("fdinfo", What::Dir(DirKind::DescriptorInfos, 0o555)),
+    ("gid_map", What::File(FileKind::IdMap(IdKind::Group), 0o644)),
     ("io", What::File(FileKind::Io, 0o400)),
     ("limits", What::File(FileKind::Limits, 0o444)),
     ("loginuid", What::File(FileKind::Loginuid, 0o444)),
@@ -55,6 +58,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("mountinfo", What::File(FileKind::Mountinfo, 0o444)),
     ("mounts", What::File(FileKind::Mounts, 0o444)),
     ("net", What::Dir(DirKind::Net, 0o555)),
+    ("ns", What::Dir(DirKind::Namespaces, 0o511)),
     ("numa_maps", What::File(FileKind::NumaMaps, 0o444)),
     ("oom_adj", What::File(FileKind::OomAdj, 0o644)),
     ("oom_score", What::File(FileKind::OomScore, 0o444)),
@@ -63,17 +67,32 @@ const ENTRIES: &[(&str, What)] = &[
     ("personality", What::File(FileKind::Personality, 0o400)),
     ("root", What::Link(LinkKind::Root)),
     ("schedstat", What::File(FileKind::Schedstat, 0o444)),
+    ("setgroups", What::File(FileKind::SetGroups, 0o644)),
     ("smaps", What::File(FileKind::Smaps, 0o444)),
     ("smaps_rollup", What::File(FileKind::SmapsRollup, 0o444)),
     ("stat", What::File(FileKind::Stat, 0o444)),
     ("statm", What::File(FileKind::Statm, 0o444)),
     ("status", What::File(FileKind::Status, 0o444)),
     ("task", What::Dir(DirKind::Tasks, 0o555)),
+    ("uid_map", What::File(FileKind::IdMap(IdKind::User), 0o644)),
     ("wchan", What::File(FileKind::Wchan, 0o444)),
 ];
 
 /// Node numbers of the files of "net" begin behind those of the entries above.
 const NET_NODES: u64 = 1 << 8;
+/// The entries of "ns". There is one namespace of processes, so children are in none other.
+const NAMESPACES: [(&str, NamespaceKind); 8] = [
+    ("cgroup", NamespaceKind::Cgroup),
+    ("ipc", NamespaceKind::Ipc),
+    ("mnt", NamespaceKind::Mount),
+    ("net", NamespaceKind::Network),
+    ("pid", NamespaceKind::Pid),
+    ("pid_for_children", NamespaceKind::Pid),
+    ("user", NamespaceKind::User),
+    ("uts", NamespaceKind::Uts),
+];
+/// Node numbers of the links of "ns".
+const NAMESPACE_NODES: u64 = 1 << 9;
 /// Node numbers of descriptors begin behind those of the entries above.
 const DESCRIPTOR_NODES: u64 = 1 << 12;
 const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
@@ -166,6 +185,11 @@ impl Dir {
                     NodeKind::Directory.dirent_kind(),
                 ))
             }
+            DirKind::Namespaces => {
+                let (name, _) = NAMESPACES.get(usize::try_from(from).ok()?)?;
+                let inode = self.subject.inode(NAMESPACE_NODES + from);
+                Some((from, ShortLine::of(name.as_bytes()), inode, NodeKind::Symlink.dirent_kind()))
+            }
             DirKind::Net => {
                 let (name, _) = net::FILES.get(usize::try_from(from).ok()?)?;
                 let inode = self.subject.inode(NET_NODES + from);
@@ -250,6 +274,13 @@ impl Node for Dir {
                 task.ok_or(Errno::ENOENT)?;
                 let subject = Subject { pid: process.pid, tid: Some(tid) };
                 Ok(Dir::new(self.device, subject, (DirKind::Whole, 0o555), self.me(), name))
+            }
+            DirKind::Namespaces => {
+                let found = NAMESPACES.iter().position(|(known, _)| known.as_bytes() == name);
+                let index = found.ok_or(Errno::ENOENT)?;
+                let inode = self.subject.inode(NAMESPACE_NODES + index as u64);
+                let (identity, subject) = (Identity { device: self.device, inode }, self.subject);
+                Ok(reserve::arc(Link { identity, subject, kind: LinkKind::Namespace(NAMESPACES[index].1) }))
             }
             DirKind::Net => {
                 let found = net::FILES.iter().position(|(known, _)| known.as_bytes() == name);

@@ -13,8 +13,9 @@ use crate::fs::notify::{InotifyFile, WatchInfo};
 use crate::fs::pseudo;
 use crate::fs::root;
 use crate::mem::ProcessSpace;
-use crate::task::Process;
 use crate::task::inspect::{self, Mode};
+use crate::task::userns::{IdKind, UserNs};
+use crate::task::{self, Capability, Credentials, Process};
 use crate::{Errno, Result};
 use freehold_collections::{Arc, Box, Receiver, Weak, reserve};
 use freehold_machine::VirtAddr;
@@ -52,6 +53,8 @@ pub(in crate::fs::procfs) enum FileKind {
     DescriptorInfo(i32),
     MakeItFail,
     FailNth,
+    IdMap(IdKind),
+    SetGroups,
     Net(NetFile),
 }
 
@@ -102,10 +105,62 @@ impl Node for Item {
             FileKind::DescriptorInfo(_) => {
                 check_inspection(subject, Mode::READ_FS)?;
             }
+            FileKind::IdMap(of) => {
+                let user_ns = subject.process()?.credentials().user_ns.clone();
+                let opener = task::current().process().credentials();
+                return Ok(GeneratedFile::new(self, IdMapFile { user_ns, of, opener }));
+            }
+            FileKind::SetGroups => {
+                let user_ns = subject.process()?.credentials().user_ns.clone();
+                if flags.writes() && !task::may_in(&user_ns, Capability::SysAdmin) {
+                    return Err(Errno::EACCES);
+                }
+                return Ok(GeneratedFile::new(self, SetGroupsFile(user_ns)));
+            }
             FileKind::Net(file) => return Ok(GeneratedFile::new(self, file)),
             _ => {}
         }
         Ok(GeneratedFile::new(self, ProcessFile { subject, kind }))
+    }
+}
+
+/// A map of ids, for the user namespace that the process was in as the file was opened.
+struct IdMapFile {
+    user_ns: UserNs,
+    of: IdKind,
+    /// Its rights are asked as well as the writer's.
+    opener: Arc<Credentials>,
+}
+
+impl Generate for IdMapFile {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        self.user_ns.each_range(self.of, &self.opener.user_ns, |range| {
+            writeln!(out, "{:10} {:10} {:10}", range.first, range.outside, range.count);
+        });
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        // A text that long came in part only.
+        if bytes.len() >= 4096 {
+            return Err(Errno::EINVAL);
+        }
+        let writer = task::current().process().credentials();
+        self.user_ns.write_map(self.of, bytes, &writer, &self.opener)
+    }
+}
+
+/// Whether setgroups(2) is allowed in a user namespace.
+struct SetGroupsFile(UserNs);
+
+impl Generate for SetGroupsFile {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        out.push(if self.0.allows_set_groups() { b"allow\n" } else { b"deny\n" });
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        self.0.write_set_groups(bytes)
     }
 }
 

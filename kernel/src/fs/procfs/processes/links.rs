@@ -1,6 +1,6 @@
 //! The links of a process or a thread to what it has open, runs or stands in.
 
-use freehold_collections::{Arc, Receiver, Vec, try_format};
+use freehold_collections::{Arc, Receiver, Vec, reserve, try_format};
 
 use super::{Subject, check_inspection, metadata};
 use crate::fs::file::File;
@@ -9,6 +9,8 @@ use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind};
 use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
 use crate::fs::{anonymous::AnonymousNode, root};
+use crate::task::namespaces::file::{NamespaceFile, NamespaceNode, NamespaceRef};
+use crate::task::userns::NamespaceKind;
 use crate::task::{self, inspect::Mode};
 use crate::{Errno, Result};
 
@@ -19,6 +21,7 @@ pub(super) enum LinkKind {
     WorkingDirectory,
     Root,
     Descriptor(i32),
+    Namespace(NamespaceKind),
 }
 
 /// A link to what a subject has.
@@ -32,6 +35,7 @@ pub(super) struct Link {
 enum Target {
     DirectoryPlace(Path),
     Nameless(Arc<OpenFile>),
+    Namespace(NamespaceRef),
 }
 
 impl Link {
@@ -44,8 +48,17 @@ impl Link {
                 let executable = process.space().program().executable.ok_or(Errno::ENOENT)?;
                 Target::DirectoryPlace(executable.path().cloned().ok_or(Errno::ENOENT)?)
             }
+            LinkKind::Namespace(kind) => {
+                if process.exit_status().is_some() {
+                    return Err(Errno::ENOENT);
+                }
+                Target::Namespace(NamespaceRef::of(&process, kind))
+            }
             LinkKind::Descriptor(fd) => {
                 let file = process.files().get(fd).map_err(|_| Errno::ENOENT)?;
+                if let Some(file) = file.file().downcast::<NamespaceFile>() {
+                    return Ok(Target::Namespace(file.namespace().clone()));
+                }
                 match file.path() {
                     Some(path) => Target::DirectoryPlace(path.clone()),
                     None => Target::Nameless(file),
@@ -92,12 +105,14 @@ impl Node for Link {
         match self.target()? {
             Target::DirectoryPlace(path) => path.display(&task::current().process().fs().root()),
             Target::Nameless(file) => nameless(&file),
+            Target::Namespace(namespace) => Ok(namespace.text()?.into_bytes()),
         }
     }
     fn follow(&self) -> Result<LinkTarget> {
         Ok(LinkTarget::Jump(match self.target()? {
             Target::DirectoryPlace(path) => path,
             Target::Nameless(file) => root::unnamed_place(file.node()),
+            Target::Namespace(namespace) => root::unnamed_place(reserve::arc(NamespaceNode(namespace))),
         }))
     }
 }

@@ -1,0 +1,617 @@
+/*
+ * Namespaces: what a process sees in its own, and what it cannot reach from there. Runs as user 0. Each promise is about a child, which enters
+ * or makes namespaces and ends with the line that was broken; so nothing of it is left for the next one.
+ */
+#include "promise.h"
+#include <grp.h>
+#include <linux/capability.h>
+#include <sys/ipc.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <sys/utsname.h>
+
+#define NS_GET_USERNS 0xb701
+#define NS_GET_PARENT 0xb702
+#define NS_GET_NSTYPE 0xb703
+#define NS_GET_OWNER_UID 0xb704
+#define FOLDER "/tmp/namespaces"
+#define USER 1000
+
+/* Ends the child's part with the line whose condition does not hold. */
+#define HOLDS(condition)                                                                            \
+	do {                                                                                        \
+		errno = 0;                                                                          \
+		if (!(condition)) {                                                                 \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #condition, errno);   \
+			return __LINE__;                                                            \
+		}                                                                                   \
+	} while (0)
+#define REFUSED(call, error) HOLDS((long)(call) == -1 && errno == (error))
+
+/* Whether `part` holds in a child that begins as `user`. */
+static int in_child(int (*part)(void), int user)
+{
+	int status = 0;
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		if (user && (setgroups(0, NULL) || setresgid(user, user, user) || setresuid(user, user, user)))
+			_exit(2);
+		prctl(PR_SET_DUMPABLE, 1);
+		_exit(part() ? 1 : 0);
+	}
+	NEED(waitpid(child, &status, 0) == child);
+	return status == 0;
+}
+
+static int writes(const char *path, const char *text)
+{
+	int file = open(path, O_WRONLY | O_CLOEXEC);
+	if (file < 0)
+		return -1;
+	ssize_t done = write(file, text, strlen(text));
+	int error = errno;
+	close(file);
+	errno = error;
+	return done == (ssize_t)strlen(text) ? 0 : -1;
+}
+
+static char *reads(const char *path)
+{
+	static char text[16384];
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
+	close(file);
+	text[length < 0 ? 0 : length] = 0;
+	return text;
+}
+
+/* The number in a link of /proc/PID/ns, 0 for none. */
+static unsigned long number_of(const char *path)
+{
+	char text[64] = { 0 };
+	if (readlink(path, text, sizeof text - 1) < 0)
+		return 0;
+	char *digits = strchr(text, '[');
+	return digits ? strtoul(digits + 1, NULL, 10) : 0;
+}
+
+static int hostname_is(const char *name)
+{
+	struct utsname names;
+	return uname(&names) == 0 && strcmp(names.nodename, name) == 0;
+}
+
+/* A user namespace in which USER is user and group 0. */
+static int become_root_inside(void)
+{
+	char map[64];
+	snprintf(map, sizeof map, "0 %d 1", USER);
+	return unshare(CLONE_NEWUSER) || writes("/proc/self/uid_map", map) || writes("/proc/self/setgroups", "deny") ||
+	       writes("/proc/self/gid_map", map);
+}
+
+static int names_are_ones_own(void)
+{
+	struct utsname before;
+	HOLDS(uname(&before) == 0);
+	unsigned long number = number_of("/proc/self/ns/uts");
+	int old = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC);
+	HOLDS(number && old >= 0);
+	HOLDS(unshare(CLONE_NEWUTS) == 0);
+	HOLDS(hostname_is(before.nodename));
+	HOLDS(number_of("/proc/self/ns/uts") != number);
+	HOLDS(sethostname("inside", 6) == 0 && setdomainname("there", 5) == 0 && hostname_is("inside"));
+	HOLDS(strcmp(reads("/proc/sys/kernel/hostname"), "inside\n") == 0);
+	HOLDS(setns(old, CLONE_NEWUTS) == 0 && hostname_is(before.nodename));
+	HOLDS(number_of("/proc/self/ns/uts") == number);
+	return 0;
+}
+
+static int clone_makes_one(void)
+{
+	struct utsname before;
+	int status;
+	HOLDS(uname(&before) == 0);
+	pid_t child = syscall(SYS_clone, CLONE_NEWUTS | CLONE_NEWIPC | SIGCHLD, 0, 0, 0, 0);
+	HOLDS(child >= 0);
+	if (child == 0)
+		_exit(sethostname("cloned", 6) != 0 || !hostname_is("cloned"));
+	HOLDS(waitpid(child, &status, 0) == child && status == 0);
+	HOLDS(hostname_is(before.nodename));
+	return 0;
+}
+
+static int files_name_namespaces(void)
+{
+	static const struct { const char *name; int kind; } all[] = {
+		{ "uts", CLONE_NEWUTS }, { "ipc", CLONE_NEWIPC }, { "user", CLONE_NEWUSER }, { "mnt", CLONE_NEWNS },
+		{ "pid", CLONE_NEWPID }, { "net", CLONE_NEWNET }, { "cgroup", CLONE_NEWCGROUP },
+	};
+	for (size_t at = 0; at < sizeof all / sizeof *all; at++) {
+		char path[64], text[64] = { 0 }, wanted[64];
+		struct stat about, open_about;
+		snprintf(path, sizeof path, "/proc/self/ns/%s", all[at].name);
+		HOLDS(stat(path, &about) == 0 && readlink(path, text, sizeof text - 1) > 0);
+		snprintf(wanted, sizeof wanted, "%s:[%lu]", all[at].name, (unsigned long)about.st_ino);
+		HOLDS(strcmp(text, wanted) == 0);
+		int file = open(path, O_RDONLY | O_CLOEXEC);
+		HOLDS(file >= 0 && fstat(file, &open_about) == 0);
+		HOLDS(open_about.st_ino == about.st_ino && open_about.st_dev == about.st_dev);
+		HOLDS(ioctl(file, NS_GET_NSTYPE) == all[at].kind);
+		snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+		HOLDS(readlink(path, text, sizeof text - 1) > 0 && strcmp(text, wanted) == 0);
+		close(file);
+	}
+	int uts = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC), user;
+	struct stat about;
+	HOLDS(uts >= 0 && (user = ioctl(uts, NS_GET_USERNS)) >= 0);
+	HOLDS(fstat(user, &about) == 0 && about.st_ino == number_of("/proc/self/ns/user"));
+	REFUSED(ioctl(uts, NS_GET_PARENT), EINVAL);
+	unsigned owner;
+	REFUSED(ioctl(uts, NS_GET_OWNER_UID, &owner), EINVAL);
+	REFUSED(ioctl(user, NS_GET_PARENT), EPERM);
+	REFUSED(ioctl(user, NS_GET_USERNS), EPERM);
+	HOLDS(ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == 0);
+	REFUSED(ioctl(uts, 0xb77f), ENOTTY);
+	return 0;
+}
+
+static int setns_checks(void)
+{
+	int uts = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC), other = open("/", O_RDONLY | O_CLOEXEC);
+	int user = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+	HOLDS(uts >= 0 && other >= 0 && user >= 0);
+	REFUSED(setns(uts, CLONE_NEWIPC), EINVAL);
+	REFUSED(setns(other, 0), EINVAL);
+	REFUSED(setns(-1, 0), EBADF);
+	REFUSED(setns(user, 0), EINVAL);
+	REFUSED(syscall(SYS_clone, CLONE_NEWIPC | CLONE_SYSVSEM | SIGCHLD, 0, 0, 0, 0), EINVAL);
+	HOLDS(setns(uts, 0) == 0);
+	int own = syscall(SYS_pidfd_open, getpid(), 0);
+	HOLDS(own >= 0);
+	REFUSED(setns(own, 0), EINVAL);
+	REFUSED(setns(own, 1), EINVAL);
+	HOLDS(setns(own, CLONE_NEWUTS | CLONE_NEWIPC) == 0);
+	return 0;
+}
+
+static int pidfd_leads_in(void)
+{
+	int ready[2], done[2], status;
+	char byte;
+	HOLDS(pipe(ready) == 0 && pipe(done) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (unshare(CLONE_NEWUTS | CLONE_NEWIPC) || sethostname("of-child", 8))
+			_exit(1);
+		_exit(write(ready[1], "x", 1) != 1 || read(done[0], &byte, 1) != 1);
+	}
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	int file = syscall(SYS_pidfd_open, child, 0);
+	HOLDS(file >= 0 && setns(file, CLONE_NEWUTS | CLONE_NEWIPC) == 0);
+	HOLDS(hostname_is("of-child"));
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/ns/ipc", child);
+	HOLDS(number_of(path) == number_of("/proc/self/ns/ipc"));
+	HOLDS(write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	REFUSED(setns(file, CLONE_NEWUTS), ESRCH);
+	return 0;
+}
+
+static int an_ended_namespace_lives_in_its_file(void)
+{
+	int ready[2], done[2], status;
+	char byte, path[64];
+	HOLDS(pipe(ready) == 0 && pipe(done) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (unshare(CLONE_NEWUTS) || sethostname("ended", 5))
+			_exit(1);
+		_exit(write(ready[1], "x", 1) != 1 || read(done[0], &byte, 1) != 1);
+	}
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	snprintf(path, sizeof path, "/proc/%d/ns/uts", child);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	HOLDS(file >= 0 && write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	HOLDS(setns(file, 0) == 0 && hostname_is("ended"));
+	return 0;
+}
+
+static int objects_are_ones_own(void)
+{
+	int outside = shmget(0x4e53, 4096, IPC_CREAT | IPC_EXCL | 0600);
+	HOLDS(outside >= 0);
+	int old = open("/proc/self/ns/ipc", O_RDONLY | O_CLOEXEC);
+	HOLDS(unshare(CLONE_NEWIPC) == 0);
+	REFUSED(shmget(0x4e53, 4096, 0), ENOENT);
+	struct shmid_ds about;
+	REFUSED(shmctl(outside, IPC_STAT, &about), EINVAL);
+	HOLDS(strchr(reads("/proc/sysvipc/shm"), '\n')[1] == 0);
+	int inside = shmget(0x4e53, 8192, IPC_CREAT | IPC_EXCL | 0600);
+	char *bytes = shmat(inside, NULL, 0);
+	HOLDS(inside >= 0 && bytes != (void *)-1);
+	bytes[0] = 7;
+	HOLDS(strchr(reads("/proc/sysvipc/shm"), '\n')[1] != 0);
+	HOLDS(setns(old, CLONE_NEWIPC) == 0);
+	HOLDS(shmget(0x4e53, 0, 0) == outside);
+	HOLDS(bytes[0] == 7 && shmdt(bytes) == 0);
+	HOLDS(shmctl(outside, IPC_RMID, NULL) == 0);
+	return 0;
+}
+
+static int rights_are_asked(void)
+{
+	REFUSED(unshare(CLONE_NEWUTS), EPERM);
+	REFUSED(unshare(CLONE_NEWIPC), EPERM);
+	REFUSED(unshare(CLONE_NEWCGROUP), EPERM);
+	REFUSED(syscall(SYS_clone, CLONE_NEWUTS | SIGCHLD, 0, 0, 0, 0), EPERM);
+	int uts = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC);
+	HOLDS(uts >= 0);
+	REFUSED(setns(uts, 0), EPERM);
+	REFUSED(open("/proc/1/ns/uts", O_RDONLY), EACCES);
+	REFUSED(syscall(SYS_clone, CLONE_NEWUSER | CLONE_FS | SIGCHLD, 0, 0, 0, 0), EINVAL);
+	REFUSED(syscall(SYS_clone, CLONE_NEWUSER | CLONE_THREAD | CLONE_SIGHAND | CLONE_VM, 0, 0, 0, 0), EINVAL);
+	return 0;
+}
+
+static int maps_are_written_once(void)
+{
+	HOLDS(unshare(CLONE_NEWUSER) == 0);
+	HOLDS(getuid() == 65534 && geteuid() == 65534 && getgid() == 65534);
+	HOLDS(reads("/proc/self/uid_map")[0] == 0 && strcmp(reads("/proc/self/setgroups"), "allow\n") == 0);
+	REFUSED(unshare(CLONE_NEWUSER), EPERM);
+	REFUSED(writes("/proc/self/uid_map", "0 1000"), EINVAL);
+	REFUSED(writes("/proc/self/uid_map", "0 1000 0"), EINVAL);
+	REFUSED(writes("/proc/self/uid_map", "0 1000 1\n0 1001 1"), EINVAL);
+	REFUSED(writes("/proc/self/uid_map", "0 0 1"), EPERM);
+	REFUSED(writes("/proc/self/uid_map", "0 1000 2"), EPERM);
+	REFUSED(writes("/proc/self/uid_map", "0 1000 1\n1 1001 1"), EPERM);
+	REFUSED(writes("/proc/1/uid_map", "0 1000 1"), EACCES);
+	HOLDS(writes("/proc/self/uid_map", "0 1000 1\n") == 0);
+	REFUSED(writes("/proc/self/uid_map", "0 1000 1"), EPERM);
+	HOLDS(strcmp(reads("/proc/self/uid_map"), "         0       1000          1\n") == 0);
+	HOLDS(getuid() == 0 && geteuid() == 0 && getgid() == 65534);
+	REFUSED(writes("/proc/self/gid_map", "0 1000 1"), EPERM);
+	REFUSED(setgroups(0, NULL), EPERM);
+	REFUSED(writes("/proc/self/setgroups", "maybe"), EINVAL);
+	HOLDS(writes("/proc/self/setgroups", "deny") == 0);
+	REFUSED(writes("/proc/self/setgroups", "allow"), EPERM);
+	HOLDS(writes("/proc/self/gid_map", "7 1000 1") == 0 && getgid() == 7 && getegid() == 7);
+	REFUSED(setgroups(0, NULL), EPERM);
+	return 0;
+}
+
+static int ids_are_seen_from_inside(void)
+{
+	struct stat about;
+	HOLDS(become_root_inside() == 0);
+	HOLDS(stat("/", &about) == 0 && about.st_uid == 65534 && about.st_gid == 65534);
+	int file = open(FOLDER "/own", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	HOLDS(file >= 0 && fstat(file, &about) == 0 && about.st_uid == 0 && about.st_gid == 0);
+	HOLDS(fchown(file, 0, 0) == 0 && fchown(file, -1, -1) == 0);
+	REFUSED(fchown(file, 5, -1), EINVAL);
+	REFUSED(fchown(file, -1, 1000), EINVAL);
+	REFUSED(setuid(1000), EINVAL);
+	REFUSED(setresgid(-1, 5, -1), EINVAL);
+	uid_t ids[3];
+	HOLDS(getresuid(&ids[0], &ids[1], &ids[2]) == 0 && !ids[0] && !ids[1] && !ids[2]);
+	HOLDS(strstr(reads("/proc/self/status"), "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n") != NULL);
+	HOLDS(setuid(0) == 0 && setgid(0) == 0);
+	HOLDS(unlink(FOLDER "/own") == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0)
+		_exit(0);
+	siginfo_t info;
+	HOLDS(waitid(P_PID, child, &info, WEXITED) == 0 && info.si_uid == 0);
+	return 0;
+}
+
+static int privileges_end_at_the_border(void)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[2];
+	HOLDS(become_root_inside() == 0);
+	HOLDS(syscall(SYS_capget, &header, data) == 0 && (data[0].effective & 1u << CAP_SYS_ADMIN) && (data[0].permitted & 1u << CAP_KILL));
+	REFUSED(sethostname("outside", 7), EPERM);
+	REFUSED(writes("/proc/sys/kernel/hostname", "outside"), EACCES);
+	REFUSED((kill)(1, SIGKILL), EPERM);
+	REFUSED((kill)(getppid(), 0), EPERM);
+	REFUSED(ptrace(PTRACE_ATTACH, getppid(), 0, 0), EPERM);
+	char path[64], bytes[8];
+	for (const char **name = (const char *[]){ "root", "cwd", "exe", "ns/uts", "ns/user", NULL }; *name; name++) {
+		snprintf(path, sizeof path, "/proc/%d/%s", getppid(), *name);
+		REFUSED(readlink(path, bytes, sizeof bytes), EACCES);
+	}
+	snprintf(path, sizeof path, "/proc/%d/root/", getppid());
+	REFUSED(open(path, O_RDONLY), EACCES);
+	REFUSED(open(FOLDER "/secret", O_RDONLY), EACCES);
+	REFUSED(chown(FOLDER "/secret", 0, 0), EPERM);
+	REFUSED(chmod(FOLDER "/secret", 0666), EPERM);
+	REFUSED(unlink(FOLDER "/closed/file"), EACCES);
+	REFUSED(mknod(FOLDER "/device", S_IFCHR | 0666, makedev(1, 3)), EPERM);
+	struct timespec now = { 0, 0 };
+	REFUSED(clock_settime(CLOCK_REALTIME, &now), EPERM);
+	REFUSED(mount("none", FOLDER, "tmpfs", 0, NULL), EPERM);
+	REFUSED(umount("/proc"), EPERM);
+	REFUSED(setpriority(PRIO_PROCESS, 0, -5), EACCES);
+	struct rlimit limit;
+	HOLDS(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_max++;
+	REFUSED(setrlimit(RLIMIT_NOFILE, &limit), EPERM);
+	int uts = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC);
+	HOLDS(uts >= 0);
+	REFUSED(setns(uts, 0), EPERM);
+	REFUSED(ioctl(uts, NS_GET_USERNS), EPERM);
+	int user = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+	REFUSED(ioctl(user, NS_GET_PARENT), EPERM);
+	HOLDS(unshare(CLONE_NEWUTS) == 0 && sethostname("inside", 6) == 0 && hostname_is("inside"));
+	HOLDS(unshare(CLONE_NEWIPC) == 0 && unshare(CLONE_NEWCGROUP) == 0);
+	uts = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC);
+	int owner = ioctl(uts, NS_GET_USERNS);
+	struct stat about;
+	HOLDS(owner >= 0 && fstat(owner, &about) == 0 && about.st_ino == number_of("/proc/self/ns/user"));
+	HOLDS(strcmp(reads("/proc/self/cgroup") + strlen(reads("/proc/self/cgroup")) - 2, "/\n") == 0);
+	return 0;
+}
+
+/* What the set-user-ID program says: its effective user as it sees it. */
+static int set_id_program_says(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		execl(FOLDER "/set-id", "set-id", "--effective", NULL);
+		_exit(99);
+	}
+	return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int set_id_programs_do_not_lead_out(void)
+{
+	HOLDS(set_id_program_says() == 10);
+	HOLDS(become_root_inside() == 0);
+	HOLDS(set_id_program_says() == 11);
+	return 0;
+}
+
+static int exec_keeps_roots_capabilities_only(void)
+{
+	int status;
+	HOLDS(unshare(CLONE_NEWUSER) == 0);
+	HOLDS(writes("/proc/self/uid_map", "5 1000 1") == 0 && getuid() == 5);
+	pid_t child = fork();
+	if (child == 0) {
+		execl("/proc/self/exe", "namespaces", "--capable", NULL);
+		_exit(99);
+	}
+	HOLDS(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 20);
+	return 0;
+}
+
+static int root_inside_keeps_them(void)
+{
+	int status;
+	HOLDS(become_root_inside() == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		execl("/proc/self/exe", "namespaces", "--capable", NULL);
+		_exit(99);
+	}
+	HOLDS(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 21);
+	return 0;
+}
+
+/* A process that root gives a range of ids. */
+static int a_range_of_ids(void)
+{
+	int ready[2], mapped[2], status;
+	char byte, path[64];
+	HOLDS(pipe(ready) == 0 && pipe(mapped) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (unshare(CLONE_NEWUSER) || write(ready[1], "x", 1) != 1 || read(mapped[0], &byte, 1) != 1)
+			_exit(1);
+		gid_t groups[2] = { 3, 4 };
+		if (setgroups(2, groups) || setresgid(7, 7, 7) || getgroups(2, groups) != 2 || groups[0] != 3)
+			_exit(2);
+		/* User 0 outside is none here, and keeps its capabilities as it becomes one. */
+		if (setresuid(9, 9, 9) || setresuid(0, 0, 0) || setresuid(5, 5, 5) || getuid() != 5 || setuid(6) != -1 || errno != EPERM)
+			_exit(3);
+		_exit(write(ready[1], "x", 1) != 1 || read(mapped[0], &byte, 1) != 1);
+	}
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	close(ready[1]);
+	snprintf(path, sizeof path, "/proc/%d/uid_map", child);
+	HOLDS(writes(path, "0 100000 1000\n5000 7 1") == 0);
+	HOLDS(strcmp(reads(path), "         0     100000       1000\n      5000          7          1\n") == 0);
+	snprintf(path, sizeof path, "/proc/%d/gid_map", child);
+	HOLDS(writes(path, "0 200000 1000") == 0);
+	HOLDS(write(mapped[1], "x", 1) == 1 && read(ready[0], &byte, 1) == 1);
+	snprintf(path, sizeof path, "/proc/%d/status", child);
+	HOLDS(strstr(reads(path), "Uid:\t100005\t100005\t100005\t100005\nGid:\t200007\t200007\t200007\t200007\n") != NULL);
+	HOLDS(strstr(reads(path), "Groups:\t200003 200004 \n") != NULL);
+	HOLDS(write(mapped[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	return 0;
+}
+
+static volatile int sender = -1;
+static void note(int number, siginfo_t *info, void *context)
+{
+	(void)number, (void)context;
+	sender = info->si_uid;
+}
+
+static int credentials_are_translated(void)
+{
+	int ends[2], status, one = 1;
+	struct ucred peer;
+	socklen_t length = sizeof peer;
+	char byte = 'x', room[128];
+	struct iovec bytes = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room };
+	HOLDS(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
+	HOLDS(setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &one, sizeof one) == 0 && setsockopt(ends[1], SOL_SOCKET, SO_PASSCRED, &one, sizeof one) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (setresgid(USER, USER, USER) || setresuid(USER, USER, USER) || prctl(PR_SET_DUMPABLE, 1) || become_root_inside())
+			_exit(1);
+		struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO };
+		if (sigaction(SIGUSR1, &action, NULL) || getsockopt(ends[1], SOL_SOCKET, SO_PEERCRED, &peer, &length) || peer.uid != 65534)
+			_exit(2);
+		if (send(ends[1], "x", 1, 0) != 1)
+			_exit(3);
+		if (recvmsg(ends[1], &message, 0) != 1)
+			_exit(4);
+		struct cmsghdr *control = CMSG_FIRSTHDR(&message);
+		memcpy(&peer, CMSG_DATA(control), sizeof peer);
+		if (peer.uid != 65534 || peer.gid != 65534)
+			_exit(5);
+		while (sender == -1)
+			sleep_ms(1);
+		_exit(sender == 65534 ? 0 : 6);
+	}
+	HOLDS(recvmsg(ends[0], &message, 0) == 1);
+	struct cmsghdr *control = CMSG_FIRSTHDR(&message);
+	memcpy(&peer, CMSG_DATA(control), sizeof peer);
+	HOLDS(peer.uid == USER && peer.gid == USER && peer.pid == child);
+	HOLDS(send(ends[0], "x", 1, 0) == 1 && kill(child, SIGUSR1) == 0);
+	HOLDS(waitpid(child, &status, 0) == child && status == 0);
+	return 0;
+}
+
+static int depth(void)
+{
+	int level = 0;
+	for (; level < 40; level++) {
+		if (unshare(CLONE_NEWUSER))
+			break;
+		if (writes("/proc/self/uid_map", level ? "0 0 1" : "0 1000 1") || writes("/proc/self/setgroups", "deny") ||
+		    writes("/proc/self/gid_map", level ? "0 0 1" : "0 1000 1"))
+			return __LINE__;
+	}
+	HOLDS(errno == ENOSPC || level < 40);
+	HOLDS(level == 33);
+	REFUSED(unshare(CLONE_NEWUSER), ENOSPC);
+	REFUSED(syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0), ENOSPC);
+	return 0;
+}
+
+static int number_is_limited(void)
+{
+	char before[32];
+	snprintf(before, sizeof before, "%s", reads("/proc/sys/user/max_user_namespaces"));
+	HOLDS(atoi(before) > 0);
+	/* On Linux only with CAP_SYS_RESOURCE, which a host may keep from its root. */
+	if (writes("/proc/sys/user/max_user_namespaces", "0") && errno == EACCES)
+		return 0;
+	int refused = unshare(CLONE_NEWUSER) == -1 && errno == ENOSPC;
+	HOLDS(writes("/proc/sys/user/max_user_namespaces", before) == 0);
+	HOLDS(refused);
+	HOLDS(unshare(CLONE_NEWUSER) == 0);
+	return 0;
+}
+
+static int the_owner_rules_from_outside(void)
+{
+	int ready[2], done[2], status;
+	char byte, path[64];
+	HOLDS(pipe(ready) == 0 && pipe(done) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (become_root_inside() || unshare(CLONE_NEWUTS) || sethostname("inside", 6))
+			_exit(1);
+		_exit(write(ready[1], "x", 1) != 1 || read(done[0], &byte, 1) != 1);
+	}
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	snprintf(path, sizeof path, "/proc/%d/ns/user", child);
+	int user = open(path, O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof path, "/proc/%d/ns/uts", child);
+	int uts = open(path, O_RDONLY | O_CLOEXEC);
+	HOLDS(user >= 0 && uts >= 0);
+	unsigned owner;
+	HOLDS(ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == USER);
+	REFUSED(setns(uts, 0), EPERM);
+	HOLDS(setns(user, 0) == 0 && getuid() == 0);
+	REFUSED(setns(user, 0), EINVAL);
+	HOLDS(setns(uts, 0) == 0 && hostname_is("inside") && sethostname("entered", 7) == 0);
+	HOLDS(write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	return 0;
+}
+
+static int a_chroot_makes_none(void)
+{
+	HOLDS(chroot(FOLDER) == 0);
+	REFUSED(unshare(CLONE_NEWUSER), EPERM);
+	return 0;
+}
+
+static int a_thousand_come_and_go(void)
+{
+	for (int at = 0; at < 1000; at++) {
+		int status;
+		pid_t child = syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWUTS | CLONE_NEWIPC | SIGCHLD, 0, 0, 0, 0);
+		HOLDS(child >= 0);
+		if (child == 0)
+			_exit(shmget(IPC_PRIVATE, 4096, 0600) < 0);
+		HOLDS(waitpid(child, &status, 0) == child && status == 0);
+	}
+	return 0;
+}
+
+int main(int count, char **arguments)
+{
+	if (count > 1 && strcmp(arguments[1], "--effective") == 0)
+		return geteuid() == 0 && getuid() == USER ? 10 : geteuid() == 0 && getuid() == 0 ? 11 : 12;
+	if (count > 1 && strcmp(arguments[1], "--capable") == 0)
+		return unshare(CLONE_NEWUTS) == 0 ? 21 : 20;
+	NEED(geteuid() == 0);
+	umask(0);
+	mkdir("/tmp", 01777);
+	NEED(mkdir(FOLDER, 0777) == 0 || errno == EEXIST);
+	NEED(mkdir(FOLDER "/closed", 0700) == 0 || errno == EEXIST);
+	close(open(FOLDER "/closed/file", O_WRONLY | O_CREAT, 0600));
+	close(open(FOLDER "/secret", O_WRONLY | O_CREAT, 0600));
+	int from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC), to = open(FOLDER "/set-id", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
+	static char bytes[1 << 16];
+	for (ssize_t length; (length = read(from, bytes, sizeof bytes)) > 0;)
+		NEED(write(to, bytes, length) == length);
+	NEED(fchmod(to, 04755) == 0 && close(to) == 0);
+
+	PROMISE("names are a namespace's own, and the old ones come back with it", in_child(names_are_ones_own, 0));
+	PROMISE("clone makes namespaces for the child", in_child(clone_makes_one, 0));
+	PROMISE("a file of /proc/PID/ns says which namespace it is", in_child(files_name_namespaces, 0));
+	PROMISE("setns takes a namespace's file of the kind, or a pidfd", in_child(setns_checks, 0));
+	PROMISE("a pidfd leads into its process' namespaces while it lives", in_child(pidfd_leads_in, 0));
+	PROMISE("a namespace without processes lives in its file", in_child(an_ended_namespace_lives_in_its_file, 0));
+	PROMISE("System V objects are a namespace's own", in_child(objects_are_ones_own, 0));
+	PROMISE("only a privileged user makes and enters them", in_child(rights_are_asked, USER));
+	PROMISE("any user makes a user namespace, and maps itself in it, once", in_child(maps_are_written_once, USER));
+	PROMISE("ids are seen from inside, those without a map as 65534", in_child(ids_are_seen_from_inside, USER));
+	PROMISE("capabilities end at the namespace's border", in_child(privileges_end_at_the_border, USER));
+	PROMISE("a set-user-ID program of a user without a map changes no id", in_child(set_id_programs_do_not_lead_out, USER));
+	PROMISE("a program that user 5 inside executes has no capability", in_child(exec_keeps_roots_capabilities_only, USER));
+	PROMISE("one that user 0 inside executes has all", in_child(root_inside_keeps_them, USER));
+	PROMISE("root maps ranges of ids, which are other ids outside", in_child(a_range_of_ids, 0));
+	PROMISE("credentials and signals name users as the receiver sees them", in_child(credentials_are_translated, 0));
+	PROMISE("user namespaces are 33 levels deep at most", in_child(depth, USER));
+	PROMISE("there are as many as max_user_namespaces says", in_child(number_is_limited, 0));
+	PROMISE("the owner of a user namespace may enter it, and then what it owns", in_child(the_owner_rules_from_outside, USER));
+	PROMISE("in a chroot none is made", in_child(a_chroot_makes_none, 0));
+	PROMISE("a thousand come and go", in_child(a_thousand_come_and_go, USER));
+
+	NEED(unlink(FOLDER "/secret") == 0 && unlink(FOLDER "/set-id") == 0 && unlink(FOLDER "/closed/file") == 0 && rmdir(FOLDER "/closed") == 0 &&
+	     rmdir(FOLDER) == 0);
+	return conclude();
+}

@@ -1,0 +1,243 @@
+//! unshare and setns, and what clone does about namespaces.
+//!
+//! Everything that can fail is made first, then the process gets it all: a call that failed has
+//! changed nothing. The right to make a namespace is CAP_SYS_ADMIN in the caller's user namespace,
+//! which is the new one where that is made with it; the right to enter one is CAP_SYS_ADMIN in that
+//! which owns it and in the caller's own.
+//!
+//! Callers: the table of system calls, [`super::super::clone`]. Task context.
+
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
+
+use super::file::{NamespaceFile, NamespaceRef};
+use super::{Namespaces, SEPARATE};
+use crate::fs::{FsContext, root};
+use crate::syscall::Args;
+use crate::task::capabilities::{ALL, Capabilities};
+use crate::task::clone::CloneFlags;
+use crate::task::inspect::{self, Mode};
+use crate::task::pidfd::PidFile;
+use crate::task::userns::{NamespaceKind, UserNs};
+use crate::task::{Capability, Credentials, Process, current};
+use crate::{Errno, Result};
+
+/// What a process gets in place of what it has.
+pub(in crate::task) struct Separated {
+    pub credentials: Option<Credentials>,
+    pub namespaces: Option<Namespaces>,
+}
+
+/// All capabilities, which are in effect in the user namespace of credentials.
+const WHOLE: Capabilities = Capabilities { effective: ALL, permitted: ALL, inheritable: 0 };
+
+/// Whether `flags` ask for a namespace of this kind.
+fn wants(flags: CloneFlags, kind: NamespaceKind) -> bool {
+    flags.bits() & u64::from(kind.clone_flag()) != 0
+}
+
+/// Whether `flags` ask for a namespace of a kind that there is only one of.
+pub(in crate::task) fn wants_inseparable(flags: CloneFlags) -> bool {
+    let separable = |kind: &NamespaceKind| *kind == NamespaceKind::User || SEPARATE.contains(kind);
+    NamespaceKind::ALL.iter().any(|kind| !separable(kind) && wants(flags, *kind))
+}
+
+/// Makes the namespaces that `flags` ask for, for a process with the root and working directory of
+/// `fs`.
+///
+/// # Errors `EPERM` without the right, and for a user namespace in a chroot, or of a user without a
+/// mapping; `ENOSPC` for too many; `ENOMEM`.
+pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsContext) -> Result<Separated> {
+    let own = process.credentials();
+    let mut credentials = None;
+    if wants(flags, NamespaceKind::User) {
+        // Linux: `current_chrooted`. Else CAP_SYS_CHROOT in the new namespace would lead out.
+        if !root::is_whole(&fs.root()) {
+            return Err(Errno::EPERM);
+        }
+        let user_ns = UserNs::new(&own)?;
+        credentials = Some(Credentials { user_ns, capabilities: WHOLE, ..Credentials::clone(&own) });
+    }
+    let maker = credentials.as_ref().unwrap_or(&own);
+    let is_new = |kind| wants(flags, kind);
+    let namespaces = if SEPARATE.into_iter().any(is_new) {
+        if !maker.may_within(Capability::SysAdmin) {
+            return Err(Errno::EPERM);
+        }
+        Some(process.namespaces().with_new(is_new, &maker.user_ns)?)
+    } else {
+        None
+    };
+    Ok(Separated { credentials, namespaces })
+}
+
+/// Takes back what semaphore operations owe before the process leaves their namespace.
+fn settle_undo(process: &Process) {
+    let undo = process.undo.lock().take();
+    drop(undo);
+}
+
+/// unshare(flags)
+///
+/// # Errors
+/// As in the manual; `EINVAL` for a process of several threads that asks for a namespace.
+pub fn sys_unshare(args: &Args) -> Result<i64> {
+    let mut flags = CloneFlags::from_bits(args[0]).ok_or(Errno::EINVAL)?;
+    let alone = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
+    let known = CloneFlags::FS
+        | CloneFlags::FILES
+        | CloneFlags::SYSVSEM
+        | CloneFlags::NEW_NAMESPACES
+        | CloneFlags::NEWNS;
+    let process = current().process().clone();
+    if !(known | alone).contains(flags) || wants_inseparable(flags) {
+        return Err(Errno::EINVAL);
+    }
+    if flags.intersects(CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS) {
+        flags |= CloneFlags::THREAD;
+    }
+    if wants(flags, NamespaceKind::User) || wants(flags, NamespaceKind::Mount) {
+        flags |= CloneFlags::FS;
+    }
+    if flags.intersects(alone) && process.signals.lock().threads.len() > 1 {
+        return Err(Errno::EINVAL);
+    }
+    let fs = process.fs();
+    let fs = if flags.contains(CloneFlags::FS) { fs.duplicate() } else { fs };
+    let files = if flags.contains(CloneFlags::FILES) { Some(process.files().duplicate()?) } else { None };
+    let separated = separate(&process, flags, &fs)?;
+    // Nothing fails from here on.
+    let leaves_ipc = wants(flags, NamespaceKind::Ipc) || flags.contains(CloneFlags::SYSVSEM);
+    if leaves_ipc && process.thread_count() == 1 {
+        settle_undo(&process);
+    }
+    if flags.contains(CloneFlags::FS) {
+        drop(process.replace_fs(fs));
+    }
+    if let Some(files) = files {
+        drop(process.replace_files(files));
+    }
+    if let Some(credentials) = separated.credentials {
+        process.change_credentials(credentials);
+    }
+    if let Some(namespaces) = separated.namespaces {
+        drop(process.replace_namespaces(reserve::arc(namespaces)));
+    }
+    Ok(0)
+}
+
+/// What a process will have once it entered all that it asked for.
+struct Entering {
+    credentials: Credentials,
+    namespaces: Namespaces,
+    changes_user: bool,
+}
+
+impl Entering {
+    fn enter(&mut self, namespace: &NamespaceRef) -> Result<()> {
+        if let NamespaceRef::User(user) = namespace {
+            if *user == self.credentials.user_ns {
+                return Err(Errno::EINVAL);
+            }
+            if !self.credentials.may_in(user, Capability::SysAdmin) {
+                return Err(Errno::EPERM);
+            }
+            self.credentials.user_ns = user.clone();
+            self.credentials.capabilities = WHOLE;
+            self.changes_user = true;
+            return Ok(());
+        }
+        let owner = namespace.owner().unwrap_or_default();
+        let may = self.credentials.may_in(&owner, Capability::SysAdmin)
+            && self.credentials.may_within(Capability::SysAdmin);
+        if !may {
+            return Err(Errno::EPERM);
+        }
+        match namespace {
+            NamespaceRef::Uts(uts) => self.namespaces.uts = uts.clone(),
+            NamespaceRef::Ipc(ipc) => self.namespaces.ipc = ipc.clone(),
+            NamespaceRef::Cgroup(cgroup) => self.namespaces.cgroup = cgroup.clone(),
+            // The process is in it already.
+            NamespaceRef::Only(_) | NamespaceRef::User(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// The order in which the namespaces of another process are entered: the user namespace gives the
+/// rights for the rest.
+const ORDER: [NamespaceKind; 7] = [
+    NamespaceKind::User,
+    NamespaceKind::Mount,
+    NamespaceKind::Uts,
+    NamespaceKind::Ipc,
+    NamespaceKind::Pid,
+    NamespaceKind::Cgroup,
+    NamespaceKind::Network,
+];
+
+/// setns(fd, kinds): enters the namespace behind a file, or some of those of the process behind a
+/// pidfd.
+///
+/// # Errors
+/// As in the manual; `EINVAL` for a process of several threads.
+pub fn sys_setns(args: &Args) -> Result<i64> {
+    let process = current().process().clone();
+    let file = process.file(args.fd(0))?;
+    let kinds = args.uint(1);
+    let mut entering = Entering {
+        credentials: Credentials::clone(&process.credentials()),
+        namespaces: Namespaces::clone(&process.namespaces()),
+        changes_user: false,
+    };
+    let is_alone = process.thread_count() == 1;
+    if let Some(file) = file.file().downcast::<NamespaceFile>() {
+        if kinds != 0 && kinds != file.namespace().kind().clone_flag() || !is_alone {
+            return Err(Errno::EINVAL);
+        }
+        entering.enter(file.namespace())?;
+    } else if let Some(file) = file.file().downcast::<PidFile>() {
+        let known = NamespaceKind::ALL.iter().fold(0, |flags, kind| flags | kind.clone_flag());
+        if kinds == 0 || kinds & !known != 0 || !is_alone {
+            return Err(Errno::EINVAL);
+        }
+        let target = file.process()?;
+        inspect::may_inspect(&target, Mode::READ_REAL)?;
+        if target.exit_status().is_some() {
+            return Err(Errno::ESRCH);
+        }
+        for kind in ORDER.into_iter().filter(|kind| kinds & kind.clone_flag() != 0) {
+            entering.enter(&NamespaceRef::of(&target, kind))?;
+        }
+    } else {
+        return Err(Errno::EINVAL);
+    }
+    // Nothing fails from here on.
+    let old = process.namespaces();
+    if !entering.namespaces.ipc.is_same(&old.ipc) {
+        settle_undo(&process);
+    }
+    if entering.changes_user {
+        // No other process may change its root from another user namespace.
+        drop(process.replace_fs(process.fs().duplicate()));
+        process.change_credentials(entering.credentials);
+    }
+    drop(process.replace_namespaces(reserve::arc(entering.namespaces)));
+    Ok(0)
+}
+
+/// The namespaces of a new process: its maker's, or those that `flags` ask for.
+///
+/// # Errors
+/// As [`separate`].
+pub(in crate::task) fn of_child(
+    maker: &Process,
+    flags: CloneFlags,
+    fs: &FsContext,
+) -> Result<(Arc<Credentials>, Arc<Namespaces>)> {
+    let Separated { credentials, namespaces } = separate(maker, flags, fs)?;
+    let credentials = credentials.map_or_else(|| maker.credentials(), reserve::arc);
+    Ok((credentials, namespaces.map_or_else(|| maker.namespaces(), reserve::arc)))
+}

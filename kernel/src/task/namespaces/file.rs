@@ -1,0 +1,156 @@
+//! Namespaces as files: what /proc/PID/ns/* leads to (nsfs), and its ioctls.
+//!
+//! A file keeps its namespace, whether or not a process is in it. A node is made each time one is
+//! looked up; its number is the namespace's.
+//!
+//! Callers: /proc, setns, ioctl. Task context.
+
+use freehold_collections::{Arc, Receiver, String, reserve, try_format};
+
+use super::{IpcNamespace, Namespaces};
+use crate::fs::device::make_device;
+use crate::fs::flags::OpenFlags;
+use crate::fs::node::{Identity, Metadata, Node, NodeKind, made_by_kernel};
+use crate::fs::{File, Timestamp};
+use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::task::uts::UtsNamespace;
+use crate::task::{Process, current, install, shown_ids};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// The file system number of all of them.
+const DEVICE: u64 = make_device(0, 4);
+
+/// One namespace.
+#[derive(Clone)]
+pub enum NamespaceRef {
+    /// Control groups.
+    Cgroup(Arc<NamespaceHead>),
+    /// System V IPC.
+    Ipc(Arc<IpcNamespace>),
+    /// The only one of its kind that there is.
+    Only(NamespaceKind),
+    /// Users.
+    User(UserNs),
+    /// Names.
+    Uts(Arc<UtsNamespace>),
+}
+
+impl NamespaceRef {
+    /// The namespace of a kind that `process` is in.
+    pub fn of(process: &Process, kind: NamespaceKind) -> Self {
+        let Namespaces { uts, ipc, cgroup } = &*process.namespaces();
+        match kind {
+            NamespaceKind::Cgroup => Self::Cgroup(cgroup.clone()),
+            NamespaceKind::Ipc => Self::Ipc(ipc.clone()),
+            NamespaceKind::User => Self::User(process.credentials().user_ns.clone()),
+            NamespaceKind::Uts => Self::Uts(uts.clone()),
+            NamespaceKind::Mount | NamespaceKind::Network | NamespaceKind::Pid => Self::Only(kind),
+        }
+    }
+
+    /// Its kind.
+    pub const fn kind(&self) -> NamespaceKind {
+        match self {
+            Self::Cgroup(_) => NamespaceKind::Cgroup,
+            Self::Ipc(_) => NamespaceKind::Ipc,
+            Self::Only(kind) => *kind,
+            Self::User(_) => NamespaceKind::User,
+            Self::Uts(_) => NamespaceKind::Uts,
+        }
+    }
+
+    /// Its number.
+    pub fn inode(&self) -> u64 {
+        match self {
+            Self::Cgroup(head) => head.inode(),
+            Self::Ipc(ipc) => ipc.head().inode(),
+            Self::Only(kind) => kind.initial_inode(),
+            Self::User(user) => user.inode(),
+            Self::Uts(uts) => uts.head().inode(),
+        }
+    }
+
+    /// The user namespace that owns it; for a user namespace its parent, which the initial one has
+    /// not.
+    pub fn owner(&self) -> Option<UserNs> {
+        match self {
+            Self::Cgroup(head) => Some(head.owner().clone()),
+            Self::Ipc(ipc) => Some(ipc.head().owner().clone()),
+            Self::Only(_) => Some(UserNs::INITIAL),
+            Self::User(user) => user.parent().cloned(),
+            Self::Uts(uts) => Some(uts.head().owner().clone()),
+        }
+    }
+
+    /// What a link to it says: "uts:[4026531838]".
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn text(&self) -> Result<String> {
+        Ok(try_format!("{}:[{}]", self.kind().name(), self.inode())?)
+    }
+}
+
+/// The node of a namespace.
+pub struct NamespaceNode(pub NamespaceRef);
+
+impl Node for NamespaceNode {
+    fn identity(&self) -> Identity {
+        Identity { device: DEVICE, inode: self.0.inode() }
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Regular
+    }
+    fn metadata(&self) -> Metadata {
+        made_by_kernel(self.identity(), NodeKind::Regular, 0o444, Timestamp::default())
+    }
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        if flags.writes() { Err(Errno::EPERM) } else { Ok(reserve::arc(NamespaceFile(self))) }
+    }
+}
+
+/// An open namespace.
+pub struct NamespaceFile(Arc<NamespaceNode>);
+
+impl NamespaceFile {
+    /// The namespace.
+    pub fn namespace(&self) -> &NamespaceRef {
+        &self.0.0
+    }
+}
+
+const NS_GET_USERNS: u32 = 0xb701;
+const NS_GET_PARENT: u32 = 0xb702;
+const NS_GET_NSTYPE: u32 = 0xb703;
+const NS_GET_OWNER_UID: u32 = 0xb704;
+
+/// A descriptor of a user namespace, for a caller in it or above it.
+fn open_user_ns(user: Option<UserNs>) -> Result<i64> {
+    let own = current().process().credentials();
+    let visible = user.filter(|user| own.user_ns.contains(user)).ok_or(Errno::EPERM)?;
+    let node = reserve::arc(NamespaceNode(NamespaceRef::User(visible)));
+    install(reserve::arc(NamespaceFile(node)), OpenFlags::CLOEXEC).map(i64::from)
+}
+
+impl File for NamespaceFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.0.clone()
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        let namespace = self.namespace();
+        match (request, namespace) {
+            (NS_GET_USERNS, _) | (NS_GET_PARENT, NamespaceRef::User(_)) => open_user_ns(namespace.owner()),
+            (NS_GET_NSTYPE, _) => Ok(i64::from(namespace.kind().clone_flag())),
+            (NS_GET_OWNER_UID, NamespaceRef::User(user)) => {
+                UserPtr::new(argument).write(&shown_ids(user.owner(), 0).0)?;
+                Ok(0)
+            }
+            // That of processes has a parent on Linux, but not the initial one.
+            (NS_GET_PARENT, NamespaceRef::Only(NamespaceKind::Pid)) => Err(Errno::EPERM),
+            (NS_GET_PARENT | NS_GET_OWNER_UID, _) => Err(Errno::EINVAL),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}

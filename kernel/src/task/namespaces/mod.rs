@@ -1,0 +1,94 @@
+//! The namespaces that a process is in (Linux: `struct nsproxy`), all but the user namespace, which
+//! is in its credentials.
+//!
+//! **Invariant.** A [`Namespaces`] never changes: a process that enters or makes a namespace gets
+//! another value. Processes that were forked share one, and it goes with the last of them; files of
+//! /proc/PID/ns keep single namespaces. No namespace refers to a process, and only a mount can
+//! refer to a namespace's file: those of mount namespaces cannot be mounted, so that there is no
+//! circle.
+//!
+//! Namespaces belong to a process, not to its threads as on Linux: one with several threads can
+//! neither make nor enter one. Of networks and process IDs there is one namespace each: their flags
+//! are refused, and their files name the one that is.
+//!
+//! Callers: fork, unshare, setns, /proc. Task context.
+
+pub mod calls;
+pub mod file;
+
+use core::any::Any;
+
+use freehold_collections::{Arc, reserve};
+use spin::Once;
+
+use super::userns::{NamespaceHead, NamespaceKind, UserNs};
+use super::uts::UtsNamespace;
+use crate::Result;
+
+/// An IPC namespace. What is in it is made by the layer above, when a program first asks.
+pub struct IpcNamespace {
+    head: NamespaceHead,
+    objects: Once<Arc<dyn Any + Send + Sync>>,
+}
+
+impl IpcNamespace {
+    fn new(head: NamespaceHead) -> Arc<Self> {
+        reserve::arc(Self { head, objects: Once::new() })
+    }
+    /// What every namespace has.
+    pub const fn head(&self) -> &NamespaceHead {
+        &self.head
+    }
+    /// What is in it; `make` gets the user namespace that owns it.
+    pub fn objects<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(&UserNs) -> Arc<T>,
+    ) -> Arc<dyn Any + Send + Sync> {
+        self.objects.call_once(|| make(self.head.owner())).clone()
+    }
+}
+
+/// The namespaces of a process.
+#[derive(Clone)]
+pub struct Namespaces {
+    /// Host and domain name.
+    pub uts: Arc<UtsNamespace>,
+    /// Objects of System V IPC.
+    pub ipc: Arc<IpcNamespace>,
+    /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
+    /// namespace.
+    pub cgroup: Arc<NamespaceHead>,
+}
+
+/// The kinds of [`Namespaces`] that can be made.
+pub const SEPARATE: [NamespaceKind; 3] = [NamespaceKind::Uts, NamespaceKind::Ipc, NamespaceKind::Cgroup];
+
+impl Namespaces {
+    /// The initial ones.
+    pub fn initial() -> Arc<Self> {
+        reserve::arc(Self {
+            uts: reserve::arc(UtsNamespace::initial()),
+            ipc: IpcNamespace::new(NamespaceHead::initial(NamespaceKind::Ipc)),
+            cgroup: reserve::arc(NamespaceHead::initial(NamespaceKind::Cgroup)),
+        })
+    }
+
+    /// The same, but for new ones of the kinds that `is_new` chooses, which `owner` owns.
+    ///
+    /// # Errors
+    /// `ENOSPC` where there are too many of a kind.
+    pub fn with_new(&self, is_new: impl Fn(NamespaceKind) -> bool, owner: &UserNs) -> Result<Self> {
+        let mut new = self.clone();
+        let head = |kind| NamespaceHead::new(kind, owner.clone());
+        if is_new(NamespaceKind::Uts) {
+            new.uts = reserve::arc(self.uts.copy(owner.clone())?);
+        }
+        if is_new(NamespaceKind::Ipc) {
+            new.ipc = IpcNamespace::new(head(NamespaceKind::Ipc)?);
+        }
+        if is_new(NamespaceKind::Cgroup) {
+            new.cgroup = reserve::arc(head(NamespaceKind::Cgroup)?);
+        }
+        Ok(new)
+    }
+}

@@ -1,0 +1,152 @@
+//! What every namespace has: a number, the user namespace that owns it, a place in the count of its
+//! kind.
+//!
+//! **Invariant.** The numbers in [`COUNTS`] are those of the heads that exist; a head gives its
+//! place back when it is dropped. The initial namespaces are not counted. Linux counts per user and
+//! level (ucounts); here one limit per kind holds for all users.
+//!
+//! Callers: whatever makes namespaces, in task context; /proc/sys/user. Nothing here sleeps.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::UserNs;
+use crate::{Errno, Result};
+
+/// The kinds of namespaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NamespaceKind {
+    /// Control groups: the root that /proc/PID/cgroup shows.
+    Cgroup,
+    /// Objects of System V IPC.
+    Ipc,
+    /// The tree of mounts.
+    Mount,
+    /// Network interfaces and ports.
+    Network,
+    /// Process IDs.
+    Pid,
+    /// Users, groups and capabilities.
+    User,
+    /// Host and domain name.
+    Uts,
+}
+
+impl NamespaceKind {
+    /// All kinds, in the order of their names.
+    pub const ALL: [Self; 7] =
+        [Self::Cgroup, Self::Ipc, Self::Mount, Self::Network, Self::Pid, Self::User, Self::Uts];
+
+    /// Its name in /proc/PID/ns.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cgroup => "cgroup",
+            Self::Ipc => "ipc",
+            Self::Mount => "mnt",
+            Self::Network => "net",
+            Self::Pid => "pid",
+            Self::User => "user",
+            Self::Uts => "uts",
+        }
+    }
+
+    /// The CLONE_NEW* flag that makes one.
+    pub const fn clone_flag(self) -> u32 {
+        match self {
+            Self::Cgroup => 0x0200_0000,
+            Self::Ipc => 0x0800_0000,
+            Self::Mount => 0x0002_0000,
+            Self::Network => 0x4000_0000,
+            Self::Pid => 0x2000_0000,
+            Self::User => 0x1000_0000,
+            Self::Uts => 0x0400_0000,
+        }
+    }
+
+    /// The number of the initial namespace of this kind, as Linux numbers them (linux/proc_ns.h;
+    /// those of network and mounts come from its allocator there).
+    pub const fn initial_inode(self) -> u64 {
+        match self {
+            Self::Cgroup => 0xeffffffb,
+            Self::Ipc => 0xefffffff,
+            Self::Mount => 0xf0000001,
+            Self::Network => 0xf0000000,
+            Self::Pid => 0xeffffffc,
+            Self::User => 0xeffffffd,
+            Self::Uts => 0xeffffffe,
+        }
+    }
+}
+
+/// The most namespaces of a kind, until /proc/sys/user says otherwise.
+const FIRST_LIMIT: u64 = 8192;
+
+static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
+static LIMITS: [AtomicU64; 7] = [const { AtomicU64::new(FIRST_LIMIT) }; 7];
+static NEXT_INODE: AtomicU64 = AtomicU64::new(0xf000_0010);
+
+/// The most namespaces of a kind (/proc/sys/user/max_*_namespaces).
+pub fn limit(kind: NamespaceKind) -> u64 {
+    LIMITS[kind as usize].load(Ordering::Relaxed)
+}
+
+/// Changes the most namespaces of a kind.
+///
+/// # Errors
+/// `EINVAL` for what is no int.
+pub fn set_limit(kind: NamespaceKind, limit: u64) -> Result<()> {
+    if limit > i32::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    LIMITS[kind as usize].store(limit, Ordering::Relaxed);
+    Ok(())
+}
+
+/// How many namespaces of a kind there are beside the initial one.
+pub fn count(kind: NamespaceKind) -> u64 {
+    COUNTS[kind as usize].load(Ordering::Relaxed)
+}
+
+/// What every namespace has.
+pub struct NamespaceHead {
+    kind: NamespaceKind,
+    inode: u64,
+    owner: UserNs,
+}
+
+impl NamespaceHead {
+    /// The head of the initial namespace of a kind.
+    pub const fn initial(kind: NamespaceKind) -> Self {
+        Self { kind, inode: kind.initial_inode(), owner: UserNs::INITIAL }
+    }
+
+    /// The head of a new namespace that `owner` owns.
+    ///
+    /// # Errors
+    /// `ENOSPC` where there are as many of the kind as may be.
+    pub fn new(kind: NamespaceKind, owner: UserNs) -> Result<Self> {
+        let limit = limit(kind);
+        let more = |count: u64| (count < limit).then_some(count + 1);
+        COUNTS[kind as usize]
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .map_err(|_| Errno::ENOSPC)?;
+        Ok(Self { kind, inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed), owner })
+    }
+
+    /// Its number in /proc/PID/ns.
+    pub const fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// The user namespace that owns it; for a user namespace its parent.
+    pub const fn owner(&self) -> &UserNs {
+        &self.owner
+    }
+}
+
+impl Drop for NamespaceHead {
+    fn drop(&mut self) {
+        if self.inode != self.kind.initial_inode() {
+            COUNTS[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
