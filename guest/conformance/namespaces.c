@@ -341,6 +341,7 @@ static int privileges_end_at_the_border(void)
 	struct timespec now = { 0, 0 };
 	REFUSED(clock_settime(CLOCK_REALTIME, &now), EPERM);
 	REFUSED(mount("none", FOLDER, "tmpfs", 0, NULL), EPERM);
+	REFUSED(syscall(SYS_pivot_root, FOLDER, FOLDER), EPERM);
 	REFUSED(umount("/proc"), EPERM);
 	REFUSED(setpriority(PRIO_PROCESS, 0, -5), EACCES);
 	struct rlimit limit;
@@ -550,6 +551,209 @@ static int the_owner_rules_from_outside(void)
 	return 0;
 }
 
+/* A mount namespace from which nothing spreads, where the host has mounts that spread. */
+static int own_mounts(void)
+{
+	return unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL);
+}
+
+static int is_mounted(const char *path, const char *in)
+{
+	char wanted[128];
+	snprintf(wanted, sizeof wanted, " %s ", in);
+	return strstr(reads(path), wanted) != NULL;
+}
+
+static int mounts_are_ones_own(void)
+{
+	char path[64];
+	unsigned long number = number_of("/proc/self/ns/mnt");
+	int old = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	HOLDS(own_mounts() == 0 && number_of("/proc/self/ns/mnt") != number);
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0 && mkdir(FOLDER "/tree/inside", 0755) == 0);
+	HOLDS(is_mounted("/proc/self/mounts", FOLDER "/tree") && is_mounted("/proc/self/mountinfo", FOLDER "/tree"));
+	snprintf(path, sizeof path, "/proc/%d/mounts", getppid());
+	HOLDS(!is_mounted(path, FOLDER "/tree"));
+	snprintf(path, sizeof path, "/proc/%d/root" FOLDER "/tree/inside", getppid());
+	REFUSED(access(path, F_OK), ENOENT);
+	snprintf(path, sizeof path, "/proc/%d/root" FOLDER "/tree", getppid());
+	REFUSED(mount("none", path, "tmpfs", 0, NULL), EINVAL);
+	HOLDS(chdir(FOLDER "/tree") == 0);
+	HOLDS(setns(old, CLONE_NEWNS) == 0 && access(FOLDER "/tree/inside", F_OK) == -1);
+	char cwd[64];
+	HOLDS(getcwd(cwd, sizeof cwd) && strcmp(cwd, "/") == 0);
+	return 0;
+}
+
+static int a_tree_goes_whole(void)
+{
+	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
+	HOLDS(mkdir(FOLDER "/tree/a", 0755) == 0 && mount("none", FOLDER "/tree/a", "tmpfs", 0, NULL) == 0);
+	HOLDS(mkdir(FOLDER "/tree/a/b", 0755) == 0 && mount("none", FOLDER "/tree/a/b", "tmpfs", 0, NULL) == 0);
+	HOLDS(mkdir(FOLDER "/tree/copy", 0755) == 0);
+	HOLDS(mount(FOLDER "/tree/a", FOLDER "/tree/copy", NULL, MS_BIND, NULL) == 0 && !is_mounted("/proc/self/mounts", FOLDER "/tree/copy/b"));
+	HOLDS(umount(FOLDER "/tree/copy") == 0);
+	HOLDS(mount(FOLDER "/tree/a", FOLDER "/tree/copy", NULL, MS_BIND | MS_REC, NULL) == 0 && is_mounted("/proc/self/mounts", FOLDER "/tree/copy/b"));
+	REFUSED(umount(FOLDER "/tree/copy"), EBUSY);
+	HOLDS(umount2(FOLDER "/tree", MNT_DETACH) == 0);
+	HOLDS(!strstr(reads("/proc/self/mounts"), FOLDER "/tree"));
+	REFUSED(umount(FOLDER "/tree"), EINVAL);
+	return 0;
+}
+
+static int a_namespace_in_a_mount(void)
+{
+	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
+	close(open(FOLDER "/tree/name", O_WRONLY | O_CREAT, 0600));
+	REFUSED(mount("/proc/self/ns/mnt", FOLDER "/tree/name", NULL, MS_BIND, NULL), EINVAL);
+	HOLDS(unshare(CLONE_NEWUTS) == 0 && sethostname("kept", 4) == 0);
+	HOLDS(mount("/proc/self/ns/uts", FOLDER "/tree/name", NULL, MS_BIND, NULL) == 0);
+	HOLDS(unshare(CLONE_NEWUTS) == 0 && sethostname("other", 5) == 0);
+	int file = open(FOLDER "/tree/name", O_RDONLY | O_CLOEXEC);
+	HOLDS(file >= 0 && setns(file, CLONE_NEWUTS) == 0 && hostname_is("kept"));
+	close(file);
+	HOLDS(umount(FOLDER "/tree/name") == 0);
+	return 0;
+}
+
+static int pivots(const char *new, const char *old)
+{
+	return syscall(SYS_pivot_root, new, old);
+}
+
+static int another_root(void)
+{
+	HOLDS(own_mounts() == 0);
+	REFUSED(pivots(FOLDER "/tree", FOLDER "/tree"), EBUSY);
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0 && mkdir(FOLDER "/tree/old", 0755) == 0);
+	close(open(FOLDER "/tree/file", O_WRONLY | O_CREAT, 0600));
+	REFUSED(pivots(FOLDER "/tree", FOLDER "/tree/file"), ENOTDIR);
+	REFUSED(pivots(FOLDER "/tree", "/"), EBUSY);
+	REFUSED(pivots("/", "/"), EBUSY);
+	HOLDS(chdir("/") == 0 && pivots(FOLDER "/tree", FOLDER "/tree/old") == 0);
+	HOLDS(access("/file", F_OK) == 0 && access("/old" FOLDER, F_OK) == 0);
+	HOLDS(access("file", F_OK) == 0 && access("/../../file", F_OK) == 0);
+	HOLDS(umount2("/old", MNT_DETACH) == 0 && access("/old" FOLDER, F_OK) == -1);
+	HOLDS(rmdir("/old") == 0);
+	return 0;
+}
+
+static int root_inside_mounts(void)
+{
+	struct stat about;
+	HOLDS(become_root_inside() == 0);
+	REFUSED(unshare(CLONE_NEWNS | CLONE_THREAD | 1), EINVAL);
+	HOLDS(unshare(CLONE_NEWNS) == 0);
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", MS_NOSUID, "size=1m") == 0);
+	HOLDS(stat(FOLDER "/tree", &about) == 0 && about.st_uid == 0 && about.st_gid == 0);
+	HOLDS(mkdir(FOLDER "/tree/usr", 0755) == 0 && mkdir(FOLDER "/tree/old", 0755) == 0 && mkdir(FOLDER "/tree/shown", 0755) == 0);
+	HOLDS(mount(FOLDER "/shown", FOLDER "/tree/shown", NULL, MS_BIND | MS_REC, NULL) == 0);
+	HOLDS(mount("none", FOLDER "/tree/shown", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NODEV, NULL) == 0);
+	REFUSED(open(FOLDER "/tree/shown/new", O_WRONLY | O_CREAT, 0600), EROFS);
+	REFUSED(mount("none", FOLDER "/tree/usr", "proc", 0, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/tree/usr", "sysfs", 0, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/tree/usr", "devtmpfs", 0, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/tree/usr", "none-such", 0, NULL), ENODEV);
+	REFUSED(mknod(FOLDER "/tree/device", S_IFCHR | 0666, makedev(1, 3)), EPERM);
+	HOLDS(chdir(FOLDER "/tree") == 0 && pivots(".", ".") == 0 && umount2(".", MNT_DETACH) == 0);
+	HOLDS(access("/usr", F_OK) == 0 && access("/shown", F_OK) == 0 && access("/proc", F_OK) == -1);
+	HOLDS(access("/../../proc", F_OK) == -1);
+	return 0;
+}
+
+/* A mount of root's over a file, read-only; then USER's namespace. */
+static int locks_hold(void)
+{
+	HOLDS(own_mounts() == 0);
+	HOLDS(mount("none", FOLDER "/shown", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) == 0);
+	HOLDS(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
+	HOLDS(become_root_inside() == 0 && unshare(CLONE_NEWNS) == 0);
+	REFUSED(access(FOLDER "/shown/below", F_OK), ENOENT);
+	REFUSED(umount(FOLDER "/shown"), EINVAL);
+	REFUSED(umount2(FOLDER "/shown", MNT_DETACH), EINVAL);
+	REFUSED(mount(FOLDER "/shown", FOLDER "/tree", NULL, MS_MOVE, NULL), EINVAL);
+	REFUSED(mount("none", FOLDER "/shown", NULL, MS_REMOUNT | MS_BIND, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/shown", NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/shown", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NODEV, NULL), EPERM);
+	REFUSED(mount("none", FOLDER "/shown", NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL), EPERM);
+	HOLDS(mount("none", FOLDER "/shown", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0);
+	REFUSED(mount(FOLDER, FOLDER "/tree", NULL, MS_BIND, NULL), EINVAL);
+	HOLDS(mount(FOLDER, FOLDER "/tree", NULL, MS_BIND | MS_REC, NULL) == 0);
+	REFUSED(access(FOLDER "/tree/shown/below", F_OK), ENOENT);
+	REFUSED(umount(FOLDER "/tree/shown"), EINVAL);
+	REFUSED(umount(FOLDER "/tree"), EBUSY);
+	int open_folder = open(FOLDER "/tree", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	HOLDS(open_folder >= 0 && umount2(FOLDER "/tree", MNT_DETACH) == 0);
+	REFUSED(faccessat(open_folder, "shown/below", F_OK, 0), ENOENT);
+	HOLDS(fchdir(open_folder) == 0);
+	REFUSED(access("shown/below", F_OK), ENOENT);
+	/* What is one's own may be mounted over it, and taken away. */
+	HOLDS(mount("none", FOLDER "/shown", "tmpfs", 0, NULL) == 0 && umount(FOLDER "/shown") == 0);
+	return 0;
+}
+
+/* A set-user-ID program in a mount of another's user namespace, by way of its process' root. */
+static int no_rights_by_anothers_mount(void)
+{
+	int ready[2], done[2], status;
+	char byte, path[128];
+	HOLDS(pipe(ready) == 0 && pipe(done) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(USER, USER, USER) || prctl(PR_SET_DUMPABLE, 1) ||
+		    become_root_inside() || unshare(CLONE_NEWNS) || mount("none", FOLDER "/tree", "tmpfs", 0, NULL))
+			_exit(1);
+		int from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC), to = open(FOLDER "/tree/set-id", O_WRONLY | O_CREAT | O_CLOEXEC, 0755);
+		static char bytes[1 << 16];
+		for (ssize_t length; (length = read(from, bytes, sizeof bytes)) > 0;)
+			if (write(to, bytes, length) != length)
+				_exit(2);
+		if (fchmod(to, 04755) || close(to))
+			_exit(3);
+		_exit(write(ready[1], "x", 1) != 1 || read(done[0], &byte, 1) != 1);
+	}
+	close(ready[1]);
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	snprintf(path, sizeof path, "/proc/%d/root" FOLDER "/tree/set-id", child);
+	pid_t runner = fork();
+	HOLDS(runner >= 0);
+	if (runner == 0) {
+		execl(path, "set-id", "--effective", NULL);
+		_exit(99);
+	}
+	HOLDS(waitpid(runner, &status, 0) == runner && WIFEXITED(status) && WEXITSTATUS(status) == 11);
+	HOLDS(write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	return 0;
+}
+
+static int a_mount_namespace_can_be_entered(void)
+{
+	int ready[2], done[2], status;
+	char byte, path[64];
+	HOLDS(pipe(ready) == 0 && pipe(done) == 0);
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		if (become_root_inside() || unshare(CLONE_NEWNS) || mount("none", FOLDER "/tree", "tmpfs", 0, NULL) || mkdir(FOLDER "/tree/inside", 0755))
+			_exit(1);
+		_exit(write(ready[1], "x", 1) != 1 || read(done[0], &byte, 1) != 1);
+	}
+	close(ready[1]);
+	HOLDS(read(ready[0], &byte, 1) == 1);
+	snprintf(path, sizeof path, "/proc/%d/ns/mnt", child);
+	int mounts = open(path, O_RDONLY | O_CLOEXEC);
+	int process = syscall(SYS_pidfd_open, child, 0);
+	HOLDS(mounts >= 0 && process >= 0);
+	REFUSED(setns(mounts, 0), EPERM);
+	HOLDS(setns(process, CLONE_NEWUSER | CLONE_NEWNS) == 0 && getuid() == 0);
+	HOLDS(access(FOLDER "/tree/inside", F_OK) == 0);
+	HOLDS(write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	/* Its processes have ended; it lives in its file. */
+	HOLDS(setns(mounts, CLONE_NEWNS) == 0 && access(FOLDER "/tree/inside", F_OK) == 0 && umount(FOLDER "/tree") == 0);
+	return 0;
+}
+
 static int a_chroot_makes_none(void)
 {
 	HOLDS(chroot(FOLDER) == 0);
@@ -561,7 +765,7 @@ static int a_thousand_come_and_go(void)
 {
 	for (int at = 0; at < 1000; at++) {
 		int status;
-		pid_t child = syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWUTS | CLONE_NEWIPC | SIGCHLD, 0, 0, 0, 0);
+		pid_t child = syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
 		HOLDS(child >= 0);
 		if (child == 0)
 			_exit(shmget(IPC_PRIVATE, 4096, 0600) < 0);
@@ -580,6 +784,9 @@ int main(int count, char **arguments)
 	umask(0);
 	mkdir("/tmp", 01777);
 	NEED(mkdir(FOLDER, 0777) == 0 || errno == EEXIST);
+	NEED(mkdir(FOLDER "/tree", 0777) == 0 || errno == EEXIST);
+	NEED(mkdir(FOLDER "/shown", 0777) == 0 || errno == EEXIST);
+	close(open(FOLDER "/shown/below", O_WRONLY | O_CREAT, 0600));
 	NEED(mkdir(FOLDER "/closed", 0700) == 0 || errno == EEXIST);
 	close(open(FOLDER "/closed/file", O_WRONLY | O_CREAT, 0600));
 	close(open(FOLDER "/secret", O_WRONLY | O_CREAT, 0600));
@@ -608,10 +815,18 @@ int main(int count, char **arguments)
 	PROMISE("user namespaces are 33 levels deep at most", in_child(depth, USER));
 	PROMISE("there are as many as max_user_namespaces says", in_child(number_is_limited, 0));
 	PROMISE("the owner of a user namespace may enter it, and then what it owns", in_child(the_owner_rules_from_outside, USER));
+	PROMISE("mounts are a namespace's own", in_child(mounts_are_ones_own, 0));
+	PROMISE("MS_REC copies, and MNT_DETACH takes away, a whole tree", in_child(a_tree_goes_whole, 0));
+	PROMISE("a namespace can be kept in a mount, one of mounts cannot", in_child(a_namespace_in_a_mount, 0));
+	PROMISE("pivot_root gives another root", in_child(another_root, 0));
+	PROMISE("root inside mounts what is in memory and what it sees, and makes that its root", in_child(root_inside_mounts, USER));
+	PROMISE("it undoes neither what root mounted outside nor how", in_child(locks_hold, 0));
+	PROMISE("a set-user-ID program of another's mount gives nothing", in_child(no_rights_by_anothers_mount, 0));
+	PROMISE("a mount namespace is entered with its user namespace", in_child(a_mount_namespace_can_be_entered, USER));
 	PROMISE("in a chroot none is made", in_child(a_chroot_makes_none, 0));
 	PROMISE("a thousand come and go", in_child(a_thousand_come_and_go, USER));
 
 	NEED(unlink(FOLDER "/secret") == 0 && unlink(FOLDER "/set-id") == 0 && unlink(FOLDER "/closed/file") == 0 && rmdir(FOLDER "/closed") == 0 &&
-	     rmdir(FOLDER) == 0);
+	     unlink(FOLDER "/shown/below") == 0 && rmdir(FOLDER "/shown") == 0 && rmdir(FOLDER "/tree") == 0 && rmdir(FOLDER) == 0);
 	return conclude();
 }

@@ -95,7 +95,8 @@ static void *path(struct dice *dice)
 					     "/sys/devices/system/node/node0/meminfo", "/proc/self/clear_refs", "/proc/self/pagemap", "/dev/tty",
 					     "/proc/self/smaps", "/proc/self/stat", "/proc/meminfo", "/proc/locks", "/proc/self/task", "/proc/mounts",
 					     "/dev/vda", "/proc/self/environ", "/proc/thread-self/comm", "/proc/net", "/proc/net/tcp", "/proc/net/unix", "/proc/net/udp6", "/proc/net/sockstat",
-					     "/proc/sys/vm/overcommit_memory", "/sys" };
+					     "/proc/sys/vm/overcommit_memory", "/sys", "/proc/self/ns/user", "/proc/self/ns/mnt", "/proc/self/ns/uts",
+					     "/proc/self/uid_map", "/proc/self/gid_map", "/proc/self/setgroups", "/proc/self/mountinfo" };
 	static const unsigned count = sizeof paths / sizeof *paths;
 	char *at = room(dice);
 	if (below(dice, 16) == 0)

@@ -356,6 +356,25 @@ static void mounts(void) {
     rmdir("/tmp/fail-nth");
 }
 
+// Namespaces of all kinds, maps of ids, trees of mounts that are copied, moved and taken away.
+static void namespaces(void) {
+    mkdir("/tmp/fail-nth", 0700);
+    if (unshare(CLONE_NEWUSER) == 0) {
+        (void)!put("/proc/self/uid_map", "0 0 1000\n2000 2000 1000");
+        (void)!put("/proc/self/gid_map", "0 0 1000");
+    }
+    if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP) == 0) {
+        if (mount("none", "/tmp/fail-nth", "tmpfs", 0, 0) == 0) {
+            mkdir("/tmp/fail-nth/all", 0700);
+            (void)!mount("/", "/tmp/fail-nth/all", 0, MS_BIND | MS_REC, 0);
+            if (chdir("/tmp/fail-nth") == 0 && syscall(SYS_pivot_root, ".", ".") == 0) (void)!umount2(".", MNT_DETACH);
+        }
+        shmget(IPC_PRIVATE, 4096, 0600);
+        int own = open("/proc/self/ns/mnt", O_RDONLY);
+        if (own >= 0) (void)!setns(own, 0);
+    }
+}
+
 // Memory, processes, threads, signals.
 static void tasks(void) {
     size_t size = 3 << 20;
@@ -457,13 +476,14 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|traces|disk\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|namespaces|traces|disk\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
     char **command = strcmp(arguments[3], "--") ? 0 : arguments + 4;
     void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts
                              : !strcmp(arguments[3], "traces") ? traces
+                             : !strcmp(arguments[3], "namespaces") ? namespaces
                              : !strcmp(arguments[3], "disk") ? disk : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");

@@ -274,6 +274,16 @@ static void prepare_filter(struct dice *dice, uint64_t *a)
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
+/* Some kinds of namespaces, mostly of users first: what needs rights needs them there. */
+static uint64_t namespaces(struct dice *dice)
+{
+	static const unsigned kinds[] = { CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWCGROUP, CLONE_NEWPID, CLONE_NEWNET };
+	uint64_t flags = below(dice, 3) ? CLONE_NEWUSER : 0;
+	for (unsigned n = below(dice, 4); n > 0; n--)
+		flags |= kinds[below(dice, below(dice, 8) ? 4 : 6)];
+	return flags;
+}
+
 /* Calls on a context of the process' own, and a control block that asks for something. */
 static void prepare_requests(struct dice *dice, long call, uint64_t *a)
 {
@@ -345,6 +355,8 @@ static void *make_calls(void *given)
 			prepare_rseq(dice, a);
 		if (call == SYS_seccomp)
 			prepare_filter(dice, a);
+		if (call == SYS_unshare && below(dice, 2))
+			a[0] = namespaces(dice);
 		if ((call >= SYS_io_setup && call <= SYS_io_cancel) || call == SYS_io_pgetevents)
 			prepare_requests(dice, call, a);
 		self->record->call[self->number] = call;

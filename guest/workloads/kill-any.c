@@ -896,7 +896,7 @@ static const int bounded[] = {
 	SYS_clock_nanosleep, SYS_epoll_ctl, SYS_tgkill, SYS_utimes, SYS_set_mempolicy, SYS_waitid, SYS_openat, SYS_mkdirat, SYS_mknodat, SYS_fchownat,
 	SYS_ptrace, SYS_personality, SYS_pidfd_open, SYS_pidfd_send_signal, 438 /* pidfd_getfd */, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semtimedop, SYS_msgget, SYS_msgsnd, SYS_msgctl,
 	SYS_futimesat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_readlinkat, SYS_fchmodat, SYS_faccessat,
-	SYS_pselect6, SYS_ppoll, SYS_unshare, SYS_get_robust_list, SYS_sync_file_range, SYS_utimensat, SYS_epoll_pwait, SYS_signalfd,
+	SYS_pselect6, SYS_ppoll, SYS_unshare, SYS_setns, SYS_pivot_root, SYS_get_robust_list, SYS_sync_file_range, SYS_utimensat, SYS_epoll_pwait, SYS_signalfd,
 	SYS_timerfd_create, SYS_eventfd, SYS_timerfd_settime, SYS_timerfd_gettime, SYS_accept4, SYS_signalfd4, SYS_eventfd2, SYS_epoll_create1,
 	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,

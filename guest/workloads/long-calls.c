@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,6 +179,19 @@ static void mounted_there(void) {
         need(file >= 0 && write(file, name, 10) == 10 && close(file) == 0, "open");
     }
 }
+static void mounts_at(const char *folder) {
+    mkdir(folder, 0700);
+    char name[64];
+    for (int i = 0; i < 3000; i++) {
+        sprintf(name, "%s/%d", folder, i);
+        need(mkdir(name, 0700) == 0 && mount("none", name, "tmpfs", 0, "") == 0, "mount");
+    }
+}
+static void mounts_there(void) { mounts_at("/tmp/mounts"); }
+static void mounts_copied(void) {
+    mounts_at("/tmp/copied");
+    need(unshare(CLONE_NEWNS) == 0, "unshare");
+}
 static void polled_there(void) {
     many_descriptors(50000);
     polled = calloc(50000, sizeof *polled);
@@ -337,6 +351,7 @@ static long list(void) {
     while ((got = syscall(SYS_getdents64, fd, memory, 4 * MIB)) > 0) sum += got;
     return got < 0 ? got : sum;
 }
+static long copy_mounts(void) { return unshare(CLONE_NEWNS); }
 static long unmount(void) { return umount2("/tmp/mounted", 0); }
 static long poll_all(void) { return poll(polled, 50000, 0); }
 static long epoll_all(void) { return epoll_wait(fd, (void *)memory, 50000, 0); }
@@ -437,6 +452,8 @@ static const struct row {
     {"exit-descriptors", descriptors_there, leave},
     {"getdents", directory_there, list},
     {"umount", mounted_there, unmount},
+    {"unshare-mounts", mounts_there, copy_mounts},
+    {"exit-mounts", mounts_copied, leave},
     {"poll", polled_there, poll_all},
     {"epoll_wait", epoll_there, epoll_all},
     {"close-epoll", epoll_there, close_epoll},

@@ -2,7 +2,10 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 
 use super::path::Path;
 use crate::sync::SpinLock;
@@ -56,6 +59,16 @@ impl FsContext {
     pub fn set_root(&self, root: Path) {
         let old = core::mem::replace(&mut self.places.lock().root, root);
         drop(old);
+    }
+
+    /// Have what stands at `old` stand at `new` (pivot_root).
+    pub fn replace(&self, old: &Path, new: &Path) {
+        let mut places = self.places.lock();
+        let stands = |place: &Path| place.mount.is_same(&old.mount) && place.same_place(old);
+        let root = stands(&places.root).then(|| core::mem::replace(&mut places.root, new.clone()));
+        let cwd = stands(&places.cwd).then(|| core::mem::replace(&mut places.cwd, new.clone()));
+        drop(places);
+        drop((root, cwd));
     }
 
     /// Permission bits that new files do not get.

@@ -8,7 +8,7 @@
 //! | [`flags`] | O_* and friends |
 //! | [`content`] | the bytes of a regular file, wherever they are kept |
 //! | [`path`], [`walk`] | a place in the tree of names, and the way there |
-//! | [`mount`] | which file system is seen where |
+//! | [`mount`], [`namespace`] | which file system is seen where, and for which processes |
 //! | [`names`] | what programs do to names: open, make, remove, rename, link |
 //! | [`context`] | root, working directory and umask of a process |
 //! | [`open_file`], [`table`] | open file descriptions and descriptors |
@@ -50,6 +50,7 @@ pub mod masks;
 pub mod missing;
 pub mod mount;
 pub mod names;
+pub mod namespace;
 pub mod node;
 pub mod notify;
 pub mod open_file;

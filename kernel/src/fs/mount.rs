@@ -1,22 +1,25 @@
 //! Which file system is seen where.
 //!
-//! A mount covers a directory (or file) of the mount it hangs in; the root mount covers nothing. Each mount
-//! lists the mounts that hang in it, under a spin lock that is held for a look or a change of the list only.
-//! Mount namespaces: there is one, for all processes.
+//! A mount covers a directory (or file) of the mount it hangs in; the root mount covers nothing.
+//! Each mount lists the mounts that hang in it, under a spin lock that is held for a look or a
+//! change of the list only. A tree of mounts belongs to a [namespace](super::namespace), whose head
+//! says when it goes and which lock orders changes. The lists are let go of one level at a time
+//! ([`Deferred`]): a program chooses how deep they are.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use bitflags::bitflags;
 use freehold_collections::{
-    Arc, Receiver, TryCollect, Vec,
+    Arc, Box, Receiver, TryCollect, Vec,
     reserve::{self, ArcMethods},
 };
 
 use super::node::{Identity, Node};
 use super::path::Path;
-use crate::sync::SpinLock;
-use crate::{Errno, Result};
+use crate::sync::{Deferred, LetGo, SpinLock, release};
+use crate::task::userns::UserNs;
+use crate::{Errno, Result, sched};
 
 bitflags! {
     /// Per-mount restrictions, with mount(2)'s MS_* values.
@@ -91,8 +94,46 @@ pub struct Mount {
     root: Arc<dyn Node>,
     source: Vec<u8>,
     flags: AtomicU32,
+    /// The user namespace in which the file system was mounted first.
+    fs_owner: UserNs,
+    /// What may not be undone: [`MountFlags`], and the two below.
+    locked: AtomicU32,
     covers: SpinLock<Option<Path>>,
-    children: SpinLock<Vec<(Identity, Arc<Mount>)>>,
+    /// `None` before anything was mounted here.
+    children: SpinLock<Option<Box<Deferred<Children>>>>,
+    /// How many of the children were [cut off](Mount::cut_off).
+    cut: AtomicUsize,
+}
+
+/// The mounts that hang in one, each with what it covers. The last of equals is on top.
+#[derive(Default)]
+struct Children(Vec<(Identity, Arc<Mount>)>);
+
+impl LetGo for Children {
+    fn let_go(&mut self) {
+        while let Some(child) = self.0.pop() {
+            drop(child);
+            sched::cond_resched();
+        }
+    }
+}
+
+/// In `locked`: whether access times are noted stays as it is.
+const LOCKED_TIMES: u32 = 1 << 30;
+/// In `locked`: the mount stays where it is.
+const LOCKED_PLACE: u32 = 1 << 31;
+/// The restrictions that a less privileged namespace may not take back.
+const RESTRICTIONS: MountFlags =
+    MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+const TIMES: MountFlags = MountFlags::NOATIME.union(MountFlags::NODIRATIME);
+
+/// Whether a copy of a mount that must stay where it is must, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// It must.
+    Place,
+    /// It need not.
+    Nothing,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -119,9 +160,90 @@ impl Mount {
             root,
             source,
             flags: AtomicU32::new(flags.bits()),
+            fs_owner: UserNs::INITIAL,
+            locked: AtomicU32::new(0),
             covers: SpinLock::new(None),
-            children: SpinLock::new(Vec::new()),
+            children: SpinLock::new(None),
+            cut: AtomicUsize::new(0),
         }))
+    }
+
+    /// This mount, which hangs nowhere yet, of a file system that was mounted in `owner`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn owned_by(&self, owner: &UserNs) -> Result<Arc<Self>> {
+        self.again(self.root.clone(), owner.clone(), self.locked.load(Ordering::Relaxed))
+    }
+
+    /// A copy that shows `root`, need not stay, and hangs nowhere yet.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn copy(&self, root: Arc<dyn Node>) -> Result<Arc<Self>> {
+        self.copy_with_locks(root, Keep::Nothing)
+    }
+
+    /// As [`copy`](Self::copy), for one that may have to stay.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn copy_with_locks(&self, root: Arc<dyn Node>, keep: Keep) -> Result<Arc<Self>> {
+        let locked = self.locked.load(Ordering::Relaxed);
+        let locked = if keep == Keep::Place { locked } else { locked & !LOCKED_PLACE };
+        self.again(root, self.fs_owner.clone(), locked)
+    }
+
+    fn again(&self, root: Arc<dyn Node>, fs_owner: UserNs, locked: u32) -> Result<Arc<Self>> {
+        Ok(reserve::arc(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            fs: self.fs.clone(),
+            root,
+            source: Vec::try_from_slice(&self.source)?,
+            flags: AtomicU32::new(self.flags.load(Ordering::Relaxed)),
+            fs_owner,
+            locked: AtomicU32::new(locked),
+            covers: SpinLock::new(None),
+            children: SpinLock::new(None),
+            cut: AtomicUsize::new(0),
+        }))
+    }
+
+    /// The user namespace in which the file system was mounted first.
+    pub const fn fs_owner(&self) -> &UserNs {
+        &self.fs_owner
+    }
+
+    /// Keeps what a namespace with fewer rights must not undo: the restrictions that there are,
+    /// and, unless it is the root, the mount itself (Linux: `lock_mnt_tree`, fs/namespace.c).
+    pub fn lock_for_others(&self) {
+        let mut locked = (self.flags() & RESTRICTIONS).bits() | LOCKED_TIMES;
+        if self.covers.lock().is_some() {
+            locked |= LOCKED_PLACE;
+        }
+        self.locked.fetch_or(locked, Ordering::Relaxed);
+    }
+
+    /// Whether it must stay where it is.
+    pub fn is_locked(&self) -> bool {
+        self.locked.load(Ordering::Relaxed) & LOCKED_PLACE != 0
+    }
+
+    /// It stands where `other` stood that had to stay, and which need not any more.
+    pub fn take_lock_of(&self, other: &Mount) {
+        let lock = other.locked.fetch_and(!LOCKED_PLACE, Ordering::Relaxed) & LOCKED_PLACE;
+        self.locked.fetch_or(lock, Ordering::Relaxed);
+    }
+
+    /// Whether its restrictions may become these.
+    ///
+    /// # Errors
+    /// `EPERM` where that would undo what is locked (Linux: `can_change_locked_flags`).
+    pub fn check_flags(&self, new: MountFlags) -> Result<()> {
+        let locked = self.locked.load(Ordering::Relaxed);
+        let lost = locked & RESTRICTIONS.bits() & !new.bits() != 0;
+        let changed = locked & LOCKED_TIMES != 0 && self.flags() & TIMES != new & TIMES;
+        if lost || changed { Err(Errno::EPERM) } else { Ok(()) }
     }
 
     /// The number that mountinfo shows.
@@ -174,25 +296,62 @@ impl Mount {
         here.is_same(root)
     }
 
+    /// Makes room for one more child.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn make_room(&self) -> Result<()> {
+        let mut children = self.children.lock();
+        let list = children.get_or_insert_with(|| Deferred::new(Children::default()));
+        Ok(list.0.try_reserve(1)?)
+    }
+
     /// Hang `child` over `place`, which is seen through this mount.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
-        let mut children = self.children.lock();
-        children.try_reserve(1)?;
-        let identity = place.node.identity();
-        *child.covers.lock() = Some(place);
-        children.push_reserved((identity, child.clone()));
+        self.make_room()?;
+        self.attach_reserved(child, place);
         Ok(())
     }
 
-    /// Take away the mount whose root this mount shows at its mount point. `EBUSY` while others hang in `child`.
+    /// As [`attach`](Self::attach), after [`make_room`](Self::make_room).
+    pub fn attach_reserved(&self, child: &Arc<Mount>, place: Path) {
+        let identity = place.node.identity();
+        *child.covers.lock() = Some(place);
+        if let Some(list) = &mut *self.children.lock() {
+            list.0.push_reserved((identity, child.clone()));
+        }
+    }
+
+    /// Take away the mount whose root this mount shows at its mount point. `EBUSY` while others
+    /// hang in `child`.
     pub fn detach(&self, child: &Arc<Mount>) -> Result<()> {
-        if !child.children.lock().is_empty() {
+        if child.children.lock().as_ref().is_some_and(|list| !list.0.is_empty()) {
             return Err(Errno::EBUSY);
         }
-        let mut children = self.children.lock();
-        let index = children.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
-        let gone = children.swap_remove(index);
-        drop(children);
+        self.remove(child)
+    }
+
+    /// Take away `child` with all that hangs in it, which stays covered as it is.
+    ///
+    /// # Errors
+    /// `EINVAL` where it does not hang here.
+    pub fn detach_tree(&self, child: &Arc<Mount>) -> Result<()> {
+        self.remove(child)?;
+        child.cut_off();
+        Ok(())
+    }
+
+    /// Take `child` out of the list, with all that hangs in it.
+    ///
+    /// # Errors
+    /// `EINVAL` where it does not hang here.
+    pub fn remove(&self, child: &Arc<Mount>) -> Result<()> {
+        let gone = {
+            let mut children = self.children.lock();
+            let list = children.as_mut().ok_or(Errno::EINVAL)?;
+            let index = list.0.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
+            list.0.remove(index)
+        };
         let covered = gone.1.covers.lock().take();
         drop(covered);
         Ok(())
@@ -200,21 +359,55 @@ impl Mount {
 
     /// Move `child` from this mount to `place`, with all that hangs in it.
     pub fn hand_over(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
-        let mut children = self.children.lock();
-        let index = children.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
-        children.swap_remove(index);
-        drop(children);
-        place.mount.clone().attach(child, place)
+        place.mount.make_room()?;
+        self.remove(child)?;
+        place.mount.clone().attach_reserved(child, place);
+        Ok(())
     }
 
     /// The mount that covers `node` of this mount, if any.
     pub fn covering(&self, node: &Arc<dyn Node>) -> Option<Arc<Mount>> {
         let children = self.children.lock();
-        if children.is_empty() {
+        let list = &children.as_ref()?.0;
+        if list.is_empty() {
             return None;
         }
         let identity = node.identity();
-        children.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
+        list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
+    }
+
+    /// Cuts all ways up from what hangs in this mount, which hangs nowhere itself any more. What a
+    /// mount covers stays covered: an open directory in the tree shows no more than before. Needs
+    /// no memory; one caller at a time for a tree.
+    pub fn cut_off(self: &Receiver<Self>) {
+        let mut here = self.clone();
+        loop {
+            let at = here.cut.fetch_add(1, Ordering::Relaxed);
+            let child = {
+                let children = here.children.lock();
+                children.as_ref().and_then(|list| list.0.get(at).map(|(_, child)| child.clone()))
+            };
+            if let Some(child) = child {
+                here = child;
+            } else if here.is_same(self) {
+                return;
+            } else {
+                let Some(below) = here.covers.lock().take() else { return };
+                here = below.mount.clone();
+                drop(below);
+            }
+            sched::cond_resched();
+        }
+    }
+
+    /// The mounts that hang in this one.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there may be any number.
+    pub fn children(&self) -> Result<Vec<Arc<Mount>>> {
+        let children = self.children.lock();
+        let list = children.iter().flat_map(|list| list.0.iter());
+        list.map(|(_, mount)| mount.clone()).try_collect_vec().map_err(Errno::from)
     }
 
     /// This mount and all that hang in it, parents first.
@@ -226,9 +419,18 @@ impl Mount {
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {
             let children = mount.children.lock();
-            all.try_extend(children.iter().map(|(_, m)| m.clone()))?;
+            all.try_extend(children.iter().flat_map(|list| list.0.iter()).map(|(_, m)| m.clone()))?;
             next += 1;
         }
         Ok(all)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let children = self.children.lock().take();
+        if let Some(children) = children {
+            release(children);
+        }
     }
 }

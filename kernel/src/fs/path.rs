@@ -87,6 +87,14 @@ impl Path {
         Self { mount, node, entry: None }
     }
 
+    /// The place that is seen here: the root of the topmost mount over it, if there is one.
+    pub fn topmost(mut self) -> Self {
+        while let Some(covering) = self.mount.covering(&self.node) {
+            self = Self::root_of(covering);
+        }
+        self
+    }
+
     /// Whether both are the same node seen through the same mount.
     pub fn same_place(&self, other: &Path) -> bool {
         self.mount.is_same(&other.mount) && self.node.identity() == other.node.identity()

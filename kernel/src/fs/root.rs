@@ -6,6 +6,7 @@ use freehold_collections::{Arc, Vec, reserve};
 
 use super::caller::Caller;
 use super::mount::{FileSystem, Mount, MountFlags};
+use super::namespace::MountNamespace;
 use super::node::{Node, NodeKind};
 use super::path::{Path, PathEntry};
 use super::walk::{Final, PathWalk};
@@ -14,7 +15,7 @@ use crate::sync::SpinLock;
 use crate::{Errno, Result, user};
 
 struct Roots {
-    root: Arc<Mount>,
+    namespace: Arc<MountNamespace>,
     /// Where files without a name live (memfd; the inodes of pipes are their own).
     unnamed: Arc<Mount>,
     /// The same for those that nobody may execute (memfd_secret).
@@ -27,24 +28,19 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
     f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
 }
 
-fn with_roots_mut<R>(f: impl FnOnce(&mut Roots) -> R) -> R {
-    f(ROOTS.lock().as_mut().expect("the root is mounted at boot"))
-}
-
 /// Sets the mount that everything hangs in, and those of files without a name: of the second, nothing is executed.
 pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
-    *ROOTS.lock() = Some(Roots { root, unnamed, inert });
+    *ROOTS.lock() = Some(Roots { namespace: MountNamespace::initial(root), unnamed, inert });
 }
 
 /// Has everything hang in another mount from now on. Before the first process has looked for a name.
 pub fn replace(root: Arc<Mount>) {
-    let before = with_roots_mut(|roots| core::mem::replace(&mut roots.root, root));
-    drop(before);
+    namespace().set_root(root);
 }
 
-/// The mount that everything hangs in.
+/// The mount that everything hangs in, in the initial namespace.
 pub fn root_mount() -> Arc<Mount> {
-    with_roots(|roots| roots.root.clone())
+    namespace().root()
 }
 
 /// The root directory.
@@ -52,16 +48,9 @@ pub fn root() -> Path {
     Path::root_of(root_mount())
 }
 
-/// Whether `place` is the root of all that is mounted: no chroot.
-pub fn is_whole(place: &Path) -> bool {
-    let mut whole = root();
-    loop {
-        if whole.same_place(place) {
-            return true;
-        }
-        let Some(upper) = whole.mount.covering(&whole.node) else { return false };
-        whole = Path::root_of(upper);
-    }
+/// The initial mount namespace.
+pub fn namespace() -> Arc<MountNamespace> {
+    with_roots(|roots| roots.namespace.clone())
 }
 
 /// The mount of files without a name.

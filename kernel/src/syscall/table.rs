@@ -155,6 +155,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (151, Plain(crate::mem::sys_mlockall)),
     (152, Plain(crate::mem::sys_munlockall)),
     (153, Plain(crate::tty::calls::sys_vhangup)),
+    (155, Plain(crate::fs::calls::sys_pivot_root)),
     (157, Plain(crate::task::calls::sys_prctl)),
     (158, Context(crate::task::registers::sys_arch_prctl)),
     (159, Plain(crate::time::calls::sys_adjtimex)),

@@ -1,62 +1,72 @@
-//! mount, umount2, sync and syncfs.
+//! mount, umount2, pivot_root, sync and syncfs.
+//!
+//! A tree of mounts is its namespace's: the right to change it is CAP_SYS_ADMIN in the user
+//! namespace that owns the mount namespace, and only places in the caller's own tree can be
+//! changed. Outside of the initial user namespace only file systems in memory are new, which hold
+//! nothing that was not there: [`may_mount_anew`].
 
-use super::{AT_FDCWD, file, place_at, place_of, walk_from};
+use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
 use crate::fs::mount::{Mount, MountFlags};
-use crate::fs::node::NodeKind;
+use crate::fs::namespace::{self, CopyDepth, MOST_MOUNTS, MountNamespace};
+use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
 use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
 use crate::share;
 use crate::syscall::Args;
-use crate::task::{self, Capability};
+use crate::task::namespaces::file::NamespaceNode;
+use crate::task::userns::{self, NamespaceKind};
+use crate::task::{self, Capability, Credentials, registry};
 use crate::tty::devpts::DevPts;
 use crate::user;
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 use freehold_collections::{Arc, Vec, reserve::ArcMethods};
 
 const MS_REMOUNT: u64 = 0x20;
 const MS_BIND: u64 = 0x1000;
 const MS_MOVE: u64 = 0x2000;
-/// MS_UNBINDABLE, MS_PRIVATE, MS_SLAVE, MS_SHARED: with one mount namespace there is nobody to propagate to.
+const MS_REC: u64 = 0x4000;
+/// MS_UNBINDABLE, MS_PRIVATE, MS_SLAVE, MS_SHARED: nothing is propagated between namespaces.
 const MS_PROPAGATION: u64 = 0xf << 17;
+const MS_STRICTATIME: u64 = 1 << 24;
 const MS_MAGIC: u64 = 0xc0ed_0000;
 
-fn privileged() -> Result<()> {
-    if task::may(Capability::SysAdmin) { Ok(()) } else { Err(Errno::EPERM) }
+/// The caller's mount namespace, which it may change.
+fn changeable() -> Result<Arc<MountNamespace>> {
+    let namespace = process().namespaces().mount.clone();
+    if task::may_in(namespace.head().owner(), Capability::SysAdmin) {
+        Ok(namespace)
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 /// mount(source, target, type, flags, data)
 pub fn sys_mount(args: &Args) -> Result<i64> {
-    privileged()?;
     let mut flags = args[3];
     if flags & 0xffff_0000 == MS_MAGIC {
         flags &= 0xffff;
     }
-    let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?;
+    let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
+    let namespace = changeable()?;
     // A mount in one that was taken away would keep both for ever: nobody could take it away again.
-    if !place.mount.hangs_in(&root_mount()) {
+    if !namespace.contains(&place.mount) {
         return Err(Errno::EINVAL);
     }
-    let restrictions = MountFlags::from_bits_truncate(flags as u32);
     let options = if args[4] == 0 { Vec::new() } else { user::bounded_string(args[4], 4096, Errno::EINVAL)? };
     if flags & MS_REMOUNT != 0 {
-        if !place.is_mount_root() {
-            return Err(Errno::EINVAL);
-        }
-        if flags & MS_BIND == 0 {
-            place.mount.file_system().configure(&options)?;
-        }
-        place.mount.set_flags(restrictions);
-        return Ok(0);
+        return remount(&place, flags, &options).map(|()| 0);
     }
     if flags & MS_BIND != 0 {
-        return bind(place_at(AT_FDCWD, args[0], 0, Final::Follow)?, place).map(|()| 0);
+        let depth = if flags & MS_REC != 0 { CopyDepth::All } else { CopyDepth::One };
+        return bind(&namespace, &place_at(AT_FDCWD, args[0], 0, Final::Follow)?, place, depth).map(|()| 0);
     }
     if flags & MS_PROPAGATION != 0 {
         return if place.is_mount_root() { Ok(0) } else { Err(Errno::EINVAL) };
     }
     if flags & MS_MOVE != 0 {
-        return hand_over(place_at(AT_FDCWD, args[0], 0, Final::Follow)?, place).map(|()| 0);
+        let source = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
+        return hand_over(&namespace, &source, place).map(|()| 0);
     }
     if place.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
@@ -67,31 +77,111 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     } else {
         user::bounded_string(args[0], 4096, Errno::EINVAL)?
     };
+    let own = process().credentials();
+    may_mount_anew(&own, &kind)?;
     let fs = new_file_system(&kind, &source, &options)?;
-    let mount = Mount::new(fs, &source, restrictions)?;
-    place.mount.clone().attach(&mount, place)?;
-    Ok(0)
+    if matches!(&kind[..], b"tmpfs" | b"ramfs") {
+        let owner = SetMetadata { uid: Some(own.fsuid), gid: Some(own.fsgid), ..SetMetadata::default() };
+        fs.root().set_metadata(&owner)?;
+    }
+    let mount = Mount::new(fs, &source, MountFlags::from_bits_truncate(flags as u32))?;
+    let mount = if own.user_ns.is_initial() { mount } else { mount.owned_by(&own.user_ns)? };
+    attach(&namespace, &mount, place).map(|()| 0)
 }
 
-/// MS_BIND: what is at `source` is at `place` too.
-fn bind(source: Path, place: Path) -> Result<()> {
+/// Hangs `mount` over `place`, if that still is in the tree.
+fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result<()> {
+    let _change = namespace::change()?;
+    if !namespace.contains(&place.mount) {
+        return Err(Errno::EINVAL);
+    }
+    place.mount.clone().attach(mount, place)
+}
+
+/// MS_REMOUNT: other options of the file system, and other restrictions; with MS_BIND only these.
+fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
+    if !place.is_mount_root() {
+        return Err(Errno::EINVAL);
+    }
+    let mut restrictions = MountFlags::from_bits_truncate(flags as u32);
+    let times = MountFlags::NOATIME | MountFlags::NODIRATIME | MountFlags::RELATIME;
+    if !restrictions.intersects(times) && flags & MS_STRICTATIME == 0 {
+        restrictions |= place.mount.flags() & times;
+    }
+    if flags & MS_BIND == 0 && !task::may_in(place.mount.fs_owner(), Capability::SysAdmin) {
+        return Err(Errno::EPERM);
+    }
+    let _change = namespace::change()?;
+    place.mount.check_flags(restrictions)?;
+    if flags & MS_BIND == 0 {
+        place.mount.file_system().configure(options)?;
+    }
+    place.mount.set_flags(restrictions);
+    Ok(())
+}
+
+/// MS_BIND: what is at `source` is at `place` too, with MS_REC also what hangs below.
+fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth) -> Result<()> {
     let is_directory = |path: &Path| path.node.kind() == NodeKind::Directory;
-    if is_directory(&source) != is_directory(&place) {
+    if is_directory(source) != is_directory(&place) {
         return Err(Errno::ENOTDIR);
     }
-    let below = &source.mount;
-    let mount =
-        Mount::of_part(below.file_system().clone(), source.node.clone(), below.source(), below.flags())?;
-    place.mount.clone().attach(&mount, place)
+    let any: &dyn core::any::Any = &*source.node;
+    let of_namespace = any.downcast_ref::<NamespaceNode>().map(|node| node.0.kind());
+    // A mount namespace in a mount could come to keep itself.
+    if of_namespace == Some(NamespaceKind::Mount) {
+        return Err(Errno::EINVAL);
+    }
+    let _change = namespace::change()?;
+    let is_here = namespace.contains(&source.mount) || of_namespace.is_some();
+    if !is_here || !namespace.contains(&place.mount) {
+        return Err(Errno::EINVAL);
+    }
+    if depth == CopyDepth::One && namespace::has_locked_below(source)? {
+        return Err(Errno::EINVAL);
+    }
+    let copy = namespace::copy_tree(source, depth, &mut |_, _| {})?;
+    let fits = || -> Result<()> {
+        if depth == CopyDepth::All && namespace.root().tree()?.len() + copy.tree()?.len() > MOST_MOUNTS {
+            return Err(Errno::ENOSPC);
+        }
+        place.mount.make_room()
+    };
+    if let Err(error) = fits() {
+        copy.cut_off();
+        return Err(error);
+    }
+    place.mount.clone().attach_reserved(&copy, place);
+    Ok(())
 }
 
 /// MS_MOVE: the mount at `source` goes to `place`.
-fn hand_over(source: Path, place: Path) -> Result<()> {
+fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<()> {
+    let _change = namespace::change()?;
     let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
+    let are_here = namespace.contains(&source.mount) && namespace.contains(&place.mount);
+    if !are_here || source.mount.is_locked() {
+        return Err(Errno::EINVAL);
+    }
     if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
         return Err(Errno::ELOOP);
     }
     from.mount.hand_over(&source.mount, place)
+}
+
+/// Whether a caller with these rights may mount a new file system of this type (Linux:
+/// `mount_capable`, FS_USERNS_MOUNT). Those of /proc and /sys show processes and networks, whose
+/// only namespaces are the initial user namespace's.
+fn may_mount_anew(own: &Credentials, kind: &[u8]) -> Result<()> {
+    let in_memory = matches!(kind, b"tmpfs" | b"ramfs");
+    let known = in_memory
+        || matches!(kind, b"devtmpfs" | b"proc" | b"sysfs" | b"debugfs" | b"9p" | b"overlay" | b"devpts");
+    match (own.may(Capability::SysAdmin), known) {
+        (_, false) => Err(Errno::ENODEV),
+        (true, _) => Ok(()),
+        (false, _) if in_memory && own.may_within(Capability::SysAdmin) => Ok(()),
+        (false, _) => Err(Errno::EPERM),
+    }
 }
 
 /// A file system to mount: `ENODEV` for types that there are none of.
@@ -115,25 +205,39 @@ const MNT_DETACH: u32 = 2;
 const MNT_EXPIRE: u32 = 4;
 const UMOUNT_NOFOLLOW: u32 = 8;
 
-/// umount2(target, flags). Open files and working directories keep what they refer to, so every unmount is lazy.
+/// umount2(target, flags). Open files and working directories keep what they refer to, so every
+/// unmount is lazy; with MNT_DETACH what hangs in the mount goes, too.
 pub fn sys_umount2(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
     super::only(flags, MNT_FORCE | MNT_DETACH | MNT_EXPIRE | UMOUNT_NOFOLLOW)?;
-    privileged()?;
     let last = if flags & UMOUNT_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
-    let place = place_at(AT_FDCWD, args[0], 0, last)?;
-    if !place.is_mount_root() {
+    let place = place_at(AT_FDCWD, args[0], 0, last)?.topmost();
+    let namespace = changeable()?;
+    if flags & MNT_FORCE != 0 && !task::may(Capability::SysAdmin) {
+        return Err(Errno::EPERM);
+    }
+    let change = namespace::change()?;
+    if !place.is_mount_root() || !namespace.contains(&place.mount) || place.mount.is_locked() {
         return Err(Errno::EINVAL);
     }
     let below = place.mount.mountpoint().ok_or(Errno::EBUSY)?;
-    below.mount.detach(&place.mount)?;
+    if flags & MNT_DETACH != 0 {
+        below.mount.detach_tree(&place.mount)?;
+    } else {
+        below.mount.detach(&place.mount)?;
+    }
+    drop(change);
     tell_unmounted(&place.mount);
     Ok(0)
 }
 
-/// Ends the watches of a file system that is not mounted any more.
+/// Ends the watches of a file system that is not mounted any more. Where there are other mount
+/// namespaces, it may be mounted there, and the watches stay.
 fn tell_unmounted(gone: &Mount) {
     let device = gone.file_system().device();
+    if userns::count(NamespaceKind::Mount) != 0 {
+        return;
+    }
     // Without memory for the list of mounts the watches stay.
     let Ok(mounts) = root_mount().tree() else { return };
     if mounts.iter().all(|mount| mount.file_system().device() != device) {
@@ -141,9 +245,70 @@ fn tell_unmounted(gone: &Mount) {
     }
 }
 
+/// pivot_root(new_root, put_old): the mount at `new_root` becomes the root, and the old one hangs
+/// at `put_old`.
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_pivot_root(args: &Args) -> Result<i64> {
+    let namespace = changeable()?;
+    let new = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
+    let put_old = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
+    if new.node.kind() != NodeKind::Directory || put_old.node.kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    let old = process().fs().root();
+    let change = namespace::change()?;
+    let mounts = [&new.mount, &put_old.mount, &old.mount];
+    if mounts.iter().any(|mount| !namespace.contains(mount)) || new.mount.is_locked() {
+        return Err(Errno::EINVAL);
+    }
+    if new.mount.is_same(&old.mount) || put_old.mount.is_same(&old.mount) {
+        return Err(Errno::EBUSY);
+    }
+    if !new.is_mount_root() || !old.is_mount_root() || !reaches(&put_old, &new)? || !reaches(&new, &old)? {
+        return Err(Errno::EINVAL);
+    }
+    let above = new.mount.mountpoint().ok_or(Errno::EINVAL)?;
+    let base = old.mount.mountpoint();
+    put_old.mount.make_room()?;
+    if let Some(base) = &base {
+        base.mount.make_room()?;
+    }
+    above.mount.remove(&new.mount)?;
+    match base {
+        Some(base) => {
+            base.mount.remove(&old.mount)?;
+            base.mount.clone().attach_reserved(&new.mount, base);
+        }
+        None => namespace.set_root(new.mount.clone()),
+    }
+    put_old.mount.clone().attach_reserved(&old.mount, put_old);
+    new.mount.take_lock_of(&old.mount);
+    drop(change);
+    // Linux: `chroot_fs_refs`. A process is asked once; one that comes meanwhile has its maker's
+    // place.
+    for other in registry::processes() {
+        other.fs().replace(&old, &new);
+        sched::cond_resched();
+    }
+    Ok(0)
+}
+
+/// Whether the way up from `place` comes by `above`.
+fn reaches(place: &Path, above: &Path) -> Result<bool> {
+    let mut here = place.clone();
+    while !here.mount.is_same(&above.mount) {
+        let Some(below) = here.mount.mountpoint() else { return Ok(false) };
+        here = below;
+    }
+    namespace::is_below(&here, above)
+}
+
 /// sync()
 pub fn sys_sync(_args: &Args) -> Result<i64> {
-    for mount in root_mount().tree()? {
+    let own = process().namespaces().mount.root();
+    for mount in root_mount().tree()?.into_iter().chain(own.tree()?) {
         // sync(2) has no way to tell of errors; fsync has.
         let _ = mount.file_system().sync();
     }

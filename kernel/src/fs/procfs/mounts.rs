@@ -6,7 +6,7 @@ use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::{Path, Reach};
-use crate::fs::root;
+use crate::task::Process;
 use crate::{Errno, Result};
 
 /// Writes blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
@@ -37,10 +37,11 @@ fn options(out: &mut Text, flags: MountFlags) {
     }
 }
 
-/// Every mount that can be reached from `root`, with the path of its mount point there.
-fn visible(root: &Path) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
-    let mut found = Vec::new();
-    for mount in root::root_mount().tree()? {
+/// Every mount of the process' namespace that can be reached from its root, with the path of its
+/// mount point there.
+fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
+    let (mut found, root) = (Vec::new(), &process.fs().root());
+    for mount in process.namespaces().mount.root().tree()? {
         let place = Path::root_of(mount.clone()).describe(root)?;
         if place.reach == Reach::Inside {
             found.try_push((mount, place.text))?;
@@ -49,9 +50,9 @@ fn visible(root: &Path) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     Ok(found)
 }
 
-/// /proc/PID/mounts, for a process with this root.
-pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
-    for (mount, place) in visible(root)? {
+/// /proc/PID/mounts.
+pub fn mounts(out: &mut Text, process: &Process) -> Result<()> {
+    for (mount, place) in visible(process)? {
         let fs = mount.file_system();
         escape(out, mount.source());
         out.push(b" ");
@@ -64,9 +65,9 @@ pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// /proc/PID/mountinfo, for a process with this root.
-pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
-    for (mount, place) in visible(root)? {
+/// /proc/PID/mountinfo.
+pub fn mountinfo(out: &mut Text, process: &Process) -> Result<()> {
+    for (mount, place) in visible(process)? {
         let fs = mount.file_system();
         let parent = mount.mountpoint().map_or(mount.id(), |below| below.mount.id());
         let (major, minor) = split_device(fs.device());

@@ -62,8 +62,8 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         }
         FileKind::OomScoreAdj => writeln!(out, "{}", process.oom_score_adj.load(Ordering::Relaxed)),
         FileKind::OomAdj => writeln!(out, "{}", oom::shown(process)),
-        FileKind::Mounts => mounts::mounts(out, &process.fs().root())?,
-        FileKind::Mountinfo => mounts::mountinfo(out, &process.fs().root())?,
+        FileKind::Mounts => mounts::mounts(out, process)?,
+        FileKind::Mountinfo => mounts::mountinfo(out, process)?,
         FileKind::Personality => writeln!(out, "{:08x}", process.personality.load(Ordering::Relaxed)),
         FileKind::CoredumpFilter => out.push(b"00000033\n"),
         FileKind::Loginuid => out.push(b"4294967295"),

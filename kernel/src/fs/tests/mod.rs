@@ -23,7 +23,7 @@ use super::walk::PathWalk;
 use crate::Result;
 
 /// A root with a tmpfs of `capacity` bytes.
-pub(super) struct World {
+pub(in crate::fs) struct World {
     pub fs: Arc<TmpFs>,
     pub root: Path,
 }

@@ -12,7 +12,7 @@ use freehold_vdso::AT_SYSINFO_EHDR;
 use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequest, Protection};
 
 use crate::fs::caller::Access;
-use crate::fs::mount::MountFlags;
+use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{OpenFile, OpenFlags, Path};
@@ -167,7 +167,13 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     const SET_UID: u32 = 0o4000;
     const SET_GID: u32 = 0o2010;
     let metadata = program.file.node().metadata();
-    let nosuid = program.file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOSUID));
+    // Linux: `mnt_may_suid`. What others mounted in their namespace gives no rights here.
+    let refuses = |mount: &Arc<Mount>| {
+        mount.flags().contains(MountFlags::NOSUID)
+            || !mount.fs_owner().contains(&process.credentials().user_ns)
+            || !process.namespaces().mount.contains(mount)
+    };
+    let nosuid = program.file.path().is_some_and(|path| refuses(&path.mount));
     let (uid, gid) = (metadata.mode & SET_UID != 0, metadata.mode & SET_GID == SET_GID);
     if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched() {
         return None;

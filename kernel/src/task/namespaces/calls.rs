@@ -14,7 +14,7 @@ use freehold_collections::{
 
 use super::file::{NamespaceFile, NamespaceRef};
 use super::{Namespaces, SEPARATE};
-use crate::fs::{FsContext, root};
+use crate::fs::{FsContext, Path};
 use crate::syscall::Args;
 use crate::task::capabilities::{ALL, Capabilities};
 use crate::task::clone::CloneFlags;
@@ -54,7 +54,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
     let mut credentials = None;
     if wants(flags, NamespaceKind::User) {
         // Linux: `current_chrooted`. Else CAP_SYS_CHROOT in the new namespace would lead out.
-        if !root::is_whole(&fs.root()) {
+        if !process.namespaces().mount.entrance().same_place(&fs.root()) {
             return Err(Errno::EPERM);
         }
         let user_ns = UserNs::new(&own)?;
@@ -66,7 +66,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
         if !maker.may_within(Capability::SysAdmin) {
             return Err(Errno::EPERM);
         }
-        Some(process.namespaces().with_new(is_new, &maker.user_ns)?)
+        Some(process.namespaces().with_new(is_new, &maker.user_ns, fs)?)
     } else {
         None
     };
@@ -133,6 +133,8 @@ struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,
     changes_user: bool,
+    /// The new root and working directory.
+    entrance: Option<Path>,
 }
 
 impl Entering {
@@ -158,6 +160,13 @@ impl Entering {
         match namespace {
             NamespaceRef::Uts(uts) => self.namespaces.uts = uts.clone(),
             NamespaceRef::Ipc(ipc) => self.namespaces.ipc = ipc.clone(),
+            NamespaceRef::Mount(mount) => {
+                if !self.credentials.may_within(Capability::SysChroot) {
+                    return Err(Errno::EPERM);
+                }
+                self.namespaces.mount = mount.clone();
+                self.entrance = Some(mount.entrance());
+            }
             NamespaceRef::Cgroup(cgroup) => self.namespaces.cgroup = cgroup.clone(),
             // The process is in it already.
             NamespaceRef::Only(_) | NamespaceRef::User(_) => {}
@@ -191,6 +200,7 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
         credentials: Credentials::clone(&process.credentials()),
         namespaces: Namespaces::clone(&process.namespaces()),
         changes_user: false,
+        entrance: None,
     };
     let is_alone = process.thread_count() == 1;
     if let Some(file) = file.file().downcast::<NamespaceFile>() {
@@ -219,9 +229,16 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
     if !entering.namespaces.ipc.is_same(&old.ipc) {
         settle_undo(&process);
     }
+    if entering.changes_user || entering.entrance.is_some() {
+        // No other process may change its root from another namespace.
+        let fs = process.fs().duplicate();
+        if let Some(entrance) = entering.entrance {
+            fs.set_root(entrance.clone());
+            fs.set_cwd(entrance);
+        }
+        drop(process.replace_fs(fs));
+    }
     if entering.changes_user {
-        // No other process may change its root from another user namespace.
-        drop(process.replace_fs(process.fs().duplicate()));
         process.change_credentials(entering.credentials);
     }
     drop(process.replace_namespaces(reserve::arc(entering.namespaces)));

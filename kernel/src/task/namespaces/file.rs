@@ -10,6 +10,7 @@ use freehold_collections::{Arc, Receiver, String, reserve, try_format};
 use super::{IpcNamespace, Namespaces};
 use crate::fs::device::make_device;
 use crate::fs::flags::OpenFlags;
+use crate::fs::namespace::MountNamespace;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, made_by_kernel};
 use crate::fs::{File, Timestamp};
 use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
@@ -28,6 +29,8 @@ pub enum NamespaceRef {
     Cgroup(Arc<NamespaceHead>),
     /// System V IPC.
     Ipc(Arc<IpcNamespace>),
+    /// Mounts.
+    Mount(Arc<MountNamespace>),
     /// The only one of its kind that there is.
     Only(NamespaceKind),
     /// Users.
@@ -39,13 +42,14 @@ pub enum NamespaceRef {
 impl NamespaceRef {
     /// The namespace of a kind that `process` is in.
     pub fn of(process: &Process, kind: NamespaceKind) -> Self {
-        let Namespaces { uts, ipc, cgroup } = &*process.namespaces();
+        let Namespaces { uts, ipc, mount, cgroup } = &*process.namespaces();
         match kind {
             NamespaceKind::Cgroup => Self::Cgroup(cgroup.clone()),
             NamespaceKind::Ipc => Self::Ipc(ipc.clone()),
             NamespaceKind::User => Self::User(process.credentials().user_ns.clone()),
             NamespaceKind::Uts => Self::Uts(uts.clone()),
-            NamespaceKind::Mount | NamespaceKind::Network | NamespaceKind::Pid => Self::Only(kind),
+            NamespaceKind::Mount => Self::Mount(mount.clone()),
+            NamespaceKind::Network | NamespaceKind::Pid => Self::Only(kind),
         }
     }
 
@@ -54,6 +58,7 @@ impl NamespaceRef {
         match self {
             Self::Cgroup(_) => NamespaceKind::Cgroup,
             Self::Ipc(_) => NamespaceKind::Ipc,
+            Self::Mount(_) => NamespaceKind::Mount,
             Self::Only(kind) => *kind,
             Self::User(_) => NamespaceKind::User,
             Self::Uts(_) => NamespaceKind::Uts,
@@ -65,6 +70,7 @@ impl NamespaceRef {
         match self {
             Self::Cgroup(head) => head.inode(),
             Self::Ipc(ipc) => ipc.head().inode(),
+            Self::Mount(mount) => mount.head().inode(),
             Self::Only(kind) => kind.initial_inode(),
             Self::User(user) => user.inode(),
             Self::Uts(uts) => uts.head().inode(),
@@ -77,6 +83,7 @@ impl NamespaceRef {
         match self {
             Self::Cgroup(head) => Some(head.owner().clone()),
             Self::Ipc(ipc) => Some(ipc.head().owner().clone()),
+            Self::Mount(mount) => Some(mount.head().owner().clone()),
             Self::Only(_) => Some(UserNs::INITIAL),
             Self::User(user) => user.parent().cloned(),
             Self::Uts(uts) => Some(uts.head().owner().clone()),

@@ -24,6 +24,8 @@ use spin::Once;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use super::uts::UtsNamespace;
 use crate::Result;
+use crate::fs::namespace::MountNamespace;
+use crate::fs::{FsContext, root};
 
 /// An IPC namespace. What is in it is made by the layer above, when a program first asks.
 pub struct IpcNamespace {
@@ -55,13 +57,16 @@ pub struct Namespaces {
     pub uts: Arc<UtsNamespace>,
     /// Objects of System V IPC.
     pub ipc: Arc<IpcNamespace>,
+    /// The tree of mounts.
+    pub mount: Arc<MountNamespace>,
     /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
     /// namespace.
     pub cgroup: Arc<NamespaceHead>,
 }
 
 /// The kinds of [`Namespaces`] that can be made.
-pub const SEPARATE: [NamespaceKind; 3] = [NamespaceKind::Uts, NamespaceKind::Ipc, NamespaceKind::Cgroup];
+pub const SEPARATE: [NamespaceKind; 4] =
+    [NamespaceKind::Uts, NamespaceKind::Ipc, NamespaceKind::Cgroup, NamespaceKind::Mount];
 
 impl Namespaces {
     /// The initial ones.
@@ -69,15 +74,22 @@ impl Namespaces {
         reserve::arc(Self {
             uts: reserve::arc(UtsNamespace::initial()),
             ipc: IpcNamespace::new(NamespaceHead::initial(NamespaceKind::Ipc)),
+            mount: root::namespace(),
             cgroup: reserve::arc(NamespaceHead::initial(NamespaceKind::Cgroup)),
         })
     }
 
-    /// The same, but for new ones of the kinds that `is_new` chooses, which `owner` owns.
+    /// The same, but for new ones of the kinds that `is_new` chooses, which `owner` owns. The
+    /// places of `fs`, which is nobody else's yet, become those in a new tree of mounts.
     ///
     /// # Errors
-    /// `ENOSPC` where there are too many of a kind.
-    pub fn with_new(&self, is_new: impl Fn(NamespaceKind) -> bool, owner: &UserNs) -> Result<Self> {
+    /// `ENOSPC` where there are too many of a kind; `ENOMEM`, `EINTR`.
+    pub fn with_new(
+        &self,
+        is_new: impl Fn(NamespaceKind) -> bool,
+        owner: &UserNs,
+        fs: &FsContext,
+    ) -> Result<Self> {
         let mut new = self.clone();
         let head = |kind| NamespaceHead::new(kind, owner.clone());
         if is_new(NamespaceKind::Uts) {
@@ -88,6 +100,9 @@ impl Namespaces {
         }
         if is_new(NamespaceKind::Cgroup) {
             new.cgroup = reserve::arc(head(NamespaceKind::Cgroup)?);
+        }
+        if is_new(NamespaceKind::Mount) {
+            new.mount = self.mount.copy(owner, fs)?;
         }
         Ok(new)
     }

@@ -1,0 +1,217 @@
+//! Mount namespaces: a tree of mounts of its own for the processes in it (Linux: `struct
+//! mnt_namespace`).
+//!
+//! A new one begins as a copy of another's tree; from then on neither sees what is mounted in the
+//! other (private propagation, the only one that there is). The file systems are the same.
+//!
+//! **Locks of a copy.** One for a user namespace with fewer rights keeps what its root must not
+//! undo: restrictions that a mount has stay, and what a mount covers stays covered
+//! ([`Mount::lock_for_others`]).
+//!
+//! **Invariant.** Mounts of a tree know each other in both directions: the mount below keeps the
+//! one above, and that the place which it covers. So a tree does not go by itself; the end of its
+//! namespace, and taking away a part of it, cut all ways up ([`Mount::cut_off`]). What is cut off
+//! stays covered, and goes with the last path that leads there.
+//!
+//! **Changes.** [`change`] is held by whatever changes trees, a sleeping lock; readers see each
+//! mount's children as they are at that moment. Callers: mount(2) and its like, unshare, clone,
+//! setns. Task context.
+
+use freehold_collections::{
+    Arc, Vec,
+    reserve::{self, ArcMethods},
+};
+
+use super::context::FsContext;
+use super::mount::{Keep, Mount};
+use super::path::Path;
+use crate::sync::{Mutex, MutexGuard, SpinLock};
+use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::{Errno, Result, sched};
+
+/// The most mounts of a namespace that copies make (Linux: fs.mount-max).
+pub const MOST_MOUNTS: usize = 100_000;
+
+static CHANGE: Mutex<()> = Mutex::new(());
+
+/// The right to change trees of mounts.
+///
+/// # Errors
+/// `EINTR` for a task that is to end.
+pub fn change() -> Result<MutexGuard<'static, ()>> {
+    CHANGE.lock_killable()
+}
+
+/// A mount namespace.
+pub struct MountNamespace {
+    head: NamespaceHead,
+    root: SpinLock<Arc<Mount>>,
+}
+
+/// Which mounts a copy has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyDepth {
+    /// That at the place.
+    One,
+    /// All that hang below the place, too.
+    All,
+}
+
+impl MountNamespace {
+    /// The initial one, with this root.
+    pub fn initial(root: Arc<Mount>) -> Arc<Self> {
+        let head = NamespaceHead::initial(NamespaceKind::Mount);
+        reserve::arc(Self { head, root: SpinLock::new(root) })
+    }
+
+    /// A copy for processes whose user namespace is `owner`. The places of `context`, which is
+    /// nobody else's yet, become those in the copy.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `ENOMEM`, `EINTR`; nothing is left of the copy then.
+    pub fn copy(&self, owner: &UserNs, context: &FsContext) -> Result<Arc<Self>> {
+        let head = NamespaceHead::new(NamespaceKind::Mount, owner.clone())?;
+        let _change = change()?;
+        let (mut root, mut cwd) = (context.root(), context.cwd());
+        let copied = copy_tree(&Path::root_of(self.root()), CopyDepth::All, &mut |old, new| {
+            for place in [&mut root, &mut cwd] {
+                if place.mount.is_same(old) {
+                    place.mount = new.clone();
+                }
+            }
+        })?;
+        let new = reserve::arc(Self { head, root: SpinLock::new(copied) });
+        if owner != self.head.owner() {
+            for mount in new.root().tree()? {
+                mount.lock_for_others();
+                sched::checkpoint()?;
+            }
+        }
+        context.set_root(root);
+        context.set_cwd(cwd);
+        Ok(new)
+    }
+
+    /// What every namespace has.
+    pub const fn head(&self) -> &NamespaceHead {
+        &self.head
+    }
+
+    /// The mount that everything hangs in.
+    pub fn root(&self) -> Arc<Mount> {
+        self.root.lock().clone()
+    }
+
+    /// Has everything hang in another mount from now on.
+    pub fn set_root(&self, root: Arc<Mount>) {
+        let old = core::mem::replace(&mut *self.root.lock(), root);
+        drop(old);
+    }
+
+    /// Whether the mount hangs in this tree.
+    pub fn contains(&self, mount: &Arc<Mount>) -> bool {
+        mount.hangs_in(&self.root())
+    }
+
+    /// Where a process begins that enters: the root directory with all that covers it.
+    pub fn entrance(&self) -> Path {
+        Path::root_of(self.root()).topmost()
+    }
+}
+
+impl Drop for MountNamespace {
+    fn drop(&mut self) {
+        self.root().cut_off();
+    }
+}
+
+/// Whether `place` is `above` or below it in the same mount.
+///
+/// # Errors
+/// `EINTR`: a program chooses how deep it is.
+pub fn is_below(place: &Path, above: &Path) -> Result<bool> {
+    let wanted = above.node.identity();
+    let mut here = place.node.clone();
+    if here.identity() == wanted {
+        return Ok(true);
+    }
+    if let Some(entry) = &place.entry {
+        here = entry.dir.clone();
+    }
+    let root = place.mount.root().identity();
+    while here.identity() != wanted {
+        if here.identity() == root {
+            return Ok(false);
+        }
+        let Some(parent) = here.parent() else { return Ok(false) };
+        here = parent.dir;
+        sched::checkpoint()?;
+    }
+    Ok(true)
+}
+
+/// Copies of the mounts at and below `from`, which hang nowhere; `note` gets each mount with its
+/// copy.
+///
+/// # Errors
+/// `ENOSPC` for too many, `ENOMEM`, `EINTR`; nothing is left of the copies then.
+pub fn copy_tree(
+    from: &Path,
+    depth: CopyDepth,
+    note: &mut dyn FnMut(&Arc<Mount>, &Arc<Mount>),
+) -> Result<Arc<Mount>> {
+    let top = from.mount.copy(from.node.clone())?;
+    let copied = (|| {
+        note(&from.mount, &top);
+        let mut pairs = Vec::new();
+        pairs.try_push((from.mount.clone(), top.clone()))?;
+        let mut next = 0;
+        while depth == CopyDepth::All
+            && let Some((old, new)) = pairs.get(next).cloned()
+        {
+            for child in old.children()? {
+                sched::checkpoint()?;
+                let Some(place) = child.mountpoint() else { continue };
+                if next == 0 && !is_below(&place, from)? {
+                    continue;
+                }
+                if pairs.len() == MOST_MOUNTS {
+                    return Err(Errno::ENOSPC);
+                }
+                let copy = child.copy_with_locks(child.root().clone(), Keep::Place)?;
+                new.attach(&copy, Path { mount: new.clone(), ..place })?;
+                note(&child, &copy);
+                pairs.try_push((child, copy))?;
+            }
+            next += 1;
+        }
+        Ok(())
+    })();
+    match copied {
+        Ok(()) => Ok(top),
+        Err(error) => {
+            top.cut_off();
+            Err(error)
+        }
+    }
+}
+
+/// Whether a mount that must stay hangs below `place`, in its mount: a copy without it would show
+/// what it covers.
+///
+/// # Errors
+/// `ENOMEM`, `EINTR`.
+pub fn has_locked_below(place: &Path) -> Result<bool> {
+    for child in place.mount.children()? {
+        if child.is_locked()
+            && let Some(at) = child.mountpoint()
+            && is_below(&at, place)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests;
