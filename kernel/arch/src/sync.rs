@@ -8,7 +8,10 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+
+use alloc::sync::Arc;
 
 use crate::irq::{self, InterruptsOff};
 
@@ -70,6 +73,55 @@ impl<T: ?Sized> DerefMut for IrqSpinGuard<'_, T> {
 impl<T: ?Sized> fmt::Debug for IrqSpinLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("IrqSpinLock")
+    }
+}
+
+/// A place for one [`Arc`], which is put there and taken away by exchange: whoever takes it has it, nobody else. No lock, and no
+/// reference is counted.
+pub struct ArcSlot<T>(AtomicPtr<T>);
+
+// SAFETY: as for `Mutex<Option<Arc<T>>>`: what is shared are the exchanges.
+unsafe impl<T: Send + Sync> Sync for ArcSlot<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Send for ArcSlot<T> {}
+
+impl<T> ArcSlot<T> {
+    /// Nothing there.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+    /// Take what is there.
+    #[inline]
+    pub fn take(&self) -> Option<Arc<T>> {
+        Self::owned(self.0.swap(ptr::null_mut(), Ordering::SeqCst))
+    }
+    /// Put `value` there; what was there before is the caller's.
+    #[inline]
+    pub fn put(&self, value: Arc<T>) -> Option<Arc<T>> {
+        Self::owned(self.0.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst))
+    }
+    #[inline]
+    fn owned(taken: *mut T) -> Option<Arc<T>> {
+        // SAFETY: a pointer that is not null came from `into_raw` in `put`, and each exchange takes it out once.
+        (!taken.is_null()).then(|| unsafe { Arc::from_raw(taken) })
+    }
+}
+
+impl<T> Default for ArcSlot<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Drop for ArcSlot<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl<T> fmt::Debug for ArcSlot<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ArcSlot")
     }
 }
 

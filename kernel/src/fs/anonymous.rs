@@ -9,6 +9,7 @@ use freehold_collections::{Arc, Box, Receiver, reserve};
 use super::device::make_device;
 use super::{File, Identity, Metadata, Node, NodeKind, OpenFlags};
 use crate::sched::thread;
+use crate::sync::UniqueNumbers;
 use crate::{Errno, Result, time};
 
 /// Opens the object again (a pipe through /proc/self/fd).
@@ -25,7 +26,7 @@ pub struct AnonymousNode {
     reopen: Option<Box<Reopen>>,
 }
 
-static NEXT_INODE: AtomicU64 = AtomicU64::new(1);
+static INODES: UniqueNumbers = UniqueNumbers::new();
 
 /// The file system number that all of them share.
 const DEVICE: u64 = make_device(0, 15);
@@ -66,7 +67,7 @@ impl AnonymousNode {
     }
 
     fn make(kind: NodeKind, label: &'static str, owner: (u32, u32), reopen: Option<Box<Reopen>>) -> Self {
-        let inode = NEXT_INODE.fetch_add(1, Ordering::Relaxed);
+        let inode = INODES.next();
         Self { inode, kind, label, owner, made: time::wall(), reopen }
     }
 

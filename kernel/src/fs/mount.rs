@@ -101,8 +101,16 @@ pub struct Mount {
     covers: SpinLock<Option<Path>>,
     /// `None` before anything was mounted here.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
+    /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the lock above. It is set and cleared
+    /// under it; who looks without sees the child at the next name at the latest.
+    covered: AtomicU64,
     /// How many of the children were [cut off](Mount::cut_off).
     cut: AtomicUsize,
+}
+
+/// The bit of a place in [`Mount::covered`].
+fn place_bit(place: Identity) -> u64 {
+    1 << (place.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
 }
 
 /// The mounts that hang in one, each with what it covers. The last of equals is on top.
@@ -164,6 +172,7 @@ impl Mount {
             locked: AtomicU32::new(0),
             covers: SpinLock::new(None),
             children: SpinLock::new(None),
+            covered: AtomicU64::new(0),
             cut: AtomicUsize::new(0),
         }))
     }
@@ -205,6 +214,7 @@ impl Mount {
             locked: AtomicU32::new(locked),
             covers: SpinLock::new(None),
             children: SpinLock::new(None),
+            covered: AtomicU64::new(0),
             cut: AtomicUsize::new(0),
         }))
     }
@@ -319,6 +329,7 @@ impl Mount {
         *child.covers.lock() = Some(place);
         if let Some(list) = &mut *self.children.lock() {
             list.0.push_reserved((identity, child.clone()));
+            self.covered.fetch_or(place_bit(identity), Ordering::Release);
         }
     }
 
@@ -350,7 +361,10 @@ impl Mount {
             let mut children = self.children.lock();
             let list = children.as_mut().ok_or(Errno::EINVAL)?;
             let index = list.0.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
-            list.0.remove(index)
+            let gone = list.0.remove(index);
+            let covered = list.0.iter().fold(0, |bits, (place, _)| bits | place_bit(*place));
+            self.covered.store(covered, Ordering::Release);
+            gone
         };
         let covered = gone.1.covers.lock().take();
         drop(covered);
@@ -367,12 +381,16 @@ impl Mount {
 
     /// The mount that covers `node` of this mount, if any.
     pub fn covering(&self, node: &Arc<dyn Node>) -> Option<Arc<Mount>> {
-        let children = self.children.lock();
-        let list = &children.as_ref()?.0;
-        if list.is_empty() {
+        let covered = self.covered.load(Ordering::Acquire);
+        if covered == 0 {
             return None;
         }
         let identity = node.identity();
+        if covered & place_bit(identity) == 0 {
+            return None;
+        }
+        let children = self.children.lock();
+        let list = &children.as_ref()?.0;
         list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
     }
 

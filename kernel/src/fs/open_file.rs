@@ -16,7 +16,7 @@ use super::node::Node;
 use super::notify::{self, Events};
 use super::path::Path;
 use super::text::{Permit, Purpose};
-use crate::sync::{Mutex, PollWaiter, SpinLock};
+use crate::sync::{Mutex, PollWaiter, SpinLock, UniqueNumbers};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -59,7 +59,7 @@ pub struct OpenFile {
     _permit: Option<Permit>,
 }
 
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+static IDS: UniqueNumbers = UniqueNumbers::new();
 
 impl OpenFile {
     /// A description of `file`, opened by `path` where it has one.
@@ -98,7 +98,7 @@ impl OpenFile {
             offset: Mutex::new(0),
             owner: AtomicI32::new(0),
             signal: AtomicI32::new(0),
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: IDS.next(),
             locked: AtomicBool::new(false),
             watchers: SpinLock::new(Watchers::None),
             _permit: permit,

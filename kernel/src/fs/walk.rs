@@ -11,6 +11,7 @@ use freehold_collections::{
 
 use super::caller::{Access, Caller};
 use super::flags::ResolveFlags;
+use super::mount::Mount;
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Path, PathEntry};
 use crate::{Errno, Result};
@@ -137,11 +138,16 @@ impl<'a> PathWalk<'a> {
 
     /// The place of `name` in `dir`, with mounts over it entered but links not followed.
     pub fn child(&self, dir: &Path, name: &[u8]) -> Result<Path> {
+        let node = self.look_up(dir, name)?;
+        let covering = dir.mount.covering(&node);
+        self.enter(dir.clone(), node, covering, name)
+    }
+
+    fn look_up(&self, dir: &Path, name: &[u8]) -> Result<Arc<dyn Node>> {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        let node = dir.node.lookup(name)?;
-        self.enter(dir, node, name)
+        dir.node.lookup(name)
     }
 
     /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives the place
@@ -189,11 +195,12 @@ impl<'a> PathWalk<'a> {
                 b"." => {}
                 b".." => here = self.up(here)?,
                 name => {
-                    let found = self.child(&here, name)?;
+                    let node = self.look_up(&here, name)?;
+                    let covering = here.mount.covering(&node);
                     let follow =
                         !is_last || goal == Goal::Whole(Final::Follow) || trailing == Trailing::Slash;
-                    if follow && found.node.kind() == NodeKind::Symlink {
-                        match self.read_for_follow(&found.node, links)? {
+                    if follow && covering.is_none() && node.kind() == NodeKind::Symlink {
+                        match self.read_for_follow(&node, links)? {
                             LinkTarget::Text(mut target) => {
                                 if target[0] == b'/' {
                                     here = self.root_start()?;
@@ -207,7 +214,7 @@ impl<'a> PathWalk<'a> {
                             LinkTarget::Jump(place) => here = place,
                         }
                     } else {
-                        here = found;
+                        here = self.enter(here, node, covering, name)?;
                     }
                     if trailing == Trailing::Slash && here.node.kind() != NodeKind::Directory {
                         return Err(Errno::ENOTDIR);
@@ -248,16 +255,23 @@ impl<'a> PathWalk<'a> {
         self.caller.may_use(&*dir.node, Access::EXECUTE)
     }
 
-    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.
-    fn enter(&self, dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
-        let Some(mut covering) = dir.mount.covering(&node) else {
+    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it. References are moved where they
+    /// can be: those of a directory that everybody uses are on one line.
+    fn enter(
+        &self,
+        dir: Path,
+        node: Arc<dyn Node>,
+        covering: Option<Arc<Mount>>,
+        name: &[u8],
+    ) -> Result<Path> {
+        let Some(mut covering) = covering else {
             let entry = if node.kind() == NodeKind::Directory {
                 None
             } else {
                 let name = Vec::try_from_slice(name)?;
-                Some(reserve::arc(PathEntry::new(dir.node.clone(), name)))
+                Some(reserve::arc(PathEntry::new(dir.node, name)))
             };
-            return Ok(Path { mount: dir.mount.clone(), node, entry });
+            return Ok(Path { mount: dir.mount, node, entry });
         };
         while let Some(upper) = covering.covering(covering.root()) {
             covering = upper;

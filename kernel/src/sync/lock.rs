@@ -12,7 +12,7 @@ use core::sync::atomic::{Ordering, fence};
 use super::wait::WaitQueue;
 
 use crate::hw::LOCK_SPINS;
-pub use crate::hw::sync::{IrqSpinLock, SpinLock, SpinLockGuard};
+pub use crate::hw::sync::{ArcSlot, IrqSpinLock, SpinLock, SpinLockGuard};
 
 /// A lock that may be held across sleeping. Waiting for it is not interruptible.
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@
 mod completion;
 pub mod deferred;
 mod lock;
+mod numbers;
 mod wait;
 #[cfg(test)]
 mod wait_model;
@@ -10,6 +11,9 @@ mod weak_registry;
 
 pub use completion::Completion;
 pub use deferred::{Deferred, LetGo, ReleaseList, release};
-pub use lock::{IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard};
+pub use lock::{
+    ArcSlot, IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard,
+};
+pub use numbers::UniqueNumbers;
 pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};
 pub use weak_registry::{WeakRegistry, WeakRegistryGuard};

@@ -1,6 +1,6 @@
 //! Descriptors of the calling process for files without a name.
 
-use super::current;
+use super::{current, with_current};
 use crate::Result;
 use crate::fs::{File, OnExec, OpenFile, OpenFlags};
 use crate::user::UserPtr;
@@ -12,9 +12,11 @@ use freehold_collections::Arc;
 /// # Errors
 /// `EMFILE`, `ENOMEM`.
 pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
-    let process = current().process().clone();
-    let limit = process.descriptor_limit();
-    process.files().insert(OpenFile::new(file, None, flags)?, OnExec::asked_by(flags), limit)
+    let file = OpenFile::new(file, None, flags)?;
+    with_current(|task| {
+        let limit = task.process().descriptor_limit();
+        task.with_files(|files| files.insert(file, OnExec::asked_by(flags), limit))
+    })
 }
 
 /// Give the calling process descriptors for two files, and tell it which at `to`: both or none.

@@ -22,6 +22,9 @@ pub mod init;
 pub mod inspect;
 mod install;
 pub mod io_context;
+mod kept;
+#[cfg(test)]
+mod kept_model;
 pub mod limits;
 mod mask;
 pub mod namespaces;
@@ -102,7 +105,7 @@ pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
 /// # Panics
 /// Before this CPU takes part in scheduling.
 pub fn may(capability: Capability) -> bool {
-    with_current(|task| task.process().credentials().may(capability))
+    with_current(|task| task.with_credentials(|own| own.may(capability)))
 }
 
 /// Whether the running task's process has a capability in effect for what `owner` owns.
@@ -110,13 +113,13 @@ pub fn may(capability: Capability) -> bool {
 /// # Panics
 /// Before this CPU takes part in scheduling.
 pub fn may_in(owner: &userns::UserNs, capability: Capability) -> bool {
-    with_current(|task| task.process().credentials().may_in(owner, capability))
+    with_current(|task| task.with_credentials(|own| own.may_in(owner, capability)))
 }
 
 /// What the running task's program is told of a user and a group.
 pub fn shown_ids(uid: u32, gid: u32) -> (u32, u32) {
     let told = try_with_current(|task| {
-        task.process().with_credentials(|own| (own.user_ns.shown_user(uid), own.user_ns.shown_group(gid)))
+        task.with_credentials(|own| (own.user_ns.shown_user(uid), own.user_ns.shown_group(gid)))
     });
     told.unwrap_or((uid, gid))
 }

@@ -11,6 +11,7 @@ use freehold_collections::{
 use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::inspect::{self, Dumpable};
+use super::kept::Shared;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
 use super::registry::Family;
@@ -209,9 +210,9 @@ pub struct Process {
     /// Orphans below it become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
     space: SpinLock<Arc<ProcessSpace>>,
-    files: SpinLock<Arc<FileTable>>,
+    pub(super) files: Shared<FileTable>,
     fs: SpinLock<Arc<FsContext>>,
-    credentials: SpinLock<Arc<Credentials>>,
+    pub(super) credentials: Shared<Credentials>,
     namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
     pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
@@ -313,9 +314,9 @@ impl Process {
             has_executed: AtomicBool::new(false),
             is_subreaper: AtomicBool::new(false),
             space: SpinLock::new(with.space),
-            files: SpinLock::new(with.files),
+            files: Shared::new(with.files),
             fs: SpinLock::new(with.fs),
-            credentials: SpinLock::new(with.credentials),
+            credentials: Shared::new(with.credentials),
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
@@ -375,14 +376,14 @@ impl Process {
     }
     /// Its descriptors.
     pub fn files(&self) -> Arc<FileTable> {
-        self.files.lock().clone()
+        self.files.get()
     }
     /// The open file behind a descriptor.
     ///
     /// # Errors
     /// `EBADF`.
     pub fn file(&self, fd: i32) -> crate::Result<Arc<crate::fs::OpenFile>> {
-        self.files.lock().get(fd)
+        self.files.with(|files| files.get(fd))
     }
     /// Its place in the tree of names.
     pub fn fs(&self) -> Arc<FsContext> {
@@ -398,7 +399,9 @@ impl Process {
     }
     /// Take another descriptor table (unshare, execve, exit); gives the old.
     pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
-        core::mem::replace(&mut *self.files.lock(), files)
+        let old = self.files.replace(files);
+        self.threads().for_each(|thread| thread.kept_files.forget());
+        old
     }
     /// Have a descriptor table of its own (unshare, close_range).
     ///
@@ -424,23 +427,22 @@ impl Process {
     /// Who it acts as.
     #[inline]
     pub fn credentials(&self) -> Arc<Credentials> {
-        self.credentials.lock().clone()
+        self.credentials.get()
     }
     /// Look at who it acts as, under a spin lock: nothing that `f` drops may sleep.
     #[inline]
     pub fn with_credentials<R>(&self, f: impl FnOnce(&Credentials) -> R) -> R {
-        f(&self.credentials.lock())
+        self.credentials.with(f)
     }
     /// Its real user.
     #[inline]
     pub fn uid(&self) -> u32 {
-        self.credentials.lock().uid
+        self.credentials.with(|own| own.uid)
     }
     /// The user and the group that it acts as.
     #[inline]
     pub fn effective_ids(&self) -> (u32, u32) {
-        let credentials = self.credentials.lock();
-        (credentials.euid, credentials.egid)
+        self.credentials.with(|own| (own.euid, own.egid))
     }
     /// Act as somebody else, by a call of its own: inspectors with the new ids do not see what the
     /// old ones left in memory.
@@ -453,9 +455,8 @@ impl Process {
     }
     /// Act as somebody else.
     pub(super) fn set_credentials(&self, credentials: Credentials) {
-        let new = reserve::arc(credentials);
-        let old = core::mem::replace(&mut *self.credentials.lock(), new);
-        drop(old);
+        drop(self.credentials.replace(reserve::arc(credentials)));
+        self.threads().for_each(|thread| thread.kept_credentials.forget());
     }
     /// The limit of `resource`.
     pub fn limit(&self, resource: Resource) -> Limit {
@@ -480,7 +481,7 @@ impl Process {
     }
     /// The limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {
-        let privileged = self.credentials.lock().may(Capability::IpcLock);
+        let privileged = self.credentials.with(|own| own.may(Capability::IpcLock));
         freehold_vm::Limits {
             address_space: self.soft_limit(Resource::AddressSpace),
             data: self.soft_limit(Resource::Data),

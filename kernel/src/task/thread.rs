@@ -12,12 +12,14 @@ use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 use super::Pid;
 use super::credentials::Credentials;
 use super::io_context::IoContext;
+use super::kept::Kept;
 use super::process::{Process, Usage};
 use super::reserve::Drawn;
 use super::rseq::Registration;
 use super::seccomp::Seccomp;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
+use crate::fs::{FileTable, OpenFile};
 use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
 use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
@@ -59,6 +61,9 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// The process' descriptors and credentials, from one call to the next.
+    pub(super) kept_files: Kept<FileTable>,
+    pub(super) kept_credentials: Kept<Credentials>,
     /// Its I/O priority, which threads may share.
     pub io_context: IoContext,
     /// Who traces it.
@@ -101,6 +106,8 @@ impl Task {
                 user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
+                kept_files: Kept::default(),
+                kept_credentials: Kept::default(),
                 io_context: IoContext::default(),
                 traced: Traced::new(),
                 seccomp: Seccomp::default(),
@@ -131,6 +138,29 @@ impl Task {
     /// The process it belongs to.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
+    }
+    /// Use its process' descriptors for as long as a call takes; for the task itself.
+    #[inline]
+    pub fn with_files<R>(&self, look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
+        self.kept_files.with(&self.process.files, look)
+    }
+    /// The open file behind a descriptor; for the task itself.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    #[inline]
+    pub fn file(&self, fd: i32) -> Result<Arc<OpenFile>> {
+        self.with_files(|files| files.get(fd))
+    }
+    /// Look at who its process acts as, for as long as a call takes; for the task itself.
+    #[inline]
+    pub fn with_credentials<R>(&self, look: impl FnOnce(&Arc<Credentials>) -> R) -> R {
+        self.kept_credentials.with(&self.process.credentials, look)
+    }
+    /// Keep nothing of the process' any more.
+    pub(super) fn forget_kept(&self) {
+        self.kept_files.forget();
+        self.kept_credentials.forget();
     }
     /// Its name: at most 15 bytes and a NUL.
     pub fn name(&self) -> [u8; 16] {

@@ -30,6 +30,7 @@ pub use xattr::*;
 use freehold_collections::{Arc, Vec};
 
 use super::caller::Caller;
+use super::context::FsContext;
 use super::flags::ResolveFlags;
 use super::node::{Node, NodeKind};
 use super::open_file::OpenFile;
@@ -53,19 +54,29 @@ fn process() -> Arc<Process> {
     task::with_current(|task| task.process().clone())
 }
 
+/// [`process`] without keeping it: nobody counts a reference.
+fn with_process<R>(look: impl FnOnce(&Process) -> R) -> R {
+    task::with_current(|task| look(task.process()))
+}
+
+/// Use the caller's descriptors.
+fn with_files<R>(look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
+    task::with_current(|task| task.with_files(look))
+}
+
 fn files() -> Arc<FileTable> {
-    process().files()
+    with_files(|files| files.clone())
 }
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    task::with_current(|task| task.process().file(fd))
+    task::with_current(|task| task.file(fd))
 }
 
 /// Where a relative path begins: the working directory, or the directory behind `dirfd`.
 fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     if dirfd == AT_FDCWD {
-        return Ok(process.fs().cwd());
+        return Ok(process.with_fs(FsContext::cwd));
     }
     let file = process.files().get(dirfd)?;
     match file.path() {
@@ -76,13 +87,18 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
 
 /// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
 fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    let process = process();
-    let context = process.fs();
-    let root = context.root();
-    let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
-    let credentials = process.credentials();
-    let caller = credentials.caller();
-    f(&PathWalk::new(&root, &start, &caller))
+    task::with_current(|task| {
+        let process = task.process();
+        let root = process.with_fs(FsContext::root);
+        let relative;
+        let start = if text.first() == Some(&b'/') {
+            &root
+        } else {
+            relative = start_of(process, dirfd)?;
+            &relative
+        };
+        task.with_credentials(|credentials| f(&PathWalk::new(&root, start, &credentials.caller())))
+    })
 }
 
 /// Run `f` with a walk for checks only, where the place is known already.
@@ -93,7 +109,7 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
 /// Like [`walk_from`], with the real instead of the effective user (access(2)).
 fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     let process = process();
-    let root = process.fs().root();
+    let root = process.with_fs(FsContext::root);
     let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
     let credentials = process.credentials();
     let power = if Some(credentials.uid) == credentials.user_ns.root()

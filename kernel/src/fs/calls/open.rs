@@ -3,13 +3,15 @@
 use freehold_collections::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{AT_FDCWD, files, only, path_at, process, walk_from};
+use super::{AT_FDCWD, only, path_at, process, walk_from, with_files, with_process};
+use crate::fs::context::FsContext;
 use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::open_file::OpenFile;
-use crate::fs::table::OnExec;
+use crate::fs::table::{FileTable, OnExec};
 use crate::fs::walk::PathWalk;
 use crate::fs::{names, root, tmpfs};
 use crate::syscall::Args;
+use crate::task::Process;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -28,22 +30,37 @@ const RESOLVE_CACHED: u64 = 0x20;
 
 /// Give `file` the caller's lowest free descriptor.
 pub(super) fn install(file: Arc<OpenFile>, on_exec: OnExec) -> Result<i64> {
-    let process = process();
-    process.files().insert(file, on_exec, process.descriptor_limit()).map(i64::from)
+    let limit = with_process(Process::descriptor_limit);
+    with_files(|files| files.insert(file, on_exec, limit)).map(i64::from)
 }
 
 fn open(dirfd: i32, path: u64, flags: u32, mode: u32, resolve: ResolveFlags) -> Result<i64> {
     let flags = (OpenFlags::from_bits_retain(flags) & OpenFlags::KNOWN) | OpenFlags::LARGEFILE;
+    with_files(|files| open_into(files, (dirfd, path), flags, mode, resolve))
+}
+
+fn open_into(
+    files: &Arc<FileTable>,
+    (dirfd, path): (i32, u64),
+    flags: OpenFlags,
+    mode: u32,
+    resolve: ResolveFlags,
+) -> Result<i64> {
+    let (limit, mask) =
+        with_process(|process| (process.descriptor_limit(), process.with_fs(FsContext::umask)));
     // A descriptor must be had before a file is made.
-    let process = process();
-    let files = process.files();
-    let descriptor = files.promise(process.descriptor_limit())?;
+    let descriptor = files.promise(limit)?;
     let text = path_at(path)?;
-    let mode = mode & 0o7777 & !process.fs().umask();
+    let mode = mode & 0o7777 & !mask;
     let file = walk_from(dirfd, &text, |walk| {
-        let scoped = resolve.contains(ResolveFlags::IN_ROOT);
-        let start = if scoped { super::start_of(&process, dirfd)? } else { walk.start.clone() };
-        names::open(&PathWalk { resolve, start: &start, ..*walk }, &text, flags, mode)
+        let scope;
+        let start = if resolve.contains(ResolveFlags::IN_ROOT) {
+            scope = with_process(|process| super::start_of(process, dirfd))?;
+            &scope
+        } else {
+            walk.start
+        };
+        names::open(&PathWalk { resolve, start, ..*walk }, &text, flags, mode)
     })?;
     Ok(i64::from(descriptor.keep(file, OnExec::asked_by(flags))))
 }
@@ -98,7 +115,7 @@ pub fn sys_openat2(args: &Args) -> Result<i64> {
 
 /// close(fd)
 pub fn sys_close(args: &Args) -> Result<i64> {
-    files().close(args.fd(0)).map(|()| 0)
+    with_files(|files| files.close(args.fd(0))).map(|()| 0)
 }
 
 const CLOSE_RANGE_UNSHARE: u32 = 2;

@@ -153,7 +153,7 @@ pub mod serial {
 
 /// Locks.
 pub mod sync {
-    pub use freehold_arch::sync::Once;
+    pub use freehold_arch::sync::{ArcSlot, Once};
 
     pub use super::locks::{SpinLock, SpinLockGuard};
 

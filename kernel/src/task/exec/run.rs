@@ -395,6 +395,7 @@ impl Prepared {
     fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<()> {
         let process = task.process().clone();
         end_other_threads(task)?;
+        task.forget_kept();
         crate::task::exit::leave_program(task);
         above().cancel_operations(process.pid);
         if process.files().references() > 2 {

@@ -1,0 +1,88 @@
+//! What the threads of a process share and nearly every call uses: [`Shared`]. Each thread keeps a reference from one call to the
+//! next ([`Kept`]), so that a call neither locks nor counts on a line that other CPUs store to. (On Linux each task has its own
+//! pointers `files` and `cred`.)
+//!
+//! **Protocol.** A call takes the reference out of its thread's slot, or another from the shared value where the slot is empty, uses it, and
+//! puts it back. Then it looks whether the value was replaced since the reference was taken from it, which the version
+//! tells, and if so takes it out again. Whoever replaces the value counts the version up first, then empties the slots of all threads
+//! ([`Kept::forget`]). Both sides store before they look, in one order for all CPUs: so one of the two sees the other, and
+//! when the replacement returns, only calls that are under way hold the old value. A thread empties its own slot at its end
+//! and at execve. `kept_model` explores this.
+//!
+//! Task context; nothing is dropped under a lock.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use freehold_collections::Arc;
+
+use crate::sync::{ArcSlot, SpinLock};
+
+/// A value that is replaced as a whole.
+pub struct Shared<T> {
+    value: SpinLock<Arc<T>>,
+    /// How often it was replaced.
+    version: AtomicU32,
+}
+
+impl<T> Shared<T> {
+    /// `value` first.
+    pub const fn new(value: Arc<T>) -> Self {
+        Self { value: SpinLock::new(value), version: AtomicU32::new(0) }
+    }
+    /// The value.
+    #[inline]
+    pub fn get(&self) -> Arc<T> {
+        self.value.lock().clone()
+    }
+    /// Look at the value under a spin lock: nothing that `look` drops may sleep.
+    #[inline]
+    pub fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.value.lock())
+    }
+    /// Another value; gives the old. The caller has the slots of all threads forget it.
+    pub fn replace(&self, value: Arc<T>) -> Arc<T> {
+        let mut place = self.value.lock();
+        self.version.fetch_add(1, Ordering::SeqCst);
+        core::mem::replace(&mut *place, value)
+    }
+    fn current(&self) -> (u32, Arc<T>) {
+        let value = self.value.lock();
+        (self.version.load(Ordering::Relaxed), value.clone())
+    }
+}
+
+/// One thread's slot for a [`Shared`] value.
+pub struct Kept<T> {
+    slot: ArcSlot<T>,
+    /// Of what is in the slot; its own thread's.
+    version: AtomicU32,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { slot: ArcSlot::new(), version: AtomicU32::new(0) }
+    }
+}
+
+impl<T> Kept<T> {
+    /// Use the value, for as long as a call takes; its own thread. It may be used again inside.
+    #[inline]
+    pub fn with<R>(&self, shared: &Shared<T>, look: impl FnOnce(&Arc<T>) -> R) -> R {
+        let (version, value) = match self.slot.take() {
+            Some(value) => (self.version.load(Ordering::Relaxed), value),
+            None => shared.current(),
+        };
+        let result = look(&value);
+        self.version.store(version, Ordering::Relaxed);
+        // Something is there where `look` used the value, too.
+        drop(self.slot.put(value));
+        if shared.version.load(Ordering::SeqCst) != version {
+            self.forget();
+        }
+        result
+    }
+    /// Keep nothing. Any thread.
+    pub fn forget(&self) {
+        drop(self.slot.take());
+    }
+}
