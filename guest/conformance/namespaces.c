@@ -4,7 +4,13 @@
  */
 #include "promise.h"
 #include <grp.h>
+#include <arpa/inet.h>
 #include <linux/capability.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/un.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -511,7 +517,7 @@ static int depth(void)
 static int number_is_limited(void)
 {
 	char before[32];
-	snprintf(before, sizeof before, "%s", reads("/proc/sys/user/max_user_namespaces"));
+	snprintf(before, sizeof before, "%.31s", reads("/proc/sys/user/max_user_namespaces"));
 	HOLDS(atoi(before) > 0);
 	/* On Linux only with CAP_SYS_RESOURCE, which a host may keep from its root. */
 	if (writes("/proc/sys/user/max_user_namespaces", "0") && errno == EACCES)
@@ -754,6 +760,110 @@ static int a_mount_namespace_can_be_entered(void)
 	return 0;
 }
 
+/* Connects to 127.0.0.1, or binds to it, and gives the errno. */
+static int reaches(int port, int binds)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int own = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int result = binds ? bind(own, (struct sockaddr *)&to, sizeof to) : connect(own, (struct sockaddr *)&to, sizeof to);
+	int error = result ? errno : 0;
+	close(own);
+	return error;
+}
+
+static int listens(int *port)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(*port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof at;
+	int own = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (bind(own, (struct sockaddr *)&at, sizeof at) || listen(own, 4) || getsockname(own, (struct sockaddr *)&at, &length))
+		return -1;
+	*port = ntohs(at.sin_port);
+	return own;
+}
+
+static int named_socket(const char *name, int length, int binds)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	memcpy(at.sun_path, name, length);
+	int own = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	socklen_t size = sizeof(sa_family_t) + length;
+	if (binds ? bind(own, (struct sockaddr *)&at, size) || listen(own, 4) : connect(own, (struct sockaddr *)&at, size))
+		return -1;
+	return own;
+}
+
+static int loopback_flags(int set)
+{
+	struct ifreq request = { .ifr_name = "lo" };
+	int own = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	request.ifr_flags = IFF_UP;
+	int result = ioctl(own, set ? SIOCSIFFLAGS : SIOCGIFFLAGS, &request);
+	int error = errno;
+	close(own);
+	errno = error;
+	return result ? -1 : request.ifr_flags;
+}
+
+static int networks_are_ones_own(void)
+{
+	int port = 0, again;
+	int outside = listens(&port), named = named_socket("\0ns-test", 8, 1), path = named_socket(FOLDER "/socket", sizeof FOLDER "/socket", 1);
+	int old = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	unsigned long number = number_of("/proc/self/ns/net");
+	HOLDS(outside >= 0 && named >= 0 && path >= 0 && old >= 0 && reaches(port, 0) == 0);
+	HOLDS(unshare(CLONE_NEWNET) == 0 && number_of("/proc/self/ns/net") != number);
+	HOLDS((loopback_flags(0) & IFF_UP) == 0 && !strstr(reads("/proc/self/net/dev"), "eth"));
+	HOLDS(reaches(port, 0) == ENETUNREACH);
+	HOLDS(loopback_flags(1) >= 0 && (loopback_flags(0) & IFF_UP));
+	HOLDS(reaches(port, 0) == ECONNREFUSED);
+	char shown[16];
+	snprintf(shown, sizeof shown, ":%04X 0", port);
+	HOLDS(!strstr(reads("/proc/self/net/tcp"), shown));
+	again = port;
+	int inside = listens(&again);
+	HOLDS(inside >= 0 && again == port && reaches(port, 0) == 0 && strstr(reads("/proc/self/net/tcp"), shown));
+	int served = accept(inside, NULL, NULL);
+	HOLDS(served >= 0 && fcntl(outside, F_SETFL, O_NONBLOCK) == 0);
+	/* The one connection that waits there came before. */
+	HOLDS(accept(outside, NULL, NULL) >= 0);
+	REFUSED(accept(outside, NULL, NULL), EAGAIN);
+	REFUSED(named_socket("\0ns-test", 8, 0), ECONNREFUSED);
+	HOLDS(named_socket("\0ns-test", 8, 1) >= 0 && named_socket("\0ns-test", 8, 0) >= 0);
+	HOLDS(!strstr(reads("/proc/self/net/unix"), FOLDER "/socket"));
+	/* A file's name is found wherever the file is. */
+	HOLDS(named_socket(FOLDER "/socket", sizeof FOLDER "/socket", 0) >= 0);
+	close(inside);
+	HOLDS(setns(old, CLONE_NEWNET) == 0 && reaches(port, 0) == 0 && strstr(reads("/proc/self/net/tcp"), shown));
+	HOLDS(unlink(FOLDER "/socket") == 0);
+	return 0;
+}
+
+/* Sets lo up as bwrap does; the answer's error. */
+static int sets_up_by_netlink(void)
+{
+	struct { struct nlmsghdr head; struct ifinfomsg link; } request = {
+		{ sizeof request, RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0 }, { AF_UNSPEC, 0, 0, 1, IFF_UP, IFF_UP },
+	};
+	struct { struct nlmsghdr head; struct nlmsgerr error; } answer;
+	int own = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	int is_whole = send(own, &request, sizeof request, 0) == sizeof request && recv(own, &answer, sizeof answer, 0) > 0;
+	close(own);
+	return is_whole && answer.head.nlmsg_type == NLMSG_ERROR ? -answer.error.error : -1;
+}
+
+static int root_inside_rules_its_network(void)
+{
+	HOLDS(become_root_inside() == 0);
+	HOLDS(reaches(80, 1) == EACCES && sets_up_by_netlink() == EPERM);
+	REFUSED(loopback_flags(1), EPERM);
+	int old = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	HOLDS(unshare(CLONE_NEWNET) == 0 && sets_up_by_netlink() == 0 && (loopback_flags(0) & IFF_UP));
+	HOLDS(reaches(80, 1) == 0);
+	REFUSED(setns(old, CLONE_NEWNET), EPERM);
+	return 0;
+}
+
 static int a_chroot_makes_none(void)
 {
 	HOLDS(chroot(FOLDER) == 0);
@@ -765,7 +875,7 @@ static int a_thousand_come_and_go(void)
 {
 	for (int at = 0; at < 1000; at++) {
 		int status;
-		pid_t child = syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
+		pid_t child = syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS | CLONE_NEWNET | SIGCHLD, 0, 0, 0, 0);
 		HOLDS(child >= 0);
 		if (child == 0)
 			_exit(shmget(IPC_PRIVATE, 4096, 0600) < 0);
@@ -823,6 +933,8 @@ int main(int count, char **arguments)
 	PROMISE("it undoes neither what root mounted outside nor how", in_child(locks_hold, 0));
 	PROMISE("a set-user-ID program of another's mount gives nothing", in_child(no_rights_by_anothers_mount, 0));
 	PROMISE("a mount namespace is entered with its user namespace", in_child(a_mount_namespace_can_be_entered, USER));
+	PROMISE("ports, abstract names and devices are a network namespace's own", in_child(networks_are_ones_own, 0));
+	PROMISE("root inside sets up its loopback device and has its ports", in_child(root_inside_rules_its_network, USER));
 	PROMISE("in a chroot none is made", in_child(a_chroot_makes_none, 0));
 	PROMISE("a thousand come and go", in_child(a_thousand_come_and_go, USER));
 

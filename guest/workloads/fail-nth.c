@@ -363,13 +363,15 @@ static void namespaces(void) {
         (void)!put("/proc/self/uid_map", "0 0 1000\n2000 2000 1000");
         (void)!put("/proc/self/gid_map", "0 0 1000");
     }
-    if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP) == 0) {
+    if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP | CLONE_NEWNET) == 0) {
         if (mount("none", "/tmp/fail-nth", "tmpfs", 0, 0) == 0) {
             mkdir("/tmp/fail-nth/all", 0700);
             (void)!mount("/", "/tmp/fail-nth/all", 0, MS_BIND | MS_REC, 0);
             if (chdir("/tmp/fail-nth") == 0 && syscall(SYS_pivot_root, ".", ".") == 0) (void)!umount2(".", MNT_DETACH);
         }
         shmget(IPC_PRIVATE, 4096, 0600);
+        int name = socket(AF_UNIX, SOCK_STREAM, 0);
+        if (name >= 0) (void)!bind(name, (struct sockaddr *)&(sa_family_t){AF_UNIX}, sizeof(sa_family_t));
         int own = open("/proc/self/ns/mnt", O_RDONLY);
         if (own >= 0) (void)!setns(own, 0);
     }

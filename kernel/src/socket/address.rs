@@ -17,6 +17,7 @@ use super::netlink::NetlinkAddress;
 use super::ports::InetAddress;
 use crate::fs::{self, Final, Identity, NodeKind, PathWalk};
 use crate::sync::SpinLock;
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
 
@@ -95,8 +96,28 @@ pub enum Address {
     Netlink(NetlinkAddress),
 }
 
+/// By the number of the network namespace, in eight bytes, and the name.
 static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<Socket>>> = SpinLock::new(Map::new());
 static BY_INODE: SpinLock<Map<Identity, Weak<Socket>>> = SpinLock::new(Map::new());
+
+/// A key of [`BY_NAME`], without memory: the end of a socket needs one.
+struct KeyBytes([u8; 8 + PATH_BYTES], usize);
+
+impl KeyBytes {
+    fn of(network: &NetworkNamespace, name: &[u8]) -> Self {
+        let mut bytes = [0; 8 + PATH_BYTES];
+        bytes[..8].copy_from_slice(&network.number().to_ne_bytes());
+        bytes[8..8 + name.len()].copy_from_slice(name);
+        Self(bytes, 8 + name.len())
+    }
+    fn bytes(&self) -> &[u8] {
+        &self.0[..self.1]
+    }
+}
+
+fn key_of(network: &NetworkNamespace, name: &[u8]) -> Arc<[u8]> {
+    reserve::slice(KeyBytes::of(network, name).bytes())
+}
 
 impl Address {
     /// Read a sockaddr of `family`; `None` for an AF_UNIX one that holds the family only, and for
@@ -265,11 +286,12 @@ impl Address {
     pub fn bind(&self, socket: &Arc<Socket>) -> Result<()> {
         match self {
             Self::Abstract(name) => {
+                let key = key_of(socket.network(), name);
                 let mut names = BY_NAME.lock();
-                if names.get(name).is_some_and(|other| other.strong_count() > 0) {
+                if names.get(&key[..]).is_some_and(|other| other.strong_count() > 0) {
                     return Err(Errno::EADDRINUSE);
                 }
-                names.try_insert(name.clone(), socket.downgrade())?;
+                names.try_insert(key, socket.downgrade())?;
             }
             // The maps of ports bind them.
             Self::Inet(_) | Self::Netlink(_) => return Err(Errno::EINVAL),
@@ -295,14 +317,17 @@ impl Address {
         Ok(())
     }
 
-    /// The socket that is bound to it.
+    /// The socket that is bound to it, for one of `network`.
     ///
     /// # Errors
     /// `ECONNREFUSED` where none is; what following a path gives.
-    pub fn find(&self) -> Result<Arc<Socket>> {
+    pub fn find(&self, network: &NetworkNamespace) -> Result<Arc<Socket>> {
         let found = match self {
             Self::Inet(_) | Self::Netlink(_) => None,
-            Self::Abstract(name) => BY_NAME.lock().get(name).and_then(|weak| weak.upgrade()),
+            Self::Abstract(name) => {
+                let key = KeyBytes::of(network, name);
+                BY_NAME.lock().get(key.bytes()).and_then(|weak| weak.upgrade())
+            }
             Self::Path(path) => {
                 let place = with_walk(|walk, _| walk.find(path, Final::Follow))?;
                 let caller = task::current().process().credentials();
@@ -316,12 +341,13 @@ impl Address {
         found.ok_or(Errno::ECONNREFUSED)
     }
 
-    /// Forget an abstract name; its socket is gone.
-    pub fn release(&self) {
+    /// Forget an abstract name; its socket, which was of `network`, is gone.
+    pub fn release(&self, network: &NetworkNamespace) {
         if let Self::Abstract(name) = self {
+            let key = KeyBytes::of(network, name);
             let mut names = BY_NAME.lock();
-            if names.get(name).is_some_and(|socket| socket.strong_count() == 0) {
-                names.remove(name);
+            if names.get(key.bytes()).is_some_and(|socket| socket.strong_count() == 0) {
+                names.remove(key.bytes());
             }
         }
     }

@@ -8,6 +8,8 @@ use freehold_virtio::FrameDevice;
 use spin::Once;
 
 use crate::sync::WaitQueue;
+use crate::task;
+use crate::task::namespaces::network::NetworkNamespace;
 
 /// A network device and its settings.
 pub struct Attachment {
@@ -48,4 +50,10 @@ pub fn source_for(to: Ipv6Addr) -> Option<Ipv6Addr> {
     let (attachment, ip) = (attachment()?, to.to_ipv4_mapped()?);
     let leads_out = !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
     leads_out.then(|| attachment.address.to_ipv6_mapped())
+}
+
+/// The network namespace of the running process; the initial one where none runs.
+pub(super) fn network_of_caller() -> Arc<NetworkNamespace> {
+    let own = task::try_with_current(|task| task.process().namespaces().network.clone());
+    own.unwrap_or_else(|| NetworkNamespace::initial().clone())
 }

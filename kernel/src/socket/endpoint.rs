@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use freehold_collections::{Arc, Box, Receiver, VecDeque, reserve};
 
 use super::address::{Address, Family};
+use super::attachment::network_of_caller;
 use super::channel::{Ancillary, Channel, Manner, Patience, Received};
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
@@ -19,6 +20,7 @@ use super::table;
 use super::view::ListEntry;
 use crate::fs::Ready;
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -86,6 +88,7 @@ impl SocketState {
 pub struct Socket {
     family: Family,
     kind: SocketKind,
+    pub(super) network: Arc<NetworkNamespace>,
     /// What we receive from.
     channel: Arc<Channel>,
     pub(super) state: SpinLock<SocketState>,
@@ -103,18 +106,24 @@ pub struct Socket {
 impl Socket {
     /// An unbound, unconnected socket.
     pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
-        Self::make(family, kind, None)
+        Self::make(family, kind, None, network_of_caller())
     }
 
     /// One of AF_NETLINK.
     pub fn new_netlink(netlink: Box<Netlink>) -> Arc<Self> {
-        Self::make(Family::Netlink, SocketKind::Datagram, Some(netlink))
+        Self::make(Family::Netlink, SocketKind::Datagram, Some(netlink), network_of_caller())
     }
 
-    fn make(family: Family, kind: SocketKind, netlink: Option<Box<Netlink>>) -> Arc<Self> {
+    fn make(
+        family: Family,
+        kind: SocketKind,
+        netlink: Option<Box<Netlink>>,
+        network: Arc<NetworkNamespace>,
+    ) -> Arc<Self> {
         reserve::arc(Self {
             family,
             kind,
+            network,
             channel: Channel::new(),
             state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
@@ -267,9 +276,9 @@ impl Socket {
             return self.connect_to_port(to, patience);
         }
         if let Some(netlink) = &self.netlink {
-            return netlink.connect(address.netlink());
+            return netlink.connect(address.netlink(), &self.network);
         }
-        let target = address.find()?;
+        let target = address.find(&self.network)?;
         if target.kind != self.kind {
             return Err(Errno::EPROTOTYPE);
         }
@@ -284,7 +293,7 @@ impl Socket {
 
     /// Connect to `target`, which listens and is reached `at` this address.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
-        let served = Self::new(target.family, target.kind);
+        let served = Self::make(target.family, target.kind, None, target.network.clone());
         table::enter(&served)?;
         loop {
             target.wait_for_place(patience)?;
@@ -338,7 +347,7 @@ impl Socket {
         if !self.state.lock().listener.as_ref().is_none_or(has_place) {
             return Err(Errno::EAGAIN);
         }
-        let served = Self::new(self.family, self.kind);
+        let served = Self::make(self.family, self.kind, None, self.network.clone());
         table::enter(&served)?;
         let out = Channel::new();
         let far = far(served.channel.clone(), out.clone())?;
@@ -493,7 +502,7 @@ impl Socket {
             // TCP has no use for the address.
             (_, _, peer) if self.family != Family::Unix => peer.ok_or(Errno::EPIPE),
             (SocketKind::Datagram, Some(to), _) => {
-                let target = to.find()?;
+                let target = to.find(&self.network)?;
                 if target.kind != SocketKind::Datagram {
                     return Err(Errno::EPROTOTYPE);
                 }
@@ -578,7 +587,7 @@ impl Drop for Socket {
         }
         self.channel.close_receiver();
         if let Some(address) = state.address {
-            address.release();
+            address.release(&self.network);
         }
         state.port.iter().for_each(ports::release);
         // Connections that nobody accepted end here, and their peers notice.

@@ -54,7 +54,8 @@ impl Socket {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let privileged = (1..FIRST_FREE).contains(&wanted.port);
-        if privileged && !task::may(Capability::NetBindService) {
+        let owner = self.network().head().owner();
+        if privileged && !task::may_in(owner, Capability::NetBindService) {
             return Err(Errno::EACCES);
         }
         self.take_port(wanted).map(|_| ())
@@ -115,16 +116,19 @@ impl Socket {
 
     /// Whether the address is this machine's, and of a version that the socket knows.
     fn reaches(&self, address: InetAddress) -> bool {
-        address.is_local() && !(address.is_v4() && self.is_v6_alone())
+        address.is_local(self.network()) && !(address.is_v4() && self.is_v6_alone())
     }
 
     /// The address that a packet to `to` goes to, and the network that leads there where that is not on this machine.
     fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
+        if !self.network().is_up() {
+            return Err(Errno::ENETUNREACH);
+        }
         if self.reaches(to) {
             return Ok((to.concrete(), None));
         }
         let is_of_ours = !(to.is_v4() && self.is_v6_alone());
-        let leads = is_of_ours && source_for(to.ip).is_some();
+        let leads = is_of_ours && self.network().is_initial() && source_for(to.ip).is_some();
         wire::wire().filter(|_| leads).map(|wire| (to, Some(wire))).ok_or(Errno::ENETUNREACH)
     }
 
@@ -135,14 +139,14 @@ impl Socket {
     /// `ERESTARTSYS`, `ENOMEM`; of another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`, `EHOSTUNREACH`.
     pub(super) fn connect_to_port(self: &Receiver<Self>, to: InetAddress, patience: Patience) -> Result<()> {
         let (to, wire) = self.route(to)?;
-        let source = InetAddress { ip: to.source(), port: 0 };
+        let source = InetAddress { ip: to.source(self.network()), port: 0 };
         if self.kind() == SocketKind::Datagram {
             let own = self.own_port(source)?;
             let key = self.entry()?;
             ports::set_remote(&key, Some(to));
             let mut state = self.state.lock();
             state.remote = Some(to);
-            state.address = Some(Address::Inet(Self::sent_from(own, to)));
+            state.address = Some(Address::Inet(self.sent_from(own, to)));
             return Ok(());
         }
         let called = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
@@ -168,9 +172,10 @@ impl Socket {
             }
             return self.wait_for_answer(&out, patience, Errno::EINPROGRESS);
         }
-        let target = ports::find(Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
+        let target =
+            ports::find(self.network().number(), Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
-        self.state.lock().address = Some(Address::Inet(Self::sent_from(own, to)));
+        self.state.lock().address = Some(Address::Inet(self.sent_from(own, to)));
         self.join(&target, &Some(Address::Inet(to)), patience)
     }
 
@@ -183,7 +188,7 @@ impl Socket {
     ) -> Result<Arc<Channel>> {
         let is_bound = self.state.lock().port.is_some();
         for _ in 0..TRIES {
-            let local = Self::sent_from(self.own_port(source)?, to);
+            let local = self.sent_from(self.own_port(source)?, to);
             self.state.lock().address = Some(Address::Inet(local));
             let out = Channel::new();
             out.hold();
@@ -233,7 +238,7 @@ impl Socket {
     /// `EINVAL` where it is no datagram socket of UDP.
     pub fn disconnect(&self) -> Result<()> {
         if let Some(netlink) = &self.netlink {
-            return netlink.connect(None);
+            return netlink.connect(None, self.network());
         }
         if self.family() == Family::Unix || self.kind() != SocketKind::Datagram {
             return Err(Errno::EINVAL);
@@ -247,8 +252,8 @@ impl Socket {
     }
 
     /// The sender's address of a packet to `to`, for a socket that is bound to `own`.
-    fn sent_from(own: InetAddress, to: InetAddress) -> InetAddress {
-        if own.is_any() { InetAddress { ip: to.source(), port: own.port } } else { own }
+    fn sent_from(&self, own: InetAddress, to: InetAddress) -> InetAddress {
+        if own.is_any() { InetAddress { ip: to.source(self.network()), port: own.port } } else { own }
     }
 
     /// Send a datagram to a port, or to the one that it is connected to.
@@ -267,11 +272,11 @@ impl Socket {
         if length > MOST_DATAGRAM_BYTES {
             return Err(Errno::EMSGSIZE);
         }
-        let from = Self::sent_from(self.own_port(self.any())?, to);
+        let from = self.sent_from(self.own_port(self.any())?, to);
         if let Some(wire) = wire {
             return wire.send_datagram((from, to), source);
         }
-        let Some(target) = ports::find(Protocol::Udp, to, Some(from)) else {
+        let Some(target) = ports::find(self.network().number(), Protocol::Udp, to, Some(from)) else {
             if remote.is_some() {
                 // ICMP says so, and the next call does.
                 self.channel().fail(Errno::ECONNREFUSED);

@@ -1,7 +1,9 @@
 //! The network devices: `lo`, and `eth0` where the machine has a network (netdevice(7)).
 //!
-//! No packet passes through `lo`, since a connection's bytes go from socket to socket: its counters are 0. Nothing of either can be
-//! changed. A request to set what is so already succeeds; any other is `EOPNOTSUPP`.
+//! No packet passes through `lo`, since a connection's bytes go from socket to socket: its counters
+//! are 0. Nothing of either can be changed, but for `lo` of a network namespace that was made,
+//! which is set up or down. A request to set what is so already succeeds; any other is
+//! `EOPNOTSUPP`.
 
 use freehold_virtio::FrameCounts;
 use linux_raw_sys::ioctl as c;
@@ -9,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::Family;
 use super::attachment::attachment;
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -57,9 +60,12 @@ const ETHERNET_FLAGS: u32 = 0x1 | 0x2 | 0x40 | 0x1000;
 /// ARPHRD_ETHER.
 const ETHERNET: u16 = 1;
 
-/// The devices, in the order of their numbers.
-pub fn all() -> impl Iterator<Item = Interface> {
-    let ethernet = attachment().map(|attachment| {
+/// IFF_UP and IFF_RUNNING.
+const RUNS: u32 = 0x1 | 0x40;
+
+/// The devices of a network namespace, in the order of their numbers.
+pub fn all(network: &NetworkNamespace) -> impl Iterator<Item = Interface> + use<> {
+    let ethernet = attachment().filter(|_| network.is_initial()).map(|attachment| {
         let device = &attachment.device;
         Interface {
             name: "eth0",
@@ -73,10 +79,15 @@ pub fn all() -> impl Iterator<Item = Interface> {
             gateway: Some(attachment.gateway.octets()),
         }
     });
-    [LO].into_iter().chain(ethernet)
+    let flags = if network.is_up() { LO.flags } else { LO.flags & !RUNS };
+    [Interface { flags, ..LO }].into_iter().chain(ethernet)
 }
 
 impl Interface {
+    /// Whether it is up (IFF_UP).
+    pub const fn is_up(&self) -> bool {
+        self.flags & 0x1 != 0
+    }
     /// The bits of its address that name the network.
     pub fn mask(&self) -> [u8; 4] {
         u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0).to_be_bytes()
@@ -148,18 +159,18 @@ impl Request {
         self.name[..name.len()].copy_from_slice(name.as_bytes());
     }
 
-    fn device(&self) -> Result<Interface> {
-        all().find(|device| device.name.as_bytes() == self.names().0).ok_or(Errno::ENODEV)
+    fn device(&self, network: &NetworkNamespace) -> Result<Interface> {
+        all(network).find(|device| device.name.as_bytes() == self.names().0).ok_or(Errno::ENODEV)
     }
 
     /// Answers a question that sockets of every family take.
-    fn answer(&mut self, request: u32) -> Result<()> {
+    fn answer(&mut self, network: &NetworkNamespace, request: u32) -> Result<()> {
         if request == c::SIOCGIFNAME {
-            let named = all().find(|device| self.begins_with(&device.index.to_ne_bytes()));
+            let named = all(network).find(|device| self.begins_with(&device.index.to_ne_bytes()));
             self.set_name(named.ok_or(Errno::ENODEV)?.name);
             return Ok(());
         }
-        let device = self.device()?;
+        let device = self.device(network)?;
         match request {
             c::SIOCGIFINDEX => self.put(&device.index.to_ne_bytes()),
             c::SIOCGIFFLAGS => self.put(&(device.flags as u16).to_ne_bytes()),
@@ -178,9 +189,9 @@ impl Request {
     }
 
     /// Answers a question about addresses of version 4.
-    fn answer_address(&mut self, request: u32) -> Result<()> {
-        let device = self.device()?;
-        if self.names().1.is_some() {
+    fn answer_address(&mut self, network: &NetworkNamespace, request: u32) -> Result<()> {
+        let device = self.device(network)?;
+        if self.names().1.is_some() || !device.is_up() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         self.put_address(match request {
@@ -195,7 +206,7 @@ impl Request {
     /// Whether the setting `request` asks for what is so.
     fn is_so(&self, device: &Interface, request: u32) -> bool {
         match request {
-            c::SIOCSIFFLAGS => self.value[0] & 1 == 1,
+            c::SIOCSIFFLAGS => (self.value[0] & 1 == 1) == device.is_up(),
             c::SIOCSIFMTU => self.begins_with(&device.mtu.to_ne_bytes()),
             c::SIOCSIFTXQLEN => self.begins_with(&QUEUE_LENGTH.to_ne_bytes()),
             _ => {
@@ -208,23 +219,23 @@ impl Request {
     }
 }
 
-/// `CAP_NET_ADMIN`, or `EPERM`.
-pub fn check_administrator() -> Result<()> {
-    if task::may(Capability::NetAdmin) { Ok(()) } else { Err(Errno::EPERM) }
+/// `CAP_NET_ADMIN` over a network namespace, or `EPERM`.
+pub fn check_administrator(network: &NetworkNamespace) -> Result<()> {
+    if task::may_in(network.head().owner(), Capability::NetAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// SIOCGIFCONF: the interfaces with an address of version 4.
-fn list(at: u64) -> Result<()> {
+fn list(network: &NetworkNamespace, at: u64) -> Result<()> {
     let at = UserPtr::<InterfaceList>::new(at);
     let mut list = at.read()?;
     let each = size_of::<Request>();
     if list.requests == 0 {
-        list.length = (all().count() * each) as i32;
+        list.length = (all(network).filter(Interface::is_up).count() * each) as i32;
         return at.write(&list);
     }
     let room = list.length.max(0) as usize / each;
     let mut length = 0;
-    for device in all().take(room) {
+    for device in all(network).filter(Interface::is_up).take(room) {
         let mut request = Request { name: [0; NAME_BYTES], value: [0; 24] };
         request.set_name(device.name);
         request.put_address(device.address);
@@ -235,21 +246,21 @@ fn list(at: u64) -> Result<()> {
     at.write(&list)
 }
 
-/// An ioctl about interfaces or routes of a socket of `family`.
+/// An ioctl about interfaces or routes of a socket of `family`, of `network`.
 ///
 /// # Errors
 /// `ENOTTY` where it is none of these, or of another family's; `ENODEV`, `EADDRNOTAVAIL`, `EPERM`
 /// without CAP_NET_ADMIN, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
-pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
+pub fn ioctl(network: &NetworkNamespace, family: Family, request: u32, argument: u64) -> Result<()> {
     let at = UserPtr::<Request>::new(argument);
-    let answered = |answer: fn(&mut Request, u32) -> Result<()>| {
+    let answered = |answer: fn(&mut Request, &NetworkNamespace, u32) -> Result<()>| {
         let mut asked = at.read()?;
-        answer(&mut asked, request)?;
+        answer(&mut asked, network, request)?;
         at.write(&asked)
     };
     let is_v4 = family == Family::Inet;
     match request {
-        c::SIOCGIFCONF => list(argument),
+        c::SIOCGIFCONF => list(network, argument),
         c::SIOCGIFNAME
         | c::SIOCGIFFLAGS
         | c::SIOCGIFMETRIC
@@ -263,7 +274,7 @@ pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
             answered(Request::answer_address)
         }
         _ if is_v4 && PRIVATE_FLAGS.contains(&request) => Err(Errno::EINVAL),
-        SIOCETHTOOL => at.read()?.device().and(Err(Errno::EOPNOTSUPP)),
+        SIOCETHTOOL => at.read()?.device(network).and(Err(Errno::EOPNOTSUPP)),
         c::SIOCSIFADDR
         | c::SIOCSIFDSTADDR
         | c::SIOCSIFBRDADDR
@@ -274,7 +285,7 @@ pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
         {
             Err(Errno::ENOTTY)
         }
-        c::SIOCADDRT | c::SIOCDELRT => check_administrator().and(Err(Errno::EOPNOTSUPP)),
+        c::SIOCADDRT | c::SIOCDELRT => check_administrator(network).and(Err(Errno::EOPNOTSUPP)),
         c::SIOCSIFFLAGS
         | c::SIOCSIFADDR
         | c::SIOCSIFDSTADDR
@@ -287,14 +298,18 @@ pub fn ioctl(family: Family, request: u32, argument: u64) -> Result<()> {
         | c::SIOCADDMULTI
         | c::SIOCDELMULTI
         | c::SIOCSIFTXQLEN
-        | c::SIOCSIFMAP => set(&at.read()?, request),
+        | c::SIOCSIFMAP => set(network, &at.read()?, request),
         _ => Err(Errno::ENOTTY),
     }
 }
 
-fn set(wanted: &Request, request: u32) -> Result<()> {
-    check_administrator()?;
-    let device = wanted.device()?;
+fn set(network: &NetworkNamespace, wanted: &Request, request: u32) -> Result<()> {
+    check_administrator(network)?;
+    let device = wanted.device(network)?;
+    if request == c::SIOCSIFFLAGS && !network.is_initial() {
+        network.set_up(wanted.value[0] & 1 == 1);
+        return Ok(());
+    }
     if wanted.is_so(&device, request) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
 }
 
@@ -314,21 +329,24 @@ mod tests {
     fn lo_is_what_linux_says_of_it() {
         let answer = |request| {
             let mut asked = named(b"lo");
-            asked.answer(request).map(|()| asked.value)
+            asked.answer(NetworkNamespace::initial(), request).map(|()| asked.value)
         };
         assert_eq!(answer(c::SIOCGIFFLAGS).unwrap()[..4], [0x49, 0, 0x11, 0x11]);
         assert_eq!(answer(c::SIOCGIFMTU).unwrap()[..5], [0, 0, 1, 0, 0x11]);
         assert_eq!(answer(c::SIOCGIFHWADDR).unwrap()[..9], [4, 3, 0, 0, 0, 0, 0, 0, 0x11]);
         assert_eq!(answer(c::SIOCGIFSLAVE), Err(Errno::EINVAL));
         let mut asked = named(b"lo");
-        asked.answer_address(c::SIOCGIFNETMASK).unwrap();
+        asked.answer_address(NetworkNamespace::initial(), c::SIOCGIFNETMASK).unwrap();
         assert_eq!(asked.value[..8], [2, 0, 0, 0, 255, 0, 0, 0]);
-        assert_eq!(named(b"lo:1").answer_address(c::SIOCGIFADDR), Err(Errno::EADDRNOTAVAIL));
-        assert_eq!(named(b"lo:1").answer(c::SIOCGIFINDEX), Ok(()));
-        assert_eq!(named(b"eth0").answer(c::SIOCGIFINDEX), Err(Errno::ENODEV));
+        assert_eq!(
+            named(b"lo:1").answer_address(NetworkNamespace::initial(), c::SIOCGIFADDR),
+            Err(Errno::EADDRNOTAVAIL)
+        );
+        assert_eq!(named(b"lo:1").answer(NetworkNamespace::initial(), c::SIOCGIFINDEX), Ok(()));
+        assert_eq!(named(b"eth0").answer(NetworkNamespace::initial(), c::SIOCGIFINDEX), Err(Errno::ENODEV));
         let mut by_number = named(b"what was there");
         by_number.put(&LO.index.to_ne_bytes());
-        by_number.answer(c::SIOCGIFNAME).unwrap();
+        by_number.answer(NetworkNamespace::initial(), c::SIOCGIFNAME).unwrap();
         assert_eq!(&by_number.name, b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
     }
 
@@ -341,7 +359,7 @@ mod tests {
             }
             let text = name.split(|&byte| byte == 0 || byte == b':').next().unwrap_or_default();
             let mut asked = Request { name, value: [0; 24] };
-            let answer = asked.answer(c::SIOCGIFINDEX);
+            let answer = asked.answer(NetworkNamespace::initial(), c::SIOCGIFINDEX);
             prop_assert_eq!(answer, if text == b"lo" { Ok(()) } else { Err(Errno::ENODEV) });
         }
     }

@@ -130,7 +130,10 @@ impl File for SocketFile {
             // No data is urgent.
             SIOCATMARK if self.is_tcp() => 0,
             SIOCATMARK if self.socket.family() == Family::Unix => return Err(Errno::EOPNOTSUPP),
-            _ => return interface::ioctl(self.socket.family(), request, argument).map(|()| 0),
+            _ => {
+                return interface::ioctl(self.socket.network(), self.socket.family(), request, argument)
+                    .map(|()| 0);
+            }
         };
         UserPtr::new(argument).write(&(bytes as i32))?;
         Ok(0)

@@ -1,8 +1,8 @@
 //! Ports of TCP and UDP: which socket is bound to which, and which one an address leads to.
 //!
-//! All addresses are this machine's own: 127.0.0.0/8, ::1, that of the network device, and the two that mean any. The entries
-//! of a port stand beside each other in one map, so that a look costs a search and as many steps as
-//! sockets share the port.
+//! Each network namespace has its own. All addresses are this machine's own: 127.0.0.0/8, ::1, that
+//! of the network device, and the two that mean any. The entries of a port stand beside each other
+//! in one map, so that a look costs a search and as many steps as sockets share the port.
 //!
 //! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket ends
 //! under it: the end of a socket takes it.
@@ -16,6 +16,7 @@ use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
 use super::attachment::{is_own, source_for};
 use super::endpoint::Socket;
 use crate::sync::SpinLock;
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result, hw, sched};
 
 /// Ports that sockets get which ask for any (net.ipv4.ip_local_port_range).
@@ -71,13 +72,11 @@ impl InetAddress {
         self.ip == ANY_V4 || self.ip.is_unspecified()
     }
 
-    /// Whether this machine has it.
-    pub fn is_local(self) -> bool {
-        let is_loopback = |ip: Ipv4Addr| ip.is_loopback();
-        self.is_any()
-            || self.ip.is_loopback()
-            || self.ip.to_ipv4_mapped().is_some_and(is_loopback)
-            || is_own(self.ip)
+    /// Whether `network` has it; those of a loopback device that is down it has not.
+    pub fn is_local(self, network: &NetworkNamespace) -> bool {
+        let is_loopback =
+            || self.ip.is_loopback() || self.ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback());
+        self.is_any() || (network.is_up() && is_loopback()) || (network.is_initial() && is_own(self.ip))
     }
 
     /// The address that a packet to it goes to: any means this machine.
@@ -90,10 +89,11 @@ impl InetAddress {
         Self { ip, ..self }
     }
 
-    /// The address that packets to it come from where their sender is bound to none: that of the device that they leave by.
-    pub fn source(self) -> Ipv6Addr {
+    /// The address that packets to it come from where their sender is bound to none: that of the
+    /// device that they leave `network` by.
+    pub fn source(self, network: &NetworkNamespace) -> Ipv6Addr {
         let loopback = if self.is_v4() { LOOPBACK_V4 } else { Ipv6Addr::LOCALHOST };
-        source_for(self.ip).unwrap_or(loopback)
+        source_for(self.ip).filter(|_| network.is_initial()).unwrap_or(loopback)
     }
 }
 
@@ -142,14 +142,18 @@ struct Entry {
     remote: Option<InetAddress>,
 }
 
-/// Whose entry it is: a port's entries stand beside each other, each with a number of its own.
-pub type EntryKey = (Protocol, u16, u64);
+/// Whose entry it is: those of a port of a network stand beside each other, each with a number of
+/// its own.
+pub type EntryKey = (u64, Protocol, u16, u64);
 
 static PORTS: SpinLock<Map<EntryKey, Entry>> = SpinLock::new(Map::new());
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-fn entries(ports: &Map<EntryKey, Entry>, protocol: Protocol, port: u16) -> impl Iterator<Item = &Entry> {
-    let (first, end) = ((protocol, port, 0), (protocol, port, u64::MAX));
+fn entries(
+    ports: &Map<EntryKey, Entry>,
+    (network, protocol, port): (u64, Protocol, u16),
+) -> impl Iterator<Item = &Entry> {
+    let (first, end) = ((network, protocol, port, 0), (network, protocol, port, u64::MAX));
     ports.iter_from(Bound::Included(&first)).take_while(move |(key, _)| **key < end).map(|(_, entry)| entry)
 }
 
@@ -178,17 +182,17 @@ pub fn bind(socket: &Arc<Socket>, protocol: Protocol, mut claim: Claim) -> Resul
 }
 
 fn try_bind(socket: &Arc<Socket>, protocol: Protocol, claim: Claim) -> Result<(InetAddress, EntryKey)> {
-    let weak = socket.downgrade();
+    let (weak, network) = (socket.downgrade(), socket.network().number());
     let mut ports = PORTS.lock();
     let conflicts = |other: &Entry| {
         let both_reuse_port = claim.reuses_port && other.claim.reuses_port && claim.user == other.claim.user;
         let both_reuse = claim.reuses_address && other.claim.reuses_address && !other.listens;
         claim.overlaps(&other.claim) && !both_reuse_port && !both_reuse
     };
-    if entries(&ports, protocol, claim.address.port).any(conflicts) {
+    if entries(&ports, (network, protocol, claim.address.port)).any(conflicts) {
         return Err(Errno::EADDRINUSE);
     }
-    let key = (protocol, claim.address.port, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
+    let key = (network, protocol, claim.address.port, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
     ports.try_insert(key, Entry { claim, socket: weak, listens: false, remote: None })?;
     Ok((claim.address, key))
 }
@@ -203,7 +207,8 @@ pub fn listen(key: &EntryKey) -> Result<()> {
     let taken = |other: &Entry| {
         other.listens && other.claim.overlaps(&own) && !(other.claim.reuses_port && own.reuses_port)
     };
-    if !ports.get(key).is_some_and(|entry| entry.listens) && entries(&ports, key.0, key.1).any(taken) {
+    if !ports.get(key).is_some_and(|entry| entry.listens) && entries(&ports, (key.0, key.1, key.2)).any(taken)
+    {
         return Err(Errno::EADDRINUSE);
     }
     ports.get_mut(key).into_iter().for_each(|entry| entry.listens = true);
@@ -221,15 +226,21 @@ pub fn release(key: &EntryKey) {
     drop(entry);
 }
 
-/// The socket that a packet from `from` to `to` goes to: of TCP one that listens. Who is connected
-/// to the sender comes before who is bound to the address, and that one before who is bound to any.
-pub fn find(protocol: Protocol, to: InetAddress, from: Option<InetAddress>) -> Option<Arc<Socket>> {
+/// The socket of `network`, a namespace's number, that a packet from `from` to `to` goes to: of TCP
+/// one that listens. Who is connected to the sender comes before who is bound to the address, and
+/// that one before who is bound to any.
+pub fn find(
+    network: u64,
+    protocol: Protocol,
+    to: InetAddress,
+    from: Option<InetAddress>,
+) -> Option<Arc<Socket>> {
     let ports = PORTS.lock();
     let hears = |entry: &&Entry| match protocol {
         Protocol::Tcp => entry.listens,
         Protocol::Udp => entry.remote.is_none() || entry.remote == from,
     };
-    entries(&ports, protocol, to.port)
+    entries(&ports, (network, protocol, to.port))
         .filter(|entry| entry.claim.covers(to.ip))
         .filter(hears)
         .max_by_key(|entry| {
@@ -315,7 +326,7 @@ mod tests {
                 for (at, ip) in CONCRETE.iter().enumerate() {
                     for port in 20_000..20_002 {
                         let to = InetAddress { ip: ip.parse().unwrap(), port };
-                        let found = find(Protocol::Tcp, to, None);
+                        let found = find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, to, None);
                         let hears = |entry: &&(Claim, bool, Arc<Socket>, EntryKey)| {
                             entry.1 && entry.0.address.port == port && heard(&entry.0).contains(&at)
                         };
@@ -357,13 +368,13 @@ mod tests {
         let (_, open) = bind(&other, Protocol::Udp, claim(20_010)).unwrap();
         set_remote(&connected, Some(at(7)));
         let finds = |from| {
-            find(Protocol::Udp, at(20_010), Some(at(from)))
+            find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(from)))
                 .is_some_and(|found| found.address() == one.address())
         };
         assert!(finds(7) && !finds(8));
         release(&open);
-        assert!(find(Protocol::Udp, at(20_010), Some(at(8))).is_none());
+        assert!(find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(8))).is_none());
         release(&connected);
-        assert!(find(Protocol::Udp, at(20_010), Some(at(7))).is_none());
+        assert!(find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(7))).is_none());
     }
 }

@@ -6,6 +6,7 @@ use super::address::{Address, Family};
 use super::endpoint::{Socket, SocketKind};
 use super::ports::InetAddress;
 use super::table::NOWHERE;
+use crate::task::namespaces::network::NetworkNamespace;
 
 /// States of a TCP socket, by Linux' numbers. The others are over at once where no packet is on its
 /// way, and a socket that has a way to go is shown with the one that its program sees.
@@ -66,6 +67,11 @@ impl Socket {
     /// Its file's inode; 0 for a connection that was not accepted.
     pub fn inode(&self) -> u64 {
         self.listed.inode.load(Ordering::Relaxed)
+    }
+
+    /// The namespace of the process that made it.
+    pub fn network(&self) -> &NetworkNamespace {
+        &self.network
     }
 
     /// Whose it is.

@@ -7,6 +7,7 @@ use freehold_virtio::FrameCounts;
 
 use crate::fs::pseudo::PseudoDir;
 use crate::socket::interface::{self, Interface};
+use crate::task::namespaces::network::NetworkNamespace;
 
 /// Counters that are always 0.
 const NEVER_COUNTED: [&str; 18] = [
@@ -37,7 +38,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 
 /// Put in the network device, once, where there is one.
 pub(super) fn fill_network(root: &Arc<PseudoDir>) {
-    interface::all().skip(1).for_each(|device| add(root, &device));
+    interface::all(NetworkNamespace::initial()).skip(1).for_each(|device| add(root, &device));
 }
 
 /// A device's own address, as it is written.

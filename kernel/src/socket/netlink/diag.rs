@@ -34,6 +34,8 @@ const PART: usize = 3000;
 /// A list that is being told.
 #[derive(Debug)]
 pub(super) struct SocketDump {
+    /// The number of the asker's namespace.
+    network: u64,
     class: SocketClass,
     /// States that are wanted, as bits.
     states: u32,
@@ -58,7 +60,7 @@ pub(super) enum Told {
 /// # Errors
 /// `EINVAL` for other requests and those cut short, `ENOENT` for a family that is not listed,
 /// `EPROTONOSUPPORT` for a protocol that is not, `EOPNOTSUPP` for a single socket or a choice.
-pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32) -> Result<SocketDump> {
+pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32, network: u64) -> Result<SocketDump> {
     let body = message.body();
     match message.kind {
         BY_FAMILY => {}
@@ -91,6 +93,7 @@ pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32) -> Result<SocketDum
         if is_unix { [0; 2] } else { [[body[8], body[9]], [body[10], body[11]]].map(u16::from_be_bytes) };
     Ok(SocketDump {
         class,
+        network,
         states: u32_at(body, 4).unwrap_or(0),
         shown: if is_unix { u32_at(body, 12).unwrap_or(0) } else { u32::from(body[2]) << 1 },
         ports,
@@ -114,6 +117,9 @@ impl SocketDump {
             sched::checkpoint()?;
             let Some((place, socket)) = table::next(self.class, self.place) else { return Ok(Told::All) };
             self.place = place + 1;
+            if socket.network().number() != self.network {
+                continue;
+            }
             match self.class {
                 SocketClass::Unix => self.unix(&socket, out),
                 _ => self.inet(&socket, out),
@@ -234,13 +240,14 @@ mod tests {
     use super::super::wire::Messages;
     use super::*;
     use crate::socket::address::Family;
+    use crate::task::namespaces::network::NetworkNamespace;
 
     fn asked(body: &[u8], flags: u16) -> Result<SocketDump> {
         let mut request = Writer::new();
         let to = Replied { sequence: 3, port: 0, flags: flags | flag::REQUEST };
         request.message(BY_FAMILY, to, |out| out.put(body));
         let request = request.finish().unwrap();
-        begin(&Messages(&request).next().unwrap(), 7)
+        begin(&Messages(&request).next().unwrap(), 7, NetworkNamespace::INITIAL_NUMBER)
     }
 
     /// Each bound socket of UDP is told once, in parts that a page holds.

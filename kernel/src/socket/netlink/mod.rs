@@ -31,6 +31,7 @@ use super::interface;
 use super::options::Credentials;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, SpinLock};
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{self, Source};
 use crate::{Errno, Result, sched, task};
 
@@ -95,9 +96,11 @@ pub struct Netlink {
 }
 
 /// What is known of a request's sender.
-#[derive(Clone, Copy, Debug)]
-struct Caller {
+#[derive(Clone, Copy)]
+struct Caller<'a> {
     port: u32,
+    /// The sender's namespace.
+    network: &'a NetworkNamespace,
     user: u32,
     may_change: bool,
     /// NETLINK_GET_STRICT_CHK: each field of a request for all counts.
@@ -200,10 +203,10 @@ impl Netlink {
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN for anybody but the kernel, `ENOMEM`.
-    pub(super) fn connect(&self, to: Option<NetlinkAddress>) -> Result<()> {
+    pub(super) fn connect(&self, to: Option<NetlinkAddress>, network: &NetworkNamespace) -> Result<()> {
         let to = to.unwrap_or_default();
         if to != NetlinkAddress::default() {
-            interface::check_administrator()?;
+            interface::check_administrator(network)?;
         }
         self.own_port()?;
         self.state.lock().destination = to;
@@ -211,8 +214,8 @@ impl Netlink {
     }
 
     /// Begins to tell the list of sockets that `message` asks for.
-    fn begin(&self, message: &NetlinkMessage<'_>, caller: Caller) -> Result<Answered> {
-        let dump = match diag::begin(message, caller.port) {
+    fn begin(&self, message: &NetlinkMessage<'_>, caller: Caller<'_>) -> Result<Answered> {
+        let dump = match diag::begin(message, caller.port, caller.network.number()) {
             // Linux has begun by then, and says so at the end.
             Err(Errno::EPROTONOSUPPORT) => return Ok(Answered::Dump(Err(Errno::ENOENT), flag::MULTI)),
             begun => begun?,
@@ -271,7 +274,7 @@ impl Socket {
     ) -> Result<usize> {
         let to = to.and_then(Address::netlink).unwrap_or_else(|| netlink.destination());
         if to != NetlinkAddress::default() {
-            interface::check_administrator()?;
+            interface::check_administrator(self.network())?;
         }
         let port = netlink.own_port()?;
         let length = source.remaining();
@@ -288,7 +291,8 @@ impl Socket {
         let caller = Caller {
             port,
             user: Credentials::current_user(),
-            may_change: interface::check_administrator().is_ok(),
+            network: self.network(),
+            may_change: interface::check_administrator(self.network()).is_ok(),
             is_strict: self.remembered(LEVEL, STRICT) == Ok(1),
         };
         for message in Messages(&bytes[..taken]) {
@@ -299,7 +303,7 @@ impl Socket {
     }
 
     /// Answers one message.
-    fn answer(self: &Receiver<Self>, netlink: &Netlink, message: &NetlinkMessage<'_>, caller: Caller) {
+    fn answer(self: &Receiver<Self>, netlink: &Netlink, message: &NetlinkMessage<'_>, caller: Caller<'_>) {
         if message.flags & flag::REQUEST == 0 {
             return;
         }

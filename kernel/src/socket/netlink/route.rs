@@ -6,6 +6,7 @@ use core::net::Ipv6Addr;
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
 use super::{Answered, Caller, INET, INET6};
 use crate::socket::interface::{self, Interface, LO};
+use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result};
 
 /// Types of requests: RTM_NEWLINK is the first of four about links, and so on. The third of four
@@ -51,7 +52,7 @@ const PERMANENT: u8 = 0x80;
 /// What was asked.
 struct Asked<'a> {
     message: &'a NetlinkMessage<'a>,
-    caller: Caller,
+    caller: Caller<'a>,
     to: Replied,
 }
 
@@ -80,7 +81,7 @@ impl<'a> Asked<'a> {
 /// # Errors
 /// What the error that answers it says: `EOPNOTSUPP` for what is not there, `EPERM`, `ENODEV`,
 /// `EINVAL`, `ENETUNREACH`, `EADDRNOTAVAIL`.
-pub(super) fn answer(message: &NetlinkMessage<'_>, caller: Caller, out: &mut Writer) -> Result<Answered> {
+pub(super) fn answer(message: &NetlinkMessage<'_>, caller: Caller<'_>, out: &mut Writer) -> Result<Answered> {
     let kind = message.kind;
     if kind > LAST {
         return Err(Errno::EOPNOTSUPP);
@@ -113,6 +114,7 @@ pub(super) fn answer(message: &NetlinkMessage<'_>, caller: Caller, out: &mut Wri
         LINK if is_question => one_link(&asked, out),
         LINK if kind % 4 == NEW || kind == SET_LINK => set_link(&asked),
         ADDRESS if is_question => one_address(&asked, out),
+        ADDRESS if kind % 4 == NEW => new_address(&asked),
         ROUTE if is_question => one_route(&asked, out),
         _ => Err(Errno::EOPNOTSUPP),
     };
@@ -140,7 +142,7 @@ fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     // They are nobody's slaves, no bridges, and of no kind.
     let of_others = |kind| asked.attribute(LINK_BYTES, kind).is_some_and(|value| value != [0; 4]);
     if asked.byte(0) != BRIDGE && !of_others(MASTER) && !of_others(LINK_INFO) {
-        interface::all().for_each(|device| link(asked, &device, out));
+        interface::all(asked.caller.network).for_each(|device| link(asked, &device, out));
     }
     Ok(())
 }
@@ -150,9 +152,9 @@ fn named_link(asked: &Asked<'_>) -> Result<Interface> {
     asked.check_header(LINK_BYTES)?;
     let name = asked.attribute(LINK_BYTES, NAME).or_else(|| asked.attribute(LINK_BYTES, OTHER_NAME));
     let found = match (asked.number(4), name) {
-        (0, Some(name)) => interface::all().find(|device| is_name(device, name)),
+        (0, Some(name)) => interface::all(asked.caller.network).find(|device| is_name(device, name)),
         (0, None) => return Err(Errno::EINVAL),
-        (index, _) => interface::all().find(|device| device.index == index),
+        (index, _) => interface::all(asked.caller.network).find(|device| device.index == index),
     };
     found.ok_or(Errno::ENODEV)
 }
@@ -162,13 +164,33 @@ fn one_link(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// RTM_NEWLINK and RTM_SETLINK: it is up already, and that is all that can be asked for.
+/// RTM_NEWLINK and RTM_SETLINK: up or down is all that can be asked for, and of the initial
+/// namespace's devices what is so.
 fn set_link(asked: &Asked<'_>) -> Result<()> {
     const UP: u32 = 1;
-    named_link(asked)?;
+    let (device, network) = (named_link(asked)?, asked.caller.network);
     let (flags, change) = (asked.number(8), asked.number(12));
     let only_named = asked.message.attributes(LINK_BYTES).all(|found| [NAME, OTHER_NAME].contains(&found.0));
-    if only_named && change | UP == UP && flags & change == change { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+    if !only_named || change | UP != UP {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let is_up = if change & UP != 0 { flags & UP != 0 } else { device.is_up() };
+    if network.is_initial() && !is_up {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    network.set_up(is_up);
+    Ok(())
+}
+
+/// RTM_NEWADDR: the loopback device gets its own address, and no other can be given.
+fn new_address(asked: &Asked<'_>) -> Result<()> {
+    asked.check_header(ADDRESS_BYTES)?;
+    let address = asked.attribute(ADDRESS_BYTES, 2).or_else(|| asked.attribute(ADDRESS_BYTES, 1));
+    let is_own = asked.byte(0) == INET && asked.byte(1) == LO.prefix && asked.number(4) == LO.index;
+    if !is_own || address != Some(&LO.address[..]) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if asked.caller.network.is_up() { Err(Errno::EEXIST) } else { Ok(()) }
 }
 
 /// The device's name, with a NUL.
@@ -198,7 +220,8 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
         out.put(&[[0, 0], device.hardware.to_ne_bytes()].as_flattened());
         out.put(&device.index.to_ne_bytes());
         // LOWER_UP is told here alone.
-        out.put(&(device.flags | 0x1_0000).to_ne_bytes());
+        let lower_up = if device.is_up() { 0x1_0000 } else { 0 };
+        out.put(&(device.flags | lower_up).to_ne_bytes());
         out.put(&[0; 4]);
         name(device, out, NAME);
         out.number(13, interface::QUEUE_LENGTH);
@@ -249,15 +272,19 @@ fn dump_addresses(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
         if wanted != 0 {
             asked.to.flags |= flag::FILTERED;
             only = Some(wanted);
-            interface::all().find(|device| device.index == wanted).ok_or(Errno::ENODEV)?;
+            interface::all(asked.caller.network)
+                .find(|device| device.index == wanted)
+                .ok_or(Errno::ENODEV)?;
         }
     }
     let (v4, v6) = versions(asked.byte(0));
-    let is_wanted = |device: &Interface| only.is_none_or(|index| device.index == index);
+    let is_wanted = |device: &Interface| device.is_up() && only.is_none_or(|index| device.index == index);
     if v4 {
-        interface::all().filter(is_wanted).for_each(|device| address_v4(asked, &device, out));
+        interface::all(asked.caller.network)
+            .filter(is_wanted)
+            .for_each(|device| address_v4(asked, &device, out));
     }
-    if v6 && is_wanted(&LO) {
+    if v6 && interface::all(asked.caller.network).next().is_some_and(|lo| is_wanted(&lo)) {
         address_v6(asked, out);
     }
     Ok(())
@@ -335,7 +362,7 @@ struct RouteV4 {
 }
 
 /// The routes of version 4: to other machines, then to this one.
-fn routes() -> impl Iterator<Item = RouteV4> {
+fn routes(network: &NetworkNamespace) -> impl Iterator<Item = RouteV4> + use<> {
     let outside = |device: Interface| {
         let gateway = device.gateway?;
         let (network, _) = device.network();
@@ -362,7 +389,9 @@ fn routes() -> impl Iterator<Item = RouteV4> {
         let own = [route(device.address, 32, HOST, TO_HERE), route(all, 32, ON_LINK, TO_ALL)];
         whole.into_iter().chain(own)
     };
-    interface::all().filter_map(outside).flatten().chain(interface::all().flat_map(here))
+    // A device that is down leads nowhere.
+    let devices = || interface::all(network).filter(Interface::is_up);
+    devices().filter_map(outside).flatten().chain(devices().flat_map(here))
 }
 
 /// Which routes are wanted; 0 for any.
@@ -399,7 +428,7 @@ fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
         asked.to.flags |= flag::FILTERED;
     }
     if let Some(index) = device {
-        interface::all().find(|device| device.index == index).ok_or(Errno::ENODEV)?;
+        interface::all(asked.caller.network).find(|device| device.index == index).ok_or(Errno::ENODEV)?;
         wanted.device = index;
     }
     let is_known = [0, MAIN.into(), LOCAL.into()].contains(&wanted.table);
@@ -419,7 +448,7 @@ fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
         wanted.has(route.table, route.protocol, route.kind)
             && [0, route.device.index].contains(&wanted.device)
     };
-    for route in routes().filter(|route| v4 && is_wanted(route)) {
+    for route in routes(asked.caller.network).filter(|route| v4 && is_wanted(route)) {
         out.message(ROUTE, asked.to, |out| {
             out.put(&[INET, route.bits, 0, 0, route.table, route.protocol, route.scope, route.kind]);
             out.put(&[0; 4]);
@@ -434,6 +463,7 @@ fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
             out.number(DEVICE, route.device.index);
         });
     }
+    let v6 = v6 && asked.caller.network.is_up();
     if v6 && wanted.has(LOCAL, BY_KERNEL, TO_HERE) && [0, LO.index].contains(&wanted.device) {
         out.message(ROUTE, asked.to, |out| {
             out.put(&[INET6, 128, 0, 0, LOCAL, BY_KERNEL, 0, TO_HERE]);
@@ -474,7 +504,10 @@ fn route_v4(asked: &Asked<'_>, to: [u8; 4], out: &mut Writer) -> Result<()> {
         let network = |ip| u64::from(u32::from_be_bytes(ip)) >> shift;
         route.kind != TO_ALL && network(route.to) == network(to)
     };
-    let found = routes().filter(matches).max_by_key(|route| route.bits).ok_or(Errno::ENETUNREACH)?;
+    let found = routes(asked.caller.network)
+        .filter(matches)
+        .max_by_key(|route| route.bits)
+        .ok_or(Errno::ENETUNREACH)?;
     let stays = found.kind == TO_HERE;
     out.message(ROUTE, asked.to, |out| {
         out.put(&[INET, 32, 0, 0, MAIN, 0, 0, found.kind]);
@@ -492,7 +525,7 @@ fn route_v4(asked: &Asked<'_>, to: [u8; 4], out: &mut Writer) -> Result<()> {
 }
 
 fn route_v6(asked: &Asked<'_>, to: [u8; 16], out: &mut Writer) -> Result<()> {
-    if to != ADDRESS6 {
+    if to != ADDRESS6 || !asked.caller.network.is_up() {
         return Err(Errno::ENETUNREACH);
     }
     out.message(ROUTE, asked.to, |out| {
@@ -515,10 +548,13 @@ mod tests {
     use super::super::wire::Messages;
     use super::*;
 
-    const CALLER: Caller = Caller { port: 7, user: 0, may_change: true, is_strict: false };
+    fn caller() -> Caller<'static> {
+        let network = NetworkNamespace::initial();
+        Caller { port: 7, network, user: 0, may_change: true, is_strict: false }
+    }
 
     /// The types of the messages that answer a request with this header and body.
-    fn answers(kind: u16, flags: u16, body: &[u8], caller: Caller) -> Result<Model<u16>> {
+    fn answers(kind: u16, flags: u16, body: &[u8], caller: Caller<'_>) -> Result<Model<u16>> {
         let mut request = Writer::new();
         let to = Replied { sequence: 3, port: 0, flags: flags | flag::REQUEST };
         request.message(kind, to, |out| out.put(body));
@@ -537,18 +573,18 @@ mod tests {
     #[test]
     fn what_is_asked_is_answered() {
         let lo = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(answers(LINK + GET, 0, &lo, CALLER), Ok(std::vec![LINK]));
-        assert_eq!(answers(LINK + GET, flag::DUMP, &[0], CALLER), Ok(std::vec![LINK]));
-        assert_eq!(answers(ADDRESS + GET, flag::DUMP, &[0; 8], CALLER), Ok(std::vec![ADDRESS; 2]));
-        assert_eq!(answers(ROUTE + GET, flag::DUMP, &[0; 12], CALLER), Ok(std::vec![ROUTE; 4]));
-        let strict = Caller { is_strict: true, ..CALLER };
+        assert_eq!(answers(LINK + GET, 0, &lo, caller()), Ok(std::vec![LINK]));
+        assert_eq!(answers(LINK + GET, flag::DUMP, &[0], caller()), Ok(std::vec![LINK]));
+        assert_eq!(answers(ADDRESS + GET, flag::DUMP, &[0; 8], caller()), Ok(std::vec![ADDRESS; 2]));
+        assert_eq!(answers(ROUTE + GET, flag::DUMP, &[0; 12], caller()), Ok(std::vec![ROUTE; 4]));
+        let strict = Caller { is_strict: true, ..caller() };
         assert_eq!(answers(LINK + GET, flag::DUMP, &[0], strict), Err(Errno::EINVAL));
-        assert_eq!(answers(LINK + NEW, 0, &lo, CALLER), Ok(std::vec![]));
-        let powerless = Caller { may_change: false, ..CALLER };
+        assert_eq!(answers(LINK + NEW, 0, &lo, caller()), Ok(std::vec![]));
+        let powerless = Caller { may_change: false, ..caller() };
         assert_eq!(answers(LINK + NEW, 0, &lo, powerless), Err(Errno::EPERM));
         let mut down = lo;
         down[12] = 1;
-        assert_eq!(answers(LINK + NEW, 0, &down, CALLER), Err(Errno::EOPNOTSUPP));
+        assert_eq!(answers(LINK + NEW, 0, &down, caller()), Err(Errno::EOPNOTSUPP));
     }
 
     proptest! {
@@ -561,8 +597,8 @@ mod tests {
             is_strict: bool,
             may_change: bool,
         ) {
-            let caller = Caller { is_strict, may_change, ..CALLER };
-            if let Ok(found) = answers(kind, flags, &body, caller) {
+            let asking = Caller { is_strict, may_change, ..caller() };
+            if let Ok(found) = answers(kind, flags, &body, asking) {
                 prop_assert!(found.len() <= 4);
                 prop_assert!(found.iter().all(|found| found + GET == kind));
             }

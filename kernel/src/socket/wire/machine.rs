@@ -12,6 +12,7 @@ use crate::Errno;
 use crate::socket::address::Address;
 use crate::socket::endpoint::Socket;
 use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::task::namespaces::network::NetworkNamespace;
 
 /// Frames that wait for room in the device.
 const UNSENT: usize = 1024;
@@ -118,12 +119,13 @@ impl Host for Machine {
     }
 
     fn listens(&mut self, ends: Ends) -> bool {
-        ports::find(Protocol::Tcp, address(ends.local), None).is_some()
+        ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, address(ends.local), None).is_some()
     }
 
     fn accept(&mut self, ends: Ends, id: Id) -> Result<Far, Refusal> {
         let (local, remote) = (address(ends.local), address(ends.remote));
-        let listener = ports::find(Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
+        let listener =
+            ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
         let wire = self.wire.filter(|_| id.number() < due::MOST).ok_or(Refusal::Later)?;
         let answered = listener.answer_call((local, remote), |own, out| Far::new(wire, own, out));
         let far =
@@ -171,7 +173,10 @@ impl Host for Machine {
 
     fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool {
         let (local, from) = (address(ends.local), address(ends.remote));
-        let Some(socket) = ports::find(Protocol::Udp, local, Some(from)) else { return false };
+        let Some(socket) = ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, local, Some(from))
+        else {
+            return false;
+        };
         let offered = socket.channel().offer_message(payload, Address::Inet(from));
         if offered == Err(Errno::EBUSY)
             && self.late.len() < MOST_LATE
@@ -185,7 +190,8 @@ impl Host for Machine {
 
     fn refused(&mut self, ends: Ends) {
         let (local, remote) = (address(ends.local), address(ends.remote));
-        if let Some(socket) = ports::find(Protocol::Udp, local, Some(remote))
+        if let Some(socket) =
+            ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, local, Some(remote))
             && socket.is_connected_to(remote)
         {
             socket.channel().fail(Errno::ECONNREFUSED);

@@ -158,6 +158,7 @@ impl Entering {
             return Err(Errno::EPERM);
         }
         match namespace {
+            NamespaceRef::Network(network) => self.namespaces.network = network.clone(),
             NamespaceRef::Uts(uts) => self.namespaces.uts = uts.clone(),
             NamespaceRef::Ipc(ipc) => self.namespaces.ipc = ipc.clone(),
             NamespaceRef::Mount(mount) => {

@@ -7,6 +7,7 @@
 
 use freehold_collections::{Arc, Receiver, String, reserve, try_format};
 
+use super::network::NetworkNamespace;
 use super::{IpcNamespace, Namespaces};
 use crate::fs::device::make_device;
 use crate::fs::flags::OpenFlags;
@@ -31,6 +32,8 @@ pub enum NamespaceRef {
     Ipc(Arc<IpcNamespace>),
     /// Mounts.
     Mount(Arc<MountNamespace>),
+    /// Networks.
+    Network(Arc<NetworkNamespace>),
     /// The only one of its kind that there is.
     Only(NamespaceKind),
     /// Users.
@@ -42,14 +45,15 @@ pub enum NamespaceRef {
 impl NamespaceRef {
     /// The namespace of a kind that `process` is in.
     pub fn of(process: &Process, kind: NamespaceKind) -> Self {
-        let Namespaces { uts, ipc, mount, cgroup } = &*process.namespaces();
+        let Namespaces { uts, ipc, mount, network, cgroup } = &*process.namespaces();
         match kind {
             NamespaceKind::Cgroup => Self::Cgroup(cgroup.clone()),
             NamespaceKind::Ipc => Self::Ipc(ipc.clone()),
             NamespaceKind::User => Self::User(process.credentials().user_ns.clone()),
             NamespaceKind::Uts => Self::Uts(uts.clone()),
             NamespaceKind::Mount => Self::Mount(mount.clone()),
-            NamespaceKind::Network | NamespaceKind::Pid => Self::Only(kind),
+            NamespaceKind::Network => Self::Network(network.clone()),
+            NamespaceKind::Pid => Self::Only(kind),
         }
     }
 
@@ -59,6 +63,7 @@ impl NamespaceRef {
             Self::Cgroup(_) => NamespaceKind::Cgroup,
             Self::Ipc(_) => NamespaceKind::Ipc,
             Self::Mount(_) => NamespaceKind::Mount,
+            Self::Network(_) => NamespaceKind::Network,
             Self::Only(kind) => *kind,
             Self::User(_) => NamespaceKind::User,
             Self::Uts(_) => NamespaceKind::Uts,
@@ -71,6 +76,7 @@ impl NamespaceRef {
             Self::Cgroup(head) => head.inode(),
             Self::Ipc(ipc) => ipc.head().inode(),
             Self::Mount(mount) => mount.head().inode(),
+            Self::Network(network) => network.number(),
             Self::Only(kind) => kind.initial_inode(),
             Self::User(user) => user.inode(),
             Self::Uts(uts) => uts.head().inode(),
@@ -84,6 +90,7 @@ impl NamespaceRef {
             Self::Cgroup(head) => Some(head.owner().clone()),
             Self::Ipc(ipc) => Some(ipc.head().owner().clone()),
             Self::Mount(mount) => Some(mount.head().owner().clone()),
+            Self::Network(network) => Some(network.head().owner().clone()),
             Self::Only(_) => Some(UserNs::INITIAL),
             Self::User(user) => user.parent().cloned(),
             Self::Uts(uts) => Some(uts.head().owner().clone()),

@@ -8,19 +8,21 @@
 //! circle.
 //!
 //! Namespaces belong to a process, not to its threads as on Linux: one with several threads can
-//! neither make nor enter one. Of networks and process IDs there is one namespace each: their flags
-//! are refused, and their files name the one that is.
+//! neither make nor enter one. Of process IDs there is one namespace: its flag is refused, and its
+//! file names the one that is.
 //!
 //! Callers: fork, unshare, setns, /proc. Task context.
 
 pub mod calls;
 pub mod file;
+pub mod network;
 
 use core::any::Any;
 
 use freehold_collections::{Arc, reserve};
 use spin::Once;
 
+use self::network::NetworkNamespace;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use super::uts::UtsNamespace;
 use crate::Result;
@@ -59,14 +61,21 @@ pub struct Namespaces {
     pub ipc: Arc<IpcNamespace>,
     /// The tree of mounts.
     pub mount: Arc<MountNamespace>,
+    /// Devices, ports and names of sockets.
+    pub network: Arc<NetworkNamespace>,
     /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
     /// namespace.
     pub cgroup: Arc<NamespaceHead>,
 }
 
 /// The kinds of [`Namespaces`] that can be made.
-pub const SEPARATE: [NamespaceKind; 4] =
-    [NamespaceKind::Uts, NamespaceKind::Ipc, NamespaceKind::Cgroup, NamespaceKind::Mount];
+pub const SEPARATE: [NamespaceKind; 5] = [
+    NamespaceKind::Uts,
+    NamespaceKind::Ipc,
+    NamespaceKind::Cgroup,
+    NamespaceKind::Network,
+    NamespaceKind::Mount,
+];
 
 impl Namespaces {
     /// The initial ones.
@@ -75,6 +84,7 @@ impl Namespaces {
             uts: reserve::arc(UtsNamespace::initial()),
             ipc: IpcNamespace::new(NamespaceHead::initial(NamespaceKind::Ipc)),
             mount: root::namespace(),
+            network: NetworkNamespace::initial().clone(),
             cgroup: reserve::arc(NamespaceHead::initial(NamespaceKind::Cgroup)),
         })
     }
@@ -100,6 +110,9 @@ impl Namespaces {
         }
         if is_new(NamespaceKind::Cgroup) {
             new.cgroup = reserve::arc(head(NamespaceKind::Cgroup)?);
+        }
+        if is_new(NamespaceKind::Network) {
+            new.network = NetworkNamespace::new(owner.clone())?;
         }
         if is_new(NamespaceKind::Mount) {
             new.mount = self.mount.copy(owner, fs)?;

@@ -17,7 +17,7 @@
 //! - files: `may_in` the caller's own namespace, where both the file's user and its group are
 //!   mapped there (`Caller::overrides`);
 //! - the names of a UTS namespace, the objects of an IPC namespace, the mounts of a mount
-//!   namespace: the owner of that namespace;
+//!   namespace, the loopback device and low ports of a network: the owner of that namespace;
 //! - maps of ids and entering a namespace: the namespace itself, or its parent.
 //!
 //! **Invariant.** A namespace is at most [`MOST_LEVELS`] levels deep, so that what follows parents

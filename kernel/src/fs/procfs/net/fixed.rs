@@ -12,6 +12,7 @@ use crate::socket::endpoint::Socket;
 use crate::socket::interface;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
+use crate::task::namespaces::network::NetworkNamespace;
 
 const DEV: &[u8] = b"\
 Inter-|   Receive                                                |  Transmit
@@ -67,20 +68,21 @@ const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
 ];
 
 /// Writes `file`.
-pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
+pub(super) fn show(file: NetFile, network: &NetworkNamespace, out: &mut Text) -> Result<()> {
     match file {
         NetFile::Arp => out.push(ARP),
-        NetFile::Dev => devices(out),
+        NetFile::Dev => devices(network, out),
+        NetFile::IfInet6 | NetFile::Ipv6Route if !network.is_up() => {}
         NetFile::IfInet6 => out.push(IF_INET6),
         NetFile::Ipv6Route => out.push(IPV6_ROUTE),
         NetFile::Packet => out.push(PACKET),
         NetFile::Protocols => protocols(out),
         NetFile::Raw => title(out, TCP_TITLE),
         NetFile::Raw6 => title(out, TCP6_TITLE),
-        NetFile::Route => routes(out),
-        NetFile::Snmp => snmp(out)?,
-        NetFile::Sockstat => sockstat(out)?,
-        NetFile::Sockstat6 => sockstat6(out)?,
+        NetFile::Route => routes(network, out),
+        NetFile::Snmp => snmp(network, out)?,
+        NetFile::Sockstat => sockstat(network, out)?,
+        NetFile::Sockstat6 => sockstat6(network, out)?,
         // These come in parts.
         NetFile::Sockets(_) => {}
     }
@@ -88,9 +90,9 @@ pub(super) fn show(file: NetFile, out: &mut Text) -> Result<()> {
 }
 
 /// A row for each network device.
-fn devices(out: &mut Text) {
+fn devices(network: &NetworkNamespace, out: &mut Text) {
     out.push(DEV);
-    for device in interface::all() {
+    for device in interface::all(network) {
         let counts = device.counts();
         let (bytes, packets, dropped) = (counts.received_bytes, counts.received_frames, counts.dropped);
         write!(
@@ -104,12 +106,12 @@ fn devices(out: &mut Text) {
 }
 
 /// The ways to other machines.
-fn routes(out: &mut Text) {
+fn routes(network: &NetworkNamespace, out: &mut Text) {
     /// RTF_UP, RTF_GATEWAY.
     const UP: u32 = 1;
     const GATEWAY: u32 = 2;
     out.push(ROUTE);
-    for device in interface::all() {
+    for device in interface::all(network) {
         let Some(gateway) = device.gateway else { continue };
         let (network, mask) = (device.network().0, device.mask());
         for (to, by, flags, mask) in [([0; 4], gateway, UP | GATEWAY, [0; 4]), (network, [0; 4], UP, mask)] {
@@ -134,11 +136,14 @@ fn title(out: &mut Text, columns: &[u8]) {
 
 /// The sockets of `class` with an address that a packet could find them by, and those of them that
 /// are connected and not reset.
-fn in_use(class: SocketClass) -> Result<(usize, usize)> {
+fn in_use(network: &NetworkNamespace, class: SocketClass) -> Result<(usize, usize)> {
     let (mut from, mut found, mut connected) = (0, 0, 0);
     while let Some((place, socket)) = table::next(class, from) {
         sched::checkpoint()?;
         from = place + 1;
+        if socket.network().number() != network.number() {
+            continue;
+        }
         let state = socket.inet_view().map(|view| view.state);
         found += usize::from(state.is_some());
         connected += usize::from(matches!(state, Some(TcpState::Established | TcpState::CloseWait)));
@@ -146,25 +151,42 @@ fn in_use(class: SocketClass) -> Result<(usize, usize)> {
     Ok((found, connected))
 }
 
-fn snmp(out: &mut Text) -> Result<()> {
-    let connected = in_use(SocketClass::Tcp)?.1 + in_use(SocketClass::Tcp6)?.1;
+/// How many sockets of `class` the namespace has.
+fn sockets(network: &NetworkNamespace, class: SocketClass) -> Result<usize> {
+    let (mut from, mut found) = (0, 0);
+    while let Some((place, socket)) = table::next(class, from) {
+        sched::checkpoint()?;
+        from = place + 1;
+        found += usize::from(socket.network().number() == network.number());
+    }
+    Ok(found)
+}
+
+fn snmp(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
+    let connected = in_use(network, SocketClass::Tcp)?.1 + in_use(network, SocketClass::Tcp6)?.1;
     out.push(SNMP_BEFORE_TCP);
     writeln!(out, "Tcp: 1 200 120000 -1 0 0 0 0 {connected} 0 0 0 0 0 0");
     out.push(SNMP_AFTER_TCP);
     Ok(())
 }
 
-fn sockstat(out: &mut Text) -> Result<()> {
-    let all: usize = SocketClass::ALL.into_iter().map(table::count).sum();
-    let tcp = table::count(SocketClass::Tcp) + table::count(SocketClass::Tcp6);
-    let (tcp_in_use, udp_in_use) = (in_use(SocketClass::Tcp)?.0, in_use(SocketClass::Udp)?.0);
+fn sockstat(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
+    let mut counts = [0; SocketClass::ALL.len()];
+    for class in SocketClass::ALL {
+        counts[class as usize] = sockets(network, class)?;
+    }
+    let all: usize = counts.iter().sum();
+    let tcp = counts[SocketClass::Tcp as usize] + counts[SocketClass::Tcp6 as usize];
+    let (tcp_in_use, udp_in_use) =
+        (in_use(network, SocketClass::Tcp)?.0, in_use(network, SocketClass::Udp)?.0);
     writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem 0");
     writeln!(out, "UDP: inuse {udp_in_use} mem 0\nUDPLITE: inuse 0\nRAW: inuse 0\nFRAG: inuse 0 memory 0");
     Ok(())
 }
 
-fn sockstat6(out: &mut Text) -> Result<()> {
-    let (tcp_in_use, udp_in_use) = (in_use(SocketClass::Tcp6)?.0, in_use(SocketClass::Udp6)?.0);
+fn sockstat6(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
+    let (tcp_in_use, udp_in_use) =
+        (in_use(network, SocketClass::Tcp6)?.0, in_use(network, SocketClass::Udp6)?.0);
     writeln!(out, "TCP6: inuse {tcp_in_use}\nUDP6: inuse {udp_in_use}\nUDPLITE6: inuse 0");
     out.push(b"RAW6: inuse 0\nFRAG6: inuse 0 memory 0\n");
     Ok(())

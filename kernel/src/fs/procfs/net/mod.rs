@@ -1,4 +1,4 @@
-//! /proc/PID/net: what programs read of the network, in Linux' words. All processes see the same.
+//! /proc/PID/net: what programs read of the network namespace of a process, in Linux' words.
 //!
 //! | module | files |
 //! |---|---|
@@ -10,11 +10,12 @@
 mod fixed;
 mod rows;
 
-use freehold_collections::{Box, reserve};
+use freehold_collections::{Arc, Box, reserve};
 
 use crate::Result;
 use crate::fs::generated::{Generate, Parts, Text};
 use crate::socket::table::SocketClass;
+use crate::task::namespaces::network::NetworkNamespace;
 
 /// A file of the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,14 +57,22 @@ pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 18] = [
     ("unix", NetFile::Sockets(SocketClass::Unix)),
 ];
 
-impl Generate for NetFile {
+/// A file of the directory, about a namespace.
+pub(in crate::fs::procfs) struct NetContent {
+    pub file: NetFile,
+    pub network: Arc<NetworkNamespace>,
+}
+
+impl Generate for NetContent {
     fn show(&self, out: &mut Text) -> Result<()> {
-        fixed::show(*self, out)
+        fixed::show(self.file, &self.network, out)
     }
 
     fn parts(&self) -> Option<Box<dyn Parts>> {
-        match *self {
-            Self::Sockets(class) => Some(reserve::boxed(rows::SocketRows::new(class))),
+        match self.file {
+            NetFile::Sockets(class) => {
+                Some(reserve::boxed(rows::SocketRows::new(class, self.network.number())))
+            }
             _ => None,
         }
     }

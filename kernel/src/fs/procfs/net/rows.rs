@@ -48,6 +48,8 @@ enum Pass {
 
 /// The parts of a list.
 pub(super) struct SocketRows {
+    /// The number of the namespace.
+    network: u64,
     class: SocketClass,
     pass: Pass,
     /// The place that is looked at next.
@@ -57,8 +59,8 @@ pub(super) struct SocketRows {
 }
 
 impl SocketRows {
-    pub(super) const fn new(class: SocketClass) -> Self {
-        Self { class, pass: Pass::Title, place: 0, line: 0 }
+    pub(super) const fn new(class: SocketClass, network: u64) -> Self {
+        Self { class, network, pass: Pass::Title, place: 0, line: 0 }
     }
 
     /// Columns that lines are filled up to.
@@ -133,7 +135,9 @@ impl Parts for SocketRows {
             crate::sched::checkpoint()?;
             match table::next(self.class, self.place) {
                 Some((place, socket)) => {
-                    self.row(out, &socket);
+                    if socket.network().number() == self.network {
+                        self.row(out, &socket);
+                    }
                     self.place = place + 1;
                 }
                 None if self.pass == Pass::Listening => {
@@ -246,6 +250,7 @@ mod tests {
     use super::*;
     use crate::socket::address::Family;
     use crate::socket::endpoint::SocketKind;
+    use crate::task::namespaces::network::NetworkNamespace;
 
     fn text(write: impl FnOnce(&mut Text)) -> String {
         let mut out = Text::new();
@@ -272,11 +277,11 @@ mod tests {
             "0100007F:1F90 0100007F:BD0E 01 00000000:00000005 00:00000000 00000000     0        0 0 1 \
              0000000000000000"
         );
-        let mut title = text(|out| SocketRows::new(SocketClass::Tcp).title(out));
+        let mut title = text(|out| SocketRows::new(SocketClass::Tcp, 0).title(out));
         assert_eq!((title.pop(), title.len()), (Some('\n'), TCP_COLUMNS));
-        let mut title = text(|out| SocketRows::new(SocketClass::Udp).title(out));
+        let mut title = text(|out| SocketRows::new(SocketClass::Udp, 0).title(out));
         assert_eq!((title.pop(), title.len()), (Some('\n'), UDP_COLUMNS));
-        let title = text(|out| SocketRows::new(SocketClass::Udp6).title(out));
+        let title = text(|out| SocketRows::new(SocketClass::Udp6, 0).title(out));
         assert!(title.ends_with(" timeout inode ref pointer drops\n"));
     }
 
@@ -314,7 +319,7 @@ mod tests {
                 socket
             })
             .collect();
-        let (mut rows, mut lines) = (SocketRows::new(SocketClass::Unix), 0);
+        let (mut rows, mut lines) = (SocketRows::new(SocketClass::Unix, NetworkNamespace::INITIAL_NUMBER), 0);
         loop {
             let mut out = Text::new();
             let more = rows.next(&mut out).unwrap();

@@ -1,7 +1,7 @@
 //! The files of a process or a thread: which there are, and who may open them.
 
 use super::super::memory::{self, AreaRecord, AreaRecords};
-use super::super::net::NetFile;
+use super::super::net::{NetContent, NetFile};
 use super::super::status;
 use super::{Subject, check_inspection, metadata, space_of};
 use crate::fs::device::split_device;
@@ -117,7 +117,10 @@ impl Node for Item {
                 }
                 return Ok(GeneratedFile::new(self, SetGroupsFile(user_ns)));
             }
-            FileKind::Net(file) => return Ok(GeneratedFile::new(self, file)),
+            FileKind::Net(file) => {
+                let network = subject.process()?.namespaces().network.clone();
+                return Ok(GeneratedFile::new(self, NetContent { file, network }));
+            }
             _ => {}
         }
         Ok(GeneratedFile::new(self, ProcessFile { subject, kind }))

@@ -1,0 +1,73 @@
+//! Network namespaces: whose sockets hear each other (Linux: `struct net`).
+//!
+//! A socket belongs to the namespace of the process that made it, for good. Its port, its abstract
+//! name and the lists that show it are that namespace's. The machine's device is the initial one's;
+//! another has a loopback device only, which is down until a program sets it up, so that no packet
+//! leaves the namespace.
+//!
+//! Callers: `socket`, /proc, unshare and setns, any context.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, reserve};
+use spin::Once;
+
+use crate::Result;
+use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+
+static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
+
+/// A network namespace.
+pub struct NetworkNamespace {
+    head: NamespaceHead,
+    is_up: AtomicBool,
+}
+
+impl NetworkNamespace {
+    /// The number of the initial one.
+    pub const INITIAL_NUMBER: u64 = NamespaceKind::Network.initial_inode();
+
+    /// The initial one.
+    pub fn initial() -> &'static Arc<Self> {
+        INITIAL.call_once(|| {
+            let head = NamespaceHead::initial(NamespaceKind::Network);
+            reserve::arc(Self { head, is_up: AtomicBool::new(true) })
+        })
+    }
+
+    /// A new one, which `owner` owns.
+    ///
+    /// # Errors
+    /// `ENOSPC` where there are too many.
+    pub fn new(owner: UserNs) -> Result<Arc<Self>> {
+        let head = NamespaceHead::new(NamespaceKind::Network, owner)?;
+        Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false) }))
+    }
+
+    /// What every namespace has.
+    pub const fn head(&self) -> &NamespaceHead {
+        &self.head
+    }
+
+    /// Its number, which tells it from others.
+    pub const fn number(&self) -> u64 {
+        self.head.inode()
+    }
+
+    /// Whether it is the initial one, which has the machine's device.
+    pub const fn is_initial(&self) -> bool {
+        self.number() == Self::INITIAL_NUMBER
+    }
+
+    /// Whether its loopback device is up.
+    pub fn is_up(&self) -> bool {
+        self.is_up.load(Ordering::Relaxed)
+    }
+
+    /// Sets the loopback device up or down; that of the initial one stays up.
+    pub fn set_up(&self, is_up: bool) {
+        if !self.is_initial() {
+            self.is_up.store(is_up, Ordering::Relaxed);
+        }
+    }
+}
