@@ -9,6 +9,7 @@ mod disk;
 mod elf;
 mod lost;
 mod machine;
+mod namespaces;
 mod network;
 mod pressure;
 mod processes;
