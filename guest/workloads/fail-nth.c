@@ -78,6 +78,27 @@ static long meminfo(const char *name) {
     return value;
 }
 
+// A queue of POSIX, a helper that is told of its messages by a socket; and a wait for two words.
+static void queue_of_posix(void) {
+    syscall(SYS_mq_unlink, "failing");
+    int queue = syscall(SYS_mq_open, "failing", O_RDWR | O_CREAT | O_NONBLOCK, 0600, 0);
+    char text[8192] = "text";
+    (void)!syscall(SYS_mq_timedsend, queue, text, 100, 5, 0);
+    (void)!syscall(SYS_mq_timedreceive, queue, text, sizeof text, 0, 0);
+    int helper = socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK, 0);
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_signo = helper, .sigev_value.sival_ptr = text};
+    syscall(SYS_mq_notify, queue, &event);
+    (void)!syscall(SYS_mq_timedsend, queue, text, 100, 5, 0);
+    (void)!recv(helper, text, 32, 0);
+    syscall(SYS_mq_unlink, "failing");
+    close(helper);
+    close(queue);
+    static unsigned words[2];
+    struct { unsigned long value, word, flags; } waits[2] = {{0, (unsigned long)&words[0], 130}, {0, (unsigned long)&words[1], 130}};
+    syscall(449 /* futex_waitv */, waits, 2, 0, &(struct timespec){0, 0}, CLOCK_MONOTONIC);
+    syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 3);
+}
+
 // Objects of System V: all are removed, whatever fails.
 static void objects(void) {
     int segment = shmget(IPC_PRIVATE, 8192, 0600);
@@ -95,6 +116,7 @@ static void objects(void) {
     (void)!msgsnd(queue, &message, 100, IPC_NOWAIT);
     (void)!msgsnd(queue, &message, 100, IPC_NOWAIT);
     (void)!msgrcv(queue, &message, 100, 1, IPC_NOWAIT);
+    queue_of_posix();
     shmctl(segment, IPC_RMID, 0);
     semctl(set, 0, IPC_RMID);
     msgctl(queue, IPC_RMID, 0);

@@ -25,6 +25,7 @@
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
+#include <sys/mount.h>
 #include <sys/msg.h>
 #include <sys/prctl.h>
 #include <sys/rseq.h>
@@ -161,6 +162,11 @@ static void prepare_files(int index)
 	inotify_add_watch(watcher, "a", IN_ALL_EVENTS | IN_EXCL_UNLINK);
 	add(watcher);
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
+	/* A queue that processes share, and its file. */
+	snprintf(text, sizeof text, "h%d", index % 4);
+	int queue = (int)syscall(SYS_mq_open, text, O_RDWR | O_CREAT | O_NONBLOCK, 0666, NULL);
+	syscall(SYS_mq_timedsend, queue, text, 3, index % 7, NULL);
+	add(queue);
 	/* io_uring_params, of which nothing is asked but that the rings are there. */
 	uint64_t parameters[15] = { 0 };
 	int ring = (int)syscall(SYS_io_uring_setup, 8, parameters);
@@ -194,6 +200,14 @@ static void remove_objects(void)
 		semctl(semctl(at, 0, SEM_STAT, &set), 0, IPC_RMID);
 	for (int at = msgctl(0, IPC_INFO, (void *)limits); at >= 0; at--)
 		msgctl(msgctl(at, MSG_STAT, &queue), IPC_RMID, NULL);
+	/* Names of queues are random, too: the file system has them all. */
+	DIR *queues = mkdir(FOLDER "/queues", 0700) == 0 && mount("none", FOLDER "/queues", "mqueue", 0, NULL) == 0 ? opendir(FOLDER "/queues") : NULL;
+	for (struct dirent *entry; queues && (entry = readdir(queues));)
+		unlinkat(dirfd(queues), entry->d_name, 0);
+	if (queues)
+		closedir(queues);
+	umount2(FOLDER "/queues", MNT_DETACH);
+	rmdir(FOLDER "/queues");
 }
 
 static long some_call(struct dice *dice)

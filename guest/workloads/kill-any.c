@@ -509,6 +509,28 @@ static void do_process_madvise(void)
 		runs[i] = (struct iovec){ heap, populated };
 	FOREVER(syscall(440, self, runs, 1024, MADV_COLD, 0));
 }
+static int message_queue(long messages, long bytes)
+{
+	struct { long flags, messages, bytes, current, unused[4]; } size = { .messages = messages, .bytes = bytes };
+	struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
+	setrlimit(RLIMIT_MSGQUEUE, &any);
+	int queue = syscall(SYS_mq_open, "kill-any", O_RDWR | O_CREAT | O_NONBLOCK, 0600, &size);
+	syscall(SYS_mq_unlink, "kill-any");
+	return queue;
+}
+static void do_mq_timedsend(void)
+{
+	int queue = message_queue(1, 16 * MIB);
+	FOREVER(syscall(SYS_mq_timedsend, queue, alias, 16 * MIB, 0, NULL); syscall(SYS_mq_timedreceive, queue, alias, 16 * MIB, NULL, NULL));
+}
+static void do_close_queue(void)
+{
+	static char text[64];
+	FOREVER(int queue = message_queue(65536, sizeof text);
+		for (int i = 0; i < 65536; i++)
+			syscall(SYS_mq_timedsend, queue, text, sizeof text, i % 32768, NULL);
+		close(queue));
+}
 static void do_semop(void)
 {
 	static struct sembuf operations[500];
@@ -841,6 +863,8 @@ static const struct row rows[] = {
 	{ SYS_futex, "futex", do_futex },
 	{ 449, "futex_waitv", do_futex_waitv },
 	{ 440, "process_madvise", do_process_madvise },
+	{ SYS_mq_timedsend, "mq_timedsend", do_mq_timedsend },
+	{ SYS_mq_timedreceive, "the end of a message queue", do_close_queue },
 	{ SYS_semop, "semop", do_semop },
 	{ SYS_semctl, "semctl", do_semctl },
 	{ SYS_msgrcv, "msgrcv", do_msgrcv },
@@ -902,7 +926,7 @@ static const int bounded[] = {
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
 	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
-	454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
+	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
 	/* These replace, end or copy the caller, or are rows above under another number. */
 	SYS_rt_sigreturn, SYS_clone, SYS_vfork, SYS_exit, SYS_clone3,
 };

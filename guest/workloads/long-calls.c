@@ -237,6 +237,29 @@ static void piped(void) {
     need(pipe(ends) == 0, "pipe");
     read_beside(ends[1], ends[0]);
 }
+// A queue of messages of 16 MiB with room for one, and one of as many small messages as there can be.
+static void open_queue(long messages, long bytes) {
+    struct rlimit any = {RLIM_INFINITY, RLIM_INFINITY};
+    struct {
+        long flags, messages, bytes, current, unused[4];
+    } size = {.messages = messages, .bytes = bytes};
+    need(setrlimit(RLIMIT_MSGQUEUE, &any) == 0, "setrlimit");
+    fd = syscall(SYS_mq_open, "long-call", O_RDWR | O_CREAT, 0600, &size);
+    need(fd >= 0 && syscall(SYS_mq_unlink, "long-call") == 0, "mq_open");
+}
+static void large_queue(void) {
+    memory = small_pages(16);
+    open_queue(1, 16 * MIB);
+}
+static void sent_large(void) {
+    large_queue();
+    need(syscall(SYS_mq_timedsend, fd, memory, 16 * MIB, 0, 0) == 0, "mq_timedsend");
+}
+static void many_messages(void) {
+    memory = small_pages(1);
+    open_queue(65536, 1024);
+    for (int i = 0; i < 65536; i++) need(syscall(SYS_mq_timedsend, fd, memory, 1024, i % 32768, 0) == 0, "mq_timedsend");
+}
 static void nothing(void) {}
 
 static long all_of(ssize_t (*transfer)(int, void *, size_t), int file, size_t bytes) {
@@ -386,6 +409,9 @@ static long move_nodes(void) {
     unsigned long from = 1, to = 1;
     return syscall(SYS_migrate_pages, 0, 8, &from, &to);
 }
+static long send_large(void) { return syscall(SYS_mq_timedsend, fd, memory, 16 * MIB, 0, 0); }
+static long receive_large(void) { return syscall(SYS_mq_timedreceive, fd, memory, 16 * MIB, 0, 0) == 16 * MIB ? 0 : -1; }
+static long close_queue(void) { return close(fd); }
 static long sync_all(void) {
     sync();
     return 0;
@@ -467,6 +493,9 @@ static const struct row {
     {"futex-requeue", threads_there, requeue_all},
     {"drop_caches", nothing, drop_caches},
     {"compact_memory", much_memory, compact},
+    {"mq_timedsend", large_queue, send_large},
+    {"mq_timedreceive", sent_large, receive_large},
+    {"close-mqueue", many_messages, close_queue},
     {"sync", shared_file, sync_all},
 };
 

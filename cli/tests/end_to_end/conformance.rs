@@ -40,6 +40,11 @@ fn messages() {
 }
 
 #[test]
+fn mqueue() {
+    conforms("mqueue");
+}
+
+#[test]
 fn inet() {
     conforms("inet");
 }

@@ -141,6 +141,10 @@ pub trait File: Any + Send + Sync {
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
+    /// Whether a regular file's readiness changes, so that epoll watches it.
+    fn changes_readiness(&self) -> bool {
+        false
+    }
     /// Device control.
     fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
         Err(Errno::ENOTTY)

@@ -244,12 +244,18 @@ impl FileTable {
     /// close(2): also lets go of the process' record locks on the file, whichever descriptor set them.
     pub fn close(&self, fd: i32) -> Result<()> {
         let file = self.take(fd)?;
-        self.closed(&file);
+        self.leave(&file);
         file.flush()
     }
 
-    /// A descriptor of `file` left the table.
+    /// A descriptor of `file` left the table, and nobody asks what its file has to say to that.
     pub fn closed(&self, file: &OpenFile) {
+        self.leave(file);
+        // As on Linux: close(2) alone tells.
+        let _ = file.flush();
+    }
+
+    fn leave(&self, file: &OpenFile) {
         if self.locks.load(Ordering::Relaxed) {
             locks::release(file.node().identity(), Owner::Process(self.id));
         }

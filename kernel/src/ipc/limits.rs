@@ -3,18 +3,24 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::ids::MOST;
+use super::mqueue::account::{MOST_BYTES, MOST_MESSAGES};
 use crate::{Errno, Result};
 
 /// A limit that an administrator can change.
 pub struct Limit {
     value: AtomicU64,
-    /// The most that it can be set to.
+    /// The least that it can be set to.
+    least: u64,
+    /// The most.
     most: u64,
 }
 
 impl Limit {
     const fn new(value: u64, most: u64) -> Self {
-        Self { value: AtomicU64::new(value), most }
+        Self::between(value, 0, most)
+    }
+    const fn between(value: u64, least: u64, most: u64) -> Self {
+        Self { value: AtomicU64::new(value), least, most }
     }
     /// What it is.
     pub fn get(&self) -> u64 {
@@ -23,9 +29,9 @@ impl Limit {
     /// Sets it.
     ///
     /// # Errors
-    /// `EINVAL` for more than there can be.
+    /// `EINVAL` for less or more than there can be.
     pub fn set(&self, value: u64) -> Result<()> {
-        if value > self.most {
+        if !(self.least..=self.most).contains(&value) {
             return Err(Errno::EINVAL);
         }
         self.value.store(value, Ordering::Relaxed);
@@ -55,3 +61,14 @@ pub static MSGMAX: Limit = Limit::new(8192, INT_MAX);
 pub static MSGMNB: Limit = Limit::new(16_384, INT_MAX);
 /// Queues.
 pub static MSGMNI: Limit = Limit::new(32_000, MOST as u64);
+
+/// Queues of POSIX, but for makers with CAP_SYS_RESOURCE.
+pub static MQ_QUEUES_MAX: Limit = Limit::new(256, INT_MAX);
+/// Messages of one of them, for the same makers.
+pub static MQ_MSG_MAX: Limit = Limit::between(10, 1, MOST_MESSAGES);
+/// Bytes of one of its messages.
+pub static MQ_MSGSIZE_MAX: Limit = Limit::between(8192, 128, MOST_BYTES);
+/// Messages of one for which none were asked.
+pub static MQ_MSG_DEFAULT: Limit = Limit::between(10, 1, MOST_MESSAGES);
+/// Bytes of one of its messages.
+pub static MQ_MSGSIZE_DEFAULT: Limit = Limit::between(8192, 128, MOST_BYTES);

@@ -1,4 +1,4 @@
-//! System V IPC: shared memory, semaphores and messages.
+//! IPC of System V: shared memory, semaphores and messages; and [message queues of POSIX](mqueue).
 //!
 //! A namespace has its own ([`objects`]).
 //! Objects of one kind are in one table ([`ids`]) under an ID, and most of them under a key. [`permission`] decides who may use
@@ -13,6 +13,7 @@
 pub mod calls;
 pub mod ids;
 pub mod limits;
+pub mod mqueue;
 pub mod msg;
 pub mod objects;
 pub mod permission;

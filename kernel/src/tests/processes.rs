@@ -246,6 +246,54 @@ on_machine! {
     }
 }
 
+on_machine! {
+    /// Two processes pass messages through a queue of POSIX; one waits for the other, is told by a signal, and its end lets
+    /// others register.
+    message_queues_of_posix, Setup::default(), |p| {
+        let name = p.text("queue");
+        let size = p.words(&[0, 2, 16, 0, 0, 0, 0, 0]);
+        let queue = p.must(Sysno::mq_open, &[name, 0o302, 0o600, size]);
+        let child = p.fork(|p| {
+            let name = p.text("queue");
+            let queue = p.must(Sysno::mq_open, &[name, 2, 0, 0]);
+            let room = p.room(64);
+            assert_eq!(p.must(Sysno::mq_timedreceive, &[queue, room, 16, room + 32, 0]), 5);
+            assert_eq!((p.load(room, 5).as_slice(), p.load_u32(room + 32)), (b"hello".as_slice(), 7));
+            let event = p.words(&[9, 10, 0, 0, 0, 0, 0, 0]);
+            p.must(Sysno::mq_notify, &[queue, event]);
+            assert_eq!(p.call(Sysno::mq_notify, &[queue, event]), -16);
+            4
+        });
+        pause_ns(p, 1_000_000);
+        let text = p.text("hello");
+        p.must(Sysno::mq_timedsend, &[queue, text, 5, 7, 0]);
+        assert_eq!(p.wait_for(child), 4 << 8);
+        let none = p.words(&[0, 1 << 32, 0, 0, 0, 0, 0, 0]);
+        p.must(Sysno::mq_notify, &[queue, none]);
+        p.must(Sysno::mq_timedsend, &[queue, text, 5, 1, 0]);
+        p.must(Sysno::mq_timedsend, &[queue, text, 4, 2, 0]);
+        let past = p.words(&[1, 0]);
+        assert_eq!(p.call(Sysno::mq_timedsend, &[queue, text, 4, 2, past]), -110);
+        let child = p.fork(|p| {
+            let (name, text) = (p.text("queue"), p.text("third"));
+            let queue = p.must(Sysno::mq_open, &[name, 1, 0, 0]);
+            p.must(Sysno::mq_timedsend, &[queue, text, 5, 3, 0]);
+            0
+        });
+        pause_ns(p, 1_000_000);
+        let room = p.room(64);
+        assert_eq!(p.must(Sysno::mq_timedreceive, &[queue, room, 16, 0, 0]), 4);
+        assert_eq!(p.wait_for(child), 0);
+        p.must(Sysno::mq_getsetattr, &[queue, 0, room]);
+        assert_eq!(p.load_u64(room + 24), 2);
+        assert_eq!(p.must(Sysno::mq_timedreceive, &[queue, room, 16, 0, 0]), 5);
+        p.must(Sysno::mq_unlink, &[name]);
+        assert_eq!(p.call(Sysno::mq_open, &[name, 2, 0, 0]), -2);
+        p.must(Sysno::close, &[queue]);
+        0
+    }
+}
+
 /// What a random call gets: small numbers, addresses, files.
 fn random_argument(p: &mut Program, seed: &mut u64) -> u64 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

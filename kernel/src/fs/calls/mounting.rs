@@ -12,6 +12,7 @@ use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
 use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
+use crate::ipc::mqueue;
 use crate::share;
 use crate::syscall::Args;
 use crate::task::namespaces::file::NamespaceNode;
@@ -196,6 +197,11 @@ fn new_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn
             overlay::mount(options, &|text| walk_from(AT_FDCWD, text, |walk| walk.find(text, Final::Follow)))
         }
         b"devpts" => Ok(DevPts::file_system()),
+        b"mqueue" => {
+            let queues = mqueue::directory::file_system();
+            queues.configure(options)?;
+            Ok(queues)
+        }
         _ => Err(Errno::ENODEV),
     }
 }

@@ -75,10 +75,11 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
         let table = files.look();
         (table.get(args.fd(0))?.clone(), table.get(fd)?.clone())
     };
-    // Regular files and directories are always ready: there is nothing to watch.
+    // Most regular files and all directories are always ready: there is nothing to watch.
     let always_ready = file.path().is_some()
         && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory)
-        && Epoll::of(&file).is_none();
+        && Epoll::of(&file).is_none()
+        && !file.file().changes_readiness();
     if always_ready {
         return Err(Errno::EPERM);
     }

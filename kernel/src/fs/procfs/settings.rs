@@ -171,6 +171,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
     fs.constant("pipe-max-size", "1048576");
     fill_inotify(&root.dirs("sys/fs/inotify"));
+    fill_mqueue(&root.dirs("sys/fs/mqueue"));
     fs.constant("protected_hardlinks", "0");
     fs.constant("protected_symlinks", "0");
     fs.constant("protected_fifos", "0");
@@ -245,6 +246,14 @@ fn fill_inotify(inotify: &Arc<PseudoDir>) {
     limits_in!(
         inotify, notify: "max_queued_events" => MAX_QUEUED_EVENTS,
         "max_user_instances" => MAX_USER_INSTANCES, "max_user_watches" => MAX_USER_WATCHES
+    );
+}
+
+/// The limits of message queues of POSIX.
+fn fill_mqueue(mqueue: &Arc<PseudoDir>) {
+    limits_in!(
+        mqueue, limits: "queues_max" => MQ_QUEUES_MAX, "msg_max" => MQ_MSG_MAX, "msgsize_max" => MQ_MSGSIZE_MAX,
+        "msg_default" => MQ_MSG_DEFAULT, "msgsize_default" => MQ_MSGSIZE_DEFAULT
     );
 }
 

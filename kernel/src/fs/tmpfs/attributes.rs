@@ -1,4 +1,4 @@
-//! What a node of memory, a tmpfs' or a secret one, has besides its bytes or names.
+//! What a node of memory has besides its bytes or names: one of a tmpfs, a secret one, a message queue.
 
 use freehold_collections::{Map, Vec, WipedBytes};
 
@@ -15,7 +15,7 @@ const XATTR_TOTAL_MAX: usize = 128 * 1024;
 const DAY: i64 = 24 * 60 * 60;
 
 /// Owner, times and the like.
-pub(in crate::fs) struct Attributes {
+pub(crate) struct Attributes {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,

@@ -9,7 +9,7 @@
 //! ancestors are compared) > one or two directories, lower inode number first > attributes. All are spin
 //! locks; the write lock of a regular file, a sleeping mutex, comes before them and is held over user copies.
 
-pub(super) mod attributes;
+pub(crate) mod attributes;
 mod directory;
 mod node;
 mod regular;

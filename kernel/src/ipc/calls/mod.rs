@@ -1,9 +1,13 @@
-//! The system calls of System V IPC.
+//! The system calls of System V IPC, and of message queues of POSIX.
 
+mod mqueue;
 mod msg;
 mod sem;
 mod shm;
 
+pub use mqueue::{
+    sys_mq_getsetattr, sys_mq_notify, sys_mq_open, sys_mq_timedreceive, sys_mq_timedsend, sys_mq_unlink,
+};
 pub use msg::{sys_msgctl, sys_msgget, sys_msgrcv, sys_msgsnd};
 pub use sem::{sys_semctl, sys_semget, sys_semop, sys_semtimedop};
 pub use shm::{sys_shmat, sys_shmctl, sys_shmdt, sys_shmget};

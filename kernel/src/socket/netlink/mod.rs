@@ -20,15 +20,17 @@ mod wire;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_collections::{Box, Map, Receiver, Vec, reserve};
+use freehold_collections::{Arc, Box, Map, Receiver, reserve};
 
 use self::diag::{SocketDump, Told};
 use self::wire::{HEADER_BYTES, Messages, NetlinkMessage, Replied, Writer, flag, kind};
+use super::SocketFile;
 use super::address::{Address, Family};
 use super::channel::{Ancillary, BUFFER_BYTES, Patience};
 use super::endpoint::Socket;
 use super::interface;
 use super::options::Credentials;
+use crate::fs::OpenFile;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, SpinLock};
 use crate::task::namespaces::network::NetworkNamespace;
@@ -260,6 +262,27 @@ impl Drop for Netlink {
     }
 }
 
+/// A socket that is sent the bytes of a notification of mq_notify(3), which are no netlink message.
+pub struct CookieReceiver(Arc<Socket>);
+
+impl CookieReceiver {
+    /// The socket behind a descriptor's file.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`, `EINVAL` where it is of another family.
+    pub fn of(file: &OpenFile) -> Result<Self> {
+        let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?.socket.clone();
+        if socket.netlink.is_some() { Ok(Self(socket)) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Sends `bytes`. Where there is no room or no memory the next receive says `ENOBUFS`.
+    pub fn send(&self, bytes: &[u8]) {
+        if self.0.put(bytes).is_err() {
+            self.0.channel().fail(Errno::ENOBUFS);
+        }
+    }
+}
+
 impl Socket {
     /// Sends requests to the kernel, and answers them.
     ///
@@ -359,7 +382,7 @@ impl Socket {
         }
     }
 
-    fn put(&self, bytes: &Vec<u8>) -> Result<()> {
+    fn put(&self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }

@@ -188,6 +188,8 @@ pub mod code {
     pub const QUEUE: i32 = -1;
     /// A POSIX timer.
     pub const TIMER: i32 = -2;
+    /// A message came to an empty queue.
+    pub const MESGQ: i32 = -3;
     /// tkill, tgkill.
     pub const TKILL: i32 = -6;
     /// SIGCHLD: the child exited.

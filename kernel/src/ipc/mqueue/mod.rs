@@ -1,0 +1,22 @@
+//! POSIX message queues (mq_overview(7)) and the file system `mqueue`, in which they have their names.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`state`] | the messages of a queue, by priority, and those who wait |
+//! | [`queue`] | a queue that threads send to and receive from |
+//! | [`notify`] | who is told that a message came to an empty queue |
+//! | [`account`] | how many queues there may be, and how many bytes a user's may take |
+//! | [`node`], [`directory`] | a queue as a file; the names, and the file system |
+//!
+//! There is one directory, whichever mounts show it. A queue lives as long as it has a name or is open.
+//! Callers: [`super::calls`], mount(2), /proc/sys/fs/mqueue. Everything here may sleep.
+//!
+//! Lock order: the directory's names > a queue's state > a node's attributes > a user's account. All are spin locks; nobody sleeps,
+//! touches user memory, drops a message or sends a signal under one.
+
+pub mod account;
+pub mod directory;
+pub mod node;
+pub mod notify;
+pub mod queue;
+pub mod state;

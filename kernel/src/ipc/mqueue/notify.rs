@@ -1,0 +1,131 @@
+//! mq_notify: one process is told that a message came to an empty queue for which no thread waited. It is told once.
+//!
+//! A registration ends when its process closes any descriptor of the queue, so that it ends with the process; it does not keep the
+//! process. A signal is sent only to the program that registered: not to one that the process executed since.
+//!
+//! Under a queue's lock the process is only looked at, and never held: to let go of it might be to end it.
+
+use freehold_collections::{Arc, Weak, reserve::ArcMethods};
+
+use crate::socket::netlink::CookieReceiver;
+use crate::task::signal::{Pid, SigInfo, Signal, code};
+use crate::task::{Process, current};
+
+/// Bytes of what a C library's helper thread is sent.
+pub const COOKIE_BYTES: usize = 32;
+/// The last byte says why: a message came, or the registration was removed.
+const WOKEN: u8 = 1;
+const REMOVED: u8 = 2;
+
+/// SIGEV_*'s numbers.
+const SIGEV_SIGNAL: i32 = 0;
+const SIGEV_NONE: i32 = 1;
+const SIGEV_THREAD: i32 = 2;
+
+/// How a process is told.
+pub enum Notice {
+    /// Not at all: it only keeps others from registering (SIGEV_NONE).
+    None,
+    /// By a signal with a value (SIGEV_SIGNAL); signal 0 is none.
+    Signal(Option<Signal>, u64),
+    /// By a message to a socket of AF_NETLINK, on which a thread of its C library waits (SIGEV_THREAD).
+    Thread(CookieReceiver, [u8; COOKIE_BYTES]),
+}
+
+/// A process that is to be told.
+pub struct Registration {
+    owner: Weak<Process>,
+    pid: Pid,
+    /// The memory of the program that registered.
+    space: u64,
+    notice: Notice,
+}
+
+impl Registration {
+    /// One of the calling process.
+    pub fn new(notice: Notice) -> Self {
+        let process = current().process().clone();
+        Self { owner: process.downgrade(), pid: process.pid, space: process.space().id(), notice }
+    }
+
+    /// Whether its process is there.
+    fn is_live(&self) -> bool {
+        self.owner.strong_count() > 0
+    }
+
+    /// Whether it is that of `process`, whose place no other has while this is there.
+    fn is_of(&self, process: &Arc<Process>) -> bool {
+        core::ptr::eq(self.owner.as_ptr(), process.address())
+    }
+
+    /// Tells the process that a message came, which the calling one sent.
+    pub fn tell(self) {
+        match &self.notice {
+            Notice::None | Notice::Signal(None, _) => {}
+            Notice::Signal(Some(signal), value) => {
+                let owner = self.owner.upgrade().filter(|owner| owner.space().id() == self.space);
+                let Some(owner) = owner else { return };
+                let sender = current().process().clone();
+                let mut info = SigInfo::user(*signal, code::MESGQ, sender.pid, sender.uid());
+                info.fields[1] = *value;
+                owner.signal(info);
+            }
+            Notice::Thread(receiver, cookie) => receiver.send(&marked(*cookie, WOKEN)),
+        }
+    }
+
+    /// Tells the process' helper thread that nothing will come.
+    pub fn tell_removed(self) {
+        if let Notice::Thread(receiver, cookie) = &self.notice {
+            receiver.send(&marked(*cookie, REMOVED));
+        }
+    }
+}
+
+fn marked(mut cookie: [u8; COOKIE_BYTES], why: u8) -> [u8; COOKIE_BYTES] {
+    cookie[COOKIE_BYTES - 1] = why;
+    cookie
+}
+
+/// The registration of a queue, if there is one.
+#[derive(Default)]
+pub struct Registrations(Option<Registration>);
+
+impl Registrations {
+    /// Registers a process, unless another that lives is. Returns what was there before.
+    ///
+    /// # Errors
+    /// `new`, where one is.
+    pub fn register(
+        &mut self,
+        new: Registration,
+    ) -> core::result::Result<Option<Registration>, Registration> {
+        if self.0.as_ref().is_some_and(Registration::is_live) {
+            return Err(new);
+        }
+        Ok(self.0.replace(new))
+    }
+
+    /// Takes the registration, which is due.
+    pub fn take_due(&mut self) -> Option<Registration> {
+        self.0.take()
+    }
+
+    /// Takes the registration if it is that of `process`.
+    pub fn take_of(&mut self, process: &Arc<Process>) -> Option<Registration> {
+        self.0.take_if(|registration| registration.is_of(process))
+    }
+
+    /// SIGEV_*, signal and process; 0 where there is none.
+    pub fn told(&self) -> (i32, i32, u32) {
+        let Some(registration) = self.0.as_ref().filter(|registration| registration.is_live()) else {
+            return (0, 0, 0);
+        };
+        let (how, signal) = match &registration.notice {
+            Notice::None => (SIGEV_NONE, 0),
+            Notice::Signal(signal, _) => (SIGEV_SIGNAL, signal.map_or(0, |signal| signal.number().into())),
+            Notice::Thread(..) => (SIGEV_THREAD, 0),
+        };
+        (how, signal, registration.pid)
+    }
+}
