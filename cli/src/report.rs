@@ -276,7 +276,13 @@ pub fn syscalls(ended: &Ended) -> String {
     for call in calls {
         let name = call.get("name").and_then(Value::as_str).unwrap_or("?");
         let missing = call.get("unimplemented").and_then(Value::as_bool).unwrap_or(false);
-        let mark = if missing { "  (not implemented)" } else { "" };
+        let failed = call.get("failed").and_then(Value::as_object).into_iter().flatten();
+        let errors: Vec<String> = failed.map(|(error, count)| format!("{error} {count}")).collect();
+        let mark = match (missing, errors.is_empty()) {
+            (true, _) => "  (not implemented)".to_owned(),
+            (false, true) => String::new(),
+            (false, false) => format!("  ({})", errors.join(", ")),
+        };
         let _ = writeln!(text, "{:>12} {:>8}  {name}{mark}", field(call, "calls"), field(call, "errors"));
     }
     text

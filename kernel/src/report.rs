@@ -25,7 +25,7 @@ use freehold_vm::Event;
 use crate::host::json::{Quoted, comma};
 use crate::hw::boot::BootInfo;
 use crate::sync::WaitQueue;
-use crate::syscall::{self, Implemented};
+use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
 use crate::{block, boot, fs, host, mem, sched, socket, swap, time};
 
@@ -193,13 +193,25 @@ fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
     for (at, (number, calls, implemented)) in counts.enumerate() {
         let name = syscall::name(number).unwrap_or("unknown");
         let unimplemented = implemented == Implemented::No;
-        write!(
-            f,
-            "{}{{\"name\":\"{name}\",\"number\":{number},\"calls\":{calls},\"unimplemented\":{unimplemented}}}",
-            comma(at),
-        )?;
+        write!(f, "{}{{\"name\":\"{name}\",\"number\":{number},\"calls\":{calls}", comma(at))?;
+        write_failures(f, number)?;
+        write!(f, ",\"unimplemented\":{unimplemented}}}")?;
     }
     f.write_str("]")
+}
+
+/// How often a call failed: in all, and with each error.
+fn write_failures(f: &mut Formatter<'_>, number: u64) -> fmt::Result {
+    let mut all = 0;
+    failures::each_of(number, |_, count| all += count);
+    write!(f, ",\"errors\":{all},\"failed\":{{")?;
+    let (mut written, mut at) = (Ok(()), 0);
+    failures::each_of(number, |error, count| {
+        written = written.and_then(|()| write!(f, "{}\"{error:?}\":{count}", comma(at)));
+        at += 1;
+    });
+    written?;
+    f.write_str("}")
 }
 
 /// Frames that lost devices keep, as their records say.

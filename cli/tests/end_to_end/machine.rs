@@ -178,9 +178,18 @@ fn so_is_one_whose_text_is_in_a_folder_of_the_host() {
 #[test]
 fn system_calls_are_counted_and_those_that_are_missing_marked() {
     if kernel() == "freehold" {
-        let outcome = run(&["--syscalls"], &["busybox", "pivot_root", "/", "/"], b"").expect(1);
+        let outcome = run(&["--syscalls"], &["busybox", "rmmod", "nothing"], b"").expect(1);
         assert!(outcome.stderr.contains("exit_group"), "{}", outcome.stderr);
-        assert!(outcome.stderr.contains("pivot_root  (not implemented)"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("delete_module  (not implemented)"), "{}", outcome.stderr);
+        let line =
+            "cat /no/such/file 2> /dev/null; cd /nowhere 2> /dev/null; cd /etc/passwd 2> /dev/null; true";
+        let stderr = run(&["--syscalls"], &["busybox", "ash", "-c", line], b"").expect(0).stderr;
+        let row = |name: &str| {
+            let lines = stderr.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            lines.filter(|line| line.contains(&format!(" {name}"))).collect::<Vec<_>>().join("")
+        };
+        assert!(row("openat").contains("ENOENT"), "{stderr}");
+        assert_eq!(row("chdir"), "2 2 chdir (ENOENT 1, ENOTDIR 1)", "{stderr}");
     }
 }
 

@@ -5,6 +5,7 @@
 //! without handler is `ENOSYS`, and the log names it once.
 
 mod args;
+pub mod failures;
 mod names;
 mod table;
 pub mod user_loop;

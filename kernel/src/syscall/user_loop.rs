@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 
-use super::dispatch;
+use super::{dispatch, failures};
 use crate::hw::time;
 use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::mem;
@@ -129,7 +129,10 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
             | Errno::ERESTARTNOHAND
             | Errno::ERESTARTBLOCK),
         ) => return Err(error),
-        Err(error) => context.set_return(error.to_return_value() as u64),
+        Err(error) => {
+            failures::note(context.syscall_number(), error);
+            context.set_return(error.to_return_value() as u64);
+        }
     }
     Ok(())
 }
