@@ -482,6 +482,12 @@ static void limits(void)
 		}
 	}
 	close(file);
+	file = open("/proc/sys/fs/mqueue/queues_max", O_RDWR);
+	if (file >= 0 && read_text("/proc/sys/fs/mqueue/queues_max", text, sizeof text) && pwrite(file, "0", 1, 0) == 1) {
+		IN_CHILD(status, NEED(setresuid(4712, 4712, 4712) == 0); _exit(make("limit5", O_RDWR, 1, 1) == -1 && errno == ENOSPC ? 0 : 1));
+		PROMISE("where there are as many queues as there may be none is made", status == 0 && pwrite(file, text, strlen(text), 0) > 0);
+	}
+	close(file);
 }
 
 int main(void)
