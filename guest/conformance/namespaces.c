@@ -4,6 +4,7 @@
  */
 #include "promise.h"
 #include <grp.h>
+#include <mqueue.h>
 #include <arpa/inet.h>
 #include <linux/capability.h>
 #include <linux/netlink.h>
@@ -235,8 +236,13 @@ static int objects_are_ones_own(void)
 {
 	int outside = shmget(0x4e53, 4096, IPC_CREAT | IPC_EXCL | 0600);
 	HOLDS(outside >= 0);
+	mqd_t queue = mq_open("/of-namespaces", O_RDWR | O_CREAT | O_EXCL, 0600, NULL);
+	HOLDS(queue >= 0 && mq_send(queue, "out", 3, 1) == 0);
 	int old = open("/proc/self/ns/ipc", O_RDONLY | O_CLOEXEC);
 	HOLDS(unshare(CLONE_NEWIPC) == 0);
+	REFUSED(mq_open("/of-namespaces", O_RDWR), ENOENT);
+	mqd_t own = mq_open("/of-namespaces", O_RDWR | O_CREAT | O_EXCL, 0600, NULL);
+	HOLDS(own >= 0 && mq_send(own, "in", 2, 1) == 0);
 	REFUSED(shmget(0x4e53, 4096, 0), ENOENT);
 	struct shmid_ds about;
 	REFUSED(shmctl(outside, IPC_STAT, &about), EINVAL);
@@ -247,6 +253,11 @@ static int objects_are_ones_own(void)
 	bytes[0] = 7;
 	HOLDS(strchr(reads("/proc/sysvipc/shm"), '\n')[1] != 0);
 	HOLDS(setns(old, CLONE_NEWIPC) == 0);
+	char message[8192];
+	HOLDS(mq_receive(own, message, sizeof message, NULL) == 2 && mq_close(own) == 0);
+	HOLDS(mq_unlink("/of-namespaces") == 0);
+	HOLDS(mq_receive(queue, message, sizeof message, NULL) == 3 && mq_close(queue) == 0);
+	REFUSED(mq_open("/of-namespaces", O_RDWR), ENOENT);
 	HOLDS(shmget(0x4e53, 0, 0) == outside);
 	HOLDS(bytes[0] == 7 && shmdt(bytes) == 0);
 	HOLDS(shmctl(outside, IPC_RMID, NULL) == 0);

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_collections::{Arc, reserve};
 
 use super::ids::IpcIds;
+use super::mqueue::directory::QueueNamespace;
 use super::msg::MessageQueue;
 use super::sem::Set;
 use super::shm::Segment;
@@ -31,6 +32,8 @@ pub struct IpcObjects {
     pub semaphores: AtomicU64,
     /// Message queues.
     pub queues: IpcIds<MessageQueue>,
+    /// Message queues of POSIX.
+    pub posix_queues: QueueNamespace,
 }
 
 impl IpcObjects {
@@ -43,6 +46,7 @@ impl IpcObjects {
             sets: IpcIds::new(),
             semaphores: AtomicU64::new(0),
             queues: IpcIds::new(),
+            posix_queues: QueueNamespace::default(),
         })
     }
 

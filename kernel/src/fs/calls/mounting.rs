@@ -12,7 +12,7 @@ use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
 use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
-use crate::ipc::mqueue;
+use crate::ipc;
 use crate::share;
 use crate::syscall::Args;
 use crate::task::namespaces::file::NamespaceNode;
@@ -176,11 +176,16 @@ fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<(
 fn may_mount_anew(own: &Credentials, kind: &[u8]) -> Result<()> {
     let in_memory = matches!(kind, b"tmpfs" | b"ramfs");
     let known = in_memory
-        || matches!(kind, b"devtmpfs" | b"proc" | b"sysfs" | b"debugfs" | b"9p" | b"overlay" | b"devpts");
+        || matches!(
+            kind,
+            b"devtmpfs" | b"proc" | b"sysfs" | b"debugfs" | b"9p" | b"overlay" | b"devpts" | b"mqueue"
+        );
+    let in_ipc = || own.may_in(ipc::objects::of_caller().owner(), Capability::SysAdmin);
     match (own.may(Capability::SysAdmin), known) {
         (_, false) => Err(Errno::ENODEV),
         (true, _) => Ok(()),
         (false, _) if in_memory && own.may_within(Capability::SysAdmin) => Ok(()),
+        (false, _) if kind == b"mqueue" && in_ipc() => Ok(()),
         (false, _) => Err(Errno::EPERM),
     }
 }
@@ -198,7 +203,7 @@ fn new_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn
         }
         b"devpts" => Ok(DevPts::file_system()),
         b"mqueue" => {
-            let queues = mqueue::directory::file_system();
+            let queues = ipc::objects::of_caller().posix_queues.file_system();
             queues.configure(options)?;
             Ok(queues)
         }

@@ -4,11 +4,12 @@ use freehold_collections::{Arc, Vec, WipedBytes, reserve};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::super::mqueue::account::{self, Maker, PRIORITIES};
-use super::super::mqueue::directory::{self, QueueDirectory};
+use super::super::mqueue::directory::QueueDirectory;
 use super::super::mqueue::node::QueueNode;
 use super::super::mqueue::notify::{COOKIE_BYTES, Notice, Registration};
 use super::super::mqueue::queue::Wait;
 use super::super::mqueue::state::Message;
+use super::super::objects;
 use crate::fs::node::NewNode;
 use crate::fs::notify::{self, Events};
 use crate::fs::path::PathEntry;
@@ -102,7 +103,7 @@ impl Opening<'_> {
 
     /// The queue, and whether it was made.
     fn find_or_make(&self, process: &Process, caller: &Caller<'_>) -> Result<(Arc<QueueNode>, Origin)> {
-        let dir = directory::directory();
+        let dir = objects::of_caller().posix_queues.directory();
         loop {
             match dir.find(self.name) {
                 Ok(node) => return Ok((self.existing(node, caller)?, Origin::Existing)),
@@ -139,7 +140,7 @@ pub fn sys_mq_open(args: &Args) -> Result<i64> {
     let mode = args.uint(2) & 0o7777 & !process.fs().umask();
     let credentials = process.credentials();
     let opening = Opening { name: &name, flags, mode, attributes };
-    let place = Path::root_of(directory::own_mount()?);
+    let place = Path::root_of(objects::of_caller().posix_queues.own_mount()?);
     let (node, origin) = opening.find_or_make(&process, &credentials.caller())?;
     if origin == Origin::Made {
         notify::entry(&place, &name, NodeKind::Regular, Events::CREATE);
@@ -157,7 +158,7 @@ pub fn sys_mq_open(args: &Args) -> Result<i64> {
 pub fn sys_mq_unlink(args: &Args) -> Result<i64> {
     let name = name_at(args[0])?;
     check_name(&name)?;
-    let root = Path::root_of(directory::own_mount()?);
+    let root = Path::root_of(objects::of_caller().posix_queues.own_mount()?);
     let credentials = current().process().credentials();
     names::unlink(&PathWalk::new(&root, &root, &credentials.caller()), &name)?;
     Ok(0)

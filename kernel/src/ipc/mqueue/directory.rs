@@ -1,4 +1,4 @@
-//! The names of queues: the one directory of the file system `mqueue`.
+//! The names of queues: the one directory of the file system `mqueue`, of which each IPC namespace has one.
 
 use core::ops::Bound;
 
@@ -35,33 +35,39 @@ pub struct MqueueFs {
     root: Arc<QueueDirectory>,
 }
 
-/// The mount through which mq_open and mq_unlink see the names, whatever else is mounted where.
-static MOUNT: SpinLock<Option<Arc<Mount>>> = SpinLock::new(None);
-static DIRECTORY: SpinLock<Option<Arc<QueueDirectory>>> = SpinLock::new(None);
-
-/// The directory that there is.
-pub fn directory() -> Arc<QueueDirectory> {
-    DIRECTORY.lock().get_or_insert_with(|| QueueDirectory::new(unnamed_device())).clone()
+/// The queues of one IPC namespace.
+#[derive(Default)]
+pub struct QueueNamespace {
+    directory: SpinLock<Option<Arc<QueueDirectory>>>,
+    /// The mount through which mq_open and mq_unlink see the names, whatever else is mounted where.
+    mount: SpinLock<Option<Arc<Mount>>>,
 }
 
-/// The file system, to be mounted.
-pub fn file_system() -> Arc<dyn FileSystem> {
-    let root = directory();
-    reserve::arc(MqueueFs { device: root.device, root })
-}
-
-/// The mount that hangs nowhere.
-///
-/// # Errors
-/// `ENOMEM`.
-pub fn own_mount() -> Result<Arc<Mount>> {
-    if let Some(mount) = &*MOUNT.lock() {
-        return Ok(mount.clone());
+impl QueueNamespace {
+    /// Its directory.
+    pub fn directory(&self) -> Arc<QueueDirectory> {
+        self.directory.lock().get_or_insert_with(|| QueueDirectory::new(unnamed_device())).clone()
     }
-    let new =
-        Mount::new(file_system(), b"mqueue", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    // Another may have been first.
-    Ok(MOUNT.lock().get_or_insert(new).clone())
+
+    /// Its file system, to be mounted.
+    pub fn file_system(&self) -> Arc<dyn FileSystem> {
+        let root = self.directory();
+        reserve::arc(MqueueFs { device: root.device, root })
+    }
+
+    /// The mount that hangs nowhere.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn own_mount(&self) -> Result<Arc<Mount>> {
+        if let Some(mount) = &*self.mount.lock() {
+            return Ok(mount.clone());
+        }
+        let restrictions = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        let new = Mount::new(self.file_system(), b"mqueue", restrictions)?;
+        // Another may have been first.
+        Ok(self.mount.lock().get_or_insert(new).clone())
+    }
 }
 
 impl FileSystem for MqueueFs {
