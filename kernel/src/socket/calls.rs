@@ -54,7 +54,7 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
 
 /// Run `f` on the socket behind a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
-    let file = task::with_current(|task| task.file(fd))?;
+    let file = task::with_current(|task| task.process().file(fd))?;
     let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?;
     f(&file, socket)
 }
@@ -280,6 +280,7 @@ pub fn sys_sendmsg(args: &Args) -> Result<i64> {
 
 /// Receive, and for MSG_WAITALL again until all has come. Says what came in `received`, where
 /// nothing is yet.
+#[inline]
 fn receive(
     open: &OpenFile,
     file: &SocketFile,

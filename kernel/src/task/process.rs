@@ -213,6 +213,8 @@ pub struct Process {
     pub(super) files: Shared<FileTable>,
     fs: SpinLock<Arc<FsContext>>,
     pub(super) credentials: Shared<Credentials>,
+    /// Whether they are in a user namespace whose ids are not the kernel's: what tells ids asks this first.
+    has_other_ids: AtomicBool,
     namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
     pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
@@ -316,6 +318,7 @@ impl Process {
             space: SpinLock::new(with.space),
             files: Shared::new(with.files),
             fs: SpinLock::new(with.fs),
+            has_other_ids: AtomicBool::new(!with.credentials.user_ns.is_initial()),
             credentials: Shared::new(with.credentials),
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
@@ -453,8 +456,14 @@ impl Process {
         }
         self.set_credentials(credentials);
     }
+    /// Whether what a program is told of users and groups differs from what the kernel knows.
+    #[inline]
+    pub fn has_other_ids(&self) -> bool {
+        self.has_other_ids.load(Ordering::Relaxed)
+    }
     /// Act as somebody else.
     pub(super) fn set_credentials(&self, credentials: Credentials) {
+        self.has_other_ids.store(!credentials.user_ns.is_initial(), Ordering::Relaxed);
         drop(self.credentials.replace(reserve::arc(credentials)));
         self.threads().for_each(|thread| thread.kept_credentials.forget());
     }

@@ -19,7 +19,7 @@ use super::rseq::Registration;
 use super::seccomp::Seccomp;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
-use crate::fs::{FileTable, OpenFile};
+use crate::fs::FileTable;
 use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
 use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
@@ -143,14 +143,6 @@ impl Task {
     #[inline]
     pub fn with_files<R>(&self, look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
         self.kept_files.with(&self.process.files, look)
-    }
-    /// The open file behind a descriptor; for the task itself.
-    ///
-    /// # Errors
-    /// `EBADF`.
-    #[inline]
-    pub fn file(&self, fd: i32) -> Result<Arc<OpenFile>> {
-        self.with_files(|files| files.get(fd))
     }
     /// Look at who its process acts as, for as long as a call takes; for the task itself.
     #[inline]

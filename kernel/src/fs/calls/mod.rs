@@ -70,7 +70,7 @@ fn files() -> Arc<FileTable> {
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    task::with_current(|task| task.file(fd))
+    task::with_current(|task| task.process().file(fd))
 }
 
 /// Where a relative path begins: the working directory, or the directory behind `dirfd`.

@@ -39,7 +39,7 @@ enum IoDirection {
 
 fn open(fd: i32) -> Result<Open> {
     let task = task::current();
-    let file = task.file(fd)?;
+    let file = task.process().file(fd)?;
     Ok(Open { task, file })
 }
 

@@ -60,7 +60,7 @@ pub fn sys_inotify_add_watch(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_inotify_rm_watch(args: &Args) -> Result<i64> {
-    let file = task::with_current(|task| task.file(args.fd(0)))?;
+    let file = task::with_current(|task| task.process().file(args.fd(0)))?;
     file.check_not_path()?;
     let instance = file.file().downcast::<InotifyFile>().ok_or(Errno::EINVAL)?;
     instance.remove(args.int(1)).map(|()| 0)
