@@ -162,19 +162,29 @@ impl Mount {
     ) -> Result<Arc<Self>> {
         let source = Vec::try_from_slice(source)?;
         let flags = if fs.is_read_only() { flags | MountFlags::RDONLY } else { flags };
-        Ok(reserve::arc(Self {
+        Ok(Self::make(fs, (root, source), flags.bits(), (UserNs::INITIAL, 0)))
+    }
+
+    /// A mount that hangs nowhere yet.
+    fn make(
+        fs: Arc<dyn FileSystem>,
+        (root, source): (Arc<dyn Node>, Vec<u8>),
+        flags: u32,
+        (fs_owner, locked): (UserNs, u32),
+    ) -> Arc<Self> {
+        reserve::arc(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             fs,
             root,
             source,
-            flags: AtomicU32::new(flags.bits()),
-            fs_owner: UserNs::INITIAL,
-            locked: AtomicU32::new(0),
+            flags: AtomicU32::new(flags),
+            fs_owner,
+            locked: AtomicU32::new(locked),
             covers: SpinLock::new(None),
             children: SpinLock::new(None),
             covered: AtomicU64::new(0),
             cut: AtomicUsize::new(0),
-        }))
+        })
     }
 
     /// This mount, which hangs nowhere yet, of a file system that was mounted in `owner`.
@@ -204,19 +214,13 @@ impl Mount {
     }
 
     fn again(&self, root: Arc<dyn Node>, fs_owner: UserNs, locked: u32) -> Result<Arc<Self>> {
-        Ok(reserve::arc(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            fs: self.fs.clone(),
-            root,
-            source: Vec::try_from_slice(&self.source)?,
-            flags: AtomicU32::new(self.flags.load(Ordering::Relaxed)),
-            fs_owner,
-            locked: AtomicU32::new(locked),
-            covers: SpinLock::new(None),
-            children: SpinLock::new(None),
-            covered: AtomicU64::new(0),
-            cut: AtomicUsize::new(0),
-        }))
+        let source = Vec::try_from_slice(&self.source)?;
+        Ok(Self::make(
+            self.fs.clone(),
+            (root, source),
+            self.flags.load(Ordering::Relaxed),
+            (fs_owner, locked),
+        ))
     }
 
     /// The user namespace in which the file system was mounted first.
