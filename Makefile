@@ -1,4 +1,5 @@
-# Freehold: `make run` and `make test` on a fresh Debian 12 install what is missing, build everything and go.
+# Freehold: `make run` and `make test` on a fresh Debian 12 install what is missing, build
+# everything and go.
 #
 #   make build      the command as target/freehold, its plugin for QEMU, the kernel as target/freehold-kernel, guest programs in target/guest
 #   make run        build, then run a real program in the VM

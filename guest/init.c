@@ -1,9 +1,9 @@
 /*
  * The first process of a stock Linux guest (freehold run --kernel linux).
  *
- * It gives Linux the part that Freehold's own kernel plays there: it reads /.freehold/spec, starts the
- * program, carries its three streams over virtio ports and speaks the control protocol with the host.
- * So the same command, image and VM run on both kernels.
+ * It gives Linux the part that Freehold's own kernel plays there: it reads /.freehold/spec, starts
+ * the program, carries its three streams over virtio ports and speaks the control protocol with the
+ * host. So the same command, image and VM run on both kernels.
  *
  * Protocol (also in cli/src/protocol.rs): frames of u8 type, u32 LE length, payload.
  * Host to guest: 1 STDIN_EOF (u64 bytes sent), 2 WINSIZE (u16 rows, u16 columns), 3 SIGNAL (u8),
@@ -40,7 +40,8 @@ enum { CHUNK = 65536, RECORDS = 4096 };
 enum { STDIN_EOF = 1, WINSIZE, SIGNAL, CLOSED };
 enum { READY = 16, EXIT, REPORT, SYMBOLS = 22 };
 
-/* Bytes on their way from one descriptor to another. The source is read only while the buffer is empty. */
+/* Bytes on their way from one descriptor to another. The source is read only while the buffer is
+ * empty. */
 struct pump {
 	int from, to;
 	size_t start, end;
@@ -131,7 +132,8 @@ static int open_port(int number)
 {
 	char path[32];
 	snprintf(path, sizeof path, "/dev/vport%dp1", number);
-	/* The port appears when the device's control messages have been through: a moment after the module. */
+	/* The port appears when the device's control messages have been through: a moment after the
+	 * module. */
 	for (int tries = 0; tries < 20000; tries++) {
 		int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 		if (fd >= 0)
@@ -301,7 +303,8 @@ static void be_the_program(int input, int output, int error)
 	dup2(error, 2);
 	if (spec.tty[0])
 		ioctl(0, TIOCSCTTY, 0);
-	/* As root: the streams are the user's to open again by their names, and the working directory may be in a place of root's. */
+	/* As root: the streams are the user's to open again by their names, and the working
+	 * directory may be in a place of root's. */
 	for (int fd = 0; spec.uid && fd < 3; fd++)
 		if (fchown(fd, spec.uid, spec.gid) || (isatty(fd) && fchmod(fd, 0620)))
 			die("the user's streams");

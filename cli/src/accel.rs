@@ -1,5 +1,7 @@
-//! KVM or emulation? /dev/kvm may exist, open, and still not run a guest, or run it for a while and then never again: only a
-//! 64-bit guest whose program sleeps, wakes and ends under a deadline proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks anew.
+//! KVM or emulation? /dev/kvm may exist, open, and still not run a guest, or run it for a while and
+//! then never again: only a 64-bit guest whose program sleeps, wakes and ends under a deadline
+//! proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks
+//! anew.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +25,8 @@ const PROOF_DEADLINE: Duration = Duration::from_secs(4);
 /// Emulation on a busy host takes a while: longer than anybody waits.
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A program without libraries: it sleeps fifty times for a millisecond, so that the clock must come back each time, and exits with 0.
+/// A program without libraries: it sleeps fifty times for a millisecond, so that the clock must
+/// come back each time, and exits with 0.
 #[rustfmt::skip]
 const SLEEPER: [u8; 56] = [
     0xbb, 50, 0, 0, 0,                     // mov $50, %ebx

@@ -4,6 +4,7 @@ mod container;
 mod habits;
 mod help;
 mod network;
+mod scope;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub use container::ContainerOptions;
 use habits::HABITS;
 use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
 pub use network::{NetworkMode, NetworkOptions};
+pub use scope::{CoverageOptions, ScopeOptions};
 
 #[derive(Parser)]
 #[command(
@@ -121,7 +123,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub numa: Option<String>,
 
-    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus or mem may be missing); max=1G lets it grow
+    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus or mem may be missing); max=1G
+    /// lets it grow
     #[arg(long, value_name = "SPEC", conflicts_with = "numa", help_heading = "Machine")]
     pub node: Vec<String>,
 
@@ -133,12 +136,14 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE[,line=64]", help_heading = "Machine")]
     pub near_cache: Option<String>,
 
-    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose; vhost-user=SOCKET = served by another process;
-    /// null=SIZE[,latency=TIME] = keeps nothing, and answers after TIME
+    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose; vhost-user=SOCKET
+    /// = served by another process; null=SIZE[,latency=TIME] = keeps nothing, and answers after
+    /// TIME
     #[arg(long, value_name = "FILE[,ro][,iops=N]", help_heading = "Machine")]
     pub disk: Vec<OsString>,
 
-    /// Let the VM swap to a disk of SIZE, a sparse temporary file (in TMPDIR); iops=N = slow on purpose
+    /// Let the VM swap to a disk of SIZE, a sparse temporary file (in TMPDIR); iops=N = slow on
+    /// purpose
     #[arg(long, value_name = "SIZE[,iops=N]", help_heading = "Machine")]
     pub swap: Option<String>,
 
@@ -158,8 +163,8 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,
 
-    /// Show a host folder at another path, as it is and read-only; :rw lets the guest change it, :copy gives a copy instead, as files
-    /// always are
+    /// Show a host folder at another path, as it is and read-only; :rw lets the guest change it,
+    /// :copy gives a copy instead, as files always are
     #[arg(
         short = 'v',
         long = "volume",
@@ -168,16 +173,19 @@ pub struct RunOptions {
     )]
     pub volume: Vec<OsString>,
 
-    /// See nothing of the host but copies: the program, the libraries that it names, and what -a and -v add (so it is with --icount and a stock Linux)
+    /// See nothing of the host but copies: the program, the libraries that it names, and what -a
+    /// and -v add (so it is with --icount and a stock Linux)
     #[arg(long, conflicts_with = "root", help_heading = "Files and environment")]
     pub sealed: bool,
 
-    /// Use a tree of the host as the guest's root, where PROGRAM is looked for: the VM sees it as it is, and what it changes there is in its memory
-    /// only (--icount and a stock Linux get a copy)
+    /// Use a tree of the host as the guest's root, where PROGRAM is looked for: the VM sees it as
+    /// it is, and what it changes there is in its memory only (--icount and a stock Linux get a
+    /// copy)
     #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
     pub root: Option<PathBuf>,
 
-    /// Keep what programs change in DIR when they have ended, and begin with what an earlier run kept there
+    /// Keep what programs change in DIR when they have ended, and begin with what an earlier run
+    /// kept there
     #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
     pub changes: Option<PathBuf>,
 
@@ -195,7 +203,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
     pub cwd: Option<PathBuf>,
 
-    /// Run the program as this user, by number, without supplementary groups [default: 0:0, which is root]
+    /// Run the program as this user, by number, without supplementary groups [default: 0:0, which
+    /// is root]
     #[arg(
         long,
         value_name = "UID[:GID]",
@@ -216,19 +225,23 @@ pub struct RunOptions {
     #[arg(long, value_name = "POLICY", value_parser = ["off", "lap", "on", "strict"], help_heading = "Kernel")]
     pub xpfo: Option<String>,
 
-    /// Copy the kernel's text to nodes that have CPUs: to each (on), to none (off), to at most N; auto (the default): to each, where there are several
+    /// Copy the kernel's text to nodes that have CPUs: to each (on), to none (off), to at most N;
+    /// auto (the default): to each, where there are several
     #[arg(long, value_name = "auto|on|off|N", value_parser = numa_replica, help_heading = "Kernel")]
     pub numa_replica: Option<String>,
 
-    /// Put an IOMMU (VT-d) between devices and memory: a device reaches what the kernel gives it, and nothing else
+    /// Put an IOMMU (VT-d) between devices and memory: a device reaches what the kernel gives it,
+    /// and nothing else
     #[arg(long, help_heading = "Machine")]
     pub iommu: bool,
 
-    /// How disks get a program's bytes: copied (bounce), or in their places for the time of the transfer (direct, with --iommu)
+    /// How disks get a program's bytes: copied (bounce), or in their places for the time of the
+    /// transfer (direct, with --iommu)
     #[arg(long, value_enum, default_value = "bounce", help_heading = "Machine")]
     pub dma: Dma,
 
-    /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the kernel is not slid
+    /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the
+    /// kernel is not slid
     #[arg(
         long,
         value_name = "PORT",
@@ -262,83 +275,6 @@ pub struct RunOptions {
     /// Print the kernel log (to stderr), and name kernel addresses where a panic is reported
     #[arg(long, help_heading = "Outcome")]
     pub verbose: bool,
-}
-
-/// Options of `freehold scope`.
-#[derive(Args, Clone, Debug)]
-#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
-pub struct ScopeOptions {
-    #[command(flatten)]
-    pub run: RunOptions,
-
-    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality. What all leaves out:
-    /// residue follows programs' bytes until something is stored over them; sharing counts how often lines of the kernel move
-    /// from one CPU to another
-    #[arg(long, value_name = "MODELS", default_value = "all", help_heading = "Microscope")]
-    pub model: String,
-
-    /// Each CPU's last-level cache
-    #[arg(long, value_name = "SIZE,WAYS", default_value = "2M,16", help_heading = "Microscope")]
-    pub llc: String,
-
-    /// Each CPU's TLBs: skylake-sp, ice-lake, zen4, zen5, or ENTRIES/WAYS of data, instructions, second level: 64/4,128/8,1536/12;
-    /// behind it :plru for pseudo-LRU in the second level
-    #[arg(long, value_name = "TLB", default_value = "skylake-sp", help_heading = "Microscope")]
-    pub tlb: String,
-
-    /// Print a row for every phase, those of the start included
-    #[arg(long, help_heading = "Microscope")]
-    pub phase_rows: bool,
-
-    /// Take the kernel's symbols from this ELF file
-    #[arg(long, value_name = "ELF", help_heading = "Microscope")]
-    pub symbols: Option<PathBuf>,
-
-    /// Do not judge the kernel's memory isolation
-    #[arg(long, help_heading = "Microscope")]
-    pub no_oracle: bool,
-
-    /// Write a report to look at: one file, no network
-    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
-    pub html: Option<PathBuf>,
-
-    /// Write page heat as a record that `damo report` reads
-    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
-    pub damo: Option<PathBuf>,
-
-    /// Add the kernel's code that ran to the record FILE, and watch nothing else: nearly as fast as a plain run
-    #[arg(
-        long,
-        value_name = "FILE",
-        help_heading = "Outcome",
-        conflicts_with_all = ["model", "llc", "tlb", "phase_rows", "symbols", "no_oracle", "html", "damo", "json"]
-    )]
-    pub coverage: Option<PathBuf>,
-}
-
-/// Options of `freehold coverage`.
-#[derive(Args, Clone, Debug)]
-#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
-pub struct CoverageOptions {
-    /// Records of one kernel, which are joined
-    #[arg(value_name = "FILE", required = true)]
-    pub files: Vec<PathBuf>,
-
-    /// Name every function that never ran
-    #[arg(long)]
-    pub all: bool,
-
-    /// Fail where less than PERCENT of the code ran
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
-    pub least: Option<u8>,
-
-    /// Write a report to look at: one file, no network
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-
-    /// Write the records, joined, to FILE
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 /// Options of `freehold doctor`.
@@ -382,7 +318,8 @@ pub struct BenchOptions {
     #[arg(long, conflicts_with = "wall", help_heading = "Measurement")]
     pub icount: bool,
 
-    /// With counted instructions: another boot, with other layouts, whose random numbers begin with N [default: 1]
+    /// With counted instructions: another boot, with other layouts, whose random numbers begin with
+    /// N [default: 1]
     #[arg(long, value_name = "N", conflicts_with = "wall", help_heading = "Measurement")]
     pub seed: Option<String>,
 
@@ -493,7 +430,8 @@ fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
     Ok(cli.command)
 }
 
-/// What is said of a wrong command line: clap's words in one line, or what to use instead of a habit.
+/// What is said of a wrong command line: clap's words in one line, or what to use instead of a
+/// habit.
 fn told(error: &clap::Error) -> String {
     let text = error.render().to_string();
     if error.kind() == ErrorKind::InvalidSubcommand

@@ -74,8 +74,8 @@ impl Symbols {
         public
     }
 
-    /// The lines that describe one frame: the function, and those inlined there, innermost first. All but the
-    /// first frame hold return addresses, which belong to the instruction before them.
+    /// The lines that describe one frame: the function, and those inlined there, innermost first.
+    /// All but the first frame hold return addresses, which belong to the instruction before them.
     pub fn describe(&self, address: u64, slide: u64, depth: usize) -> Vec<String> {
         let linked = address.wrapping_sub(slide).wrapping_sub(u64::from(depth > 0));
         let mut lines = Vec::new();

@@ -1,8 +1,8 @@
-//! `freehold bench`: the same guest programs in identical VMs on two kernels (or on one kernel with two command lines), and
-//! what can be said about the difference.
+//! `freehold bench`: the same guest programs in identical VMs on two kernels (or on one kernel with
+//! two command lines), and what can be said about the difference.
 //!
-//! options → [`plan`] → [`measure`] (VMs, as `freehold run` starts them) → [`parse`] → [`compare`] ([`statistics`]) →
-//! [`report`] → [`table`], [`json`], [`page`].
+//! options → [`plan`] → [`measure`] (VMs, as `freehold run` starts them) → [`parse`] → [`compare`]
+//! ([`statistics`]) → [`report`] → [`table`], [`json`], [`page`].
 
 pub mod compare;
 mod json;
@@ -64,7 +64,8 @@ pub struct Compared {
     comparison: Comparison,
 }
 
-/// Measures what `options` describe. The inner error is the exit status after a guest died or a signal came: that was told.
+/// Measures what `options` describe. The inner error is the exit status after a guest died or a
+/// signal came: that was told.
 pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u8>> {
     let plan = Plan::new(options)?;
     let measured = match measure::measure(&plan) {

@@ -1,8 +1,10 @@
-//! Which of our kernel's code ran: `freehold scope --coverage FILE` adds a run to a record, `freehold coverage FILE` tells what is
-//! in it. With `FREEHOLD_COVERAGE=FILE` every `freehold run` on our kernel adds itself, whole test suites among them.
+//! Which of our kernel's code ran: `freehold scope --coverage FILE` adds a run to a record,
+//! `freehold coverage FILE` tells what is in it. With `FREEHOLD_COVERAGE=FILE` every `freehold run`
+//! on our kernel adds itself, whole test suites among them.
 //!
-//! What is counted are bytes of the functions in the kernel's executable sections ([`code`]); a byte ran if a block of code that
-//! holds it was executed at least once. Padding between functions is none's and is not counted.
+//! What is counted are bytes of the functions in the kernel's executable sections ([`code`]); a
+//! byte ran if a block of code that holds it was executed at least once. Padding between functions
+//! is none's and is not counted.
 
 mod code;
 mod record;
@@ -36,7 +38,8 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Watches `run` where the environment asks for it and the run can be watched; `options` are the run's own.
+    /// Watches `run` where the environment asks for it and the run can be watched; `options` are
+    /// the run's own.
     ///
     /// # Errors
     /// Where the plugin is missing, or the kernel has no symbols.
@@ -64,10 +67,12 @@ impl Watched {
         Ok(Watched { microscope, seen, into, code })
     }
 
-    /// The run has ended, and QEMU said `words`: adds what it ran to the record. Returns the run's own part and the whole.
+    /// The run has ended, and QEMU said `words`: adds what it ran to the record. Returns the run's
+    /// own part and the whole.
     ///
     /// # Errors
-    /// Where the record cannot be written, or is of another kernel. A run that left nothing behind is counted as lost, in the record.
+    /// Where the record cannot be written, or is of another kernel. A run that left nothing behind
+    /// is counted as lost, in the record.
     pub fn add(self, words: &str) -> Result<(CoverageRecord, CoverageRecord)> {
         let mut own = self.code;
         match Executed::read(&self.seen) {

@@ -12,7 +12,8 @@ use crate::failure::OWN_ERROR;
 use crate::size::MIB;
 use crate::{Result, files, kernel, linux, program, qemu, scope};
 
-/// Free space below which a note is worth printing: the default VM's files and memory fit well into it.
+/// Free space below which a note is worth printing: the default VM's files and memory fit well into
+/// it.
 const PLENTY: u64 = 512 * MIB;
 
 /// How a finding bears on `freehold run`.

@@ -1,4 +1,5 @@
-//! Files that this command writes for the user: whole, or not at all. What is no file (a pipe, a device: `/dev/stdout`) is written to as it is.
+//! Files that this command writes for the user: whole, or not at all. What is no file (a pipe, a
+//! device: `/dev/stdout`) is written to as it is.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +23,8 @@ pub fn print_beside<'a>(text: &str, files: impl IntoIterator<Item = &'a Option<P
     print::stdout(text)
 }
 
-/// Writes `bytes` to `path`, or to stdout where it is `-`: under another name first, so that nobody ever sees a half of it. A link stays, what it leads to is replaced.
+/// Writes `bytes` to `path`, or to stdout where it is `-`: under another name first, so that nobody
+/// ever sees a half of it. A link stays, what it leads to is replaced.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if is_stdout(path) {
         return print::stdout(bytes);
@@ -47,8 +49,8 @@ pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
     write_whole(path, &text)
 }
 
-/// Fails now if [`write_whole`] would fail for one of these places later, or if one would be written twice: asked before a run that
-/// would be lost.
+/// Fails now if [`write_whole`] would fail for one of these places later, or if one would be
+/// written twice: asked before a run that would be lost.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
     let mut places: Vec<PathBuf> = Vec::new();
     for path in paths.into_iter().flatten() {

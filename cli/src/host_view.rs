@@ -1,11 +1,13 @@
-//! What a run sees of the host without being told: programs with their libraries and data, and the settings that they look up.
+//! What a run sees of the host without being told: programs with their libraries and data, and the
+//! settings that they look up.
 //!
-//! The host side decides what is seen, for the guest's kernel is no boundary of ours: QEMU exports [`TREES`] and nothing beside them, read-only, and
-//! the image has copies of [`SETTINGS`], which hold no secrets and are the same for every user. What programs write lies over the trees, in
-//! the VM's memory. Nothing of homes, /root, /var, /tmp and /run is seen.
+//! The host side decides what is seen, for the guest's kernel is no boundary of ours: QEMU exports
+//! [`TREES`] and nothing beside them, read-only, and the image has copies of [`SETTINGS`], which
+//! hold no secrets and are the same for every user. What programs write lies over the trees, in the
+//! VM's memory. Nothing of homes, /root, /var, /tmp and /run is seen.
 //!
-//! A program that lies elsewhere comes alone with the libraries that it names, as into a sealed image; one below /opt/NAME comes with all of /opt/NAME, for
-//! that is how packages there are made.
+//! A program that lies elsewhere comes alone with the libraries that it names, as into a sealed
+//! image; one below /opt/NAME comes with all of /opt/NAME, for that is how packages there are made.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,11 +18,13 @@ use crate::image::Image;
 use crate::program::{self, Program};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 
-/// The folders that are seen as they are. On a host where the later ones are links into the first, the guest has these links.
+/// The folders that are seen as they are. On a host where the later ones are links into the first,
+/// the guest has these links.
 const TREES: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"];
 
-/// Settings in /etc that programs look up: of the loader and the C library, of TLS, of languages and terminals. A name that ends with a star stands for
-/// all that begin so. Accounts, hosts and the resolver are the guest's own.
+/// Settings in /etc that programs look up: of the loader and the C library, of TLS, of languages
+/// and terminals. A name that ends with a star stands for all that begin so. Accounts, hosts and
+/// the resolver are the guest's own.
 const SETTINGS: [&str; 27] = [
     "alternatives",
     "bash.bashrc",
@@ -74,8 +78,8 @@ impl HostView {
         view
     }
 
-    /// Finds the program `name`: as a shell in the VM would, whose PATH is `path`, and what is not there as a shell of the host would. One below /opt is seen
-    /// with its package from then on.
+    /// Finds the program `name`: as a shell in the VM would, whose PATH is `path`, and what is not
+    /// there as a shell of the host would. One below /opt is seen with its package from then on.
     ///
     /// # Errors
     /// There is no such program, or it cannot run.

@@ -1,8 +1,9 @@
 //! Reports as one offline HTML file: page frame, tables, figures drawn as SVG.
 //!
-//! The file needs no network, no fonts and no other file, looks right on light and dark screens and on paper, and says
-//! everything without its script, which only shows the value under the pointer. Every text is escaped where it enters:
-//! names come from guests and are not to be trusted. The page forbids itself everything else (Content-Security-Policy).
+//! The file needs no network, no fonts and no other file, looks right on light and dark screens and
+//! on paper, and says everything without its script, which only shows the value under the pointer.
+//! Every text is escaped where it enters: names come from guests and are not to be trusted. The
+//! page forbids itself everything else (Content-Security-Policy).
 
 mod bars;
 mod escape;
@@ -26,7 +27,8 @@ pub use table::{Cell, Column, Table};
 
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
-/// The only script that the page lets run: SHA-256 of [`SCRIPT`] (`openssl dgst -sha256 -binary | base64`).
+/// The only script that the page lets run: SHA-256 of [`SCRIPT`]
+/// (`openssl dgst -sha256 -binary | base64`).
 const SCRIPT_HASH: &str = "sha256-ZYoh1/IiZ8VJA03m0Cd34k7VdNx2hmJsiDRczsq+D4Q=";
 
 /// What a value, a note or a tile means to the reader.
@@ -130,7 +132,8 @@ impl Page {
         table.render(&mut self.body);
     }
 
-    /// A figure, numbered, with its title above it and a sentence that says how to read it (may be empty).
+    /// A figure, numbered, with its title above it and a sentence that says how to read it (may be
+    /// empty).
     pub fn figure(&mut self, figure: &impl Figure, caption: &str) {
         self.figures += 1;
         let number = self.figures;

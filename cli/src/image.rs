@@ -1,7 +1,7 @@
 //! The guest's file system: gathered in memory as a map of paths, written as an initramfs.
 //!
-//! Host paths keep their shape: where `/lib` is a symlink on the host it is one in the guest, so a program and its
-//! loader find everything by the names that they know.
+//! Host paths keep their shape: where `/lib` is a symlink on the host it is one in the guest, so a
+//! program and its loader find everything by the names that they know.
 
 pub mod cpio;
 pub mod spec;
@@ -91,8 +91,8 @@ pub fn in_tree(root: &Path, guest: &Path) -> PathBuf {
     }
 }
 
-/// Follows `path` from the root, name by name. `link` is asked of each place on the way where it leads to, should it
-/// be a symlink. Returns where the path ends.
+/// Follows `path` from the root, name by name. `link` is asked of each place on the way where it
+/// leads to, should it be a symlink. Returns where the path ends.
 pub fn walk(
     path: &Path,
     mut link: impl FnMut(&Path, PathPart) -> Result<Option<PathBuf>>,
@@ -198,7 +198,8 @@ impl Image {
         image
     }
 
-    /// Makes an image that is the same whenever its files were written: a guest reads times digit by digit, and takes the longer for some.
+    /// Makes an image that is the same whenever its files were written: a guest reads times digit
+    /// by digit, and takes the longer for some.
     pub fn forget_times(&mut self) {
         for entry in self.entries.values_mut() {
             entry.modified = 0;
@@ -255,7 +256,8 @@ impl Image {
         }
     }
 
-    /// Adds a host file or folder (with all that is in it) at the same path, with the symlinks on the way.
+    /// Adds a host file or folder (with all that is in it) at the same path, with the symlinks on
+    /// the way.
     pub fn add_host(&mut self, host: &Path) -> Result<()> {
         let host = crate::program::absolute(host)?;
         let end = walk(&host, |at, _| {
@@ -272,7 +274,8 @@ impl Image {
         self.add_tree((&end, Unreadable::Refused), &end)
     }
 
-    /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay symlinks.
+    /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay
+    /// symlinks.
     pub fn add_host_at(&mut self, host: &Path, guest: &Path) -> Result<()> {
         let real = fs::canonicalize(host).map_err(|e| Failure::io("add", host, &e))?;
         let guest = self.resolve(guest)?;
@@ -351,8 +354,8 @@ impl Image {
         Ok(())
     }
 
-    /// Bytes of memory that the guest needs while it unpacks the image: the archive, as QEMU loaded it, beside its files, which take
-    /// whole pages and a node each.
+    /// Bytes of memory that the guest needs while it unpacks the image: the archive, as QEMU loaded
+    /// it, beside its files, which take whole pages and a node each.
     pub fn unpacking_bytes(&self) -> u64 {
         let contents = |entry: &ImageEntry| match &entry.node {
             ImageNode::HostFile(_, size) => *size,

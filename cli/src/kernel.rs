@@ -71,7 +71,8 @@ pub fn own_kernel() -> Result<PathBuf> {
 pub fn installed(name: &str) -> Option<PathBuf> {
     let command = std::env::current_exe().ok()?;
     let folder = command.parent()?;
-    // Beside it (target/), one up (target/debug/ in tests), or installed (bin/ and share/freehold/).
+    // Beside it (target/), one up (target/debug/ in tests), or installed (bin/ and
+    // share/freehold/).
     [folder.to_path_buf(), folder.join(".."), folder.join("../share/freehold")]
         .into_iter()
         .map(|place| place.join(name))

@@ -1,4 +1,5 @@
-//! `freehold lab`: experiments that anybody can repeat with one command, each the answer to one question.
+//! `freehold lab`: experiments that anybody can repeat with one command, each the answer to one
+//! question.
 //!
 //! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
 
@@ -40,7 +41,8 @@ pub struct Experiment {
     pub name: &'static str,
     /// The question that it answers.
     pub question: &'static str,
-    /// Carries it out, prints what was found, writes what the settings ask for; returns the exit status.
+    /// Carries it out, prints what was found, writes what the settings ask for; returns the exit
+    /// status.
     pub run: fn(&Settings) -> Result<u8>,
 }
 

@@ -1,6 +1,7 @@
 //! The peer: Debian's cloud kernel, fetched once as a package, unpacked, never installed.
 //!
-//! Its virtio drivers are modules; they travel in the initramfs and guest/init loads them in the order given here.
+//! Its virtio drivers are modules; they travel in the initramfs and guest/init loads them in the
+//! order given here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -56,8 +57,8 @@ fn in_cache(folder: &Path) -> Option<PathBuf> {
     versions.pop()
 }
 
-/// Downloads and unpacks. The folder appears under its final name only when it is whole, so parallel
-/// runs and interrupted ones do no harm.
+/// Downloads and unpacks. The folder appears under its final name only when it is whole, so
+/// parallel runs and interrupted ones do no harm.
 fn fetch(folder: &Path) -> Result<PathBuf> {
     let offline = |what: &str| {
         Failure::new(
@@ -131,7 +132,8 @@ fn from_folder(folder: &Path) -> Result<KernelChoice> {
     from_file(&path, Some(&version))
 }
 
-/// A kernel file of the user's: modules are looked for where a package puts them, else taken to be built in.
+/// A kernel file of the user's: modules are looked for where a package puts them, else taken to be
+/// built in.
 pub fn from_file(path: &Path, version: Option<&str>) -> Result<KernelChoice> {
     let mut modules = Vec::new();
     if let Some(version) = version {

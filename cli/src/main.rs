@@ -1,9 +1,10 @@
-//! The `freehold` command: packs a Linux program, boots it in a microVM on the Freehold kernel (or a stock
-//! Linux, for comparison), connects its streams and ends with its status.
+//! The `freehold` command: packs a Linux program, boots it in a microVM on the Freehold kernel (or
+//! a stock Linux, for comparison), connects its streams and ends with its status.
 //!
-//! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error of ours
-//! (one line, with a hint), or of the kernel's where `scope` watches it; 126 the program cannot be executed;
-//! 127 there is no such program; 255 the guest died (the cause is always printed).
+//! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error
+//! of ours (one line, with a hint), or of the kernel's where `scope` watches it; 126 the program
+//! cannot be executed; 127 there is no such program; 255 the guest died (the cause is always
+//! printed).
 #![forbid(unsafe_code)]
 
 mod accel;

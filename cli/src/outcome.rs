@@ -22,8 +22,9 @@ pub const GUEST_DIED: u8 = 255;
 /// What `--json FILE` holds. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
 pub struct RunOutcome {
-    /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended as `exit` or `signal` says, but the kernel's
-    /// closing audit found that frames were lost or counted twice.
+    /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended
+    /// as `exit` or `signal` says, but the kernel's closing audit found that frames were lost or
+    /// counted twice.
     outcome: &'static str,
     /// This command's exit status.
     status: u8,
@@ -31,17 +32,18 @@ pub struct RunOutcome {
     exit: Option<u8>,
     /// The signal that ended it.
     signal: Option<u8>,
-    /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid, tid, name, state (the letter that /proc
-    /// shows), running (on a CPU), where (the kernel's functions, innermost first). `left_out`: how many threads are not among them.
-    /// Of a kernel that did not answer the CPUs, from QEMU: their number as tid, no pid, an empty state, and in `where` every function
-    /// that may be on the stack.
+    /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid,
+    /// tid, name, state (the letter that /proc shows), running (on a CPU), where (the kernel's
+    /// functions, innermost first). `left_out`: how many threads are not among them. Of a kernel
+    /// that did not answer the CPUs, from QEMU: their number as tid, no pid, an empty state, and in
+    /// `where` every function that may be on the stack.
     pub threads: Option<Value>,
     /// The death certificate.
     panic: Option<Value>,
     /// What was wrong, for `error` and `audit`.
     message: Option<String>,
-    /// Why there was no run: not-found (status 127), not-executable (126) or error (125). These statuses are the
-    /// program's own where this is null.
+    /// Why there was no run: not-found (status 127), not-executable (126) or error (125). These
+    /// statuses are the program's own where this is null.
     reason: Option<&'static str>,
     /// Kernel name, from the guest.
     kernel: Option<Value>,

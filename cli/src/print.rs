@@ -1,4 +1,5 @@
-//! What this command itself prints. Rust's own macros panic where a stream takes nothing (`>&-`, `| head`, `/dev/full`).
+//! What this command itself prints. Rust's own macros panic where a stream takes nothing (`>&-`,
+//! `| head`, `/dev/full`).
 
 use std::io::{Error, ErrorKind, Write};
 
@@ -8,8 +9,8 @@ use crate::failure::{Failure, words};
 /// Prints `text` to stdout, all of it.
 ///
 /// # Errors
-/// A reader that went away (`| head`) ends the command quietly, with the status of SIGPIPE. Any other error is one
-/// sentence.
+/// A reader that went away (`| head`) ends the command quietly, with the status of SIGPIPE. Any
+/// other error is one sentence.
 pub fn stdout(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).map_err(|error| refused(&error))
@@ -23,7 +24,8 @@ pub fn refused(error: &Error) -> Failure {
     }
 }
 
-/// Prints `text` to stderr. Where stderr takes nothing there is no place to say so; the exit status remains.
+/// Prints `text` to stderr. Where stderr takes nothing there is no place to say so; the exit status
+/// remains.
 pub fn stderr(text: impl AsRef<[u8]>) {
     let _ = std::io::stderr().write_all(text.as_ref());
 }

@@ -1,8 +1,10 @@
-//! Finds the program on the host and everything that it names: libraries, their libraries, interpreters.
+//! Finds the program on the host and everything that it names: libraries, their libraries,
+//! interpreters.
 //!
-//! The rules are those of the dynamic loader (ld.so(8)): RPATH of the object and of what loaded it unless there is a RUNPATH,
-//! LD_LIBRARY_PATH, RUNPATH, the folders of ld.so.conf, the default folders. What a program opens by name
-//! at run time (dlopen, data files) cannot be seen here: the user adds it with `-a`.
+//! The rules are those of the dynamic loader (ld.so(8)): RPATH of the object and of what loaded it
+//! unless there is a RUNPATH, LD_LIBRARY_PATH, RUNPATH, the folders of ld.so.conf, the default
+//! folders. What a program opens by name at run time (dlopen, data files) cannot be seen here: the
+//! user adds it with `-a`.
 
 mod elf;
 mod folders;
@@ -33,7 +35,8 @@ pub struct Program {
     pub files: BTreeSet<PathBuf>,
 }
 
-/// Finds `name` as a shell would and gathers what it needs. `library_path` is the guest's LD_LIBRARY_PATH.
+/// Finds `name` as a shell would and gathers what it needs. `library_path` is the guest's
+/// LD_LIBRARY_PATH.
 pub fn find(name: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
     let host = locate(name)?;
     let mut closure = Closure { folders: Folders::of_host(library_path), files: BTreeSet::new() };

@@ -1,7 +1,7 @@
 //! The control channel between host and guest: frames of u8 type, u32 LE length, payload.
 //!
-//! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not pass here: stdin and
-//! stdout share one port, stderr has another; both carry bare bytes.
+//! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not pass
+//! here: stdin and stdout share one port, stderr has another; both carry bare bytes.
 
 /// Longest payload that is believed: a longer one means that the guest is out of step.
 const MAX_PAYLOAD: usize = 16 << 20;

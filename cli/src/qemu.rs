@@ -23,10 +23,12 @@ use swap::Swap;
 
 /// The most CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
-/// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
+/// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest
+/// would choose it.
 const CPU: &str = "max,-erms,-fsrm,-la57";
-/// What the CPU lacks besides when instructions are counted: QEMU from 9.0 on has registers of the interrupt controller that read the
-/// clock where a counted clock cannot be read, and ends ("Bad icount read").
+/// What the CPU lacks besides when instructions are counted: QEMU from 9.0 on has registers of the
+/// interrupt controller that read the clock where a counted clock cannot be read, and ends ("Bad
+/// icount read").
 const UNCOUNTED: &str = ",-x2apic";
 /// Time is the number of instructions, one nanosecond each; it does not pass while all CPUs sleep.
 pub const ICOUNT: &str = "shift=0,sleep=off";
@@ -35,10 +37,11 @@ pub const RTC: &str = "base=2024-01-01,clock=vm";
 /// Seed of everything random in a counted run, if the user gives none.
 const SEED: u64 = 1;
 const DEFAULT_MEMORY: u64 = 256 * MIB;
-/// What QEMU may not ask of this machine's kernel from its start on: a guest that took it over could not start programs, become somebody
-/// else or take other processes' CPUs.
+/// What QEMU may not ask of this machine's kernel from its start on: a guest that took it over
+/// could not start programs, become somebody else or take other processes' CPUs.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
+/// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this
+/// order.
 const FIRST_PORT_SLOT: u32 = 4;
 const FIRST_DISK_SLOT: u32 = 8;
 /// Slots 8 to 30 (31 is the chipset's).
@@ -84,7 +87,8 @@ pub struct Watcher {
     pub plugin: PathBuf,
     /// The file with its settings.
     pub settings: PathBuf,
-    /// The files that hold each node's memory, in the order of nodes, and then each memory device's: it looks into them.
+    /// The files that hold each node's memory, in the order of nodes, and then each memory
+    /// device's: it looks into them.
     pub memory: Vec<String>,
     /// Guest-physical addresses of the memory devices.
     pub growth_starts: Vec<u64>,
@@ -145,7 +149,8 @@ pub struct VirtualMachine {
     pub calls: CallCounts,
     /// The user's kernel parameters.
     pub append: String,
-    /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
+    /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it
+    /// saw.
     pub watcher: Option<Watcher>,
 }
 
@@ -253,7 +258,8 @@ impl VirtualMachine {
         }
     }
 
-    /// Fails when `kernel` cannot boot with an image that takes `unpacking_bytes` while it is unpacked.
+    /// Fails when `kernel` cannot boot with an image that takes `unpacking_bytes` while it is
+    /// unpacked.
     pub fn check_memory(&self, family: Family, unpacking_bytes: u64) -> Result<()> {
         let need = (family.least_memory() + unpacking_bytes).next_multiple_of(MIB);
         if self.memory >= need {
@@ -415,14 +421,15 @@ impl VirtualMachine {
 
     fn port(&self, line: &mut CommandLine, family: Family, slot: u32, (name, place): (&str, &str)) {
         line.option("-chardev", format!("socket,id={name}-host,{place}"));
-        // Linux' driver for plain console ports writes 16 bytes at a time with interrupts off: it gets ports of the
-        // other kind, on the same device.
+        // Linux' driver for plain console ports writes 16 bytes at a time with interrupts off: it
+        // gets ports of the other kind, on the same device.
         let (ports, device) = match family {
             Family::Freehold => (1, "virtconsole"),
             Family::Linux => (2, "virtserialport"),
         };
-        // A bell that QEMU's main loop answers is answered when the host gets to it: counted runs would differ by when the
-        // device's interrupt comes. Without it the CPU that rings does the device's work itself, at that instruction.
+        // A bell that QEMU's main loop answers is answered when the host gets to it: counted runs
+        // would differ by when the device's interrupt comes. Without it the CPU that rings does the
+        // device's work itself, at that instruction.
         let bell = match self.clock {
             Clock::Real => "",
             Clock::Instructions { .. } => ",ioeventfd=off",
@@ -439,10 +446,12 @@ impl VirtualMachine {
     pub fn parameters(&self, family: Family) -> String {
         let own = match (family, &self.watcher) {
             (Family::Freehold, _) => "",
-            // no_timer_check: on a loaded host the check of the timer interrupt fails under emulation.
+            // no_timer_check: on a loaded host the check of the timer interrupt fails under
+            // emulation.
             (Family::Linux, None) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init",
-            // nokaslr: where the image lies decides whose fetches are remote and which cache sets it fills. Runs that are
-            // watched are compared: it lies where it does without, on the first node.
+            // nokaslr: where the image lies decides whose fetches are remote and which cache sets
+            // it fills. Runs that are watched are compared: it lies where it does without, on the
+            // first node.
             (Family::Linux, Some(_)) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init nokaslr",
         };
         let xpfo = self.xpfo.as_ref().map(|policy| format!("xpfo={policy}")).unwrap_or_default();

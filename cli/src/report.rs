@@ -1,4 +1,5 @@
-//! What is said at the end, on stderr: why a guest died, what the program's memory did, system calls, missing files.
+//! What is said at the end, on stderr: why a guest died, what the program's memory did, system
+//! calls, missing files.
 
 use std::fmt::Write;
 
@@ -14,7 +15,8 @@ const LOG_LINES: usize = 40;
 /// Registers in a line of a death certificate.
 const REGISTERS_A_LINE: usize = 4;
 
-/// Why the guest died, for a person: message, each CPU's registers and backtrace, or the end of the log.
+/// Why the guest died, for a person: message, each CPU's registers and backtrace, or the end of the
+/// log.
 pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     let mut text = String::new();
     match &ended.end {
@@ -41,7 +43,8 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     Some(text)
 }
 
-/// Why the guest died, in one line: its certificate's message, else the last line of its log that speaks of a panic.
+/// Why the guest died, in one line: its certificate's message, else the last line of its log that
+/// speaks of a panic.
 pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     if let End::Panicked(certificate) = &ended.end {
         return symbols.without_addresses(message(certificate), slide_of(certificate));
@@ -249,7 +252,8 @@ fn kib(number: u64) -> String {
     if number >= 10 << 10 { format!("{:.1} MiB", number as f64 / 1024.0) } else { format!("{number} KiB") }
 }
 
-/// What is said of a run that ended with such a finding of the frame-table audit: what is wrong, what that means and what to do.
+/// What is said of a run that ended with such a finding of the frame-table audit: what is wrong,
+/// what that means and what to do.
 pub fn unbalanced(finding: &str) -> String {
     format!(
         "the kernel's frame table does not balance: {finding} (a defect of the kernel: do not rely on this run; run it again with --verbose and \

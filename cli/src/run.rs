@@ -135,8 +135,8 @@ impl Prepared {
         let volumes = volume::parse_all(&options.volume, sharing)?;
         let changes = options.changes.as_ref().map(|folder| Changes::open(folder, sharing)).transpose()?;
         let mut base = Base::of(options, sharing)?;
-        // The image of a measurement is the same on any host: its length decides where a stock Linux puts itself, and each instruction
-        // that it takes to unpack, what it draws.
+        // The image of a measurement is the same on any host: its length decides where a stock
+        // Linux puts itself, and each instruction that it takes to unpack, what it draws.
         let (kind, window) = match purpose {
             Purpose::Measurement => (None, terminal::WINDOW),
             _ => (std::env::var_os("TERM"), terminal::window()),
@@ -300,7 +300,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     Ok(outcome)
 }
 
-/// What the closing report says of files: which were seen for the program's sake, and which were missing.
+/// What the closing report says of files: which were seen for the program's sake, and which were
+/// missing.
 fn files_lines(run: &Prepared, ended: &Ended) -> String {
     let mut text = String::new();
     for package in run.seen.iter().filter(|folder| folder.starts_with("/opt")) {
@@ -595,8 +596,8 @@ pub fn add_init(image: &mut Image, kernel: &KernelChoice) -> Result<()> {
     Ok(())
 }
 
-/// The guest's terminal stands for those streams that are our terminal. It is the controlling one only when both
-/// stdin and stdout are: an echo could not be shown otherwise.
+/// The guest's terminal stands for those streams that are our terminal. It is the controlling one
+/// only when both stdin and stdout are: an echo could not be shown otherwise.
 fn streams() -> [ProgramStream; 3] {
     let ours = Streams::now();
     let stream = |terminal| if terminal { ProgramStream::Terminal } else { ProgramStream::Pipe };

@@ -1,7 +1,9 @@
-//! `freehold scope`: a run as `freehold run` does it, watched by a QEMU plugin (scope/plugin), and what it saw.
+//! `freehold scope`: a run as `freehold run` does it, watched by a QEMU plugin (scope/plugin), and
+//! what it saw.
 //!
-//! The plugin gets one file of settings and writes one file of results when QEMU ends (scope/record). Everything that can be
-//! refused is refused before the VM starts; files for the user appear whole or not at all.
+//! The plugin gets one file of settings and writes one file of results when QEMU ends
+//! (scope/record). Everything that can be refused is refused before the VM starts; files for the
+//! user appear whole or not at all.
 
 mod damo;
 mod digest;
@@ -54,7 +56,8 @@ struct ScopeRecord<'a> {
     results: &'a Results,
 }
 
-/// Runs the program that `options` describe under the microscope; returns the exit status of this command.
+/// Runs the program that `options` describe under the microscope; returns the exit status of this
+/// command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
     files::check_writable([&options.run.json, &options.html, &options.damo, &options.coverage])?;
     if let Some(into) = &options.coverage {
@@ -163,7 +166,8 @@ impl Measurement {
         }
     }
 
-    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that themselves, and may recall it.
+    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that
+    /// themselves, and may recall it.
     pub fn run_unless(self, recall: Option<&Recall>) -> Result<(Result<Results>, Ended)> {
         let ended = self.run.run_unless(Engine::Tcg, recall)?;
         if let End::Qemu(words) = &ended.end {
@@ -301,7 +305,8 @@ fn plugin() -> Result<PathBuf> {
     })
 }
 
-/// Loads the plugin into QEMU without a machine: which plugin interface there is, and what that allows.
+/// Loads the plugin into QEMU without a machine: which plugin interface there is, and what that
+/// allows.
 pub fn probe() -> Result<String> {
     let (plugin, program) = (plugin()?, qemu::program()?);
     let mut value = qemu::escape_commas(&plugin);

@@ -1,8 +1,10 @@
-//! One run of the VM: starts QEMU, carries the streams, speaks the control protocol, decides how it ended.
+//! One run of the VM: starts QEMU, carries the streams, speaks the control protocol, decides how it
+//! ended.
 //!
-//! One thread, one poll loop. Each direction of each stream has one buffer, and a source is read only while its buffer
-//! is empty: so a slow reader slows the writer, and memory stays bounded. QEMU's ends of the sockets are made blocking
-//! once it runs: its console ports throw bytes away when a non-blocking socket is full, so a full one must stop it.
+//! One thread, one poll loop. Each direction of each stream has one buffer, and a source is read
+//! only while its buffer is empty: so a slow reader slows the writer, and memory stays bounded.
+//! QEMU's ends of the sockets are made blocking once it runs: its console ports throw bytes away
+//! when a non-blocking socket is full, so a full one must stop it.
 
 mod channel;
 mod end;
@@ -41,7 +43,8 @@ pub use recall::Recall;
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a kernel whose program is late may take to say where its threads are, and QEMU where the CPUs are of one that does not.
+/// How long a kernel whose program is late may take to say where its threads are, and QEMU where
+/// the CPUs are of one that does not.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a watcher may take to write down what it saw.
@@ -82,8 +85,8 @@ pub struct Job<'a> {
 pub enum Purpose {
     /// The user's program, with our streams.
     Program,
-    /// A measurement: its output is kept for us, it has no input, and the host tells it nothing, since every word would be
-    /// an interrupt at a moment of the host's choosing.
+    /// A measurement: its output is kept for us, it has no input, and the host tells it nothing,
+    /// since every word would be an interrupt at a moment of the host's choosing.
     Measurement,
     /// To see that a guest works: touches no stream of ours.
     Proof,
@@ -307,7 +310,8 @@ impl<'a> VmSession<'a> {
             self.ask_to_end();
         }
         if self.qemu.try_wait().ok().flatten().is_none() {
-            // Killed, not asked: the guest has nothing left to say, and a hung one would not answer.
+            // Killed, not asked: the guest has nothing left to say, and a hung one would not
+            // answer.
             let _ = self.qemu.kill();
             let _ = self.qemu.wait();
         }
@@ -444,7 +448,8 @@ impl<'a> VmSession<'a> {
         }
     }
 
-    /// QEMU has the files open or has read them by now: if this process is killed, none stays behind.
+    /// QEMU has the files open or has read them by now: if this process is killed, none stays
+    /// behind.
     fn unlink_files(&self) {
         for file in [Some(self.job.files.initramfs), self.job.files.swap].into_iter().flatten() {
             // The file's owner removes it at the end, if it is there.
@@ -485,7 +490,8 @@ impl<'a> VmSession<'a> {
         of(&self.output, "stdout").or_else(|| of(&self.error, "stderr"))
     }
 
-    /// From the guest's first word on QEMU runs, so what it set up at its start stays as we make it now.
+    /// From the guest's first word on QEMU runs, so what it set up at its start stays as we make it
+    /// now.
     fn let_qemu_block(&mut self) {
         for end in self.far_ends.drain(..) {
             channel::make_blocking(&end);
@@ -515,7 +521,8 @@ impl<'a> VmSession<'a> {
             return Some(End::Ready);
         }
         if let Some(certificate) = self.panic.take() {
-            // What the program wrote before still belongs to its output; it is in the sockets by now.
+            // What the program wrote before still belongs to its output; it is in the sockets by
+            // now.
             self.output.run();
             self.error.run();
             return Some(End::Panicked(certificate));
@@ -541,7 +548,8 @@ impl<'a> VmSession<'a> {
         self.time_is_up(late)
     }
 
-    /// It ends, once the kernel has said where its threads are; where it does not say it, once QEMU has said where its CPUs are.
+    /// It ends, once the kernel has said where its threads are; where it does not say it, once QEMU
+    /// has said where its CPUs are.
     fn time_is_up(&mut self, late: Duration) -> Option<End> {
         let answers = end::is_own(self.ready.as_ref());
         if answers && !self.asked_for_threads && self.job.purpose == Purpose::Program {

@@ -13,7 +13,8 @@ const DOORS: [&str; 4] = ["syscall::dispatch", "user_loop::run", "Task::make_thr
 /// The most functions that are printed of a thread, innermost first; the JSON has all.
 const SHOWN: usize = 6;
 
-/// The kernel's answer with functions in the place of addresses; `slide` is how far its image was moved.
+/// The kernel's answer with functions in the place of addresses; `slide` is how far its image was
+/// moved.
 pub fn named(answer: &Value, slide: u64, symbols: &Symbols) -> Value {
     let mut answer = answer.clone();
     let threads = answer.get_mut("threads").and_then(Value::as_array_mut);

@@ -1,8 +1,8 @@
 //! `-v HOST:GUEST[:ro|rw|copy]`: files and folders of the host at places of the guest.
 //!
-//! A folder is *shared*: the guest sees it as it is at any time, through virtio-9p, and QEMU serves nothing beside it.
-//! A file is copied into the image, since QEMU shares folders only; so is a folder where a run is to repeat, and for a
-//! guest that has no driver of ours.
+//! A folder is *shared*: the guest sees it as it is at any time, through virtio-9p, and QEMU serves
+//! nothing beside it. A file is copied into the image, since QEMU shares folders only; so is a
+//! folder where a run is to repeat, and for a guest that has no driver of ours.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

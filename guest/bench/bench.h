@@ -3,13 +3,16 @@
 //   PROGRAM ROW[@THINGS] SAMPLES DIVISOR tsc|monotonic|watched WORKERS
 //   PROGRAM --list
 //
-// THINGS says how many things the operation has around it: areas, descriptors, processes. It is 1 where the name says nothing.
+// THINGS says how many things the operation has around it: areas, descriptors, processes. It is 1
+// where the name says nothing.
 //
-// A row function takes WARM_UPS samples that are thrown away and then SAMPLES that count; each sample performs the row's
-// number of operations (divided by DIVISOR, at least one) between begin() and end(). The work is the same on every kernel:
-// nothing here looks at the time to decide how much to do. With several workers all begin together, and a sample lasts until
-// the last one is done. The clock's own cost is measured and taken off. A row that is watched has no clock: each sample is a
-// phase of the microscope, which counts the instructions in it, and none while a CPU waits.
+// A row function takes WARM_UPS samples that are thrown away and then SAMPLES that count; each
+// sample performs the row's number of operations (divided by DIVISOR, at least one) between begin()
+// and end(). The work is the same on every kernel: nothing here looks at the time to decide how
+// much to do. With several workers all begin together, and a sample lasts until the last one is
+// done. The clock's own cost is measured and taken off. A row that is watched has no clock: each
+// sample is a phase of the microscope, which counts the instructions in it, and none while a CPU
+// waits.
 //
 // Lines, printed only when nothing is being measured (README.md here describes them):
 //   sample ROW WORKERS OPERATIONS ELAPSED      elapsed: nanoseconds, or ticks of the TSC
@@ -105,8 +108,8 @@ __attribute__((format(printf, 2, 3), unused)) static void note(struct worker *w,
 }
 
 static uint64_t now(const struct shared *s) {
-    // Under -icount the TSC counts instructions, exactly and on every kernel alike; clock_gettime would bring in the
-    // kernel's calibration, and a system call where there is no vDSO.
+    // Under -icount the TSC counts instructions, exactly and on every kernel alike; clock_gettime
+    // would bring in the kernel's calibration, and a system call where there is no vDSO.
     if (s->clock == TSC) return __builtin_ia32_rdtsc();
     if (s->clock == WATCHED) return 0;
     struct timespec t;
@@ -133,7 +136,8 @@ static void begin(struct worker *w) {
     w->shared->times[w->number].begin = now(w->shared);
 }
 
-// Ends a sample and takes off what else happened in it: `overhead` in clock units, known to the row.
+// Ends a sample and takes off what else happened in it: `overhead` in clock units, known to the
+// row.
 static void end_without(struct worker *w, uint64_t overhead) {
     struct shared *s = w->shared;
     s->times[w->number].end = now(s);
@@ -162,7 +166,8 @@ static void find_clock_cost(struct shared *s) {
     }
 }
 
-// Private memory of small pages, or of whatever the kernel thinks best, or of large pages if it can.
+// Private memory of small pages, or of whatever the kernel thinks best, or of large pages if it
+// can.
 enum pages { SMALL, ANY, LARGE };
 
 __attribute__((unused)) static char *memory(struct worker *w, size_t size, enum pages pages) {
@@ -178,7 +183,8 @@ __attribute__((unused)) static void store_to_each_page(char *at, size_t size, ch
     for (size_t i = 0; i < size; i += PAGE) ((volatile char *)at)[i] = value;
 }
 
-// A file of `size` bytes on the root file system (tmpfs in the guests); the name is this worker's own.
+// A file of `size` bytes on the root file system (tmpfs in the guests); the name is this worker's
+// own.
 __attribute__((unused)) static int file(struct worker *w, size_t size, char name[64]) {
     char block[PAGE];
     memset(block, 'x', sizeof block);

@@ -9,7 +9,8 @@
 
 enum { DISK = 64 << 20 };
 
-// Limits that are about as many things as a row may ask for: descriptors, queued signals, timers, processes.
+// Limits that are about as many things as a row may ask for: descriptors, queued signals, timers,
+// processes.
 static void lift_limits(struct worker *w) {
     struct rlimit files = {1 << 20, 1 << 20}, none = {RLIM_INFINITY, RLIM_INFINITY};
     NEED(w, setrlimit(RLIMIT_NOFILE, &files) == 0);
@@ -17,7 +18,8 @@ static void lift_limits(struct worker *w) {
     NEED(w, setrlimit(RLIMIT_NPROC, &none) == 0);
 }
 
-// `things` areas of a page each, with a hole of a page after each: a request of two pages fits into none of the holes.
+// `things` areas of a page each, with a hole of a page after each: a request of two pages fits into
+// none of the holes.
 static void map_among_areas(struct worker *w) {
     size_t size = (size_t)w->things * 2 * PAGE;
     char *all = mmap(0, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -186,7 +188,8 @@ static int lock_byte(int fd, long at, short type) {
     return fcntl(fd, F_SETLK, &lock);
 }
 
-// Locks of a byte each with a byte between them: none can be merged. One more is set and taken away.
+// Locks of a byte each with a byte between them: none can be merged. One more is set and taken
+// away.
 static void lock_among(struct worker *w) {
     char name[64];
     int fd = file(w, PAGE, name);

@@ -77,7 +77,8 @@ static void fault_file(struct worker *w) {
     unlink(name);
 }
 
-// A child shares the memory and ends: whoever is left owns the frames alone again and may keep them.
+// A child shares the memory and ends: whoever is left owns the frames alone again and may keep
+// them.
 static void cow_reuse(struct worker *w) {
     size_t size = (size_t)w->operations * PAGE;
     char *heap = memory(w, size, SMALL);

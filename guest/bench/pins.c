@@ -1,4 +1,5 @@
-// Pages that something else holds for a while: a pipe, a disk. The disk is /dev/vda; what it holds is overwritten.
+// Pages that something else holds for a while: a pipe, a disk. The disk is /dev/vda; what it holds
+// is overwritten.
 #include "bench.h"
 #include <sys/uio.h>
 

@@ -1,10 +1,11 @@
-// Runs benchmark rows one after the other, each in a fresh process of its program, which lies beside this one.
+// Runs benchmark rows one after the other, each in a fresh process of its program, which lies
+// beside this one.
 //
 //   sequence SAMPLES DIVISOR tsc|monotonic|watched WORKERS[,WORKERS] PROGRAM/ROW...
 //
-// Adds to the rows' own lines: "begin ROW WORKERS" before each, "fail ROW WORKERS TEXT" for a row that was killed or could not
-// start, and "done ROWS" at the end.
-// The status is 1 when a row failed.
+// Adds to the rows' own lines: "begin ROW WORKERS" before each, "fail ROW WORKERS TEXT" for a row
+// that was killed or could not start, and "done ROWS" at the end. The status is 1 when a row
+// failed.
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -30,7 +30,8 @@ static uint64_t hop_alone(struct worker *w) {
     return least;
 }
 
-// A byte goes round a ring of processes; each hop is a write, a switch and a read. Write and read are taken off.
+// A byte goes round a ring of processes; each hop is a write, a switch and a read. Write and read
+// are taken off.
 static void ring(struct worker *w, int processes) {
     int pipes[MOST_PROCESSES][2];
     pid_t children[MOST_PROCESSES];

@@ -1,6 +1,7 @@
 /*
- * Which CPUs a thread runs on: sched_setaffinity(2) of itself and of others that run, wait for a CPU, and sleep; and masks that change all the
- * time while threads go to sleep and are woken. Needs two CPUs or more.
+ * Which CPUs a thread runs on: sched_setaffinity(2) of itself and of others that run, wait for a
+ * CPU, and sleep; and masks that change all the time while threads go to sleep and are woken. Needs
+ * two CPUs or more.
  */
 #include "promise.h"
 

@@ -1,8 +1,8 @@
 /*
  * io_setup, io_submit and their kin, by the system calls alone.
  *
- * Usage: aio [DISK SLOW-DISK]: with disks also past the page cache. DISK is written; SLOW-DISK answers a few requests a
- * second, each sector filled with its number.
+ * Usage: aio [DISK SLOW-DISK]: with disks also past the page cache. DISK is written; SLOW-DISK
+ * answers a few requests a second, each sector filled with its number.
  */
 #include "promise.h"
 
@@ -301,7 +301,8 @@ static void disks(const char *disk, const char *slow)
 	PROMISE("and come back", right == 32);
 	struct iocb odd = block(IOCB_CMD_PREAD, fd, pages + 1, PAGE, 0);
 	PROMISE("a buffer that is not aligned is EINVAL in the event", run(context, &odd) == -EINVAL);
-	/* A disk that has rested answers one request at once. These lie apart, so that a kernel does not make them one. */
+	/* A disk that has rested answers one request at once. These lie apart, so that a kernel
+	 * does not make them one. */
 	struct timespec none = { 0, 0 };
 	for (int i = 0; i < 3; i++)
 		blocks[i] = block(IOCB_CMD_PREAD, late, pages + i * PAGE, PAGE, 4 * i * PAGE);

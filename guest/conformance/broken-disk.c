@@ -1,6 +1,7 @@
 /*
- * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes|once DISK. The disk fails every second write, every write, every read,
- * every flush, or the first write; it has 16 MiB, and the machine's memory is so small that writers are held up for less than that.
+ * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes|once DISK. The disk
+ * fails every second write, every write, every read, every flush, or the first write; it has 16
+ * MiB, and the machine's memory is so small that writers are held up for less than that.
  */
 #include "promise.h"
 

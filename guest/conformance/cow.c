@@ -1,7 +1,8 @@
 /*
- * Copy-on-write: an anonymous frame is kept by whom it belongs to, copied for whom it does not, and never changes hands under someone
- * who still looks at it. Each row has the number that it has in the comparison of kernels; each is tried with a page of 4 KiB and with
- * a piece of 2 MiB. Frame numbers are read from /proc/self/pagemap: without the right to them nothing is said about reuse.
+ * Copy-on-write: an anonymous frame is kept by whom it belongs to, copied for whom it does not, and
+ * never changes hands under someone who still looks at it. Each row has the number that it has in
+ * the comparison of kernels; each is tried with a page of 4 KiB and with a piece of 2 MiB. Frame
+ * numbers are read from /proc/self/pagemap: without the right to them nothing is said about reuse.
  *
  * With the argument "mark" rows about soft-dirty are left out (a stock Linux may be built without).
  */
@@ -217,8 +218,8 @@ static void collapsing(void)
 	unmake();
 }
 
-/* The page, and what is mapped with it, goes out; whether it is in swap now. Whoever looks at it at the moment (a CPU's list of new pages, on
- * Linux) keeps it for once. */
+/* The page, and what is mapped with it, goes out; whether it is in swap now. Whoever looks at it at
+ * the moment (a CPU's list of new pages, on Linux) keeps it for once. */
 static int goes_out(const char *at)
 {
 	return COMES_TRUE((madvise(block, size == HUGE ? LARGE : PAGE, MADV_PAGEOUT), entry(at) & SWAPPED));

@@ -1,9 +1,11 @@
 /*
- * O_DIRECT on a disk: the device's bytes and the program's memory stay one, whatever happens to the pages meanwhile.
+ * O_DIRECT on a disk: the device's bytes and the program's memory stay one, whatever happens to the
+ * pages meanwhile.
  *
- * Usage: direct DISK SLOW-DISK [mark]. DISK is written; SLOW-DISK answers so slowly (a few requests a second) that the memory can be forked,
- * protected and moved while a request is on its way. Those rows have the numbers of the comparison of kernels, as in cow.c; each is tried
- * with 4 KiB and with a piece of 2 MiB. With "mark" rows about soft-dirty are left out.
+ * Usage: direct DISK SLOW-DISK [mark]. DISK is written; SLOW-DISK answers so slowly (a few requests
+ * a second) that the memory can be forked, protected and moved while a request is on its way. Those
+ * rows have the numbers of the comparison of kernels, as in cow.c; each is tried with 4 KiB and
+ * with a piece of 2 MiB. With "mark" rows about soft-dirty are left out.
  */
 #include "promise.h"
 #include "pages.h"
@@ -124,7 +126,8 @@ struct flight {
 
 static struct flight *current;
 
-/* The program's own store beside the sector that is on its way. That it had not arrived by then is told by the memory alone. */
+/* The program's own store beside the sector that is on its way. That it had not arrived by then is
+ * told by the memory alone. */
 static void store(unsigned char *page)
 {
 	page[0] = 0x11;
@@ -160,9 +163,10 @@ static struct child watcher;
 static int is_watched;
 
 /*
- * Has a sector read into the middle of a page while `meanwhile` does something to the page, and promises that the program sees the sector and its
- * own store beside it, and a child neither. `meanwhile` says where the page is afterwards. Where the disk was faster than us it is tried again, with
- * one more request for the disk to answer first.
+ * Has a sector read into the middle of a page while `meanwhile` does something to the page, and
+ * promises that the program sees the sector and its own store beside it, and a child neither.
+ * `meanwhile` says where the page is afterwards. Where the disk was faster than us it is tried
+ * again, with one more request for the disk to answer first.
  */
 static void stays_one(const char *row, const char *text, unsigned char *(*meanwhile)(unsigned char *page))
 {
@@ -173,7 +177,8 @@ static void stays_one(const char *row, const char *text, unsigned char *(*meanwh
 		unsigned char *page = (unsigned char *)make((char)0xee);
 		static unsigned char others[TRIES][SECTOR] __attribute__((aligned(SECTOR)));
 		struct flight before[TRIES], flight;
-		/* The first request of a slow disk may be quick: it uses up what the disk has saved. */
+		/* The first request of a slow disk may be quick: it uses up what the disk has
+		 * saved. */
 		for (int i = 0; i <= tries; i++)
 			take_off(&before[i], fd, others[i], 0);
 		current = &flight;
@@ -335,7 +340,8 @@ static void *read_parts(void *argument)
 	return NULL;
 }
 
-/* The test of data under fork that direct readers with threads are known to fail (LTP's dma_thread_diotest). */
+/* The test of data under fork that direct readers with threads are known to fail (LTP's
+ * dma_thread_diotest). */
 static void threads_and_forks(int direct, unsigned char *buffer)
 {
 	fill(buffer, 8 * PAGE, 9);

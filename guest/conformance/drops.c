@@ -1,6 +1,7 @@
 /*
- * What closing sets free: chains of things that own each other, far deeper than a kernel stack has words, and what other programs see of
- * their end when close, exit and umount return. The argument is the depth (4000 without one: a kernel stack has 3072 words).
+ * What closing sets free: chains of things that own each other, far deeper than a kernel stack has
+ * words, and what other programs see of their end when close, exit and umount return. The argument
+ * is the depth (4000 without one: a kernel stack has 3072 words).
  */
 #include "promise.h"
 #include "sockets.h"
@@ -13,7 +14,8 @@
 
 static int depth = 4000;
 
-/* A pair whose second end is wrapped in a queue of the next pair, `depth` times. Gives the end that leads to all the others. */
+/* A pair whose second end is wrapped in a queue of the next pair, `depth` times. Gives the end that
+ * leads to all the others. */
 static int wrap(int kind, int inner, int levels)
 {
 	for (int level = 0; level < levels; level++) {
@@ -135,7 +137,8 @@ static void garbage(void)
 {
 	int ends[2], status;
 	NEED(pipe(ends) == 0);
-	/* Each socket of a ring lies in the queue of the one before it: a chain without an outermost. */
+	/* Each socket of a ring lies in the queue of the one before it: a chain without an
+	 * outermost. */
 	IN_CHILD(status, {
 		int pair[2], first, inner;
 		NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
@@ -178,7 +181,8 @@ static void garbage(void)
 	close(ends[0]);
 }
 
-/* A process whose ring waits for sockets with a chain in their queue, and whose memory shows the ring. */
+/* A process whose ring waits for sockets with a chain in their queue, and whose memory shows the
+ * ring. */
 static void rings(void)
 {
 	int ends[2], status;
@@ -227,7 +231,8 @@ static void too_many(void)
 	PROMISE("what has arrived counts no more", exits_cleanly(status));
 }
 
-/* Instances of epoll, each of which watches the next, built from the top: how many watches there can be. */
+/* Instances of epoll, each of which watches the next, built from the top: how many watches there
+ * can be. */
 static int chain(int from_top, int *innermost)
 {
 	int instances[40], watches = 0;
@@ -256,7 +261,8 @@ static void polls(void)
 	int error = errno;
 	event = eventfd(0, 0);
 	NEED(epoll_ctl(innermost, EPOLL_CTL_ADD, event, &events) == 0);
-	/* Linux before f2e467a48287 (6.17, and stable kernels since) bounds a chain only as seen from its top. */
+	/* Linux before f2e467a48287 (6.17, and stable kernels since) bounds a chain only as seen
+	 * from its top. */
 	PROMISE("and so does one that is built from its top", (error == ELOOP || error == 0) &&
 		write(event, &(uint64_t){ 1 }, 8) == 8 && epoll_wait(outermost, &came, 1, 1000) == 1);
 	closefrom(3);

@@ -1,4 +1,5 @@
-/* Waiting for one of several words: futex_waitv(2) of Linux 5.16, and futex_wake, futex_wait and futex_requeue of 6.7. */
+/* Waiting for one of several words: futex_waitv(2) of Linux 5.16, and futex_wake, futex_wait and
+ * futex_requeue of 6.7. */
 #include "promise.h"
 
 enum { FUTEX_WAITV = 449, WAKE = 454, WAIT, REQUEUE };
@@ -244,7 +245,8 @@ static void single_words(void)
 	PROMISE("all of them were woken", wrong == 0);
 }
 
-/* Two wakers and one who waits for both words: each change is seen, whichever order they come in. */
+/* Two wakers and one who waits for both words: each change is seen, whichever order they come in.
+ */
 enum { ROUNDS = 2000 };
 
 static void *change(void *which)

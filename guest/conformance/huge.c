@@ -1,6 +1,7 @@
 /*
- * Who gets pages of 2 MiB, and when: the files of /sys/kernel/mm/transparent_hugepage, the task that makes large pages of small ones,
- * and the counters of /proc/vmstat that tell of it. The machine has 512 MiB or more.
+ * Who gets pages of 2 MiB, and when: the files of /sys/kernel/mm/transparent_hugepage, the task
+ * that makes large pages of small ones, and the counters of /proc/vmstat that tell of it. The
+ * machine has 512 MiB or more.
  */
 #include "promise.h"
 

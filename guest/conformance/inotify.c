@@ -14,7 +14,8 @@
 
 static int fd;
 
-/* All events that wait, as text: "WATCH MASK NAME;" each, with cookies as letters where there are some. */
+/* All events that wait, as text: "WATCH MASK NAME;" each, with cookies as letters where there are
+ * some. */
 static const char *events_of(int instance)
 {
 	static char text[65536];

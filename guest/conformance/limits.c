@@ -1,4 +1,5 @@
-/* Each resource limit does what setrlimit(2) says; run as root, which gives its power up where a limit does not bind it. */
+/* Each resource limit does what setrlimit(2) says; run as root, which gives its power up where a
+ * limit does not bind it. */
 #include "promise.h"
 #include "ring.h"
 
@@ -11,7 +12,8 @@
 #define LIMIT 5000
 
 static volatile int too_large;
-/* A file of 8192 bytes to copy from: with a name, since Linux copies between files of one file system only. */
+/* A file of 8192 bytes to copy from: with a name, since Linux copies between files of one file
+ * system only. */
 static int source;
 
 static void on_too_large(int signal)
@@ -41,7 +43,8 @@ static int file(void)
 /* A call may come to the limit more than once before it returns. */
 #define ANY -1
 
-/* Whether a call that should have written less, or nothing, left this result, this size and so many signals. */
+/* Whether a call that should have written less, or nothing, left this result, this size and so many
+ * signals. */
 static int came_to(long result, long expected, int fd, off_t size, int signals)
 {
 	struct stat now;
@@ -278,7 +281,8 @@ static void processes(void)
 	PROMISE("RLIMIT_CORE of 0 leaves no core", WIFSIGNALED(status) && !WCOREDUMP(status));
 }
 
-/* The root file system takes half of memory, without what the machine came with. Not so on Linux, whose rootfs has no limit. */
+/* The root file system takes half of memory, without what the machine came with. Not so on Linux,
+ * whose rootfs has no limit. */
 static void the_root(void)
 {
 	struct statfs root, again;

@@ -1,6 +1,7 @@
 /*
- * Many of each thing, and their ends in another order than their beginnings: what the kernel keeps in trees and lists finds each one
- * that is there and none that is gone. 200 of each, so that trees have inner nodes, which split, lend and merge.
+ * Many of each thing, and their ends in another order than their beginnings: what the kernel keeps
+ * in trees and lists finds each one that is there and none that is gone. 200 of each, so that trees
+ * have inner nodes, which split, lend and merge.
  */
 #include "promise.h"
 
@@ -241,7 +242,8 @@ static int areas(void)
 	if (all == MAP_FAILED || ftruncate(file, MANY * PAGE))
 		return 0;
 	shuffle();
-	/* Areas of one file, each apart from the next: every mapping of it is kept by the file too. */
+	/* Areas of one file, each apart from the next: every mapping of it is kept by the file too.
+	 */
 	for (int i = 0; i < MANY; i++) {
 		char *at = all + 2 * order[i] * PAGE;
 		if (mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, order[i] * PAGE) != at)
@@ -376,7 +378,8 @@ static int connected_and_closed(void)
 	return 1;
 }
 
-/* Whether there is as much free memory after 10,000 rounds as there was before: less than 64 bytes of each may be gone. */
+/* Whether there is as much free memory after 10,000 rounds as there was before: less than 64 bytes
+ * of each may be gone. */
 static int leaves_nothing(int (*round)(void))
 {
 	for (int i = 0; i < 500; i++)

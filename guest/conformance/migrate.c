@@ -1,4 +1,5 @@
-/* Pages and nodes: move_pages, migrate_pages, memory policies, numa_maps. Wants two nodes with memory. */
+/* Pages and nodes: move_pages, migrate_pages, memory policies, numa_maps. Wants two nodes with
+ * memory. */
 #include "promise.h"
 
 enum { PAGE = 4096, LARGE = 2 << 20 };

@@ -1,6 +1,6 @@
 /*
- * Message queues of POSIX: mq_overview(7), the file system mqueue, limits. Run as root. The system calls themselves are called: a C library
- * takes the slash from a name.
+ * Message queues of POSIX: mq_overview(7), the file system mqueue, limits. Run as root. The system
+ * calls themselves are called: a C library takes the slash from a name.
  */
 #include "promise.h"
 #include <mqueue.h>

@@ -1,6 +1,7 @@
 /*
- * Namespaces: what a process sees in its own, and what it cannot reach from there. Runs as user 0. Each promise is about a child, which enters
- * or makes namespaces and ends with the line that was broken; so nothing of it is left for the next one.
+ * Namespaces: what a process sees in its own, and what it cannot reach from there. Runs as user 0.
+ * Each promise is about a child, which enters or makes namespaces and ends with the line that was
+ * broken; so nothing of it is left for the next one.
  */
 #include "promise.h"
 #include <grp.h>

@@ -65,7 +65,8 @@ static int error_of(int fd)
 	return error->msg.nlmsg_seq == sequence ? -error->error : 1;
 }
 
-/* Gathers the messages of an answer of several; how many of `kind`, or -1 where the end is missing; the result at the end in *ended. */
+/* Gathers the messages of an answer of several; how many of `kind`, or -1 where the end is missing;
+ * the result at the end in *ended. */
 static int count_dump(int fd, int kind, int *ended)
 {
 	int count = 0, port = own_name(fd).nl_pid;
@@ -361,7 +362,8 @@ static void the_list(void)
 	close(fd);
 }
 
-/* What the list of sockets of a family and a protocol says of one with this inode; how many there are in all. */
+/* What the list of sockets of a family and a protocol says of one with this inode; how many there
+ * are in all. */
 static struct inet_diag_msg found_inet;
 static struct unix_diag_msg found_unix;
 static char found_name[120];

@@ -149,7 +149,8 @@ static unsigned long inode_of(int fd)
 	return what.st_ino;
 }
 
-/* The line of /proc/net/`file` that has the words ` inode ` in the field of inodes; how many there are. */
+/* The line of /proc/net/`file` that has the words ` inode ` in the field of inodes; how many there
+ * are. */
 static int find_line(const char *file, unsigned long inode, char *line)
 {
 	char path[64], some[LINE], wanted[32];

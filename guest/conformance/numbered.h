@@ -1,5 +1,6 @@
 /*
- * Pages that say whose they are and which generation of their bytes: so that one that comes back wrong, or another's, is found. Needs promise.h.
+ * Pages that say whose they are and which generation of their bytes: so that one that comes back
+ * wrong, or another's, is found. Needs promise.h.
  */
 #define PAGE 4096UL
 

@@ -1,6 +1,7 @@
 /*
- * One tree over another (mount(2) with the type overlay): what programs see of copies, whiteouts, opaque directories, numbers and errors.
- * The argument, where there is one, is the module that a stock Linux has it in.
+ * One tree over another (mount(2) with the type overlay): what programs see of copies, whiteouts,
+ * opaque directories, numbers and errors. The argument, where there is one, is the module that a
+ * stock Linux has it in.
  */
 #include "promise.h"
 
@@ -73,7 +74,8 @@ static int is_opaque(const char *path)
 	return getxattr(path, "trusted.overlay.opaque", &value, 1) == 1 && value == 'y';
 }
 
-/* The names in a directory but for "." and "..", how many of them are `name`, and whether d_ino is st_ino. */
+/* The names in a directory but for "." and "..", how many of them are `name`, and whether d_ino is
+ * st_ino. */
 static int names_in(const char *path, const char *name, int *times, int *numbers)
 {
 	int count = 0;

@@ -1,5 +1,6 @@
 /*
- * A page to test with, of 4 KiB or a piece of 2 MiB: make it, name its frame, have a child look at it, lend it to a pipe. Needs promise.h.
+ * A page to test with, of 4 KiB or a piece of 2 MiB: make it, name its frame, have a child look at
+ * it, lend it to a pipe. Needs promise.h.
  */
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -52,8 +53,8 @@ static inline int kept(const volatile void *at, uint64_t before)
 
 static char *block; /* the whole mapping */
 
-/* Lets faults have large pages or not. While they are not wanted nobody makes one of small ones either, at a moment of his own choice. Where
- * they were never wanted it stays so. */
+/* Lets faults have large pages or not. While they are not wanted nobody makes one of small ones
+ * either, at a moment of his own choice. Where they were never wanted it stays so. */
 static inline void want_large(const char *word)
 {
 	static int never = -1;
@@ -68,7 +69,8 @@ static inline void want_large(const char *word)
 	close(file);
 }
 
-/* One page to test with: a page of its own, or the fourth piece of a large one. Filled with `value`. */
+/* One page to test with: a page of its own, or the fourth piece of a large one. Filled with
+ * `value`. */
 static inline char *make(char value)
 {
 	size_t room = size == HUGE ? 2 * LARGE : PAGE;
@@ -96,8 +98,8 @@ static inline void unmake(void)
 	munmap(block, size == HUGE ? LARGE : PAGE);
 }
 
-/* A child that lives until it is told to go: 'r' asks what byte it sees at `at`, 'w' has it store a 'c' there first, and 'k' whether a store
- * keeps the frame that it has, 'y' or 'n'. */
+/* A child that lives until it is told to go: 'r' asks what byte it sees at `at`, 'w' has it store a
+ * 'c' there first, and 'k' whether a store keeps the frame that it has, 'y' or 'n'. */
 struct child {
 	pid_t pid;
 	int ask, answer;

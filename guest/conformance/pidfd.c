@@ -1,4 +1,5 @@
-/* Descriptors of processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), clone(2), waitid(2). */
+/* Descriptors of processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), clone(2),
+ * waitid(2). */
 #include "promise.h"
 
 #include <linux/sched.h>

@@ -1,10 +1,12 @@
 /*
- * Pins: what a device works on stays the program's page, whatever fork, mprotect, clear_refs and reclaim do; what a reader holds for long
- * shows what the program stores; and nobody else sees either. Rows have the numbers of the comparison of kernels, as in cow.c; each is tried with
- * 4 KiB and with a piece of 2 MiB.
+ * Pins: what a device works on stays the program's page, whatever fork, mprotect, clear_refs and
+ * reclaim do; what a reader holds for long shows what the program stores; and nobody else sees
+ * either. Rows have the numbers of the comparison of kernels, as in cow.c; each is tried with 4 KiB
+ * and with a piece of 2 MiB.
  *
- * The device is an io_uring that reads into a registered buffer. Pins for reading come from /sys/kernel/debug/gup_test (Linux: CONFIG_GUP_TEST);
- * where there is none, those rows are left out. With the argument "mark" rows about soft-dirty are.
+ * The device is an io_uring that reads into a registered buffer. Pins for reading come from
+ * /sys/kernel/debug/gup_test (Linux: CONFIG_GUP_TEST); where there is none, those rows are left
+ * out. With the argument "mark" rows about soft-dirty are.
  */
 #include "promise.h"
 #include "pages.h"
@@ -47,7 +49,8 @@ static int device_stores(volatile char *at)
 	return enter(ring.fd, 1, 0, 0, NULL, 0) == 1 && take(&ring, 1) == 1;
 }
 
-/* Both the program's store and the device's, side by side in one frame, which is the one that was pinned. */
+/* Both the program's store and the device's, side by side in one frame, which is the one that was
+ * pinned. */
 static void stays_one(const char *row, const char *text, volatile char *at, uint64_t pinned)
 {
 	at[1] = 'p';
@@ -253,7 +256,8 @@ static void *discard(void *unused)
 	return NULL;
 }
 
-/* Forced writes to a private page that is thrown away all the time must never reach the file (CVE-2016-5195). */
+/* Forced writes to a private page that is thrown away all the time must never reach the file
+ * (CVE-2016-5195). */
 static void forced_race(void)
 {
 	int memory = open("/proc/self/mem", O_RDWR);
@@ -295,7 +299,8 @@ static void *remap(void *unused)
 	return NULL;
 }
 
-/* A page that is lent while it comes and goes is zeroes or what was stored in that page, and nobody else's bytes. */
+/* A page that is lent while it comes and goes is zeroes or what was stored in that page, and nobody
+ * else's bytes. */
 static void unmapped_race(void)
 {
 	raced = mmap(NULL, LARGE * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,4 +1,5 @@
-/* Pipes, FIFOs, sockets between processes, and waiting for several at once: poll, select, epoll, eventfd. */
+/* Pipes, FIFOs, sockets between processes, and waiting for several at once: poll, select, epoll,
+ * eventfd. */
 #include "promise.h"
 #include "sockets.h"
 #include <sys/epoll.h>

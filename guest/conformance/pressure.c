@@ -20,7 +20,8 @@ static int failed(const char *what, size_t where)
 	return 1;
 }
 
-/* Where workers wait for each other, so that all of their memory is in use at once before any of it is given back. */
+/* Where workers wait for each other, so that all of their memory is in use at once before any of it
+ * is given back. */
 static struct meeting {
 	int arrived, failed;
 } *meeting;
@@ -31,7 +32,8 @@ static void call_meeting(void)
 	fflush(stdout);
 }
 
-/* Wait until workers have come here `arrivals` times in all; where one has failed, that will never be. */
+/* Wait until workers have come here `arrivals` times in all; where one has failed, that will never
+ * be. */
 static void meet(int arrivals)
 {
 	__atomic_fetch_add(&meeting->arrived, 1, __ATOMIC_SEQ_CST);
@@ -51,7 +53,8 @@ static int all_end_well(void)
 	return !meeting->failed;
 }
 
-/* Random stores and checks over `pages` pages, with forks whose children look at what they got, and marks of use cleared in between. */
+/* Random stores and checks over `pages` pages, with forks whose children look at what they got, and
+ * marks of use cleared in between. */
 static int mix(size_t pages, unsigned seed, int rounds, int workers)
 {
 	unsigned char *at = memory(pages);
@@ -134,7 +137,8 @@ static int file_in_memory(size_t pages)
 	return file;
 }
 
-/* Each worker has every so-manieth dozen of pages to itself to store to, and looks at those of the next one; at some of them in the file. */
+/* Each worker has every so-manieth dozen of pages to itself to store to, and looks at those of the
+ * next one; at some of them in the file. */
 static int together(unsigned char *at, size_t pages, int file, size_t of_file, int worker, int workers)
 {
 	enum { DOZEN = 12 };
@@ -265,7 +269,8 @@ static void full(void)
 
 #define SPREAD (2UL << 20)
 
-/* A child that needs page tables rather than pages, until somebody closes the other end of `end`. */
+/* A child that needs page tables rather than pages, until somebody closes the other end of `end`.
+ */
 static int stay(int ready, int end)
 {
 	enum { PIECES = 32 };
@@ -321,7 +326,8 @@ static void forks(int count)
 {
 	size_t pages = figure("/proc/meminfo", "MemTotal") * 12 / 10 / 4;
 	unsigned char *at = memory(pages);
-	/* A storm makes three to eight pageblocks whole. Should chance have freed enough of them, there is another one. */
+	/* A storm makes three to eight pageblocks whole. Should chance have freed enough of them,
+	 * there is another one. */
 	for (int storms = 0; storms == 0 || (storms < 5 && figure("/proc/vmstat", "compact_success") == 0); storms++) {
 		fill_all(at, pages, 1);
 		storm(count);

@@ -1,7 +1,8 @@
 /*
- * A conformance program states promises of the Linux interface and checks each: a line `ok N - text` or
- * `not ok N - text (file:line, errno)`, and at the end the plan `1..N`. A program that stops half-way prints no
- * plan. The same programs run on the host, on a stock Linux guest and on Freehold.
+ * A conformance program states promises of the Linux interface and checks each: a line
+ * `ok N - text` or `not ok N - text (file:line, errno)`, and at the end the plan `1..N`. A program
+ * that stops half-way prints no plan. The same programs run on the host, on a stock Linux guest and
+ * on Freehold.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -58,7 +59,8 @@ static int promises, broken;
 		}                                                                                   \
 	} while (0)
 
-/* To signal the child of a fork that failed would be to signal everybody: -1. Who means everybody writes (kill)(-1, ...). */
+/* To signal the child of a fork that failed would be to signal everybody: -1. Who means everybody
+ * writes (kill)(-1, ...). */
 static inline int kill_one(pid_t whom, int number)
 {
 	NEED(whom != -1);
@@ -100,8 +102,9 @@ static inline int64_t now_ms(void)
 }
 
 /*
- * No promise may depend on how fast the machine is: a host may stop it at any moment, for any time. So what has to come about is waited for, and
- * what is judged by a clock has to hold in one of many tries.
+ * No promise may depend on how fast the machine is: a host may stop it at any moment, for any time.
+ * So what has to come about is waited for, and what is judged by a clock has to hold in one of many
+ * tries.
  */
 
 /* Whether `condition` comes to hold: looked at until it does, a minute at most. */
@@ -142,7 +145,8 @@ static inline int is_asleep(pid_t process, pid_t thread)
 	return state == 'S' || state == 'D';
 }
 
-/* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where there is none. */
+/* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where
+ * there is none. */
 static inline long figure_or(const char *file, const char *name, long missing)
 {
 	char line[256];

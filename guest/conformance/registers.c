@@ -1,4 +1,5 @@
-/* Registers: what traps, signals, forks and switches do with flags, selectors, bases and vector state. */
+/* Registers: what traps, signals, forks and switches do with flags, selectors, bases and vector
+ * state. */
 #include "promise.h"
 #include <asm/prctl.h>
 #include <cpuid.h>
@@ -79,8 +80,8 @@ static void install_all(void (*handler)(int, siginfo_t *, void *), int flags)
 	(seen_signal == (signal) && seen_code == (code) && seen_trap == (trap) && seen_error == (error))
 
 /*
- * QEMU's emulator raises neither alignment checks nor SSE exceptions, takes any base, has another error code for gates, and does
- * not say that ICEBP was no single step.
+ * QEMU's emulator raises neither alignment checks nor SSE exceptions, takes any base, has another
+ * error code for gates, and does not say that ICEBP was no single step.
  */
 static int is_emulated(void)
 {
@@ -211,7 +212,8 @@ static unsigned long flags_now(void)
 	return flags;
 }
 
-/* Sets flags, does something, and gives the flags after that; the direction flag is cleared again. */
+/* Sets flags, does something, and gives the flags after that; the direction flag is cleared again.
+ */
 #define WITH_FLAGS(set, instructions)                                                               \
 	({                                                                                          \
 		unsigned long after_;                                                               \
@@ -325,7 +327,8 @@ static int damaged(int at, int bits)
 static volatile int begun;
 static uint64_t begun_xmm[3][2], begun_mxcsr[3];
 
-/* What the frames of signals that come at once hold: the last handler to be entered is the first that runs. */
+/* What the frames of signals that come at once hold: the last handler to be entered is the first
+ * that runs. */
 static void note_vector_state(int signal, siginfo_t *info, void *context)
 {
 	(void)signal, (void)info;
@@ -334,7 +337,8 @@ static void note_vector_state(int signal, siginfo_t *info, void *context)
 	begun_mxcsr[begun++] = state->mxcsr;
 }
 
-/* A handler begins with a new program's vector state, and that is what the frame of one entered before it has run holds. */
+/* A handler begins with a new program's vector state, and that is what the frame of one entered
+ * before it has run holds. */
 static void handlers_begin_anew(void)
 {
 	sigset_t both;

@@ -1,7 +1,9 @@
 /*
- * Who may look into another process: each call and file that reads or changes what belongs to one, for inspectors that are root, the same user,
- * the same user in another group, another user, and the process itself; and targets that have made themselves dumpable or not, have changed
- * their user, or run a set-user-ID program or one that may not be read. The rules are Linux' __ptrace_may_access and what its callers make of it.
+ * Who may look into another process: each call and file that reads or changes what belongs to one,
+ * for inspectors that are root, the same user, the same user in another group, another user, and
+ * the process itself; and targets that have made themselves dumpable or not, have changed their
+ * user, or run a set-user-ID program or one that may not be read. The rules are Linux'
+ * __ptrace_may_access and what its callers make of it.
  */
 #include "promise.h"
 #include <grp.h>
@@ -173,8 +175,9 @@ static const char *const target_names[TARGETS] = {
 	"a plain process", "one that is not dumpable", "one that changed its user", "a set-user-ID program", "a program that may not be read"
 };
 
-/* The rules, each by its letters for ITSELF, ROOT, SAME, GROUP, OTHER: '.' it may, 'p' EPERM, 'a' EACCES. Of one that nobody with its ids may inspect,
- * itself and root may in any case what `hidden` says. */
+/* The rules, each by its letters for ITSELF, ROOT, SAME, GROUP, OTHER: '.' it may, 'p' EPERM, 'a'
+ * EACCES. Of one that nobody with its ids may inspect, itself and root may in any case what
+ * `hidden` says. */
 static const struct {
 	const char *name;
 	int (*try)(pid_t);

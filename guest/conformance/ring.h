@@ -1,4 +1,5 @@
-/* One io_uring by its system calls alone: set up, submit, take completions in their order. Needs promise.h. */
+/* One io_uring by its system calls alone: set up, submit, take completions in their order. Needs
+ * promise.h. */
 #include <linux/io_uring.h>
 
 #define ENTRIES 8

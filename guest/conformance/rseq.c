@@ -1,6 +1,7 @@
 /*
- * Restartable sequences (rseq(2)): what may be registered, what the kernel writes there, which sections end and where their threads go
- * on, what is wrong and ends the program, and who has a registration after fork, clone and execve.
+ * Restartable sequences (rseq(2)): what may be registered, what the kernel writes there, which
+ * sections end and where their threads go on, what is wrong and ends the program, and who has a
+ * registration after fork, clone and execve.
  */
 #include "promise.h"
 #include <elf.h>
@@ -29,8 +30,8 @@ struct section {
 static struct area own, other;
 
 /*
- * spin(&area.section, section, turns): counts down between spin_start and spin_end. 0: to the end; 1: it was aborted.
- * The handler spin_unsigned has another signature.
+ * spin(&area.section, section, turns): counts down between spin_start and spin_end. 0: to the end;
+ * 1: it was aborted. The handler spin_unsigned has another signature.
  */
 long spin(volatile uint64_t *slot, const struct section *section, uint64_t turns);
 extern const char spin_start[], spin_end[], spin_abort[], spin_unsigned[];
@@ -178,7 +179,8 @@ static void alarm_in_ms(int ms, int every)
 	NEED(setitimer(ITIMER_REAL, &time, NULL) == 0);
 }
 
-/* Whether a signal came in a section, and its handler saw that it was aborted. A preemption may have been faster. */
+/* Whether a signal came in a section, and its handler saw that it was aborted. A preemption may
+ * have been faster. */
 static int signal_in(const struct section *section)
 {
 	seen_rip = 0;
@@ -248,7 +250,8 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* What a child does about SIGSEGV. A section that stays wrong ends it whatever it does, one with flags is left where another signal came. */
+/* What a child does about SIGSEGV. A section that stays wrong ends it whatever it does, one with
+ * flags is left where another signal came. */
 static void (*on_fault)(int) = nothing;
 
 /* How a child ends that spins in `section`, registered with `area`, when a signal comes. */
@@ -340,7 +343,8 @@ static int without(void *unused)
 static void *in_thread(void *unused)
 {
 	(void)unused;
-	/* The C library registers its threads where it has registered the one that makes them: not here. */
+	/* The C library registers its threads where it has registered the one that makes them: not
+	 * here. */
 	return (void *)(rseq(&other, LENGTH, 0, SIGNATURE) == 0 ? 0l : 1l);
 }
 

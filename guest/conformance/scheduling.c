@@ -1,6 +1,7 @@
 /*
- * How threads are scheduled and what goes with it: sched_setattr(2) and the calls before it, nice values through them, I/O priorities; kcmp(2),
- * which tells what processes share; adjtimex(2); process_madvise(2). Run as root.
+ * How threads are scheduled and what goes with it: sched_setattr(2) and the calls before it, nice
+ * values through them, I/O priorities; kcmp(2), which tells what processes share; adjtimex(2);
+ * process_madvise(2). Run as root.
  */
 #include "promise.h"
 #include <linux/kcmp.h>

@@ -1,4 +1,5 @@
-/* Seals of memory files, and mappings that may not become writable: fcntl(2), memfd_create(2), mmap(2), mprotect(2). */
+/* Seals of memory files, and mappings that may not become writable: fcntl(2), memfd_create(2),
+ * mmap(2), mprotect(2). */
 #include "promise.h"
 #include "ring.h"
 

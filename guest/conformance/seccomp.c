@@ -1,6 +1,6 @@
 /*
- * seccomp(2): who may give up calls, which programs are filters, what their verdicts do, what is kept by fork, threads and execve, and what a
- * tracer is told.
+ * seccomp(2): who may give up calls, which programs are filters, what their verdicts do, what is
+ * kept by fork, threads and execve, and what a tracer is told.
  */
 #include "promise.h"
 #include <linux/audit.h>

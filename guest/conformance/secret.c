@@ -1,6 +1,6 @@
 /*
- * memfd_secret(2): memory that only the programs that map it reach.
- * Linux has it since 5.14; older than 6.5 it wants secretmem.enable=1, and without it this says so and ends.
+ * memfd_secret(2): memory that only the programs that map it reach. Linux has it since 5.14; older
+ * than 6.5 it wants secretmem.enable=1, and without it this says so and ends.
  */
 #include "promise.h"
 

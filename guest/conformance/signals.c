@@ -221,7 +221,8 @@ static void jump(int signal)
 	siglongjmp(place, 1);
 }
 
-/* The microseconds between one SIGALRM and the next: one alone may come before the call that it shall interrupt. */
+/* The microseconds between one SIGALRM and the next: one alone may come before the call that it
+ * shall interrupt. */
 enum pace { NEVER = 0, SOON = 20000 };
 
 static void disturb(enum pace pace)

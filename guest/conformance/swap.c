@@ -1,5 +1,6 @@
 /*
- * Swap, from swapon to the last byte. What programs do that use more memory than there is says pressure.c.
+ * Swap, from swapon to the last byte. What programs do that use more memory than there is says
+ * pressure.c.
  *
  * Usage: swap areas DISK     DISK, of 1 MiB or more, becomes a swap area again and again
  *        swap lost DISK      DISK, of 64 KiB, cannot read its page 5

@@ -1,4 +1,5 @@
-/* System V IPC: shmget(2), shmop(2), shmctl(2), semop(2), semctl(2), msgop(2), msgctl(2), proc(5). */
+/* System V IPC: shmget(2), shmop(2), shmctl(2), semop(2), semctl(2), msgop(2), msgctl(2), proc(5).
+ */
 #include "promise.h"
 
 #include <limits.h>

@@ -1,4 +1,5 @@
-/* Terminals: line editing, echo, signals from keys, job control, raw mode, sizes. On a pseudo-terminal of its own. */
+/* Terminals: line editing, echo, signals from keys, job control, raw mode, sizes. On a
+ * pseudo-terminal of its own. */
 #include "promise.h"
 #include <termios.h>
 
@@ -16,7 +17,8 @@ static void key(const char *keys)
 	NEED(write(master, keys, strlen(keys)) == (ssize_t)strlen(keys));
 }
 
-/* What comes out of the terminal: until it contains `expected`, however long that takes, and what follows within a moment. */
+/* What comes out of the terminal: until it contains `expected`, however long that takes, and what
+ * follows within a moment. */
 static const char *shown(const char *expected)
 {
 	static char text[4096];

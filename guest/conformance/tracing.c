@@ -1,4 +1,5 @@
-/* ptrace(2): a tracer stops, reads and changes other threads. personality(2), which debuggers use. */
+/* ptrace(2): a tracer stops, reads and changes other threads. personality(2), which debuggers use.
+ */
 #include "promise.h"
 
 #include <elf.h>

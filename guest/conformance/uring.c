@@ -1,8 +1,8 @@
 /*
  * io_uring, by its system calls alone.
  *
- * Usage: uring [DISK SLOW-DISK]: with disks also reads and writes past the page cache. DISK is written; SLOW-DISK
- * answers a few requests a second, each sector filled with its number.
+ * Usage: uring [DISK SLOW-DISK]: with disks also reads and writes past the page cache. DISK is
+ * written; SLOW-DISK answers a few requests a second, each sector filled with its number.
  */
 #include "promise.h"
 
@@ -257,7 +257,8 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(cached);
 	PROMISE("odd borders are EINVAL", run(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
 	PROMISE("fsync reaches the disk", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
-	/* Whether a read is still in flight at the fork is the disk's to say, so the child looks first: only what changes under its eyes is a loss. */
+	/* Whether a read is still in flight at the fork is the disk's to say, so the child looks
+	 * first: only what changes under its eyes is a loss. */
 	enum { UNTOUCHED, CHANGED, LANDED_BEFORE };
 	int kept = 1, flown = 0;
 	for (int tries = 1; tries <= 64 && kept && !flown; tries++) {
@@ -302,7 +303,8 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
-/* Files that keep each other, and with them pinned pages: whoever looks through all frames at the end finds none of them in use. */
+/* Files that keep each other, and with them pinned pages: whoever looks through all frames at the
+ * end finds none of them in use. */
 static void circles(void)
 {
 	int ends[2], full[2];

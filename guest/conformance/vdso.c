@@ -1,4 +1,5 @@
-/* The vDSO: symbols as Linux has them, answers as the system calls give them, and what a program may do to its pages. */
+/* The vDSO: symbols as Linux has them, answers as the system calls give them, and what a program
+ * may do to its pages. */
 #include "promise.h"
 #include <elf.h>
 #include <sys/auxv.h>
@@ -13,7 +14,8 @@ static day_call *get_day;
 static seconds_call *get_seconds;
 static cpu_call *get_cpu;
 
-/* The image's symbol of this name and version, found as a C library finds it: by the dynamic segment. */
+/* The image's symbol of this name and version, found as a C library finds it: by the dynamic
+ * segment. */
 static void *symbol(const char *base, const char *name, const char *version)
 {
 	const Elf64_Ehdr *header = (const void *)base;
@@ -111,7 +113,8 @@ static int agrees(clockid_t clock)
 	for (int i = 0; i < 2000; i++) {
 		if (syscall(SYS_clock_gettime, clock, &a) || get_time(clock, &b) || syscall(SYS_clock_gettime, clock, &c))
 			return 0;
-		/* On Linux the coarse clocks, and the system call's others by rounding, may differ by a nanosecond. */
+		/* On Linux the coarse clocks, and the system call's others by rounding, may differ
+		 * by a nanosecond. */
 		if (all(b) < all(a) - 1 || all(b) > all(c) + 1 || b.tv_nsec < 0 || b.tv_nsec > 999999999)
 			return 0;
 	}
@@ -193,7 +196,8 @@ static void cpus(void)
 	PROMISE("getcpu may be asked for nothing", get_cpu(NULL, NULL, NULL) == 0);
 }
 
-/* Threads on all CPUs hand the largest reading on: none may see less than what another saw before. */
+/* Threads on all CPUs hand the largest reading on: none may see less than what another saw before.
+ */
 static volatile int64_t largest;
 static volatile int stop;
 static int backwards;
@@ -212,8 +216,9 @@ static void *follow(void *unused)
 	return unused;
 }
 
-/* Readers of a wall clock that is set between two years see one or the other, never parts of both. A counter that was read just before a
- * setting, and told by it, is in the second before: time(2) asks no sequence. */
+/* Readers of a wall clock that is set between two years see one or the other, never parts of both.
+ * A counter that was read just before a setting, and told by it, is in the second before: time(2)
+ * asks no sequence. */
 static int64_t low, high;
 static int torn;
 
@@ -242,7 +247,8 @@ static void threads(void)
 	for (int i = 0; i < 3; i++)
 		pthread_join(others[i], NULL);
 	PROMISE("the clock of one CPU never shows less than another's did", backwards == 0 && largest > 0);
-	/* A machine whose first program started this one is a guest, whose clock is nobody else's. */
+	/* A machine whose first program started this one is a guest, whose clock is nobody else's.
+	 */
 	struct timespec set;
 	if (getppid() != 1)
 		return;
@@ -296,7 +302,8 @@ static void pages(void)
 		_exit(get_time(CLOCK_MONOTONIC, &t) || t.tv_nsec < 0);
 	});
 	PROMISE("a child reads the clock", WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	/* A debugger's breakpoint, and a program that makes the image its own, change no other program's. */
+	/* A debugger's breakpoint, and a program that makes the image its own, change no other
+	 * program's. */
 	IN_CHILD(status, {
 		NEED(mprotect(image, to - from, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
 		image[EI_PAD] = 7;

@@ -1,5 +1,6 @@
 /*
- * What a program can see of its memory, and say about it: PAGEMAP_SCAN, smaps, and the advice that takes memory away or brings it.
+ * What a program can see of its memory, and say about it: PAGEMAP_SCAN, smaps, and the advice that
+ * takes memory away or brings it.
  *
  * With the argument "old" what came to Linux after 6.1 is left out.
  */
@@ -211,7 +212,8 @@ static void advice(void)
 	FAILS_WITH("an advice that there is not", madvise(NULL, PAGE, 4711), EINVAL);
 }
 
-/* The number behind `name` in the part of /proc/self/`file` that is about the area of `at` (the whole file where there is none); -1. */
+/* The number behind `name` in the part of /proc/self/`file` that is about the area of `at` (the
+ * whole file where there is none); -1. */
 static long field(const char *file, const void *at, const char *name)
 {
 	char path[40], line[400];

@@ -1,9 +1,10 @@
 /*
  * TCP and UDP to another machine, and from one.
  *
- * wire ADDRESS ECHO CLOSED RESET: an echo server for TCP and UDP is at port ECHO of the address, nobody at CLOSED, and
- * RESET accepts, reads one byte and breaks the connection off. Told a fifth argument, it may be that a reset shows as an end.
- * wire serve PORT: an echo server for many connections, until one sends "quit". wire serve-apart PORT: with a thread for each.
+ * wire ADDRESS ECHO CLOSED RESET: an echo server for TCP and UDP is at port ECHO of the address,
+ * nobody at CLOSED, and RESET accepts, reads one byte and breaks the connection off. Told a fifth
+ * argument, it may be that a reset shows as an end. wire serve PORT: an echo server for many
+ * connections, until one sends "quit". wire serve-apart PORT: with a thread for each.
  */
 #include "promise.h"
 #include <arpa/inet.h>
@@ -168,7 +169,8 @@ static void *echo_one(void *connection)
 	return NULL;
 }
 
-/* Echoes what comes, a thread for each connection, so that one which is stuck holds only its own up. */
+/* Echoes what comes, a thread for each connection, so that one which is stuck holds only its own
+ * up. */
 static int serve_apart(const char *port)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };

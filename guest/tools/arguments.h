@@ -1,6 +1,7 @@
 /*
- * Random arguments of system calls, each of its kind three times in four (shapes.h). What they point to lies in `arena`, and descriptors are drawn from
- * `files`: whoever includes this fills both. Needs promise.h and dice.h.
+ * Random arguments of system calls, each of its kind three times in four (shapes.h). What they
+ * point to lies in `arena`, and descriptors are drawn from `files`: whoever includes this fills
+ * both. Needs promise.h and dice.h.
  */
 #include <linux/futex.h>
 #include <linux/netlink.h>
@@ -10,7 +11,8 @@
 #include <sys/un.h>
 
 #define ARENA (64 * 4096)
-/* After the arena: a page that is unmapped, one that is read-only, one without any access, one of memory, 16 of a file. */
+/* After the arena: a page that is unmapped, one that is read-only, one without any access, one of
+ * memory, 16 of a file. */
 #define AROUND (20 * 4096)
 /* The folder of all that is made. */
 #define FOLDER "/tmp/hostile"
@@ -63,7 +65,8 @@ static void *room(struct dice *dice)
 	return arena + (below(dice, ARENA - 512) & ~63ul);
 }
 
-/* Its own, its group, one of its children perhaps, none: never the parent's, and never everybody's. */
+/* Its own, its group, one of its children perhaps, none: never the parent's, and never everybody's.
+ */
 static uint64_t process(struct dice *dice)
 {
 	switch (below(dice, 6)) {
@@ -110,7 +113,8 @@ static void *path(struct dice *dice)
 	return at;
 }
 
-/* One in its own folder: calls that remove, rename or change files would else take /dev/null from those that come after. */
+/* One in its own folder: calls that remove, rename or change files would else take /dev/null from
+ * those that come after. */
 static void *own_path(struct dice *dice)
 {
 	static const char *const paths[] = { "a", "b", "a/c", "d", "d/a", "./a", "../a", "", "d/", "a/../b" };

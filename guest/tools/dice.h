@@ -1,4 +1,5 @@
-/* Random numbers that are the same everywhere for the same seed: xorshift64*. The state is not 0. */
+/* Random numbers that are the same everywhere for the same seed: xorshift64*. The state is not 0.
+ */
 #include <stdint.h>
 
 struct dice {

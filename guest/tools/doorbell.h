@@ -1,5 +1,6 @@
-/* The microscope's doorbell (scope/doorbell describes it): an instruction that does nothing, directly followed by a load from
- * a message. It needs no privilege and works on any kernel, watched or not. */
+/* The microscope's doorbell (scope/doorbell describes it): an instruction that does nothing,
+ * directly followed by a load from a message. It needs no privilege and works on any kernel,
+ * watched or not. */
 #pragma once
 
 #include <stddef.h>

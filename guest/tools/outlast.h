@@ -6,8 +6,8 @@ struct ends {
 };
 
 /*
- * Waits for `child`, `most_ms` at most, counts how it ended, and takes along what it has left: its process group, and orphans that came
- * to this process.
+ * Waits for `child`, `most_ms` at most, counts how it ended, and takes along what it has left: its
+ * process group, and orphans that came to this process.
  */
 static inline void outlast(pid_t child, int most_ms, struct ends *ends)
 {

@@ -1,4 +1,5 @@
-/* phase NAME: begins a phase of that name in what `freehold scope` counts. Does nothing when nobody watches. */
+/* phase NAME: begins a phase of that name in what `freehold scope` counts. Does nothing when nobody
+ * watches. */
 #include <stdio.h>
 
 #include "doorbell.h"

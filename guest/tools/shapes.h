@@ -1,10 +1,12 @@
 /*
- * What the arguments of system calls are, so that random ones get past the first look. A letter for each argument:
+ * What the arguments of system calls are, so that random ones get past the first look. A letter for
+ * each argument:
  *   f descriptor   d directory for a path   p path   b bytes   z how many bytes   o offset   x flags   i small number   n any number
  *   g signal   P process   t timespec   v iovecs   V how many   A page   L bytes, in pages   m PROT_   M MAP_   a advice   u user or group
  *   O path that it may change   k clock   S socket address   l its length   e epoll event   q pollfds   Q futex operation   w whence   c ioctl request   s signal set
  *   R resource   j prctl option   F fcntl command   T pointer to a number   D socket domain   Y socket type   8 the size of a signal set   I ID of a System V object   0 none
- * Calls that are not here, and arguments that are missing, get any number. Numbers: arch/x86/entry/syscalls/syscall_64.tbl of Linux 6.1.
+ * Calls that are not here, and arguments that are missing, get any number. Numbers:
+ * arch/x86/entry/syscalls/syscall_64.tbl of Linux 6.1.
  */
 enum { CALLS = 470 };
 

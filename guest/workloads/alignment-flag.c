@@ -1,9 +1,11 @@
 /*
- * Threads that enter the kernel in every way they have while RFLAGS.AC is set: page faults, breakpoints, bad addresses, signals of
- * each other, preemption, system calls whose buffers fault. AC switches SMAP off, and no gate clears it: that is the kernel's part.
+ * Threads that enter the kernel in every way they have while RFLAGS.AC is set: page faults,
+ * breakpoints, bad addresses, signals of each other, preemption, system calls whose buffers fault.
+ * AC switches SMAP off, and no gate clears it: that is the kernel's part.
  *
- * Usage: alignment-flag THREADS ROUNDS. After each way back, AC has to be set as it was. Prints what was done; leaves with 0, or with
- * 1 where AC was lost. While AC is set, only aligned accesses are made: hardware that checks alignment (CR0.AM) finds nothing.
+ * Usage: alignment-flag THREADS ROUNDS. After each way back, AC has to be set as it was. Prints
+ * what was done; leaves with 0, or with 1 where AC was lost. While AC is set, only aligned accesses
+ * are made: hardware that checks alignment (CR0.AM) finds nothing.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -90,7 +92,8 @@ static void *work(void *argument)
 		}
 		asm volatile("int3" : : : "memory");
 		check(&traps);
-		/* A non-canonical address and one of the kernel's: general protection, and a page fault. The handler skips 3 bytes. */
+		/* A non-canonical address and one of the kernel's: general protection, and a page
+		 * fault. The handler skips 3 bytes. */
 		asm volatile("mov (%%rcx), %%rax" : : "c"(1ul << 60) : "rax", "memory");
 		check(&bad);
 		asm volatile("mov (%%rcx), %%rax" : : "c"(-1ul << 21) : "rax", "memory");

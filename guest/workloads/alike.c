@@ -1,11 +1,12 @@
 /*
- * Random calls about memory whose answers do not depend on time, address layout or luck, each printed with what came of it: two kernels
- * that keep the same promises print the same lines.
+ * Random calls about memory whose answers do not depend on time, address layout or luck, each
+ * printed with what came of it: two kernels that keep the same promises print the same lines.
  *
- * Usage: alike SEED PROCESSES [CALLS]. Each process works on one small arena at a fixed address: maps, cuts, protects, moves, locks, advises, forks,
- * reads and writes it by every way in (loads and stores, /proc/self/mem, process_vm_*, pipes, io_uring), mostly with arguments that mean
- * something and now and then with some that do not. Every second process is not root. Every few calls the areas and the bytes of
- * the arena are printed.
+ * Usage: alike SEED PROCESSES [CALLS]. Each process works on one small arena at a fixed address:
+ * maps, cuts, protects, moves, locks, advises, forks, reads and writes it by every way in (loads
+ * and stores, /proc/self/mem, process_vm_*, pipes, io_uring), mostly with arguments that mean
+ * something and now and then with some that do not. Every second process is not root. Every few
+ * calls the areas and the bytes of the arena are printed.
  *
  *   diff <(freehold run -- alike 1 40) <(freehold run --kernel linux -- alike 1 40)
  */
@@ -126,7 +127,8 @@ static void move(void)
 
 static void advise(void)
 {
-	/* Neither poisoning, nor merging (which has a switch of its own), nor collapsing (which may fail for want of room). */
+	/* Neither poisoning, nor merging (which has a switch of its own), nor collapsing (which may
+	 * fail for want of room). */
 	static const int advices[] = { 0, 1, 2, 3, 4, 4, 4, 8, 9, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 22, 23, 23, 24, 5, 26, 99, -1 };
 	struct range range = some_range();
 	int advice = advices[below(&dice, sizeof advices / sizeof *advices)];
@@ -243,7 +245,8 @@ static void through_pipe(void)
 	long came = how == 0 ? write(pipe_ends[1], range.at, range.length) :
 		    how == 1 ? writev(pipe_ends[1], run, runs) :
 			       vmsplice(pipe_ends[1], run, runs, one_in(12) ? 32 : how == 2 ? SPLICE_F_GIFT : 0);
-	/* How much of what ends in a fault is written is the kernel's choice; how much is lent is not. */
+	/* How much of what ends in a fault is written is the kernel's choice; how much is lent is
+	 * not. */
 	say("to pipe", range, how << 4 | runs, how < 2 && (came > 0 || errno == EFAULT) ? 1 : came);
 	for (long got; (got = read(pipe_ends[0], bytes, sizeof bytes)) > 0;) {
 		uint64_t sum = 0;
@@ -352,9 +355,10 @@ static void ask(void)
 }
 
 /*
- * What is mapped in the arena, with which rights and flags, and the bytes that can be read in it. Where one area ends and the next
- * begins is told only where they differ, for a kernel may join or part them. What Linux has no name for (??) and
- * what only a file system knows (sf) is left out, and what is lost where areas are joined (sd, ac).
+ * What is mapped in the arena, with which rights and flags, and the bytes that can be read in it.
+ * Where one area ends and the next begins is told only where they differ, for a kernel may join or
+ * part them. What Linux has no name for (??) and what only a file system knows (sf) is left out,
+ * and what is lost where areas are joined (sd, ac).
  */
 static void look(void)
 {

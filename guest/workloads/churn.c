@@ -1,10 +1,11 @@
 /*
- * Memory that comes and goes in pieces: processes in turn map areas of random size, use every page, and unmap a random half; again and
- * again.
+ * Memory that comes and goes in pieces: processes in turn map areas of random size, use every page,
+ * and unmap a random half; again and again.
  *
- * Usage: churn MIB [ROUNDS [PROCESSES]]. Up to MIB of memory are in use, by all PROCESSES (4) together, which run at once; each
- * round (8) has new ones. What they leave behind is as uneven as free memory gets: areas that came together go apart. The kernel's
- * closing audit is the judge. Prints what was mapped and leaves with 0.
+ * Usage: churn MIB [ROUNDS [PROCESSES]]. Up to MIB of memory are in use, by all PROCESSES (4)
+ * together, which run at once; each round (8) has new ones. What they leave behind is as uneven as
+ * free memory gets: areas that came together go apart. The kernel's closing audit is the judge.
+ * Prints what was mapped and leaves with 0.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"

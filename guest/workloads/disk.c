@@ -1,6 +1,7 @@
 // Uses each disk named as an argument twice, past the cache, and says how each request ended:
 //   /dev/vda: read ok, read EIO, write EIO, sync EIO
-// Page 2 of a disk holds the byte 0x5a, as its server sees to. An argument N= before a disk sets its time limit to N ms.
+// Page 2 of a disk holds the byte 0x5a, as its server sees to. An argument N= before a disk sets
+// its time limit to N ms.
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,12 +1,14 @@
-// A command whose n-th allocation in the kernel fails, for n from FROM to TO: through /proc/self/fail-nth, which the child
-// writes before it executes the command, or around a scenario of this program's own. The command may fail as it likes, or
-// be killed; the kernel lives, and at the end its memory is what it was at the beginning.
+// A command whose n-th allocation in the kernel fails, for n from FROM to TO: through
+// /proc/self/fail-nth, which the child writes before it executes the command, or around a scenario
+// of this program's own. The command may fail as it likes, or be killed; the kernel lives, and at
+// the end its memory is what it was at the beginning.
 //
 //   freehold run -- fail-nth [-s STEP] FROM TO -- COMMAND [ARGUMENT...]
 //   freehold run -- fail-nth [-s STEP] FROM TO SCENARIO
 //
-// Five runs in a row without a failure end the series: the command allocates less often. Prints one line: how many runs, how many
-// of them saw a failure, how they ended, and the change of MemFree and of the kernel's heap in KiB.
+// Five runs in a row without a failure end the series: the command allocates less often. Prints one
+// line: how many runs, how many of them saw a failure, how they ended, and the change of MemFree
+// and of the kernel's heap in KiB.
 #define _GNU_SOURCE
 #include <elf.h>
 #include <errno.h>
@@ -122,8 +124,8 @@ static void objects(void) {
     msgctl(queue, IPC_RMID, 0);
 }
 
-// A disk whose bytes are all 7, past the cache and through it, in whole pages and beside them. A read that says it read anything else is
-// worth a signal.
+// A disk whose bytes are all 7, past the cache and through it, in whole pages and beside them. A
+// read that says it read anything else is worth a signal.
 static void disk(void) {
     static char bytes[1 << 17] __attribute__((aligned(4096)));
     int direct = open("/dev/vda", O_RDWR | O_DIRECT), cached = open("/dev/vda", O_RDWR);
@@ -461,7 +463,8 @@ static int run(long nth, char **command, void (*scenario)(void)) {
         scenario();
         _exit(0);
     }
-    // The task's own word on whether it was hit stays readable until it is waited for; a leader that has ended has none.
+    // The task's own word on whether it was hit stays readable until it is waited for; a leader
+    // that has ended has none.
     siginfo_t info = {0};
     int status;
     // A program may wait for ever for what failed.
@@ -532,7 +535,8 @@ int main(int count, char **arguments) {
         runs++;
         int failed = run(nth, command, scenario);
         hit += failed;
-        // The command allocates less often than that; a count that differs a little between runs is not the end.
+        // The command allocates less often than that; a count that differs a little between runs is
+        // not the end.
         unhit = failed ? 0 : unhit + 1;
         if (unhit == 5) break;
     }

@@ -1,10 +1,12 @@
-/* Families under stress: forks, ends and waits against changes of groups and sessions, from several threads and CPUs.
+/* Families under stress: forks, ends and waits against changes of groups and sessions, from several
+ * threads and CPUs.
  *
  *   families [ROUNDS]
  *
- * Each round makes the races in which a process is counted twice or not at all: a group whose only member moves while it forks,
- * children that end while their parent begins and stops to ignore that, orphans that end while they are handed over. At the end
- * no process is left and every group is gone. Runs on Linux too. */
+ * Each round makes the races in which a process is counted twice or not at all: a group whose only
+ * member moves while it forks, children that end while their parent begins and stops to ignore
+ * that, orphans that end while they are handed over. At the end no process is left and every group
+ * is gone. Runs on Linux too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -41,7 +43,8 @@ static void idle_about(int round)
 		;
 }
 
-/* The only member of a group without leader forks while its parent moves it to a group of its own. */
+/* The only member of a group without leader forks while its parent moves it to a group of its own.
+ */
 static void moves(int round)
 {
 	int ready[2];
@@ -89,8 +92,8 @@ static void *reap(void *unused)
 	return NULL;
 }
 
-/* Children end while other threads wait for them and their parent changes its mind about SIGCHLD. One thread names them,
- * too: what it names may be gone. */
+/* Children end while other threads wait for them and their parent changes its mind about SIGCHLD.
+ * One thread names them, too: what it names may be gone. */
 static void ignored(int round)
 {
 	pthread_t threads[2];
@@ -116,7 +119,8 @@ static void ignored(int round)
 		;
 }
 
-/* A parent ends together with its children, in sessions of their own some of them; who gets them does not care or does. */
+/* A parent ends together with its children, in sessions of their own some of them; who gets them
+ * does not care or does. */
 static void orphans(int round)
 {
 	pid_t reaper = make();

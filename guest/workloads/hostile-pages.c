@@ -1,10 +1,12 @@
 /*
- * Hostile programs about pages: processes of several threads that at the same time scribble on their io_uring's shared memory, submit, register buffers,
- * take the memory under them away, fork, lend pages to pipes, reach into each other, page out, collapse, poison every file of /proc about memory
- * with odd offsets, switch swap on and off, and are killed in the middle of it.
+ * Hostile programs about pages: processes of several threads that at the same time scribble on
+ * their io_uring's shared memory, submit, register buffers, take the memory under them away, fork,
+ * lend pages to pipes, reach into each other, page out, collapse, poison every file of /proc about
+ * memory with odd offsets, switch swap on and off, and are killed in the middle of it.
  *
- * Usage: hostile-pages SEED PROCESSES [CALLS [DISK [SWAP]]]. What the processes do to themselves is their own affair; the kernel has to take
- * everything back. With DISK, it is overwritten past any cache; SWAP is switched on and off. Prints how the processes ended and leaves with 0.
+ * Usage: hostile-pages SEED PROCESSES [CALLS [DISK [SWAP]]]. What the processes do to themselves is
+ * their own affair; the kernel has to take everything back. With DISK, it is overwritten past any
+ * cache; SWAP is switched on and off. Prints how the processes ended and leaves with 0.
  */
 #include "../conformance/promise.h"
 
@@ -147,7 +149,8 @@ static void advise(struct dice *dice)
 	madvise(below(dice, 4) ? arena + (size_t)below(dice, PAGES) * PAGE : place(dice), extent(dice), advice);
 }
 
-/* A child's end of its own: it stores, runs another program, unmaps all, or lives on until its parent has gone. */
+/* A child's end of its own: it stores, runs another program, unmaps all, or lives on until its
+ * parent has gone. */
 static void fork_one(struct dice *dice)
 {
 	uint64_t fate = draw(dice);

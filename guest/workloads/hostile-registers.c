@@ -1,12 +1,14 @@
 /*
- * Hostile register states: what a program can put into its registers, and where it can go from there.
+ * Hostile register states: what a program can put into its registers, and where it can go from
+ * there.
  *
- * Usage: hostile-registers SEED FRAMES. Each state is entered through a signal frame that the program changed, runs a few
- * instructions, and ends in a signal that is caught; the program goes on. Three tables come first: instructions that are not a
- * program's in 64-bit and in 32-bit code, every software interrupt, and every selector. Then FRAMES frames with random damage.
- * A line for each says how it ended: the same on a stock Linux in the same machine. Where Linux does more (its 32-bit system
- * calls), or an emulator less than a processor, the line says only that it ended. The last lines are states that end their
- * process. The kernel must survive all of it.
+ * Usage: hostile-registers SEED FRAMES. Each state is entered through a signal frame that the
+ * program changed, runs a few instructions, and ends in a signal that is caught; the program goes
+ * on. Three tables come first: instructions that are not a program's in 64-bit and in 32-bit code,
+ * every software interrupt, and every selector. Then FRAMES frames with random damage. A line for
+ * each says how it ended: the same on a stock Linux in the same machine. Where Linux does more (its
+ * 32-bit system calls), or an emulator less than a processor, the line says only that it ended. The
+ * last lines are states that end their process. The kernel must survive all of it.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -78,8 +80,8 @@ static void install(int signal, void (*handler)(int, siginfo_t *, void *), int f
 }
 
 /*
- * Whether what Linux or a processor does can be compared. QEMU 7.2 reads the stack of a program's IRET and far RET with the
- * kernel's rights: under SMAP they fault for ever.
+ * Whether what Linux or a processor does can be compared. QEMU 7.2 reads the stack of a program's
+ * IRET and far RET with the kernel's rights: under SMAP they fault for ever.
  */
 enum compared { ENDS, ALIKE, ON_PROCESSORS };
 
@@ -237,7 +239,8 @@ static void instructions(void)
 		snprintf(name, sizeof name, "int %#x", vector);
 		run(usual, vector == 0x80 ? ENDS : ALIKE, name);
 	}
-	/* A call as the last instruction below the end of user addresses, and an instruction that runs over it. */
+	/* A call as the last instruction below the end of user addresses, and an instruction that
+	 * runs over it. */
 	char *last = mmap((void *)LAST_PAGE, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (last == (char *)LAST_PAGE) {
 		struct state state = usual;
@@ -272,7 +275,8 @@ static void selectors(void)
 
 /* Random frames. */
 
-/* The last is not canonical: IRET refuses it on some processors, the fetch faults on others and in the emulator. */
+/* The last is not canonical: IRET refuses it on some processors, the fetch faults on others and in
+ * the emulator. */
 static const unsigned long addresses[] = {
 	CODE, CODE, CODE + 1, 0, 8, 0x180000, DATA, LAST_PAGE + 0xfff, 0x7ffffffff000, 0x7fffffffffff, 0xffff800000000000,
 	0xffff888000000000, 0xffffffff81000000, -4096ul, -1ul, 0x110000000, 0x800000000000,

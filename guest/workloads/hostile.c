@@ -1,17 +1,23 @@
 /*
- * Hostile programs: random system calls, of all numbers, from many short-lived processes that run beside each other.
+ * Hostile programs: random system calls, of all numbers, from many short-lived processes that run
+ * beside each other.
  *
- * Usage: hostile [-u UID] [-j PROCESSES AT ONCE] [-s SECONDS] [-p PATIENCE] [-w WEIGHTS] [-c] SEED PROCESSES [CALLS]
+ * Usage: hostile [-u UID] [-j PROCESSES AT ONCE] [-s SECONDS] [-p PATIENCE] [-w WEIGHTS] [-c] SEED
+ * PROCESSES [CALLS]
  *
- * Each process makes CALLS (300) calls, every other one from two threads, whose arguments are of the right kind three times in four
- * (../tools/shapes.h): descriptors of every kind, addresses that are mapped, read-only, unmapped, the kernel's or at a border, paths,
- * structures. Processes are killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are that user's.
- * The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is a file of lines "NUMBER WEIGHT", by which a reader
- * of coverage steers: 0 is never; where nothing is said it is 8 for calls that there are, 1 for others and for those that end the process. -c prints a line for each number: calls, and calls
- * without an error. With HOSTILE_SHOW set each call is printed before it is made.
+ * Each process makes CALLS (300) calls, every other one from two threads, whose arguments are of
+ * the right kind three times in four (../tools/shapes.h): descriptors of every kind, addresses that
+ * are mapped, read-only, unmapped, the kernel's or at a border, paths, structures. Processes are
+ * killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are
+ * that user's. The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is
+ * a file of lines "NUMBER WEIGHT", by which a reader of coverage steers: 0 is never; where nothing
+ * is said it is 8 for calls that there are, 1 for others and for those that end the process. -c
+ * prints a line for each number: calls, and calls without an error. With HOSTILE_SHOW set each call
+ * is printed before it is made.
  *
- * The kernel has to refuse or do what is asked, and to take everything back when a process ends; what processes do to themselves is their
- * own affair. A process that still lives DEADLINE_MS after SIGKILL is a failure: it is told with its last calls, and the status is 1.
+ * The kernel has to refuse or do what is asked, and to take everything back when a process ends;
+ * what processes do to themselves is their own affair. A process that still lives DEADLINE_MS after
+ * SIGKILL is a failure: it is told with its last calls, and the status is 1.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -56,7 +62,8 @@ struct thread {
 static int show, user = -1, calls_each = 300, patience_ms = 150, jobs = 1;
 static uint64_t seed, ladder[CALLS];
 
-/* Calls that would end the experiment instead of the process. Signals go to processes of its own only: see process(). */
+/* Calls that would end the experiment instead of the process. Signals go to processes of its own
+ * only: see process(). */
 static int is_spared(long number)
 {
 	switch (number) {
@@ -224,7 +231,8 @@ static long some_call(struct dice *dice)
 	return low;
 }
 
-/* What would reach any process by its number reaches those of process(), which are not the parent. */
+/* What would reach any process by its number reaches those of process(), which are not the parent.
+ */
 static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 {
 	switch (call) {
@@ -259,7 +267,8 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	}
 }
 
-/* Registrations of all kinds, and sections for them: the C library's own is in the way of others. */
+/* Registrations of all kinds, and sections for them: the C library's own is in the way of others.
+ */
 static void prepare_rseq(struct dice *dice, uint64_t *a)
 {
 	enum { LENGTH = 32, UNREGISTER = 1, SIGNATURE = 0x53053053 };
@@ -334,7 +343,8 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* A call that waits ends with EINTR after a few milliseconds: unless it is the waiting that was broken. */
+/* A call that waits ends with EINTR after a few milliseconds: unless it is the waiting that was
+ * broken. */
 static void stay_interruptible(void)
 {
 	struct sigaction action = { .sa_handler = nothing };
@@ -621,7 +631,8 @@ int main(int argc, char **argv)
 	weigh(weights);
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	NEED(shared != MAP_FAILED);
-	/* This process sees to the others: it outlives them when memory is short, and their orphans come to it. */
+	/* This process sees to the others: it outlives them when memory is short, and their orphans
+	 * come to it. */
 	int fd = open("/proc/self/oom_score_adj", O_WRONLY);
 	(void)!write(fd, "-1000", 5);
 	close(fd);

@@ -1,10 +1,11 @@
 /*
- * Whose bytes are whose, under load: threads store, fork, page out, clear marks, split, collapse, move and unmap pages while a disk
- * writes into the same pages and reads from them. Every byte has one writer, who knows what it wrote last, and checks it
- * before it writes again.
+ * Whose bytes are whose, under load: threads store, fork, page out, clear marks, split, collapse,
+ * move and unmap pages while a disk writes into the same pages and reads from them. Every byte has
+ * one writer, who knows what it wrote last, and checks it before it writes again.
  *
- * Usage: integrity DISK [SECONDS [MIB]]. DISK (16 MiB or more) is overwritten. Prints how often each thing was done, how
- * often it was refused, and where bytes were lost; status 1 if any were, or if something could not be done at all.
+ * Usage: integrity DISK [SECONDS [MIB]]. DISK (16 MiB or more) is overwritten. Prints how often
+ * each thing was done, how often it was refused, and where bytes were lost; status 1 if any were,
+ * or if something could not be done at all.
  *
  *   freehold run --cpus 4 -m 256M --numa 2 --disk scratch.img -- integrity /dev/vda 1200
  */
@@ -198,7 +199,8 @@ static void *write_direct(void *argument)
 	return NULL;
 }
 
-/* Several reads at a time: of `READ_RING` anywhere, of `READ_FIXED` in the pages that are registered. */
+/* Several reads at a time: of `READ_RING` anywhere, of `READ_FIXED` in the pages that are
+ * registered. */
 static void *read_ring(void *argument)
 {
 	(void)argument;
@@ -278,7 +280,8 @@ static uint64_t sum_of(struct dice dice)
 	return sum;
 }
 
-/* In a child: what it inherited is whole, stays as it is while the parent works on, and can be spoiled without harm. */
+/* In a child: what it inherited is whole, stays as it is while the parent works on, and can be
+ * spoiled without harm. */
 static int look_as_child(struct dice dice)
 {
 	uint64_t before = sum_of(dice);
@@ -400,7 +403,8 @@ static void *remap(void *argument)
 			write_words(at + i * WORDS, from + i, turn);
 		if (roll(&dice, 4) == 0)
 			madvise(at, size, MADV_PAGEOUT);
-		/* A kernel may refuse what lies in several areas: then the bytes are still where they were. */
+		/* A kernel may refuse what lies in several areas: then the bytes are still where
+		 * they were. */
 		int worked = mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, away) == away;
 		count(REMAPPINGS, worked);
 		const uint64_t *now = worked ? (uint64_t *)away : at;

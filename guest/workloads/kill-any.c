@@ -3,14 +3,17 @@
  *
  * Usage: kill-any [-q] [-l LIMIT] [-m MIB] [NAME...]   kills; kill-any -t   only looks whether the table is complete.
  *
- * A child makes one call over and over, with an argument that makes the kernel's work as long as it can be. The parent sleeps for a random time,
- * sends SIGKILL and waits. A line per row tells the worst time from the moment when the parent's sleep should have ended to the end of the
- * child: a kernel that lets no other task run during a call counts as one that lets no signal in. Time in which the CPU was idle does not
- * count. Under `freehold run --icount` a nanosecond is an instruction. LIMIT is in millions (100 if not given); a row above it fails.
+ * A child makes one call over and over, with an argument that makes the kernel's work as long as it
+ * can be. The parent sleeps for a random time, sends SIGKILL and waits. A line per row tells the
+ * worst time from the moment when the parent's sleep should have ended to the end of the child: a
+ * kernel that lets no other task run during a call counts as one that lets no signal in. Time in
+ * which the CPU was idle does not count. Under `freehold run --icount` a nanosecond is an
+ * instruction. LIMIT is in millions (100 if not given); a row above it fails.
  *
- * A row takes long lengths (`long`), or its work is bounded by a constant of the interface (`short`). Each number that the kernel answers with
- * something else than ENOSYS must have a row. With -q each row is killed once, else several times. With -m that many MiB are taken first
- * and kept, so that the calls meet a machine that has next to nothing left.
+ * A row takes long lengths (`long`), or its work is bounded by a constant of the interface
+ * (`short`). Each number that the kernel answers with something else than ENOSYS must have a row.
+ * With -q each row is killed once, else several times. With -m that many MiB are taken first and
+ * kept, so that the calls meet a machine that has next to nothing left.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -900,7 +903,8 @@ static const struct row rows[] = {
 
 /* ---- rows whose work a constant bounds ---- */
 
-/* Calls that sleep, at most, or do what does not depend on a length. Each is made with arguments that pass its first checks where that is simple. */
+/* Calls that sleep, at most, or do what does not depend on a length. Each is made with arguments
+ * that pass its first checks where that is simple. */
 static const int bounded[] = {
 	SYS_open, SYS_stat, SYS_fstat, SYS_lstat, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_access, SYS_pipe, SYS_sched_yield, SYS_dup, SYS_dup2,
 	SYS_pause, SYS_nanosleep, SYS_getitimer, SYS_alarm, SYS_setitimer, SYS_getpid, SYS_socket, SYS_connect, SYS_accept, SYS_sendto, SYS_recvfrom,
@@ -943,7 +947,8 @@ static int has_row(int number)
 	return 0;
 }
 
-/* Whether the kernel answers `number` at all: asked by a child, with arguments that nothing can use. */
+/* Whether the kernel answers `number` at all: asked by a child, with arguments that nothing can
+ * use. */
 static int is_answered(int number)
 {
 	pid_t child = fork();
@@ -995,7 +1000,8 @@ static void sleep_until(int64_t ns)
 		;
 }
 
-/* Nanoseconds in which no CPU had anything to do, to 10 ms. They pass under --icount without an instruction, while a disk is waited for. */
+/* Nanoseconds in which no CPU had anything to do, to 10 ms. They pass under --icount without an
+ * instruction, while a disk is waited for. */
 static int64_t idle_ns(void)
 {
 	double up = 0, idle = 0;
@@ -1027,7 +1033,8 @@ static void bounded_loop(int number)
 		syscall(number, a, piece, 4096l, piece + MIB, 4096l, 0l);
 }
 
-/* Nanoseconds from the moment a kill was due to the child's end; what the children leave is reaped too. */
+/* Nanoseconds from the moment a kill was due to the child's end; what the children leave is reaped
+ * too. */
 static int64_t kill_once(const struct row *row, struct dice *dice, int64_t longest)
 {
 	*ready = 0;

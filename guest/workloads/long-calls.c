@@ -237,7 +237,8 @@ static void piped(void) {
     need(pipe(ends) == 0, "pipe");
     read_beside(ends[1], ends[0]);
 }
-// A queue of messages of 16 MiB with room for one, and one of as many small messages as there can be.
+// A queue of messages of 16 MiB with room for one, and one of as many small messages as there can
+// be.
 static void open_queue(long messages, long bytes) {
     struct rlimit any = {RLIM_INFINITY, RLIM_INFINITY};
     struct {

@@ -1,10 +1,12 @@
 /*
- * Programs whose ELF headers are random: copies of one small program, with bytes of the file header and of the program headers changed, tables moved,
- * sizes cut, an interpreter added; executed one after the other.
+ * Programs whose ELF headers are random: copies of one small program, with bytes of the file header
+ * and of the program headers changed, tables moved, sizes cut, an interpreter added; executed one
+ * after the other.
  *
- * Usage: mutated-elf SEED COUNT [FIRST]. The kernel has to refuse each, or run it, or kill it; and to take everything back. The same seed makes the same
- * files; FIRST begins with that one, and MUTATED_SHOW prints each before it is run. A process that still lives 30 seconds after SIGKILL is a failure: the
- * status is 1. Prints what became of them and leaves with 0.
+ * Usage: mutated-elf SEED COUNT [FIRST]. The kernel has to refuse each, or run it, or kill it; and
+ * to take everything back. The same seed makes the same files; FIRST begins with that one, and
+ * MUTATED_SHOW prints each before it is run. A process that still lives 30 seconds after SIGKILL is
+ * a failure: the status is 1. Prints what became of them and leaves with 0.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -98,7 +100,8 @@ static void change(struct dice *dice, size_t *size)
 			header->p_filesz = strlen(image.interpreter) + 1;
 		break;
 	default:
-		/* offset, virtual and physical address, size in the file and in memory, alignment */
+		/* offset, virtual and physical address, size in the file and in memory, alignment
+		 */
 		words[1 + below(dice, 6)] = odd(dice);
 	}
 }

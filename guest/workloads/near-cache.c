@@ -1,11 +1,11 @@
-// Does a heap as large as a direct-mapped memory-side cache fit it? Conflicts by real placement: the program reads its own frame
-// numbers from /proc/self/pagemap, fresh and after memory has aged.
+// Does a heap as large as a direct-mapped memory-side cache fit it? Conflicts by real placement:
+// the program reads its own frame numbers from /proc/self/pagemap, fresh and after memory has aged.
 //
 //   gcc -O2 -static -o near-cache guest/workloads/near-cache.c
 //   freehold run -m 512M --near-cache 64M -- ./near-cache 64 [seed]
 //
-// Prints the share of accesses that would miss if all pages were used alike: a bin (frame number mod frames of cache) with
-// several pages keeps one of them.
+// Prints the share of accesses that would miss if all pages were used alike: a bin (frame number
+// mod frames of cache) with several pages keeps one of them.
 //
 //   near-cache frames HEAP [seed]         prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
 //                                         "fresh", and again after a line "aged", for others to reckon with; and before them, where
@@ -79,9 +79,10 @@ static double conflicts(const char *heap, size_t pages, size_t bins) {
     return 1.0 - (double)distinct / (double)pages;
 }
 
-// How memory ages: one round after the other, each until so many sixteenths of memory are in use. In a round processes live side by
-// side, and each, whenever it is its turn, maps an area and writes a piece of its file, of 1 to so many pages. First small ones in part
-// of memory, then larger ones in all of it.
+// How memory ages: one round after the other, each until so many sixteenths of memory are in use.
+// In a round processes live side by side, and each, whenever it is its turn, maps an area and
+// writes a piece of its file, of 1 to so many pages. First small ones in part of memory, then
+// larger ones in all of it.
 static const struct round {
     unsigned in_use, area, piece;
 } rounds[] = {{5, 16, 64}, {16, 2048, 256}};
@@ -94,7 +95,8 @@ static int is_room(const struct round *round) {
     return info.freeram > info.totalram / 16 * (16 - round->in_use) && info.freeram > info.totalram / 20;
 }
 
-// Maps an area of a random size and touches it, gives one back now and then, and writes a piece of a file.
+// Maps an area of a random size and touches it, gives one back now and then, and writes a piece of
+// a file.
 static void take_turn(const struct round *round, struct dice *dice, int file) {
     static struct {
         char *at;
@@ -118,7 +120,8 @@ static void take_turn(const struct round *round, struct dice *dice, int file) {
     }
 }
 
-// Takes a turn for every byte that comes through `door`, and answers it, until there is no more to come.
+// Takes a turn for every byte that comes through `door`, and answers it, until there is no more to
+// come.
 static void live(const struct round *round, struct dice dice, const char *name, int door) {
     int file = open(name, O_CREAT | O_WRONLY, 0600);
     for (char turn; read(door, &turn, 1) == 1;) {
@@ -128,7 +131,8 @@ static void live(const struct round *round, struct dice dice, const char *name, 
     _exit(0);
 }
 
-// Memory as it is after a while, all of it. Whose turn it is, and who ends first, is left to the dice; the files stay.
+// Memory as it is after a while, all of it. Whose turn it is, and who ends first, is left to the
+// dice; the files stay.
 static void age(unsigned seed) {
     struct dice dice = {0x9e3779b97f4a7c15u ^ seed};
     for (unsigned round = 0; round < ROUNDS; round++) {

@@ -1,12 +1,14 @@
 /*
- * How many copies of pages a kernel makes that nobody needed: a store to a page that no other process has, after which the page lies in
- * another frame (/proc/self/pagemap, so it needs root). No kernel counts this itself, so the same program judges all of them.
+ * How many copies of pages a kernel makes that nobody needed: a store to a page that no other
+ * process has, after which the page lies in another frame (/proc/self/pagemap, so it needs root).
+ * No kernel counts this itself, so the same program judges all of them.
  *
- * Usage: needless [MIB [PERCENT]]: patterns over MIB (default 32), then a mix of loads and stores over PERCENT (default 140) of the
- * machine's memory, which needs swap; 0 leaves it out.
+ * Usage: needless [MIB [PERCENT]]: patterns over MIB (default 32), then a mix of loads and stores
+ * over PERCENT (default 140) of the machine's memory, which needs swap; 0 leaves it out.
  *
- * The patterns are those of usemem's anon-cow (a prefaulted area, forked to N processes that each store to all of it, in order or at
- * random), those that clear a leaf's right to write (clear_refs, mprotect), and a fork whose child has gone.
+ * The patterns are those of usemem's anon-cow (a prefaulted area, forked to N processes that each
+ * store to all of it, in order or at random), those that clear a leaf's right to write (clear_refs,
+ * mprotect), and a fork whose child has gone.
  */
 #include "../conformance/promise.h"
 
@@ -61,7 +63,8 @@ static void tell(const char *pattern, uint64_t stores, uint64_t copies, uint64_t
 	fflush(stdout);
 }
 
-/* Every process stores to all pages while all of them live: each page needs a copy for all but one. */
+/* Every process stores to all pages while all of them live: each page needs a copy for all but one.
+ */
 static void usemem(const char *name, size_t length, int children, int at_random)
 {
 	size_t pages = length / PAGE;
@@ -137,7 +140,8 @@ static void page_out_and_load(void *at, size_t length)
 		(void)((volatile uint64_t *)at)[i];
 }
 
-/* More than there is memory: loads and stores at random, by one process, so that no copy is ever needed. */
+/* More than there is memory: loads and stores at random, by one process, so that no copy is ever
+ * needed. */
 static void mix(unsigned percent)
 {
 	size_t pages = sysconf(_SC_PHYS_PAGES) / 100 * percent, copies = 0, stores = 0;

@@ -1,6 +1,7 @@
 /*
- * What a pin costs, with the space's lock and without, where there is a gup_test: a phase of the microscope for each, which counts the
- * instructions of program and kernel together. Says how often each was done: `row NAME TIMES`.
+ * What a pin costs, with the space's lock and without, where there is a gup_test: a phase of the
+ * microscope for each, which counts the instructions of program and kernel together. Says how often
+ * each was done: `row NAME TIMES`.
  *
  *   freehold scope -m 256M -- target/guest/workloads/pin-costs
  *

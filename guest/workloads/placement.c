@@ -1,5 +1,6 @@
-// How well does a heap fit a direct-mapped memory-side cache? Conflicts by real placement: the program reads its own frame numbers from
-// /proc/self/pagemap, fresh and after memory has aged, and reckons which accesses the cache would miss.
+// How well does a heap fit a direct-mapped memory-side cache? Conflicts by real placement: the
+// program reads its own frame numbers from /proc/self/pagemap, fresh and after memory has aged, and
+// reckons which accesses the cache would miss.
 //
 //   gcc -O2 -static -o placement guest/workloads/placement.c
 //   freehold run -m 2G --near-cache 256M -- ./placement cache=256
@@ -15,11 +16,14 @@
 //   seed=N        of the ageing
 //   pair=1        two instances at once, one on the first and one on the last CPU: a node of its own for each, if the machine has two
 //
-// Prints a line of JSON for each measurement: the arguments, "miss" (the share of accesses that miss, with independent references: each
-// place holds the page that was used last, so of a place whose pages are used with the chances p, the part 1 - sum(p^2)/sum(p) misses),
-// "conflict" (the share of pages in excess of the places that they use, less what no placement avoids: a cache that is too small), "neighbours" (the
-// share of pages whose frame is next to the frame of the page before: near 1 without shuffle, near 0 with), and "first" and "last" (the lowest and highest frame number).
-// Exit status: 0; 1 if something could not be measured; 2 for arguments that make no sense.
+// Prints a line of JSON for each measurement: the arguments, "miss" (the share of accesses that
+// miss, with independent references: each place holds the page that was used last, so of a place
+// whose pages are used with the chances p, the part 1 - sum(p^2)/sum(p) misses), "conflict" (the
+// share of pages in excess of the places that they use, less what no placement avoids: a cache that
+// is too small), "neighbours" (the share of pages whose frame is next to the frame of the page
+// before: near 1 without shuffle, near 0 with), and "first" and "last" (the lowest and highest
+// frame number). Exit status: 0; 1 if something could not be measured; 2 for arguments that make no
+// sense.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -77,7 +81,8 @@ static void frames(const char *heap, size_t pages, uint64_t *to) {
     }
 }
 
-// Where each node's memory begins, from /proc/zoneinfo: a node's frames are those from there to the next node's.
+// Where each node's memory begins, from /proc/zoneinfo: a node's frames are those from there to the
+// next node's.
 static size_t nodes(uint64_t *start) {
     FILE *file = fopen("/proc/zoneinfo", "r");
     if (!file) fail("/proc/zoneinfo");
@@ -151,7 +156,8 @@ static void measure_one(const char *age) {
     munmap(heap, pages * PAGE);
 }
 
-// Two processes fill their heaps at the same time, page by page in the same order, each on its own CPU.
+// Two processes fill their heaps at the same time, page by page in the same order, each on its own
+// CPU.
 static void measure_pair(const char *age) {
     size_t pages = pages_of(arg.heap);
     uint64_t *frame = memory((INSTANCES * pages * sizeof *frame + PAGE - 1) / PAGE, MAP_SHARED);

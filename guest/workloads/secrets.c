@@ -106,7 +106,8 @@ static void look_at_file(const char *path)
 static int visit(const char *path, const struct stat *status, int kind, struct FTW *place)
 {
 	(void)status, (void)place;
-	/* What the kernel maps where is what these are about; root alone reads them, as on Linux. */
+	/* What the kernel maps where is what these are about; root alone reads them, as on Linux.
+	 */
 	if (strncmp(path, "/sys/kernel/debug/page_tables/", 30) == 0)
 		return 0;
 	/* A process' memory and its text are its own. */

@@ -1,5 +1,6 @@
-// Sizes and counts that a program chooses, with little memory: each scenario once made the kernel panic, because a list
-// of that size was allocated where nothing may fail. Every call gives an error, or a process is killed; the kernel lives.
+// Sizes and counts that a program chooses, with little memory: each scenario once made the kernel
+// panic, because a list of that size was allocated where nothing may fail. Every call gives an
+// error, or a process is killed; the kernel lives.
 //
 //   freehold run -m 48M -- sizes forks | signals | locks [NUMBER] | groups | threads | areas
 //
@@ -34,7 +35,8 @@ static void need(int kept, const char *what) {
     exit(1);
 }
 
-// What is left after a child is killed for want of memory is judged by the parent, which the killer does not take.
+// What is left after a child is killed for want of memory is judged by the parent, which the killer
+// does not take.
 static long in_child(long (*scenario)(void)) {
     int results[2];
     need(pipe(results) == 0, "pipe");

@@ -1,7 +1,8 @@
 /*
- * stay MIB LIMIT: fill MIB of private and file memory, and a little shared memory; keep every fourth page of the first two, all over them, and
- * wait until the machine has at most LIMIT MiB, 100 seconds at most. A line with the machine's memory in MiB when all was there and at the end, and
- * whether every byte is what it was.
+ * stay MIB LIMIT: fill MIB of private and file memory, and a little shared memory; keep every
+ * fourth page of the first two, all over them, and wait until the machine has at most LIMIT MiB,
+ * 100 seconds at most. A line with the machine's memory in MiB when all was there and at the end,
+ * and whether every byte is what it was.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

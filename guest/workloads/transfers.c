@@ -1,7 +1,8 @@
 // Transfers past the cache of a disk, one after the other in each thread:
 //   transfers KIB THREADS COUNT read|write|both [DISK]
-// Under the microscope the phase "first read" has at most 8 transfers of each thread, and the phase "read" the COUNT that follow; so
-// with the other ways. Prints what these took: "N transfers, M failed, T ns".
+// Under the microscope the phase "first read" has at most 8 transfers of each thread, and the phase
+// "read" the COUNT that follow; so with the other ways. Prints what these took: "N transfers, M
+// failed, T ns".
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
 //! From the first instruction in Rust to the first program.
 //!
-//! The order is the order of what each step needs: firmware's tables before the first frame (where memory is
-//! decides what is handed out), frames before CPUs (each has lists and stacks), CPUs before devices, devices and
-//! files before the program.
+//! The order is the order of what each step needs: firmware's tables before the first frame (where
+//! memory is decides what is handed out), frames before CPUs (each has lists and stacks), CPUs
+//! before devices, devices and files before the program.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -62,8 +62,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     sched::idle_forever()
 }
 
-/// Memory, time, files and scheduling, on the first CPU: from here on there can be tasks, and what runs now is its idle task.
-/// The kernel's command line and the number of CPUs come last.
+/// Memory, time, files and scheduling, on the first CPU: from here on there can be tasks, and what
+/// runs now is its idle task. The kernel's command line and the number of CPUs come last.
 pub(crate) fn raise(
     settings: cmdline::Settings,
     firmware: &'static Firmware,
@@ -99,7 +99,8 @@ fn start_scheduling(cpu: CpuId) {
     task::spawn::start_cpu(cpu).expect("memory for a CPU's idle task");
 }
 
-/// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug memory in.
+/// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug
+/// memory in.
 #[inline(never)]
 fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::FoundMemory>) {
     let usable = info.memory_map().iter().filter(|region| region.kind == MemoryKind::Usable).map(|region| {
@@ -120,7 +121,8 @@ fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::Found
     (read, pluggable)
 }
 
-/// Find where memory may be plugged in, before the frame table and the page allocator are made for it.
+/// Find where memory may be plugged in, before the frame table and the page allocator are made for
+/// it.
 fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
     let Firmware { topology, domains, .. } = firmware;
     let node_of = |region: &Region| domains.node_of_plugged(region.domain(), region.frames());
@@ -261,7 +263,8 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
     Ok(())
 }
 
-/// Devices, and the file systems that programs expect, over those of the host's `folders` that lie below everything else.
+/// Devices, and the file systems that programs expect, over those of the host's `folders` that lie
+/// below everything else.
 pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Changes>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;

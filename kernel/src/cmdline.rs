@@ -1,9 +1,10 @@
 //! The kernel's command line, in Linux' syntax (Documentation/admin-guide/kernel-parameters.rst).
 //!
-//! Parameters are separated by blanks; `name` or `name=value`; double quotes keep blanks together and are removed
-//! around a value or a whole parameter; in names `-` and `_` are the same; `--` ends the kernel's part. Every
-//! parameter that means something is in [`KNOWN`], with its type and its help; one that is not, or a value that
-//! cannot be, is reported and changes nothing: the kernel starts.
+//! Parameters are separated by blanks; `name` or `name=value`; double quotes keep blanks together
+//! and are removed around a value or a whole parameter; in names `-` and `_` are the same; `--`
+//! ends the kernel's part. Every parameter that means something is in [`KNOWN`], with its type and
+//! its help; one that is not, or a value that cannot be, is reported and changes nothing: the
+//! kernel starts.
 
 use core::fmt;
 
@@ -52,7 +53,8 @@ pub struct Parameter<'a> {
     pub value: Option<&'a str>,
 }
 
-/// A rule of frames that can be broken on purpose, harmlessly, so that who checks them from outside is checked too.
+/// A rule of frames that can be broken on purpose, harmlessly, so that who checks them from outside
+/// is checked too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plant {
     /// The kernel reads a user's frame through the direct map.
@@ -92,7 +94,8 @@ pub enum Mitigations {
 pub enum Iommu {
     /// Nothing: devices reach all memory.
     Off,
-    /// Devices reach what they were given. Pages that leave a device together are forgotten by one invalidation.
+    /// Devices reach what they were given. Pages that leave a device together are forgotten by one
+    /// invalidation.
     On,
     /// The same with an invalidation for each page.
     Strict,

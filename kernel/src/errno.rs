@@ -10,7 +10,8 @@ impl From<freehold_collections::AllocError> for Errno {
 pub type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {
-    /// Whether a call failed for want of memory: `ENOMEM`, or `ENOLCK`, as which a record lock says so.
+    /// Whether a call failed for want of memory: `ENOMEM`, or `ENOLCK`, as which a record lock says
+    /// so.
     pub const fn is_want_of_memory(self) -> bool {
         matches!(self, Self::ENOMEM | Self::ENOLCK)
     }
@@ -18,7 +19,8 @@ impl Errno {
 
 macro_rules! errnos {
     ($($name:ident = $value:literal $text:literal,)*) => {
-        /// A Linux error number (include/uapi/asm-generic/errno*.h), or one of four that never leave the kernel.
+        /// A Linux error number (include/uapi/asm-generic/errno*.h), or one of four that never
+        /// leave the kernel.
         #[allow(clippy::upper_case_acronyms)]
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(i32)]

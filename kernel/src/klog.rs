@@ -1,8 +1,10 @@
-//! The kernel's log: a ring of records, fed by the `log` crate, read by /dev/kmsg, syslog(2) and the host.
+//! The kernel's log: a ring of records, fed by the `log` crate, read by /dev/kmsg, syslog(2) and
+//! the host.
 //!
-//! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied into a static ring
-//! under an interrupt-safe lock. The oldest records make room. Readers keep a [`Cursor`] and learn how many they
-//! missed. Serial output happens outside the lock, so that a slow line holds nobody up.
+//! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied
+//! into a static ring under an interrupt-safe lock. The oldest records make room. Readers keep a
+//! [`Cursor`] and learn how many they missed. Serial output happens outside the lock, so that a
+//! slow line holds nobody up.
 //!
 //! **No kernel address is in the ring.** Programs read it, and an address of the kernel half tells
 //! where the image or the direct map lies. [`redact`] covers each one with asterisks before a
@@ -296,7 +298,8 @@ impl log::Log for KernelLogger {
     fn flush(&self) {}
 }
 
-/// Let the `log` crate's macros write here. Called once the heap works; records before that are lost.
+/// Let the `log` crate's macros write here. Called once the heap works; records before that are
+/// lost.
 pub fn init(level: log::LevelFilter) {
     arrived();
     if log::set_logger(&KernelLogger).is_ok() {

@@ -1,13 +1,15 @@
 //! The Freehold kernel.
 //!
-//! `kernel/layers` lists the layers, and docs/book/changing.md explains them. One folder is one concept: [`mem`]
-//! joins the mm crates to processes, [`task`] is processes, threads and signals, [`sched`] decides who runs, [`fs`] is
-//! files and names, [`tty`] terminals, [`syscall`] the door that user programs knock at. Assembly and registers are in
-//! `freehold-arch`; there is no `unsafe` here.
+//! `kernel/layers` lists the layers, and docs/book/changing.md explains them. One folder is one
+//! concept: [`mem`] joins the mm crates to processes, [`task`] is processes, threads and signals,
+//! [`sched`] decides who runs, [`fs`] is files and names, [`tty`] terminals, [`syscall`] the door
+//! that user programs knock at. Assembly and registers are in `freehold-arch`; there is no `unsafe`
+//! here.
 //!
 //! Ground rules: the kernel is not preemptible (a task gives up its CPU where it blocks); interrupt
-//! handlers never allocate, and take only interrupt-safe locks; user frames are touched through user
-//! addresses or per-CPU windows only; a failed allocation is an `Errno` on its way to the caller.
+//! handlers never allocate, and take only interrupt-safe locks; user frames are touched through
+//! user addresses or per-CPU windows only; a failed allocation is an `Errno` on its way to the
+//! caller.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,17 +1,20 @@
 //! What the host is told of a run: that the kernel is up, and what memory did by the end.
 //!
-//! **The audit.** When the program and all it left behind have ended, every user frame has a known holder: no
-//! anonymous frame is left, no page-table leaf maps anything, nobody pins, each page-cache frame is held once, by
-//! its file. The kernel's map is compared with the frame table as well ([`mem::check_map`]). What does not balance is
-//! named, and the host makes it an error.
+//! **The audit.** When the program and all it left behind have ended, every user frame has a known
+//! holder: no anonymous frame is left, no page-table leaf maps anything, nobody pins, each
+//! page-cache frame is held once, by its file. The kernel's map is compared with the frame table as
+//! well ([`mem::check_map`]). What does not balance is named, and the host makes it an error.
 //!
-//! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a reset, or the IOMMU does not answer, frames of
-//! programs and files that it reached in their places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit takes what their
+//! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a
+//! reset, or the IOMMU does not answer, frames of programs and files that it reached in their
+//! places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit takes what their
 //! records say, but for mappings, from what it found; the report says how much memory devices keep.
 //!
-//! The audit reads all frame records and then the allocator's lists. What another CPU frees in between is in neither or in both, and looks like a leak.
-//! So a finding counts only if the allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after. A CPU that still puts
-//! away what the last processes had, or that the host runs rarely, makes the audit look again.
+//! The audit reads all frame records and then the allocator's lists. What another CPU frees in
+//! between is in neither or in both, and looks like a leak. So a finding counts only if the
+//! allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and
+//! after. A CPU that still puts away what the last processes had, or that the host runs rarely,
+//! makes the audit look again.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -29,8 +32,8 @@ use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
 use crate::{block, boot, fs, host, mem, sched, socket, swap, time};
 
-/// How long the processes that the program left behind have to end, counted from when a disk answered last: a process that is to
-/// end stores what it wrote before.
+/// How long the processes that the program left behind have to end, counted from when a disk
+/// answered last: a process that is to end stores what it wrote before.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
 /// How long frames may keep coming and going after that before the audit gives up.
 const UNREST_NS: u64 = 60_000_000_000;
@@ -85,7 +88,8 @@ fn verdict(left: usize) -> AuditVerdict {
     let mut verdict = AuditVerdict::take(left);
     let mut pause = PAUSE_NS.start;
     let mut looks = 1;
-    // Other CPUs may still be putting away what the last processes had: what remains when they are done counts.
+    // Other CPUs may still be putting away what the last processes had: what remains when they are
+    // done counts.
     while !verdict.is_clean() {
         let waited = time::now().saturating_sub(begun);
         let is_certain = verdict.at_rest && looks >= LOOKS && waited > LAST_RESPECTS_NS;
@@ -224,7 +228,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Sums the frames that `holders` have, each once. Where there is no memory to list them there are none.
+    /// Sums the frames that `holders` have, each once. Where there is no memory to list them there
+    /// are none.
     fn sum<'a>(table: FrameTable, holders: impl Iterator<Item = &'a Arc<dyn HeldFrames>>) -> Self {
         let mut frames = Vec::new();
         for holder in holders {

@@ -1,11 +1,13 @@
 //! Bytes on their way to and from a program.
 //!
-//! A [`Sink`] is where a `read` puts bytes, a [`Source`] where a `write` takes them. Each has two ways to
-//! move bytes: one that may fault and therefore sleep, and one that never does. Bytes of a page-cache frame
-//! are only visible inside a per-CPU window, where nothing may sleep; so page-cache copies go
-//! `fault_in` (outside), then `*_without_fault` (inside), and again while the latter falls short.
+//! A [`Sink`] is where a `read` puts bytes, a [`Source`] where a `write` takes them. Each has two
+//! ways to move bytes: one that may fault and therefore sleep, and one that never does. Bytes of a
+//! page-cache frame are only visible inside a per-CPU window, where nothing may sleep; so
+//! page-cache copies go `fault_in` (outside), then `*_without_fault` (inside), and again while the
+//! latter falls short.
 //!
-//! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may fail.
+//! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may
+//! fail.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -36,7 +38,8 @@ pub enum Direct {
 }
 
 impl Direct {
-    /// Of a program's memory in `runs`, each an address (or its place in its page) and a number of bytes.
+    /// Of a program's memory in `runs`, each an address (or its place in its page) and a number of
+    /// bytes.
     pub fn of(runs: impl IntoIterator<Item = (u64, usize)>, unit: usize) -> Self {
         let is_aligned =
             |(start, length): (u64, usize)| start.is_multiple_of(unit as u64) && length.is_multiple_of(unit);
@@ -63,9 +66,9 @@ pub trait Sink {
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples of
-    /// `unit` where the pinned pages end early. They count as put unless it fails. Returns how many. `EINVAL` where it is
-    /// no program's memory.
+    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most
+    /// `most`, and whole multiples of `unit` where the pinned pages end early. They count as put
+    /// unless it fails. Returns how many. `EINVAL` where it is no program's memory.
     fn fill_direct(&mut self, _most: usize, _unit: usize, _transfer: Fill<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
@@ -85,7 +88,8 @@ pub trait Source {
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Have `transfer` take the first bytes of the next run, as [`Sink::fill_direct`] has them filled.
+    /// Have `transfer` take the first bytes of the next run, as [`Sink::fill_direct`] has them
+    /// filled.
     fn drain_direct(&mut self, _most: usize, _unit: usize, _transfer: Drain<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
@@ -163,7 +167,8 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
         read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
         Ok(values)
     }
-    /// `count` values from there on, without a list on the heap for up to `N`; may sleep. The caller bounds `count`.
+    /// `count` values from there on, without a list on the heap for up to `N`; may sleep. The
+    /// caller bounds `count`.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -276,7 +281,8 @@ pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u
     Ok(bytes)
 }
 
-/// A run of a program's bytes, as a [`Sink`] and a [`Source`]; laid out as the `struct iovec` that names it.
+/// A run of a program's bytes, as a [`Sink`] and a [`Source`]; laid out as the `struct iovec` that
+/// names it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes)]
 #[repr(C)]
 pub struct UserSlice {
@@ -378,8 +384,8 @@ impl Source for UserSlice {
 fn fault_in_writable(address: u64) -> Result<()> {
     let mut byte = [0];
     read_exact(address, &mut byte)?;
-    // A thread that writes this byte between the read and the write would lose it; such a program races with
-    // its own read(2), whose result covers the byte anyway.
+    // A thread that writes this byte between the read and the write would lose it; such a program
+    // races with its own read(2), whose result covers the byte anyway.
     write_exact(address, &byte)
 }
 
@@ -456,8 +462,8 @@ impl Iovecs {
         Ok(count)
     }
 
-    /// Have `step` move bytes of run after run, until `wanted` are moved or a run falls short; it is told how many were moved before. An
-    /// error counts only before the first byte.
+    /// Have `step` move bytes of run after run, until `wanted` are moved or a run falls short; it
+    /// is told how many were moved before. An error counts only before the first byte.
     #[inline]
     fn use_up(
         &mut self,

@@ -1,6 +1,7 @@
-//! Builds the image: `image/vdso.rs` with the compiler that builds everything else, for the host's x86-64 (whose `core` every
-//! toolchain has), and GNU ld, which links the kernel too. An undefined symbol, a relocation that would be left for run
-//! time, and a writable section are errors of the link. It is built twice: for any x86-64, and for CPUs with BMI2.
+//! Builds the image: `image/vdso.rs` with the compiler that builds everything else, for the host's
+//! x86-64 (whose `core` every toolchain has), and GNU ld, which links the kernel too. An undefined
+//! symbol, a relocation that would be left for run time, and a writable section are errors of the
+//! link. It is built twice: for any x86-64, and for CPUs with BMI2.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

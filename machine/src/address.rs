@@ -1,7 +1,7 @@
 //! Addresses and frame numbers.
 //!
-//! A [`Pfn`] names a physical page frame, a [`VirtAddr`] a byte of some address space. The two never
-//! convert into each other here: only a page table, or the direct map's owner, relates them.
+//! A [`Pfn`] names a physical page frame, a [`VirtAddr`] a byte of some address space. The two
+//! never convert into each other here: only a page table, or the direct map's owner, relates them.
 
 use core::fmt;
 use core::ops::Range;
@@ -17,12 +17,13 @@ pub const PAGEBLOCK_ORDER: u32 = 9;
 /// Frames in a pageblock: 512 of 4 KiB, 2 MiB.
 pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
 
-/// Where a frame's record is an owner's whose frames are programs', its bits under this mask are [`PROGRAM_OWNER`]: so one load says
-/// whether a frame is outside the kernel's map.
+/// Where a frame's record is an owner's whose frames are programs', its bits under this mask are
+/// [`PROGRAM_OWNER`]: so one load says whether a frame is outside the kernel's map.
 pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
 /// See [`PROGRAM_OWNER_MASK`].
 pub const PROGRAM_OWNER: u64 = 0b0110;
-/// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a record's lowest four bits.
+/// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a
+/// record's lowest four bits.
 pub const KERNEL_OWNERS: u64 = 0b10_0001_1100;
 
 /// A physical page frame number: physical address / 4096.

@@ -31,7 +31,8 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn relax(self) {
         core::hint::spin_loop();
     }
-    /// A spin lock is about to be taken, and none is held. Nothing to do on a machine; a scheduler that tries interleavings lets others go first here.
+    /// A spin lock is about to be taken, and none is held. Nothing to do on a machine; a scheduler
+    /// that tries interleavings lets others go first here.
     #[inline(always)]
     fn about_to_lock(self) {}
     /// Stay on this CPU until the guard is dropped.

@@ -7,7 +7,8 @@ use crate::{Pfn, PfnRange};
 /// The most pages that a device reaches through one window: 1 MiB.
 pub const WINDOW_PAGES: usize = 256;
 
-/// The most windows of a domain: one for each request that a disk may have at once, and as many again.
+/// The most windows of a domain: one for each request that a disk may have at once, and as many
+/// again.
 pub const MAX_WINDOWS: usize = 32;
 
 /// What a device may do with memory that it reaches for one transfer.
@@ -25,23 +26,25 @@ pub enum DeviceAccess {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoTables;
 
-/// The IOMMU does not confirm that a device can no longer reach memory. The memory must stay out of use.
+/// The IOMMU does not confirm that a device can no longer reach memory. The memory must stay out of
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unconfirmed;
 
-/// What one device can reach of memory: nothing at first. A device's addresses equal physical ones, but for those of
-/// *windows*: places, side by side, where it reaches frames of any order for one transfer.
+/// What one device can reach of memory: nothing at first. A device's addresses equal physical ones,
+/// but for those of *windows*: places, side by side, where it reaches frames of any order for one
+/// transfer.
 ///
-/// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no two calls at a time
-/// name the same frame.
+/// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no
+/// two calls at a time name the same frame.
 pub trait DeviceDomain: fmt::Debug + Send + Sync {
     /// Lets the device read and write `frames`, none of which it can reach yet.
     ///
     /// # Errors
     /// [`NoTables`]; the device then reaches none of them.
     fn map(&self, frames: PfnRange) -> Result<(), NoTables>;
-    /// Takes `frames`, all of which are mapped, from the device. Returns when the device and its translation caches have
-    /// forgotten them.
+    /// Takes `frames`, all of which are mapped, from the device. Returns when the device and its
+    /// translation caches have forgotten them.
     ///
     /// # Errors
     /// [`Unconfirmed`]; the device may reach them for ever.
@@ -51,12 +54,13 @@ pub trait DeviceDomain: fmt::Debug + Send + Sync {
     fn windows(&self) -> usize {
         0
     }
-    /// Lets the device reach `frames`, [`WINDOW_PAGES`] at most, through a window that is closed. Returns the first one's address
-    /// for the device; the others follow it. The caller holds the frames until the window was closed. A frame can be in
-    /// several windows.
+    /// Lets the device reach `frames`, [`WINDOW_PAGES`] at most, through a window that is closed.
+    /// Returns the first one's address for the device; the others follow it. The caller holds the
+    /// frames until the window was closed. A frame can be in several windows.
     ///
     /// # Errors
-    /// [`NoTables`]: no memory for tables, no such window, or one that is not closed; the device then reaches none of them.
+    /// [`NoTables`]: no memory for tables, no such window, or one that is not closed; the device
+    /// then reaches none of them.
     fn open(
         &self,
         _window: usize,
@@ -68,7 +72,8 @@ pub trait DeviceDomain: fmt::Debug + Send + Sync {
     /// Closes a window with so many frames in it, as [`DeviceDomain::unmap`] takes frames.
     ///
     /// # Errors
-    /// [`Unconfirmed`]; the device may reach the frames for ever, and the window is never opened again.
+    /// [`Unconfirmed`]; the device may reach the frames for ever, and the window is never opened
+    /// again.
     fn close(&self, _window: usize, _pages: usize) -> Result<(), Unconfirmed> {
         Err(Unconfirmed)
     }

@@ -30,7 +30,8 @@ pub trait Tables: Copy + Send + Sync + 'static {
     fn next_entry(self, table: Pfn, range: Range<usize>) -> Option<(usize, u64)> {
         range.map(|index| (index, self.load_entry(table, index))).find(|&(_, entry)| entry != 0)
     }
-    /// Show `f` the entries of `range` that are not zero, upwards, each as it is when its turn has come (acquire). `f` may change entries.
+    /// Show `f` the entries of `range` that are not zero, upwards, each as it is when its turn has
+    /// come (acquire). `f` may change entries.
     fn each_entry(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
         let mut rest = range;
         while let Some((index, entry)) = self.next_entry(table, rest.clone()) {
@@ -38,7 +39,8 @@ pub trait Tables: Copy + Send + Sync + 'static {
             f(index, entry);
         }
     }
-    /// Empty the entries of `range` and show `f` what each was that was not zero, upwards, with the walker's bits (acquire and release).
+    /// Empty the entries of `range` and show `f` what each was that was not zero, upwards, with the
+    /// walker's bits (acquire and release).
     fn take_entries(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
         self.each_entry(table, range, |index, _| f(index, self.swap_entry(table, index, 0)));
     }
@@ -58,8 +60,8 @@ pub enum Flush {
         /// Pages of 4 KiB.
         pages: u64,
     },
-    /// Translations of `blocks` leaves of 2 MiB from `start` on, each of which was one entry: cheaper than
-    /// their pages one by one.
+    /// Translations of `blocks` leaves of 2 MiB from `start` on, each of which was one entry:
+    /// cheaper than their pages one by one.
     Blocks {
         /// First address, aligned to 2 MiB.
         start: VirtAddr,
@@ -79,8 +81,8 @@ pub trait Tlb: Cpus {
     /// Forget on each of `cpus` (this one too, where it is a member), and return when all have.
     /// Called with interrupts on and without a lock that an interrupt handler takes.
     fn flush_on(self, cpus: CpuSet, what: Flush);
-    /// Run `f`, on this CPU and no other, while no [`Tlb::flush_on`] that names this CPU returns. `f` is short; it does not sleep, fault,
-    /// flush, or free frames.
+    /// Run `f`, on this CPU and no other, while no [`Tlb::flush_on`] that names this CPU returns.
+    /// `f` is short; it does not sleep, fault, flush, or free frames.
     fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R;
     /// Translate from the table `root` from now on, on this CPU. The caller is pinned.
     fn load_root(self, root: Pfn);
@@ -88,17 +90,20 @@ pub trait Tlb: Cpus {
     fn current_root(self) -> Pfn;
 }
 
-/// The bytes of frames, reached through short-lived per-CPU windows and never through the direct map.
+/// The bytes of frames, reached through short-lived per-CPU windows and never through the direct
+/// map.
 pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     /// Run `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long.
     /// Others (user space, devices) may change the bytes meanwhile if they can reach the frame.
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R;
-    /// Run `f` on the bytes `range` of frames that follow each other, counted from the first byte of `first`: on all of them,
-    /// or part by part where they do not lie side by side within reach. `f` is told how many bytes came before the part.
+    /// Run `f` on the bytes `range` of frames that follow each other, counted from the first byte
+    /// of `first`: on all of them, or part by part where they do not lie side by side within reach.
+    /// `f` is told how many bytes came before the part.
     fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
         page_by_page(self, first, range, f);
     }
-    /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window cannot be written through.
+    /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window cannot be written
+    /// through.
     fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
         self.with_bytes(frame, |bytes| f(bytes))
     }
@@ -110,7 +115,8 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     fn zero_run(self, first: Pfn, count: u64) {
         (0..count).for_each(|index| self.zero(first.offset(index)));
     }
-    /// Run `f` on the bytes of two frames, the first of which is written. As [`PhysicalBytes::with_bytes`].
+    /// Run `f` on the bytes of two frames, the first of which is written. As
+    /// [`PhysicalBytes::with_bytes`].
     fn with_two<R>(
         self,
         to: Pfn,

@@ -1,8 +1,8 @@
 //! The hardware that a memory manager needs, as traits.
 //!
 //! Every mm crate is written against these traits and nothing else: no kernel, no registers, no
-//! emulator. So each runs under plain `cargo test` on the software machine (the module `model`, feature `model`), whose
-//! TLBs remember what a missing flush leaves behind.
+//! emulator. So each runs under plain `cargo test` on the software machine (the module `model`,
+//! feature `model`), whose TLBs remember what a missing flush leaves behind.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

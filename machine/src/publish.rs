@@ -12,11 +12,13 @@ pub struct NotPublished;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotWithdrawn;
 
-/// How a confidential guest shows memory to the host, and so to the host's devices (Linux: `set_memory_decrypted`,
-/// `set_memory_encrypted`). A guest whose memory the host sees anyway has none.
+/// How a confidential guest shows memory to the host, and so to the host's devices (Linux:
+/// `set_memory_decrypted`, `set_memory_encrypted`). A guest whose memory the host sees anyway has
+/// none.
 ///
-/// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no two calls at a time
-/// name the same frame. What is in the frames after a call that succeeds is not said.
+/// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no
+/// two calls at a time name the same frame. What is in the frames after a call that succeeds is not
+/// said.
 pub trait Publish: fmt::Debug + Send + Sync {
     /// Makes `frames`, which are private, visible.
     ///

@@ -1,7 +1,8 @@
 //! Counts that every CPU raises and few read: statistics of fast paths.
 //!
-//! Invariant: whoever counts touches a line of its own CPU's, which only CPUs of the same number modulo [`LINES`] share. A sum is exact while nobody
-//! counts; otherwise it is a number that was right at some moment of each CPU.
+//! Invariant: whoever counts touches a line of its own CPU's, which only CPUs of the same number
+//! modulo [`LINES`] share. A sum is exact while nobody counts; otherwise it is a number that was
+//! right at some moment of each CPU.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +24,8 @@ impl<const N: usize> Tally<N> {
     pub const fn new() -> Self {
         Self([const { CpuTally([const { AtomicU64::new(0) }; N]) }; LINES])
     }
-    /// Raise count `which` by `times`, on `cpu`: nothing is lost where the caller has moved to another meanwhile.
+    /// Raise count `which` by `times`, on `cpu`: nothing is lost where the caller has moved to
+    /// another meanwhile.
     ///
     /// # Panics
     /// When `which` is not below `N`.

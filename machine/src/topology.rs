@@ -1,8 +1,9 @@
 //! What firmware says about memory: nodes, ranges, distances, memory-side caches.
 //!
-//! Filled from ACPI's SRAT, SLIT and HMAT (ACPI 6.5, sections 5.2.16, 5.2.17, 5.2.28) before the first
-//! frame is handed out. Fixed-size, so that it needs no allocator. Invariants, kept by [`Topology::validate`]:
-//! ranges are sorted and disjoint, every range's node exists, the distance of a node to itself is 10.
+//! Filled from ACPI's SRAT, SLIT and HMAT (ACPI 6.5, sections 5.2.16, 5.2.17, 5.2.28) before the
+//! first frame is handed out. Fixed-size, so that it needs no allocator. Invariants, kept by
+//! [`Topology::validate`]: ranges are sorted and disjoint, every range's node exists, the distance
+//! of a node to itself is 10.
 
 use crate::{CpuId, MAX_CPUS, NodeId, Pfn, PfnRange};
 

@@ -1,9 +1,11 @@
-//! A disk for virtual machines that is a process of its own, or a thread of a test: a vhost-user-blk server.
+//! A disk for virtual machines that is a process of its own, or a thread of a test: a
+//! vhost-user-blk server.
 //!
-//! It serves bytes in memory, correctly by default, and lies as a [`Lie`] says from a request on that the caller names. It
-//! speaks the messages that QEMU sends to a disk with one queue (QEMU's docs/interop/vhost-user.rst) and virtio 1.2, 5.2.
-//! The crates `vhost` and `vhost-user-backend` bring a memory model and a queue that refuses to lie; what is needed of the
-//! protocol is less than what would have to be worked around.
+//! It serves bytes in memory, correctly by default, and lies as a [`Lie`] says from a request on
+//! that the caller names. It speaks the messages that QEMU sends to a disk with one queue (QEMU's
+//! docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and `vhost-user-backend`
+//! bring a memory model and a queue that refuses to lie; what is needed of the protocol is less
+//! than what would have to be worked around.
 //!
 //! The guest's memory is reached through the files that QEMU passes, with pread and pwrite.
 #![forbid(unsafe_code)]
@@ -31,8 +33,8 @@ use wire::{VhostMessage, VhostRequest, receive, reply};
 pub const SECTOR: usize = 512;
 /// VIRTIO_F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_BLK_F_FLUSH.
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 9;
-/// Features of disks and rings: SIZE_MAX, SEG_MAX, GEOMETRY, RO, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, DISCARD,
-/// WRITE_ZEROES, INDIRECT_DESC, EVENT_IDX.
+/// Features of disks and rings: SIZE_MAX, SEG_MAX, GEOMETRY, RO, BLK_SIZE, FLUSH, TOPOLOGY,
+/// CONFIG_WCE, DISCARD, WRITE_ZEROES, INDIRECT_DESC, EVENT_IDX.
 const ALL_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 14;
 /// VHOST_USER_PROTOCOL_F_CONFIG.
 const PROTOCOL_FEATURES: u64 = 1 << 9;
@@ -163,8 +165,9 @@ impl Connection<'_> {
                 let Some(message) = receive(&self.stream)? else { return Ok(()) };
                 self.handle(message)?;
             }
-            // Firmware may leave its ring behind, in memory that the kernel uses again: without a kick nothing is looked at.
-            // A disk that wants no kicks looks by itself once it has been used.
+            // Firmware may leave its ring behind, in memory that the kernel uses again: without a
+            // kick nothing is looked at. A disk that wants no kicks looks by itself once it has
+            // been used.
             let looks = self.disk.lie == Lie::UsedFlags && self.disk.served() > 0;
             if (kicked || looks) && self.ring.is_ready() && self.work()? == AfterMessage::End {
                 return Ok(());

@@ -1,4 +1,5 @@
-//! `freehold-disk SOCKET FILE [LIE [HONEST]]`: serves a copy of FILE's bytes at SOCKET; after HONEST requests it lies.
+//! `freehold-disk SOCKET FILE [LIE [HONEST]]`: serves a copy of FILE's bytes at SOCKET; after
+//! HONEST requests it lies.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

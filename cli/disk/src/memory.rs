@@ -1,4 +1,5 @@
-//! The guest's memory, read and written through the files that QEMU passes: no mapping, so no `unsafe`.
+//! The guest's memory, read and written through the files that QEMU passes: no mapping, so no
+//! `unsafe`.
 
 use std::fs::File;
 use std::io;

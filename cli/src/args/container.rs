@@ -9,8 +9,9 @@ use clap::Args;
 #[derive(Args, Clone, Debug, Default)]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct ContainerOptions {
-    /// Run a container image: an archive of docker save or podman save, or an OCI layout. Program, environment, user and working directory are the
-    /// image's; PROGRAM and its arguments replace its Cmd; -e, --cwd and --user (also by name) change them
+    /// Run a container image: an archive of docker save or podman save, or an OCI layout. Program,
+    /// environment, user and working directory are the image's; PROGRAM and its arguments replace
+    /// its Cmd; -e, --cwd and --user (also by name) change them
     #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "sealed"], help_heading = "Container image")]
     pub image: Option<PathBuf>,
 

@@ -1,4 +1,5 @@
-//! From samples to statements: each side's cost of each row, ratios with their intervals, whether runs repeat, who failed.
+//! From samples to statements: each side's cost of each row, ratios with their intervals, whether
+//! runs repeat, who failed.
 
 use super::measure::{Measured, printed, show};
 use super::parse::{ParsedRow, RowKey};
@@ -92,7 +93,8 @@ impl ComparedRow {
         show(&(self.row.name.to_owned(), self.workers))
     }
 
-    /// Whether the first side costs no more than the goal's share of the second. `None` without a ratio.
+    /// Whether the first side costs no more than the goal's share of the second. `None` without a
+    /// ratio.
     pub fn verdict(&self) -> Option<RowVerdict> {
         self.ratios.first().copied().flatten().map(|ratio| RowVerdict::of(ratio, self.row.goal))
     }

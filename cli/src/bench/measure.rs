@@ -1,7 +1,8 @@
 //! Runs the VMs: sides in turn, so that what happens on the host happens to all of them.
 //!
-//! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so there as many VMs run at a time
-//! as the host has CPUs; when one of them fails, the others are recalled.
+//! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so
+//! there as many VMs run at a time as the host has CPUs; when one of them fails, the others are
+//! recalled.
 
 use std::ffi::OsString;
 use std::sync::Mutex;
@@ -78,7 +79,8 @@ pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
     results.sort_by_key(|(run, side, _)| (*run, *side));
     let mut measured: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
     for (_, side, result) in results {
-        // Where one was recalled, another that has failed is among them: nothing is returned but why.
+        // Where one was recalled, another that has failed is among them: nothing is returned but
+        // why.
         let Some((version, output)) = result? else { continue };
         measured[side].version = version;
         measured[side].runs.push(output);

@@ -15,7 +15,8 @@ pub type Phases = BTreeMap<String, VecDeque<u64>>;
 pub struct ParsedRow {
     /// Clock units an operation, one value a sample.
     pub samples: Vec<f64>,
-    /// The samples as the guest gave them: operations, clock units in all. Equal ones mean equal runs.
+    /// The samples as the guest gave them: operations, clock units in all. Equal ones mean equal
+    /// runs.
     pub raw: Vec<(u64, u64)>,
     /// What the reader has to know.
     pub note: Option<String>,
@@ -35,7 +36,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`; `phases`: what was seen of it.
+    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`; `phases`:
+    /// what was seen of it.
     pub fn parse(
         stdout: &[u8],
         stderr: &[u8],

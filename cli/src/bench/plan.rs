@@ -20,14 +20,15 @@ const DEFAULT_TIMEOUT: &str = "600";
 const MOST_RUNS: usize = 1000;
 /// What makes a Debian kernel hand out memory without clearing it once more.
 pub const LEAN: &str = "init_on_alloc=0";
-/// More CPUs than this are taken by default only when asked for: they would compete with the host's own work.
+/// More CPUs than this are taken by default only when asked for: they would compete with the host's
+/// own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
 const PROGRAMS: [&str; 10] =
     ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];
 /// The disk of the rows that wait for one.
 const DISK_BYTES: u64 = 64 << 20;
-/// As large, under the microscope. Whoever waits for it always sleeps: whether a faster one answers before its task looks
-/// again is a matter of luck, and so would be the instructions.
+/// As large, under the microscope. Whoever waits for it always sleeps: whether a faster one answers
+/// before its task looks again is a matter of luck, and so would be the instructions.
 const LATE_DISK: &str = "null=64M,latency=1ms";
 
 /// What is counted.
@@ -268,7 +269,8 @@ fn disk() -> Result<NamedTempFile> {
     })
 }
 
-/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes them.
+/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes
+/// them.
 fn watched(
     options: &BenchOptions,
     side: &WantedSide,

@@ -1,4 +1,5 @@
-//! The operations that are measured: their names, the guest program that measures each, and what is asked of our kernel.
+//! The operations that are measured: their names, the guest program that measures each, and what is
+//! asked of our kernel.
 
 use crate::Result;
 use crate::failure::Failure;
@@ -23,10 +24,12 @@ pub struct BenchRow {
 pub enum Waits {
     /// Nothing outside the guest's CPUs: under a clock that counts instructions it repeats.
     Nothing,
-    /// A disk, which takes the host's time: a clock that counts instructions leaps while nobody runs.
+    /// A disk, which takes the host's time: a clock that counts instructions leaps while nobody
+    /// runs.
     Disk,
-    /// As [`Waits::Disk`], in a machine with an IOMMU (`--dma direct`): our kernel's disks reach the program's pages in their places. By the
-    /// host's time the machine is that of the other rows.
+    /// As [`Waits::Disk`], in a machine with an IOMMU (`--dma direct`): our kernel's disks reach
+    /// the program's pages in their places. By the host's time the machine is that of the other
+    /// rows.
     DiskBehindIommu,
 }
 
@@ -211,7 +214,8 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),
 ];
 
-/// The rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`] is found by whole names only.
+/// The rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`] is found
+/// by whole names only.
 pub fn select(names: &[String]) -> Result<Vec<&'static BenchRow>> {
     if names.is_empty() {
         return Ok(ROWS.iter().collect());

@@ -1,9 +1,10 @@
 //! What samples allow to be said: medians, ratios, 95% intervals.
 //!
-//! Two methods, for two kinds of repetition. Runs that repeat exactly (counted instructions) have no spread between runs: what
-//! varies is where in the machine's life a sample falls, and the interval is a percentile bootstrap over samples. Runs by the
-//! host's clock differ by what else the host does, which lasts longer than a sample: there a run is one observation, the runs of
-//! the two sides alternate, and the interval is Student's t over the logarithms of the pairs' ratios.
+//! Two methods, for two kinds of repetition. Runs that repeat exactly (counted instructions) have
+//! no spread between runs: what varies is where in the machine's life a sample falls, and the
+//! interval is a percentile bootstrap over samples. Runs by the host's clock differ by what else
+//! the host does, which lasts longer than a sample: there a run is one observation, the runs of the
+//! two sides alternate, and the interval is Student's t over the logarithms of the pairs' ratios.
 
 use fastrand::Rng;
 
@@ -57,7 +58,8 @@ pub fn bootstrap(values: &[f64]) -> Estimate {
     Estimate { value: median(values), interval: middle_95(medians) }
 }
 
-/// Median of `ours` over median of `theirs`, interval by bootstrap: each side is resampled by itself.
+/// Median of `ours` over median of `theirs`, interval by bootstrap: each side is resampled by
+/// itself.
 pub fn bootstrap_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
     let mut random = Rng::with_seed(SEED);
     let mut drawn = Vec::new();
@@ -70,8 +72,8 @@ pub fn bootstrap_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
     Estimate { value: median(ours) / median(theirs), interval: middle_95(ratios) }
 }
 
-/// Geometric mean of `values`, interval by Student's t. One value alone says nothing about the next: then the interval is
-/// everything above 0.
+/// Geometric mean of `values`, interval by Student's t. One value alone says nothing about the
+/// next: then the interval is everything above 0.
 pub fn geometric_mean(values: &[f64]) -> Estimate {
     let count = values.len() as f64;
     let logarithms: Vec<f64> = values.iter().map(|value| value.ln()).collect();
@@ -97,8 +99,9 @@ fn middle_95(mut values: Vec<f64>) -> Interval {
     Interval { low: at(0.025), high: at(0.975) }
 }
 
-/// The 97.5% point of Student's t distribution. Exact tables for few degrees of freedom; for more, the expansion around the
-/// normal distribution (Abramowitz and Stegun, 26.7.5), good to four digits there.
+/// The 97.5% point of Student's t distribution. Exact tables for few degrees of freedom; for more,
+/// the expansion around the normal distribution (Abramowitz and Stegun, 26.7.5), good to four
+/// digits there.
 fn t_quantile(degrees: usize) -> f64 {
     const TABLE: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
     if let Some(value) = degrees.checked_sub(1).and_then(|at| TABLE.get(at)) {
@@ -142,7 +145,8 @@ mod tests {
 
     #[test]
     fn a_paired_interval_is_student_s_over_the_logarithms() {
-        // Logarithms of the ratios: -0.1, 0, 0.1; mean 0, deviation 0.1, half width 4.303 * 0.1 / sqrt(3) = 0.24843.
+        // Logarithms of the ratios: -0.1, 0, 0.1; mean 0, deviation 0.1, half width 4.303 * 0.1 /
+        // sqrt(3) = 0.24843.
         let ours = [(-0.1_f64).exp(), 2.0, 3.0 * 0.1_f64.exp()];
         let found = paired_ratio(&ours, &[1.0, 2.0, 3.0]);
         assert!(near(found.value, 1.0));
@@ -153,7 +157,8 @@ mod tests {
 
     #[test]
     fn pairing_takes_off_what_both_sides_suffered() {
-        // The host slowed threefold for the second pair: side by side the ratio is still 0.5 exactly.
+        // The host slowed threefold for the second pair: side by side the ratio is still 0.5
+        // exactly.
         let found = paired_ratio(&[5.0, 15.0, 5.0], &[10.0, 30.0, 10.0]);
         assert!(near(found.value, 0.5) && found.interval.high < 0.51);
     }
@@ -173,7 +178,8 @@ mod tests {
         assert!(bootstrap_ratio(&ours, &theirs).interval.holds(1.0));
         let slower: Vec<f64> = theirs.iter().map(|value| value * 1.2).collect();
         assert!(!bootstrap_ratio(&ours, &slower).interval.holds(1.0));
-        // The median of eight values whose middle two are 100 and 101 is rarely below 98 or above 103.
+        // The median of eight values whose middle two are 100 and 101 is rarely below 98 or
+        // above 103.
         let found = bootstrap(&ours);
         assert!(found.interval.low >= 97.5 && found.interval.high <= 103.5, "{found:?}");
         assert!(found.interval.low <= 98.5 && found.interval.high >= 102.5, "{found:?}");

@@ -127,7 +127,8 @@ pub fn notes(comparison: &Comparison, labels: &[&str]) -> Vec<String> {
     notes
 }
 
-/// Columns of one width, costs set from the right. After the name comes the first side's cost, then cost and ratio of each other.
+/// Columns of one width, costs set from the right. After the name comes the first side's cost, then
+/// cost and ratio of each other.
 fn aligned(rows: &[Vec<String>], sides: usize) -> String {
     let is_cost =
         |column: usize| column == 1 || (column > 1 && column.is_multiple_of(2) && column < 2 * sides);

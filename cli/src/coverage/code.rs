@@ -1,8 +1,9 @@
 //! The functions of a kernel's executable sections, from its symbols.
 //!
-//! A symbol with a size is its function, from the first byte to the last: the padding that a compiler puts behind it is outside. Labels
-//! of assembly code have no size: such a function ends at the next symbol, less the no-ops before that, which align it.
-//! Code that the compiler put into its caller counts there.
+//! A symbol with a size is its function, from the first byte to the last: the padding that a
+//! compiler puts behind it is outside. Labels of assembly code have no size: such a function ends
+//! at the next symbol, less the no-ops before that, which align it. Code that the compiler put into
+//! its caller counts there.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +38,8 @@ pub fn functions(path: &Path) -> Result<Code> {
                 continue;
             };
             let found = starts.entry(symbol.address()).or_insert((symbol.size(), name));
-            // One function may have several names: a size tells most, and the linker's own names (`__text_start`) least.
+            // One function may have several names: a size tells most, and the linker's own names
+            // (`__text_start`) least.
             if symbol.size() > found.0 || found.1.starts_with("__") && symbol.size() == found.0 {
                 *found = (symbol.size(), name);
             }
@@ -60,7 +62,8 @@ pub fn functions(path: &Path) -> Result<Code> {
     Ok(Code { sum: sum.text(), base, functions })
 }
 
-/// No-ops of several bytes, as assemblers put them before what they align (Intel SDM, volume 2, NOP).
+/// No-ops of several bytes, as assemblers put them before what they align (Intel SDM, volume 2,
+/// NOP).
 const NOPS: [&[u8]; 8] = [
     &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
     &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
@@ -83,7 +86,8 @@ fn without_padding(code: &[u8]) -> usize {
     left.len()
 }
 
-/// The crate and the module of a function by its name: `kernel::fs` of `<kernel::fs::open::File as …>::read`.
+/// The crate and the module of a function by its name: `kernel::fs` of
+/// `<kernel::fs::open::File as …>::read`.
 fn module(name: &str) -> String {
     let path = name.trim_start_matches(['<', '&', '*', '(', '[']);
     let path =

@@ -1,4 +1,5 @@
-//! The record: the code of one kernel, and which of it ran in all runs that were added. Runs may be added at the same time.
+//! The record: the code of one kernel, and which of it ran in all runs that were added. Runs may be
+//! added at the same time.
 
 use std::fs::File;
 use std::path::Path;
@@ -78,7 +79,8 @@ impl CoverageRecord {
         }
     }
 
-    /// Adds a run: `kernel` at the addresses of an image that was moved by `slide`, `early` at physical addresses.
+    /// Adds a run: `kernel` at the addresses of an image that was moved by `slide`, `early` at
+    /// physical addresses.
     pub fn ran(&mut self, kernel: &Ranges, early: &Ranges, slide: u64) {
         self.runs += 1;
         let entry = early.moved_down(0u64.wrapping_sub(self.base));

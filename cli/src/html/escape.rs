@@ -1,7 +1,8 @@
 //! Text for HTML and SVG.
 
-/// `text` so that it shows as it is in elements and in quoted attributes. Control characters and those that turn the
-/// direction of writing, which could make a name look like another, show as U+FFFD.
+/// `text` so that it shows as it is in elements and in quoted attributes. Control characters and
+/// those that turn the direction of writing, which could make a name look like another, show as
+/// U+FFFD.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

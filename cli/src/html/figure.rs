@@ -105,7 +105,8 @@ impl Canvas {
         ));
     }
 
-    /// Grid lines, labels and the axis' name for a scale that runs from left to right, below `bottom`.
+    /// Grid lines, labels and the axis' name for a scale that runs from left to right, below
+    /// `bottom`.
     pub fn axis_below(&mut self, scale: &Scale, ends: (f64, f64), top: f64, bottom: f64) {
         for tick in scale.ticks() {
             let x = scale.place(tick);

@@ -1,4 +1,5 @@
-//! Values on a plane: heat maps (many cells, two numeric axes) and matrices (few cells, named rows and columns).
+//! Values on a plane: heat maps (many cells, two numeric axes) and matrices (few cells, named rows
+//! and columns).
 
 use std::fmt::Write;
 
@@ -12,7 +13,8 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
 
-/// The shade (1..=SHADES) of `value`; 0 for nothing. Counts are spread by their logarithm, shares evenly.
+/// The shade (1..=SHADES) of `value`; 0 for nothing. Counts are spread by their logarithm, shares
+/// evenly.
 fn shade(value: f64, most: f64, unit: Unit) -> usize {
     if value <= 0.0 || most <= 0.0 {
         return 0;
@@ -47,7 +49,8 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
-    /// A map of `columns` times as many rows as `values` fill, row after row. Both axes need a range.
+    /// A map of `columns` times as many rows as `values` fill, row after row. Both axes need a
+    /// range.
     pub fn new(
         title: &str,
         (x, y): (Axis, Axis),

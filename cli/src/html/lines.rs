@@ -1,4 +1,5 @@
-//! Lines over a numeric axis: courses over time with bands, step and survival curves, filled profiles.
+//! Lines over a numeric axis: courses over time with bands, step and survival curves, filled
+//! profiles.
 
 use std::fmt::Write;
 
@@ -10,7 +11,8 @@ const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
-/// Points that answer the pointer, in one figure: more would make the file large and be closer than a pointer can tell.
+/// Points that answer the pointer, in one figure: more would make the file large and be closer than
+/// a pointer can tell.
 const POINTS: usize = 600;
 
 /// How points are joined.
@@ -176,12 +178,14 @@ impl Figure for Lines {
     }
 }
 
-/// A survival curve after Kaplan and Meier. `ages` go up, as upper ends of buckets of powers of two; each comes with how many ended at that age and how many were
-/// last seen alive then: those count as long as they were seen, and not after.
+/// A survival curve after Kaplan and Meier. `ages` go up, as upper ends of buckets of powers of
+/// two; each comes with how many ended at that age and how many were last seen alive then: those
+/// count as long as they were seen, and not after.
 pub fn survival(ages: &[(f64, u64, u64)]) -> Vec<(f64, f64)> {
     let mut seen: u64 = ages.iter().map(|(_, ended, lost)| ended + lost).sum();
     let mut alive = 1.0;
-    // The first age is the end of its bucket: all are alive at its start, half of it with buckets of powers of two.
+    // The first age is the end of its bucket: all are alive at its start, half of it with buckets
+    // of powers of two.
     let mut curve: Vec<(f64, f64)> = ages.first().map(|(age, ..)| (age / 2.0, 1.0)).into_iter().collect();
     for &(age, ended, lost) in ages {
         if seen == 0 {
@@ -201,7 +205,8 @@ mod tests {
 
     #[test]
     fn a_survival_curve_counts_each_thing_as_long_as_it_was_seen() {
-        // Textbook: of 8, 2 end at 1; 1 of 6 is lost from sight at 10; 2 of 5 end at 100; the last 3 are alive.
+        // Textbook: of 8, 2 end at 1; 1 of 6 is lost from sight at 10; 2 of 5 end at 100; the last
+        // 3 are alive.
         let curve = survival(&[(1.0, 2, 0), (10.0, 0, 1), (100.0, 2, 0), (1000.0, 0, 3)]);
         assert_eq!(curve, [(0.5, 1.0), (1.0, 0.75), (10.0, 0.75), (100.0, 0.75 * 0.6), (1000.0, 0.75 * 0.6)]);
         assert!(survival(&[]).is_empty());

@@ -139,7 +139,8 @@ fn logarithmic_range(low: f64, high: f64, base: f64) -> (f64, f64) {
     (start, if end > start { end } else { start * base })
 }
 
-/// A step of 1, 2 or 5 times a power of ten (for bytes: a power of two) that divides `span` into about five.
+/// A step of 1, 2 or 5 times a power of ten (for bytes: a power of two) that divides `span` into
+/// about five.
 fn step(span: f64, unit: Unit) -> f64 {
     let rough = span / 5.0;
     if unit == Unit::Bytes {

@@ -1,4 +1,5 @@
-//! The initramfs format: cpio "newc" (Linux Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The initramfs format: cpio "newc" (Linux
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,10 +1,13 @@
-//! `freehold lab bounce`: what bounce buffers cost, and what it costs that they grow. (Petr Tesarik, "Allow dynamic allocation of software
-//! IO TLB bounce buffers", 2023: its table compares a pool of 64 MiB with one that grows from 1 MiB.)
+//! `freehold lab bounce`: what bounce buffers cost, and what it costs that they grow. (Petr
+//! Tesarik, "Allow dynamic allocation of software IO TLB bounce buffers", 2023: its table compares
+//! a pool of 64 MiB with one that grows from 1 MiB.)
 //!
-//! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the table's sizes and numbers of threads. The
-//! pool that grows begins with 256 KiB, since most rows of that table need less than 1 MiB. Instructions and bytes that the kernel
-//! stores are counted under the microscope on one CPU; rates are those of runs without it, the sides in turn. Linux gets a
-//! disk behind the DMA API (ACCESS_PLATFORM), which bounces where it is told to (`swiotlb=force`) or is behind VT-d.
+//! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the
+//! table's sizes and numbers of threads. The pool that grows begins with 256 KiB, since most rows
+//! of that table need less than 1 MiB. Instructions and bytes that the kernel stores are counted
+//! under the microscope on one CPU; rates are those of runs without it, the sides in turn. Linux
+//! gets a disk behind the DMA API (ACCESS_PLATFORM), which bounces where it is told to
+//! (`swiotlb=force`) or is behind VT-d.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -30,7 +33,8 @@ const DISK: u64 = 32 << 20;
 const WAYS: [&str; 2] = ["read", "write"];
 /// What the growing pool begins with.
 const SMALL: u64 = 256 << 10;
-/// What growing may cost, as a multiple of what a pool of 64 MiB costs: in the long run, and at first.
+/// What growing may cost, as a multiple of what a pool of 64 MiB costs: in the long run, and at
+/// first.
 const GOALS: [f64; 2] = [1.01, 1.05];
 
 /// A row of the source's table, or of ours.
@@ -116,8 +120,9 @@ struct BounceRow {
     load: &'static str,
     way: &'static str,
     side: &'static str,
-    /// Kernel instructions of a transfer: in the long run, and of the first ones. The least of the boots, since a host that is
-    /// busy makes the guest wait longer for its disk, and its clock ticks meanwhile.
+    /// Kernel instructions of a transfer: in the long run, and of the first ones. The least of the
+    /// boots, since a host that is busy makes the guest wait longer for its disk, and its clock
+    /// ticks meanwhile.
     instructions: [f64; 2],
     stored_per_byte: f64,
     /// Bytes of the pool before and after.
@@ -302,7 +307,8 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
     })
 }
 
-/// What growing costs over the pool of 64 MiB, for each load and way: in the long run, and at first.
+/// What growing costs over the pool of 64 MiB, for each load and way: in the long run, and at
+/// first.
 fn ratios(rows: &[BounceRow]) -> impl Iterator<Item = (&BounceRow, [f64; 2])> {
     rows.iter().filter(|row| row.side == GROWING.name).filter_map(|growing| {
         let is_pair =

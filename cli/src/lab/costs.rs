@@ -1,4 +1,5 @@
-//! What an operation costs on Freehold, on a lean Linux and on Linux as Debian boots it: the table of `freehold bench`.
+//! What an operation costs on Freehold, on a lean Linux and on Linux as Debian boots it: the table
+//! of `freehold bench`.
 
 use super::{Experiment, Extent, Settings};
 use crate::Result;

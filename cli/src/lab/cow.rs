@@ -1,8 +1,9 @@
-//! `freehold lab cow`: what does exact copy-on-write save, and what does it cost? (Andrea Arcangeli, "mm: restore full accuracy in COW
-//! page reuse", 2021.)
+//! `freehold lab cow`: what does exact copy-on-write save, and what does it cost? (Andrea
+//! Arcangeli, "mm: restore full accuracy in COW page reuse", 2021.)
 //!
-//! A program that reads its own frame numbers (guest/workloads/needless.c) counts the copies that no other process needed, on both
-//! kernels alike; the rows of `freehold bench` that copy, share and pin pages tell the price.
+//! A program that reads its own frame numbers (guest/workloads/needless.c) counts the copies that
+//! no other process needed, on both kernels alike; the rows of `freehold bench` that copy, share
+//! and pin pages tell the price.
 
 use std::ffi::OsString;
 
@@ -84,7 +85,8 @@ struct Count {
 }
 
 impl Count {
-    /// A page that went to swap before the store is not seen to be copied: that makes none needless.
+    /// A page that went to swap before the store is not seen to be copied: that makes none
+    /// needless.
     fn needless(self) -> u64 {
         self.copies.saturating_sub(self.needed)
     }

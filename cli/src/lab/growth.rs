@@ -113,7 +113,8 @@ fn courses(row: &GrowthRows, counts: &[u32], compared: &Compared) -> [Course; 2]
     })
 }
 
-/// The slope of the added cost, as the module's head says. `None` without a cost with one thing and with two larger counts.
+/// The slope of the added cost, as the module's head says. `None` without a cost with one thing and
+/// with two larger counts.
 fn exponent(costs: &[(u32, f64)]) -> Option<f64> {
     let (&(1, alone), more) = costs.split_first()? else { return None };
     let added = |cost: f64| (cost - alone).max(alone * NOISE).ln();

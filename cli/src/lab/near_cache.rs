@@ -1,14 +1,17 @@
-//! `freehold lab near-cache`: what does the page allocator do to a direct-mapped memory-side cache? (Dan Williams, "mm: Shuffle
-//! initial free memory to improve memory-side-cache utilization", v7, January 2019.)
+//! `freehold lab near-cache`: what does the page allocator do to a direct-mapped memory-side cache?
+//! (Dan Williams, "mm: Shuffle initial free memory to improve memory-side-cache utilization", v7,
+//! January 2019.)
 //!
-//! Every boot runs a program (guest/workloads/near-cache.c) that fills a heap of three times the cache and tells the frames of
-//! its pages, fresh and after memory has aged. Workloads are then reckoned over these placements ([`workload`]). A run of the
-//! microscope, small, confirms the reckoning from the guest's real accesses. Boots count instructions and get nothing from the host that
-//! could differ (`--icount`): the same kernel, QEMU and program give the same frames on any host, however busy, and boots differ by their
-//! seed, of the ageing and of all that the kernel draws.
+//! Every boot runs a program (guest/workloads/near-cache.c) that fills a heap of three times the
+//! cache and tells the frames of its pages, fresh and after memory has aged. Workloads are then
+//! reckoned over these placements ([`workload`]). A run of the microscope, small, confirms the
+//! reckoning from the guest's real accesses. Boots count instructions and get nothing from the host
+//! that could differ (`--icount`): the same kernel, QEMU and program give the same frames on any
+//! host, however busy, and boots differ by their seed, of the ageing and of all that the kernel
+//! draws.
 //!
-//! **What to expect.** Frames drawn at random miss the more, the more of them there are to draw from for each place of the cache
-//! ([`workload::by_chance`]; the report tells it beside the rest):
+//! **What to expect.** Frames drawn at random miss the more, the more of them there are to draw
+//! from for each place of the cache ([`workload::by_chance`]; the report tells it beside the rest):
 //!
 //! | frames a place | a heap that fits | a hot quarter | the 90/10 mix |
 //! |---|---|---|---|
@@ -18,15 +21,17 @@
 //! | 8, all of this lab's memory | 34.4% | 10.3% | 18.3% |
 //! | endless | 36.8% | 11.5% | 19.7% |
 //!
-//! The question's own figures for a stock Linux that has aged ([`before`]) are 33–38%, 8–9% and 16–17%: no line of this table, but a heap
-//! whose first quarter of a cache comes from three or four frames a place and whose rest comes from anywhere
-//! ([`workload::frames_of_a_part_first`]). Linux hands out its smallest free pieces first: a heap has those figures where small pieces lie
+//! The question's own figures for a stock Linux that has aged ([`before`]) are 33–38%, 8–9% and
+//! 16–17%: no line of this table, but a heap whose first quarter of a cache comes from three or
+//! four frames a place and whose rest comes from anywhere ([`workload::frames_of_a_part_first`]).
+//! Linux hands out its smallest free pieces first: a heap has those figures where small pieces lie
 //! in less than half of memory, and larger ones in all of it.
 //!
-//! **The ageing.** Of theirs one sentence is known, "multi-process random-size map/free rounds and page-cache fill", which fits many.
-//! Ours follows it, and how large its areas and files' pieces are was chosen so that Linux shows what the question reports:
-//! a round of small ones until 5/16 of memory are in use, then one of larger ones in all of it. Others that the sentence fits show, on
-//! two boots each (this lab: on ten):
+//! **The ageing.** Of theirs one sentence is known, "multi-process random-size map/free rounds and
+//! page-cache fill", which fits many. Ours follows it, and how large its areas and files' pieces
+//! are was chosen so that Linux shows what the question reports: a round of small ones until 5/16
+//! of memory are in use, then one of larger ones in all of it. Others that the sentence fits show,
+//! on two boots each (this lab: on ten):
 //!
 //! | rounds: memory in use, areas up to, pieces of files up to | fits | hot quarter | mix |
 //! |---|---|---|---|
@@ -38,8 +43,8 @@
 //! | the large round alone | 34.0–35.3% | 8.7–9.2% | 16.8–17.4% |
 //! | all, 64 KiB, 64 KiB, and no other | 31.4–32.5% | 8.3–8.4% | 16.7% |
 //!
-//! A fresh heap that fits begins in what the boot has left of a piece of 4 MiB and then goes on elsewhere: up to 1.8%, and more where
-//! KASLR has put the kernel's image in its midst.
+//! A fresh heap that fits begins in what the boot has left of a piece of 4 MiB and then goes on
+//! elsewhere: up to 1.8%, and more where KASLR has put the kernel's image in its midst.
 
 mod before;
 mod report;
@@ -66,7 +71,8 @@ const PAGE: u64 = 4096;
 const PROGRAM: &str = "guest/workloads/near-cache";
 /// Its place in the guest: the same wherever it lies on the host.
 const GUEST_PROGRAM: &str = "/near-cache";
-/// Boots side by side, where the host has so many CPUs: how fast they are changes nothing, and each fills all of its memory.
+/// Boots side by side, where the host has so many CPUs: how fast they are changes nothing, and each
+/// fills all of its memory.
 const AT_A_TIME: usize = 2;
 /// Above this a placement that fits has failed.
 const FITS_WELL: f64 = 0.01;
@@ -193,11 +199,13 @@ struct ImagePlace {
     boot: u32,
     first: u64,
     last: u64,
-    /// Whether it stands among the frames of the heap that fits: that heap is then longer than the cache by as much.
+    /// Whether it stands among the frames of the heap that fits: that heap is then longer than the
+    /// cache by as much.
     among: bool,
 }
 
-/// Of a heap's frames, at least one of so many lies on either side of an image that stands among them.
+/// Of a heap's frames, at least one of so many lies on either side of an image that stands among
+/// them.
 const AMONG: usize = 20;
 
 impl ImagePlace {
@@ -211,7 +219,8 @@ impl ImagePlace {
         sorted.sort_unstable();
         let edge = heap.len() / AMONG;
         let (low, high) = (*sorted.get(edge)?, *sorted.get(heap.len().checked_sub(edge + 1)?)?);
-        // Frames from all over memory, as after a shuffle, have any image among them: that says nothing.
+        // Frames from all over memory, as after a shuffle, have any image among them: that says
+        // nothing.
         let together = high - low < 2 * heap.len() as u64;
         let among = together && low < first && last < high;
         Some(ImagePlace { side, boot, first, last, among })
@@ -331,7 +340,8 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(0)
 }
 
-/// The options of every VM here: `side`'s kernel, one node with a memory-side cache, and `volume`, which brings the program.
+/// The options of every VM here: `side`'s kernel, one node with a memory-side cache, and `volume`,
+/// which brings the program.
 fn options(
     side: &NearCacheSide,
     memory: u64,

@@ -1,13 +1,16 @@
-//! `freehold lab replica`: what a copy of the kernel's text on each node is worth. (Kuzin, "x86: kernel text replication", RFC of
-//! December 2023: its readers asked for the calls that gain and lose.)
+//! `freehold lab replica`: what a copy of the kernel's text on each node is worth. (Kuzin, "x86:
+//! kernel text replication", RFC of December 2023: its readers asked for the calls that gain and
+//! lose.)
 //!
-//! One program (guest/workloads/node-calls.c) makes calls on a CPU of the last node, with warm caches and with cold ones, under the
-//! microscope. The kernel's image lies on node 0 (no KASLR), so that without copies all kernel code comes from another node, as it does
-//! on a stock Linux. Instructions and fetches are counted; lines that no cache had are those of the modelled caches.
+//! One program (guest/workloads/node-calls.c) makes calls on a CPU of the last node, with warm
+//! caches and with cold ones, under the microscope. The kernel's image lies on node 0 (no KASLR),
+//! so that without copies all kernel code comes from another node, as it does on a stock Linux.
+//! Instructions and fetches are counted; lines that no cache had are those of the modelled caches.
 //!
-//! **Modelled time** is not measured: an instruction takes 1, a line from the own node [`LOCAL`], from another node that times the remote
-//! factor; nothing overlaps. A real CPU fetches ahead, which makes remote text cheaper than here. The break-even is the factor from which
-//! copies cost no more than they save.
+//! **Modelled time** is not measured: an instruction takes 1, a line from the own node [`LOCAL`],
+//! from another node that times the remote factor; nothing overlaps. A real CPU fetches ahead,
+//! which makes remote text cheaper than here. The break-even is the factor from which copies cost
+//! no more than they save.
 
 use std::ffi::OsString;
 
@@ -45,7 +48,8 @@ const ON: ReplicaSide = ReplicaSide { name: "on", kernel: "freehold", append: "n
 const OFF: ReplicaSide = ReplicaSide { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
 const LINUX: ReplicaSide = ReplicaSide { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
 
-/// What the kernel did for one call on one side: means of all calls of the row, on the CPU that made them.
+/// What the kernel did for one call on one side: means of all calls of the row, on the CPU that
+/// made them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct ReplicaRow {
     nodes: usize,
@@ -83,7 +87,8 @@ impl Pair<'_> {
         self.on.time(factor) / self.off.time(factor)
     }
 
-    /// The remote factor from which the modelled time with copies is no longer than without; `None` where there is none.
+    /// The remote factor from which the modelled time with copies is no longer than without; `None`
+    /// where there is none.
     fn break_even(&self) -> Option<f64> {
         let saved = self.off.remote_misses - self.on.remote_misses;
         let more = (self.on.instructions - self.off.instructions) / LOCAL + self.on.local_misses

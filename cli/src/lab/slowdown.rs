@@ -1,5 +1,6 @@
-//! `freehold lab slowdown`: what it costs to look. The same script in the same VM, without the microscope and with more and more
-//! of its models, in turn; compared is the CPU time of QEMU, which other work on the host disturbs least.
+//! `freehold lab slowdown`: what it costs to look. The same script in the same VM, without the
+//! microscope and with more and more of its models, in turn; compared is the CPU time of QEMU,
+//! which other work on the host disturbs least.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -141,8 +142,8 @@ fn once(way: &Way, folder: &Path) -> Result<(f64, Option<Emulator>)> {
     }
 }
 
-/// The CPU time of all processes that this one has started and waited for: fields 16 and 17 of proc_pid_stat(5), in ticks, of which
-/// Linux makes 100 a second for programs on every x86-64.
+/// The CPU time of all processes that this one has started and waited for: fields 16 and 17 of
+/// proc_pid_stat(5), in ticks, of which Linux makes 100 a second for programs on every x86-64.
 fn children_seconds() -> Result<f64> {
     let path = Path::new("/proc/self/stat");
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;

@@ -1,9 +1,11 @@
-//! `freehold lab xpfo`: what it costs to keep programs' frames out of the kernel's map, and how long translations of them outlive
-//! their use. (Julian Stecklina, "Redoing eXclusive Page Frame Ownership (XPFO) with isolated CPUs in mind", 2018, and the answers.)
+//! `freehold lab xpfo`: what it costs to keep programs' frames out of the kernel's map, and how
+//! long translations of them outlive their use. (Julian Stecklina, "Redoing eXclusive Page Frame
+//! Ownership (XPFO) with isolated CPUs in mind", 2018, and the answers.)
 //!
-//! Each workload runs once under the microscope with each policy and on a stock Linux, with a clock that counts instructions (1 ns each).
-//! Instructions and TLB events are counted; lives of translations are those in the modelled TLB. A policy counts as the kernel's if
-//! its publication names it: one that the kernel does not have yet is named as missing and has no row.
+//! Each workload runs once under the microscope with each policy and on a stock Linux, with a clock
+//! that counts instructions (1 ns each). Instructions and TLB events are counted; lives of
+//! translations are those in the modelled TLB. A policy counts as the kernel's if its publication
+//! names it: one that the kernel does not have yet is named as missing and has no row.
 
 mod report;
 
@@ -87,7 +89,8 @@ struct XpfoRow {
     /// In the whole run.
     windows: u64,
     closed_cached: u64,
-    /// The longest life of a closed window, as the upper end of its power of two; those alive at the end included.
+    /// The longest life of a closed window, as the upper end of its power of two; those alive at
+    /// the end included.
     longest_closed: u64,
     /// Frames × instructions: while open, after the close, in the direct map.
     exposure: [u64; 3],
@@ -95,8 +98,8 @@ struct XpfoRow {
     alias_lives: Lives,
     alias_until_switch: Vec<u64>,
     aliases: u64,
-    /// Programs' bytes that the kernel half maps outside windows: the mean of the looks in the program's time, and the most.
-    /// `None`: nobody looked.
+    /// Programs' bytes that the kernel half maps outside windows: the mean of the looks in the
+    /// program's time, and the most. `None`: nobody looked.
     reachable_bytes: Option<(u64, u64)>,
     /// Frames that were a program's, with its bytes, in the kernel's map: the most of any look.
     residue_frames: Option<u64>,
@@ -284,15 +287,17 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
     }
 }
 
-/// A policy of the thread, as a model over the aliases that one run had: the mean life of a stale translation, in instructions.
+/// A policy of the thread, as a model over the aliases that one run had: the mean life of a stale
+/// translation, in instructions.
 struct Model {
     name: &'static str,
     life: f64,
 }
 
-/// Eager shootdowns leave none. A deferred flush comes with the next write to CR3. Without any flush a translation lives as long as it
-/// did in the run; a periodic full flush at a random phase ends it earlier: the mean of min(L, U), U uniform in the period T, is T / 2
-/// for L ≥ T and L − L² / 2T below. What was alive at the end counts with the life that was seen: at least.
+/// Eager shootdowns leave none. A deferred flush comes with the next write to CR3. Without any
+/// flush a translation lives as long as it did in the run; a periodic full flush at a random phase
+/// ends it earlier: the mean of min(L, U), U uniform in the period T, is T / 2 for L ≥ T and L − L²
+/// / 2T below. What was alive at the end counts with the life that was seen: at least.
 fn models(row: &XpfoRow) -> Vec<Model> {
     let mean = |lives: &[u64], of: &dyn Fn(f64) -> f64| {
         let all: u64 = lives.iter().sum();

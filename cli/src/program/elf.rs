@@ -1,4 +1,5 @@
-//! What an ELF object says about itself: machine, interpreter, needed libraries and where to look for them.
+//! What an ELF object says about itself: machine, interpreter, needed libraries and where to look
+//! for them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

@@ -1,5 +1,6 @@
-//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk null=SIZE[,latency=TIME]`: one that keeps nothing. `--disk
-//! vhost-user=SOCKET`: a disk that another process serves, by QEMU's protocol vhost-user-blk; it reaches all of the guest's memory.
+//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk null=SIZE[,latency=TIME]`: one
+//! that keeps nothing. `--disk vhost-user=SOCKET`: a disk that another process serves, by QEMU's
+//! protocol vhost-user-blk; it reaches all of the guest's memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -63,7 +64,8 @@ enum Keep {
 }
 
 impl Disk {
-    /// Parses and checks: what it names exists, can be used as asked, and is a whole number of sectors.
+    /// Parses and checks: what it names exists, can be used as asked, and is a whole number of
+    /// sectors.
     pub fn parse(text: &OsStr) -> Result<Disk> {
         if let Some(socket) = text.as_bytes().strip_prefix(VHOST_USER) {
             let socket = PathBuf::from(OsString::from_vec(socket.to_vec()));
@@ -196,7 +198,8 @@ fn parse_null(text: &OsStr, rest: &str) -> Result<Disk> {
     Ok(Disk::Null { bytes, latency })
 }
 
-/// Fails unless `socket` is one. Whether something listens there, QEMU finds out: a server serves one connection.
+/// Fails unless `socket` is one. Whether something listens there, QEMU finds out: a server serves
+/// one connection.
 fn check_socket(socket: &Path) -> Result<()> {
     let shown = socket.display();
     let fails = |why: &str| {

@@ -1,7 +1,9 @@
-//! `--net` and `-p`: QEMU's network for one machine, and the ports of this machine that lead into it.
+//! `--net` and `-p`: QEMU's network for one machine, and the ports of this machine that lead into
+//! it.
 //!
-//! The guest is 10.0.2.15 of a network that only it is in; QEMU answers for everything beyond, with this user's sockets. With `-p`
-//! alone QEMU is told to pass on nothing but what is forwarded (`restrict=on`).
+//! The guest is 10.0.2.15 of a network that only it is in; QEMU answers for everything beyond, with
+//! this user's sockets. With `-p` alone QEMU is told to pass on nothing but what is forwarded
+//! (`restrict=on`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -88,7 +90,8 @@ impl Network {
         RECORD
     }
 
-    /// Fails where a port that is to be forwarded cannot be had: QEMU would say so, but later and in other words.
+    /// Fails where a port that is to be forwarded cannot be had: QEMU would say so, but later and
+    /// in other words.
     pub fn check_ports(&self) -> Result<()> {
         self.forwards.iter().try_for_each(Forward::check)
     }

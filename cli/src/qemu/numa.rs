@@ -1,4 +1,5 @@
-//! NUMA nodes, their distances and their memory-side caches, as the user describes them and as QEMU takes them.
+//! NUMA nodes, their distances and their memory-side caches, as the user describes them and as QEMU
+//! takes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -121,7 +122,8 @@ impl Topology {
         growth.filter(|&(_, bytes)| bytes > 0)
     }
 
-    /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher` looks into their memory.
+    /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher`
+    /// looks into their memory.
     pub fn growth_arguments(&self, line: &mut CommandLine, watcher: Option<&Watcher>, backing: Backing<'_>) {
         for (number, (node, growth)) in self.growth().enumerate() {
             let size = show_size(growth);
@@ -234,7 +236,8 @@ impl Topology {
         }
     }
 
-    /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the caches.
+    /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the
+    /// caches.
     fn cache_arguments(&self, line: &mut CommandLine, cache: NearCache) {
         for (from, node) in self.nodes.iter().enumerate() {
             if node.cpus.is_empty() {

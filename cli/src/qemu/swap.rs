@@ -68,7 +68,8 @@ impl Swap {
         Disk::temporary(file.to_path_buf(), self.iops)
     }
 
-    /// linux/swap.h: 1024 bytes for a boot loader, version 1, the last page, no bad pages; the signature at the page's end.
+    /// linux/swap.h: 1024 bytes for a boot loader, version 1, the last page, no bad pages; the
+    /// signature at the page's end.
     fn header(self) -> [u8; PAGE as usize] {
         let mut page = [0; PAGE as usize];
         let last = (self.bytes / PAGE - 1) as u32;
@@ -101,7 +102,8 @@ mod tests {
         }
     }
 
-    /// What this writes is what everybody else reads. Without swaplabel on the host the kernels are the only judges (end to end).
+    /// What this writes is what everybody else reads. Without swaplabel on the host the kernels are
+    /// the only judges (end to end).
     #[test]
     fn the_header_is_that_of_mkswap() {
         let file = Swap::parse("1M").expect("swap").make().expect("a file");

@@ -1,8 +1,10 @@
-//! Page heat as a record that `damo report heatmap` and `damo report wss` read (github.com/damonitor/damo): JSON, a list of
-//! records of snapshots of regions, compressed with zlib. Plain JSON will not do: damo asks file(1) what it is given.
+//! Page heat as a record that `damo report heatmap` and `damo report wss` read
+//! (github.com/damonitor/damo): JSON, a list of records of snapshots of regions, compressed with
+//! zlib. Plain JSON will not do: damo asks file(1) what it is given.
 //!
-//! A slice of time is one aggregation interval; an instruction is a nanosecond. DAMON counts samples in which a region was
-//! found used, and says how many there could be; here every access was seen, and the busiest region sets the scale.
+//! A slice of time is one aggregation interval; an instruction is a nanosecond. DAMON counts
+//! samples in which a region was found used, and says how many there could be; here every access
+//! was seen, and the busiest region sets the scale.
 
 use std::io::Write;
 

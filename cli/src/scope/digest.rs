@@ -1,4 +1,5 @@
-//! Figures from counts: sums over phases, shares, medians. What the summary and the report both show is computed here.
+//! Figures from counts: sums over phases, shares, medians. What the summary and the report both
+//! show is computed here.
 
 use freehold_scope_record::{CpuCounts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
 
@@ -27,8 +28,8 @@ pub struct Lives {
 }
 
 impl<'a> Digest<'a> {
-    /// Finds the program in `results`: its phase and all after it but the closing one, in which the kernel takes stock;
-    /// everything, where no program began.
+    /// Finds the program in `results`: its phase and all after it but the closing one, in which the
+    /// kernel takes stock; everything, where no program began.
     pub fn of(results: &'a Results) -> Digest<'a> {
         let phases = &results.phases;
         let Some(first) = phases.iter().position(|phase| phase.name == Phase::PROGRAM) else {
@@ -58,7 +59,8 @@ impl<'a> Digest<'a> {
         sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
     }
 
-    /// Of the kernel's instructions, the part that was fetched from each node while the program ran; `None` where none was.
+    /// Of the kernel's instructions, the part that was fetched from each node while the program
+    /// ran; `None` where none was.
     pub fn kernel_code(&self) -> Option<Vec<f64>> {
         let by_node = self.all_counts(Half::Kernel).fetches;
         let all = by_node.iter().sum();

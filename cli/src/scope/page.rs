@@ -1,5 +1,5 @@
-//! The report: one page that tells where the conflicts are and who makes them, how long translations live, whose memory is
-//! used, which code ran, and what broke a rule.
+//! The report: one page that tells where the conflicts are and who makes them, how long
+//! translations live, whose memory is used, which code ran, and what broke a rule.
 
 use freehold_scope_record::{Bucket, Counting, Half, NearResult, Page as PageSize, Results};
 

@@ -1,5 +1,6 @@
-//! What the microscope saw, in a few lines on stderr: conflicts first, then TLBs, who reads whose memory, where the
-//! instructions went, phases. Counts are the program's time; what came before and after is in the rows of phases.
+//! What the microscope saw, in a few lines on stderr: conflicts first, then TLBs, who reads whose
+//! memory, where the instructions went, phases. Counts are the program's time; what came before and
+//! after is in the rows of phases.
 
 use std::fmt::Write;
 
@@ -161,7 +162,8 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
     }
 }
 
-/// Where the kernel's code lies, which decides whose fetches are remote: "100.0% from node 0, 0.0% from node 1".
+/// Where the kernel's code lies, which decides whose fetches are remote: "100.0% from node 0, 0.0%
+/// from node 1".
 pub fn kernel_code(digest: &Digest<'_>) -> Option<String> {
     let node = |(node, part): (usize, &f64)| format!("{} from node {node}", percent(Some(*part)));
     let parts: Vec<String> = digest.kernel_code()?.iter().enumerate().map(node).collect();

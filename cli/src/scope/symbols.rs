@@ -1,5 +1,5 @@
-//! Names for the code that ran: the kernel's functions, from its ELF file or from /proc/kallsyms; programs share addresses
-//! and stay "programs".
+//! Names for the code that ran: the kernel's functions, from its ELF file or from /proc/kallsyms;
+//! programs share addresses and stay "programs".
 
 mod linux;
 
@@ -44,7 +44,8 @@ enum Source {
 /// Names of kernel addresses.
 pub struct Names {
     source: Source,
-    /// Address of the image's start as linked, where the slide is to be found from its address in the run.
+    /// Address of the image's start as linked, where the slide is to be found from its address in
+    /// the run.
     linked: Option<u64>,
     slide: u64,
 }
@@ -71,7 +72,8 @@ impl Names {
         Names { source: Source::Table(BTreeMap::new()), linked: None, slide: 0 }
     }
 
-    /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is booted for them, once.
+    /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is
+    /// booted for them, once.
     pub fn prepare(given: Option<&Path>, kernel: &KernelChoice) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
             (Some(path), Family::Freehold) => {
@@ -123,8 +125,8 @@ impl Names {
     }
 }
 
-/// A Rust path without what stands in angle brackets inside it: `<A<B> as C>::f::<D>` is `<A as C>::f`. Those that differ in
-/// their parameters only are one function to a reader.
+/// A Rust path without what stands in angle brackets inside it: `<A<B> as C>::f::<D>` is
+/// `<A as C>::f`. Those that differ in their parameters only are one function to a reader.
 fn without_parameters(name: &str) -> String {
     let mut short = String::with_capacity(name.len());
     let mut depth = 0;

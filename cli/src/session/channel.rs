@@ -22,7 +22,8 @@ fn failed(error: Errno) -> Failure {
     Failure::new(format!("cannot connect to the VM: {error}"), "")
 }
 
-/// A socket pair: our end, which does not block, and QEMU's. No process that is started gets either, until [`lend`].
+/// A socket pair: our end, which does not block, and QEMU's. No process that is started gets
+/// either, until [`lend`].
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let (near, far) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -31,8 +32,9 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     Ok((near, far))
 }
 
-/// Have `start` start a process that inherits `ends`, and no other process. Sessions of several threads take turns: a QEMU that had another's
-/// sockets would keep them open after the other's end, and its session would wait for an end of file.
+/// Have `start` start a process that inherits `ends`, and no other process. Sessions of several
+/// threads take turns: a QEMU that had another's sockets would keep them open after the other's
+/// end, and its session would wait for an end of file.
 pub fn lend<T>(ends: &[&OwnedFd], start: impl FnOnce() -> Result<T>) -> Result<T> {
     static TURN: Mutex<()> = Mutex::new(());
     // Nothing is left half-done by a holder that panics.
@@ -60,7 +62,8 @@ fn make_non_blocking(fd: BorrowedFd<'_>) -> Result<()> {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(failed)
 }
 
-/// Makes QEMU's end block when it is full. The flag belongs to the open socket, so it can be set from here.
+/// Makes QEMU's end block when it is full. The flag belongs to the open socket, so it can be set
+/// from here.
 pub fn make_blocking(far: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(far) {
         // A failure leaves QEMU as it was: it works, except under back pressure.
@@ -158,7 +161,8 @@ impl Log {
         came
     }
 
-    /// Text from a LOG frame: the same log by another road, so it counts only while the UART is silent.
+    /// Text from a LOG frame: the same log by another road, so it counts only while the UART is
+    /// silent.
     pub fn add_text(&mut self, text: &str) {
         if !self.spoke {
             self.keep(text.as_bytes());

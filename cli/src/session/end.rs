@@ -10,7 +10,8 @@ use crate::protocol::Ending;
 /// How a run ended.
 #[derive(Debug)]
 pub enum End {
-    /// The program ended, and the kernel's closing audit found every frame where it belongs; a stock Linux has no audit.
+    /// The program ended, and the kernel's closing audit found every frame where it belongs; a
+    /// stock Linux has no audit.
     Program(Ending),
     /// The program ended, and the kernel's closing audit found this.
     Unbalanced(Ending, String),
@@ -36,7 +37,8 @@ pub enum End {
     Qemu(String),
 }
 
-/// Where everything was when time was up: `threads` of objects with `tid`, `name`, `state` and `backtrace`, and `left_out`.
+/// Where everything was when time was up: `threads` of objects with `tid`, `name`, `state` and
+/// `backtrace`, and `left_out`.
 #[derive(Debug)]
 pub enum LastSeen {
     /// The kernel's threads, as it says.
@@ -57,7 +59,8 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// The reader went away, which is its right: a program that writes on would be ended by SIGPIPE.
+    /// The reader went away, which is its right: a program that writes on would be ended by
+    /// SIGPIPE.
     pub fn reader_gone(self) -> bool {
         self.error == Errno::PIPE
     }
@@ -100,8 +103,8 @@ pub(super) fn is_own(ready: Option<&Value>) -> bool {
     ready.is_some_and(|ready| ready["kernel"] == "Freehold")
 }
 
-/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame, or
-/// where output is missing.
+/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost
+/// count of a frame, or where output is missing.
 pub(super) fn of(ending: Ending, report: Option<&Value>, loss: Option<Loss>) -> End {
     let audit = report.and_then(|report| report.get("audit")).filter(|audit| audit.as_str() != Some("ok"));
     if let Some(audit) = audit {

@@ -1,4 +1,5 @@
-//! The way out of a program that takes every key: Ctrl-] three times within a second, as systemd-nspawn has it.
+//! The way out of a program that takes every key: Ctrl-] three times within a second, as
+//! systemd-nspawn has it.
 
 use std::time::{Duration, Instant};
 

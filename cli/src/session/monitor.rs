@@ -1,8 +1,9 @@
-//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): how much memory each memory device is to plug in, and where the CPUs are of a
-//! kernel that does not answer.
+//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): how much memory each memory device is to plug
+//! in, and where the CPUs are of a kernel that does not answer.
 //!
-//! A line of JSON each way. The session says once that it wants no more than the plain protocol, and then sets sizes as the
-//! guest asks for them, limited to what the device has. Commands whose answer is waited for have an `id`.
+//! A line of JSON each way. The session says once that it wants no more than the plain protocol,
+//! and then sets sizes as the guest asks for them, limited to what the device has. Commands whose
+//! answer is waited for have an `id`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -36,7 +37,8 @@ pub struct Monitor {
 /// A CPU, as QEMU shows it.
 struct StoppedCpu {
     number: u64,
-    /// Where it is, and what on its stack may be return addresses. None of a CPU that runs a program.
+    /// Where it is, and what on its stack may be return addresses. None of a CPU that runs a
+    /// program.
     addresses: Vec<u64>,
 }
 

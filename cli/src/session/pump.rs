@@ -11,7 +11,8 @@ use crate::Result;
 use crate::failure::Failure;
 
 const BUFFER: usize = 64 << 10;
-/// What a pipe or terminal takes in one write without blocking once poll says that it takes any (PIPE_BUF).
+/// What a pipe or terminal takes in one write without blocking once poll says that it takes any
+/// (PIPE_BUF).
 const CAREFUL: usize = 4096;
 
 /// Ends of a pump that other modules ask about.
@@ -20,7 +21,8 @@ pub trait Source {
     fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>);
 }
 
-/// Which end of the pump is the host's own stream: that one may block, and is not ours to make non-blocking.
+/// Which end of the pump is the host's own stream: that one may block, and is not ours to make
+/// non-blocking.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostEnd {
     From,

@@ -1,6 +1,7 @@
 //! One word to all runs of a group: the others are of no use any more.
 //!
-//! The write end of a pipe that nobody writes to. Once it is closed, everybody who polls the read end is woken, and stays so.
+//! The write end of a pipe that nobody writes to. Once it is closed, everybody who polls the read
+//! end is woken, and stays so.
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -39,7 +39,8 @@ struct Insistence {
 }
 
 impl Insistence {
-    /// Notes one more at `now`. True when the VM is to end: the first is long ago, or there were many.
+    /// Notes one more at `now`. True when the VM is to end: the first is long ago, or there were
+    /// many.
     fn note(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
         self.count += 1;
@@ -48,7 +49,8 @@ impl Insistence {
 }
 
 impl Signals {
-    /// Starts watching, until this is dropped. From then on these signals do nothing: the handlers themselves stay.
+    /// Starts watching, until this is dropped. From then on these signals do nothing: the handlers
+    /// themselves stay.
     pub fn register() -> Result<Signals> {
         let failed = |e: std::io::Error| Failure::new(format!("cannot watch signals: {e}"), "");
         let (wake, write) = UnixStream::pair().map_err(failed)?;
@@ -80,8 +82,8 @@ impl Signals {
         self.noted.iter().filter_map(came).collect()
     }
 
-    /// Notes a signal. True when the VM is to end: it is the second that asks for that, 2 s after the first or later,
-    /// or the third.
+    /// Notes a signal. True when the VM is to end: it is the second that asks for that, 2 s after
+    /// the first or later, or the third.
     pub fn insisted(&mut self, signal: u8) -> bool {
         ENDING.contains(&i32::from(signal)) && self.insistence.note(Instant::now())
     }

@@ -33,7 +33,8 @@ fn a_file_may_have_any_number_of_locks_and_all_are_listed() {
 
 #[test]
 fn a_long_list_of_groups_is_shared_by_all_who_have_it() {
-    // 400 children with 256 KiB each would be more than there is; with what else they have they fit.
+    // 400 children with 256 KiB each would be more than there is; with what else they have they
+    // fit.
     let made = sizes("groups", "80M");
     assert!(made > 350, "{made}");
 }
@@ -81,7 +82,8 @@ fn every_allocation_of_a_program_may_fail() {
     assert!(errors.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count > 0), "{said}");
 }
 
-/// A disk that reaches pages in their places: what finds no memory is copied, or the program's error.
+/// A disk that reaches pages in their places: what finds no memory is copied, or the program's
+/// error.
 #[test]
 fn every_allocation_of_a_transfer_in_place_may_fail() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -1,4 +1,5 @@
-//! The audit of all frames at a program's end: what it finds fails the run, and churn gives it nothing to find.
+//! The audit of all frames at a program's end: what it finds fails the run, and churn gives it
+//! nothing to find.
 
 use serde_json::Value;
 
@@ -43,7 +44,8 @@ fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
     assert_eq!(code(ended.status), 125, "{told}");
 }
 
-/// Areas of random size that come and go in half of memory, in front of a memory-side cache; by instructions, so that each run is the same.
+/// Areas of random size that come and go in half of memory, in front of a memory-side cache; by
+/// instructions, so that each run is the same.
 #[test]
 fn churn_before_a_near_cache_leaves_every_pageblock_where_it_belongs() {
     let program = guest_program("workloads/churn");

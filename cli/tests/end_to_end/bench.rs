@@ -140,7 +140,8 @@ fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost
             assert_eq!(count("copies"), count("needed"), "{pattern}");
         }
     }
-    // What waits for a disk is counted by the microscope, everything else by the guest's clock, in one table.
+    // What waits for a disk is counted by the microscope, everything else by the guest's clock, in
+    // one table.
     let rows = report["costs"]["rows"].as_array().expect("rows");
     for name in ["cow-reuse", "cow-copy", "vmsplice", "direct-read"] {
         let row = rows.iter().find(|row| row["name"] == name).expect("the row");
@@ -215,7 +216,8 @@ fn a_side_that_dies_does_not_wait_for_one_that_goes_on() {
     command.env("FREEHOLD_QEMU", &qemu);
     command.args(["bench", "--quick", "--timeout", TIMEOUT, "null-call", "--against"]).arg(&kernel);
     let _permit = Permit::take();
-    // The first side is told first where both have failed: here it was recalled, and its time was not up.
+    // The first side is told first where both have failed: here it was recalled, and its time was
+    // not up.
     let outcome = finish_now(&mut command, b"").expect(125);
     let told = format!("{} does not boot: QEMU refused: no such kernel", kernel.display());
     assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);

@@ -230,7 +230,8 @@ pub fn guest_program(name: &str) -> PathBuf {
     path
 }
 
-/// Bytes in which every value and every pair of neighbours occurs: nothing a line discipline leaves alone.
+/// Bytes in which every value and every pair of neighbours occurs: nothing a line discipline leaves
+/// alone.
 pub fn all_bytes(size: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..size)
@@ -255,7 +256,8 @@ pub fn text(path: &impl AsRef<OsStr>) -> &str {
     path.as_ref().to_str().expect("temporary paths are UTF-8")
 }
 
-/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock Linux may break those that `lost_by_linux` names.
+/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock
+/// Linux may break those that `lost_by_linux` names.
 #[track_caller]
 pub fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_linux: &[&str]) {
     let program = guest_program(&format!("conformance/{}", words[0]));
@@ -282,7 +284,8 @@ pub fn empty_disk(folder: &tempfile::TempDir, bytes: u64) -> PathBuf {
     file
 }
 
-/// `freehold run` with a QEMU that puts its blkdebug filter with these `rules` before an empty disk; and that disk, which is to be the machine's first.
+/// `freehold run` with a QEMU that puts its blkdebug filter with these `rules` before an empty
+/// disk; and that disk, which is to be the machine's first.
 pub fn run_with_failing_disk(folder: &tempfile::TempDir, bytes: u64, rules: &str) -> (Command, PathBuf) {
     let disk = empty_disk(folder, bytes);
     let wrapper = folder.path().join("qemu");

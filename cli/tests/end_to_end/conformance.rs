@@ -1,4 +1,5 @@
-//! The C programs of guest/conformance: each prints one line a promise (`ok …`, `not ok …`) and a closing plan.
+//! The C programs of guest/conformance: each prints one line a promise (`ok …`, `not ok …`) and a
+//! closing plan.
 
 use crate::common::*;
 
@@ -8,7 +9,8 @@ pub fn conforms(name: &str) {
     conforms_with(name, &[], &[], &[]);
 }
 
-/// The same with more options, and arguments for the program. A stock Linux may break the promises `lost_by_linux`.
+/// The same with more options, and arguments for the program. A stock Linux may break the promises
+/// `lost_by_linux`.
 #[track_caller]
 pub fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
     let program = guest_program(&format!("conformance/{name}"));
@@ -79,7 +81,8 @@ fn files() {
     conforms("files");
 }
 
-/// A stock Linux has its overlay in a module, and shows numbers of the trees below when it lists a directory of two file systems.
+/// A stock Linux has its overlay in a module, and shows numbers of the trees below when it lists a
+/// directory of two file systems.
 #[test]
 fn overlay() {
     let Some(module) = linux_module("kernel/fs/overlayfs/overlay.ko") else { return conforms("overlay") };
@@ -156,7 +159,8 @@ fn times() {
     conforms("times");
 }
 
-/// Linux rounds its clocks as it likes between two updates of its page; what it promises is the same.
+/// Linux rounds its clocks as it likes between two updates of its page; what it promises is the
+/// same.
 #[test]
 fn vdso() {
     conforms("vdso");
@@ -200,8 +204,8 @@ fn proc() {
     conforms("proc");
 }
 
-// Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program. An io_uring
-// request that it hands to a worker finds its memory only then.
+// Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the
+// program. An io_uring request that it hands to a worker finds its memory only then.
 const LOST_BY_LINUX: [&str; 7] = [
     "34, ",
     "35, ",
@@ -212,13 +216,15 @@ const LOST_BY_LINUX: [&str; 7] = [
     "survives a fork, and the child",
 ];
 
-/// Runs a program with a disk to write, and a slow one whose sectors are filled with their numbers, on each of `machines`.
+/// Runs a program with a disk to write, and a slow one whose sectors are filled with their numbers,
+/// on each of `machines`.
 #[track_caller]
 fn conforms_on_disks(name: &str, machines: &[&[&str]]) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let disk = file_of(&folder, "disk", &[0; 2 << 20]);
     let numbered: Vec<u8> = (0..64 << 10).map(|at| (at / 512) as u8).collect();
-    // QEMU lets a tenth of a second's requests through at once: a disk of 10 or more that has rested answers two without a wait.
+    // QEMU lets a tenth of a second's requests through at once: a disk of 10 or more that has
+    // rested answers two without a wait.
     let slow = format!("{},ro,iops=5", text(&file_of(&folder, "slow", &numbered)));
     let disks = ["--disk", text(&disk), "--disk", &slow];
     for machine in machines {
@@ -227,7 +233,8 @@ fn conforms_on_disks(name: &str, machines: &[&[&str]]) {
     }
 }
 
-/// One CPU and four, each with swap and without; large enough for pages of 2 MiB, which rows are tried with beside those of 4 KiB.
+/// One CPU and four, each with swap and without; large enough for pages of 2 MiB, which rows are
+/// tried with beside those of 4 KiB.
 const MACHINES: [&[&str]; 4] = [
     &["--memory", "768M", "--cpus", "1"],
     &["--memory", "768M", "--cpus", "1", "--swap", "64M"],
@@ -240,7 +247,8 @@ const SMALL_MACHINE: &[&str] = &["--memory", "192M", "--cpus", "4", "--swap", "6
 
 #[test]
 fn cow() {
-    // By row: what is held by a reference and not pinned, what holding one piece costs the others, and pieces of what was large.
+    // By row: what is held by a reference and not pinned, what holding one piece costs the others,
+    // and pieces of what was large.
     let lost_by_linux = ["05, 2 MiB", "06, ", "17, ", "18, 4 KiB: a private", "72, "];
     for options in [&MACHINES[..], &[SMALL_MACHINE]].concat() {
         conforms_with("cow", options, &[], &lost_by_linux);
@@ -281,7 +289,8 @@ fn views() {
     conforms_with("views", &[], without_newer(), &[]);
 }
 
-/// A page that stays clean under migration counts as written on Linux (its pte_mkdirty sets both marks).
+/// A page that stays clean under migration counts as written on Linux (its pte_mkdirty sets both
+/// marks).
 #[test]
 fn migrate() {
     let options = ["--memory", "512M", "--numa", "2"];

@@ -1,4 +1,5 @@
-//! Which of the kernel's code ran: records grow run by run, tell what never ran, and are of one kernel.
+//! Which of the kernel's code ran: records grow run by run, tell what never ran, and are of one
+//! kernel.
 
 use std::path::Path;
 use std::process::Command;

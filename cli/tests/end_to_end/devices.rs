@@ -61,7 +61,8 @@ const ALL_OK: &str = "read ok, read ok, write ok, sync ok";
 const DEAD: &str = "read EIO, read EIO, write EIO, sync EIO";
 const NO_DEVICE: &str = "";
 
-/// What a lie leads to in the guest, and what else it may. An impossible size: the kernel refuses the device, so that the disks after it move up.
+/// What a lie leads to in the guest, and what else it may. An impossible size: the kernel refuses
+/// the device, so that the disks after it move up.
 #[rustfmt::skip]
 const ENDS: [(Lie, &str); 21] = [
     (Lie::None,               ALL_OK),
@@ -81,7 +82,8 @@ const ENDS: [(Lie, &str); 21] = [
     (Lie::FeaturesOfAllOnes,  ALL_OK),
     (Lie::SpuriousInterrupts, ALL_OK),
     (Lie::NoAnswer,           DEAD),
-    // The second answer comes before the guest looks, or later; then it is for a request that has no status yet.
+    // The second answer comes before the guest looks, or later; then it is for a request that has
+    // no status yet.
     (Lie::DoubleAnswer,       "read EIO, read EIO, write EIO, sync EIO|read ok, read EIO, write EIO, sync EIO"),
     (Lie::LateAnswer,         "read EIO, read EIO, write EIO, sync EIO"),
     (Lie::StatusNonsense,     DEAD),

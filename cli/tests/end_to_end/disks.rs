@@ -61,8 +61,9 @@ fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String 
     finish(command, b"").expect(0).text()
 }
 
-/// A process that outlives the program has pages in memory alone. They are stored when its end closes the disk, however long the
-/// disk takes, and nobody takes the process for one that does not end.
+/// A process that outlives the program has pages in memory alone. They are stored when its end
+/// closes the disk, however long the disk takes, and nobody takes the process for one that does not
+/// end.
 #[test]
 fn a_disk_that_keeps_nothing_has_its_size_and_is_zeroes_whatever_is_written() {
     let script = "tr '\\0' x </dev/zero | dd of=/dev/vda bs=4k count=8 oflag=direct 2>/dev/null && \
@@ -118,7 +119,8 @@ fn slow_disks_under_a_small_cap_of_bounce_buffers_wait_and_none_fails() {
     assert!(said.contains("480 transfers, 0 failed"), "{said}");
 }
 
-/// 256 KiB for the rings and all transfers of 100 threads, and memory of its own: it neither grows nor lends.
+/// 256 KiB for the rings and all transfers of 100 threads, and memory of its own: it neither grows
+/// nor lends.
 #[test]
 fn a_restricted_disk_works_with_the_memory_that_it_has() {
     let own = ["--sealed", "--append", "swiotlb.restricted=vda:256K"];
@@ -182,7 +184,8 @@ fn the_closing_table_says_what_was_bounced() {
     assert!(most.is_some_and(|kib| (768.0..2048.0).contains(&kib)), "{}", outcome.stderr);
 }
 
-/// Behind an IOMMU disks work as without, each function has a domain of its own, and no access is refused.
+/// Behind an IOMMU disks work as without, each function has a domain of its own, and no access is
+/// refused.
 #[test]
 fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -200,8 +203,9 @@ fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     }
 }
 
-/// In place: what is read and written is right, through the cache and past it, in whole pages and beside them; nothing of it passes
-/// through bounce but the parts that fill no page; no access is refused, and nothing stays reachable.
+/// In place: what is read and written is right, through the cache and past it, in whole pages and
+/// beside them; nothing of it passes through bounce but the parts that fill no page; no access is
+/// refused, and nothing stays reachable.
 #[test]
 fn disks_reach_programs_pages_in_their_places() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -226,7 +230,8 @@ fn disks_reach_programs_pages_in_their_places() {
     assert!(std::fs::read(&disk).expect("the disk") == bytes);
 }
 
-/// A program that is killed while a slow disk has its pages ends when the disk has answered: the closing audit finds no page astray.
+/// A program that is killed while a slow disk has its pages ends when the disk has answered: the
+/// closing audit finds no page astray.
 #[test]
 fn pages_of_a_killed_program_stay_with_the_disk_until_it_answers() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -1,4 +1,5 @@
-//! Bad input gets one line that says what is wrong and how to fix it, and status 125 (126 and 127 for programs).
+//! Bad input gets one line that says what is wrong and how to fix it, and status 125 (126 and 127
+//! for programs).
 
 use crate::common::*;
 

@@ -1,10 +1,12 @@
-//! Exclusive page-frame ownership: policies, counters, the check of the kernel's map, and what provokes it.
+//! Exclusive page-frame ownership: policies, counters, the check of the kernel's map, and what
+//! provokes it.
 
 use crate::common::*;
 
 const CHECK: &str = "/sys/kernel/debug/xpfo/check";
 
-/// A load that moves memory between programs and the kernel: many small programs, files, and a process that fills 60 MiB.
+/// A load that moves memory between programs and the kernel: many small programs, files, and a
+/// process that fills 60 MiB.
 const LOAD: &str = "i=0; while [ $i -lt 40 ]; do busybox echo $i > /tmp/$i; i=$((i+1)); done; \
     busybox seq 400000 | busybox sort -r | busybox md5sum >/dev/null; cat /tmp/* >/dev/null; rm /tmp/*";
 
@@ -49,7 +51,8 @@ fn blocks_that_programs_used_are_wiped_on_their_way_to_the_kernel() {
     if kernel() != "freehold" {
         return;
     }
-    // A process fills most of memory and ends; then page tables and file names make the kernel grow.
+    // A process fills most of memory and ends; then page tables and file names make the kernel
+    // grow.
     let command = format!(
         "busybox dd if=/dev/zero of=/dev/null bs=30M count=1 2>/dev/null; mkdir /tmp/d; i=0; \
          while [ $i -lt 7000 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done; \
@@ -91,7 +94,8 @@ fn a_port_that_is_taken_is_said_before_the_machine_starts() {
     assert!(told.stderr.contains(&format!("cannot wait for a debugger on port {port}")), "{}", told.stderr);
 }
 
-/// In how many frames programs' bytes were at most, and in how many that the kernel's map had after the program.
+/// In how many frames programs' bytes were at most, and in how many that the kernel's map had after
+/// the program.
 fn residue(policy: &str, command: &str) -> (u64, u64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
@@ -111,7 +115,8 @@ fn no_byte_of_a_program_is_in_the_kernels_map_after_it() {
     if kernel() != "freehold" {
         return;
     }
-    // Programs end and leave 30 MiB behind; names of files and page tables make the kernel grow into them.
+    // Programs end and leave 30 MiB behind; names of files and page tables make the kernel grow
+    // into them.
     let load = "busybox dd if=/dev/urandom of=/tmp/big bs=1M count=30 2>/dev/null; rm /tmp/big; \
         busybox dd if=/dev/urandom of=/dev/null bs=20M count=1 2>/dev/null; mkdir /tmp/d; i=0; \
         while [ $i -lt 1500 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done; \
@@ -207,8 +212,9 @@ fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
     assert_eq!(status, 0, "{log}");
 }
 
-/// For how many instructions a closed window stayed cached at most, as the upper end of a power of two, and how many were opened:
-/// in the modelled TLB, with a clock that counts instructions as nanoseconds.
+/// For how many instructions a closed window stayed cached at most, as the upper end of a power of
+/// two, and how many were opened: in the modelled TLB, with a clock that counts instructions as
+/// nanoseconds.
 fn longest_life(policy: &str, command: &str) -> (u64, u64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");

@@ -22,8 +22,8 @@ fn number(line: &str) -> u64 {
     digits.unwrap_or_else(|| panic!("no number in {line:?}"))
 }
 
-/// Doubles a string up to 64 MiB (with the one before it: 96 MiB and more), in awk, and prints lines while it is there: of each file those that
-/// contain a text.
+/// Doubles a string up to 64 MiB (with the one before it: 96 MiB and more), in awk, and prints
+/// lines while it is there: of each file those that contain a text.
 fn eat(lines: &[(&str, &str)]) -> String {
     let print = |(file, text): &(&str, &str)| {
         format!("while ((getline line < \"{file}\") > 0) if (line ~ /{text}/) print line; ")
@@ -94,7 +94,8 @@ fn memory_that_is_plugged_in_is_handed_out_shuffled() {
         return;
     }
     let placement = guest_program("workloads/placement");
-    // Most of the heap is above 4 GiB, where memory is plugged in. Without shuffle pages that follow each other are neighbours.
+    // Most of the heap is above 4 GiB, where memory is plugged in. Without shuffle pages that
+    // follow each other are neighbours.
     for (shuffle, few) in [("on", true), ("off", false)] {
         let parameter = format!("page_alloc.shuffle={shuffle}");
         let options = ["-m", "64M", "--memory-max", "512M", "--append", &parameter];

@@ -12,14 +12,16 @@ fn random_system_calls_leave_the_kernel_as_it_was() {
         (["--cpus", "2", "-m", "64M", "--memory-max", "256M"], ["-j", "2", "-u", "0", "7", "16"]),
     ] {
         let arguments: Vec<&str> = [text(&program), "-p", "2000"].into_iter().chain(words).collect();
-        // Whatever is left of the processes, a frame without its owner for example, fails the run; so does one that outlives SIGKILL.
+        // Whatever is left of the processes, a frame without its owner for example, fails the run;
+        // so does one that outlives SIGKILL.
         let outcome = run(&options, &arguments, b"").expect(0);
         assert!(outcome.text().starts_with("hostile: "), "{}", outcome.text());
     }
 }
 
-/// A group whose last member moves while it forks, children that two threads wait for while nobody has to, orphans that end while
-/// they are handed over. The closing audit counts groups, sessions and families anew.
+/// A group whose last member moves while it forks, children that two threads wait for while nobody
+/// has to, orphans that end while they are handed over. The closing audit counts groups, sessions
+/// and families anew.
 #[test]
 fn processes_that_come_and_go_at_once_are_counted_once() {
     let program = guest_program("workloads/families");
@@ -69,8 +71,9 @@ fn threads_that_fight_over_pages_leave_the_kernel_as_it_was() {
     }
 }
 
-/// What guest/workloads/alike prints was the same on Linux 6.1 when this was written; `FREEHOLD_TEST_KERNEL=linux` shows that it still is.
-/// The head of that program says how to see where they part.
+/// What guest/workloads/alike prints was the same on Linux 6.1 when this was written;
+/// `FREEHOLD_TEST_KERNEL=linux` shows that it still is. The head of that program says how to see
+/// where they part.
 #[test]
 fn random_calls_about_memory_are_answered_as_by_linux() {
     let program = guest_program("workloads/alike");

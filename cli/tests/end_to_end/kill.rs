@@ -3,7 +3,8 @@
 use crate::common::*;
 use crate::conformance::conforms_with;
 
-/// With --icount a nanosecond is an instruction, and guest/workloads/kill-any fails above a hundred million of them.
+/// With --icount a nanosecond is an instruction, and guest/workloads/kill-any fails above a hundred
+/// million of them.
 #[test]
 fn sigkill_ends_a_process_within_a_hundred_million_instructions_whatever_call_it_makes() {
     if kernel() != "freehold" {

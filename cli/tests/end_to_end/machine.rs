@@ -80,7 +80,8 @@ fn a_guest_that_dies_is_255_and_says_why() {
     assert!(outcome.stderr.contains("sysrq"), "the backtrace names a function: {}", outcome.stderr);
 }
 
-/// Debian's 6.1 cloud kernel takes 1.6 thousand million instructions to the same program in the same VM.
+/// Debian's 6.1 cloud kernel takes 1.6 thousand million instructions to the same program in the
+/// same VM.
 const LINUX_BOOT_INSTRUCTIONS: u64 = 1_600_000_000;
 
 #[test]

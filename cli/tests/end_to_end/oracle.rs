@@ -1,5 +1,6 @@
-//! The oracle: each rule of memory isolation that our kernel breaks on request is found, with the function that did it; programs
-//! that map, fork, run threads on several CPUs, and enter the kernel with RFLAGS.AC set break none.
+//! The oracle: each rule of memory isolation that our kernel breaks on request is found, with the
+//! function that did it; programs that map, fork, run threads on several CPUs, and enter the kernel
+//! with RFLAGS.AC set break none.
 //!
 //! Only our kernel publishes who owns its frames: on another one there is nothing to judge.
 
@@ -32,9 +33,10 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
     if !is_ours() {
         return;
     }
-    // Each with the rules that it breaks, in their order: what is used through a forbidden mapping is mapped first. Which function
-    // of the direct map and of the dynamic area stores an entry depends on what was inlined. A block that enters the direct map
-    // has more frames of programs than one.
+    // Each with the rules that it breaks, in their order: what is used through a forbidden mapping
+    // is mapped first. Which function of the direct map and of the dynamic area stores an entry
+    // depends on what was inlined. A block that enters the direct map has more frames of programs
+    // than one.
     let read = ("direct-map", "anon", "plant::read_through_direct_map");
     let entered = ("mapped", "", "freehold_arch::");
     let alias = ("writable-image", "reserved", "freehold_arch::");
@@ -138,7 +140,8 @@ fn threads_with_ac_set_enter_the_kernel_in_every_way_and_smap_stays_on() {
     let oracle = oracle(&folder);
     let smap = |what: &str| oracle["smap"][what].as_u64().expect("a count");
     assert_eq!((smap("outside"), &oracle["total"]), (0, &0.into()), "{oracle}");
-    // It did look: each fault, breakpoint and bad address came with AC set, and the calls' buffers were copied.
+    // It did look: each fault, breakpoint and bad address came with AC set, and the calls' buffers
+    // were copied.
     assert!(
         smap("program_frames") >= 4 * 8 * (8 + 1 + 2) && smap("frames") > smap("program_frames"),
         "{oracle}"

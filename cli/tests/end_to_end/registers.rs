@@ -5,13 +5,13 @@ use crate::conformance::conforms_with;
 
 #[test]
 fn registers() {
-    // QEMU's XRSTOR takes any MXCSR, so a stock Linux has nothing to refuse; ours looks at it itself.
-    // QEMU also keeps a summary of x87 errors that CPUs would derive anew.
+    // QEMU's XRSTOR takes any MXCSR, so a stock Linux has nothing to refuse; ours looks at it
+    // itself. QEMU also keeps a summary of x87 errors that CPUs would derive anew.
     conforms_with("registers", &[], &[], &["a reserved MXCSR bit", "an x87 summary of errors"]);
 }
 
-/// What guest/workloads/hostile-registers prints was the same on Linux 6.1 when this was written; `FREEHOLD_TEST_KERNEL=linux`
-/// shows that it still is.
+/// What guest/workloads/hostile-registers prints was the same on Linux 6.1 when this was written;
+/// `FREEHOLD_TEST_KERNEL=linux` shows that it still is.
 #[test]
 fn hostile_register_states_end_as_under_linux() {
     let program = guest_program("workloads/hostile-registers");

@@ -1,4 +1,5 @@
-//! Copies of the kernel's text and read-only data on the nodes that have CPUs: who fetches what from where, and how they are checked.
+//! Copies of the kernel's text and read-only data on the nodes that have CPUs: who fetches what
+//! from where, and how they are checked.
 
 use serde_json::Value;
 
@@ -14,8 +15,8 @@ fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
 }
 
-/// Processes of node 0 that take turns on node 1's CPU, and whose requests for a frame all fail for half a second: what the kernel says of
-/// roots then, and twice when there is memory.
+/// Processes of node 0 that take turns on node 1's CPU, and whose requests for a frame all fail for
+/// half a second: what the kernel says of roots then, and twice when there is memory.
 const STARVED: &str = "cd /sys/kernel/debug/fail_page_alloc
 echo 0 >verbose; echo 0 >min-order; echo Y >task-filter; echo -1 >times; echo 100 >probability
 for k in 1 2 3 4; do
@@ -37,8 +38,8 @@ pub fn watched(options: &[&str], command: &str) -> (String, Value) {
     (told, record["results"].take())
 }
 
-/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the start, and those of them from
-/// another node.
+/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the
+/// start, and those of them from another node.
 fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
     let (_, results) = watched(options, LOAD);
     let homes: Vec<usize> =
@@ -185,7 +186,8 @@ fn the_lab_tells_what_copies_save_and_what_they_cost() {
         let (all, remote) = (number(row, "instructions"), number(row, "remote"));
         assert_eq!(remote, if row["side"] == "on" { 0.0 } else { all }, "{row}");
     }
-    // Lines of data stay remote where the allocator put them: a tenth to four tenths of all misses, by the boot's chance.
+    // Lines of data stay remote where the allocator put them: a tenth to four tenths of all misses,
+    // by the boot's chance.
     let cold = |side: &str| -> Vec<&Value> {
         let is_cold = |row: &&Value| row["call"].as_str().is_some_and(|call| call.ends_with(" cold"));
         rows.iter().filter(|row| row["side"] == side).filter(is_cold).collect()
@@ -205,7 +207,8 @@ fn on_one_node_the_setting_changes_no_instruction() {
     }
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("b.json");
-    // Numbers of one digit: parameters of one length, which are read in the same number of instructions.
+    // Numbers of one digit: parameters of one length, which are read in the same number of
+    // instructions.
     let sides = ["--append", "numa_replica=9", "--against-append", "numa_replica=0"];
     let mut command = freehold();
     command

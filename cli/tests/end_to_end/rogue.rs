@@ -1,5 +1,6 @@
-//! A device that attacks: QEMU's `edu` reads and writes any address by DMA. A debugger drives it from outside the guest, through its registers
-//! (QEMU, docs/specs/edu.txt): no driver of the kernel's has anything to do with it, and the attacker turns bus mastering on himself.
+//! A device that attacks: QEMU's `edu` reads and writes any address by DMA. A debugger drives it
+//! from outside the guest, through its registers (QEMU, docs/specs/edu.txt): no driver of the
+//! kernel's has anything to do with it, and the attacker turns bus mastering on himself.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +8,8 @@ use std::process::{Child, Stdio};
 
 use crate::common::*;
 
-/// Configuration space of PCI in memory, where SeaBIOS puts q35's, and the device's function in it: 00:1e.0.
+/// Configuration space of PCI in memory, where SeaBIOS puts q35's, and the device's function in it:
+/// 00:1e.0.
 const CONFIG: u64 = 0xb000_0000 + (0x1e << 15);
 /// The device's DMA registers, and its buffer as it sees it.
 const SOURCE: u64 = 0x80;
@@ -192,7 +194,8 @@ const DISK: &[u8] = b"a page of the disk a page of the disk ";
 /// Where the kernel's text begins when it is not slid: a debugger finds it where it is linked.
 const TEXT: u64 = 0x20_0000;
 
-/// Behind an IOMMU the device reads nothing and writes nothing, and each attempt is told with the frame's owner.
+/// Behind an IOMMU the device reads nothing and writes nothing, and each attempt is told with the
+/// frame's owner.
 #[test]
 fn a_rogue_device_behind_an_iommu_reaches_nothing_and_is_told_of() {
     if kernel() != "freehold" {
@@ -224,7 +227,8 @@ fn a_rogue_device_behind_an_iommu_reaches_nothing_and_is_told_of() {
     assert!(said.contains("(bounce): reason 2"), "{said}");
 }
 
-/// The negative control: without an IOMMU the same device reads what it likes, and writes it where it likes.
+/// The negative control: without an IOMMU the same device reads what it likes, and writes it where
+/// it likes.
 #[test]
 fn a_rogue_device_without_an_iommu_writes_memory() {
     if kernel() != "freehold" {

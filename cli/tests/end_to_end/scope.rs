@@ -31,7 +31,8 @@ fn instructions(phase: &Value) -> u64 {
     halves.filter_map(Value::as_u64).sum()
 }
 
-/// What headless Chromium makes of a file: its DOM, and what its console said. Any network is out of reach.
+/// What headless Chromium makes of a file: its DOM, and what its console said. Any network is out
+/// of reach.
 fn in_browser(page: &Path) -> (String, String) {
     let profile = tempfile::tempdir().expect("temporary folder");
     let output = Command::new("chromium")
@@ -49,7 +50,8 @@ fn in_browser(page: &Path) -> (String, String) {
     (text(&output.stdout), console)
 }
 
-/// The program's time with the sharing model: how often lines moved, and the names of those who store there.
+/// The program's time with the sharing model: how often lines moved, and the names of those who
+/// store there.
 fn moves_of_lines(cpus: &str, operation: &str) -> (u64, Vec<String>) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = folder.path().join("r.json");
@@ -211,7 +213,8 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     refused(&[], Some(("FREEHOLD_QEMU", Path::new("/bin/true"))), &["/bin/true", "is not QEMU"]);
 }
 
-/// `freehold lab near-cache --quick` in `folder`, on a host with this terminal: what it printed and its record. The page is near.html.
+/// `freehold lab near-cache --quick` in `folder`, on a host with this terminal: what it printed and
+/// its record. The page is near.html.
 fn quick_near_cache(folder: &Path, terminal: &str) -> (String, Value) {
     let mut command = freehold();
     command.args(["lab", "near-cache", "--quick", "--json", "near.json", "--html", "near.html"]);
@@ -232,11 +235,13 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     };
     let fresh = misses("Freehold, balanced", "fresh");
     assert!(fresh <= 0.01, "balanced, fresh: {fresh}, at most 1%");
-    // 0.0 to 0.9% in a dozen boots; frames at random would miss 34%. One seed gives the same on any host, but not on another kernel.
+    // 0.0 to 0.9% in a dozen boots; frames at random would miss 34%. One seed gives the same on any
+    // host, but not on another kernel.
     let aged = misses("Freehold, balanced", "aged");
     assert!(aged <= 0.05, "balanced, aged: {aged}, far less than at random");
-    // About 34% on average. Of 128 pieces of 2 MiB, eight to a place, the 16 of this heap lie in 16 places once in 300,000 boots, and the
-    // 8 of the walk, of another boot, once in 260: nearly so in both less than once in 10^7.
+    // About 34% on average. Of 128 pieces of 2 MiB, eight to a place, the 16 of this heap lie in 16
+    // places once in 300,000 boots, and the 8 of the walk, of another boot, once in 260: nearly so
+    // in both less than once in 10^7.
     let walk =
         record["confirmed"].as_array().expect("rows").iter().find(|row| row["side"] == "Freehold, random");
     let walk = walk.and_then(|row| row["reckoned"].as_f64()).expect("a share");
@@ -251,7 +256,8 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     }
     let page = std::fs::read_to_string(folder.path().join("near.html")).expect("written");
     assert!(page.contains("Misses in aged memory"));
-    // What else the host does, where the command is run and in what terminal is the same to all boots.
+    // What else the host does, where the command is run and in what terminal is the same to all
+    // boots.
     let elsewhere = tempfile::tempdir().expect("temporary folder");
     let (_, again) = quick_near_cache(elsewhere.path(), "a-terminal-with-a-longer-name");
     for part in ["measured", "images"] {

@@ -1,4 +1,5 @@
-//! Folders of the host in the guest (/usr, `-v`, `--root`): what it sees, when, and what it does not.
+//! Folders of the host in the guest (/usr, `-v`, `--root`): what it sees, when, and what it does
+//! not.
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -7,7 +7,8 @@ use crate::replica::watched;
 
 const KEYS: &str = "/sys/kernel/debug/static_keys";
 
-/// Turns the key on and off so often while small programs run on all CPUs; then compares all copies of text, and the kernel's map.
+/// Turns the key on and off so often while small programs run on all CPUs; then compares all copies
+/// of text, and the kernel's map.
 fn turned(times: usize) -> String {
     format!(
         "cd /sys/kernel/debug
@@ -43,7 +44,8 @@ fn while_a_key_is_turned_each_cpu_runs_the_old_instruction_int3_or_the_new_one()
     assert_eq!(told, "equal\nclean\n");
     let oracle = &results["oracle"];
     assert_eq!(oracle["total"], 0, "{oracle}");
-    // Not for want of looking: six bytes are stored for each site, copy and turn, and CPUs met INT3.
+    // Not for want of looking: six bytes are stored for each site, copy and turn, and CPUs met
+    // INT3.
     let checks = |what: &str| oracle["checks"][what].as_u64().expect("a count");
     let (stores, least) = (checks("text_stores"), (2 * times * 2 * 6) as u64);
     assert!(stores >= least && stores.is_multiple_of(least), "{stores} stores: {oracle}");

@@ -1,4 +1,5 @@
-//! Swap: areas, what is lost with a failing disk, more memory than there is, and what --swap makes of it.
+//! Swap: areas, what is lost with a failing disk, more memory than there is, and what --swap makes
+//! of it.
 
 use std::process::Command;
 
@@ -66,7 +67,8 @@ fn programs_use_more_memory_than_there_is() {
     }
 }
 
-/// Half of it is anonymous, half a file in memory, and all of it is one and a half times the machine's memory.
+/// Half of it is anonymous, half a file in memory, and all of it is one and a half times the
+/// machine's memory.
 #[test]
 fn programs_share_more_memory_than_there_is() {
     let swap = if kernel() == "linux" { "256M" } else { "128M" };

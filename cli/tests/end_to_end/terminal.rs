@@ -1,4 +1,5 @@
-//! On a terminal the guest has a terminal: size, Ctrl-C, job control; and ours is given back as it was.
+//! On a terminal the guest has a terminal: size, Ctrl-C, job control; and ours is given back as it
+//! was.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,4 +1,5 @@
-//! Programs' frames outside the kernel's map: what the microscope meters of it, and `freehold lab xpfo`.
+//! Programs' frames outside the kernel's map: what the microscope meters of it, and
+//! `freehold lab xpfo`.
 
 use serde_json::Value;
 

@@ -1,7 +1,8 @@
-//! The local interrupt controller of each CPU: x2APIC registers where there are any, else memory-mapped ones.
+//! The local interrupt controller of each CPU: x2APIC registers where there are any, else
+//! memory-mapped ones.
 //!
-//! Manual: Intel SDM volume 3, chapter 11. Register numbers are those of the memory-mapped form; x2APIC's MSR is
-//! 0x800 + number / 16, and its interrupt command register is one 64-bit MSR.
+//! Manual: Intel SDM volume 3, chapter 11. Register numbers are those of the memory-mapped form;
+//! x2APIC's MSR is 0x800 + number / 16, and its interrupt command register is one 64-bit MSR.
 
 use freehold_machine::PhysAddr;
 
@@ -124,7 +125,8 @@ pub(crate) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Interrupt the CPU `apic_id`. Called with interrupts off: the memory-mapped form takes two writes.
+/// Interrupt the CPU `apic_id`. Called with interrupts off: the memory-mapped form takes two
+/// writes.
 pub(crate) fn send(apic_id: u32, ipi: Ipi) {
     // Bit 14: assert; bits 8–10: 0 fixed, 4 NMI, 5 INIT, 6 start-up.
     let low = match ipi {
@@ -135,7 +137,8 @@ pub(crate) fn send(apic_id: u32, ipi: Ipi) {
     };
     match access() {
         ApicAccess::X2apic => {
-            // What was stored for the target must be visible before it is interrupted: this write does not wait (10.12.3).
+            // What was stored for the target must be visible before it is interrupted: this write
+            // does not wait (10.12.3).
             registers::finish_stores();
             let command = u64::from(apic_id) << 32 | u64::from(low);
             // SAFETY: the target runs this crate's handlers, or (INIT, start-up) its trampoline.

@@ -1,6 +1,7 @@
-# memcpy, memmove, memset, memcmp and bcmp, which the compiler calls. Most of what a kernel moves and compares is short (names,
-# small structures): that takes a few plain moves, of which the last overlaps the one before. What is longer takes repeated
-# moves of words. The direction flag is clear wherever compiled code runs, and trap entry clears it for handlers.
+# memcpy, memmove, memset, memcmp and bcmp, which the compiler calls. Most of what a kernel moves
+# and compares is short (names, small structures): that takes a few plain moves, of which the last
+# overlaps the one before. What is longer takes repeated moves of words. The direction flag is clear
+# wherever compiled code runs, and trap entry clears it for handlers.
 
 .text
 
@@ -15,7 +16,8 @@ memmove:
     cmp rax, rdx
     mov rax, rdi
     jae copy_long
-    # The target begins inside the source: downwards. The lowest word, which may be cut by the last step, is kept.
+    # The target begins inside the source: downwards. The lowest word, which may be cut by the last
+    # step, is kept.
     mov r8, [rsi]
     mov rcx, rdx
     shr rcx, 3
@@ -122,7 +124,8 @@ memset:
     mov rax, r8
     ret
 
-# memcmp and bcmp: rdi, rsi = what, rdx = bytes; eax = less than, equal to or greater than 0, by the first bytes that differ.
+# memcmp and bcmp: rdi, rsi = what, rdx = bytes; eax = less than, equal to or greater than 0, by the
+# first bytes that differ.
 .balign 16
 .global memcmp
 .global bcmp

@@ -1,7 +1,8 @@
 //! CPUs: their private data, numbers and nodes, preemption.
 //!
-//! [`PerCpu`] is reached through the GS base, which in the kernel always points to it (user mode's is
-//! swapped in on the way out). Its fields are atomics that only their CPU writes, unless said otherwise.
+//! [`PerCpu`] is reached through the GS base, which in the kernel always points to it (user mode's
+//! is swapped in on the way out). Its fields are atomics that only their CPU writes, unless said
+//! otherwise.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -61,7 +62,8 @@ pub(crate) struct PerCpu {
     pub(crate) threads: Threads,
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
-    /// When the kernel wants its timer interrupt, as [`crate::time::now`] counts; `u64::MAX` for never.
+    /// When the kernel wants its timer interrupt, as [`crate::time::now`] counts; `u64::MAX` for
+    /// never.
     pub(crate) timer: AtomicU64,
     pub(crate) flush: FlushRequest,
     pub(crate) random: CpuRandom,
@@ -129,7 +131,8 @@ pub(crate) fn this() -> &'static PerCpu {
     unsafe { &*this }
 }
 
-/// Whether `base` is the address of the private data of the CPU that runs this, as the interrupt controller knows it.
+/// Whether `base` is the address of the private data of the CPU that runs this, as the interrupt
+/// controller knows it.
 #[cfg(feature = "entry-checks")]
 pub(crate) fn is_this(base: u64) -> bool {
     let known = ALL.iter().map(|slot| slot.load(Ordering::Acquire)).find(|&slot| slot as u64 == base);
@@ -202,11 +205,12 @@ pub(crate) fn enable_features() {
     if leaf1.edx & 1 << 7 != 0 {
         features |= CR4_MCE;
     }
-    // SAFETY: global pages, protections against user memory, floating point and base registers for programs, machine checks:
-    // no mapping changes.
+    // SAFETY: global pages, protections against user memory, floating point and base registers for
+    // programs, machine checks: no mapping changes.
     unsafe { write_cr4(features) };
     let cr0 = read_cr0() & !CR0_EMULATION | CR0_MONITOR | CR0_NATIVE_ERRORS;
-    // SAFETY: write protection, native x87 errors, no emulation, alignment checks (in user mode only): no mapping changes.
+    // SAFETY: write protection, native x87 errors, no emulation, alignment checks (in user mode
+    // only): no mapping changes.
     unsafe { write_cr0(cr0 | CR0_WRITE_PROTECT | CR0_ALIGNMENT) };
 }
 
@@ -220,7 +224,8 @@ pub(crate) fn has_xsave() -> bool {
     read_cr4() & CR4_OSXSAVE != 0
 }
 
-/// Set up this CPU, whose private data and page tables are in place: descriptors, windows, interrupt controller, floating point.
+/// Set up this CPU, whose private data and page tables are in place: descriptors, windows,
+/// interrupt controller, floating point.
 ///
 /// # Panics
 /// When there is no memory for that, which only happens at start-up.
@@ -252,8 +257,8 @@ pub fn send_nmi(cpu: CpuId) {
     }
 }
 
-/// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do; they are
-/// on when this returns, and none that came in between was missed.
+/// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do;
+/// they are on when this returns, and none that came in between was missed.
 pub fn idle() {
     // What is closed must not outlive its deadline while the CPU sleeps, nor wake it for that.
     windows::forget_closed();
@@ -265,8 +270,9 @@ pub fn bus_id() -> u32 {
     apic::id()
 }
 
-/// Say which nodes the machine has, which CPU is on which, and how many CPUs (at most [`MAX_CPUS`]) will run: once,
-/// when firmware's tables are read. [`Cpus::cpu_count`] is that number from then on; flushes reach those that run.
+/// Say which nodes the machine has, which CPU is on which, and how many CPUs (at most [`MAX_CPUS`])
+/// will run: once, when firmware's tables are read. [`Cpus::cpu_count`] is that number from then
+/// on; flushes reach those that run.
 pub fn set_topology(topology: &Topology, cpus: usize) {
     COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
     NODES.store(topology.node_count(), Ordering::Relaxed);
@@ -284,7 +290,8 @@ pub fn online() -> CpuSet {
 impl Cpus for X86 {
     fn current_cpu(self) -> CpuId {
         let number = this().number.load(Ordering::Relaxed);
-        // SAFETY: it begins as 0 and only `adopt` stores it, after a look. Tables of CPUs are indexed without another.
+        // SAFETY: it begins as 0 and only `adopt` stores it, after a look. Tables of CPUs are
+        // indexed without another.
         unsafe { core::hint::assert_unchecked((number as usize) < MAX_CPUS) };
         CpuId(number as u16)
     }
@@ -315,7 +322,8 @@ impl Tlb for X86 {
                     invlpg(start.0 + page * PAGE_SIZE as u64);
                 }
             }
-            // The entry is gone: one INVLPG forgets all that was cached of a leaf (SDM 4.10.4.1), in pieces too.
+            // The entry is gone: one INVLPG forgets all that was cached of a leaf (SDM 4.10.4.1),
+            // in pieces too.
             Flush::Blocks { start, blocks } if blocks <= FLUSH_CEILING => {
                 for block in 0..blocks {
                     invlpg(start.0 + block * (PAGE_SIZE as u64 * PAGEBLOCK_FRAMES));
@@ -360,8 +368,8 @@ impl Tlb for X86 {
         f()
     }
     fn load_root(self, root: Pfn) {
-        // SAFETY: every root copies the kernel half from the kernel's root, so all that Rust code uses stays
-        // mapped; the lower half holds no Rust object.
+        // SAFETY: every root copies the kernel half from the kernel's root, so all that Rust code
+        // uses stays mapped; the lower half holds no Rust object.
         unsafe { write_cr3(root.start().0) };
         windows::forgotten();
     }

@@ -1,7 +1,8 @@
 //! Interrupts: on and off on this CPU, and vectors for devices.
 //!
-//! Devices interrupt by message (MSI, MSI-X) only; the 8259s are masked and the I/O APIC is left masked as
-//! reset leaves it. Vectors 0x30 to 0xef are given to devices, one handler each, on all CPUs alike.
+//! Devices interrupt by message (MSI, MSI-X) only; the 8259s are masked and the I/O APIC is left
+//! masked as reset leaves it. Vectors 0x30 to 0xef are given to devices, one handler each, on all
+//! CPUs alike.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -72,8 +73,8 @@ pub struct Msi {
 static HANDLERS: [Once<&'static dyn InterruptHandler>; DEVICES] = [const { Once::new() }; DEVICES];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Give `handler` a vector of its own for ever, delivered to `cpu`; `None` when all are taken, or the
-/// CPU's number on the bus does not fit a message.
+/// Give `handler` a vector of its own for ever, delivered to `cpu`; `None` when all are taken, or
+/// the CPU's number on the bus does not fit a message.
 pub fn allocate(handler: &'static dyn InterruptHandler, cpu: CpuId) -> Option<Msi> {
     let target = u8::try_from(cpu::apic_id(cpu)?).ok()?;
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -90,11 +91,13 @@ pub(crate) fn dispatch(vector: u8) {
     }
 }
 
-/// Mask the two 8259s, which firmware may have left open, and stop channel 0 of the 8254: reset leaves it counting,
-/// so a host whose guest sleeps would be woken 18 times a second for an interrupt that is masked.
+/// Mask the two 8259s, which firmware may have left open, and stop channel 0 of the 8254: reset
+/// leaves it counting, so a host whose guest sleeps would be woken 18 times a second for an
+/// interrupt that is masked.
 pub(crate) fn quiet_legacy() {
     out_u8(0x21, 0xff);
     out_u8(0xa1, 0xff);
-    // Mode 0 (one interrupt, at the end of a count) and no count: it waits for one (Intel 8254 data sheet).
+    // Mode 0 (one interrupt, at the end of a count) and no count: it waits for one (Intel 8254 data
+    // sheet).
     out_u8(0x43, 0b0011_0000);
 }

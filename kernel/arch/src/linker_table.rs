@@ -1,5 +1,6 @@
-//! Tables that code writes entry by entry, each into a section of its own, where the linker script puts a symbol before and behind them.
-//! Their addresses are relative to the field that has them, so that they need no relocation.
+//! Tables that code writes entry by entry, each into a section of its own, where the linker script
+//! puts a symbol before and behind them. Their addresses are relative to the field that has them,
+//! so that they need no relocation.
 
 /// The entries between the two symbols.
 ///

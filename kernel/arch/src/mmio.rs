@@ -14,8 +14,8 @@ pub struct Mmio {
     len: usize,
 }
 
-// SAFETY: the registers stay mapped for ever, and each access is one volatile instruction: what accesses
-// from several CPUs mean is the device's matter, not the memory's.
+// SAFETY: the registers stay mapped for ever, and each access is one volatile instruction: what
+// accesses from several CPUs mean is the device's matter, not the memory's.
 unsafe impl Send for Mmio {}
 // SAFETY: as above.
 unsafe impl Sync for Mmio {}

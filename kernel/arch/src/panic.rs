@@ -1,8 +1,9 @@
 //! The death certificate: what a kernel that cannot go on says about itself.
 //!
-//! The first CPU to fail stops all others with an NMI, each of which notes its registers and backtrace; then the whole goes
-//! to the serial line and to the registered sink, and the machine ends. Takes no lock that a stopped CPU could hold, and
-//! allocates nothing. A failure in the middle of this ends the machine at once.
+//! The first CPU to fail stops all others with an NMI, each of which notes its registers and
+//! backtrace; then the whole goes to the serial line and to the registered sink, and the machine
+//! ends. Takes no lock that a stopped CPU could hold, and allocates nothing. A failure in the
+//! middle of this ends the machine at once.
 
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
@@ -42,7 +43,8 @@ impl CpuReport {
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
-    /// Where it was, and where it would have returned to: addresses in the slid image, innermost first.
+    /// Where it was, and where it would have returned to: addresses in the slid image, innermost
+    /// first.
     pub fn backtrace(&self) -> &[u64] {
         &self.backtrace[..self.frames]
     }
@@ -84,8 +86,8 @@ impl Write for Certificate {
     }
 }
 
-/// Who carries the certificate to the host. Called with interrupts off and all other CPUs stopped, perhaps in
-/// the middle of anything: must not lock or allocate.
+/// Who carries the certificate to the host. Called with interrupts off and all other CPUs stopped,
+/// perhaps in the middle of anything: must not lock or allocate.
 pub trait CertificateSink: Sync {
     /// Send it.
     fn certificate(&self, certificate: &Certificate);
@@ -101,7 +103,8 @@ struct ReportSlot {
     report: UnsafeCell<CpuReport>,
 }
 
-// SAFETY: the owning CPU writes before it sets `ready` (release); others read after they saw it (acquire).
+// SAFETY: the owning CPU writes before it sets `ready` (release); others read after they saw it
+// (acquire).
 unsafe impl Sync for ReportSlot {}
 
 static SLOTS: [ReportSlot; MAX_CPUS] = [const {
@@ -178,8 +181,8 @@ fn peek(address: u64) -> Option<u64> {
     if small & tables::PRESENT == 0 && (large & tables::PRESENT == 0 || large & tables::LARGE == 0) {
         return None;
     }
-    // SAFETY: aligned and mapped in the kernel half; any bits are a valid integer; volatile, since another CPU may be
-    // writing there.
+    // SAFETY: aligned and mapped in the kernel half; any bits are a valid integer; volatile, since
+    // another CPU may be writing there.
     Some(unsafe { (address as *const u64).read_volatile() })
 }
 

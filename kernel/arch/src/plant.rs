@@ -1,6 +1,7 @@
-//! Breaches of the rules of frames and of SMAP, committed on purpose: what checks them from outside (`freehold scope`) has to find
-//! each. The kernel parameter `freehold.plant` asks for one; nothing else calls this. What is broken is mended before
-//! the function returns, and nobody's bytes are changed.
+//! Breaches of the rules of frames and of SMAP, committed on purpose: what checks them from outside
+//! (`freehold scope`) has to find each. The kernel parameter `freehold.plant` asks for one; nothing
+//! else calls this. What is broken is mended before the function returns, and nobody's bytes are
+//! changed.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -12,7 +13,8 @@ use freehold_machine::{
 use crate::memory::{self, OutOfMemory, tables};
 use crate::{X86, boot, irq, vmap};
 
-/// The kernel reads a user's frame through the direct map. `user` is a frame that a program owns and nobody uses.
+/// The kernel reads a user's frame through the direct map. `user` is a frame that a program owns
+/// and nobody uses.
 pub fn direct_map_read(user: Pfn) {
     let first = user.pageblock_start();
     let block = PfnRange::new(first, first.offset(PAGEBLOCK_FRAMES));
@@ -21,7 +23,8 @@ pub fn direct_map_read(user: Pfn) {
     X86.leave(block);
 }
 
-/// The kernel half maps a user's frame, and nobody uses the mapping. `user` is a frame that a program owns.
+/// The kernel half maps a user's frame, and nobody uses the mapping. `user` is a frame that a
+/// program owns.
 ///
 /// # Errors
 /// When there is no memory for it.
@@ -68,7 +71,8 @@ pub fn text_alias() -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// A CPU loads another node's root and runs that node's text. Returns whether there is one that differs.
+/// A CPU loads another node's root and runs that node's text. Returns whether there is one that
+/// differs.
 pub fn wrong_root() -> bool {
     let _off = irq::disable();
     let own = X86.kernel_root(X86.node_of_cpu(X86.current_cpu()));
@@ -81,8 +85,8 @@ pub fn wrong_root() -> bool {
     true
 }
 
-/// A user copy is left without its CLAC: the kernel goes on with SMAP off. Interrupts stay off until it is mended, so that
-/// each breach is this function's.
+/// A user copy is left without its CLAC: the kernel goes on with SMAP off. Interrupts stay off
+/// until it is mended, so that each breach is this function's.
 pub fn smap_open() {
     let _off = irq::disable();
     leave_smap_open();
@@ -116,7 +120,8 @@ fn use_stale_translation(address: VirtAddr) {
 #[inline(never)]
 fn write_text_through_alias(address: VirtAddr) {
     let byte = read(address);
-    // SAFETY: the caller mapped the frame writable there; the byte written is the one that is there.
+    // SAFETY: the caller mapped the frame writable there; the byte written is the one that is
+    // there.
     unsafe { (address.0 as *mut u8).write_volatile(byte) };
 }
 

@@ -1,7 +1,9 @@
-//! Accesses that frame exclusion and W^X have to stop, made on purpose: /sys/kernel/debug/provoke-crash/DIRECT.
+//! Accesses that frame exclusion and W^X have to stop, made on purpose:
+//! /sys/kernel/debug/provoke-crash/DIRECT.
 //!
-//! Each access is one instruction of this file. Where it faults, and only there, the kernel goes on behind it; the same
-//! fault anywhere else is a panic. The nearest relative in Linux is `drivers/misc/lkdtm`.
+//! Each access is one instruction of this file. Where it faults, and only there, the kernel goes on
+//! behind it; the same fault anywhere else is a panic. The nearest relative in Linux is
+//! `drivers/misc/lkdtm`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,7 +62,8 @@ unsafe extern "C" {
 /// Where [`execute`] jumps to at this moment; 0 for nowhere. One caller at a time.
 static TARGET: AtomicU64 = AtomicU64::new(0);
 
-/// Where the kernel goes on after a fault at `rip` on `address`; `None` where it is none of this file's.
+/// Where the kernel goes on after a fault at `rip` on `address`; `None` where it is none of this
+/// file's.
 #[cfg(target_os = "none")]
 pub(crate) fn resume(rip: u64, address: u64) -> Option<u64> {
     let accesses = [&raw const freehold_provoke_read_at as u64, &raw const freehold_provoke_write_at as u64];
@@ -96,14 +99,16 @@ pub fn read(frame: Pfn) -> Option<u64> {
     read_at(tables::frame_ptr(frame) as u64)
 }
 
-/// Read the first word of what is shown at `bytes`, in a window or wherever, through the direct map. `None`: it is not there.
+/// Read the first word of what is shown at `bytes`, in a window or wherever, through the direct
+/// map. `None`: it is not there.
 pub fn read_alias(bytes: &[u8]) -> Option<u64> {
     let address = VirtAddr(bytes.as_ptr() as u64);
     let frame = tables::frame_at(address)?;
     read_at(tables::frame_ptr(frame) as u64 + address.0 % PAGE_SIZE as u64)
 }
 
-/// Jump to the first byte of `frame`, which is a RET, through the direct map. Whether it was executed. One caller at a time.
+/// Jump to the first byte of `frame`, which is a RET, through the direct map. Whether it was
+/// executed. One caller at a time.
 pub fn execute(frame: Pfn) -> bool {
     let pinned = X86.pin();
     let target = tables::frame_ptr(frame) as u64;
@@ -115,7 +120,8 @@ pub fn execute(frame: Pfn) -> bool {
     tried.done != 0
 }
 
-/// Write a byte of the kernel's text through the direct map, with what is there. Whether that worked.
+/// Write a byte of the kernel's text through the direct map, with what is there. Whether that
+/// worked.
 pub fn write_text_alias() -> bool {
     let first = boot::read_only_frames().start;
     // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
@@ -135,8 +141,9 @@ pub struct ClosedWindow {
 /// The longest wait for an interrupt that is due.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same CPU. Where the interrupt that ends
-/// its time is due and has not come, since the host runs this CPU but not its timer, wait for that first.
+/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same
+/// CPU. Where the interrupt that ends its time is due and has not come, since the host runs this
+/// CPU but not its timer, wait for that first.
 pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> ClosedWindow {
     let pinned = X86.pin();
     let address = X86.with_bytes(frame, |bytes| {

@@ -1,7 +1,7 @@
 //! Single instructions: ports, model-specific and control registers, CPUID, random bits.
 //!
-//! The functions that cannot break memory safety by themselves are safe; the others say what the caller
-//! promises. Manual: Intel SDM volume 2 (instructions), volume 4 (MSRs).
+//! The functions that cannot break memory safety by themselves are safe; the others say what the
+//! caller promises. Manual: Intel SDM volume 2 (instructions), volume 4 (MSRs).
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
@@ -25,7 +25,8 @@ pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 pub(crate) const MSR_TSC_AUX: u32 = 0xc000_0103;
 
 pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;
-/// Alignment checks, in user mode with AC set; ring 0 never raises one (Intel SDM volume 3, 6.15, interrupt 17).
+/// Alignment checks, in user mode with AC set; ring 0 never raises one (Intel SDM volume 3, 6.15,
+/// interrupt 17).
 pub(crate) const CR0_ALIGNMENT: u64 = 1 << 18;
 
 pub(crate) const CR4_MCE: u64 = 1 << 6;
@@ -143,7 +144,8 @@ control_register!(read_cr2, "cr2");
 control_register!(read_cr3, "cr3");
 control_register!(read_cr4, write_cr4, "cr4");
 
-/// Write CR3. The value is stored first: an observer of the machine sees stores, but no registers (scope/doorbell).
+/// Write CR3. The value is stored first: an observer of the machine sees stores, but no registers
+/// (scope/doorbell).
 ///
 /// # Safety
 /// What it changes keeps every Rust reference valid.
@@ -172,14 +174,15 @@ pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u
     };
 }
 
-/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in [`write_cr3`], and the two
-/// instructions, at most 7 bytes, are never in two pages: there QEMU's translator begins a new block, and an observer that
-/// may read no registers does not connect a block with the store before it.
+/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in
+/// [`write_cr3`], and the two instructions, at most 7 bytes, are never in two pages: there QEMU's
+/// translator begins a new block, and an observer that may read no registers does not connect a
+/// block with the store before it.
 #[inline]
 pub(crate) fn invlpg(address: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
-    // SAFETY: forgetting a translation never makes a valid access invalid; the store goes to `told`. RAX: in this form
-    // every assembler encodes the operand as the register alone.
+    // SAFETY: forgetting a translation never makes a valid access invalid; the store goes to
+    // `told`. RAX: in this form every assembler encodes the operand as the register alone.
     unsafe {
         asm!(".p2align 3", "mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
             options(nostack, preserves_flags))
@@ -200,7 +203,8 @@ pub(crate) fn read_flags() -> u64 {
     flags
 }
 
-/// Read and reset the debug status register. Its bits say why a debug exception came (Intel SDM volume 3, 17.2.3).
+/// Read and reset the debug status register. Its bits say why a debug exception came (Intel SDM
+/// volume 3, 17.2.3).
 pub(crate) fn take_debug_status() -> u64 {
     const AT_RESET: u64 = 0xffff_0ff0;
     let status: u64;
@@ -242,7 +246,8 @@ pub(crate) fn has_data_selectors() -> bool {
 #[inline]
 pub(crate) unsafe fn read_bases() -> (u64, u64) {
     let (fs, gs): (u64, u64);
-    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come, which take any GS base.
+    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come,
+    // which take any GS base.
     unsafe {
         asm!("rdfsbase {fs}", "swapgs", "rdgsbase {gs}", "swapgs", fs = out(reg) fs, gs = out(reg) gs,
             options(nostack, preserves_flags))
@@ -263,14 +268,16 @@ pub(crate) unsafe fn write_bases(fs: u64, gs: u64) {
     };
 }
 
-/// Load DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] gives them. The bases of FS and of
-/// user mode's GS are then anything.
+/// Load DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] gives them. The
+/// bases of FS and of user mode's GS are then anything.
 ///
 /// # Safety
-/// Each selector is null or names a data or readable segment of privilege level 3. Interrupts are off.
+/// Each selector is null or names a data or readable segment of privilege level 3. Interrupts are
+/// off.
 pub(crate) unsafe fn load_data_selectors(packed: u64) {
     let [ds, es, fs, gs] = [0, 16, 32, 48].map(|shift| (packed >> shift) as u16);
-    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come, which take any GS base.
+    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come,
+    // which take any GS base.
     unsafe {
         asm!("mov ds, {ds:e}", "mov es, {es:e}", "mov fs, {fs:e}", "swapgs", "mov gs, {gs:e}", "swapgs",
             ds = in(reg) u32::from(ds), es = in(reg) u32::from(es), fs = in(reg) u32::from(fs),
@@ -286,7 +293,8 @@ pub(crate) fn disable_interrupts() {
 
 /// Interrupts on (STI).
 pub(crate) fn enable_interrupts() {
-    // SAFETY: the handlers of this crate keep every register. Not `nomem`: it is a compiler barrier.
+    // SAFETY: the handlers of this crate keep every register. Not `nomem`: it is a compiler
+    // barrier.
     unsafe { asm!("sti", options(nostack)) };
 }
 
@@ -309,8 +317,8 @@ macro_rules! port {
         /// Read an I/O port.
         pub fn $input(port: u16) -> $type {
             let value: $type;
-            // SAFETY: port reads reach devices, not memory. The devices of this machine do DMA only where
-            // the DMA API told them to.
+            // SAFETY: port reads reach devices, not memory. The devices of this machine do DMA only
+            // where the DMA API told them to.
             unsafe { asm!(concat!("in ", $register, ", dx"), in("dx") port, out($register) value, options(nostack, preserves_flags)) };
             value
         }

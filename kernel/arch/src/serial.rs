@@ -1,7 +1,7 @@
 //! The kernel log's last resort: the first UART (0x3f8), polled.
 //!
-//! Works from the first instruction of Rust on, needs no lock to be correct (lines of several CPUs may
-//! mix when one of them is dying), and waits for room at most a bounded time.
+//! Works from the first instruction of Rust on, needs no lock to be correct (lines of several CPUs
+//! may mix when one of them is dying), and waits for room at most a bounded time.
 
 use core::fmt::{self, Write};
 

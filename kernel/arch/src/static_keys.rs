@@ -1,15 +1,19 @@
 //! Static keys: questions whose answer rarely changes and costs one no-op to ask where it is "off".
 //!
-//! [`is_on`] compiles to a no-op of five bytes; a key that is on has a jump in its place, to where the answer is "on". A table in
-//! read-only data says for each such place (*site*) its key and where the jump leads. Whoever turns a key patches all of its sites, on all
-//! nodes ([`freehold_replica::Replicas::patch`]).
+//! [`is_on`] compiles to a no-op of five bytes; a key that is on has a jump in its place, to where
+//! the answer is "on". A table in read-only data says for each such place (*site*) its key and
+//! where the jump leads. Whoever turns a key patches all of its sites, on all nodes
+//! ([`freehold_replica::Replicas::patch`]).
 //!
-//! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which does what the key will say ([`turn`] comes before the first
-//! store). So a key may say "on" at one site and "off" at another; its users must live with either, as with a relaxed atomic.
+//! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which does what the key
+//! will say ([`turn`] comes before the first store). So a key may say "on" at one site and "off" at
+//! another; its users must live with either, as with a relaxed atomic.
 //!
-//! **Where not.** Code that runs in NMIs, double faults and machine checks asks no key: the return from INT3 would let the next NMI in.
+//! **Where not.** Code that runs in NMIs, double faults and machine checks asks no key: the return
+//! from INT3 would let the next NMI in.
 //!
-//! On a host a key is an atomic. Linux' relative is `static_branch_unlikely` (include/linux/jump_label.h).
+//! On a host a key is an atomic. Linux' relative is `static_branch_unlikely`
+//! (include/linux/jump_label.h).
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -86,7 +90,8 @@ pub fn state(key: StaticKey) -> KeyState {
     if STATES[key as usize].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
 }
 
-/// From now on an INT3 at a site of `key` does what the state says; on a host, the key says it. Before its sites are patched.
+/// From now on an INT3 at a site of `key` does what the state says; on a host, the key says it.
+/// Before its sites are patched.
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key as usize].store(state == KeyState::On, Ordering::Release);
 }
@@ -130,7 +135,8 @@ impl Site {
     }
 }
 
-/// An entry of the table, as [`is_on`] writes it. Addresses are relative to the field that has them.
+/// An entry of the table, as [`is_on`] writes it. Addresses are relative to the field that has
+/// them.
 #[repr(C)]
 struct SiteEntry {
     address: i32,
@@ -154,7 +160,8 @@ unsafe extern "C" {
 /// The table of sites.
 #[cfg(target_os = "none")]
 fn entries() -> &'static [SiteEntry] {
-    // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only data.
+    // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only
+    // data.
     unsafe { linker_table::entries(&raw const __static_keys_start, &raw const __static_keys_end) }
 }
 /// On a host keys have no sites.

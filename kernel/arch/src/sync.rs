@@ -1,8 +1,8 @@
 //! Locks, and values that are set once.
 //!
-//! [`SpinLock`] orders tasks only: its holder does not block, and no interrupt handler takes it. [`IrqSpinLock`] is
-//! for what interrupt handlers touch too: interrupts are off on this CPU while it is held. Both are taken in the
-//! order that their owners document; neither is re-entrant.
+//! [`SpinLock`] orders tasks only: its holder does not block, and no interrupt handler takes it.
+//! [`IrqSpinLock`] is for what interrupt handlers touch too: interrupts are off on this CPU while
+//! it is held. Both are taken in the order that their owners document; neither is re-entrant.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -20,7 +20,8 @@ pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
 /// The right to a [`SpinLock`]'s value.
 pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
-/// A spin lock for data that interrupt handlers touch: interrupts are off on this CPU while it is held.
+/// A spin lock for data that interrupt handlers touch: interrupts are off on this CPU while it is
+/// held.
 pub struct IrqSpinLock<T: ?Sized>(SpinLock<T>);
 
 impl<T> IrqSpinLock<T> {
@@ -49,10 +50,12 @@ pub fn lock_with<'a, T: ?Sized>(lock: &'a IrqSpinLock<T>, _off: &'a InterruptsOf
     lock.0.lock()
 }
 
-/// The right to an [`IrqSpinLock`]'s value. Guards are dropped in the reverse order of their making.
+/// The right to an [`IrqSpinLock`]'s value. Guards are dropped in the reverse order of their
+/// making.
 #[must_use]
 pub struct IrqSpinGuard<'a, T: ?Sized> {
-    // The lock opens before interrupts come back: fields are dropped in the order of their declaration.
+    // The lock opens before interrupts come back: fields are dropped in the order of their
+    // declaration.
     value: SpinLockGuard<'a, T>,
     _off: InterruptsOff,
 }
@@ -76,8 +79,8 @@ impl<T: ?Sized> fmt::Debug for IrqSpinLock<T> {
     }
 }
 
-/// A place for one [`Arc`], which is put there and taken away by exchange: whoever takes it has it, nobody else. No lock, and no
-/// reference is counted.
+/// A place for one [`Arc`], which is put there and taken away by exchange: whoever takes it has it,
+/// nobody else. No lock, and no reference is counted.
 pub struct ArcSlot<T>(AtomicPtr<T>);
 
 // SAFETY: as for `Mutex<Option<Arc<T>>>`: what is shared are the exchanges.
@@ -102,7 +105,8 @@ impl<T> ArcSlot<T> {
     }
     #[inline]
     fn owned(taken: *mut T) -> Option<Arc<T>> {
-        // SAFETY: a pointer that is not null came from `into_raw` in `put`, and each exchange takes it out once.
+        // SAFETY: a pointer that is not null came from `into_raw` in `put`, and each exchange takes
+        // it out once.
         (!taken.is_null()).then(|| unsafe { Arc::from_raw(taken) })
     }
 }
@@ -135,7 +139,8 @@ pub struct Once<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: written once before any reader sees SET (release, acquire), then only shared references exist.
+// SAFETY: written once before any reader sees SET (release, acquire), then only shared references
+// exist.
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 impl<T> Once<T> {
@@ -150,7 +155,8 @@ impl<T> Once<T> {
     pub fn set(&self, value: T) -> &T {
         let first = self.state.compare_exchange(EMPTY, SETTING, Ordering::Acquire, Ordering::Relaxed).is_ok();
         assert!(first, "a value that is set once was set again");
-        // SAFETY: the state is SETTING and only this call can have made it so: no other access exists.
+        // SAFETY: the state is SETTING and only this call can have made it so: no other access
+        // exists.
         unsafe { (*self.value.get()).write(value) };
         self.state.store(SET, Ordering::Release);
         self.get().expect("set just now")

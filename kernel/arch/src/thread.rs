@@ -1,13 +1,15 @@
 //! Kernel threads: a stack each, and switching between them.
 //!
-//! **Protocol.** `running` is true from before a CPU takes a thread's stack until after it has left it, so a
-//! thread is on one CPU at most: [`switch`] claims the next thread (waiting for a CPU that is still on its way out of it), changes
-//! stacks, and only then, already on the new stack, releases the one it left. Interrupts are off throughout. The CPU holds a
-//! reference to its current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped while
-//! `running`, so the last reference is never given back in the middle of a switch.
+//! **Protocol.** `running` is true from before a CPU takes a thread's stack until after it has left
+//! it, so a thread is on one CPU at most: [`switch`] claims the next thread (waiting for a CPU that
+//! is still on its way out of it), changes stacks, and only then, already on the new stack,
+//! releases the one it left. Interrupts are off throughout. The CPU holds a reference to its
+//! current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped
+//! while `running`, so the last reference is never given back in the middle of a switch.
 //!
-//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere below, for the price of some loads. Shows
-//! nest: of each type the innermost is found, and the innermost of all soonest.
+//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere
+//! below, for the price of some loads. Shows nest: of each type the innermost is found, and the
+//! innermost of all soonest.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -33,13 +35,15 @@ pub(crate) struct ThreadInner {
     /// The stack pointer while it does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
     body: SpinLock<Option<Body>>,
-    /// What it shows, on its own stack or for ever; null for nothing. Only the thread itself writes it.
+    /// What it shows, on its own stack or for ever; null for nothing. Only the thread itself writes
+    /// it.
     shown: AtomicPtr<Shown>,
     /// Absent for threads that adopted the stack they were found on.
     _stack: Option<Stack>,
 }
 
-// SAFETY: `saved` is only accessed by the CPU that claimed `running`, with acquire and release around it.
+// SAFETY: `saved` is only accessed by the CPU that claimed `running`, with acquire and release
+// around it.
 unsafe impl Sync for ThreadInner {}
 // SAFETY: nothing in it belongs to a CPU.
 unsafe impl Send for ThreadInner {}
@@ -57,7 +61,8 @@ struct Shown {
     outer: *const Shown,
 }
 
-/// A CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes them, interrupts off.
+/// A CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes
+/// them, interrupts off.
 pub(crate) struct Threads {
     current: AtomicPtr<ThreadInner>,
     leaving: AtomicPtr<ThreadInner>,
@@ -130,16 +135,17 @@ impl Thread {
         Self { inner }
     }
 
-    /// Where it goes on when it next runs, and where that returns to: addresses in the slid image, innermost first. Returns
-    /// how many; 0 where a CPU is on its stack. No CPU can switch to it meanwhile.
+    /// Where it goes on when it next runs, and where that returns to: addresses in the slid image,
+    /// innermost first. Returns how many; 0 where a CPU is on its stack. No CPU can switch to it
+    /// meanwhile.
     pub fn backtrace(&self, into: &mut [u64; panic::MAX_FRAMES]) -> usize {
         let _off = irq::disable();
         let running = &self.inner.running;
         if running.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return 0;
         }
-        // SAFETY: `running` was claimed: until it is given back the stack is as `thread_switch` or `Thread::new` left it, six
-        // registers, the last of them rbp, and a return address.
+        // SAFETY: `running` was claimed: until it is given back the stack is as `thread_switch` or
+        // `Thread::new` left it, six registers, the last of them rbp, and a return address.
         let [.., rbp, rip] = unsafe { *(*self.inner.saved.get() as *const [u64; 7]) };
         let count = panic::backtrace(&traps::Registers { rip, rbp, ..Default::default() }, into);
         running.store(false, Ordering::Release);
@@ -166,7 +172,8 @@ impl Drop for Thread {
 /// The thread that this runs on; `None` before this CPU's first.
 fn current<'a>() -> Option<&'a ThreadInner> {
     let current = this_cpu().current.load(Ordering::Relaxed);
-    // SAFETY: null, or a thread that the CPU holds a reference to; the caller runs on it, so it outlives the call that uses it.
+    // SAFETY: null, or a thread that the CPU holds a reference to; the caller runs on it, so it
+    // outlives the call that uses it.
     unsafe { current.as_ref() }
 }
 
@@ -200,8 +207,8 @@ pub fn show_for_ever<T: Sync>(object: &'static T) {
 pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
     let mut next = current()?.shown.load(Ordering::Relaxed).cast_const();
     let shown = loop {
-        // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked; what it shows as
-        // `outer` was shown before by the same rule, and lives at least as long.
+        // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked;
+        // what it shows as `outer` was shown before by the same rule, and lives at least as long.
         let shown = unsafe { next.as_ref() }?;
         if shown.kind == TypeId::of::<T>() {
             break shown;
@@ -235,7 +242,8 @@ pub fn switch(next: &Thread) {
     let load = unsafe { *next.inner.saved.get() };
     // SAFETY: the current thread stays referenced until `arrive` gives that up on the other stack.
     let save = unsafe { (*current).saved.get() };
-    // SAFETY: `load` is what a switch or `Thread::new` left for this; `save` is written before anyone may claim the thread.
+    // SAFETY: `load` is what a switch or `Thread::new` left for this; `save` is written before
+    // anyone may claim the thread.
     unsafe { thread_switch(save, load) };
     arrive();
 }
@@ -243,8 +251,8 @@ pub fn switch(next: &Thread) {
 /// On the new stack: let go of the thread that was left.
 fn arrive() {
     let left = this_cpu().leaving.swap(ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: the reference that `current` held for it, from `into_raw`, is taken back once. Its Thread still exists, because
-    // `running` is still true, so this is not the last.
+    // SAFETY: the reference that `current` held for it, from `into_raw`, is taken back once. Its
+    // Thread still exists, because `running` is still true, so this is not the last.
     let left = unsafe { Arc::from_raw(left) };
     let running = &raw const left.running;
     drop(left);

@@ -1,8 +1,9 @@
 //! The clock and each CPU's timer.
 //!
-//! The clock is the time-stamp counter, whose frequency comes from the hypervisor (KVM, CPUID 0x4000_0010), from the
-//! CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It is taken to be the same on all CPUs, as it is
-//! under QEMU. The timer is the local APIC's, in TSC-deadline mode where there is one.
+//! The clock is the time-stamp counter, whose frequency comes from the hypervisor (KVM, CPUID
+//! 0x4000_0010), from the CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It
+//! is taken to be the same on all CPUs, as it is under QEMU. The timer is the local APIC's, in
+//! TSC-deadline mode where there is one.
 //!
 //! Programs read the clock in user mode, by the page of time that [`show_in`] fills.
 
@@ -19,8 +20,8 @@ use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
 use crate::{X86, cpu, irq, mmio};
 
 const NANOSECONDS: u64 = 1_000_000_000;
-/// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz; short, since
-/// it is spent at every boot.
+/// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz;
+/// short, since it is spent at every boot.
 const COMPARE_NS: u64 = 1_000_000;
 /// The shift of the fixed-point factors below.
 const SHIFT: u32 = 32;
@@ -48,7 +49,8 @@ pub fn now() -> u64 {
     nanoseconds(rdtsc().saturating_sub(START.load(Ordering::Relaxed)))
 }
 
-/// The time-stamp counter: for measuring what is short and frequent. [`nanoseconds`] says what a difference means.
+/// The time-stamp counter: for measuring what is short and frequent. [`nanoseconds`] says what a
+/// difference means.
 #[inline]
 pub fn ticks() -> u64 {
     rdtsc()
@@ -64,8 +66,8 @@ pub fn wall_clock_at_boot() -> u64 {
     WALL_AT_START.load(Ordering::Relaxed)
 }
 
-/// Show the clock to programs in `frame`, which is zeroed and stays for ever: [`TimePage`]. After [`start`], once; `wall` is as for
-/// [`show_wall`].
+/// Show the clock to programs in `frame`, which is zeroed and stays for ever: [`TimePage`]. After
+/// [`start`], once; `wall` is as for [`show_wall`].
 pub fn show_in(frame: Pfn, wall: i64) {
     let factor = NS_PER_TICK.load(Ordering::Relaxed);
     X86.with_bytes(frame, |page| {
@@ -78,7 +80,8 @@ pub fn show_in(frame: Pfn, wall: i64) {
     show_wall(wall);
 }
 
-/// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. One call at a time.
+/// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. One
+/// call at a time.
 pub fn show_wall(wall: i64) {
     let frame = SHOWN_IN.load(Ordering::Relaxed);
     if frame == NOWHERE {
@@ -87,7 +90,8 @@ pub fn show_wall(wall: i64) {
     let factor = TimePage::seconds_factor(NS_PER_TICK.load(Ordering::Relaxed));
     let base = TimePage::seconds_base(START.load(Ordering::Relaxed), factor, wall);
     X86.with_bytes(Pfn(frame), |page| {
-        // One store each, which programs see as a whole: the protocol is in the head of `TimePage`'s module.
+        // One store each, which programs see as a whole: the protocol is in the head of
+        // `TimePage`'s module.
         word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
         word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
     });
@@ -103,7 +107,8 @@ pub fn counter_frequency() -> u64 {
     scale(NANOSECONDS, TICKS_PER_NS.load(Ordering::Relaxed))
 }
 
-/// Count from `entry`, the counter when the kernel was entered; until [`start`] as if it made 10^9 ticks a second.
+/// Count from `entry`, the counter when the kernel was entered; until [`start`] as if it made 10^9
+/// ticks a second.
 pub(crate) fn count_from(entry: u64) {
     START.store(entry, Ordering::Relaxed);
 }
@@ -143,16 +148,16 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
     NS_PER_TICK.store(ratio(nanoseconds, ticks), Ordering::Relaxed);
 }
 
-/// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for `u64::MAX`. Replaces what
-/// was armed. Interrupts are off, or the caller stays on this CPU.
+/// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for
+/// `u64::MAX`. Replaces what was armed. Interrupts are off, or the caller stays on this CPU.
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
     program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)));
 }
 
-/// Interrupt this CPU at `deadline` to forget closed windows, besides what [`arm`] asked for. Interrupts are off. Nothing
-/// before the clock runs.
+/// Interrupt this CPU at `deadline` to forget closed windows, besides what [`arm`] asked for.
+/// Interrupts are off. Nothing before the clock runs.
 pub(crate) fn arm_for_windows(deadline: u64) {
     if IS_RUNNING.load(Ordering::Relaxed) {
         let this = cpu::this();
@@ -244,7 +249,8 @@ fn compare(hpet: Option<PhysAddr>) -> Compared {
     hpet.and_then(compare_with_hpet).unwrap_or_else(compare_with_pit)
 }
 
-/// IA-PC HPET specification 1.0a: capabilities at 0 (period in femtoseconds in the upper half), configuration at 0x10, counter at 0xf0.
+/// IA-PC HPET specification 1.0a: capabilities at 0 (period in femtoseconds in the upper half),
+/// configuration at 0x10, counter at 0xf0.
 fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
     let hpet = mmio::map(base, 0x400);
     let period = hpet.read_u64(0) >> 32;
@@ -259,7 +265,8 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
         let after = rdtsc();
         ClockSample { hpet, timer, ticks: before, width: after - before }
     };
-    // A host that runs something else between two of the readings spoils a look: the narrowest of some is good.
+    // A host that runs something else between two of the readings spoils a look: the narrowest of
+    // some is good.
     let look_well = || (0..LOOKS).map(|_| look()).min_by_key(|look| look.width);
     let elapsed = |from: u32, to: u32| u64::from(to.wrapping_sub(from)) * period / 1_000_000;
     let from = look_well()?;
@@ -314,7 +321,8 @@ fn cmos(register: u8) -> u8 {
     in_u8(0x71)
 }
 
-/// Nanoseconds since 1970, to the second, from the CMOS clock (which is taken to run in UTC, as QEMU's does).
+/// Nanoseconds since 1970, to the second, from the CMOS clock (which is taken to run in UTC, as
+/// QEMU's does).
 fn read_wall_clock() -> u64 {
     let mut last = None;
     // Two equal readings mean that no second passed between the first register and the last.
@@ -331,7 +339,8 @@ fn read_wall_clock() -> u64 {
     0
 }
 
-/// Seconds since 1970 of a CMOS reading (second, minute, hour, day, month, year, century) in the format that `status` names.
+/// Seconds since 1970 of a CMOS reading (second, minute, hour, day, month, year, century) in the
+/// format that `status` names.
 fn decode_wall_clock(reading: [u8; 7], status: u8) -> u64 {
     let binary = status & 0x04 != 0;
     let decode = |value: u8| u64::from(if binary { value } else { (value >> 4) * 10 + (value & 0x0f) });

@@ -1,15 +1,17 @@
 //! User mode: a program's registers, and running it until it traps.
 //!
-//! A [`UserContext`] is run by one thread at a time. Its general registers are in memory whenever the kernel
-//! runs; its floating-point registers, its data segments' selectors and the bases of FS and GS stay in the CPU until
-//! the thread is switched away from, or the kernel asks for them ([`leave_fpu`]): the kernel itself uses none. The program
-//! changes them without the kernel (MOV to a segment register, WRFSBASE, WRGSBASE), so all of them are read back.
-//! While no program is resident, the selectors in the CPU are null.
+//! A [`UserContext`] is run by one thread at a time. Its general registers are in memory whenever
+//! the kernel runs; its floating-point registers, its data segments' selectors and the bases of FS
+//! and GS stay in the CPU until the thread is switched away from, or the kernel asks for them
+//! ([`leave_fpu`]): the kernel itself uses none. The program changes them without the kernel (MOV
+//! to a segment register, WRFSBASE, WRGSBASE), so all of them are read back. While no program is
+//! resident, the selectors in the CPU are null.
 //!
-//! SYSRET is used where it gives the program exactly what IRET would: after a system call whose frame
-//! nobody but [`UserContext::set_return`] touched, with a canonical address and without TF or RF. What IRET would refuse
-//! (an address that is not canonical, a selector that is not a program's) is refused here with the same exception.
-//! Manual: Intel SDM volume 1, 13 (XSAVE); volume 2, SYSRET; volume 3, 6.14.3.
+//! SYSRET is used where it gives the program exactly what IRET would: after a system call whose
+//! frame nobody but [`UserContext::set_return`] touched, with a canonical address and without TF or
+//! RF. What IRET would refuse (an address that is not canonical, a selector that is not a
+//! program's) is refused here with the same exception. Manual: Intel SDM volume 1, 13 (XSAVE);
+//! volume 2, SYSRET; volume 3, 6.14.3.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -74,8 +76,8 @@ pub(crate) fn init_cpu() {
     if !cpu::has_xsave() {
         return;
     }
-    // SAFETY: CR4.OSXSAVE is on (has_xsave); the bits are a subset of what CPUID offers, x87 among them. AVX-512
-    // is all three parts or none.
+    // SAFETY: CR4.OSXSAVE is on (has_xsave); the bits are a subset of what CPUID offers, x87 among
+    // them. AVX-512 is all three parts or none.
     unsafe {
         asm!("xsetbv", in("ecx") 0, in("eax") valid_features(features) as u32, in("edx") 0, options(nostack))
     };
@@ -97,15 +99,16 @@ struct VectorState {
     resident: Resident,
 }
 
-/// The part of a program's state that stays in the CPU while other code runs; the values here are those of the last
-/// time it left. Only the CPU that holds it, or the thread that runs the program, writes it.
+/// The part of a program's state that stays in the CPU while other code runs; the values here are
+/// those of the last time it left. Only the CPU that holds it, or the thread that runs the program,
+/// writes it.
 pub(crate) struct Resident {
     /// The floating-point area of the same context.
     area: AtomicPtr<XsaveLine>,
     fs_base: AtomicU64,
     gs_base: AtomicU64,
-    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they were the program's; null
-    /// while they are in the CPU.
+    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they
+    /// were the program's; null while they are in the CPU.
     selectors: AtomicU64,
 }
 
@@ -130,8 +133,8 @@ pub enum UserEvent {
     Exception {
         /// Which (Intel SDM volume 3, table 6-1).
         vector: u8,
-        /// Its error code; of a debug exception (1), the debug status register, of a machine check (18), the status of the
-        /// bank that reported it; 0 where there is none.
+        /// Its error code; of a debug exception (1), the debug status register, of a machine check
+        /// (18), the status of the bank that reported it; 0 where there is none.
         code: u64,
     },
     /// An interrupt came and was handled.
@@ -157,7 +160,8 @@ enum WayBack {
     Sysret,
     /// After another trap, its frame as the CPU made it.
     Untouched,
-    /// After a page fault, its frame as the CPU made it: at an address that it had translated, so a canonical one.
+    /// After a page fault, its frame as the CPU made it: at an address that it had translated, so a
+    /// canonical one.
     Faulted,
     /// The kernel may have changed any register.
     Changed,
@@ -198,7 +202,8 @@ impl UserContext {
         Ok(context)
     }
 
-    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves it.
+    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves
+    /// it.
     pub fn start(&mut self, entry: u64, stack: u64) {
         let fresh =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
@@ -234,13 +239,14 @@ impl UserContext {
     pub fn regs(&self) -> &Registers {
         &self.state[0].registers
     }
-    /// The registers, to change any; the way back is then the slow one. Flags and segments that a program may not have are
-    /// corrected when it runs.
+    /// The registers, to change any; the way back is then the slow one. Flags and segments that a
+    /// program may not have are corrected when it runs.
     pub fn regs_mut(&mut self) -> &mut Registers {
         self.way_back = WayBack::Changed;
         &mut self.state[0].registers
     }
-    /// Whether the program was interrupted, or faulted, when it came to the kernel last: it asked for nothing.
+    /// Whether the program was interrupted, or faulted, when it came to the kernel last: it asked
+    /// for nothing.
     #[inline]
     pub fn was_interrupted(&self) -> bool {
         self.regs().vector != VECTOR_SYSCALL
@@ -304,8 +310,9 @@ impl UserContext {
         self.run_unless(|| false).expect("nothing is urgent")
     }
 
-    /// Like [`UserContext::run`], but look once more with interrupts off, before the program runs, whether there is
-    /// something to do first (`None` then): nothing that an interrupt brings is missed.
+    /// Like [`UserContext::run`], but look once more with interrupts off, before the program runs,
+    /// whether there is something to do first (`None` then): nothing that an interrupt brings is
+    /// missed.
     #[inline]
     pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
         registers::disable_interrupts();
@@ -333,9 +340,10 @@ impl UserContext {
         let fast = u64::from(way_back == WayBack::Sysret && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;
         self.load_if_away();
-        // SAFETY: interrupts are off; the frame stays where it is until the CPU has come back (its context is borrowed
-        // mutably); rip is canonical and flags and selectors are a program's (by the CPU, or by `make_acceptable` where the kernel
-        // changed them), so the way down cannot fault.
+        // SAFETY: interrupts are off; the frame stays where it is until the CPU has come back (its
+        // context is borrowed mutably); rip is canonical and flags and selectors are a program's
+        // (by the CPU, or by `make_acceptable` where the kernel changed them), so the way down
+        // cannot fault.
         unsafe { enter(frame, fast) };
         self.came_back()
     }
@@ -372,7 +380,8 @@ impl UserContext {
         ptr::from_ref(self.resident()).cast_mut()
     }
 
-    /// With interrupts off: make the CPU's floating-point registers, selectors and bases this program's.
+    /// With interrupts off: make the CPU's floating-point registers, selectors and bases this
+    /// program's.
     fn load_if_away(&mut self) {
         let live = &cpu::this().user_live;
         let before = live.load(Ordering::Relaxed);
@@ -388,18 +397,21 @@ impl UserContext {
             (resident.fs_base.load(Ordering::Relaxed), resident.gs_base.load(Ordering::Relaxed));
         // Before the bases: a selector brings its own.
         if resident.selectors.load(Ordering::Relaxed) != 0 {
-            // While they are in the CPU, the place for them is zero: to leave with null selectors takes no store.
+            // While they are in the CPU, the place for them is zero: to leave with null selectors
+            // takes no store.
             load_selectors(resident.selectors.swap(0, Ordering::Relaxed));
         }
         let features = MODERN.load(Ordering::Relaxed) as u32;
         if features == 0 {
             load_slowly(area, fs_base, gs_base);
         } else {
-            // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written by XSAVE.
+            // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or
+            // written by XSAVE.
             unsafe {
                 asm!("xrstor64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack, readonly))
             };
-            // SAFETY: the bases are canonical: user addresses, or what the CPU had; CR4.FSGSBASE is on; interrupts are off.
+            // SAFETY: the bases are canonical: user addresses, or what the CPU had; CR4.FSGSBASE is
+            // on; interrupts are off.
             unsafe { registers::write_bases(fs_base, gs_base) };
         }
         live.store(self.live_marker(), Ordering::Relaxed);
@@ -408,7 +420,8 @@ impl UserContext {
     /// If the CPU holds this program's floating-point registers, save them.
     #[inline]
     fn save_if_live(&self) {
-        // Where the thread was moved between the two looks, it was saved then: no CPU takes it up but by running its program.
+        // Where the thread was moved between the two looks, it was saved then: no CPU takes it up
+        // but by running its program.
         if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
             self.save_live();
         }
@@ -430,8 +443,8 @@ impl Drop for UserContext {
     }
 }
 
-/// Save floating-point registers, selectors and bases of the program that this CPU last ran, if they are not saved yet.
-/// Interrupts are off.
+/// Save floating-point registers, selectors and bases of the program that this CPU last ran, if
+/// they are not saved yet. Interrupts are off.
 pub(crate) fn leave_fpu() {
     let live: &AtomicPtr<Resident> = &cpu::this().user_live;
     let resident = live.load(Ordering::Relaxed);
@@ -464,7 +477,8 @@ fn load_slowly(area: *mut u8, fs_base: u64, gs_base: u64) {
         // SAFETY: the area is 512 bytes, aligned, and checked by `check_fpu` or written by FXSAVE.
         unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack, readonly)) };
     } else {
-        // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written by XSAVE.
+        // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written
+        // by XSAVE.
         unsafe {
             asm!("xrstor64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack, readonly))
         };
@@ -498,13 +512,14 @@ fn save_slowly(area: *mut u8) -> (u64, u64) {
 /// Load a program's selectors, or 0 for none, as [`registers::load_data_selectors`].
 #[cold]
 fn load_selectors(selectors: u64) {
-    // SAFETY: null, or read from the CPU when they were a program's; the descriptors never change. Interrupts are off.
+    // SAFETY: null, or read from the CPU when they were a program's; the descriptors never change.
+    // Interrupts are off.
     unsafe { registers::load_data_selectors(selectors) };
 }
 
-/// Does what IRET does to the program's instruction pointer and selectors, so that it cannot fault: refuses with the error
-/// code of its exception, or cuts what 32-bit code cannot have (Intel SDM volume 2, IRET). An instruction pointer in the
-/// kernel half faults as a fetch, in user mode.
+/// Does what IRET does to the program's instruction pointer and selectors, so that it cannot fault:
+/// refuses with the error code of its exception, or cuts what 32-bit code cannot have (Intel SDM
+/// volume 2, IRET). An instruction pointer in the kernel half faults as a fetch, in user mode.
 fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
     let canonical = (frame.rip as i64) << 16 >> 16 == frame.rip as i64;
     match (frame.cs, frame.ss) {

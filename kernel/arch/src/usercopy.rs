@@ -1,9 +1,10 @@
 //! Bytes of the program that is loaded: through its own addresses, with SMAP on.
 //!
-//! Only addresses below [`USER_END`] are touched, and only by the instructions in `usercopy.s`, each of which is in the
-//! exception table. A fault there ends in one of two ways: [`Faults::Sleep`] lets the kernel make the page present (which
-//! may sleep) and tries again; [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. Either
-//! way nothing but a shorter count comes back to the caller.
+//! Only addresses below [`USER_END`] are touched, and only by the instructions in `usercopy.s`,
+//! each of which is in the exception table. A fault there ends in one of two ways:
+//! [`Faults::Sleep`] lets the kernel make the page present (which may sleep) and tries again;
+//! [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. Either way
+//! nothing but a shorter count comes back to the caller.
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
@@ -115,7 +116,8 @@ pub(crate) struct Fixup {
 /// What to do about a fault of the kernel instruction at `rip`; `None` if it may not fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
-    // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only memory.
+    // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only
+    // memory.
     let entries = unsafe { linker_table::entries(&raw const __ex_table_start, &raw const __ex_table_end) };
     entries.iter().find(|entry| absolute(&entry.from) == rip).map(|entry| Fixup {
         resume: absolute(&entry.to),
@@ -155,7 +157,8 @@ pub fn read(from: VirtAddr, to: &mut [u8], faults: Faults) -> usize {
     let bytes = user_part(from, to.len());
     let to = to.as_mut_ptr() as u64;
     let left = match faults {
-        // SAFETY: `to` is valid for `bytes` bytes of writing, and the source is below USER_END, where faults are handled.
+        // SAFETY: `to` is valid for `bytes` bytes of writing, and the source is below USER_END,
+        // where faults are handled.
         Faults::Sleep => unsafe { user_copy_serve(to, from.0, bytes) },
         // SAFETY: as above.
         Faults::Never => unsafe { user_copy_never(to, from.0, bytes) },
@@ -168,7 +171,8 @@ pub fn write(to: VirtAddr, from: &[u8], faults: Faults) -> usize {
     let bytes = user_part(to, from.len());
     let from = from.as_ptr() as u64;
     let left = match faults {
-        // SAFETY: `from` is valid for `bytes` bytes of reading, and the target is below USER_END: never kernel memory.
+        // SAFETY: `from` is valid for `bytes` bytes of reading, and the target is below USER_END:
+        // never kernel memory.
         Faults::Sleep => unsafe { user_copy_serve(to.0, from, bytes) },
         // SAFETY: as above.
         Faults::Never => unsafe { user_copy_never(to.0, from, bytes) },
@@ -274,7 +278,8 @@ pub fn store_u64(to: VirtAddr, value: u64, faults: Faults) -> Option<()> {
     (failed == 0).then_some(())
 }
 
-/// Load a value, in one access where it has 4 or 8 bytes; `None` if not all of it can be read. For lengths that the compiler knows.
+/// Load a value, in one access where it has 4 or 8 bytes; `None` if not all of it can be read. For
+/// lengths that the compiler knows.
 #[inline(always)]
 pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     match value.len() {
@@ -285,8 +290,8 @@ pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     Some(())
 }
 
-/// Store a value, in one access where it has 2, 4 or 8 bytes; `None` if not all of it can be written. For lengths that the
-/// compiler knows.
+/// Store a value, in one access where it has 2, 4 or 8 bytes; `None` if not all of it can be
+/// written. For lengths that the compiler knows.
 #[inline(always)]
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     match *value {

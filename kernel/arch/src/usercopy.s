@@ -14,9 +14,9 @@
     .popsection
 .endm
 
-# copy: rdi = to, rsi = from, rdx = bytes; rax = bytes NOT copied.
-# Words first (TCG counts each step of a repeated move as an instruction); where a word faults, its bytes are
-# tried one by one, so that the last accessible byte is copied.
+# copy: rdi = to, rsi = from, rdx = bytes; rax = bytes NOT copied. Words first (TCG counts each step
+# of a repeated move as an instruction); where a word faults, its bytes are tried one by one, so
+# that the last accessible byte is copied.
 .macro copy name, serve
     .global \name
 \name:
@@ -98,7 +98,8 @@
     may_fault 10b, 11b, \serve
 .endm
 
-# compare and exchange: rdi = address, esi = expected, edx = new; eax = what was there, edx = 1 if it faulted.
+# compare and exchange: rdi = address, esi = expected, edx = new; eax = what was there, edx = 1 if
+# it faulted.
 .macro exchange name, serve
     .global \name
 \name:
@@ -136,7 +137,8 @@ store user_store64_serve, rsi, 1
 store user_store64_never, rsi, 0
 exchange user_exchange_serve, 1
 exchange user_exchange_never, 0
-# Whole pages of the program, each of whose words is there: rdi = to, rsi = from; rax = words NOT written.
+# Whole pages of the program, each of whose words is there: rdi = to, rsi = from; rax = words NOT
+# written.
 .global user_zero_page
 user_zero_page:
     xor eax, eax

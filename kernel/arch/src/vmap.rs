@@ -1,9 +1,10 @@
-//! The dynamic area: addresses for kernel stacks, device registers, firmware tables, the initial RAM disk.
+//! The dynamic area: addresses for kernel stacks, device registers, firmware tables, the initial
+//! RAM disk.
 //!
 //! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
-//! for ever; stacks are kept for reuse. Where [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are unused,
-//! the latter are unmapped, their places remembered in their guard pages' entries: one flush of all CPUs for
-//! that many threads that end.
+//! for ever; stacks are kept for reuse. Where [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are
+//! unused, the latter are unmapped, their places remembered in their guard pages' entries: one
+//! flush of all CPUs for that many threads that end.
 //!
 //! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]),
 //! so that where its frames and buffers lie differs between threads that share a stack one after
@@ -21,8 +22,9 @@ use crate::memory::{self, OutOfMemory, layout, tables};
 use crate::registers::rdtsc;
 use crate::sync::SpinLock;
 
-/// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that reclaims memory through a disk
-/// and is interrupted, takes about 16 KiB: half as much again is room for what grows.
+/// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that
+/// reclaims memory through a disk and is interrupted, takes about 16 KiB: half as much again is
+/// room for what grows.
 pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
@@ -108,7 +110,8 @@ struct Idle {
     /// Stacks that are mapped and unused.
     kept: [u64; MOST_IDLE_STACKS],
     count: usize,
-    /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0 the end.
+    /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0
+    /// the end.
     places: u64,
 }
 
@@ -158,15 +161,16 @@ impl Stack {
     }
 
     /// Draws where a thread that begins on this stack has its first bytes: below this address, a
-    /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator would
-    /// be a fiftieth of what a thread costs.
+    /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator
+    /// would be a fiftieth of what a thread costs.
     pub fn start(&self) -> u64 {
         let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 }
 
-/// Take the pages of stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places, where they have their tables.
+/// Take the pages of stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places, where they
+/// have their tables.
 fn unmap_stacks(bottoms: &[u64]) {
     let mut frames = [Pfn(0); UNMAPPED_AT_ONCE * STACK_PAGES as usize];
     let mut count = 0;

@@ -1,5 +1,6 @@
-//! What the kernel tells an observer of the whole machine (`freehold scope`): where its frame table is, and when the
-//! program begins. It costs a no-op and a load each, once, and says nothing to anybody inside the machine.
+//! What the kernel tells an observer of the whole machine (`freehold scope`): where its frame table
+//! is, and when the program begins. It costs a no-op and a load each, once, and says nothing to
+//! anybody inside the machine.
 //!
 //! The form is `scope/doorbell`'s: a marker, and a load from a message right behind it.
 
@@ -38,7 +39,8 @@ fn ring(message: &'static [u64]) {
     };
 }
 
-/// Tell where everything is. The frame table is in use and the policy set; `owners` are the owners' names by number.
+/// Tell where everything is. The frame table is in use and the policy set; `owners` are the owners'
+/// names by number.
 ///
 /// # Panics
 /// When called twice.

@@ -22,7 +22,8 @@ pub fn check(program: &[Instruction]) -> Result<(), Refusal> {
     }
 }
 
-/// Whether an instruction that `behind` others follow is one that there is, with an operand that it can have.
+/// Whether an instruction that `behind` others follow is one that there is, with an operand that it
+/// can have.
 fn is_possible(instruction: &Instruction, behind: usize) -> bool {
     let &Instruction { code, if_true, if_false, constant } = instruction;
     let constant = constant as usize;
@@ -43,7 +44,8 @@ fn is_possible(instruction: &Instruction, behind: usize) -> bool {
     }
 }
 
-/// Whether each word of memory that is read was stored on every way there: for each instruction, the words that all jumps to it have stored.
+/// Whether each word of memory that is read was stored on every way there: for each instruction,
+/// the words that all jumps to it have stored.
 fn check_memory(program: &[Instruction]) -> Result<(), Refusal> {
     let mut stored_at = Vec::try_filled(ALL, program.len())?;
     let mut stored = 0;

@@ -1,4 +1,5 @@
-//! The codes of instructions (linux/bpf_common.h): class, size or operation, and where the operand is.
+//! The codes of instructions (linux/bpf_common.h): class, size or operation, and where the operand
+//! is.
 
 /// The operand is X, not the constant.
 pub const BY_X: u16 = 0x08;

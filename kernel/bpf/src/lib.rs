@@ -1,12 +1,15 @@
 //! Classic BPF programs that judge system calls.
 //!
-//! A program has two registers, A and X, and sixteen words of memory, all of 32 bits; it reads the data of a call ([`CallData`]) by
-//! aligned words. It comes from a program that is not trusted, so it is checked as a whole before it runs ([`Filter::new`]): jumps lead forwards to
-//! instructions, the last instruction ends it, no constant divides by zero, and a word of memory is read only where every way to it has
-//! stored there. What passes ends after at most as many steps as it has instructions; running allocates nothing and cannot fail.
+//! A program has two registers, A and X, and sixteen words of memory, all of 32 bits; it reads the
+//! data of a call ([`CallData`]) by aligned words. It comes from a program that is not trusted, so
+//! it is checked as a whole before it runs ([`Filter::new`]): jumps lead forwards to instructions,
+//! the last instruction ends it, no constant divides by zero, and a word of memory is read only
+//! where every way to it has stored there. What passes ends after at most as many steps as it has
+//! instructions; running allocates nothing and cannot fail.
 //!
-//! Instructions and checks are Linux' (Documentation/networking/filter.rst; net/core/filter.c `bpf_check_classic`, kernel/seccomp.c
-//! `seccomp_check_filter`), which refuses loads from anywhere but the call's data, and the remainder.
+//! Instructions and checks are Linux' (Documentation/networking/filter.rst; net/core/filter.c
+//! `bpf_check_classic`, kernel/seccomp.c `seccomp_check_filter`), which refuses loads from anywhere
+//! but the call's data, and the remainder.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -58,7 +61,8 @@ impl Instruction {
 pub struct CallData([u32; DATA / 4]);
 
 impl CallData {
-    /// A call by `number` for `architecture` (AUDIT_ARCH_*), made by the instruction before `address`, with its argument registers.
+    /// A call by `number` for `architecture` (AUDIT_ARCH_*), made by the instruction before
+    /// `address`, with its argument registers.
     pub const fn new(number: u32, architecture: u32, address: u64, arguments: [u64; 6]) -> Self {
         let mut words = [0; DATA / 4];
         (words[0], words[1]) = (number, architecture);
@@ -113,7 +117,8 @@ impl Filter {
     pub fn run(&self, data: &CallData) -> u32 {
         let (mut a, mut x, mut words) = (0u32, 0u32, [0u32; WORDS]);
         let mut at = 0;
-        // No jump leads backwards, so each instruction runs once at most. Nothing that was checked leaves the program.
+        // No jump leads backwards, so each instruction runs once at most. Nothing that was checked
+        // leaves the program.
         while let Some(&Instruction { code, if_true, if_false, constant: k }) = self.0.get(at) {
             at += 1;
             let word = k as usize % WORDS;

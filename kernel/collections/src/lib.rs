@@ -1,10 +1,10 @@
 //! The kernel's collections: an operation that may need memory says so in its name and can fail.
 //!
 //! Code in `kernel/` that uses these types instead of `alloc`'s cannot grow anything infallibly:
-//! [`Vec`], [`Short`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`, `collect`,
-//! `clone` or `from` that allocates. The compiler rejects such a call. What may allocate begins
-//! with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`. After a failure
-//! the collection is as it was.
+//! [`Vec`], [`Short`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`,
+//! `collect`, `clone` or `from` that allocates. The compiler rejects such a call. What may allocate
+//! begins with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`. After a
+//! failure the collection is as it was.
 //!
 //! **Fixed-size objects** ([`Arc`], [`Box`]) come from [`reserve`]: a system call has the heap set
 //! bytes aside at its door, and its small objects are served from there in the worst case. Both

@@ -16,8 +16,8 @@ fn with_room(bytes: usize) -> Result<Vec<u8>, AllocError> {
     Ok(list)
 }
 
-/// Bytes that are written over with zeroes before their memory goes back to the heap, which is in the kernel's map: when they are
-/// dropped, and when they move to where there is more room.
+/// Bytes that are written over with zeroes before their memory goes back to the heap, which is in
+/// the kernel's map: when they are dropped, and when they move to where there is more room.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct WipedBytes(Vec<u8>);
 

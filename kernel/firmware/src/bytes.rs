@@ -1,4 +1,5 @@
-//! Little-endian fields out of a byte slice. Nothing here panics: a field outside the slice is `None`.
+//! Little-endian fields out of a byte slice. Nothing here panics: a field outside the slice is
+//! `None`.
 
 /// The `N` bytes at `offset`.
 pub fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
@@ -45,8 +46,8 @@ pub fn short_entries(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// The structures of a table whose entries start with a 16-bit type, two reserved bytes and a 32-bit
-/// length (HMAT). Ends at the first whose length is impossible.
+/// The structures of a table whose entries start with a 16-bit type, two reserved bytes and a
+/// 32-bit length (HMAT). Ends at the first whose length is impossible.
 pub fn long_entries(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     core::iter::from_fn(move || {

@@ -39,7 +39,8 @@ impl Iommu {
             .get(usize::from(device))
             .is_some_and(|bits| u32::from(*bits) >> (function & 7) & 1 != 0)
     }
-    /// The frames that firmware shares with this function of bus 0, and with no other: none of them is usable memory.
+    /// The frames that firmware shares with this function of bus 0, and with no other: none of them
+    /// is usable memory.
     pub fn shared_with(&self, device: u8, function: u8) -> impl Iterator<Item = PfnRange> {
         let own = move |region: &ReservedRegion| (region.device, region.function) == (device, function);
         self.regions.into_iter().flatten().filter(own).map(|region| region.frames)

@@ -1,13 +1,13 @@
 //! What firmware says about the machine, read from ACPI before the first frame is handed out.
 //!
-//! [`read`] turns the tables into a [`Topology`] (nodes, ranges, distances, memory-side caches) and a
-//! [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once, on the
-//! boot CPU. The tables come from outside: whatever bytes they hold, the result is a valid topology, the
-//! rest is a [`Warning`]. All of it is safe code over byte slices; only the mapping of the bytes is the
-//! caller's ([`PhysicalMemory`]).
+//! [`read`] turns the tables into a [`Topology`] (nodes, ranges, distances, memory-side caches) and
+//! a [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once,
+//! on the boot CPU. The tables come from outside: whatever bytes they hold, the result is a valid
+//! topology, the rest is a [`Warning`]. All of it is safe code over byte slices; only the mapping
+//! of the bytes is the caller's ([`PhysicalMemory`]).
 //!
-//! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables through
-//! pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
+//! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables
+//! through pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
 //!
 //! ```
 //! use freehold_firmware::read;
@@ -103,9 +103,9 @@ impl fmt::Display for Warning {
 
 /// Read all tables that [`Firmware`] is made of.
 ///
-/// `rsdp` is where the loader found the root pointer, `boot_apic_id` the CPU that runs this, and `usable`
-/// the frames that may be handed out (whole frames; where two runs overlap, the later one's share is lost).
-/// Missing tables are no error: no SRAT is one node, no MADT one CPU.
+/// `rsdp` is where the loader found the root pointer, `boot_apic_id` the CPU that runs this, and
+/// `usable` the frames that may be handed out (whole frames; where two runs overlap, the later
+/// one's share is lost). Missing tables are no error: no SRAT is one node, no MADT one CPU.
 pub fn read<M: PhysicalMemory>(
     memory: &M,
     rsdp: Option<PhysAddr>,

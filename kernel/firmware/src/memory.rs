@@ -1,7 +1,7 @@
 //! Memory: SRAT, SLIT and HMAT (ACPI 6.5, 5.2.16, 5.2.17 and 5.2.28) into a [`Topology`].
 //!
-//! Firmware numbers proximity domains with any 32 bits; the kernel numbers nodes densely, in the order of
-//! their domains. A domain without memory and CPUs that could be used is no node.
+//! Firmware numbers proximity domains with any 32 bits; the kernel numbers nodes densely, in the
+//! order of their domains. A domain without memory and CPUs that could be used is no node.
 
 use freehold_machine::topology::{
     AddressMode, Indexing, MAX_NODES, MAX_RANGES, NearCache, TopologyError, WritePolicy,
@@ -148,8 +148,8 @@ impl Domains {
         u8::try_from(index).ok().map(NodeId)
     }
 
-    /// The node of memory that a device plugs in: by the proximity domain that the device names, if SRAT uses it; else by the range that SRAT keeps
-    /// for such memory; else node 0.
+    /// The node of memory that a device plugs in: by the proximity domain that the device names, if
+    /// SRAT uses it; else by the range that SRAT keeps for such memory; else node 0.
     pub fn node_of_plugged(&self, domain: Option<u32>, frames: PfnRange) -> NodeId {
         let by_range = || {
             let range = self.ranges.as_slice().iter().find(|range| range.frames.contains(frames.start))?;
@@ -207,8 +207,8 @@ impl Domains {
         }
     }
 
-    /// Set the distances. `false` where SLIT contradicts itself: a domain that is not 10 from itself, or
-    /// another domain at 10 or less; then no distance is set.
+    /// Set the distances. `false` where SLIT contradicts itself: a domain that is not 10 from
+    /// itself, or another domain at 10 or less; then no distance is set.
     pub fn read_slit(&self, table: &[u8], topology: &mut Topology) -> bool {
         let matrix = || {
             let domains = usize::try_from(u64_at(table, 36)?).ok()?;
@@ -272,7 +272,8 @@ impl Domains {
         if level == 0 || size == 0 {
             return Some(());
         }
-        // A cache whose lines do not fill it, or an extended-linear one that is not direct-mapped, is none.
+        // A cache whose lines do not fill it, or an extended-linear one that is not direct-mapped,
+        // is none.
         let indexing = match attributes >> 8 & 0xf {
             1 => Indexing::Direct,
             2 => Indexing::Complex,

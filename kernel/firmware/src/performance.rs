@@ -1,6 +1,7 @@
 //! What an access costs, from HMAT's latency and bandwidth matrices (ACPI 6.5, 5.2.28.4).
 //!
-//! Kept as HMAT has it, an entry of 16 bits and a unit for each figure: this lives on the stack of start-up.
+//! Kept as HMAT has it, an entry of 16 bits and a unit for each figure: this lives on the stack of
+//! start-up.
 
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
@@ -92,8 +93,8 @@ impl Performance {
         }
     }
 
-    /// Begin a matrix whose entries count `unit`. Of several matrices for one figure the first counts, unless
-    /// the unit is the same: then the last. Returns which figures to fill.
+    /// Begin a matrix whose entries count `unit`. Of several matrices for one figure the first
+    /// counts, unless the unit is the same: then the last. Returns which figures to fill.
     pub(crate) fn begin(
         &mut self,
         figure: PerformanceFigure,

@@ -1,7 +1,9 @@
-//! Finding tables: RSDP, then XSDT or RSDT, then a table by its signature (ACPI 6.5, 5.2.5 to 5.2.8).
+//! Finding tables: RSDP, then XSDT or RSDT, then a table by its signature (ACPI 6.5, 5.2.5 to
+//! 5.2.8).
 //!
 //! A table counts only if its signature, its length and its checksum hold; another is reported and
-//! passed over. So what the parsers get is as long as its header says, and no longer than the mapping.
+//! passed over. So what the parsers get is as long as its header says, and no longer than the
+//! mapping.
 
 use freehold_machine::PhysAddr;
 
@@ -56,7 +58,8 @@ impl<'a, M: PhysicalMemory> Tables<'a, M> {
         Some(Self { memory, entries: table.get(HEADER..)?, entry_size: 4 })
     }
 
-    /// The first sound table of each of these signatures, with its header. One pass: mapping has its price.
+    /// The first sound table of each of these signatures, with its header. One pass: mapping has
+    /// its price.
     pub fn find<const N: usize>(
         &self,
         signatures: [[u8; 4]; N],

@@ -135,8 +135,8 @@ fn madt(entries: &[&[u8]]) -> Vec<u8> {
     table(b"APIC", 4, &body)
 }
 
-/// QEMU 7.2, q35, two nodes of 32 MiB, a direct-mapped 16 MiB cache each, both CPUs on node 0; the records
-/// are address (8 bytes), length (4), bytes.
+/// QEMU 7.2, q35, two nodes of 32 MiB, a direct-mapped 16 MiB cache each, both CPUs on node 0; the
+/// records are address (8 bytes), length (4), bytes.
 fn q35() -> Image {
     let mut rest: &[u8] = include_bytes!("../tests/data/q35-hmat.acpi");
     let mut image = Image::default();
@@ -375,7 +375,8 @@ fn a_region_that_firmware_shares_is_its_own_functions_alone_and_no_usable_memory
     let good = region(3, 0, 0x3ff0_0000, 0x3ff0_1fff);
     let shared = (3, 0, run(0x3_ff00, 0x3_ff02));
     assert_eq!(read(std::slice::from_ref(&good)).0, [shared]);
-    // Usable memory, and what touches it; another segment; no whole pages; upside down; past what there can be; far too much.
+    // Usable memory, and what touches it; another segment; no whole pages; upside down; past what
+    // there can be; far too much.
     for bad in [
         region(4, 0, 0x20_0000, 0x20_0fff),
         region(4, 0, 0x3fd_f000, 0x3fe_0fff),
@@ -400,7 +401,8 @@ fn a_region_that_firmware_shares_is_its_own_functions_alone_and_no_usable_memory
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever a host puts into its tables, the topology is valid and covers no frame that was not usable.
+    /// Whatever a host puts into its tables, the topology is valid and covers no frame that was not
+    /// usable.
     #[test]
     fn hostile_tables_never_panic_nor_invent_memory(
         flips in proptest::collection::vec((0usize..9, 8usize..300, any::<u8>()), 1..24),

@@ -1,4 +1,5 @@
-//! The bootable image: joins freehold-arch to the kernel. May use `unsafe`: to name the entry point.
+//! The bootable image: joins freehold-arch to the kernel. May use `unsafe`: to name the entry
+//! point.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code, reason = "the entry point has a name that the loader looks for")]

@@ -75,7 +75,8 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         self.faults.load(Ordering::Relaxed)
     }
 
-    /// The first page of the windows, as the device counts: they are the last pages that the tables can name.
+    /// The first page of the windows, as the device counts: they are the last pages that the tables
+    /// can name.
     pub(crate) fn first_window(&self) -> u64 {
         (1 << (INDEX_BITS * self.unit.levels)) - (MAX_WINDOWS * WINDOW_PAGES) as u64
     }

@@ -5,32 +5,39 @@
 //! | [`unit`] | a remapping unit: root and context tables, queued invalidation, faults |
 //! | [`domain`] | what one device can reach: second-level tables |
 //!
-//! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and each access is a fault. A
-//! device with a domain reaches the frames that were mapped into it, at addresses equal to physical ones. Translated requests
-//! (ATS) are refused: a device's own translation cache would be the device's word.
+//! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and
+//! each access is a fault. A device with a domain reaches the frames that were mapped into it, at
+//! addresses equal to physical ones. Translated requests (ATS) are refused: a device's own
+//! translation cache would be the device's word.
 //!
-//! **Protocol.** [`Domain::map`] writes absent entries, which no cache holds: it sends nothing (but where the unit says
-//! that it caches absent entries). [`Domain::unmap`] clears entries, sends an invalidation and a wait through the
-//! queue, and returns after the unit has answered the wait. Only then does the caller hand the frames on. Without an
-//! answer within [`PATIENCE`] looks the frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)), and the unit is not
-//! asked again: nobody waits for a dead unit twice. The queue's lock is held while descriptors are written; who waits holds no lock, and
-//! looks at a word of its own, so that the order of the answers does not matter.
-//! Tables are linked by compare-exchange; no lock is taken where they exist. They stay until the domain goes: at most one
-//! frame for 512 that were ever mapped, and their parents.
+//! **Protocol.** [`Domain::map`] writes absent entries, which no cache holds: it sends nothing (but
+//! where the unit says that it caches absent entries). [`Domain::unmap`] clears entries, sends an
+//! invalidation and a wait through the queue, and returns after the unit has answered the wait.
+//! Only then does the caller hand the frames on. Without an answer within [`PATIENCE`] looks the
+//! frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)), and the unit is not
+//! asked again: nobody waits for a dead unit twice. The queue's lock is held while descriptors are
+//! written; who waits holds no lock, and looks at a word of its own, so that the order of the
+//! answers does not matter. Tables are linked by compare-exchange; no lock is taken where they
+//! exist. They stay until the domain goes: at most one frame for 512 that were ever mapped, and
+//! their parents.
 //!
-//! **Windows.** With [`Unit::allow_windows`] a domain has places at the end of its addresses where a device reaches frames of
-//! others for one transfer: [`open`](freehold_machine::DeviceDomain::open) writes their entries, [`close`](freehold_machine::DeviceDomain::close) clears them and returns after the
-//! unit's answer, so that the caller may let go of the frames. Nobody opens a window that is open: windows belong
-//! to the places of a driver's requests. A page may be in several windows.
+//! **Windows.** With [`Unit::allow_windows`] a domain has places at the end of its addresses where
+//! a device reaches frames of others for one transfer:
+//! [`open`](freehold_machine::DeviceDomain::open) writes their entries,
+//! [`close`](freehold_machine::DeviceDomain::close) clears them and returns after the unit's
+//! answer, so that the caller may let go of the frames. Nobody opens a window that is open: windows
+//! belong to the places of a driver's requests. A page may be in several windows.
 //!
-//! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task reads them
-//! ([`unit::Unit::take_fault`]) as often as it chooses, so a flood costs no more than that.
+//! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task
+//! reads them ([`unit::Unit::take_fault`]) as often as it chooses, so a flood costs no more than
+//! that.
 //!
-//! Tables are written through the kernel's map and not flushed from caches: an emulated unit reads memory as CPUs do. (A
-//! real unit may not, ECAP.C; Freehold runs in virtual machines only.)
+//! Tables are written through the kernel's map and not flushed from caches: an emulated unit reads
+//! memory as CPUs do. (A real unit may not, ECAP.C; Freehold runs in virtual machines only.)
 //!
-//! Sources: Intel Virtualization Technology for Directed I/O, revision 3.2: chapters 3 (tables), 6.5 (queue), 7 (faults), 10
-//! and 11 (registers). The nearest relatives in Linux are `drivers/iommu/intel/{iommu,dmar}.c`.
+//! Sources: Intel Virtualization Technology for Directed I/O, revision 3.2: chapters 3 (tables),
+//! 6.5 (queue), 7 (faults), 10 and 11 (registers). The nearest relatives in Linux are
+//! `drivers/iommu/intel/{iommu,dmar}.c`.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -52,7 +59,8 @@ use freehold_machine::Tables;
 pub use domain::Domain;
 pub use unit::{DmaFault, Mode, Transfers, Unit};
 
-/// Looks at a register or a status word before the unit counts as dead: seconds, where each look is an exit to the host.
+/// Looks at a register or a status word before the unit counts as dead: seconds, where each look is
+/// an exit to the host.
 pub const PATIENCE: usize = 10_000_000;
 
 /// A page allocator whose frames can be tables.

@@ -1,4 +1,5 @@
-//! A remapping unit in software. It walks the tables in the machine's memory as hardware does, and its caches remember.
+//! A remapping unit in software. It walks the tables in the machine's memory as hardware does, and
+//! its caches remember.
 
 extern crate std;
 

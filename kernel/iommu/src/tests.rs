@@ -103,7 +103,8 @@ fn without_an_answer_nothing_is_confirmed() {
     assert_eq!((disk.unmap(run(0x701, 0x702)), unit.invalidations()), (Err(Unconfirmed), sent));
 }
 
-/// Each of those who wait at a time gets its own answer, more often than there are words for answers and places in the queue.
+/// Each of those who wait at a time gets its own answer, more often than there are words for
+/// answers and places in the queue.
 #[test]
 fn threads_that_unmap_at_a_time_are_all_answered() {
     let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
@@ -227,8 +228,8 @@ fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
     }
 }
 
-/// A window shows frames of any order at addresses side by side, as the direction allows, and nothing once it is closed: the unit's
-/// cache has forgotten them.
+/// A window shows frames of any order at addresses side by side, as the direction allows, and
+/// nothing once it is closed: the unit's cache has forgotten them.
 #[test]
 fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
     for mode in [Mode::Batched, Mode::Strict] {
@@ -309,7 +310,8 @@ impl Drop for Watched {
     }
 }
 
-/// The DMA API over the unit: who holds frames lets go of them when no device reaches them any more, or never.
+/// The DMA API over the unit: who holds frames lets go of them when no device reaches them any
+/// more, or never.
 #[test]
 fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
     for obeys in [usize::MAX, 3] {
@@ -363,7 +365,8 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Whatever is mapped and unmapped, a device with a cache that remembers reaches what the set says.
+    /// Whatever is mapped and unmapped, a device with a cache that remembers reaches what the set
+    /// says.
     #[test]
     fn a_device_reaches_what_a_set_says(
         steps in proptest::collection::vec((any::<bool>(), 0x1e0u64..0x220, 1u64..24), 1..60),
@@ -372,7 +375,8 @@ proptest! {
         let disk = unit.attach(DISK, "disk").unwrap();
         let mut mapped = BTreeSet::new();
         for (is_map, first, length) in steps {
-            // As the contract says: what is mapped is mapped nowhere yet, what is unmapped everywhere.
+            // As the contract says: what is mapped is mapped nowhere yet, what is unmapped
+            // everywhere.
             let fits = |page: &u64| mapped.contains(page) != is_map;
             let pages: Vec<u64> = (first..first + length).take_while(fits).collect();
             let Some(&last) = pages.last() else { continue };

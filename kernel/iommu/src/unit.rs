@@ -1,4 +1,5 @@
-//! A remapping unit: its registers (VT-d 11.4), root and context tables (9.1, 9.3), queued invalidation (6.5.2), faults (7.2).
+//! A remapping unit: its registers (VT-d 11.4), root and context tables (9.1, 9.3), queued
+//! invalidation (6.5.2), faults (7.2).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,14 +29,16 @@ pub(crate) mod register {
     pub const QUEUE_ADDRESS: usize = 0x90;
 }
 
-/// Bytes of registers to map: all that the architecture puts in fixed places, and fault records behind them.
+/// Bytes of registers to map: all that the architecture puts in fixed places, and fault records
+/// behind them.
 pub const REGISTERS: usize = 0x1000;
 
 /// Bits of the command and status registers.
 pub(crate) const TRANSLATE: u32 = 1 << 31;
 pub(crate) const SET_ROOT: u32 = 1 << 30;
 pub(crate) const QUEUE: u32 = 1 << 26;
-/// Bits of the status register that a command keeps by writing them again: all that are no orders for once.
+/// Bits of the status register that a command keeps by writing them again: all that are no orders
+/// for once.
 const KEPT: u32 = 0x96ff_ffff;
 
 /// Bytes in a descriptor of the queue, and how many the queue's page has.
@@ -86,7 +89,8 @@ pub struct DmaFault {
     pub is_read: bool,
 }
 
-/// Waits that may be without an answer at a time; each has a word of its own. With [`MOST_SENT`] descriptors each they fit the queue.
+/// Waits that may be without an answer at a time; each has a word of its own. With [`MOST_SENT`]
+/// descriptors each they fit the queue.
 const WAITS: usize = 32;
 /// The most descriptors before a wait.
 const MOST_SENT: usize = 2;
@@ -123,7 +127,8 @@ pub struct Unit<R: Registers, S: TableSource> {
 }
 
 impl<R: Registers, S: TableSource> Unit<R, S> {
-    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory. The unit stays.
+    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory.
+    /// The unit stays.
     ///
     /// # Errors
     /// [`IommuError`]: the unit translates nothing.
@@ -208,7 +213,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         let domain: &'static _ = Box::leak(Box::new(Domain::new(self, (source_id, name), number, root)));
         domains.push(domain);
         drop(domains);
-        // The half that makes the entry present comes last. Translation type 0: untranslated requests only.
+        // The half that makes the entry present comes last. Translation type 0: untranslated
+        // requests only.
         let width = u64::from(self.levels - 2);
         machine.store_entry(context, 2 * usize::from(index) + 1, width | u64::from(number) << 8);
         machine.store_entry(context, 2 * usize::from(index), domain.root.start().0 | PRESENT);
@@ -253,7 +259,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     /// Pages became reachable.
     pub(crate) fn mapped(&self, domain: u16, frames: PfnRange) {
         if self.caches_absent() {
-            // Without an answer the device may fault for longer, and reaches no more than it should.
+            // Without an answer the device may fault for longer, and reaches no more than it
+            // should.
             let _ = self.forget(domain, frames);
         }
     }
@@ -268,7 +275,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         }
     }
 
-    /// The descriptor that does: one aligned power of two of pages that has them all, or all of the domain.
+    /// The descriptor that does: one aligned power of two of pages that has them all, or all of the
+    /// domain.
     fn forgets(&self, domain: u16, frames: PfnRange) -> [u64; 2] {
         let last = frames.end.0.saturating_sub(1).max(frames.start.0);
         let order = u64::from(u64::BITS - (frames.start.0 ^ last).leading_zeros());
@@ -280,8 +288,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         [IOTLB_PAGES | domain, (frames.start.0 >> order << order) << 12 | order]
     }
 
-    /// Sends descriptors, [`MOST_SENT`] at most, and waits until the unit has done them. The first wait without an answer is the
-    /// last one for all.
+    /// Sends descriptors, [`MOST_SENT`] at most, and waits until the unit has done them. The first
+    /// wait without an answer is the last one for all.
     fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
         let mut number = None;
         let mut is_answered = false;
@@ -338,7 +346,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.registers.write32(register::FAULT_CONTROL, 0);
     }
 
-    /// Takes a fault from the unit's records, and its domain if the function has one. `None`: there are no more.
+    /// Takes a fault from the unit's records, and its domain if the function has one. `None`: there
+    /// are no more.
     pub fn take_fault(&self) -> Option<(DmaFault, Option<&'static Domain<R, S>>)> {
         let count = (self.capability >> 40 & 0xff) as usize + 1;
         for at in (0..count).filter_map(|number| self.fault_record(number)) {
@@ -358,7 +367,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             }
             return Some((fault, domain));
         }
-        // Faults that found no record: the bit is cleared by writing it, and new faults interrupt again.
+        // Faults that found no record: the bit is cleared by writing it, and new faults interrupt
+        // again.
         self.registers.write32(register::FAULT_STATUS, 1);
         None
     }

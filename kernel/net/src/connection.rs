@@ -1,44 +1,31 @@
-//! One connection of TCP (RFC 9293), without I/O: segments come in by [`Connection::arrive`] and are fetched with
-//! [`Connection::next_segment`]; [`Connection::deadline`] says when to call [`Connection::expire`].
+//! One connection of TCP (RFC 9293), without I/O: segments come in by [`Connection::arrive`] and
+//! are fetched with [`Connection::next_segment`]; [`Connection::deadline`] says when to call
+//! [`Connection::expire`].
 //!
-//! **Sequence space.** `una <= nxt <= max`: what is acknowledged, what is sent next, and what was ever sent. The first byte of
-//! `queue` is `una`, once the SYN is acknowledged. After a time-out `nxt` goes back to `una`. On the other side `arrived` holds
-//! `ordered` bytes that the socket has not taken, which end before `next`, and behind them what came too early. `edge` is the end
-//! of the window that the peer was told of; it never moves back.
+//! **Sequence space.** `una <= nxt <= max`: what is acknowledged, what is sent next, and what was
+//! ever sent. The first byte of `queue` is `una`, once the SYN is acknowledged. After a time-out
+//! `nxt` goes back to `una`. On the other side `arrived` holds `ordered` bytes that the socket has
+//! not taken, which end before `next`, and behind them what came too early. `edge` is the end of
+//! the window that the peer was told of; it never moves back.
 //!
-//! **A state means what was asked for**: a connection is in FIN-WAIT-1 or LAST-ACK once its program has ended the stream, though bytes may
-//! wait before the FIN.
+//! **A state means what was asked for**: a connection is in FIN-WAIT-1 or LAST-ACK once its program
+//! has ended the stream, though bytes may wait before the FIN.
 //!
-//! Left out: selective acknowledgements, timestamps, urgent data, keepalive; and Nagle's gathering of small segments, since what a program
-//! writes in pieces is gathered in its socket's queue already.
+//! Left out: selective acknowledgements, timestamps, urgent data, keepalive; and Nagle's gathering
+//! of small segments, since what a program writes in pieces is gathered in its socket's queue
+//! already.
 
 use freehold_collections::AllocError;
 use smoltcp::storage::Assembler;
 
+use crate::bounds::{
+    ACK_DELAY, ANSWERS, BUFFER, CALLS, CHALLENGES, ORPHAN_RETRIES, RETRIES, SCALE, TIGHT_BUFFER, TIME_WAIT,
+};
 use crate::estimate::{Congestion, RoundTrip};
 use crate::ring::{Budget, Ring};
 use crate::seq::Seq;
 use crate::state::{Ack, Arrival, Failure, Offer, State};
 use crate::wire::{Control, TcpSegment};
-
-const MILLISECOND: u64 = 1_000_000;
-/// Bytes that wait in one direction at most, and while memory is tight.
-const BUFFER: usize = 256 << 10;
-const TIGHT_BUFFER: usize = 16 << 10;
-/// Windows are shifted by so much.
-const SCALE: u8 = 3;
-/// How long an acknowledgement may wait for company (Linux: TCP_DELACK_MIN).
-const ACK_DELAY: u64 = 40 * MILLISECOND;
-/// Bytes of another segment of the same connection may come so much later (Linux: TCP_TIMEWAIT_LEN, tcp_fin_timeout).
-const TIME_WAIT: u64 = 60_000 * MILLISECOND;
-/// Between two answers to segments that make no sense (Linux: tcp_invalid_ratelimit).
-const CHALLENGES: u64 = 500 * MILLISECOND;
-/// Time-outs in a row after which a peer is gone: while it is called, while it calls, later, and once no program is there any
-/// more (Linux: tcp_syn_retries, tcp_synack_retries, tcp_retries2, TCP_ORPHAN_RETRIES).
-const CALLS: u8 = 6;
-const ANSWERS: u8 = 5;
-const RETRIES: u8 = 15;
-const ORPHAN_RETRIES: u8 = 8;
 
 /// See the module's head.
 #[derive(Debug)]
@@ -85,7 +72,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// One whose first segment has the number `iss`; segments that come have `own_mss` bytes at most.
+    /// One whose first segment has the number `iss`; segments that come have `own_mss` bytes at
+    /// most.
     fn new(state: State, (iss, own_mss): (Seq, u16)) -> Self {
         Self {
             state,
@@ -165,8 +153,8 @@ impl Connection {
             && self.is_acceptable(segment)
     }
 
-    /// Whether a call with this segment may take its place: it waits for old segments only, and this one is none (RFC 9293,
-    /// section 3.6.1).
+    /// Whether a call with this segment may take its place: it waits for old segments only, and
+    /// this one is none (RFC 9293, section 3.6.1).
     pub fn yields_to(&self, segment: &TcpSegment<'_>) -> bool {
         self.state == State::TimeWait && segment.control == Control::Syn && segment.seq.after(self.next) > 0
     }
@@ -272,7 +260,8 @@ impl Connection {
             return arrival;
         }
         match segment.control {
-            // It is no more than a late one, and must not take the place of what guards against late ones (RFC 1337).
+            // It is no more than a late one, and must not take the place of what guards against
+            // late ones (RFC 1337).
             Control::Reset if self.state == State::TimeWait => return arrival,
             Control::Reset if segment.seq == self.next => {
                 arrival.failed = Some(Failure::Reset);
@@ -513,7 +502,8 @@ impl Connection {
         })
     }
 
-    /// What of the stream is to be sent now: from where, how many bytes, and whether its end is among it.
+    /// What of the stream is to be sent now: from where, how many bytes, and whether its end is
+    /// among it.
     fn portion(&mut self, now: u64) -> Option<(Seq, usize, Control)> {
         let waiting = self.queue.len();
         if core::mem::take(&mut self.resends) {
@@ -551,8 +541,9 @@ impl Connection {
         if portion.is_none() && self.ack != Ack::Now {
             return None;
         }
-        // An acknowledgement alone is behind all that was sent, and in the window, so that the peer does not take it for an old one
-        // while `nxt` is back at the start (Linux: tcp_acceptable_seq).
+        // An acknowledgement alone is behind all that was sent, and in the window, so that the peer
+        // does not take it for an old one while `nxt` is back at the start (Linux:
+        // tcp_acceptable_seq).
         let limit = self.una.plus(self.window.min(self.max.past(self.una)));
         let (seq, length, control) = portion.unwrap_or((limit, 0, Control::None));
         let end = seq.plus(length + usize::from(control == Control::Fin));

@@ -115,7 +115,8 @@ impl Congestion {
         self.recovers_until = Some(highest);
         true
     }
-    /// `acked` more bytes have arrived, all before `ack`. Returns whether the next ones are to be sent again.
+    /// `acked` more bytes have arrived, all before `ack`. Returns whether the next ones are to be
+    /// sent again.
     pub fn acknowledged(&mut self, ack: Seq, acked: usize, mss: usize) -> bool {
         self.duplicates = 0;
         if let Some(until) = self.recovers_until {

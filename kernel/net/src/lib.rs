@@ -1,7 +1,8 @@
 //! TCP, UDP, ICMP and ARP over Ethernet for one address of IPv4.
 //!
-//! A [`Stack`] has no clock, no device and no sockets: it is given frames and the time, and asks its [`Host`] for the rest. So one stack
-//! runs in the kernel and many of them, with a wire that loses, doubles and reorders, in a test.
+//! A [`Stack`] has no clock, no device and no sockets: it is given frames and the time, and asks
+//! its [`Host`] for the rest. So one stack runs in the kernel and many of them, with a wire that
+//! loses, doubles and reorders, in a test.
 //!
 //! | module | what |
 //! |---|---|
@@ -13,11 +14,13 @@
 //! | `neighbours` | ARP |
 //! | `wire` | frames to packets and back |
 //!
-//! **What a segment costs**, made, read and answered: `examples/scale.rs` measures it with 10 to 50,000 connections. No step of it looks at
-//! another connection; what grows are cache misses (0.3 microseconds with 10 connections, 1.0 with 10,000, 1.5 with 50,000).
+//! **What a segment costs**, made, read and answered: `examples/scale.rs` measures it with 10 to
+//! 50,000 connections. No step of it looks at another connection; what grows are cache misses (0.3
+//! microseconds with 10 connections, 1.0 with 10,000, 1.5 with 50,000).
 //!
-//! **Why not a library.** smoltcp visits every socket for each packet (0.8, 9.7 and 100 microseconds a byte with 10, 1,000 and 10,000
-//! of them), has neither listen queues nor cookies, and allocates infallibly. Its formats (`smoltcp::wire`) and its list of gaps
+//! **Why not a library.** smoltcp visits every socket for each packet (0.8, 9.7 and 100
+//! microseconds a byte with 10, 1,000 and 10,000 of them), has neither listen queues nor cookies,
+//! and allocates infallibly. Its formats (`smoltcp::wire`) and its list of gaps
 //! (`smoltcp::storage::Assembler`) are used.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -26,6 +29,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod bounds;
 mod connection;
 mod estimate;
 mod neighbours;

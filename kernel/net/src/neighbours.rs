@@ -1,7 +1,8 @@
 //! Whose device has which address on this network, and what waits until that is known (RFC 826).
 //!
-//! Addresses are asked for only where there is something to send, and learnt from those who were asked or who ask for this machine:
-//! nobody fills the list from outside beyond [`MOST`], and what is in use goes last.
+//! Addresses are asked for only where there is something to send, and learnt from those who were
+//! asked or who ask for this machine: nobody fills the list from outside beyond [`MOST`], and what
+//! is in use goes last.
 
 use core::net::Ipv4Addr;
 
@@ -14,7 +15,8 @@ use crate::table::Ends;
 const MOST: usize = 64;
 /// Frames that wait for one.
 const WAITING: usize = 16;
-/// Between two questions (nanoseconds), and how many go unanswered (Linux: retrans_time_ms, mcast_solicit).
+/// Between two questions (nanoseconds), and how many go unanswered (Linux: retrans_time_ms,
+/// mcast_solicit).
 const ASK_AGAIN: u64 = 1_000_000_000;
 const QUESTIONS: u8 = 3;
 /// An answer holds so long (nanoseconds).
@@ -113,7 +115,8 @@ impl Neighbours {
         }
     }
 
-    /// `ip` has this address, which is of interest where it was asked for. `send` gets what waits for it.
+    /// `ip` has this address, which is of interest where it was asked for. `send` gets what waits
+    /// for it.
     pub fn learn(&mut self, ip: Ipv4Addr, hardware: EthernetAddress, now: u64, mut send: impl FnMut(&[u8])) {
         let Some(neighbour) = self.list.iter_mut().find(|neighbour| neighbour.ip == ip) else { return };
         neighbour.knowledge = Knowledge::Known(hardware, now + LIFE);
@@ -131,7 +134,8 @@ impl Neighbours {
         self.list.iter().filter_map(at).min()
     }
 
-    /// `ask` gets who is to be asked again. Returns the connections whose peers, or the way to them, do not answer.
+    /// `ask` gets who is to be asked again. Returns the connections whose peers, or the way to
+    /// them, do not answer.
     pub fn expire(&mut self, now: u64, mut ask: impl FnMut(Ipv4Addr)) -> Vec<Option<Ends>> {
         let mut lost = Vec::new();
         for neighbour in self.list.iter_mut() {

@@ -61,7 +61,8 @@ impl Ring {
         self.memory.len()
     }
 
-    /// Makes it hold `bytes` behind the first `at`; what is between its end and `at` is not defined.
+    /// Makes it hold `bytes` behind the first `at`; what is between its end and `at` is not
+    /// defined.
     ///
     /// # Errors
     /// No memory, or no budget: it is as before.
@@ -76,8 +77,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Adds up to `count` bytes behind the last: `fill` fills rooms from their front and says how many it did, until that is less than the
-    /// room. Memory grows as it is filled.
+    /// Adds up to `count` bytes behind the last: `fill` fills rooms from their front and says how
+    /// many it did, until that is less than the room. Memory grows as it is filled.
     ///
     /// # Errors
     /// No memory, or no budget, for the first of them.

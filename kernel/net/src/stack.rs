@@ -1,13 +1,16 @@
 //! All connections of one address, and what comes for no connection.
 //!
-//! The stack does what it is told when it is told: [`Stack::receive`] for each frame that came, [`Stack::pump`] where a socket may have
-//! something new, [`Stack::expire`] when [`Stack::deadline`] is over. What it wants in between it asks of the [`Host`].
+//! The stack does what it is told when it is told: [`Stack::receive`] for each frame that came,
+//! [`Stack::pump`] where a socket may have something new, [`Stack::expire`] when
+//! [`Stack::deadline`] is over. What it wants in between it asks of the [`Host`].
 //!
-//! **Calls.** A call that a listener is there for becomes a connection without a socket, of which there are [`EMBRYOS`] at most; past
-//! that, calls are answered by cookies (RFC 4987, section 3.6): the number of the answer says all that has to be known, so that
-//! a flood costs no memory. A socket is made when the caller has answered.
+//! **Calls.** A call that a listener is there for becomes a connection without a socket, of which
+//! there are [`EMBRYOS`] at most; past that, calls are answered by cookies (RFC 4987, section 3.6):
+//! the number of the answer says all that has to be known, so that a flood costs no memory. A
+//! socket is made when the caller has answered.
 //!
-//! **Memory.** Rings of all connections share one [`Budget`]; what finds none is lost on its way, and its sender sends it again.
+//! **Memory.** Rings of all connections share one [`Budget`]; what finds none is lost on its way,
+//! and its sender sends it again.
 
 use core::net::Ipv4Addr;
 
@@ -463,7 +466,8 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// The number that stands for a call: what is left of a hash, and which of [`COOKIE_MSS`] the peer takes.
+    /// The number that stands for a call: what is left of a hash, and which of [`COOKIE_MSS`] the
+    /// peer takes.
     fn cookie(&self, ends: Ends, peer: Seq, kind: usize, period: u64) -> Seq {
         // The first numbers of connections are hashes, too: of 1.
         let hash =

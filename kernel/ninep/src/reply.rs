@@ -15,8 +15,9 @@ pub enum Outcome {
     Error(u32),
 }
 
-/// Looks at the first bytes of a reply, [`crate::DATA_HEADER`] or all there are, of which the server says that it wrote
-/// `written` in all. `kind` is the request's and `tag` what it was sent with.
+/// Looks at the first bytes of a reply, [`crate::DATA_HEADER`] or all there are, of which the
+/// server says that it wrote `written` in all. `kind` is the request's and `tag` what it was sent
+/// with.
 ///
 /// # Errors
 /// [`Malformed`]: it is no answer to that request, or not as long as it says.
@@ -152,7 +153,8 @@ pub fn qid(body: &[u8]) -> Option<Qid> {
     Reader(body).qid()
 }
 
-/// What a walk of one name found, of the body of an Rwalk: `None` also where there is nothing of that name.
+/// What a walk of one name found, of the body of an Rwalk: `None` also where there is nothing of
+/// that name.
 pub fn walked(body: &[u8]) -> Option<Qid> {
     let mut body = Reader(body);
     if body.u16()? == 1 { body.qid() } else { None }

@@ -5,7 +5,8 @@ use crate::{HEADER, TFLUSH, TVERSION};
 /// The most bytes of a request without data: two names, or one and a symbolic link's text.
 pub const MAX_REQUEST: usize = 4864;
 
-/// A request. Those with data (read, write, list) have its length as their last four bytes, and the data behind.
+/// A request. Those with data (read, write, list) have its length as their last four bytes, and the
+/// data behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NinepRequest<'a> {
     /// Begin a session: the longest message, the version.
@@ -14,14 +15,15 @@ pub enum NinepRequest<'a> {
     Flush(u16),
     /// Have this fid stand for the tree that the server shows.
     Attach(u32),
-    /// Have the second fid stand for what the name leads to from the first, or for the same where there is none.
+    /// Have the second fid stand for what the name leads to from the first, or for the same where
+    /// there is none.
     Walk(u32, u32, Option<&'a [u8]>),
     /// What a file is.
     GetAttributes(u32),
     /// Open it with these flags of open(2).
     Open(u32, u32),
-    /// Make a file of this name in the directory that the fid stands for, which stands for the open file from then on: flags of
-    /// open(2), mode, group.
+    /// Make a file of this name in the directory that the fid stands for, which stands for the open
+    /// file from then on: flags of open(2), mode, group.
     Create(u32, &'a [u8], u32, u32, u32),
     /// Make a symbolic link: directory, name, where it leads, group.
     Symlink(u32, &'a [u8], &'a [u8], u32),

@@ -1,7 +1,8 @@
 //! The state in which the CPU enters the kernel, whatever the program had in its registers.
 //!
-//! Every way in asserts the state itself (`freehold_arch` has `entry-checks` here): flags, GS base, control registers. These
-//! tests take each way with hostile values, and look at what the kernel saved of the program and gives back to it.
+//! Every way in asserts the state itself (`freehold_arch` has `entry-checks` here): flags, GS base,
+//! control registers. These tests take each way with hostile values, and look at what the kernel
+//! saved of the program and gives back to it.
 
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -117,7 +118,8 @@ fn a_timer_finds_the_kernel_clean() {
     }
 }
 
-/// A fault in the middle of a copy, where AC is set: the handler asserts that it runs without, and the copy goes on.
+/// A fault in the middle of a copy, where AC is set: the handler asserts that it runs without, and
+/// the copy goes on.
 fn user_copies_stop_with_the_flags_that_they_began_with() {
     let before = traps::checked_entries();
     let mut bytes = [0u8; 4096];
@@ -167,7 +169,8 @@ fn bases_and_selectors_stay_with_their_program() {
     say!("bases and selectors stay with their program");
 }
 
-/// What a program may put into its GS base: user, kernel, this kernel's text, the ends of both halves.
+/// What a program may put into its GS base: user, kernel, this kernel's text, the ends of both
+/// halves.
 fn hostile_bases() -> [u64; 6] {
     let text = tests as *const () as u64;
     [0, USER_BASE, text, 0xffff_8000_0000_0000, u64::MAX, (1 << 47) - 1]
@@ -187,7 +190,8 @@ fn a_program_in_32_bit_code_is_only_a_program() {
     program.start(CODE, STACK);
     program.regs_mut().cs = user::USER_CODE_32;
     let mut led_back = 0;
-    // A timer that is due before the first instruction shows nothing. As long as it takes: the boot has a deadline.
+    // A timer that is due before the first instruction shows nothing. As long as it takes: the boot
+    // has a deadline.
     while led_back < 3 {
         REPEAT.store(true, Ordering::Relaxed);
         time::arm(time::now() + 200_000);
@@ -317,13 +321,14 @@ pub fn overflow_the_nmi_stack() {
     while black_box(time::now()) < end {}
 }
 
-/// Two machine checks that `tools/selftest` brings about: the first ends a program, the second the machine.
+/// Two machine checks that `tools/selftest` brings about: the first ends a program, the second the
+/// machine.
 pub fn wait_for_machine_checks() {
     place(&[0xeb, 0xfe]);
     let mut spinning = program();
     say!("waiting for a machine check in user mode");
-    // Without a timer: QEMU passes on what its monitor says when something stops the CPU, and an interrupt
-    // would stop it in kernel mode, before the first instruction.
+    // Without a timer: QEMU passes on what its monitor says when something stops the CPU, and an
+    // interrupt would stop it in kernel mode, before the first instruction.
     let event = spinning.run();
     assert!(matches!(event, UserEvent::Exception { vector: 18, code } if code >> 63 == 1), "{event:?}");
     assert_eq!(spinning.regs().rip, CODE);

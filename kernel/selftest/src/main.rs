@@ -1,5 +1,6 @@
-//! An image that tests freehold-arch itself and says `selftest: passed`: `tools/build-kernel selftest`.
-//! May use `unsafe`: to name the entry point, and to do what must not work.
+//! An image that tests freehold-arch itself and says `selftest: passed`:
+//! `tools/build-kernel selftest`. May use `unsafe`: to name the entry point, and to do what must
+//! not work.
 //!
 //! Each test is named after the promise that it checks. What must fault in kernel mode is asked for
 //! with `selftest.die=` on the command line and looked for in the certificate, by `tools/selftest`.
@@ -210,7 +211,8 @@ fn main(boot: &'static BootInfo) -> ! {
     power::exit(0)
 }
 
-/// End in the way that `death` names: each must end in a certificate that says so, and not in anything else.
+/// End in the way that `death` names: each must end in a certificate that says so, and not in
+/// anything else.
 fn die(death: &str, boot: &BootInfo) -> ! {
     static DATA: AtomicU64 = AtomicU64::new(0xc3);
     let data = DATA.as_ptr();
@@ -232,15 +234,18 @@ fn die(death: &str, boot: &BootInfo) -> ! {
             // SAFETY: constants are read-only, so this faults; that it does is the test.
             unsafe { constant.write_volatile(0) }
         }
-        // SAFETY: user memory is out of reach but for user copies (SMAP), so this faults; that it does is the test.
+        // SAFETY: user memory is out of reach but for user copies (SMAP), so this faults; that it
+        // does is the test.
         "touch-user" => unsafe { (USER_BASE as *mut u64).write_volatile(0) },
-        // SAFETY: low memory is not mapped once start-up is over, so this faults; that it does is the test.
+        // SAFETY: low memory is not mapped once start-up is over, so this faults; that it does is
+        // the test.
         "touch-low" => unsafe { (0x51000 as *mut u64).write_volatile(0) },
         "touch-user-frame" => {
             let kernel = FRAMES.alloc(0).expect("a frame");
             let here = KernelPages::from_frames(kernel, 0).as_ptr();
             let there = here.wrapping_add(((user_frame().0 - kernel.0) << 12) as usize);
-            // SAFETY: a user frame is not in the direct map, so this faults; that it does is the test.
+            // SAFETY: a user frame is not in the direct map, so this faults; that it does is the
+            // test.
             unsafe { there.write_volatile(0) }
         }
         _ => panic!("no such end: {death}"),
@@ -274,7 +279,8 @@ fn the_direct_map_shows_no_frame_of_the_image(boot: &BootInfo) {
 static FILLER: [AtomicU64; 2 * (PAGEBLOCK_FRAMES as usize) * 512] =
     [const { AtomicU64::new(0) }; 2 * (PAGEBLOCK_FRAMES as usize) * 512];
 
-/// What the compiler calls for slices, against the same byte by byte: short and long, overlapping both ways, at any alignment.
+/// What the compiler calls for slices, against the same byte by byte: short and long, overlapping
+/// both ways, at any alignment.
 fn runs_of_bytes_are_moved_and_compared() {
     const PLACES: [usize; 7] = [0, 1, 3, 8, 13, 32, 57];
     let pattern: [u8; 160] = core::array::from_fn(|at| (at * 7 + 1) as u8);

@@ -1,10 +1,11 @@
 //! O_DIRECT: a disk's bytes to and from the program's own frames, past the page cache.
 //!
-//! The frames are pinned while the device has the request: what it reads and writes stays the program's memory,
-//! whatever fork, mprotect or reclaim do meanwhile. Who reads through the cache sees what was written directly, and the
-//! other way round: before a transfer the cache's changes in the range are stored, and a write takes the range's
-//! pages out of the cache before and after. Where a page cannot be taken out (somebody pins it, or changes it
-//! again and again through a mapping), the write goes through the cache and is stored at once.
+//! The frames are pinned while the device has the request: what it reads and writes stays the
+//! program's memory, whatever fork, mprotect or reclaim do meanwhile. Who reads through the cache
+//! sees what was written directly, and the other way round: before a transfer the cache's changes
+//! in the range are stored, and a write takes the range's pages out of the cache before and after.
+//! Where a page cannot be taken out (somebody pins it, or changes it again and again through a
+//! mapping), the write goes through the cache and is stored at once.
 
 use core::ops::Range;
 
@@ -59,8 +60,9 @@ impl DiskContent {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             source.drain_direct(most, SECTOR_SIZE, write)
         });
-        // A page that was read in between has old bytes. One that cannot be taken out now is pinned or was changed
-        // through a mapping while we wrote: which of the two writes is the later one nobody can tell.
+        // A page that was read in between has old bytes. One that cannot be taken out now is pinned
+        // or was changed through a mapping while we wrote: which of the two writes is the later one
+        // nobody can tell.
         let after = self.cached.cache().forget(range);
         Some(result.and_then(|count| after.map(|_| count).map_err(Errno::from)))
     }
@@ -70,8 +72,8 @@ impl DiskContent {
         offset..offset.saturating_add(length as u64).min(self.size)
     }
 
-    /// Have `run` move bytes, from a sector on and at most so many, until memory or disk ends. An error counts only if nothing was
-    /// moved before it.
+    /// Have `run` move bytes, from a sector on and at most so many, until memory or disk ends. An
+    /// error counts only if nothing was moved before it.
     fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         loop {

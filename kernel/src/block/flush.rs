@@ -1,12 +1,15 @@
 //! The flusher: writes back what has been dirty for long, or what is too much.
 //!
-//! One task looks at all disks every five seconds while one is open, as Linux' does (`dirty_writeback_centisecs`), and at once when
-//! writers ask it to. It stores a disk's changes when they have been there for half a minute (`dirty_expire_centisecs`), or when a tenth of
-//! the memory that could hold them is dirty; a writer that finds a fifth dirty stores its disk's itself before it goes on. What is
-//! dirtied through mappings is not counted against the writer: when memory is short, reclaim stores it.
+//! One task looks at all disks every five seconds while one is open, as Linux' does
+//! (`dirty_writeback_centisecs`), and at once when writers ask it to. It stores a disk's changes
+//! when they have been there for half a minute (`dirty_expire_centisecs`), or when a tenth of the
+//! memory that could hold them is dirty; a writer that finds a fifth dirty stores its disk's itself
+//! before it goes on. What is dirtied through mappings is not counted against the writer: when
+//! memory is short, reclaim stores it.
 //!
-//! A page that a disk refuses is clean afterwards and its bytes are lost, as on Linux; each open file is told once, by fsync(2). No writer is held up for
-//! it. Where the request could not be made (no memory), the page stays dirty and the flusher tries again.
+//! A page that a disk refuses is clean afterwards and its bytes are lost, as on Linux; each open
+//! file is told once, by fsync(2). No writer is held up for it. Where the request could not be made
+//! (no memory), the page stays dirty and the flusher tries again.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

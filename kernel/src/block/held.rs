@@ -1,7 +1,7 @@
 //! A disk that somebody has as a whole: swap.
 //!
-//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. Nobody else writes to the disk (`ETXTBSY`) or holds it
-//! (`EBUSY`); who reads it may see anything.
+//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. Nobody
+//! else writes to the disk (`ETXTBSY`) or holds it (`EBUSY`); who reads it may see anything.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +27,8 @@ impl HeldDisk {
     /// Hold the disk that `file` is open on, for writing.
     ///
     /// # Errors
-    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while somebody holds it.
+    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while
+    /// somebody holds it.
     pub fn new(file: &OpenFile) -> Result<Self> {
         let (major, minor) = split_device(file.node().metadata().rdev);
         let is_whole = major == MAJOR && minor % MINORS == 0;

@@ -1,10 +1,10 @@
 //! Disks as files: /dev/vda, /dev/vdb and so on, read and written through the page cache.
 //!
-//! Each disk has one cache for all who open it. Pages are read when they are first touched and written back by
-//! fsync(2), sync(2), the last close, the [flusher](flush), and before the machine stops ([`sync_all`]). Those that are used least
-//! go when memory is short ([`evict`]).
-//! The size is the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk is read
-//! and written past the cache ([`direct`]).
+//! Each disk has one cache for all who open it. Pages are read when they are first touched and
+//! written back by fsync(2), sync(2), the last close, the [flusher](flush), and before the machine
+//! stops ([`sync_all`]). Those that are used least go when memory is short ([`evict`]). The size is
+//! the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk
+//! is read and written past the cache ([`direct`]).
 
 mod direct;
 mod flush;
@@ -66,8 +66,8 @@ static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 static TRAFFIC: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 
-/// Make the host's disks known as block devices, with their nodes in /dev. Once, after [`host::init`] and when /dev is
-/// there.
+/// Make the host's disks known as block devices, with their nodes in /dev. Once, after
+/// [`host::init`] and when /dev is there.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -101,8 +101,8 @@ pub fn list() -> impl Iterator<Item = ([u8; 3], u64, u64)> {
     })
 }
 
-/// Write every disk's changes back, and have the devices keep them. The first error comes back, after all were
-/// tried.
+/// Write every disk's changes back, and have the devices keep them. The first error comes back,
+/// after all were tried.
 ///
 /// # Errors
 /// `EIO`, `ENOMEM`.
@@ -199,8 +199,8 @@ impl Store {
     }
 }
 
-/// Frames of a run, for a device that has them in their places: a transfer that is given up while the device has it does
-/// not free them.
+/// Frames of a run, for a device that has them in their places: a transfer that is given up while
+/// the device has it does not free them.
 struct HeldRun(Vec<Frame<CacheKind, Frames>>);
 
 impl FrameList for HeldRun {
@@ -212,7 +212,8 @@ impl FrameList for HeldRun {
     }
 }
 
-/// Holds the frames of a run for a device; `None` where none wants them in their places, or there is no memory to note them.
+/// Holds the frames of a run for a device; `None` where none wants them in their places, or there
+/// is no memory to note them.
 fn hold(frames: &[Frame<CacheKind, Frames>]) -> Option<Arc<dyn HeldFrames>> {
     if !crate::mem::are_frames_offered() {
         return None;
@@ -321,13 +322,15 @@ impl DiskContent {
         }
     }
 
-    /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
+    /// Keep writers from filling memory with what no disk has yet, and the cache from making the
+    /// machine grow.
     fn trim(&self) {
         match flush::excess() {
             flush::Excess::None => {}
             flush::Excess::Some => flush::wake(),
             flush::Excess::Much => {
-                // The flusher sees to the other disks. A page that this one does not take is no error of this write: fsync tells of it.
+                // The flusher sees to the other disks. A page that this one does not take is no
+                // error of this write: fsync tells of it.
                 flush::wake();
                 let _ = self.cached.cache().launder();
             }
@@ -345,8 +348,8 @@ impl DiskContent {
         }
     }
 
-    /// Call `step` with how many of `left` bytes to copy, until it copies less or there are none left; trims in
-    /// between. An error counts only if nothing was copied.
+    /// Call `step` with how many of `left` bytes to copy, until it copies less or there are none
+    /// left; trims in between. An error counts only if nothing was copied.
     fn in_steps(&self, left: usize, mut step: impl FnMut(usize, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         while done < left {
@@ -508,8 +511,9 @@ impl DiskFile {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Have the device keep what changed in a range of bytes. Of pages that it refuses, now or since this file was last told, the file is told once
-    /// (Linux: `file_check_and_advance_wb_err`).
+    /// Have the device keep what changed in a range of bytes. Of pages that it refuses, now or
+    /// since this file was last told, the file is told once (Linux:
+    /// `file_check_and_advance_wb_err`).
     ///
     /// # Errors
     /// `EIO`, `ENOMEM`.

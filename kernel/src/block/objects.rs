@@ -1,7 +1,7 @@
 //! The small objects that a driver needs for a request.
 //!
-//! A call may make any number of requests. The reserve that was set aside at its door is for a few, so each request sets it
-//! aside anew.
+//! A call may make any number of requests. The reserve that was set aside at its door is for a few,
+//! so each request sets it aside anew.
 
 use freehold_vm::VmError;
 

@@ -39,10 +39,12 @@ pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dy
     Ok(reserve::arc(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
 }
 
-/// Replaces what `line` holds by a line of the log: a head, the record's text with odd bytes escaped, a line feed.
+/// Replaces what `line` holds by a line of the log: a head, the record's text with odd bytes
+/// escaped, a line feed.
 ///
 /// # Errors
-/// `ENOMEM`. A buffer that is used again does not grow for ever: a text has at most [`klog::TEXT_BYTES`].
+/// `ENOMEM`. A buffer that is used again does not grow for ever: a text has at most
+/// [`klog::TEXT_BYTES`].
 fn make_line(line: &mut Vec<u8>, head: fmt::Arguments<'_>, record: &LogRecord) -> Result<()> {
     line.clear();
     let write = |line: &mut Vec<u8>| {

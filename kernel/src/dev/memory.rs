@@ -85,7 +85,8 @@ impl File for MemoryFile {
     fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         match self.kind {
             DeviceKind::Full => Err(Errno::ENOSPC),
-            // What is written to the generator is no more random than what it has: it is not mixed in.
+            // What is written to the generator is no more random than what it has: it is not mixed
+            // in.
             _ => Ok(swallow(source)),
         }
     }

@@ -1,8 +1,10 @@
-//! The program's standard streams where the host's are no terminals: byte streams with the manners of a pipe.
+//! The program's standard streams where the host's are no terminals: byte streams with the manners
+//! of a pipe.
 //!
-//! The host sends stdin's bytes on the stream and, on the control channel, how many there are in all: the end of
-//! the file is where both agree, whichever comes first. Output waits for the host when it reads slowly; nothing
-//! is dropped, and [`flush`] waits for the last byte before the machine goes away.
+//! The host sends stdin's bytes on the stream and, on the control channel, how many there are in
+//! all: the end of the file is where both agree, whichever comes first. Output waits for the host
+//! when it reads slowly; nothing is dropped, and [`flush`] waits for the last byte before the
+//! machine goes away.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -44,7 +44,8 @@ impl HostStream {
         self.bytes.try_read(bytes).unwrap_or(0)
     }
 
-    /// How many of `bytes` the host takes now. A device that failed swallows all of them: nobody is there to read.
+    /// How many of `bytes` the host takes now. A device that failed swallows all of them: nobody is
+    /// there to read.
     pub fn try_write(&self, bytes: &[u8]) -> usize {
         self.bytes.try_write(bytes).unwrap_or(bytes.len())
     }

@@ -1,6 +1,7 @@
 //! Nodes of open files that have no name: pipes, sockets, epoll instances, timers.
 //!
-//! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its kind allows it.
+//! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its
+//! kind allows it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,8 +33,8 @@ static INODES: UniqueNumbers = UniqueNumbers::new();
 const DEVICE: u64 = make_device(0, 15);
 
 impl AnonymousNode {
-    /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode number
-    /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
+    /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode
+    /// number ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
     pub fn plain(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
         reserve::arc(Self::make(kind, label, Self::maker(), None))
     }

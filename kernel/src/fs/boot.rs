@@ -1,7 +1,9 @@
 //! The first file systems.
 //!
-//! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write there may take half of memory, what the
-//! machine came with does not count. Where a tree of the host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
+//! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write
+//! there may take half of memory, what the machine came with does not count. Where a tree of the
+//! host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs too,
+//! /proc and /sys are generated.
 
 use super::caller::Caller;
 use super::content::ContentSource;
@@ -22,7 +24,8 @@ use freehold_collections::{Arc, TryCollect, Vec, try_format};
 /// The first root file system.
 static ROOTFS: SpinLock<Option<Arc<TmpFs>>> = SpinLock::new(None);
 
-/// Make the root file system, empty, and give a context at its root. `contents` makes the files' contents.
+/// Make the root file system, empty, and give a context at its root. `contents` makes the files'
+/// contents.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     let rootfs = TmpFs::new("tmpfs", contents.clone(), 0o755)?;
     rootfs.begin_boot();
@@ -159,8 +162,9 @@ const LINKS: &[(&[u8], &[u8])] = &[
     (b"/proc/self/fd/2", b"/dev/stderr"),
 ];
 
-/// Mount /dev with its standard nodes, /dev/shm, /tmp, /proc and /sys. After the initramfs was unpacked, whose
-/// files below these directories they cover. `devpts` is the directory of pseudo terminals, where there is one.
+/// Mount /dev with its standard nodes, /dev/shm, /tmp, /proc and /sys. After the initramfs was
+/// unpacked, whose files below these directories they cover. `devpts` is the directory of pseudo
+/// terminals, where there is one.
 pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     mount_at(tmpfs::mount("devtmpfs", b"mode=755")?, b"devtmpfs", b"/dev", MountFlags::NOSUID)?;
     for node in STANDARD {

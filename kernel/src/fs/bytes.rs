@@ -8,8 +8,9 @@ use crate::user::{Sink, Source, so_far};
 /// Bytes that [`send_in_chunks`] moves at a time.
 const CHUNK: usize = 1024;
 
-/// Hands all of `source` to `send`, which says how many bytes it took. `room` waits until it takes some; it is
-/// asked before each chunk, because a source gives its bytes only once. Returns the number of bytes sent.
+/// Hands all of `source` to `send`, which says how many bytes it took. `room` waits until it takes
+/// some; it is asked before each chunk, because a source gives its bytes only once. Returns the
+/// number of bytes sent.
 ///
 /// # Errors
 /// Those of the source and of `room`, if nothing was sent before.
@@ -66,7 +67,8 @@ impl Sink for SliceSink<'_> {
     }
 }
 
-/// A read appends to this list, as far as its capacity goes: nothing is cleared before, and nothing allocated.
+/// A read appends to this list, as far as its capacity goes: nothing is cleared before, and nothing
+/// allocated.
 #[derive(Debug)]
 pub struct VecSink<'a> {
     list: &'a mut Vec<u8>,

@@ -16,7 +16,8 @@ pub enum Power {
     Override,
 }
 
-/// The identity that permissions are checked against: file system user and group of the calling thread.
+/// The identity that permissions are checked against: file system user and group of the calling
+/// thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
     /// File system user.
@@ -126,8 +127,8 @@ impl Caller<'_> {
         )
     }
 
-    /// Whether a name of `victim` may be removed from `dir`: write and search there, and with the sticky bit
-    /// only the owner of the node or of the directory.
+    /// Whether a name of `victim` may be removed from `dir`: write and search there, and with the
+    /// sticky bit only the owner of the node or of the directory.
     pub fn may_remove(&self, dir: &Metadata, victim: &Metadata) -> Result<()> {
         self.may(dir, Access::WRITE.and(Access::EXECUTE))?;
         if dir.mode & 0o1000 != 0 && !self.owns(victim) && self.uid != dir.uid {

@@ -1,10 +1,10 @@
 //! The bytes of a regular file.
 //!
-//! A [`FileContent`] is where a file's bytes are: frames of the page cache in the kernel, plain memory in host
-//! tests. Holes read as zeroes. Implementations lock for themselves, and copy inside per-CPU windows with
-//! the protocol of [`crate::user`]; so calls may sleep (to fault in a program's page) and callers hold no
-//! spin lock. Two writers of one range may interleave page by page: whoever needs whole writes (tmpfs)
-//! excludes them with a sleeping lock.
+//! A [`FileContent`] is where a file's bytes are: frames of the page cache in the kernel, plain
+//! memory in host tests. Holes read as zeroes. Implementations lock for themselves, and copy inside
+//! per-CPU windows with the protocol of [`crate::user`]; so calls may sleep (to fault in a
+//! program's page) and callers hold no spin lock. Two writers of one range may interleave page by
+//! page: whoever needs whole writes (tmpfs) excludes them with a sleeping lock.
 
 use core::any::Any;
 use core::ops::Range;
@@ -43,8 +43,8 @@ pub trait FileContent: Any + Send + Sync {
     fn seek_hole(&self, offset: u64) -> u64;
     /// Bytes of memory held.
     fn held(&self) -> u64;
-    /// Deny shared mappings that may store, for good (F_SEAL_WRITE). `EBUSY` while there is one, and where a page stays pinned: a device may
-    /// write it. May sleep.
+    /// Deny shared mappings that may store, for good (F_SEAL_WRITE). `EBUSY` while there is one,
+    /// and where a page stays pinned: a device may write it. May sleep.
     fn deny_writers(&self) -> Result<()> {
         Ok(())
     }

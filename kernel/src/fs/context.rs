@@ -1,4 +1,5 @@
-//! Where a process stands in the tree of names: root, working directory and umask (shared by CLONE_FS).
+//! Where a process stands in the tree of names: root, working directory and umask (shared by
+//! CLONE_FS).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,7 +1,7 @@
 //! Who serves which device number.
 //!
-//! Drivers register a range of minors of a major once, at boot; opening a device node asks here. The table is
-//! short and read-mostly: a spin lock around a list.
+//! Drivers register a range of minors of a major once, at boot; opening a device node asks here.
+//! The table is short and read-mostly: a spin lock around a list.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, Ordering};

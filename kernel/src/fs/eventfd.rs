@@ -1,7 +1,7 @@
 //! eventfd(2): a counter to wait on.
 //!
-//! Writing adds, reading takes all (or 1 from a semaphore) and waits for more than 0; adding waits where the sum would
-//! not fit.
+//! Writing adds, reading takes all (or 1 from a semaphore) and waits for more than 0; adding waits
+//! where the sum would not fit.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;

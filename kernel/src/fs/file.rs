@@ -102,7 +102,8 @@ pub enum MmapContent {
     Content(Arc<dyn FileContent>),
     /// Its bytes, to which no shared mapping stores (`EINVAL`).
     Unstorable(Arc<dyn FileContent>),
-    /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous memory.
+    /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous
+    /// memory.
     Zeroes,
 }
 
@@ -119,8 +120,8 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
-/// What an open file description does; the default of each operation is Linux' answer for a file that
-/// lacks it. Methods may sleep.
+/// What an open file description does; the default of each operation is Linux' answer for a file
+/// that lacks it. Methods may sleep.
 pub trait File: Any + Send + Sync {
     /// The identity behind it.
     fn node(&self) -> Arc<dyn Node>;
@@ -136,8 +137,8 @@ pub trait File: Any + Send + Sync {
     fn write_at(&self, _offset: u64, _source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         Err(Errno::EINVAL)
     }
-    /// What is ready now. With a waiter, also arrange that it is woken when that changes; registering comes
-    /// before looking, so that no change is missed.
+    /// What is ready now. With a waiter, also arrange that it is woken when that changes;
+    /// registering comes before looking, so that no change is missed.
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
@@ -149,8 +150,8 @@ pub trait File: Any + Send + Sync {
     fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
         Err(Errno::ENOTTY)
     }
-    /// Directory entries from position `from` on, until `emit` returns `false`. It may be called with
-    /// the directory locked: it does not sleep.
+    /// Directory entries from position `from` on, until `emit` returns `false`. It may be called
+    /// with the directory locked: it does not sleep.
     fn read_dir(&self, _from: u64, _emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
@@ -162,7 +163,8 @@ pub trait File: Any + Send + Sync {
     fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
     }
-    /// Append at the end of the file, wherever that is by then; returns how many bytes and where they begin.
+    /// Append at the end of the file, wherever that is by then; returns how many bytes and where
+    /// they begin.
     fn append(&self, source: &mut dyn Source, blocking: Blocking) -> Result<(usize, u64)> {
         let offset = self.node().metadata().size;
         self.write_at(offset, source, blocking).map(|n| (n, offset))
@@ -171,7 +173,8 @@ pub trait File: Any + Send + Sync {
     fn end(&self) -> Result<u64> {
         Ok(self.node().metadata().size)
     }
-    /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel copies.
+    /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel
+    /// copies.
     fn content(&self) -> Option<Arc<dyn FileContent>> {
         None
     }

@@ -89,7 +89,8 @@ bitflags! {
         const NOREPLACE = 1;
         /// Both names exist and change places.
         const EXCHANGE = 2;
-        /// A whiteout stays at the old name: a character device 0/0, which an overlay takes for "not there".
+        /// A whiteout stays at the old name: a character device 0/0, which an overlay takes for
+        /// "not there".
         const WHITEOUT = 4;
     }
 }

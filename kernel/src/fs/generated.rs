@@ -1,9 +1,9 @@
 //! Files whose content is written when they are read, as in /proc and /sys.
 //!
-//! A description makes the text when it is read from the beginning, and again when it is read from offset 0
-//! later; reads further on see the same text, so a reader in pieces sees one moment. A text whose
-//! length a program chooses comes in [`Parts`] instead: only one of them is in memory (Linux'
-//! nearest relative is seq_file).
+//! A description makes the text when it is read from the beginning, and again when it is read from
+//! offset 0 later; reads further on see the same text, so a reader in pieces sees one moment. A
+//! text whose length a program chooses comes in [`Parts`] instead: only one of them is in memory
+//! (Linux' nearest relative is seq_file).
 
 use core::{fmt, iter};
 
@@ -51,8 +51,8 @@ impl Text {
         let _ = fmt::Write::write_fmt(self, arguments);
     }
 
-    /// Adds `name`, padded to 16 columns, and `kib` as " kB", as /proc/meminfo and smaps have it. Such
-    /// lines are most of what is read of /proc: they do without the formatter of `core`.
+    /// Adds `name`, padded to 16 columns, and `kib` as " kB", as /proc/meminfo and smaps have it.
+    /// Such lines are most of what is read of /proc: they do without the formatter of `core`.
     pub fn kib(&mut self, name: &str, kib: u64) {
         const NAME: usize = 16;
         let mut line = ShortLine::new();
@@ -175,7 +175,8 @@ impl ShortLine {
         self.0.extend(iter::repeat_n(b' ', count));
     }
 
-    /// Adds a number, with blanks before it in at least `width` columns. One that does not fit is left out.
+    /// Adds a number, with blanks before it in at least `width` columns. One that does not fit is
+    /// left out.
     pub fn decimal(&mut self, mut value: u64, width: usize) {
         let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
         let (start, count) = (self.0.len(), digits.max(width));
@@ -233,7 +234,8 @@ pub trait Generate: Send + Sync {
     fn parts(&self) -> Option<Box<dyn Parts>> {
         None
     }
-    /// Take what a program wrote in one call (at most 4096 bytes); `EACCES` where nothing can be changed.
+    /// Take what a program wrote in one call (at most 4096 bytes); `EACCES` where nothing can be
+    /// changed.
     fn store(&self, _bytes: &[u8]) -> Result<()> {
         Err(Errno::EACCES)
     }

@@ -1,9 +1,9 @@
 //! Unpacking the initramfs: a cpio archive ("newc", magic 070701 or 070702) in memory.
 //!
-//! The archive comes from outside, so nothing in it is believed: every length is checked against what is left,
-//! names are taken apart before they are made, and "..", which would leave the root, ends it. Later
-//! members replace earlier ones of the same name, as on Linux; several archives may follow one another, with
-//! zeroes between.
+//! The archive comes from outside, so nothing in it is believed: every length is checked against
+//! what is left, names are taken apart before they are made, and "..", which would leave the root,
+//! ends it. Later members replace earlier ones of the same name, as on Linux; several archives may
+//! follow one another, with zeroes between.
 
 use core::fmt;
 
@@ -257,8 +257,8 @@ impl Unpacker<'_> {
         if kind == NodeKind::Symlink { Ok(()) } else { node.set_metadata(&change(member)) }
     }
 
-    /// The directory of the names in `path`, made where it is not there. Links on the way are followed, within the
-    /// root.
+    /// The directory of the names in `path`, made where it is not there. Links on the way are
+    /// followed, within the root.
     fn directory(&self, path: &[&[u8]]) -> Result<Arc<dyn Node>, Errno> {
         let mut here = self.root.clone();
         for part in path {

@@ -137,7 +137,8 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
 /// Let go of `[start, end)` of what `owner` holds in `space`.
 ///
 /// # Errors
-/// As [`LockTable::make_room`], where that makes two locks of one; no lock is changed. Never for the whole range.
+/// As [`LockTable::make_room`], where that makes two locks of one; no lock is changed. Never for
+/// the whole range.
 pub fn unset(file: Identity, space: LockSpace, owner: Owner, start: u64, end: u64) -> Result<()> {
     let mut table = LOCKS.lock();
     if (start, end) != (0, u64::MAX) {
@@ -375,7 +376,8 @@ mod tests {
         assert!(listed(file).is_empty());
     }
 
-    /// A record lock that finds no memory says that there are no more locks, as on Linux; flock says that there is no memory.
+    /// A record lock that finds no memory says that there are no more locks, as on Linux; flock
+    /// says that there is no memory.
     #[test]
     fn want_of_memory_has_linux_names() {
         let (file, owner) = (file(4), Owner::Process(200));

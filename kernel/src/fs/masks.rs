@@ -47,7 +47,8 @@ impl Display for List {
                 write!(f, "{comma}{start}-{end}")?
             }
             comma = ",";
-            // Adding 1 at the run's start clears the run; the carry is one of the next run's zeroes, or lost.
+            // Adding 1 at the run's start clears the run; the carry is one of the next run's
+            // zeroes, or lost.
             left &= left.wrapping_add(1 << start);
         }
         Ok(())

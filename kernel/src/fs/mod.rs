@@ -1,7 +1,7 @@
 //! Files and names.
 //!
-//! A [`node::Node`] is a file's identity (an inode), a [`file::File`] what an open description does.
-//! Everything else is built on these two traits only:
+//! A [`node::Node`] is a file's identity (an inode), a [`file::File`] what an open description
+//! does. Everything else is built on these two traits only:
 //!
 //! | module | concept |
 //! |---|---|
@@ -24,9 +24,9 @@
 //! | [`changes`] | what programs changed, kept in a folder of the host |
 //! | [`calls`] | the system calls on all of this |
 //!
-//! Lock order: mount table > directory of a file system > inode > content. All of these are spin locks
-//! that are never held across a user copy or a sleep, except the write lock of an inode, a sleeping mutex that
-//! is taken before all of them.
+//! Lock order: mount table > directory of a file system > inode > content. All of these are spin
+//! locks that are never held across a user copy or a sleep, except the write lock of an inode, a
+//! sleeping mutex that is taken before all of them.
 
 pub mod anonymous;
 pub mod boot;

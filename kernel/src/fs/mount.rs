@@ -101,8 +101,9 @@ pub struct Mount {
     covers: SpinLock<Option<Path>>,
     /// `None` before anything was mounted here.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
-    /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the lock above. It is set and cleared
-    /// under it; who looks without sees the child at the next name at the latest.
+    /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the
+    /// lock above. It is set and cleared under it; who looks without sees the child at the next
+    /// name at the latest.
     covered: AtomicU64,
     /// How many of the children were [cut off](Mount::cut_off).
     cut: AtomicUsize,

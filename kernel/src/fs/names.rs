@@ -1,8 +1,8 @@
 //! What programs do to names: open, make, remove, rename, link.
 //!
-//! Each function resolves, checks permissions and mount flags, and then asks the directory's node. The check
-//! and the change are not one step, as on Linux: the node looks again at what must hold (a free name, an
-//! empty directory).
+//! Each function resolves, checks permissions and mount flags, and then asks the directory's node.
+//! The check and the change are not one step, as on Linux: the node looks again at what must hold
+//! (a free name, an empty directory).
 
 use freehold_collections::{
     Arc, Vec,
@@ -162,8 +162,8 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     Ok(opened)
 }
 
-/// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with the setgid
-/// bit passes on its group, and to directories the bit.
+/// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with
+/// the setgid bit passes on its group, and to directories the bit.
 fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
     dir.mount.writable()?;
     let meta = dir.node.metadata();
@@ -253,7 +253,8 @@ pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The directory and name of something to be removed or renamed. The node itself, not what is mounted there.
+/// The directory and name of something to be removed or renamed. The node itself, not what is
+/// mounted there.
 fn victim(walk: &PathWalk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>> {
     parent.dir.mount.writable()?;
     if name.len() > super::walk::NAME_MAX {
@@ -384,7 +385,8 @@ pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
     change(place, &SetMetadata { mode: Some(mode), ..SetMetadata::default() })
 }
 
-/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it is in.
+/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it
+/// is in.
 pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
     place.mount.writable()?;
     let meta = place.node.metadata();

@@ -137,8 +137,8 @@ pub enum LinkTarget {
     Jump(Path),
 }
 
-/// An inode. Names are bytes without NUL and slash, 1 to 255 of them; "." and ".." never arrive here.
-/// Permissions were checked by the caller, read-only mounts too.
+/// An inode. Names are bytes without NUL and slash, 1 to 255 of them; "." and ".." never arrive
+/// here. Permissions were checked by the caller, read-only mounts too.
 pub trait Node: Any + Send + Sync {
     /// Which inode this is.
     fn identity(&self) -> Identity;

@@ -1,7 +1,8 @@
 //! Open file descriptions: what dup and fork share.
 //!
-//! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
-//! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
+//! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for
+//! their whole course, as POSIX wants them atomic towards each other; streams never take it. A task
+//! that is to end does not wait for it.
 
 use core::any::Any;
 use core::ops::Range;
@@ -347,8 +348,8 @@ impl OpenFile {
         f(&mut self.offset.lock())
     }
 
-    /// Directory entries from the description's position on, until `emit` returns `false`; the position moves
-    /// behind the last entry that was taken.
+    /// Directory entries from the description's position on, until `emit` returns `false`; the
+    /// position moves behind the last entry that was taken.
     pub fn read_dir(&self, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.check_not_path()?;
         let mut offset = self.offset.lock_killable()?;

@@ -1,8 +1,9 @@
 //! A place in the tree of names.
 //!
-//! There is no tree of directory entries beside the file systems' own: a directory knows its parent and its
-//! name there ([`Node::parent`]), and anything else remembers the entry through which it was found. A rename
-//! therefore shows at once in the paths of directories; for other files [`Path::display`] looks again.
+//! There is no tree of directory entries beside the file systems' own: a directory knows its parent
+//! and its name there ([`Node::parent`]), and anything else remembers the entry through which it
+//! was found. A rename therefore shows at once in the paths of directories; for other files
+//! [`Path::display`] looks again.
 
 use core::sync::atomic::AtomicU64;
 
@@ -57,7 +58,8 @@ pub struct Path {
     pub mount: Arc<Mount>,
     /// What is there.
     pub node: Arc<dyn Node>,
-    /// How it was found; `None` for directories, which know that themselves, and for files without a name.
+    /// How it was found; `None` for directories, which know that themselves, and for files without
+    /// a name.
     pub entry: Option<Arc<PathEntry>>,
 }
 
@@ -105,8 +107,8 @@ impl Path {
         self.node.identity() == self.mount.root().identity()
     }
 
-    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)" when the last
-    /// name is gone.
+    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)"
+    /// when the last name is gone.
     pub fn display(&self, root: &Path) -> Result<Vec<u8>> {
         let Description { mut text, presence, .. } = self.describe(root)?;
         if presence == Presence::Removed {
@@ -165,8 +167,9 @@ impl Path {
     }
 }
 
-/// Adds what `node` is called now in the directory where it was found. Returns whether it still is there. A renamed
-/// file is looked for among its directory's entries, one that moved elsewhere counts as removed.
+/// Adds what `node` is called now in the directory where it was found. Returns whether it still is
+/// there. A renamed file is looked for among its directory's entries, one that moved elsewhere
+/// counts as removed.
 fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>) -> Result<Presence> {
     let identity = node.identity();
     if entry.dir.lookup(&entry.name).is_ok_and(|found| found.identity() == identity) {

@@ -1,7 +1,7 @@
 //! poll, ppoll, select, pselect6: waiting for any of many files.
 //!
-//! First every file is looked at; only if none is ready, and the caller would wait, does a waiter register with all
-//! of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
+//! First every file is looked at; only if none is ready, and the caller would wait, does a waiter
+//! register with all of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
 
 use freehold_collections::{Arc, Short, reserve};
 use linux_raw_sys::general as c;
@@ -41,8 +41,8 @@ struct Watch {
     wanted: u32,
 }
 
-/// Wait until any of `watches` is ready or `deadline` has passed; `found` is told of each that is, and
-/// there are as many as the result says.
+/// Wait until any of `watches` is ready or `deadline` has passed; `found` is told of each that is,
+/// and there are as many as the result says.
 fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, u32)) -> Result<usize> {
     let mut look = |mut waiter: Option<&mut PollWaiter>| {
         let mut count = 0;

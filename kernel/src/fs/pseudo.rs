@@ -1,7 +1,8 @@
 //! Directories, files and links that exist in the kernel only (/sys, the fixed part of /proc).
 //!
-//! The tree is made at boot, by drivers, and where /proc is mounted; programs can write to files that take it, and change
-//! nothing else. A tree that could not get memory for an entry remembers that ([`PseudoDir::is_complete`]).
+//! The tree is made at boot, by drivers, and where /proc is mounted; programs can write to files
+//! that take it, and change nothing else. A tree that could not get memory for an entry remembers
+//! that ([`PseudoDir::is_complete`]).
 
 use core::fmt::Display;
 use core::ops::Bound;
@@ -39,8 +40,8 @@ pub fn set_metadata(change: &SetMetadata) -> Result<()> {
 pub trait Dynamic: Send + Sync {
     /// The node that `name` leads to in `dir`.
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
-    /// Gives `emit` the entries with a number of `from` or more: number, name, inode number, DT_* value. It returns
-    /// `false` when it had enough.
+    /// Gives `emit` the entries with a number of `from` or more: number, name, inode number, DT_*
+    /// value. It returns `false` when it had enough.
     fn read_dir(&self, from: u64, emit: &mut dyn FnMut(u64, ShortLine, u64, u8) -> bool);
 }
 
@@ -123,7 +124,8 @@ impl PseudoDir {
         new
     }
 
-    /// The directory at `path` below this one, made with all above it. A path is no longer than a [`ShortLine`].
+    /// The directory at `path` below this one, made with all above it. A path is no longer than a
+    /// [`ShortLine`].
     pub fn dirs(self: &Receiver<Self>, path: impl Display) -> Arc<PseudoDir> {
         let path = ShortLine::displaying(path);
         let parts = path.bytes().split(|&byte| byte == b'/').filter(|part| !part.is_empty());
@@ -269,8 +271,8 @@ impl File for PseudoDir {
     }
 }
 
-/// Emit "." and ".." where a listing from `at` still needs them; `false` when the taker had enough. Afterwards
-/// `at` is 2 or more.
+/// Emit "." and ".." where a listing from `at` still needs them; `false` when the taker had enough.
+/// Afterwards `at` is 2 or more.
 pub fn emit_dots(at: &mut u64, own: u64, parent: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> bool {
     let kind = NodeKind::Directory.dirent_kind();
     for (position, name, inode) in [(0, b".".as_slice(), own), (1, b"..", parent)] {
@@ -322,7 +324,8 @@ impl Node for PseudoFile {
     }
 
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
-        // Root may open anything; but a file without any write permission has nobody who takes what is written.
+        // Root may open anything; but a file without any write permission has nobody who takes what
+        // is written.
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
         }

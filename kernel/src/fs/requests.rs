@@ -1,4 +1,5 @@
-//! How many requests the contexts of io_setup(2) may have, all together: /proc/sys/fs/aio-nr and aio-max-nr.
+//! How many requests the contexts of io_setup(2) may have, all together: /proc/sys/fs/aio-nr and
+//! aio-max-nr.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -28,12 +28,14 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
     f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
 }
 
-/// Sets the mount that everything hangs in, and those of files without a name: of the second, nothing is executed.
+/// Sets the mount that everything hangs in, and those of files without a name: of the second,
+/// nothing is executed.
 pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
     *ROOTS.lock() = Some(Roots { namespace: MountNamespace::initial(root), unnamed, inert });
 }
 
-/// Has everything hang in another mount from now on. Before the first process has looked for a name.
+/// Has everything hang in another mount from now on. Before the first process has looked for a
+/// name.
 pub fn replace(root: Arc<Mount>) {
     namespace().set_root(root);
 }

@@ -1,10 +1,11 @@
 //! Descriptors: small numbers for open files (shared by CLONE_FILES).
 //!
-//! The table's spin lock is held for a look or a change only. Files leave the table before they are dropped,
-//! and are dropped after the lock: the last reference may flush, wake and sleep.
+//! The table's spin lock is held for a look or a change only. Files leave the table before they are
+//! dropped, and are dropped after the lock: the last reference may flush, wake and sleep.
 //!
-//! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one, accept(2) takes a connection) has the
-//! number promised to him first: nobody else gets it, and for all others it is not open.
+//! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one,
+//! accept(2) takes a connection) has the number promised to him first: nobody else gets it, and for
+//! all others it is not open.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -186,7 +187,8 @@ impl FileTable {
         TableView(self.inner.lock())
     }
 
-    /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free below it.
+    /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free
+    /// below it.
     pub fn insert(&self, file: Arc<OpenFile>, on_exec: OnExec, limit: usize) -> Result<i32> {
         self.insert_from(0, file, on_exec, limit)
     }
@@ -216,7 +218,8 @@ impl FileTable {
         Ok(Promise { table: self, index: Some(index) })
     }
 
-    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed. `EBUSY` where `fd` is promised.
+    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed. `EBUSY`
+    /// where `fd` is promised.
     pub fn replace(
         &self,
         fd: i32,
@@ -241,7 +244,8 @@ impl FileTable {
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
     }
 
-    /// close(2): also lets go of the process' record locks on the file, whichever descriptor set them.
+    /// close(2): also lets go of the process' record locks on the file, whichever descriptor set
+    /// them.
     pub fn close(&self, fd: i32) -> Result<()> {
         let file = self.take(fd)?;
         self.leave(&file);

@@ -1,7 +1,7 @@
 //! Programs that run and files that are written: a file is never both (`ETXTBSY`).
 //!
-//! Invariant: a [`TextUse`] counts either descriptions open for writing or running programs, never both at once. Each
-//! is counted by a [`Permit`], which its holder drops at the end.
+//! Invariant: a [`TextUse`] counts either descriptions open for writing or running programs, never
+//! both at once. Each is counted by a [`Permit`], which its holder drops at the end.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 

@@ -1,7 +1,8 @@
 //! timerfd_create(2): a timer to wait on.
 //!
-//! Expiries are counted in interrupt context; a read takes the count. A repeating timer's next deadline is the last one
-//! plus the interval, however late the interrupt was, and intervals that passed meanwhile count too.
+//! Expiries are counted in interrupt context; a read takes the count. A repeating timer's next
+//! deadline is the last one plus the interval, however late the interrupt was, and intervals that
+//! passed meanwhile count too.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;

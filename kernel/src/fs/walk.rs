@@ -1,8 +1,8 @@
 //! The way from a path's text to a place (path_resolution(7)).
 //!
-//! No lock is held between components: each step is one lookup in one directory, so a concurrent rename gives
-//! the old or the new tree at each step, as on Linux' slow path. Symbolic links are spliced into the
-//! remaining text, at most 40 of them.
+//! No lock is held between components: each step is one lookup in one directory, so a concurrent
+//! rename gives the old or the new tree at each step, as on Linux' slow path. Symbolic links are
+//! spliced into the remaining text, at most 40 of them.
 
 use freehold_collections::{
     Arc, Vec,
@@ -131,7 +131,8 @@ impl<'a> PathWalk<'a> {
         self.parent_from(self.start.clone(), text, &mut 0)
     }
 
-    /// Like [`PathWalk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what was followed.
+    /// Like [`PathWalk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what
+    /// was followed.
     pub fn parent_from(&self, dir: Path, text: &[u8], links: &mut u32) -> Result<Parent> {
         self.run(dir, text, Goal::Parent, links)
     }
@@ -150,8 +151,8 @@ impl<'a> PathWalk<'a> {
         dir.node.lookup(name)
     }
 
-    /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives the place
-    /// at once, a text is left to the caller.
+    /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives
+    /// the place at once, a text is left to the caller.
     pub fn read_for_follow(&self, node: &Arc<dyn Node>, links: &mut u32) -> Result<LinkTarget> {
         if self.resolve.contains(ResolveFlags::NO_SYMLINKS) || *links == MAX_LINKS {
             return Err(Errno::ELOOP);
@@ -255,8 +256,9 @@ impl<'a> PathWalk<'a> {
         self.caller.may_use(&*dir.node, Access::EXECUTE)
     }
 
-    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it. References are moved where they
-    /// can be: those of a directory that everybody uses are on one line.
+    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.
+    /// References are moved where they can be: those of a directory that everybody uses are on one
+    /// line.
     fn enter(
         &self,
         dir: Path,

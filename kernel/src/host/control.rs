@@ -11,7 +11,8 @@ use super::json::Counter;
 use crate::sync::Mutex;
 use crate::{Result, sched};
 
-/// What the kernel does when the host says something. Called by the control channel's task; may sleep.
+/// What the kernel does when the host says something. Called by the control channel's task; may
+/// sleep.
 pub trait Events: Sync {
     /// stdin ends after `total` bytes.
     fn end_of_input(&self, total: u64);
@@ -36,7 +37,8 @@ pub enum Ending {
 
 /// Keeps frames apart. Taken before nothing: the port's own lock is inside the port.
 static SENDER: Mutex<()> = Mutex::new(());
-/// Bytes of the frame being sent that the port has not got yet: a panic fills them before its own frame.
+/// Bytes of the frame being sent that the port has not got yet: a panic fills them before its own
+/// frame.
 static OWED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many bytes of a frame are still missing on the control channel.
@@ -94,7 +96,8 @@ pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);
 }
 
-/// Ask the host to have memory device number `device` plug in `bytes` in all. It answers by what the device then wants, or not at all.
+/// Ask the host to have memory device number `device` plug in `bytes` in all. It answers by what
+/// the device then wants, or not at all.
 pub fn want_memory(device: u8, bytes: u64) {
     let Some(control) = devices::control() else { return };
     let _one_at_a_time = SENDER.lock();
@@ -103,7 +106,8 @@ pub fn want_memory(device: u8, bytes: u64) {
     frame.put(&bytes.to_le_bytes());
 }
 
-/// Tell the host how the program ended, after all its output, and wait until the host has everything.
+/// Tell the host how the program ended, after all its output, and wait until the host has
+/// everything.
 pub fn end(ending: Ending) {
     let ports = [devices::stream(), devices::error()];
     ports.into_iter().flatten().for_each(|port| port.drain());
@@ -136,7 +140,8 @@ fn send_text(kind: ToHost, text: impl core::fmt::Display) {
     let _ = write!(frame, "{text}");
 }
 
-/// A frame on its way. Dropped, it is complete: what is missing is filled with spaces, what is too much was left out.
+/// A frame on its way. Dropped, it is complete: what is missing is filled with spaces, what is too
+/// much was left out.
 struct Frame<'a> {
     port: &'a Port,
     left: usize,

@@ -22,7 +22,8 @@ use crate::mem::{Frames, reclaim};
 use crate::sync::WaitQueue;
 use crate::{sched, time};
 
-/// A byte stream to the host, with the queue that is woken when bytes may have come or room may have been made.
+/// A byte stream to the host, with the queue that is woken when bytes may have come or room may
+/// have been made.
 pub struct Port {
     console: Console<Frames, PciTransport<Bar>, Bar>,
     changed: Arc<WaitQueue>,
@@ -229,8 +230,8 @@ pub fn network() -> Option<&'static Network> {
     HOST.get()?.networks.first()
 }
 
-/// Woken when a folder's server may have answered a message that its task has abandoned, and by those who have work for the task that
-/// sees to that.
+/// Woken when a folder's server may have answered a message that its task has abandoned, and by
+/// those who have work for the task that sees to that.
 pub fn folders_ended() -> &'static WaitQueue {
     &FOLDERS_ENDED
 }
@@ -249,8 +250,9 @@ pub struct BounceSettings {
     pub restricted: Option<(usize, usize)>,
 }
 
-/// Find and start the host's devices; `memory` are those that were found before there was a page allocator. On the boot CPU, once, with interrupts
-/// available and before tasks run; `warn` is told of each device that cannot be used.
+/// Find and start the host's devices; `memory` are those that were found before there was a page
+/// allocator. On the boot CPU, once, with interrupts available and before tasks run; `warn` is told
+/// of each device that cannot be used.
 // Its frame holds 40 KiB. Inlined into the start-up code it would be there, too, while the page
 // allocator is made, and together they are more than the start-up stack has.
 #[inline(never)]
@@ -399,8 +401,9 @@ impl Worker for Waker {
     }
 }
 
-/// Starts the task that gives devices' memory back where it is not used, and adds some where little is free. It sleeps while the
-/// DMA API has no more than at start-up, and looks once a second otherwise. (Linux' `swiotlb_dyn_alloc` only adds.)
+/// Starts the task that gives devices' memory back where it is not used, and adds some where little
+/// is free. It sleeps while the DMA API has no more than at start-up, and looks once a second
+/// otherwise. (Linux' `swiotlb_dyn_alloc` only adds.)
 ///
 /// # Errors
 /// `ENOMEM`.

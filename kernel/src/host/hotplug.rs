@@ -2,11 +2,14 @@
 //!
 //! It also asks the host for what the machine needs:
 //!
-//! - **More**, when [`crate::mem::hotplug`] says so: half of what there is, 64 MiB or more, on the node that is short of it.
-//! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second apart: what is beyond that.
+//! - **More**, when [`crate::mem::hotplug`] says so: half of what there is, 64 MiB or more, on the
+//!   node that is short of it.
+//! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second
+//!   apart: what is beyond that.
 //!
-//! What programs and files have there is moved out first ([`evacuate`]); the kernel takes its own frames from other memory as
-//! long as it can. What is in the way of a unit (a pinned frame, the kernel's) is tried again later, and another unit goes for it.
+//! What programs and files have there is moved out first ([`evacuate`]); the kernel takes its own
+//! frames from other memory as long as it can. What is in the way of a unit (a pinned frame, the
+//! kernel's) is tried again later, and another unit goes for it.
 
 use core::sync::atomic::Ordering;
 
@@ -189,7 +192,8 @@ impl Hotplug {
         for plugged in &mut self.devices {
             let (has, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
             if plugged.asked < has && plugged.last == Some(ResizeOutcome::Later) {
-                // It cannot go as things are. The host is told, so that what is free here tomorrow does not vanish then.
+                // It cannot go as things are. The host is told, so that what is free here tomorrow
+                // does not vanish then.
                 plugged.ask(has);
                 plugged.rests_until = now + RETRY_DELAY;
             }
@@ -207,7 +211,8 @@ struct HotplugKernel {
     region: PfnRange,
     /// Frames that are to go.
     goes: u64,
-    /// Units whose turn comes, which were isolated and emptied with another. What is left of them is used again in the end.
+    /// Units whose turn comes, which were isolated and emptied with another. What is left of them
+    /// is used again in the end.
     ahead: Vec<PfnRange>,
 }
 

@@ -1,8 +1,9 @@
 //! The machine's IOMMU: which device has which domain, and what faults say.
 //!
-//! It is started before any device is, so that no device reaches memory before it has a domain. Faults are read by a
-//! task, which the unit's interrupt wakes; it looks at most [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between
-//! looks. The log has the first [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
+//! It is started before any device is, so that no device reaches memory before it has a domain.
+//! Faults are read by a task, which the unit's interrupt wakes; it looks at most
+//! [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between looks. The log has the first
+//! [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,7 +51,8 @@ pub fn get() -> Option<&'static Unit<Bar, Frames>> {
 /// Starts the machine's IOMMU, unless it is not wanted. On the boot CPU, before the first device.
 ///
 /// # Errors
-/// Why there is none: the machine has one, or was asked for one, and devices would reach all memory without it.
+/// Why there is none: the machine has one, or was asked for one, and devices would reach all memory
+/// without it.
 pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) -> Result<(), IommuError> {
     let is_needed = transfers == Transfers::InPlace;
     let mode = match wanted {

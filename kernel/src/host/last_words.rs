@@ -1,7 +1,9 @@
-//! A panic's way to the host: no lock, no memory, byte by byte through the console's emergency register.
+//! A panic's way to the host: no lock, no memory, byte by byte through the console's emergency
+//! register.
 //!
-//! What the control channel got of an unfinished frame is first completed with blanks, so that the host stays in
-//! step; what was handed over before is waited for, a while, so that nothing overtakes it.
+//! What the control channel got of an unfinished frame is first completed with blanks, so that the
+//! host stays in step; what was handed over before is waited for, a while, so that nothing
+//! overtakes it.
 
 use core::fmt::{self, Write};
 

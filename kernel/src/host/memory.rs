@@ -1,4 +1,5 @@
-//! The host's memory devices: found before there is a page allocator, which has to know where memory may come, and started with the others.
+//! The host's memory devices: found before there is a page allocator, which has to know where
+//! memory may come, and started with the others.
 
 use freehold_bounce::{Device, DmaError};
 use freehold_collections::{Vec, reserve};
@@ -28,7 +29,8 @@ pub struct FoundMemory {
     pub node: NodeId,
 }
 
-/// The memory devices on the bus; `node_of` knows the node of a region, `warn` is told of those that make no sense.
+/// The memory devices on the bus; `node_of` knows the node of a region, `warn` is told of those
+/// that make no sense.
 pub fn find_memory(
     node_of: impl Fn(&Region) -> NodeId,
     warn: &mut dyn FnMut(Function, SetupError),
@@ -59,8 +61,8 @@ pub struct MemoryDevice {
     device: Mem<Frames, PciTransport<Bar>>,
 }
 
-/// Wakes who waits for an answer, and the task that follows what the host wants; where the device sends no messages (QEMU's does not), looks
-/// again and again.
+/// Wakes who waits for an answer, and the task that follows what the host wants; where the device
+/// sends no messages (QEMU's does not), looks again and again.
 struct MemoryLine(InterruptQueue);
 
 /// How long to sleep between looks, at first and at most.

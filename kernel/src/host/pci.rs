@@ -7,8 +7,8 @@ use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Register
 use crate::hw::irq::{self, InterruptHandler};
 use crate::hw::mmio::{self, Mmio, port};
 
-/// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2). Boot CPU only, before others
-/// touch a device: two accesses make one.
+/// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2). Boot CPU
+/// only, before others touch a device: two accesses make one.
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
 

@@ -1,4 +1,5 @@
-//! `/.freehold/spec`: which program to run, and how. NUL-terminated records `key=value`, written by the host.
+//! `/.freehold/spec`: which program to run, and how. NUL-terminated records `key=value`, written by
+//! the host.
 
 use core::net::Ipv4Addr;
 
@@ -97,7 +98,8 @@ impl Spec {
     /// Read the file's bytes. Keys that are not known are passed over.
     ///
     /// # Errors
-    /// `EINVAL` where a record has no `=` or a value makes no sense, or no program is named; `ENOMEM`.
+    /// `EINVAL` where a record has no `=` or a value makes no sense, or no program is named;
+    /// `ENOMEM`.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let mut spec = Self {
             exec: Vec::new(),

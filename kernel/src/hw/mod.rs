@@ -1,8 +1,9 @@
 //! The hardware, as this crate asks for it: the only place that names it.
 //!
-//! In the kernel it is `freehold-arch`'s ([`bare`](self)). On a host it is a software machine: the frames, tables and
-//! TLBs of `freehold_machine::model`, threads of the host for threads of the kernel, one of which runs at a time, and a clock
-//! that goes on when nobody has anything to do. Both have the same names, so everything above this module is compiled on both.
+//! In the kernel it is `freehold-arch`'s ([`bare`](self)). On a host it is a software machine: the
+//! frames, tables and TLBs of `freehold_machine::model`, threads of the host for threads of the
+//! kernel, one of which runs at a time, and a clock that goes on when nobody has anything to do.
+//! Both have the same names, so everything above this module is compiled on both.
 
 #[cfg(target_os = "none")]
 mod bare;
@@ -55,12 +56,14 @@ pub fn read_user(from: u64, to: &mut [u8], faults: Faults) -> usize {
 pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
     usercopy::write(VirtAddr(to), from, faults)
 }
-/// Load a value from a user address, at once where its size is a word's; `None` if it cannot be read. May sleep.
+/// Load a value from a user address, at once where its size is a word's; `None` if it cannot be
+/// read. May sleep.
 #[inline]
 pub fn load_user(from: u64, value: &mut [u8]) -> Option<()> {
     usercopy::load(VirtAddr(from), value, Faults::Sleep)
 }
-/// Store a value at a user address, at once where its size is a word's; `None` if it cannot be written. May sleep.
+/// Store a value at a user address, at once where its size is a word's; `None` if it cannot be
+/// written. May sleep.
 #[inline]
 pub fn store_user(to: u64, value: &[u8]) -> Option<()> {
     usercopy::store(VirtAddr(to), value, Faults::Sleep)

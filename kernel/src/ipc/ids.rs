@@ -1,8 +1,9 @@
 //! The tables of IDs and keys: one table per kind of object.
 //!
-//! An ID is a place in the table, and in the bits above how often places were used again, so that an old ID does not name a new
-//! object. Places are given out in a circle, which is small while there are few objects (Linux: `ipc_idr_alloc`). Each kind of
-//! object names its table, its [`Head`], and whether it was removed; a removed object is in no table.
+//! An ID is a place in the table, and in the bits above how often places were used again, so that
+//! an old ID does not name a new object. Places are given out in a circle, which is small while
+//! there are few objects (Linux: `ipc_idr_alloc`). Each kind of object names its table, its
+//! [`Head`], and whether it was removed; a removed object is in no table.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
@@ -165,10 +166,12 @@ impl<T: Object> IpcIds<T> {
         Self(Mutex::new(IdTable { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
     }
 
-    /// The ID of the object with the key of `wanted`, which `suits`, or of a new one of at most `most`.
+    /// The ID of the object with the key of `wanted`, which `suits`, or of a new one of at most
+    /// `most`.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, what `suits` and `make` say, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR` for a task that is to end.
+    /// `ENOENT`, `EEXIST`, what `suits` and `make` say, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR` for a
+    /// task that is to end.
     pub fn get(
         &self,
         wanted: &WantedObject<'_>,

@@ -1,7 +1,8 @@
 //! Message queues of System V.
 //!
-//! A message goes to the first waiting receiver that takes its type, else to the end of the queue. A sender waits while the queue
-//! is full; whenever there is room, the waiting senders whose message fits try again, first come first served.
+//! A message goes to the first waiting receiver that takes its type, else to the end of the queue.
+//! A sender waits while the queue is full; whenever there is room, the waiting senders whose
+//! message fits try again, first come first served.
 //!
 //! Texts are wiped before their memory goes back to the heap.
 
@@ -179,7 +180,8 @@ impl QueueState {
         self.figures.bytes -= message.text.len() as u64;
     }
 
-    /// Gives `message` to the first receiver that waits for its like. A receiver without room for it is told so.
+    /// Gives `message` to the first receiver that waits for its like. A receiver without room for
+    /// it is told so.
     fn hand_over(&mut self, message: QueuedMessage) -> Option<QueuedMessage> {
         let mut next = 0;
         while let Some((&ticket, receiver)) = self.receivers.first_from(Bound::Included(&next)) {

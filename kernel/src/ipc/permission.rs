@@ -1,7 +1,7 @@
 //! Who may use an object of System V IPC, and how.
 //!
-//! The rules are those of ipc(7): nine mode bits for owner and creator, their groups, and all others. CAP_IPC_OWNER passes them;
-//! CAP_SYS_ADMIN changes and removes.
+//! The rules are those of ipc(7): nine mode bits for owner and creator, their groups, and all
+//! others. CAP_IPC_OWNER passes them; CAP_SYS_ADMIN changes and removes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

@@ -1,11 +1,13 @@
 //! Semaphores of System V: sets of counters, and operations that wait for them.
 //!
-//! A call's operations are performed all together or not at all. A call that cannot be performed waits in the set's list. Who
-//! changes a set performs what waits there, first come first served, and answers those whose operations are done: first calls
-//! that only wait for zeroes, then calls that change something (Linux: `do_smart_update`).
+//! A call's operations are performed all together or not at all. A call that cannot be performed
+//! waits in the set's list. Who changes a set performs what waits there, first come first served,
+//! and answers those whose operations are done: first calls that only wait for zeroes, then calls
+//! that change something (Linux: `do_smart_update`).
 //!
-//! The list is walked again from its beginning only if a semaphore grew, or one became 0, since only then an earlier call may go
-//! on. The set's lock is a sleeping one: other tasks run between two walks.
+//! The list is walked again from its beginning only if a semaphore grew, or one became 0, since
+//! only then an earlier call may go on. The set's lock is a sleeping one: other tasks run between
+//! two walks.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -213,7 +215,8 @@ impl SetState {
         }
     }
 
-    /// Walks over the calls that change something, or over those that do not. Whether an earlier call may go on after it.
+    /// Walks over the calls that change something, or over those that do not. Whether an earlier
+    /// call may go on after it.
     fn walk(&mut self, altering: bool) -> bool {
         let mut next = 0;
         while let Some((ticket, waiter)) = self.next_waiter(next) {
@@ -291,8 +294,8 @@ impl Set {
         if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }
     }
 
-    /// semop: performs the operations, which name semaphores that there are, or waits until they can be. `deadline` is of the
-    /// clock of [`crate::time::now`].
+    /// semop: performs the operations, which name semaphores that there are, or waits until they
+    /// can be. `deadline` is of the clock of [`crate::time::now`].
     ///
     /// # Errors
     /// `EAGAIN`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`.

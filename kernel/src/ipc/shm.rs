@@ -1,8 +1,9 @@
 //! Shared memory of System V: segments.
 //!
-//! A segment is a file in memory without a name, so its frames are page cache, and attaching maps the file. The areas of one
-//! shmat share one [`Hold`]; fork and splits of areas share it too. The last of them that goes drops it. A segment that was to
-//! be removed (IPC_RMID) leaves the table with its last hold.
+//! A segment is a file in memory without a name, so its frames are page cache, and attaching maps
+//! the file. The areas of one shmat share one [`Hold`]; fork and splits of areas share it too. The
+//! last of them that goes drops it. A segment that was to be removed (IPC_RMID) leaves the table
+//! with its last hold.
 //!
 //! The times and the process of IPC_STAT change with shmat, shmdt and the end of a hold.
 
@@ -132,7 +133,8 @@ impl Segment {
         }))
     }
 
-    /// Its pages as a file that can be mapped, for one shmat; `flags` say whether it can be written.
+    /// Its pages as a file that can be mapped, for one shmat; `flags` say whether it can be
+    /// written.
     ///
     /// # Errors
     /// `EIDRM` once it is removed.

@@ -1,8 +1,8 @@
 //! One task that waits for an object's state to change, and is told what became of its request.
 //!
-//! Protocol: a sleeper is in a list of the object, under the object's lock. A waker takes it out of the list under that lock and
-//! answers it. A sleeper whose wait ends otherwise takes the lock, and then itself out of the list; an answer that came until
-//! then counts.
+//! Protocol: a sleeper is in a list of the object, under the object's lock. A waker takes it out of
+//! the list under that lock and answers it. A sleeper whose wait ends otherwise takes the lock, and
+//! then itself out of the list; an answer that came until then counts.
 
 use crate::sync::{SpinLock, WaitQueue};
 use crate::{Errno, Result};
@@ -30,7 +30,8 @@ impl<T> Sleeper<T> {
         self.answer.lock().take()
     }
 
-    /// Sleeps until the answer comes, or the clock of [`crate::time::now`] shows `deadline`: then `None`.
+    /// Sleeps until the answer comes, or the clock of [`crate::time::now`] shows `deadline`: then
+    /// `None`.
     ///
     /// # Errors
     /// `EINTR` if a signal comes.

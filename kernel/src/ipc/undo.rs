@@ -1,7 +1,8 @@
 //! What a process' end takes back of its semaphore operations (SEM_UNDO).
 //!
-//! A process has one list, which fork does not inherit; CLONE_SYSVSEM shares it. The adjustments themselves are in the sets,
-//! under the number of the list, so that SETVAL can clear them. The list knows which sets those are.
+//! A process has one list, which fork does not inherit; CLONE_SYSVSEM shares it. The adjustments
+//! themselves are in the sets, under the number of the list, so that SETVAL can clear them. The
+//! list knows which sets those are.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

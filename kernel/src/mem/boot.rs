@@ -1,6 +1,8 @@
-//! The page allocator comes up: the frame table, every frame that start-up did not keep, and what all address spaces share.
+//! The page allocator comes up: the frame table, every frame that start-up did not keep, and what
+//! all address spaces share.
 //!
-//! On the first CPU, once, before there is a second; what start-up takes earlier comes from `crate::hw::memory`, which is sealed here.
+//! On the first CPU, once, before there is a second; what start-up takes earlier comes from
+//! `crate::hw::memory`, which is sealed here.
 
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, Vec};
@@ -42,8 +44,9 @@ fn zeroes<T: FromZeros + Sync>(count: usize) -> &'static [T] {
     memory::boot_zeroes(count).expect("1/16384 of all memory that may come, and 35 KiB per CPU")
 }
 
-/// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
-/// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not; `replicas`, which nodes get the kernel's text.
+/// Build the frame table and the page allocator over `topology`, and hand every frame that boot did
+/// not keep to it. `huge` says which anonymous memory gets 2 MiB pages, where the machine's size
+/// shall not; `replicas`, which nodes get the kernel's text.
 pub fn init(
     topology: &'static Topology,
     cpus: usize,

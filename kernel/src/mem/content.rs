@@ -1,12 +1,14 @@
 //! File bytes in the page cache.
 //!
-//! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing may fault. So
-//! each copy runs inside the window without faults; where it falls short the program's page is faulted in outside, and the copy
-//! goes on (the page may have been taken away again in between). A write faults in first: what falls short would leave
-//! a new page without bytes in the cache.
+//! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing
+//! may fault. So each copy runs inside the window without faults; where it falls short the
+//! program's page is faulted in outside, and the copy goes on (the page may have been taken away
+//! again in between). A write faults in first: what falls short would leave a new page without
+//! bytes in the cache.
 //!
-//! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not stop a copy. So everything goes
-//! in steps of [`STEP`] bytes. Between two, others run, and a task that is to end stops.
+//! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not
+//! stop a copy. So everything goes in steps of [`STEP`] bytes. Between two, others run, and a task
+//! that is to end stops.
 
 use core::ops::Range;
 
@@ -41,8 +43,8 @@ impl CacheContent {
         super::commons().list(&cache);
         Self { cache }
     }
-    /// Wait a short while until no page is pinned. A pin that was taken through a mapping may outlive it; it ends soon or never. `EBUSY` where
-    /// one stays.
+    /// Wait a short while until no page is pinned. A pin that was taken through a mapping may
+    /// outlive it; it ends soon or never. `EBUSY` where one stays.
     fn wait_for_pins(&self) -> Result<()> {
         for wait in PIN_WAITS {
             match self.check_unpinned() {
@@ -86,7 +88,8 @@ impl FileContent for CacheContent {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
-        // Where a copy goes to is there nearly always: it is looked for only after a copy fell short.
+        // Where a copy goes to is there nearly always: it is looked for only after a copy fell
+        // short.
         let mut fell_short = false;
         loop {
             let want = sink.remaining();
@@ -162,8 +165,8 @@ impl FileContent for CacheContent {
             while self.cache.take_back_some(&mut allocation, STEP_PAGES) == Batch::More {
                 sched::cond_resched();
             }
-            // Memory was searched for between the steps. With what was taken back there is some again, which is no reason to try
-            // all of it once more.
+            // Memory was searched for between the steps. With what was taken back there is some
+            // again, which is no reason to try all of it once more.
             oom::forget_denial();
         }
         outcome

@@ -1,15 +1,19 @@
-//! Emptying memory: for memory that goes ([`hotplug`](super::hotplug)), for blocks that an administrator takes out ([`set_block`]), and for
-//! whole pageblocks out of half-used ones: many at a time ([`compact`]), or one that somebody waits for ([`reclaim`](super::reclaim)).
+//! Emptying memory: for memory that goes ([`hotplug`](super::hotplug)), for blocks that an
+//! administrator takes out ([`set_block`]), and for whole pageblocks out of half-used ones: many at
+//! a time ([`compact`]), or one that somebody waits for ([`reclaim`](super::reclaim)).
 //!
-//! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: nothing of it is handed out from then on), so what moves out of it
-//! lands elsewhere. Then all address spaces are visited, one lock at a time, and what they map in the range gets other frames; then
-//! the page caches, which are found from the frames' records. What is pinned, in a pipe, or the kernel's stays, and so does its
-//! pageblock: the range is given back to use (`Buddy::plug`) and the caller tries another.
+//! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: nothing of it is handed
+//! out from then on), so what moves out of it lands elsewhere. Then all address spaces are visited,
+//! one lock at a time, and what they map in the range gets other frames; then the page caches,
+//! which are found from the frames' records. What is pinned, in a pipe, or the kernel's stays, and
+//! so does its pageblock: the range is given back to use (`Buddy::plug`) and the caller tries
+//! another.
 //!
-//! Frames that wait in CPUs' lists, or [in transit](transit), are brought home before and after; a list may have handed one out just before, so a second pass looks again.
+//! Frames that wait in CPUs' lists, or [in transit](transit), are brought home before and after; a
+//! list may have handed one out just before, so a second pass looks again.
 //!
-//! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: whoever isolates a pageblock also decides whether it comes back.
-//! No address space is locked by the caller.
+//! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: whoever isolates a
+//! pageblock also decides whether it comes back. No address space is locked by the caller.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -39,8 +43,8 @@ pub(crate) fn drain_lists() {
     WaitQueue::new().wait_uninterruptible_until(time::now() + DRAIN, || None::<()>);
 }
 
-/// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`. Less, where the current
-/// task is to end.
+/// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`.
+/// Less, where the current task is to end.
 pub(crate) fn empty(ranges: &[PfnRange], node: NodeId) {
     let place = NodePolicy::Preferred(node);
     let inside = |frame: Pfn| {
@@ -155,7 +159,8 @@ const BLOCKS: usize = 16;
 /// A pageblock with more frames in use than this is not worth its moves.
 const MOST_USED: u64 = PAGEBLOCK_FRAMES * 3 / 4;
 
-/// Empty half-used pageblocks of every node into others, `runs` times at most or until nothing comes of it. How many whole ones that made.
+/// Empty half-used pageblocks of every node into others, `runs` times at most or until nothing
+/// comes of it. How many whole ones that made.
 pub fn compact(runs: usize) -> u64 {
     let Some(topology) = topology() else { return 0 };
     let mut made = 0;
@@ -183,13 +188,15 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     for &block in &chosen {
         frames().plug(block).expect("it was unplugged a moment ago");
     }
-    // What moved may have taken others, and others may have come and gone: what counts is what there is now.
+    // What moved may have taken others, and others may have come and gone: what counts is what
+    // there is now.
     let made = frames().free_pageblocks(node).saturating_sub(whole_before);
     count_run(before, moved, made);
     made
 }
 
-/// Pageblocks of a node that are in use, but for no more than `most` frames each; the emptiest first. All that there is memory to list.
+/// Pageblocks of a node that are in use, but for no more than `most` frames each; the emptiest
+/// first. All that there is memory to list.
 fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> {
     let mut parts: Vec<(u64, PfnRange)> = Vec::new();
     for range in topology.ranges().iter().filter(|range| range.node == node) {
@@ -211,13 +218,14 @@ fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> 
     parts
 }
 
-/// The pageblocks of a node that are most easily emptied, but for what the kernel has there; with how many of their frames are in use.
+/// The pageblocks of a node that are most easily emptied, but for what the kernel has there; with
+/// how many of their frames are in use.
 pub(super) fn emptiest(node: NodeId) -> impl Iterator<Item = (u64, PfnRange)> {
     topology().map(|topology| in_use(topology, node, PAGEBLOCK_FRAMES)).unwrap_or_default().into_iter()
 }
 
-/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted by address. None where there is
-/// no memory to list them.
+/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted
+/// by address. None where there is no memory to list them.
 fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
     let mut parts = in_use(topology, node, MOST_USED);
     let mut room: u64 = parts.iter().map(|(used, _)| PAGEBLOCK_FRAMES - used).sum();

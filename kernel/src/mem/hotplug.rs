@@ -1,9 +1,11 @@
 //! Memory that comes and goes while the machine runs: who asks for it, and what is known of it.
 //!
-//! The task that plugs it in and unplugs it is `host::hotplug`. It is asked for **more** when little is left ([`tick`], well
-//! above the watermarks) or when there is none ([`grow`], before anybody is killed).
+//! The task that plugs it in and unplugs it is `host::hotplug`. It is asked for **more** when
+//! little is left ([`tick`], well above the watermarks) or when there is none ([`grow`], before
+//! anybody is killed).
 //!
-//! **Locks.** [`Hotplug::working`] is held while memory changes; under it the page allocator's. The wake-ups take interrupt-safe locks only.
+//! **Locks.** [`Hotplug::working`] is held while memory changes; under it the page allocator's. The
+//! wake-ups take interrupt-safe locks only.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,7 +25,8 @@ pub(crate) struct Hotplug {
     pub events: WaitQueue,
     /// Woken when memory has come.
     pub grown: WaitQueue,
-    /// Whether asking for more may help: there are devices, they have room, and the host has not let us wait in vain.
+    /// Whether asking for more may help: there are devices, they have room, and the host has not
+    /// let us wait in vain.
     pub is_hopeful: AtomicBool,
     /// The host has let somebody wait in vain since memory last came or went.
     pub is_silent: AtomicBool,
@@ -122,7 +125,8 @@ pub(super) fn grow_or_wait() -> crate::Result<()> {
     Ok(())
 }
 
-/// The end is near: nobody gets more memory from now on, and none comes or goes while the result lives.
+/// The end is near: nobody gets more memory from now on, and none comes or goes while the result
+/// lives.
 pub fn stop() -> MutexGuard<'static, ()> {
     HOTPLUG.has_ended.store(true, Ordering::Release);
     HOTPLUG.grown.wake_all();
@@ -134,7 +138,8 @@ pub fn has_ended() -> bool {
     HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
-/// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives. May sleep.
+/// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives.
+/// May sleep.
 pub(super) fn changing() -> MutexGuard<'static, ()> {
     HOTPLUG.working.lock()
 }

@@ -1,11 +1,14 @@
-//! khugepaged: a task that makes large pages of small ones (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
+//! khugepaged: a task that makes large pages of small ones
+//! (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
 //!
-//! It goes through the address spaces by their numbers, a few pages at a time, and rests in between. A space that somebody has locked is
-//! waited for, so that a scan that is counted has seen all of them; one that is looked at is locked for one large page at a time. It is
-//! started when large pages are first wanted, so a small machine has neither the task nor its stack.
+//! It goes through the address spaces by their numbers, a few pages at a time, and rests in
+//! between. A space that somebody has locked is waited for, so that a scan that is counted has seen
+//! all of them; one that is looked at is locked for one large page at a time. It is started when
+//! large pages are first wanted, so a small machine has neither the task nor its stack.
 //!
-//! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where `defrag` allows it for who wanted one, this
-//! task gives back what is only kept for speed before its next look, so that pageblocks can become whole.
+//! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where
+//! `defrag` allows it for who wanted one, this task gives back what is only kept for speed before
+//! its next look, so that pageblocks can become whole.
 //!
 //! **Locks.** [`Khugepaged::working`] > a space. Wake-ups take interrupt-safe locks only.
 
@@ -212,7 +215,8 @@ impl Scan {
             let from = if id == self.inside { self.addr } else { 0 };
             let mut step = None;
             let mut look = |areas: &mut AddressSpace| {
-                // Read once the space is locked: what was set before memory was mapped holds for it.
+                // Read once the space is locked: what was set before memory was mapped holds for
+                // it.
                 let limits = CollapseLimits {
                     none: Knob::MaxPtesNone.get(),
                     shared: Knob::MaxPtesShared.get(),

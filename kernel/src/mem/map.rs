@@ -1,4 +1,5 @@
-//! The kernel's map compared with the frame table: /sys/kernel/debug/xpfo/check, and a part of the closing audit.
+//! The kernel's map compared with the frame table: /sys/kernel/debug/xpfo/check, and a part of the
+//! closing audit.
 
 use freehold_collections::Vec;
 use freehold_frame::FrameTable;
@@ -12,8 +13,8 @@ use crate::sync::Mutex;
 /// Room for tables that are made while the map is walked.
 const MORE_TABLES: u64 = 16;
 
-/// Compare every leaf of the kernel half with `frames`; `found` is told of each violation. Other tasks run meanwhile,
-/// and nobody patches text.
+/// Compare every leaf of the kernel half with `frames`; `found` is told of each violation. Other
+/// tasks run meanwhile, and nobody patches text.
 ///
 /// # Errors
 /// When there is no memory for a list of the tables.

@@ -17,7 +17,8 @@ pub struct FileMapping {
 }
 
 impl FileMapping {
-    /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page cache.
+    /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page
+    /// cache.
     pub fn new(file: Arc<OpenFile>, content: &Arc<dyn FileContent>) -> Result<Arc<Self>> {
         Self::build(file, content, None)
     }

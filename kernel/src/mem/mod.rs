@@ -1,11 +1,12 @@
 //! Memory as processes see it: the mm crates joined to tasks, files and programs.
 //!
-//! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`ProcessSpace`]: an address space
-//! of `freehold-vm` behind a sleeping lock. File bytes in memory are [`CacheContent`], whose frames are the page cache.
+//! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`ProcessSpace`]:
+//! an address space of `freehold-vm` behind a sleeping lock. File bytes in memory are
+//! [`CacheContent`], whose frames are the page cache.
 //!
-//! Lock order: inode locks > [`ProcessSpace`] > page cache > allocator. Page-cache truncation takes spaces' locks, so its
-//! callers hold none. Faults take the space's lock, so nothing faults while it holds one (user bytes are copied
-//! before or after).
+//! Lock order: inode locks > [`ProcessSpace`] > page cache > allocator. Page-cache truncation takes
+//! spaces' locks, so its callers hold none. Faults take the space's lock, so nothing faults while
+//! it holds one (user bytes are copied before or after).
 
 mod boot;
 pub mod calls;

@@ -1,9 +1,10 @@
-//! Out of memory: first give back what costs nothing, then get more from the host, then take from those who use theirs least, then make
-//! room for the kernel, then kill the largest (`task::oom`).
+//! Out of memory: first give back what costs nothing, then get more from the host, then take from
+//! those who use theirs least, then make room for the kernel, then kill the largest (`task::oom`).
 //!
-//! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has said that the memory is there for
-//! it, and it comes within milliseconds; what is swapped out instead has to be read again, through a device, before each next use.
-//! Killing comes last, when nothing can be had from anybody ([`reclaim`] says when that is so).
+//! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has
+//! said that the memory is there for it, and it comes within milliseconds; what is swapped out
+//! instead has to be read again, through a device, before each next use. Killing comes last, when
+//! nothing can be had from anybody ([`reclaim`] says when that is so).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +28,8 @@ pub fn stalls() -> u64 {
 /// Pages of disks that are given back before anything else is tried: 4 MiB.
 const IDLE: u64 = 1024;
 
-/// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no address space and nothing that spins.
+/// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no
+/// address space and nothing that spins.
 pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.
@@ -53,10 +55,11 @@ fn is_scarce() -> bool {
     nodes.into_iter().any(|(free, marks)| free < marks.high) || blocks::is_none_whole()
 }
 
-/// A larger piece of memory than 2^this frames may well be missing though there is much: who asks for one does without.
-/// Linux' PAGE_ALLOC_COSTLY_ORDER.
+/// A larger piece of memory than 2^this frames may well be missing though there is much: who asks
+/// for one does without. Linux' PAGE_ALLOC_COSTLY_ORDER.
 const COSTLY: u32 = 3;
-/// How often somebody tries again who can also fail. Others may be faster each time there is memory again, but not always.
+/// How often somebody tries again who can also fail. Others may be faster each time there is memory
+/// again, but not always.
 const TRIES: usize = 64;
 
 /// The page allocator has nothing for the current task.
@@ -69,19 +72,22 @@ pub(super) fn note_denial(request: &Request) {
     }
 }
 
-/// Whether the current task was denied memory since it was asked last. What fails with `ENOMEM` else has met a limit, which no memory mends.
+/// Whether the current task was denied memory since it was asked last. What fails with `ENOMEM`
+/// else has met a limit, which no memory mends.
 fn was_denied() -> bool {
     thread::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed)).unwrap_or(false)
 }
 
-/// The current task's search is over and came to nothing: what fails with `ENOMEM` now is told to its program. For calls
-/// that look for memory between their steps, so that they are not made again from their beginning.
+/// The current task's search is over and came to nothing: what fails with `ENOMEM` now is told to
+/// its program. For calls that look for memory between their steps, so that they are not made again
+/// from their beginning.
 pub(super) fn forget_denial() {
     was_denied();
 }
 
-/// Make `attempt`, again while it fails because the page allocator had nothing for it and memory is found: so no system call fails for want of
-/// memory that others could give. It leaves nothing behind where it fails, and holds nothing that [`find_more`] must not meet.
+/// Make `attempt`, again while it fails because the page allocator had nothing for it and memory is
+/// found: so no system call fails for want of memory that others could give. It leaves nothing
+/// behind where it fails, and holds nothing that [`find_more`] must not meet.
 ///
 /// # Errors
 /// The last attempt's.
@@ -93,7 +99,8 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
     }
 }
 
-/// What fails again when memory was found needs a larger piece of it, or the kernel's: then a pageblock is made whole.
+/// What fails again when memory was found needs a larger piece of it, or the kernel's: then a
+/// pageblock is made whole.
 #[cold]
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {

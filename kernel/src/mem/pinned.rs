@@ -1,11 +1,12 @@
 //! A program's bytes in its own frames, for devices and other tasks: pinned, page by page.
 //!
-//! Invariant: while a [`PinnedRun`] lives, the frames under it are the pages' frames. Forks copy, reclaim and the
-//! write-protecting calls pass by, and an unmapped page's frame lives on until the pins are gone. (Who only looks for a moment may
-//! hold what the page had instead: see `freehold_vm`'s module `pin`.)
+//! Invariant: while a [`PinnedRun`] lives, the frames under it are the pages' frames. Forks copy,
+//! reclaim and the write-protecting calls pass by, and an unmapped page's frame lives on until the
+//! pins are gone. (Who only looks for a moment may hold what the page had instead: see
+//! `freehold_vm`'s module `pin`.)
 //!
-//! Each page is tried without the space's lock first. The lock is taken once for the pages that need it, and not held over a search
-//! for memory. Nobody who pins holds another lock of the space.
+//! Each page is tried without the space's lock first. The lock is taken once for the pages that
+//! need it, and not held over a search for memory. Nobody who pins holds another lock of the space.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +33,8 @@ static TOTALS: Tally<2> = Tally::new();
 const ACQUIRED: usize = 0;
 const RELEASED: usize = 1;
 
-/// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
+/// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and
+/// `nr_foll_pin_released`.
 pub fn pin_totals() -> [u64; 2] {
     [ACQUIRED, RELEASED].map(|which| TOTALS.sum(which))
 }
@@ -82,7 +84,8 @@ impl PinWay {
 pub struct PinnedOne(PinnedPage<Frames, ReadOnly>);
 
 impl PinnedOne {
-    /// Pin the page at `address`. Faults it in and may sleep; the caller holds no lock of `space`'s.
+    /// Pin the page at `address`. Faults it in and may sleep; the caller holds no lock of
+    /// `space`'s.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -110,7 +113,8 @@ impl Drop for PinnedOne {
     }
 }
 
-/// Pages that are pinned with the space locked, before others may run and a task that is to end stops.
+/// Pages that are pinned with the space locked, before others may run and a task that is to end
+/// stops.
 const PIN_STEP: usize = 512;
 
 /// Do `attempt` until it does not fail for want of memory, or no more can be found.
@@ -179,8 +183,8 @@ pub struct PinnedRun<P: Purpose> {
 }
 
 impl<P: Purpose> PinnedRun<P> {
-    /// Pin the bytes from `address` on: `length` of them, or fewer where something ends before. Faults
-    /// pages in and may sleep; the caller holds no lock of `space`'s.
+    /// Pin the bytes from `address` on: `length` of them, or fewer where something ends before.
+    /// Faults pages in and may sleep; the caller holds no lock of `space`'s.
     ///
     /// # Errors
     /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
@@ -233,11 +237,13 @@ impl<P: Purpose> PinnedRun<P> {
         if run.pages.is_empty() { outcome.map(|()| run) } else { Ok(run) }
     }
 
-    /// Pin all of the bytes for as long as they are registered somewhere, in the name of the process, which is the current one.
+    /// Pin all of the bytes for as long as they are registered somewhere, in the name of the
+    /// process, which is the current one.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK; `EOPNOTSUPP` for a disk's pages, which
-    /// would have to be written back under the pin, and for what a ring shares with its program.
+    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK;
+    /// `EOPNOTSUPP` for a disk's pages, which would have to be written back under the pin, and for
+    /// what a ring shares with its program.
     pub fn register(space: &ProcessSpace, owner: (u32, u64), address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         let mut run = Self::new::<LongTerm>(space, address, length, Rule::Asked)?;
@@ -275,7 +281,8 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn bytes(&self, offset: usize, length: usize) -> impl Original + '_ {
         self.frames(offset, length)
     }
-    /// Copy the bytes to `sink`, from the windows that they are reached through. Returns how many; fewer where not all find a place.
+    /// Copy the bytes to `sink`, from the windows that they are reached through. Returns how many;
+    /// fewer where not all find a place.
     ///
     /// # Errors
     /// Those of `sink`, where not one byte finds a place.
@@ -286,8 +293,9 @@ impl<P: Purpose> PinnedRun<P> {
         };
         self.in_pages(count, sink, give, S::fault_in)
     }
-    /// Have `transfer` move the first `count` bytes to or from `end`, page by page: it is told the frame and which of its bytes. Where it
-    /// moves fewer, `fault_in` makes the other end present, which may sleep.
+    /// Have `transfer` move the first `count` bytes to or from `end`, page by page: it is told the
+    /// frame and which of its bytes. Where it moves fewer, `fault_in` makes the other end present,
+    /// which may sleep.
     fn in_pages<E: ?Sized>(
         &self,
         count: usize,
@@ -311,7 +319,8 @@ impl<P: Purpose> PinnedRun<P> {
         }
         Ok(done)
     }
-    /// Have `transfer` take the first `count` bytes. A device that has them in their places keeps them pinned.
+    /// Have `transfer` take the first `count` bytes. A device that has them in their places keeps
+    /// them pinned.
     ///
     /// # Errors
     /// Those of `transfer`.
@@ -339,7 +348,8 @@ impl<P: Purpose> FrameList for PinnedRun<P> {
 }
 
 impl PinnedRun<ReadWrite> {
-    /// Fill the bytes from `source`, in the windows that they are reached through. Returns how many; fewer where the source ends or is not there.
+    /// Fill the bytes from `source`, in the windows that they are reached through. Returns how
+    /// many; fewer where the source ends or is not there.
     ///
     /// # Errors
     /// Those of `source`, where not one byte can be taken.
@@ -350,7 +360,8 @@ impl PinnedRun<ReadWrite> {
         };
         self.in_pages(count, source, take, S::fault_in)
     }
-    /// Have `transfer` fill the first `count` bytes. A device that has them in their places keeps them pinned.
+    /// Have `transfer` fill the first `count` bytes. A device that has them in their places keeps
+    /// them pinned.
     ///
     /// # Errors
     /// Those of `transfer`.
@@ -374,8 +385,8 @@ impl<P: Purpose> Drop for PinnedRun<P> {
     }
 }
 
-/// Pinned bytes that any task can take from, in any address space, and fill where they were pinned for that: a [`Source`] and a
-/// [`Sink`].
+/// Pinned bytes that any task can take from, in any address space, and fill where they were pinned
+/// for that: a [`Source`] and a [`Sink`].
 pub struct PinnedBytes<P: Purpose> {
     /// What is left: a range of each run's bytes, none empty.
     parts: Vec<(Arc<PinnedRun<P>>, Range<usize>)>,
@@ -462,7 +473,8 @@ impl<P: Purpose> PinnedBytes<P> {
         Ok(count)
     }
 
-    /// Have `transfer` move bytes of part after part until `wanted` are moved; it is told how many were before.
+    /// Have `transfer` move bytes of part after part until `wanted` are moved; it is told how many
+    /// were before.
     fn use_up(
         &mut self,
         wanted: usize,

@@ -1,7 +1,7 @@
 //! Memory policies (mempolicy(7)): by their numbers and names, and the running task's.
 //!
-//! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own ([`acting`]). The calls are in
-//! `mem::calls`.
+//! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own
+//! ([`acting`]). The calls are in `mem::calls`.
 
 use core::fmt::{self, Display, Formatter};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ pub(super) const MPOL_PREFERRED: u32 = 1;
 pub(super) const MPOL_BIND: u32 = 2;
 pub(super) const MPOL_INTERLEAVE: u32 = 3;
 pub(super) const MPOL_LOCAL: u32 = 4;
-/// The nodes are what they are, and not counted among those that may be used (which are all here: the two mean the same until memory goes).
+/// The nodes are what they are, and not counted among those that may be used (which are all here:
+/// the two mean the same until memory goes).
 pub(super) const MPOL_F_STATIC_NODES: u32 = 1 << 15;
 /// The nodes are counted among those that may be used.
 pub(super) const MPOL_F_RELATIVE_NODES: u32 = 1 << 14;
@@ -27,7 +28,8 @@ pub(super) const MPOL_MODE_FLAGS: u32 = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NO
 /// Whether any task ever had a policy: as long as none had, nobody asks.
 static POLICIES: AtomicBool = AtomicBool::new(false);
 
-/// The policy that the running task's faults obey, where it has one. `None` outside: nothing is to be said to the address space.
+/// The policy that the running task's faults obey, where it has one. `None` outside: nothing is to
+/// be said to the address space.
 #[inline]
 pub(super) fn acting() -> Option<Option<Arc<TaskPolicy>>> {
     POLICIES.load(Ordering::Relaxed).then(|| thread::with_current(|thread| thread.memory_policy()).flatten())
@@ -57,7 +59,8 @@ pub(super) fn told(policy: Option<Policy>) -> (u32, NodeSet) {
     (mode | flags, nodes)
 }
 
-/// A policy as /proc/PID/numa_maps has it (Documentation/filesystems/proc.rst: `mode[=flags][:nodes]`).
+/// A policy as /proc/PID/numa_maps has it (Documentation/filesystems/proc.rst:
+/// `mode[=flags][:nodes]`).
 pub struct PolicyName(pub Option<Policy>);
 
 impl Display for PolicyName {

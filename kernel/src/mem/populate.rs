@@ -1,9 +1,11 @@
-//! Making pages present before they are touched: MAP_POPULATE, mlock and its family, MADV_POPULATE_READ and _WRITE.
+//! Making pages present before they are touched: MAP_POPULATE, mlock and its family,
+//! MADV_POPULATE_READ and _WRITE.
 //!
-//! A call first changes its areas, and says in the end which addresses are [due](AddressSpace::take_due). They are then made present in
-//! steps, as by Linux' mm_populate: the space's lock is free between two, so that neither other threads nor those who look into the
-//! process wait for a range whose length a program chose, and a task that is to end stops. A step that finds no memory
-//! waits for it without the lock, and only this step is made again.
+//! A call first changes its areas, and says in the end which addresses are
+//! [due](AddressSpace::take_due). They are then made present in steps, as by Linux' mm_populate:
+//! the space's lock is free between two, so that neither other threads nor those who look into the
+//! process wait for a range whose length a program chose, and a task that is to end stops. A step
+//! that finds no memory waits for it without the lock, and only this step is made again.
 
 use core::ops::Range;
 
@@ -33,7 +35,8 @@ pub(super) fn and_populate<T>(
     outcome
 }
 
-/// As [`and_populate`], for a call that succeeds where its pages cannot be had: they are faulted in later, or fail then.
+/// As [`and_populate`], for a call that succeeds where its pages cannot be had: they are faulted in
+/// later, or fail then.
 pub(super) fn and_populate_if_possible<T>(
     space: &ProcessSpace,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,

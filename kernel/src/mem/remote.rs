@@ -1,4 +1,5 @@
-//! Another process' memory, through pins: for process_vm_readv, process_vm_writev and /proc/PID/mem.
+//! Another process' memory, through pins: for process_vm_readv, process_vm_writev and
+//! /proc/PID/mem.
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
@@ -10,7 +11,8 @@ use crate::{Errno, Result, sched};
 /// Bytes that are pinned at a time.
 const BATCH: usize = 64 << 10;
 
-/// Copy `len` bytes at `address` of `space` to `sink`; returns how many could be read. `EFAULT` if none.
+/// Copy `len` bytes at `address` of `space` to `sink`; returns how many could be read. `EFAULT` if
+/// none.
 pub fn read_space(
     space: &ProcessSpace,
     address: VirtAddr,
@@ -22,7 +24,8 @@ pub fn read_space(
     in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadOnly>| pinned.give(sink))
 }
 
-/// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written. `EFAULT` if none.
+/// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written.
+/// `EFAULT` if none.
 pub fn write_space(
     space: &ProcessSpace,
     address: VirtAddr,
@@ -34,8 +37,8 @@ pub fn write_space(
     in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadWrite>| pinned.take(source))
 }
 
-/// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its lock is free, until it moves less.
-/// An error counts only before the first byte.
+/// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its
+/// lock is free, until it moves less. An error counts only before the first byte.
 fn in_batches<P: Purpose>(
     space: &ProcessSpace,
     address: VirtAddr,

@@ -1,5 +1,5 @@
-//! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end and on request, patched where a static key
-//! is turned. One lock orders checks and patches.
+//! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end
+//! and on request, patched where a static key is turned. One lock orders checks and patches.
 
 use freehold_collections::Vec;
 use freehold_machine::{Cpus as _, NodeId, Topology};
@@ -14,8 +14,8 @@ use crate::{Errno, Result};
 
 static REPLICAS: Once<Mutex<Replicas<Frames, ImagePort>>> = Once::new();
 
-/// Makes the replicas that `setting` asks for on a machine of `cpus` CPUs, and goes on in this CPU's. On the first CPU, before an
-/// address space exists.
+/// Makes the replicas that `setting` asks for on a machine of `cpus` CPUs, and goes on in this
+/// CPU's. On the first CPU, before an address space exists.
 pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
     let image = image::image(topology);
     let wanted = plan(topology, cpus, image.node, setting);
@@ -27,13 +27,14 @@ pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
     image::load_own(Hardware.current_cpu());
 }
 
-/// The replicas; `None` before the page allocator works. Nobody patches text while their lock is held.
+/// The replicas; `None` before the page allocator works. Nobody patches text while their lock is
+/// held.
 pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
     REPLICAS.get()
 }
 
-/// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many faults there are, and the first; the
-/// log names each.
+/// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many
+/// faults there are, and the first; the log names each.
 pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
     let Some(replicas) = replicas().map(Mutex::lock) else { return (0, None) };
     let (mut count, mut first) = (0, None);
@@ -50,7 +51,8 @@ pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
 /// Turns a static key: when this returns, every CPU asks it anew.
 ///
 /// # Errors
-/// `ENOMEM` without memory to patch with; `EIO` where text is not what it was, which the log tells. The key stays as it was.
+/// `ENOMEM` without memory to patch with; `EIO` where text is not what it was, which the log tells.
+/// The key stays as it was.
 pub fn turn_key(key: StaticKey, to: KeyState) -> Result<()> {
     let mut replicas = replicas().ok_or(Errno::ENODEV)?.lock();
     let before = static_keys::state(key);

@@ -1,7 +1,8 @@
 //! Areas that show a segment of System V shared memory.
 //!
-//! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and they are told from others by what
-//! it [holds](FileMapping::held). shmdt finds them by that, and by where the attachment began.
+//! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and they
+//! are told from others by what it [holds](FileMapping::held). shmdt finds them by that, and by
+//! where the attachment began.
 
 use core::any::Any;
 use freehold_collections::Arc;
@@ -77,8 +78,8 @@ pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<
     Ok(start.0)
 }
 
-/// The first area of the attachment at `start` that lies at `from` or behind it: its ends, and what it shows. `of` is the
-/// attachment, if it is known.
+/// The first area of the attachment at `start` that lies at `from` or behind it: its ends, and what
+/// it shows. `of` is the attachment, if it is known.
 fn next_area(
     space: &ProcessSpace,
     start: u64,

@@ -1,8 +1,8 @@
 //! A process' memory.
 //!
-//! A [`ProcessSpace`] is an address space behind one sleeping lock; its translation (the roots a CPU loads) is
-//! reached without that lock, so that a context switch never waits for a fault. A CPU that has a space's root
-//! loaded holds an `Arc` of it, so the roots outlive their use.
+//! A [`ProcessSpace`] is an address space behind one sleeping lock; its translation (the roots a
+//! CPU loads) is reached without that lock, so that a context switch never waits for a fault. A CPU
+//! that has a space's root loaded holds an `Arc` of it, so the roots outlive their use.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,8 @@ impl ProcessSpace {
     pub fn set_dumpable(&self, dumpable: Dumpable) {
         self.hidden.store(dumpable == Dumpable::No, Ordering::Release);
     }
-    /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs any.
+    /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs
+    /// any.
     pub fn concurrency_ids(&self) -> Option<Arc<ConcurrencyIds>> {
         if sched::online().len() == 1 {
             return None;

@@ -38,8 +38,9 @@ impl MemoryStats {
     pub const fn shared(&self) -> u64 {
         self.page_cache.saturating_sub(self.disks.pages)
     }
-    /// Frames that programs can still get without anything being swapped: as Linux reckons, but for half of the disks' pages or what the low
-    /// watermark says, whichever is less, which they are taken to need.
+    /// Frames that programs can still get without anything being swapped: as Linux reckons, but for
+    /// half of the disks' pages or what the low watermark says, whichever is less, which they are
+    /// taken to need.
     pub fn available(&self) -> u64 {
         let low = frames().watermarks().low;
         let disks = self.disks.pages - (self.disks.pages / 2).min(low);
@@ -52,7 +53,8 @@ pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
 
-/// There is other memory or swap to be had at most than before: what no program can ever use is refused it at once.
+/// There is other memory or swap to be had at most than before: what no program can ever use is
+/// refused it at once.
 pub fn ceiling_changed() {
     commons().set_commit_limit(hotplug::ceiling() + commons().swap().usage().slots * PAGE);
 }

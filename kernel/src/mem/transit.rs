@@ -1,15 +1,15 @@
 //! Pages for bytes on their way from one program to another: what pipes and sockets hold.
 //!
-//! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the next
-//! who asks. The frame is a user-side one: its bytes are reached through a window only, and nobody
-//! reads what nobody wrote.
+//! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the
+//! next who asks. The frame is a user-side one: its bytes are reached through a window only, and
+//! nobody reads what nobody wrote.
 //!
 //! **Protocol.** A slot holds a frame's number, or [`NONE`]. Whoever takes the number out, by an
 //! atomic swap, has the frame alone; whoever puts one in does so where [`NONE`] was, by a
 //! compare-exchange, and has the frame no more. Slots are looked at from the first on, so one page
-//! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots are
-//! another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short, before
-//! it is taken out and at the end.
+//! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots
+//! are another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short,
+//! before it is taken out and at the end.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

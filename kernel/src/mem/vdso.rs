@@ -1,8 +1,10 @@
-//! The vDSO's frames, and its place in a program: an image that every program runs, behind the page of time that it reads.
+//! The vDSO's frames, and its place in a program: an image that every program runs, behind the page
+//! of time that it reads.
 //!
-//! Both are made once at boot and are the same in all programs, so mapping them is two areas and no frame. The page of time has an owner of its own
-//! ([`Owner::Time`](freehold_frame::Owner::Time)), is in no map of the kernel, and is written through a window: at boot, and when
-//! somebody sets the wall clock (`crate::hw::time`).
+//! Both are made once at boot and are the same in all programs, so mapping them is two areas and no
+//! frame. The page of time has an owner of its own ([`Owner::Time`](freehold_frame::Owner::Time)),
+//! is in no map of the kernel, and is written through a window: at boot, and when somebody sets the
+//! wall clock (`crate::hw::time`).
 
 use freehold_frame::Frame;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
@@ -44,8 +46,8 @@ pub fn init() -> Result<()> {
 /// Bytes that both parts take.
 pub const LENGTH: u64 = PAGE + (IMAGE_PAGES * PAGE_SIZE) as u64;
 
-/// Map both parts into a new program, at the place that `random` chooses above its stack, which ends at `stack_top`, at least [`LENGTH`] below the end of addresses:
-/// where the image begins.
+/// Map both parts into a new program, at the place that `random` chooses above its stack, which
+/// ends at `stack_top`, at least [`LENGTH`] below the end of addresses: where the image begins.
 ///
 /// # Errors
 /// `ENOMEM`.

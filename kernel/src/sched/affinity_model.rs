@@ -1,6 +1,7 @@
-//! A mask that changes while its task goes to sleep and is woken, step by step as [`super::set_affinity`], [`super::wake`] and the
-//! two halves of a switch take the steps, on two CPUs. A task that enters a queue twice, or while it runs, fails an assertion;
-//! one that is in none never ends, which the model reports as a deadlock.
+//! A mask that changes while its task goes to sleep and is woken, step by step as
+//! [`super::set_affinity`], [`super::wake`] and the two halves of a switch take the steps, on two
+//! CPUs. A task that enters a queue twice, or while it runs, fails an assertion; one that is in
+//! none never ends, which the model reports as a deadlock.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -20,7 +21,8 @@ const SEED: u64 = 4;
 enum Leaves {
     /// As it does.
     Properly,
-    /// Whether it goes is decided when it is released, by what it looks like then, and not when it is left out of the queue.
+    /// Whether it goes is decided when it is released, by what it looks like then, and not when it
+    /// is left out of the queue.
     JudgedLate,
     /// It becomes the other CPU's without the lock of the queue that it leaves.
     Unlocked,
@@ -38,8 +40,8 @@ struct AffinityWorld {
     leaves: Leaves,
     queues: [Mutex<ModelQueue>; 2],
     work: [Condvar; 2],
-    /// The task's state, the CPU whose queue it belongs to, whether one has not left it yet, the one it may run on, and
-    /// whether it is in a queue.
+    /// The task's state, the CPU whose queue it belongs to, whether one has not left it yet, the
+    /// one it may run on, and whether it is in a queue.
     state: AtomicU8,
     cpu: AtomicUsize,
     on_cpu: AtomicBool,
@@ -148,7 +150,8 @@ impl AffinityWorld {
             drop(queue);
             self.release(here, moves);
             if self.ended.load(Ordering::SeqCst) {
-                // Under its lock, so that the other CPU does not miss it between its look and its wait.
+                // Under its lock, so that the other CPU does not miss it between its look and its
+                // wait.
                 let _queue = self.queues[1 - here].lock().unwrap();
                 self.work[1 - here].notify_one();
             }

@@ -1,8 +1,9 @@
 //! A binary heap whose elements know where they are, so that any of them can be taken out.
 //!
 //! It orders run queues (by virtual runtime) and timer queues (by deadline). Both are changed under
-//! interrupt-safe locks, where nothing may be allocated: the room is made beforehand, in a buffer that is
-//! [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the elements.
+//! interrupt-safe locks, where nothing may be allocated: the room is made beforehand, in a buffer
+//! that is [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the
+//! elements.
 
 use freehold_collections::Vec;
 
@@ -39,7 +40,8 @@ impl<V: Positioned> IndexedHeap<V> {
     pub fn room(&self) -> usize {
         self.entries.capacity()
     }
-    /// Exchange the buffer for `buffer`, if that is larger; the smaller one comes back, to be freed elsewhere.
+    /// Exchange the buffer for `buffer`, if that is larger; the smaller one comes back, to be freed
+    /// elsewhere.
     #[must_use]
     pub fn give_room(&mut self, buffer: Vec<(u64, u64, V)>) -> Vec<(u64, u64, V)> {
         self.entries.move_to(buffer)
@@ -150,7 +152,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is inserted and taken out by position, the rest comes out by key, then by arrival.
+        /// Whatever is inserted and taken out by position, the rest comes out by key, then by
+        /// arrival.
         #[test]
         fn elements_leave_in_order_of_key_then_arrival(
             keys in prop::collection::vec(0u64..20, 1..60),

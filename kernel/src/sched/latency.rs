@@ -10,12 +10,13 @@
 //! [rest](super::rest). The timer's comes late where interrupts were off; it interrupts what turned
 //! them on, and that is the place. An interrupt that returns to the kernel while another task waits
 //! begins a wait, which ends at the next [`reschedule`](super::reschedule); the place is where the
-//! kernel went on. A wait that no interrupt saw was shorter than the time between two of them: while
-//! a task waits a timer ends the running one's slice, so a figure is too small by a slice at most.
+//! kernel went on. A wait that no interrupt saw was shorter than the time between two of them:
+//! while a task waits a timer ends the running one's slice, so a figure is too small by a slice at
+//! most.
 //!
-//! A CPU writes its own figures, with interrupts off. A wait that long work begins may be begun by an
-//! interrupt at the same time: then one of the two moments and places stays. Who sets figures back
-//! may lose to their CPU. Nothing else is lost.
+//! A CPU writes its own figures, with interrupts off. A wait that long work begins may be begun by
+//! an interrupt at the same time: then one of the two moments and places stays. Who sets figures
+//! back may lose to their CPU. Nothing else is lost.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,21 +1,23 @@
 //! Who runs where, and when.
 //!
-//! Every CPU has a [run queue](runqueue) under its own interrupt-safe lock; at most one such lock is held at a
-//! time. A task belongs to the queue of `schedule.cpu`, whose lock protects its changes between running,
-//! waiting for the CPU and sleeping.
+//! Every CPU has a [run queue](runqueue) under its own interrupt-safe lock; at most one such lock
+//! is held at a time. A task belongs to the queue of `schedule.cpu`, whose lock protects its
+//! changes between running, waiting for the CPU and sleeping.
 //!
-//! A switch takes place in two halves: [`reschedule`] makes another task the queue's `current` under the lock,
-//! and lets go of the lock; the new task then [finishes the switch](finish_switch) on the other side. In between
-//! the old task's registers are not saved yet: `on_cpu` says so, and no other CPU takes a task while it is set.
+//! A switch takes place in two halves: [`reschedule`] makes another task the queue's `current`
+//! under the lock, and lets go of the lock; the new task then [finishes the switch](finish_switch)
+//! on the other side. In between the old task's registers are not saved yet: `on_cpu` says so, and
+//! no other CPU takes a task while it is set.
 //!
-//! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half, because its mask changed,
-//! and sent elsewhere by the second ([`whereabouts`]). Whether it is on its way is decided once, under the queue's lock: its
-//! state, mask and position change meanwhile (`affinity_model` shows what comes of a second look). Where a mask changes
-//! while a task is on its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and leaves
-//! before its next instruction in user mode.
+//! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half,
+//! because its mask changed, and sent elsewhere by the second ([`whereabouts`]). Whether it is on
+//! its way is decided once, under the queue's lock: its state, mask and position change meanwhile
+//! (`affinity_model` shows what comes of a second look). Where a mask changes while a task is on
+//! its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and
+//! leaves before its next instruction in user mode.
 //!
-//! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`], and before a
-//! return to user mode. Interrupt handlers only set `wanted`.
+//! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`],
+//! and before a return to user mode. Interrupt handlers only set `wanted`.
 
 #[cfg(test)]
 mod affinity_model;
@@ -62,7 +64,8 @@ pub enum Sleep {
 const RUNNABLE: u8 = 0;
 const DEAD: u8 = 4;
 
-/// A task's share in scheduling. Changed under the run-queue lock of `cpu`, but for what its task itself stores.
+/// A task's share in scheduling. Changed under the run-queue lock of `cpu`, but for what its task
+/// itself stores.
 #[derive(Debug)]
 pub struct Schedule {
     /// Runnable, a [`Sleep`], or dead.
@@ -71,7 +74,8 @@ pub struct Schedule {
     pub cpu: AtomicU16,
     /// A CPU runs it, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
-    /// What is to be done once it has left its CPU: bits of [`whereabouts`]. Only the task stores here, and who runs after it.
+    /// What is to be done once it has left its CPU: bits of [`whereabouts`]. Only the task stores
+    /// here, and who runs after it.
     leaving: AtomicU8,
     /// It has left a CPU since this was cleared; the task clears it.
     pub left: AtomicBool,
@@ -125,7 +129,8 @@ impl Schedule {
     pub fn affinity(&self) -> CpuSet {
         CpuSet(self.affinity.load(Ordering::Relaxed))
     }
-    /// Restrict a task that was not started yet to `cpus`, which is not empty; others: [`set_affinity`].
+    /// Restrict a task that was not started yet to `cpus`, which is not empty; others:
+    /// [`set_affinity`].
     pub fn begin_on(&self, cpus: CpuSet) {
         self.affinity.store(cpus.0, Ordering::Relaxed);
     }
@@ -216,8 +221,8 @@ impl Thread {
 /// Wake `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
 pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
     let schedule = &task.schedule;
-    // The sleeper stores its state before it looks at its condition, and our caller changed the condition
-    // before this load: one of the two sees the other.
+    // The sleeper stores its state before it looks at its condition, and our caller changed the
+    // condition before this load: one of the two sees the other.
     core::sync::atomic::fence(Ordering::SeqCst);
     loop {
         let state = schedule.state.load(Ordering::SeqCst);
@@ -267,7 +272,8 @@ fn enqueue_on(task: Arc<Thread>, target: CpuId) {
     }
 }
 
-/// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where it was.
+/// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where
+/// it was.
 fn place(task: &Thread, home: CpuId) -> CpuId {
     let allowed = CpuSet(task.schedule.affinity().0 & online().0);
     let is_idle = |id: CpuId| cpu(id).idle.load(Ordering::Relaxed);
@@ -280,8 +286,9 @@ fn place(task: &Thread, home: CpuId) -> CpuId {
     allowed.iter().find(|&id| is_idle(id)).or_else(|| allowed.iter().next()).unwrap_or(home)
 }
 
-/// Restrict `task` to `cpus`, which is not empty. One that waits for another CPU is moved at once, one that runs on
-/// another is made to leave it before its next instruction in user mode, and one that sleeps wakes where it may run.
+/// Restrict `task` to `cpus`, which is not empty. One that waits for another CPU is moved at once,
+/// one that runs on another is made to leave it before its next instruction in user mode, and one
+/// that sleeps wakes where it may run.
 pub fn set_affinity(task: &Thread, cpus: CpuSet) {
     let schedule = &task.schedule;
     schedule.affinity.store(cpus.0, Ordering::SeqCst);
@@ -321,8 +328,8 @@ pub fn kick(task: &Thread) {
     }
 }
 
-/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no sleep: a task that
-/// has announced one stays in line, and looks at its condition once more.
+/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no
+/// sleep: a task that has announced one stays in line, and looks at its condition once more.
 #[inline]
 pub fn cond_resched() {
     if is_wanted() {
@@ -337,12 +344,13 @@ fn give_way() {
     reschedule();
 }
 
-/// Lets others run where one waits, sets the reserve of small objects aside anew, and says whether the current task may go on.
-/// Called between two steps of work whose length a program chose, with nothing held that spins.
+/// Lets others run where one waits, sets the reserve of small objects aside anew, and says whether
+/// the current task may go on. Called between two steps of work whose length a program chose, with
+/// nothing held that spins.
 ///
 /// # Errors
-/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far stays done. `ENOMEM` where nothing
-/// could be set aside.
+/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far
+/// stays done. `ENOMEM` where nothing could be set aside.
 #[inline(always)]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
@@ -403,7 +411,8 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
     Ok(())
 }
 
-/// How many tasks in line are not where they say, or not runnable: 0, or a rule of this module was broken.
+/// How many tasks in line are not where they say, or not runnable: 0, or a rule of this module was
+/// broken.
 pub fn misplaced() -> usize {
     online().iter().map(|id| cpu(id).queue.lock().misplaced(id)).sum()
 }

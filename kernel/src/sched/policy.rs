@@ -52,7 +52,8 @@ impl Schedule {
         let weight = if policy == SchedPolicy::Idle { IDLE_WEIGHT } else { runqueue::weight_of_nice(nice) };
         self.weight.store(weight, Ordering::Relaxed);
     }
-    /// Whether what the thread makes does not inherit its privileges in scheduling (SCHED_RESET_ON_FORK).
+    /// Whether what the thread makes does not inherit its privileges in scheduling
+    /// (SCHED_RESET_ON_FORK).
     pub fn resets_on_fork(&self) -> bool {
         self.resets_on_fork.load(Ordering::Relaxed)
     }
@@ -60,8 +61,8 @@ impl Schedule {
     pub fn set_resets_on_fork(&self, resets: bool) {
         self.resets_on_fork.store(resets, Ordering::Relaxed);
     }
-    /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice value, and not that it
-    /// resets (Linux: `sched_fork`).
+    /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice
+    /// value, and not that it resets (Linux: `sched_fork`).
     pub fn inherit(&self, maker: &Self) {
         let nice = if maker.resets_on_fork() { maker.nice().max(0) } else { maker.nice() };
         self.set_policy(maker.policy(), nice);

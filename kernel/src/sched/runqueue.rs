@@ -1,8 +1,9 @@
 //! One CPU's run queue: who runs next there.
 //!
-//! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the least runs
-//! next, so that over time all get shares in proportion to their weights. A task that slept comes back no
-//! further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim the time it slept.
+//! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the
+//! least runs next, so that over time all get shares in proportion to their weights. A task that
+//! slept comes back no further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim
+//! the time it slept.
 
 use core::sync::atomic::Ordering;
 
@@ -126,7 +127,8 @@ impl RunQueue {
         }
         self.waiting.remove(at).map(|(_, task)| task)
     }
-    /// How many that wait here, on `cpu`, are not where they say, or not runnable: 0, or a rule was broken.
+    /// How many that wait here, on `cpu`, are not where they say, or not runnable: 0, or a rule was
+    /// broken.
     pub fn misplaced(&self, cpu: CpuId) -> usize {
         let wrong = |(at, task): &(usize, &Arc<Thread>)| {
             let schedule = &task.schedule;
@@ -137,7 +139,8 @@ impl RunQueue {
     }
     /// Charge `current` with the time until `now`.
     pub fn account(&mut self, now: u64) {
-        // The caller's clock was read before it had the lock, or is another CPU's: no time counts twice.
+        // The caller's clock was read before it had the lock, or is another CPU's: no time counts
+        // twice.
         let ran = now.saturating_sub(self.since);
         self.since += ran;
         if let Some(task) = &self.current {

@@ -16,11 +16,12 @@ use crate::hw::sync::lock_with;
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 
-/// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a reference.
+/// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a
+/// reference.
 static IDLE: [spin::Once<Arc<Thread>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
 
-/// Sleep, having [announced](Thread::prepare_to_sleep) it, until woken or until `deadline` (nanoseconds of
-/// [`time::now`]). Returns at once if a wake-up came after the announcement.
+/// Sleep, having [announced](Thread::prepare_to_sleep) it, until woken or until `deadline`
+/// (nanoseconds of [`time::now`]). Returns at once if a wake-up came after the announcement.
 pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
     match deadline {
         None => reschedule(),
@@ -33,8 +34,8 @@ pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
     }
 }
 
-/// Give the CPU to the task with the best claim; the current one stays in line if it is runnable. Interrupts are
-/// on and no spin lock is held.
+/// Give the CPU to the task with the best claim; the current one stays in line if it is runnable.
+/// Interrupts are on and no spin lock is held.
 pub fn reschedule() {
     let interrupts = irq::disable();
     let id = hw::current_cpu();
@@ -49,7 +50,8 @@ pub fn reschedule() {
         let schedule = &current.schedule;
         if !schedule.is_idle && schedule.state.load(Ordering::SeqCst) == RUNNABLE {
             schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
-            // Decided here, once, since its mask may change at any moment: it is in a queue, or on its way to one.
+            // Decided here, once, since its mask may change at any moment: it is in a queue, or on
+            // its way to one.
             if schedule.affinity().contains(id) {
                 let current = current.clone();
                 queue.enqueue(current);
@@ -70,7 +72,8 @@ pub fn reschedule() {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
-        // Its mask was changed while it was on its way here: it goes on in the kernel, and leaves before it sees user mode.
+        // Its mask was changed while it was on its way here: it goes on in the kernel, and leaves
+        // before it sees user mode.
         if !next.schedule.affinity().contains(id) {
             this.wanted.store(true, Ordering::Relaxed);
         }
@@ -140,8 +143,8 @@ pub(super) struct LoadedSpaces {
     now: Option<Arc<Translation>>,
     /// One it had loaded before; dropped where interrupts are on.
     retired: Option<Arc<Translation>>,
-    /// For the root of this CPU's node of an address space that has none yet: allocated where interrupts are on, used where
-    /// they are off. `None` where all nodes share roots.
+    /// For the root of this CPU's node of an address space that has none yet: allocated where
+    /// interrupts are on, used where they are off. `None` where all nodes share roots.
     spare: Option<Frame<PageTable, hw::Frames>>,
 }
 
@@ -150,8 +153,8 @@ impl LoadedSpaces {
     pub(super) const NONE: Self = Self { now: None, retired: None, spare: None };
 }
 
-/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts are on. Every switch
-/// between processes comes by here.
+/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts
+/// are on. Every switch between processes comes by here.
 #[inline(always)]
 fn settle_loaded(this: &PerCpu) {
     if !this.has_retired.load(Ordering::Relaxed) {
@@ -168,7 +171,8 @@ fn settle_loaded(this: &PerCpu) {
     }
 }
 
-/// Allocates a spare root for this CPU. Where there is no memory, the next address space that needs one shares another node's.
+/// Allocates a spare root for this CPU. Where there is no memory, the next address space that needs
+/// one shares another node's.
 #[cold]
 fn provide_spare(this: &PerCpu) {
     match Frame::allocate(hw::frames()) {
@@ -248,7 +252,8 @@ fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
     task.schedule.on_cpu.store(false, Ordering::Release);
     if leaving & MOVES != 0 {
         let target = super::place(task, here);
-        // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at `cpu` relies on that.
+        // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at
+        // `cpu` relies on that.
         let left = cpu(here).queue.lock();
         task.belongs_to(target);
         drop(left);
@@ -327,8 +332,9 @@ pub fn idle_forever() -> ! {
     }
 }
 
-/// An idle CPU keeps the root of the last program that it ran, since that is usually the next one too. If nobody but CPUs
-/// knows that address space any more, it lets go, and the last one to do so frees the tables.
+/// An idle CPU keeps the root of the last program that it ran, since that is usually the next one
+/// too. If nobody but CPUs knows that address space any more, it lets go, and the last one to do so
+/// frees the tables.
 fn leave_dead_space() {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();

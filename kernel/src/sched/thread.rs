@@ -1,9 +1,10 @@
 //! Threads: what the scheduler, and all below the tasks of POSIX, know of a thread of execution.
 //!
-//! A [`Thread`] has a share in scheduling, a kernel stack, the address space that its CPU loads, and the little state
-//! that sleeping, the page allocator and reclaim keep per thread. A task ([`crate::task`]) owns one and adds what POSIX
-//! wants. The run queues hold threads; a thread that was started holds its task until it has ended. What a lower layer
-//! asks of the task goes through [`ThreadOwner`].
+//! A [`Thread`] has a share in scheduling, a kernel stack, the address space that its CPU loads,
+//! and the little state that sleeping, the page allocator and reclaim keep per thread. A task
+//! ([`crate::task`]) owns one and adds what POSIX wants. The run queues hold threads; a thread that
+//! was started holds its task until it has ended. What a lower layer asks of the task goes through
+//! [`ThreadOwner`].
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -53,7 +54,8 @@ pub trait ThreadOwner: Send + Sync {
     /// # Errors
     /// `ENOMEM`, `EAGAIN`.
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>>;
-    /// Has `transfer` fill `part` of the program's memory while it is pinned. Returns how many bytes.
+    /// Has `transfer` fill `part` of the program's memory while it is pinned. Returns how many
+    /// bytes.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`, those of `transfer`.
@@ -82,7 +84,8 @@ pub struct Thread {
     /// Its share in scheduling.
     pub schedule: Schedule,
     stack: spin::Once<crate::hw::thread::Thread>,
-    /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by itself.
+    /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by
+    /// itself.
     translation: SpinLock<Option<Arc<Translation>>>,
     /// Held from its start to its end.
     kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
@@ -99,14 +102,17 @@ pub struct Thread {
     pub faults: [AtomicU64; 2],
     /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
     memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
-    /// Whether windows on programs' frames are forgotten as they close while it runs, whatever the policy.
+    /// Whether windows on programs' frames are forgotten as they close while it runs, whatever the
+    /// policy.
     forgets_windows: AtomicBool,
-    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve.
-    /// Only the thread itself changes it.
+    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from
+    /// the last reserve. Only the thread itself changes it.
     pub(crate) reclaims: AtomicBool,
-    /// It asked for frames and there were none, since somebody looked last. Only the thread itself changes it.
+    /// It asked for frames and there were none, since somebody looked last. Only the thread itself
+    /// changes it.
     pub(crate) was_denied: AtomicBool,
-    /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at it.
+    /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at
+    /// it.
     pub(crate) releases: ReleaseList,
     /// Which of its allocations are to fail.
     pub(crate) injection: TaskFaults,
@@ -164,7 +170,8 @@ impl Thread {
     pub fn is_kernel(&self) -> bool {
         self.runs == RunsPrograms::Kernel
     }
-    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
+    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible
+    /// sleeps return.
     pub fn signal_pending(&self) -> bool {
         self.attention.load(Ordering::Acquire) & SIGNAL != 0
     }
@@ -178,12 +185,14 @@ impl Thread {
     pub fn call_attention(&self, what: u8) {
         self.attention.fetch_or(what, Ordering::SeqCst);
     }
-    /// Says that the thread looks at `what` now, and whether there was reason. Before looking: whoever calls later is not missed.
+    /// Says that the thread looks at `what` now, and whether there was reason. Before looking:
+    /// whoever calls later is not missed.
     #[inline]
     pub fn answer_call(&self, what: u8) -> bool {
         self.attention.fetch_and(!what, Ordering::SeqCst) & what != 0
     }
-    /// Lets a thread of the kernel stop what it does for a program at its next checkpoint: that program has ended.
+    /// Lets a thread of the kernel stop what it does for a program at its next checkpoint: that
+    /// program has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         self.call_attention(SIGNAL);
@@ -219,7 +228,8 @@ impl Thread {
 
 /// Where it runs: the protocol is in the head of [`super::whereabouts`].
 impl Thread {
-    /// From now on its program is told where it runs; `ids` are those of its space. The thread itself, or nobody runs it yet.
+    /// From now on its program is told where it runs; `ids` are those of its space. The thread
+    /// itself, or nobody runs it yet.
     pub fn watch_place(&self, ids: Option<Arc<ConcurrencyIds>>) {
         *self.concurrency_ids.lock() = ids;
         self.whereabouts.watched.store(true, Ordering::Relaxed);
@@ -247,7 +257,8 @@ impl Thread {
         }
         u32::from(id)
     }
-    /// Others will run in its space: what it holds is given back when it leaves its CPU. The thread itself.
+    /// Others will run in its space: what it holds is given back when it leaves its CPU. The thread
+    /// itself.
     pub fn share_concurrency_id(&self) {
         if self.whereabouts.held.load(Ordering::Relaxed) != 0 {
             let leaving = &self.schedule.leaving;
@@ -269,7 +280,8 @@ impl Thread {
         self.give_back_held();
         self.call_attention(PLACE);
     }
-    /// It belongs to the queue of `cpu` from now on; it is in none, and the lock of the one that it left is held.
+    /// It belongs to the queue of `cpu` from now on; it is in none, and the lock of the one that it
+    /// left is held.
     pub(super) fn belongs_to(&self, cpu: CpuId) {
         self.schedule.cpu.store(cpu.0, Ordering::Relaxed);
         if self.whereabouts.watched.load(Ordering::Relaxed) {
@@ -291,7 +303,8 @@ mod running {
         pub(in crate::sched) fn stack(&self) -> &machine::Thread {
             self.stack.get().expect("a thread is started after it got its stack")
         }
-        /// Where it sleeps, or goes on: addresses in the slid image, innermost first. Returns how many; 0 where it runs.
+        /// Where it sleeps, or goes on: addresses in the slid image, innermost first. Returns how
+        /// many; 0 where it runs.
         pub fn backtrace(&self, into: &mut [u64; MAX_FRAMES]) -> usize {
             self.stack.get().map_or(0, |stack| stack.backtrace(into))
         }
@@ -301,12 +314,14 @@ mod running {
         ) -> impl core::ops::Deref<Target = Option<Arc<Translation>>> + '_ {
             self.translation.lock()
         }
-        /// Sets what its CPU translates through from the next switch on; see [`crate::sched::activate_current`].
+        /// Sets what its CPU translates through from the next switch on; see
+        /// [`crate::sched::activate_current`].
         pub fn set_translation(&self, new: Arc<Translation>) {
             let old = self.translation.lock().replace(new);
             drop(old);
         }
-        /// Lets go of its address space: it runs nothing of a program any more, whoever keeps a reference to it.
+        /// Lets go of its address space: it runs nothing of a program any more, whoever keeps a
+        /// reference to it.
         pub fn leave_translation(&self) {
             let old = self.translation.lock().take();
             drop(old);
@@ -336,7 +351,8 @@ mod running {
         pub(in crate::sched) fn adopt(&self) {
             self.stack.call_once(machine::Thread::adopt);
         }
-        /// Lets a thread run that was [prepared](Self::prepare); it holds `owner`, its task, until it has ended.
+        /// Lets a thread run that was [prepared](Self::prepare); it holds `owner`, its task, until
+        /// it has ended.
         pub fn start(&self, owner: Arc<dyn ThreadOwner>) {
             *self.kept.lock() = Some(owner);
             wake(self, &[Sleep::Uninterruptible]);
@@ -351,7 +367,8 @@ mod running {
         }
     }
 
-    /// Looks at the running thread without keeping it. `None` before this CPU takes part in scheduling.
+    /// Looks at the running thread without keeping it. `None` before this CPU takes part in
+    /// scheduling.
     #[inline]
     pub fn with_current<R>(look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
         machine::with_current(look)
@@ -386,8 +403,8 @@ pub fn current() -> Arc<Thread> {
     try_current().expect("a thread runs")
 }
 
-/// Whether the running thread ends before it sees user mode again. Cheap: the word that every signal sets is looked at
-/// first.
+/// Whether the running thread ends before it sees user mode again. Cheap: the word that every
+/// signal sets is looked at first.
 #[inline]
 pub fn is_current_dying() -> bool {
     with_current(|thread| thread.signal_pending() && thread.is_dying()).unwrap_or(false)

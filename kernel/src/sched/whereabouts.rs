@@ -1,20 +1,25 @@
 //! Where a thread runs, for programs that are told (rseq(2)): its CPU, and its concurrency ID.
 //!
-//! A **concurrency ID** is a number that no other thread has that runs in the same address space at the same time. It is below the
-//! number of the machine's CPUs and below that of the space's threads, so that programs index their data by it.
+//! A **concurrency ID** is a number that no other thread has that runs in the same address space at
+//! the same time. It is below the number of the machine's CPUs and below that of the space's
+//! threads, so that programs index their data by it.
 //!
-//! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`ConcurrencyIds`]). A thread takes the lowest free one on its
-//! way to user mode, by compare-exchange; there is always one, since whoever holds one is on a CPU. Whoever runs on that CPU next
-//! gives it back, before the thread may run elsewhere. A space with one thread saves both: who is alone keeps its ID while it
-//! sleeps. Only that thread can make a second one, and says so first (`Thread::share_concurrency_id`). On a machine
-//! with one CPU the ID is 0, and nothing is held. The model at the end explores the orders.
+//! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`ConcurrencyIds`]).
+//! A thread takes the lowest free one on its way to user mode, by compare-exchange; there is always
+//! one, since whoever holds one is on a CPU. Whoever runs on that CPU next gives it back, before
+//! the thread may run elsewhere. A space with one thread saves both: who is alone keeps its ID
+//! while it sleeps. Only that thread can make a second one, and says so first
+//! (`Thread::share_concurrency_id`). On a machine with one CPU the ID is 0, and nothing is held.
+//! The model at the end explores the orders.
 //!
-//! A thread that goes to another CPU, or whose ID was given back, finds `thread::PLACE` in its word of
-//! attention before its next instruction in user mode. A thread that stays where it was, alone, costs nothing.
+//! A thread that goes to another CPU, or whose ID was given back, finds `thread::PLACE` in its word
+//! of attention before its next instruction in user mode. A thread that stays where it was, alone,
+//! costs nothing.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Bits of `Schedule::leaving`: it is runnable and in no queue, the CPU that it is leaving sends it to another.
+/// Bits of `Schedule::leaving`: it is runnable and in no queue, the CPU that it is leaving sends it
+/// to another.
 pub(super) const MOVES: u8 = 1;
 /// Its concurrency ID is given back as it leaves its CPU.
 pub(super) const GIVES_ID: u8 = 2;
@@ -51,7 +56,8 @@ pub enum Company {
     Others,
 }
 
-/// What is known of where a thread runs. Only the thread changes it, and who runs on its CPU after it.
+/// What is known of where a thread runs. Only the thread changes it, and who runs on its CPU after
+/// it.
 #[derive(Debug, Default)]
 pub struct Whereabouts {
     /// Its program is told.
@@ -72,7 +78,8 @@ mod tests {
         assert_eq!(ids.take(), 1);
     }
 
-    /// Threads of one space on two CPUs, step by step; `atomically` is whether an ID is taken by compare-exchange.
+    /// Threads of one space on two CPUs, step by step; `atomically` is whether an ID is taken by
+    /// compare-exchange.
     mod model {
         use shuttle::scheduler::RandomScheduler;
         use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

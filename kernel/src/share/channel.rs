@@ -41,7 +41,8 @@ pub(super) struct Channel {
     fids: Fids,
 }
 
-/// Makes the host's devices known, and starts the task that tells servers of numbers that are not needed. Whether there are any.
+/// Makes the host's devices known, and starts the task that tells servers of numbers that are not
+/// needed. Whether there are any.
 pub(super) fn init() -> Result<bool> {
     let mut channels = Vec::new();
     for device in host::folders() {
@@ -130,7 +131,8 @@ impl Channel {
     pub fn open(&'static self, fid: &Fid, flags: u32) -> Result<Fid> {
         let (opened, ()) = self.make(|new| NinepRequest::Walk(fid.number(), new, None), |_| Some(()))?;
         let mut reply = [0; REPLY];
-        // Of an open that is killed half-way the server has a file that it closes when it is told of the number.
+        // Of an open that is killed half-way the server has a file that it closes when it is told
+        // of the number.
         opened.set_open();
         let length = self.ask(&NinepRequest::Open(opened.number(), flags), &mut reply, None)?;
         body(&reply, length).and_then(ninep::opened).ok_or(Errno::EIO)?;
@@ -191,7 +193,8 @@ impl Channel {
         self.tell(&NinepRequest::Sync(fid.number()))
     }
 
-    /// Writes at an offset of an open file, at most [`Channel::most`] bytes; how many the server took.
+    /// Writes at an offset of an open file, at most [`Channel::most`] bytes; how many the server
+    /// took.
     pub fn write(&self, fid: &Fid, offset: u64, bytes: &[u8]) -> Result<usize> {
         let mut reply = [0; REPLY];
         let request = NinepRequest::Write(fid.number(), offset, 0);
@@ -307,7 +310,8 @@ impl Channel {
         self.fids.next_due()
     }
 
-    /// Tells the server of a number. What it answers changes nothing: it knows the number no more, or never did.
+    /// Tells the server of a number. What it answers changes nothing: it knows the number no more,
+    /// or never did.
     fn clunk(&self, number: u32) {
         let mut reply = [0; DATA_HEADER];
         let mut room = [0; REQUEST];

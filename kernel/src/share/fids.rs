@@ -1,8 +1,9 @@
 //! Fids: the numbers by which the server knows files.
 //!
-//! A [`Fid`] is one number, from before the server is told of it. When it is dropped the number is *put away*: the channel's
-//! task ([`super::channel`]) tells the server, and only then is the number free. So dropping sleeps nowhere, and a task that is killed
-//! in the middle leaves nothing behind: of a request that it abandoned the number comes back when the server is done with it.
+//! A [`Fid`] is one number, from before the server is told of it. When it is dropped the number is
+//! *put away*: the channel's task ([`super::channel`]) tells the server, and only then is the
+//! number free. So dropping sleeps nowhere, and a task that is killed in the middle leaves nothing
+//! behind: of a request that it abandoned the number comes back when the server is done with it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +15,8 @@ use crate::{Errno, Result, host};
 
 /// How many there are of one channel.
 const FIDS: u32 = 1 << 16;
-/// How many that were only walked to may be put away before the server is told of any: it keeps a path for each, and no open file.
+/// How many that were only walked to may be put away before the server is told of any: it keeps a
+/// path for each, and no open file.
 const LAZY: usize = 64;
 
 /// The numbers of a channel.

@@ -114,7 +114,8 @@ impl File for DirectoryFile {
         Seekable::Offset
     }
 
-    /// Positions are the server's; where one does not go on, the directory ends, so that no server keeps a program here.
+    /// Positions are the server's; where one does not go on, the directory ends, so that no server
+    /// keeps a program here.
     fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         let channel = self.node.share().channel();
         let mut room = Vec::try_filled(0, LISTING.min(channel.most()))?;

@@ -8,22 +8,28 @@
 //! | [`store`] | the server as what is behind a page cache |
 //! | [`caches`] | what reclaim takes from here |
 //!
-//! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value once. Whatever it says
-//! of names, kinds, sizes and times, the worst that comes of it are wrong files in this mount.
+//! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages,
+//! each value once. Whatever it says of names, kinds, sizes and times, the worst that comes of it
+//! are wrong files in this mount.
 //!
-//! **What is new when.** Each step of a path asks the server, so names and attributes are never old. A file's bytes are in the page
-//! cache, one for each inode that the server numbers (`qid.path`). Opening asks for size and times again and drops the pages when any of
-//! them changed since the last look (close-to-open); so does a read that finds the end of the file, or that the host has cut it.
+//! **What is new when.** Each step of a path asks the server, so names and attributes are never
+//! old. A file's bytes are in the page cache, one for each inode that the server numbers
+//! (`qid.path`). Opening asks for size and times again and drops the pages when any of them changed
+//! since the last look (close-to-open); so does a read that finds the end of the file, or that the
+//! host has cut it.
 //!
-//! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page cache. The table of nodes, the
-//! list of recent ones, a node's attributes and the fids have a spin lock each, under which nothing sleeps, nothing of these is
-//! dropped, and no other of these locks is taken.
+//! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page
+//! cache. The table of nodes, the list of recent ones, a node's attributes and the fids have a spin
+//! lock each, under which nothing sleeps, nothing of these is dropped, and no other of these locks
+//! is taken.
 //!
-//! **Writing** goes through: when a call returns, the server has the bytes, and the pages that it changed are gone. So no page is ever
-//! dirty, and a mapping that stores is refused (`EINVAL`, as Linux does without a cache). The server decides what may be written;
-//! a folder that it shows read-only says `EROFS` whatever the mount says.
+//! **Writing** goes through: when a call returns, the server has the bytes, and the pages that it
+//! changed are gone. So no page is ever dirty, and a mapping that stores is refused (`EINVAL`, as
+//! Linux does without a cache). The server decides what may be written; a folder that it shows
+//! read-only says `EROFS` whatever the mount says.
 //!
-//! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards the host.
+//! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards
+//! the host.
 
 mod caches;
 mod channel;
@@ -69,7 +75,8 @@ pub fn init() -> Result<()> {
 
 pub use caches::drop_clean;
 
-/// What the program is to see of the host's folders, at its places, but for those that lie below the image.
+/// What the program is to see of the host's folders, at its places, but for those that lie below
+/// the image.
 ///
 /// # Errors
 /// What mounting gives.
@@ -88,7 +95,8 @@ pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
 /// The folder of the host that is called `tag`, with mount(2)'s `options`.
 ///
 /// # Errors
-/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; what the server says.
+/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; what the
+/// server says.
 pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     check_options(options)?;
     let channel = Channel::named(tag).ok_or(Errno::ENOENT)?;
@@ -154,7 +162,8 @@ impl Share {
         self.session.0
     }
 
-    /// The inode that `fid` stands for, of which the server has `told`, found in a directory by a name.
+    /// The inode that `fid` stands for, of which the server has `told`, found in a directory by a
+    /// name.
     ///
     /// # Errors
     /// `ENOMEM`; `EIO` for a kind of file that there is not.
@@ -171,7 +180,8 @@ impl Share {
             return Ok(node);
         }
         let node = ShareNode::new(self, fid, told, found)?;
-        // Of two who find a file at once, the later one's node is known from then on: each has its own cache until it is let go of.
+        // Of two who find a file at once, the later one's node is known from then on: each has its
+        // own cache until it is let go of.
         let before = self.nodes.lock().try_insert(told.qid.path, node.downgrade());
         drop(before?);
         self.keep(&node);
@@ -202,8 +212,8 @@ impl Share {
         drop(gone);
     }
 
-    /// A name of this inode was removed: it is not kept for its pages any more, for the server has a file's last bytes as long as it is
-    /// open.
+    /// A name of this inode was removed: it is not kept for its pages any more, for the server has
+    /// a file's last bytes as long as it is open.
     fn lost_a_name(&self, path: u64) {
         let known = self.nodes.lock().get(&path).and_then(|node| node.upgrade());
         let Some(node) = known else { return };

@@ -1,7 +1,8 @@
 //! Inodes of a share.
 //!
-//! There is one node for each number that the server gives (`qid.path`), by whatever names it is found; the latest name is the one that
-//! its requests go by. So its page cache is one, and who runs a program keeps others from writing to it.
+//! There is one node for each number that the server gives (`qid.path`), by whatever names it is
+//! found; the latest name is the one that its requests go by. So its page cache is one, and who
+//! runs a program keeps others from writing to it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -157,7 +158,8 @@ impl ShareNode {
     pub fn was_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
     }
-    /// One of its names was removed; the server is not asked how many are left, which it may not know.
+    /// One of its names was removed; the server is not asked how many are left, which it may not
+    /// know.
     pub fn lost_a_name(&self) {
         let told = &mut self.known.lock().told;
         told.links = if self.kind == NodeKind::Directory { 0 } else { told.links.saturating_sub(1) };
@@ -290,8 +292,9 @@ impl ShareNode {
         Ok(())
     }
 
-    /// Writes at an offset, or at the end where there is none; returns how many bytes and where they begin. The server has them when
-    /// this returns, and nobody sees bytes from before in the cache.
+    /// Writes at an offset, or at the end where there is none; returns how many bytes and where
+    /// they begin. The server has them when this returns, and nobody sees bytes from before in the
+    /// cache.
     pub fn write_at(&self, offset: Option<u64>, source: &mut dyn Source) -> Result<(usize, u64)> {
         let regular = self.regular().ok_or(Errno::EISDIR)?;
         let mut seen = regular.turn.lock_killable()?;
@@ -327,8 +330,9 @@ impl ShareNode {
         Ok((done, at))
     }
 
-    /// Under the file's turn. Who reads meanwhile may bring what was before into the cache, but not after the pages were forgotten;
-    /// and the cache is longer only when that has happened, so that no page is zeroes where the server has bytes.
+    /// Under the file's turn. Who reads meanwhile may bring what was before into the cache, but not
+    /// after the pages were forgotten; and the cache is longer only when that has happened, so that
+    /// no page is zeroes where the server has bytes.
     fn write_part(&self, regular: &Regular, at: u64, bytes: &[u8]) -> Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
@@ -411,8 +415,8 @@ impl Drop for ShareNode {
     }
 }
 
-/// What the server says of a file, where it may have none: a file that has lost its name cannot be asked for any more, and is what was
-/// last seen of it and written to it here.
+/// What the server says of a file, where it may have none: a file that has lost its name cannot be
+/// asked for any more, and is what was last seen of it and written to it here.
 fn named(told: Result<()>) -> Result<()> {
     told.or_else(|error| if error == Errno::ENOENT { Ok(()) } else { Err(error) })
 }
@@ -537,7 +541,8 @@ impl Node for ShareNode {
         if let Ok((_, replaced)) = replaced {
             self.share.lost_a_name(replaced.path);
         }
-        // A directory knows its place; where it cannot be asked for, its old one stays until it is found again.
+        // A directory knows its place; where it cannot be asked for, its old one stays until it is
+        // found again.
         let _ = new_parent.lookup(new_name);
         Ok(())
     }

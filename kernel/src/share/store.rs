@@ -85,7 +85,8 @@ fn vm_error(error: Errno) -> VmError {
 }
 
 impl BackingStore<Frames> for Store {
-    /// A page of which the server has no byte, though it said so, is an error: where it is mapped, that is SIGBUS.
+    /// A page of which the server has no byte, though it said so, is an error: where it is mapped,
+    /// that is SIGBUS.
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
         let start = first.checked_mul(PAGE_SIZE as u64).ok_or(VmError::Io)?;
         let want = self.part(start, frames.len() * PAGE_SIZE);

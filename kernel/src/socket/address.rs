@@ -1,7 +1,7 @@
 //! Addresses of sockets, and who has which of AF_UNIX.
 //!
-//! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold sockets weakly: a name
-//! ends with its socket, a path stays behind and refuses.
+//! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold
+//! sockets weakly: a name ends with its socket, a path stays behind and refuses.
 
 use core::net::Ipv6Addr;
 use freehold_collections::{
@@ -255,7 +255,8 @@ impl Address {
         }
     }
 
-    /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length there.
+    /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length
+    /// there.
     ///
     /// # Errors
     /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.

@@ -1,4 +1,5 @@
-//! How the machine is connected to a network, if it is: the device, its address, and who knows the way to all others.
+//! How the machine is connected to a network, if it is: the device, its address, and who knows the
+//! way to all others.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::AtomicBool;
@@ -44,8 +45,8 @@ pub fn is_own(ip: Ipv6Addr) -> bool {
     attachment().is_some_and(|attachment| ip.to_ipv4_mapped() == Some(attachment.address))
 }
 
-/// The address that packets to `to` have where their sender is bound to none and `to` is not on this machine; `None` where it is, or no
-/// network leads there.
+/// The address that packets to `to` have where their sender is bound to none and `to` is not on
+/// this machine; `None` where it is, or no network leads there.
 pub fn source_for(to: Ipv6Addr) -> Option<Ipv6Addr> {
     let (attachment, ip) = (attachment()?, to.to_ipv4_mapped()?);
     let leads_out = !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();

@@ -128,8 +128,8 @@ pub fn sys_connect(args: &Args) -> Result<i64> {
 
 fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        // A descriptor must be had before a connection is taken: there is no giving it back. It is lost only to who gives no room for its
-        // peer's name, as on Linux.
+        // A descriptor must be had before a connection is taken: there is no giving it back. It is
+        // lost only to who gives no room for its peer's name, as on Linux.
         let process = task::current().process().clone();
         let files = process.files();
         let descriptor = files.promise(process.descriptor_limit())?;

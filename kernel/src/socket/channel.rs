@@ -144,13 +144,15 @@ impl Channel {
         self.names_senders.store(wanted == PassCredentials::Yes, Ordering::Relaxed);
     }
 
-    /// Tells those who look without the lock what is in `queue`, which is its own. Who wakes does so afterwards.
+    /// Tells those who look without the lock what is in `queue`, which is its own. Who wakes does
+    /// so afterwards.
     pub(super) fn publish(&self, queue: &Queue) {
         self.messages.store(queue.messages(), Ordering::SeqCst);
         self.pages.store(queue.pages(), Ordering::SeqCst);
     }
 
-    /// As [`waiting`](Self::waiting), where nobody else has it; who does wakes a queue when it is done.
+    /// As [`waiting`](Self::waiting), where nobody else has it; who does wakes a queue when it is
+    /// done.
     pub(super) fn try_waiting(&self) -> Option<MutexGuard<'_, Queue>> {
         self.queue.try_lock()
     }
@@ -183,8 +185,8 @@ impl Channel {
         self.forget(Some(self.queue.lock()));
     }
 
-    /// As [`close_receiver`](Self::close_receiver), without waiting for anybody: where somebody is at the queue, what waits stays until the
-    /// channel goes.
+    /// As [`close_receiver`](Self::close_receiver), without waiting for anybody: where somebody is
+    /// at the queue, what waits stays until the channel goes.
     pub(super) fn abandon_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
         self.forget(self.try_waiting());
@@ -309,7 +311,8 @@ impl Channel {
         self.queue.lock().first_bytes()
     }
 
-    // These three are in the way of each byte that is sent or received; a call of each costs a twentieth of it.
+    // These three are in the way of each byte that is sent or received; a call of each costs a
+    // twentieth of it.
     #[inline(always)]
     fn wait_for_room(&self, patience: Patience) -> Result<()> {
         let ready = || (self.has_room() || !self.has_receiver()).then_some(());
@@ -340,7 +343,8 @@ impl Channel {
     /// Send bytes of a stream; files travel with the first of them.
     ///
     /// # Errors
-    /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte was sent.
+    /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one
+    /// byte was sent.
     #[inline]
     pub fn send_stream(
         self: &Receiver<Self>,
@@ -429,7 +433,8 @@ impl Channel {
     /// Send a message without waiting for anybody.
     ///
     /// # Errors
-    /// `EBUSY` where somebody is at the queue; `EAGAIN` where there is no room, `ECONNREFUSED`, `ENOMEM`.
+    /// `EBUSY` where somebody is at the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
+    /// `ENOMEM`.
     pub(super) fn offer_message(&self, bytes: &[u8], from: Address) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
         let mut queue = self.try_waiting().ok_or(Errno::EBUSY)?;

@@ -333,8 +333,8 @@ impl Socket {
         }
     }
 
-    /// The other end of a wire has called this address and is there: makes the socket that serves it, with what `far` makes of the two
-    /// channels that it receives from and sends into.
+    /// The other end of a wire has called this address and is there: makes the socket that serves
+    /// it, with what `far` makes of the two channels that it receives from and sends into.
     ///
     /// # Errors
     /// `EAGAIN` where no more may wait, `EINVAL` where it does not listen, `ENOMEM`.
@@ -580,7 +580,8 @@ impl Drop for Socket {
             let [lingers, seconds] = self.options.get_mut().linger;
             let breaks_off = self.family != Family::Unix && lingers != 0 && seconds == 0;
             if self.channel.has_message() || breaks_off {
-                // Bytes were sent that nobody read, or the program wants no orderly end: the peer hears of it.
+                // Bytes were sent that nobody read, or the program wants no orderly end: the peer
+                // hears of it.
                 peer.channel.fail(Errno::ECONNRESET);
             }
             peer.channel.close_sender();

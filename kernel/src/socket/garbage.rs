@@ -45,8 +45,9 @@ pub(super) fn enter(channel: &Arc<Channel>) -> Result<()> {
     CARRIERS.enter(channel)
 }
 
-/// Whether the end of the process with these files, still open, calls for a collection. It may leave
-/// garbage if one of them is a socket; where few files are in flight, looking for more is cheap.
+/// Whether the end of the process with these files, still open, calls for a collection. It may
+/// leave garbage if one of them is a socket; where few files are in flight, looking for more is
+/// cheap.
 pub fn is_due_at_exit(files: &FileTable) -> bool {
     match flight::total() {
         0 => false,
@@ -63,8 +64,9 @@ pub(super) fn collect_if_much() {
     }
 }
 
-/// Close what can be received by nobody. May sleep; to be called with no lock held, after the references whose end may have left some were let
-/// go: of two who let go at once, the later finds the other's channel entered. Without memory for it nothing is closed this time.
+/// Close what can be received by nobody. May sleep; to be called with no lock held, after the
+/// references whose end may have left some were let go: of two who let go at once, the later finds
+/// the other's channel entered. Without memory for it nothing is closed this time.
 pub fn collect() {
     while collect_some() == Ok(GarbageFound::Garbage) {}
     LEFT.store(flight::total(), Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! TCP and UDP: ip(7), tcp(7), udp(7).
 //!
-//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX: what TCP adds on the way (segments,
-//! acknowledgements, retransmission) has nothing to do where no byte is lost. What programs see of
-//! TCP is kept: ports, listen queues, resets, the options, and their names. A UDP datagram is put
-//! into the channel of the socket that its address leads to, or dropped where there is no room.
-//! What leads to another machine is [`wire`]'s.
+//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX: what
+//! TCP adds on the way (segments, acknowledgements, retransmission) has nothing to do where no byte
+//! is lost. What programs see of TCP is kept: ports, listen queues, resets, the options, and their
+//! names. A UDP datagram is put into the channel of the socket that its address leads to, or
+//! dropped where there is no room. What leads to another machine is [`wire`]'s.
 
 use freehold_collections::{Arc, Receiver};
 
@@ -119,7 +119,8 @@ impl Socket {
         address.is_local(self.network()) && !(address.is_v4() && self.is_v6_alone())
     }
 
-    /// The address that a packet to `to` goes to, and the network that leads there where that is not on this machine.
+    /// The address that a packet to `to` goes to, and the network that leads there where that is
+    /// not on this machine.
     fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
         if !self.network().is_up() {
             return Err(Errno::ENETUNREACH);
@@ -136,7 +137,8 @@ impl Socket {
     ///
     /// # Errors
     /// `ENETUNREACH` where no way leads to the address, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
-    /// `ERESTARTSYS`, `ENOMEM`; of another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`, `EHOSTUNREACH`.
+    /// `ERESTARTSYS`, `ENOMEM`; of another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`,
+    /// `EHOSTUNREACH`.
     pub(super) fn connect_to_port(self: &Receiver<Self>, to: InetAddress, patience: Patience) -> Result<()> {
         let (to, wire) = self.route(to)?;
         let source = InetAddress { ip: to.source(self.network()), port: 0 };
@@ -179,8 +181,8 @@ impl Socket {
         self.join(&target, &Some(Address::Inet(to)), patience)
     }
 
-    /// Calls `to` over a wire; what is sent into once that has answered. From a port that nobody asked for another one is tried where an
-    /// old connection with the same ends is not over.
+    /// Calls `to` over a wire; what is sent into once that has answered. From a port that nobody
+    /// asked for another one is tried where an old connection with the same ends is not over.
     fn call(
         self: &Receiver<Self>,
         wire: &'static Wire,

@@ -137,8 +137,9 @@ pub enum PassCredentials {
     No,
 }
 
-/// Give the receiver what came beside the bytes: descriptors for the files, and the sender's credentials. Returns the
-/// length of what was written and MSG_CTRUNC where not all fitted; files that do not fit are closed.
+/// Give the receiver what came beside the bytes: descriptors for the files, and the sender's
+/// credentials. Returns the length of what was written and MSG_CTRUNC where not all fitted; files
+/// that do not fit are closed.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -183,7 +184,8 @@ pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Del
     Ok((written.min(room) as u64, flags))
 }
 
-/// Descriptors for as many of `files` as `most` says and as there is memory for, and whether that was all of them.
+/// Descriptors for as many of `files` as `most` says and as there is memory for, and whether that
+/// was all of them.
 fn install(files: Files, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     let process = task::current().process().clone();
     let limit = process.descriptor_limit();

@@ -13,7 +13,8 @@ use crate::syscall::Args;
 use crate::{Errno, Result, sched, task};
 
 bitflags! {
-    /// swapon's flags (linux/swap.h). Disks here know no discarding, so asking for it changes nothing, as on Linux.
+    /// swapon's flags (linux/swap.h). Disks here know no discarding, so asking for it changes
+    /// nothing, as on Linux.
     #[derive(Clone, Copy)]
     struct Flags: u32 {
         const PRIORITY = 0x7fff;

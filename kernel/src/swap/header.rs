@@ -1,7 +1,8 @@
 //! The first page of a swap area, as mkswap(8) writes it (linux/swap.h). Hostile input.
 //!
-//! Bytes 0 to 1023 belong to boot loaders; from 1024 on: version, number of the last page, number of bad pages, UUID, label; from
-//! 1536 on the bad pages' numbers; the signature in the page's last 10 bytes. Numbers are the writer's, of either byte order.
+//! Bytes 0 to 1023 belong to boot loaders; from 1024 on: version, number of the last page, number
+//! of bad pages, UUID, label; from 1536 on the bad pages' numbers; the signature in the page's last
+//! 10 bytes. Numbers are the writer's, of either byte order.
 
 use freehold_collections::Vec;
 use freehold_machine::PAGE_SIZE;
@@ -136,7 +137,8 @@ mod tests {
         assert_eq!(parse(&page, 10), Err(NotSwap::Version(2)));
     }
 
-    /// Whatever is on a disk, reading it ends with a value, and with one that keeps the promises of `SwapHeader`.
+    /// Whatever is on a disk, reading it ends with a value, and with one that keeps the promises of
+    /// `SwapHeader`.
     #[test]
     fn random_pages_are_read_to_an_end() {
         let mut state = 1u64;

@@ -1,10 +1,13 @@
-//! Swap areas as the administrator sees them: swapon, swapoff, /proc/swaps. What is done with them is `freehold-vm`'s.
+//! Swap areas as the administrator sees them: swapon, swapoff, /proc/swaps. What is done with them
+//! is `freehold-vm`'s.
 //!
-//! An area is a disk; files are in memory here, and swapping to memory makes no sense (`EINVAL`, as on Linux' tmpfs). While it is in use the
-//! disk is [held](crate::block::Held): nobody else writes it or opens it for himself alone.
+//! An area is a disk; files are in memory here, and swapping to memory makes no sense (`EINVAL`, as
+//! on Linux' tmpfs). While it is in use the disk is [held](crate::block::Held): nobody else writes
+//! it or opens it for himself alone.
 //!
-//! **Locks.** `AREAS` is a sleeping lock, ordered before everything of memory: swapon and swapoff hold it for their whole time, which for
-//! swapoff means reading all that is there. Reclaim and faults do not take it.
+//! **Locks.** `AREAS` is a sleeping lock, ordered before everything of memory: swapon and swapoff
+//! hold it for their whole time, which for swapoff means reading all that is there. Reclaim and
+//! faults do not take it.
 
 mod areas;
 mod calls;

@@ -1,9 +1,10 @@
 //! A disk as the place of swapped pages.
 //!
-//! Requests go to the device at once, past its page cache. Writing is how memory is found, so it must get along without: a disk
-//! transfers with memory of its own where there is no other (`freehold_virtio::block`), and the small objects of the driver come from the
-//! reserve. Where even that is empty, a write waits for others to be done. Reading, under a faulting
-//! space's lock, does not wait for memory: the fault gives the lock back and reclaims.
+//! Requests go to the device at once, past its page cache. Writing is how memory is found, so it
+//! must get along without: a disk transfers with memory of its own where there is no other
+//! (`freehold_virtio::block`), and the small objects of the driver come from the reserve. Where
+//! even that is empty, a write waits for others to be done. Reading, under a faulting space's lock,
+//! does not wait for memory: the fault gives the lock back and reclaims.
 
 use freehold_bounce::FrameBytes;
 use freehold_machine::{PAGE_SIZE, Pfn};

@@ -1,9 +1,10 @@
 //! Locks.
 //!
-//! [`SpinLock`] orders tasks only: its holder must not sleep, and an interrupt handler must not take it.
-//! [`IrqSpinLock`] is for what an interrupt handler shares with tasks: interrupts are off while it is held,
-//! so its holder neither allocates, nor frees, nor waits for another CPU. [`Mutex`] and [`RwLock`] may be held
-//! across sleeping. Lock order: sleeping locks > plain spin locks > interrupt-safe spin locks.
+//! [`SpinLock`] orders tasks only: its holder must not sleep, and an interrupt handler must not
+//! take it. [`IrqSpinLock`] is for what an interrupt handler shares with tasks: interrupts are off
+//! while it is held, so its holder neither allocates, nor frees, nor waits for another CPU.
+//! [`Mutex`] and [`RwLock`] may be held across sleeping. Lock order: sleeping locks > plain spin
+//! locks > interrupt-safe spin locks.
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -62,7 +63,8 @@ impl<T> Mutex<T> {
         };
         Ok(MutexGuard { data: Some(data), waiters: &self.waiters })
     }
-    /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more than that.
+    /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more
+    /// than that.
     fn spin(&self) -> Option<SpinLockGuard<'_, T>> {
         if crate::sched::online().len() == 1 {
             return None;
@@ -111,7 +113,8 @@ impl<T> Drop for MutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         drop(self.data.take());
-        // The release above must be visible before we look for sleepers: a sleeper registers, then tries.
+        // The release above must be visible before we look for sleepers: a sleeper registers, then
+        // tries.
         fence(Ordering::SeqCst);
         self.waiters.wake_one();
     }
@@ -125,7 +128,8 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 
 type SharedLock<T> = spin::RwLock<T>;
 
-/// A lock for many readers or one writer that may be held across sleeping. Waiting is not interruptible.
+/// A lock for many readers or one writer that may be held across sleeping. Waiting is not
+/// interruptible.
 #[derive(Debug, Default)]
 pub struct RwLock<T> {
     data: SharedLock<T>,

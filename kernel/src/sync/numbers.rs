@@ -1,10 +1,12 @@
 //! UniqueNumbers of which no two are equal, given out by several CPUs.
 //!
-//! **Protocol.** A CPU takes [`BATCH`] numbers at once from what all share, and gives them out from a word of its own, so that a
-//! number seldom is a store to a line that another CPU stores to. The word holds the next number; one that is a multiple of
-//! the batch says that the batch is used up, since the first of a batch is given out by whoever fetches it. All steps are
-//! compare-and-exchange: whoever moves to another CPU between two of them, or shares it with another task, takes nothing twice, and a batch
-//! that is fetched in vain is left out. As Linux' `get_next_ino` (fs/inode.c).
+//! **Protocol.** A CPU takes [`BATCH`] numbers at once from what all share, and gives them out from
+//! a word of its own, so that a number seldom is a store to a line that another CPU stores to. The
+//! word holds the next number; one that is a multiple of the batch says that the batch is used up,
+//! since the first of a batch is given out by whoever fetches it. All steps are
+//! compare-and-exchange: whoever moves to another CPU between two of them, or shares it with
+//! another task, takes nothing twice, and a batch that is fetched in vain is left out. As Linux'
+//! `get_next_ino` (fs/inode.c).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

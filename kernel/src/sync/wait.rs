@@ -1,12 +1,12 @@
 //! Wait queues: sleeping until something changes.
 //!
-//! Protocol, which loses no wake-up: a sleeper (1) puts itself on the queue, (2) announces that it is going to
-//! sleep, (3) looks at its condition, and only then (4) gives up the CPU. A waker changes the condition first
-//! and then wakes the queue. Whichever comes second sees the other.
+//! Protocol, which loses no wake-up: a sleeper (1) puts itself on the queue, (2) announces that it
+//! is going to sleep, (3) looks at its condition, and only then (4) gives up the CPU. A waker
+//! changes the condition first and then wakes the queue. Whichever comes second sees the other.
 //!
-//! A queue's entries are removed by their owners only, never by a waker: so waking allocates and frees nothing
-//! and may happen in an interrupt handler, under interrupt-safe locks. Waking takes the queue's lock, then what
-//! [`Wake::wake`] takes (a run queue's).
+//! A queue's entries are removed by their owners only, never by a waker: so waking allocates and
+//! frees nothing and may happen in an interrupt handler, under interrupt-safe locks. Waking takes
+//! the queue's lock, then what [`Wake::wake`] takes (a run queue's).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,8 +27,8 @@ pub enum Woken {
     Nobody,
 }
 
-/// Whoever is told that a queue was woken. Called in any context under the queue's interrupt-safe lock: takes
-/// interrupt-safe locks only, allocates and frees nothing.
+/// Whoever is told that a queue was woken. Called in any context under the queue's interrupt-safe
+/// lock: takes interrupt-safe locks only, allocates and frees nothing.
 pub trait Wake: Send + Sync {
     /// Something changed.
     fn wake(&self) -> Woken;
@@ -50,7 +50,8 @@ pub struct WaitQueue {
 
 static NEXT_ENTRY: AtomicU64 = AtomicU64::new(0);
 
-/// How long a sleeper naps before it looks again, where there was no memory to queue it (nanoseconds).
+/// How long a sleeper naps before it looks again, where there was no memory to queue it
+/// (nanoseconds).
 const NAP: u64 = 1_000_000;
 
 impl WaitQueue {
@@ -70,8 +71,8 @@ impl WaitQueue {
         }
     }
 
-    /// Sleep until `condition` gives a value, or until the clock of [`crate::time::now`] shows `deadline`
-    /// nanoseconds: then `None`.
+    /// Sleep until `condition` gives a value, or until the clock of [`crate::time::now`] shows
+    /// `deadline` nanoseconds: then `None`.
     ///
     /// # Errors
     /// `ERESTARTSYS` where a signal is pending before that.
@@ -92,8 +93,8 @@ impl WaitQueue {
         }
     }
 
-    /// Sleep until `condition` gives a value, whatever signals come, or until the clock of [`crate::time::now`]
-    /// shows `deadline` nanoseconds: then `None`.
+    /// Sleep until `condition` gives a value, whatever signals come, or until the clock of
+    /// [`crate::time::now`] shows `deadline` nanoseconds: then `None`.
     pub fn wait_uninterruptible_until<T>(
         &self,
         deadline: u64,
@@ -110,8 +111,8 @@ impl WaitQueue {
         self.wait(Sleep::Killable, None, condition)?.ok_or(Errno::EINTR)
     }
 
-    /// As [`wait_killable`](Self::wait_killable), or until the clock of [`crate::time::now`] shows `deadline`
-    /// nanoseconds: then `None`.
+    /// As [`wait_killable`](Self::wait_killable), or until the clock of [`crate::time::now`] shows
+    /// `deadline` nanoseconds: then `None`.
     ///
     /// # Errors
     /// `EINTR` where the thread is to end.
@@ -197,7 +198,8 @@ impl WaitQueue {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated under it.
+    /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated
+    /// under it.
     fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
         let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
         let mut entry = Some(WaitEntry { id, target: target.clone() });
@@ -260,7 +262,8 @@ pub enum Slept {
     TimedOut,
 }
 
-/// One who waits on several queues at once (poll, select, epoll). Registrations last until it is dropped.
+/// One who waits on several queues at once (poll, select, epoll). Registrations last until it is
+/// dropped.
 #[must_use]
 pub struct PollWaiter {
     target: Arc<dyn Wake>,
@@ -278,8 +281,8 @@ struct Registration {
 }
 
 impl PollWaiter {
-    /// A waiter that wakes the current task. Register with every queue first, then look at the files, then
-    /// [`sleep`](Self::sleep).
+    /// A waiter that wakes the current task. Register with every queue first, then look at the
+    /// files, then [`sleep`](Self::sleep).
     pub fn new() -> Self {
         let task = thread::current();
         task.prepare_to_sleep(Sleep::Interruptible);
@@ -315,8 +318,9 @@ impl PollWaiter {
         if self.incomplete { Err(Errno::ENOMEM) } else { Ok(self) }
     }
 
-    /// Sleep until one of the queues is woken after the last call (or after `new`); the caller then looks at its
-    /// files again. Only for waiters made by [`new`](Self::new), on the task that made it.
+    /// Sleep until one of the queues is woken after the last call (or after `new`); the caller then
+    /// looks at its files again. Only for waiters made by [`new`](Self::new), on the task that made
+    /// it.
     ///
     /// # Errors
     /// `ERESTARTSYS` where a signal is pending.
@@ -351,8 +355,8 @@ impl Drop for PollWaiter {
         for Registration { queue, id } in self.few.drain(..).chain(self.more.drain(..)) {
             queue.remove(id);
         }
-        // An observer's owner may be asleep for another reason; only a waiting task's own state is reset, and
-        // that is harmless where it was not preparing to sleep.
+        // An observer's owner may be asleep for another reason; only a waiting task's own state is
+        // reset, and that is harmless where it was not preparing to sleep.
         thread::with_current(|thread| thread.finish_sleep());
     }
 }

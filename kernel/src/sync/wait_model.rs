@@ -1,5 +1,6 @@
-//! The protocol of sleeping and waking, step by step as [`super::wait`] and the scheduler take the steps, in every
-//! order of two CPUs: a lost wake-up leaves the sleeper asleep, which the model reports as a deadlock.
+//! The protocol of sleeping and waking, step by step as [`super::wait`] and the scheduler take the
+//! steps, in every order of two CPUs: a lost wake-up leaves the sleeper asleep, which the model
+//! reports as a deadlock.
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
@@ -26,7 +27,8 @@ struct WaitWorld {
 }
 
 impl WaitWorld {
-    /// `sched::block`: leave the CPU if still asleep under the run queue's lock; go on when made runnable.
+    /// `sched::block`: leave the CPU if still asleep under the run queue's lock; go on when made
+    /// runnable.
     fn block(&self) {
         let mut running = self.running.lock().unwrap();
         if self.state.load(Ordering::SeqCst) == SLEEPING {
@@ -37,7 +39,8 @@ impl WaitWorld {
         }
     }
 
-    /// `sched::wake`: under the run queue's lock, a sleeping task becomes runnable; one that has left the CPU is put back.
+    /// `sched::wake`: under the run queue's lock, a sleeping task becomes runnable; one that has
+    /// left the CPU is put back.
     fn wake(&self) {
         let mut running = self.running.lock().unwrap();
         let asleep = self.state.compare_exchange(SLEEPING, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);

@@ -1,15 +1,18 @@
-//! A registry of weak references that is cheap to query when it is empty: every process' end asks for what few have to do with.
+//! A registry of weak references that is cheap to query when it is empty: every process' end asks
+//! for what few have to do with.
 //!
-//! A thing is entered once and leaves by ending: the registry refers to it weakly. A query of an empty registry loads its length, without
-//! the lock, for which all ends in the system would otherwise queue.
+//! A thing is entered once and leaves by ending: the registry refers to it weakly. A query of an
+//! empty registry loads its length, without the lock, for which all ends in the system would
+//! otherwise queue.
 //!
-//! **The length that is read is never 0 by being old**, for a thing that the caller answers for. It was entered before the caller, or the task
-//! that gave it to the caller, could refer to it, and its entry stays for as long as it lives: so the length is not 0 from then on. Entering
-//! happens before the query by what handed the thing over: the caller's own steps, a fork, a lock; or a count of references (release), to
-//! which only the fence here is missing.
+//! **The length that is read is never 0 by being old**, for a thing that the caller answers for. It
+//! was entered before the caller, or the task that gave it to the caller, could refer to it, and
+//! its entry stays for as long as it lives: so the length is not 0 from then on. Entering happens
+//! before the query by what handed the thing over: the caller's own steps, a fork, a lock; or a
+//! count of references (release), to which only the fence here is missing.
 //!
-//! **Locks.** A registry's lock sleeps; it is taken before those of what is in it. No thing's end may take it: what a reader got from a weak
-//! reference may be the last.
+//! **Locks.** A registry's lock sleeps; it is taken before those of what is in it. No thing's end
+//! may take it: what a reader got from a weak reference may be the last.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -1,7 +1,7 @@
 //! Which errors calls ended with, where calls are counted.
 //!
-//! A short sorted list under one lock: counted runs pay for it, others a no-op. Pairs of call and error beyond [`PAIRS`] are
-//! counted together.
+//! A short sorted list under one lock: counted runs pay for it, others a no-op. Pairs of call and
+//! error beyond [`PAIRS`] are counted together.
 
 use crate::Errno;
 use crate::hw::static_keys::{self, StaticKey};

@@ -1,8 +1,9 @@
 //! The door that programs knock at.
 //!
-//! A handler gets the argument registers and gives a value or an error number; pointers among the arguments are
-//! [`UserPtr`](crate::user::UserPtr)s. Calls are counted, per CPU and number, where the static key `syscall_counts` is on; a number
-//! without handler is `ENOSYS`, and the log names it once.
+//! A handler gets the argument registers and gives a value or an error number; pointers among the
+//! arguments are [`UserPtr`](crate::user::UserPtr)s. Calls are counted, per CPU and number, where
+//! the static key `syscall_counts` is on; a number without handler is `ENOSYS`, and the log names
+//! it once.
 
 mod args;
 pub mod failures;
@@ -81,7 +82,8 @@ pub fn unknown(number: u64) -> Errno {
     Errno::ENOSYS
 }
 
-/// How often each number was called that was called: number, calls, and whether there is a handler. `None` where calls are not counted.
+/// How often each number was called that was called: number, calls, and whether there is a handler.
+/// `None` where calls are not counted.
 pub fn counts() -> Option<impl Iterator<Item = (u64, u64, Implemented)>> {
     let counts = (0..COUNT).filter_map(|number| {
         let calls = COUNTS.sum(number);

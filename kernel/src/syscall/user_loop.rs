@@ -1,4 +1,5 @@
-//! A user thread's life: out to the program, back in for a system call, a fault or an interrupt, and out again.
+//! A user thread's life: out to the program, back in for a system call, a fault or an interrupt,
+//! and out again.
 
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
@@ -70,7 +71,8 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 }
             }
             UserEvent::Exception { vector, code } => trap = exception(task, context, (vector, code), trap),
-            // A program that makes no system calls still gives up free frames that another CPU asks for.
+            // A program that makes no system calls still gives up free frames that another CPU asks
+            // for.
             UserEvent::Interrupt => {
                 mem::frames().poll(freehold_buddy::Moment::Tick);
                 mem::hotplug::tick();
@@ -151,7 +153,8 @@ fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
     });
 }
 
-/// Send the signal for an exception. The description of the program's last exception afterwards; `last` is that of the one before.
+/// Send the signal for an exception. The description of the program's last exception afterwards;
+/// `last` is that of the one before.
 #[cold]
 fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), last: Trap) -> Trap {
     if vector == exception::MACHINE_CHECK {

@@ -1,7 +1,9 @@
 //! Capabilities: what a process may do beside what its user may (capabilities(7)).
 //!
-//! Three sets, changed in three ways: by capset, which only takes away or brings back what is permitted; by a change of user, where who stops being
-//! user 0 loses them; by execve, where user 0 gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no securebits.
+//! Three sets, changed in three ways: by capset, which only takes away or brings back what is
+//! permitted; by a change of user, where who stops being user 0 loses them; by execve, where user 0
+//! gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no
+//! securebits.
 
 use super::credentials::Credentials;
 use crate::{Errno, Result};
@@ -48,7 +50,8 @@ pub enum Capability {
 
 /// Every capability that there is (CAP_LAST_CAP is 40).
 pub const ALL: u64 = (1 << 41) - 1;
-/// Those about files, which follow the file system user: chown, the two DAC ones, fowner, fsetid, immutable, mknod, MAC override.
+/// Those about files, which follow the file system user: chown, the two DAC ones, fowner, fsetid,
+/// immutable, mknod, MAC override.
 const OF_FILES: u64 = 0b1_1111 | 1 << 9 | 1 << 27 | 1 << 32;
 
 /// The sets of a process, a bit for each capability.
@@ -140,7 +143,8 @@ mod tests {
         new
     }
 
-    /// Who is user 0 in no way any more has none, for good; who is for a while another gets them back.
+    /// Who is user 0 in no way any more has none, for good; who is for a while another gets them
+    /// back.
     #[test]
     fn who_stops_being_user_0_loses_them() {
         let root = ids(0, 0, 0);

@@ -39,7 +39,8 @@ pub enum Dumpable {
     No,
 }
 
-/// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
+/// User and group identities, and what they are allowed. Replaced as a whole, never changed in
+/// place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// Real user.

@@ -1,7 +1,7 @@
 //! The end of threads and processes.
 //!
-//! The last thread of a process lets go of its memory and files, gives its children to the next reaper, and leaves
-//! a zombie for its parent, unless the parent said that it does not care.
+//! The last thread of a process lets go of its memory and files, gives its children to the next
+//! reaper, and leaves a zombie for its parent, unless the parent said that it does not care.
 
 use core::sync::atomic::Ordering;
 

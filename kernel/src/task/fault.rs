@@ -1,7 +1,7 @@
 //! Page faults: of a program, and of the kernel on a program's address.
 //!
-//! Task context, interrupts on, nothing held that spins and no address space: the space's lock is taken here, and given back before memory is looked
-//! for, which may sleep for a disk or the host.
+//! Task context, interrupts on, nothing held that spins and no address space: the space's lock is
+//! taken here, and given back before memory is looked for, which may sleep for a disk or the host.
 
 use core::sync::atomic::Ordering;
 
@@ -24,8 +24,8 @@ pub enum ProgramFault {
 
 /// A program faulted at `addr`: make the page present, or say which signal it gets.
 ///
-/// Out of memory is not the program's fault: somebody is killed to make room, and the access is tried
-/// again (by the somebody, never: it dies on its way back to user mode).
+/// Out of memory is not the program's fault: somebody is killed to make room, and the access is
+/// tried again (by the somebody, never: it dies on its way back to user mode).
 pub fn handle_user_fault(
     space: &ProcessSpace,
     addr: VirtAddr,
@@ -55,7 +55,8 @@ pub fn handle_user_fault(
 /// The kernel touched a program's address (copying to or from it) and the page was not there.
 ///
 /// # Errors
-/// Where the program itself would get a signal, or where it is dying for want of memory: the copy stops there.
+/// Where the program itself would get a signal, or where it is dying for want of memory: the copy
+/// stops there.
 pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Result<(), traps::Unresolved> {
     if task::with_current(|task| task.is_dying()) {
         return Err(traps::Unresolved);

@@ -4,7 +4,8 @@ use freehold_collections::Arc;
 
 use super::{Resource, SigInfo, Signal, Task, limits::INFINITY};
 
-/// The most bytes that the current task may write from offset `at` on into a regular file (RLIMIT_FSIZE); no limit on the kernel's own tasks.
+/// The most bytes that the current task may write from offset `at` on into a regular file
+/// (RLIMIT_FSIZE); no limit on the kernel's own tasks.
 ///
 /// # Errors
 /// `EFBIG`, and SIGXFSZ, where that is none.

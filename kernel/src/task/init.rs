@@ -1,4 +1,5 @@
-//! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the program has.
+//! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the
+//! program has.
 
 use super::exec::{ExecRequest, Strings};
 use super::process::{Beginnings, ExitStatus, Process};
@@ -43,7 +44,8 @@ pub fn signal(number: u8) {
     }
 }
 
-/// Start the program that the host asked for, and sleep until it has ended and its output is on its way.
+/// Start the program that the host asked for, and sleep until it has ended and its output is on its
+/// way.
 pub fn run(spec: Spec) -> Ending {
     let spec = reserve::arc(spec);
     let ending = match start(&spec) {

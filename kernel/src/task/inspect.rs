@@ -4,8 +4,8 @@
 //!
 //! 1. A process may inspect itself.
 //! 2. Another's real, effective and saved users and groups must all be the caller's one user and
-//!    group: the file system's for files of /proc, the real ones for system calls ([`CallerIds`]). Else
-//!    the caller needs CAP_SYS_PTRACE in the target's user namespace.
+//!    group: the file system's for files of /proc, the real ones for system calls ([`CallerIds`]).
+//!    Else the caller needs CAP_SYS_PTRACE in the target's user namespace.
 //! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, in the initial user
 //!    namespace, whatever its ids are: its memory may still hold what it read as another user.
 //! 4. What the process is permitted must be permitted to the caller too, or the caller has
@@ -69,8 +69,8 @@ impl Mode {
 /// Rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable` (`None`: it
 /// has no space any more).
 fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>, mode: Mode) -> bool {
-    // What a program read before it came to a namespace may still be in its memory: the capability of
-    // that namespace does not uncover it.
+    // What a program read before it came to a namespace may still be in its memory: the capability
+    // of that namespace does not uncover it.
     if mine.may(Capability::SysPtrace)
         || (dumpable != Some(Dumpable::No) && mine.may_in(&theirs.user_ns, Capability::SysPtrace))
     {

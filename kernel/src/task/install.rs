@@ -6,8 +6,8 @@ use crate::fs::{File, OnExec, OpenFile, OpenFlags};
 use crate::user::UserPtr;
 use freehold_collections::Arc;
 
-/// Give the calling process a descriptor for a file without a name; `flags` become the description's, CLOEXEC the
-/// descriptor's.
+/// Give the calling process a descriptor for a file without a name; `flags` become the
+/// description's, CLOEXEC the descriptor's.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.

@@ -1,8 +1,8 @@
 //! I/O contexts of threads. The only thing in one is the I/O priority.
 //!
-//! A thread has one from the first ioprio_set on. A thread that it makes gets a copy, or with CLONE_IO the same one. Linux'
-//! nearest relative is `struct io_context`. Callers: clone, ioprio_set, ioprio_get, kcmp. Any context that may
-//! take a spin lock.
+//! A thread has one from the first ioprio_set on. A thread that it makes gets a copy, or with
+//! CLONE_IO the same one. Linux' nearest relative is `struct io_context`. Callers: clone,
+//! ioprio_set, ioprio_get, kcmp. Any context that may take a spin lock.
 
 use core::sync::atomic::{AtomicU16, Ordering};
 

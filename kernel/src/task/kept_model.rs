@@ -1,4 +1,5 @@
-//! A value that is replaced while threads keep it between their calls, step by step as [`super::kept`] takes the steps.
+//! A value that is replaced while threads keep it between their calls, step by step as
+//! [`super::kept`] takes the steps.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicU32, Ordering};

@@ -54,7 +54,8 @@ impl Resource {
     }
 }
 
-/// A soft limit, which is enforced, and the hard limit, up to which a process may raise it. `struct rlimit64`.
+/// A soft limit, which is enforced, and the hard limit, up to which a process may raise it.
+/// `struct rlimit64`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limit {

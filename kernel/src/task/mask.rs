@@ -5,8 +5,9 @@ use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 impl Task {
-    /// Run `call` with exactly `mask` blocked, if there is one. Where a signal interrupts it, the old mask comes
-    /// back when the handler has returned (or at once, where no handler runs), so that the handler runs at all.
+    /// Run `call` with exactly `mask` blocked, if there is one. Where a signal interrupts it, the
+    /// old mask comes back when the handler has returned (or at once, where no handler runs), so
+    /// that the handler runs at all.
     ///
     /// # Errors
     /// Those of `call`.

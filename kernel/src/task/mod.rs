@@ -1,10 +1,10 @@
 //! Processes, threads and signals.
 //!
-//! A [`Task`] is a thread, a [`Process`] what the threads of a program share, the [registry](registry) who is
-//! whose parent, group and session. Signals are in [`signal`].
+//! A [`Task`] is a thread, a [`Process`] what the threads of a program share, the
+//! [registry](registry) who is whose parent, group and session. Signals are in [`signal`].
 //!
-//! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a thread's `pending` >
-//! `actions` > run queues.
+//! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a
+//! thread's `pending` > `actions` > run queues.
 
 pub mod calls;
 pub mod capabilities;

@@ -33,14 +33,15 @@ pub enum OomKill {
 /// Preference of a process that must not be killed.
 const NEVER: i32 = -1000;
 
-/// How much would be won by killing `process`: its pages, in memory and swapped, and page tables, moved by its preference, which
-/// counts in thousandths of all memory (as Linux' oom_badness).
+/// How much would be won by killing `process`: its pages, in memory and swapped, and page tables,
+/// moved by its preference, which counts in thousandths of all memory (as Linux' oom_badness).
 pub fn badness(process: &Process, total_pages: u64) -> i64 {
     let adjustment = process.oom_score_adj.load(Ordering::Relaxed);
     if adjustment == NEVER {
         return i64::MIN;
     }
-    // Whoever has it locked waits for a device at most: reclaim is never run, nor memory waited for, with a space locked.
+    // Whoever has it locked waits for a device at most: reclaim is never run, nor memory waited
+    // for, with a space locked.
     let space = process.space();
     let areas = space.lock();
     let usage = areas.usage();
@@ -50,7 +51,8 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
 }
 
-/// One chooses at a time: whoever comes next finds the first one's victim dying, and kills nobody else.
+/// One chooses at a time: whoever comes next finds the first one's victim dying, and kills nobody
+/// else.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Kill the process whose death gives most memory back; says who and why in the log.
@@ -83,15 +85,18 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     log::error!("{report}");
     victim.end(ExitStatus::Signaled(Signal::KILL));
     drop(turn);
-    // Whoever watches from the host is told without asking for the log: this is why a program is gone.
+    // Whoever watches from the host is told without asking for the log: this is why a program is
+    // gone.
     above().notice(report);
     OomKill::Killed
 }
 
-/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.
+/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then
+/// let others run.
 ///
-/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode. A task
-/// that is to end already finds nothing and kills none: its own end gives memory back.
+/// Returns to a caller that tries again. The victim may be the current task; it dies before it is
+/// back in user mode. A task that is to end already finds nothing and kills none: its own end gives
+/// memory back.
 pub fn out_of_memory(doing: &'static str) {
     if thread::current_was_injected() {
         return try_injected_again(doing);

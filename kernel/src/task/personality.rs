@@ -1,6 +1,7 @@
 //! personality(2): what a process' programs have that is not usual, kept by fork and execve.
 //!
-//! Only ADDR_NO_RANDOMIZE is there, which debuggers ask for. Another is refused with `EINVAL`, where Linux takes all.
+//! Only ADDR_NO_RANDOMIZE is there, which debuggers ask for. Another is refused with `EINVAL`,
+//! where Linux takes all.
 
 use core::sync::atomic::Ordering;
 

@@ -1,7 +1,8 @@
 //! Descriptors of processes: pidfd_open, pidfd_send_signal, pidfd_getfd, CLONE_PIDFD.
 //!
-//! A [`PidFile`] names one process for good: an ID that is used again does not mean it. It keeps neither the process nor its
-//! memory alive. It can be polled for the process' end, and stays readable when the process was waited for.
+//! A [`PidFile`] names one process for good: an ID that is used again does not mean it. It keeps
+//! neither the process nor its memory alive. It can be polled for the process' end, and stays
+//! readable when the process was waited for.
 
 use super::inspect::{self, Mode};
 use super::process::Process;

@@ -51,8 +51,8 @@ pub enum WaitReport {
     Continued,
 }
 
-/// What the threads of a process agree on about living, stopping and dying; behind an interrupt-safe lock, since
-/// timers send signals.
+/// What the threads of a process agree on about living, stopping and dying; behind an
+/// interrupt-safe lock, since timers send signals.
 #[derive(Debug, Default)]
 pub struct Group {
     /// The threads that have not ended, by ID.
@@ -71,7 +71,8 @@ pub struct Group {
     pub parked: usize,
     /// What the parent has not been told.
     pub report: Option<WaitReport>,
-    /// What ended threads used: a thread is counted here or stands in `threads`, never both and never neither.
+    /// What ended threads used: a thread is counted here or stands in `threads`, never both and
+    /// never neither.
     pub past: Usage,
     /// How many threads have ended.
     pub ended: u64,
@@ -109,7 +110,8 @@ impl Group {
     }
 }
 
-/// What a process' end takes back of its semaphore operations; processes that CLONE_SYSVSEM made share it. Dropping it takes back.
+/// What a process' end takes back of its semaphore operations; processes that CLONE_SYSVSEM made
+/// share it. Dropping it takes back.
 #[derive(Default)]
 pub struct UndoSlot(pub SpinLock<Option<Arc<dyn Any + Send + Sync>>>);
 
@@ -192,8 +194,8 @@ impl SharedLimits {
 /// In [`Process::personality`]: programs begin at the same addresses each time.
 pub(super) const ADDR_NO_RANDOMIZE: u32 = 0x4_0000;
 
-/// A process. Its family (parent, children) and its place in groups and sessions change under the registry's
-/// lock only.
+/// A process. Its family (parent, children) and its place in groups and sessions change under the
+/// registry's lock only.
 pub struct Process {
     /// The process ID (thread group ID), also of its first thread.
     pub pid: Pid,
@@ -213,7 +215,8 @@ pub struct Process {
     pub(super) files: Shared<FileTable>,
     fs: SpinLock<Arc<FsContext>>,
     pub(super) credentials: Shared<Credentials>,
-    /// Whether they are in a user namespace whose ids are not the kernel's: what tells ids asks this first.
+    /// Whether they are in a user namespace whose ids are not the kernel's: what tells ids asks
+    /// this first.
     has_other_ids: AtomicBool,
     namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
@@ -281,7 +284,8 @@ pub struct Beginnings {
 }
 
 impl Beginnings {
-    /// Those of a process that leads a session and a group of its own, `pid`, and has no program yet.
+    /// Those of a process that leads a session and a group of its own, `pid`, and has no program
+    /// yet.
     pub(super) fn of_leader(
         pid: Pid,
         files: Arc<FileTable>,
@@ -554,7 +558,8 @@ impl Process {
     }
     /// What its threads used, ended ones included.
     ///
-    /// Never less than before. Threads that end while they are counted make it count again, the third time under the lock.
+    /// Never less than before. Threads that end while they are counted make it count again, the
+    /// third time under the lock.
     pub fn usage(&self) -> Usage {
         let past = || {
             let group = self.signals.lock();

@@ -1,18 +1,19 @@
 //! All processes and threads by ID, their families, groups and sessions.
 //!
-//! One plain spin lock orders every change of the family tree, of groups and of sessions. It may be taken before
-//! a process' own spin locks, never after.
+//! One plain spin lock orders every change of the family tree, of groups and of sessions. It may be
+//! taken before a process' own spin locks, never after.
 //!
 //! **No lists.** A program chooses how many processes there are, so nothing here makes a list of
-//! them. Children are linked by ID; a [`ProcessWalk`] visits processes one by one, by ID, and holds the
-//! lock for a bounded number of slots at a time. Both work where there is no memory: at the end of
-//! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
+//! them. Children are linked by ID; a [`ProcessWalk`] visits processes one by one, by ID, and holds
+//! the lock for a bounded number of slots at a time. Both work where there is no memory: at the end
+//! of a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
 //!
-//! **Who is known.** Between finding a process and taking the lock, anybody may wait for it. So what
-//! changes a process' place asks under the lock whether the registry still knows it, and a process is
-//! forgotten once, whoever comes first. What a new process inherits of its maker's place, it gets
-//! under the lock too: the maker may be moved while it forks. [`validate`] counts all of it anew.
+//! **Who is known.** Between finding a process and taking the lock, anybody may wait for it. So
+//! what changes a process' place asks under the lock whether the registry still knows it, and a
+//! process is forgotten once, whoever comes first. What a new process inherits of its maker's
+//! place, it gets under the lock too: the maker may be moved while it forks. [`validate`] counts
+//! all of it anew.
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -142,8 +143,8 @@ pub fn processes() -> ProcessWalk {
     ProcessWalk { at: 0, end: PID_MAX, again: 0, group: None, left: usize::MAX }
 }
 
-/// The IDs of the first processes with an ID of `least` or more, ascending; none where no process is left. One
-/// search finds up to [`PIDS_AT_ONCE`].
+/// The IDs of the first processes with an ID of `least` or more, ascending; none where no process
+/// is left. One search finds up to [`PIDS_AT_ONCE`].
 pub fn pids_from(least: Pid) -> ArrayVec<Pid, PIDS_AT_ONCE> {
     let mut pids = ArrayVec::new();
     let mut at = Some(least);
@@ -271,8 +272,8 @@ impl Registry {
         self.change(tid, |slot| slot.task = task.downgrade());
     }
     /// Enter a process, its group and its session, and make it its parent's child. One that has a
-    /// `maker` is of the maker's group and session, as they are now. The caller drops what comes back
-    /// without the lock.
+    /// `maker` is of the maker's group and session, as they are now. The caller drops what comes
+    /// back without the lock.
     #[must_use]
     pub fn add_process(&mut self, process: &Arc<Process>, maker: Option<&Process>) -> Option<Arc<Session>> {
         let outdated = maker.map(|maker| {
@@ -399,8 +400,8 @@ impl Registry {
         self.change(old.id, |slot| slot.session_members -= 1);
         old
     }
-    /// Whether the group has a member with a parent outside of it in the same session, that is, somebody who
-    /// could continue it.
+    /// Whether the group has a member with a parent outside of it in the same session, that is,
+    /// somebody who could continue it.
     pub fn is_orphaned(&self, group: Pid) -> bool {
         !self.members(group).any(|member| {
             member.exit_status().is_none()

@@ -1,12 +1,13 @@
 //! What a task draws from the heap's reserve, summed and asserted.
 //!
-//! At its door a system call has the heap set [`heap::CALL_RESERVE`] bytes aside ([`heap::ensure`]), so that objects of
-//! fixed size ([`freehold_collections::reserve`]) cannot fail in the middle of it; a long one does
-//! so again between its steps ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays
-//! below. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each object of up to 2048
-//! bytes that was not made fallibly is added to its task's sum, and a sum that exceeds what was
-//! set aside ends the kernel. Bytes are those that the heap spends, rounded up to its sizes. What
-//! is given back meanwhile still counts, and so do short lists of the mm crates, which take a
+//! At its door a system call has the heap set [`heap::CALL_RESERVE`] bytes aside
+//! ([`heap::ensure`]), so that objects of fixed size ([`freehold_collections::reserve`]) cannot
+//! fail in the middle of it; a long one does so again between its steps
+//! ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays
+//! below. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each object of up to
+//! 2048 bytes that was not made fallibly is added to its task's sum, and a sum that exceeds what
+//! was set aside ends the kernel. Bytes are those that the heap spends, rounded up to its sizes.
+//! What is given back meanwhile still counts, and so do short lists of the mm crates, which take a
 //! failure as a value without saying so: the sum is an upper bound.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,9 +1,11 @@
-//! Restartable sequences: rseq(2), as Linux 6.3 and later have it (kernel/rseq.c, include/uapi/linux/rseq.h). What it does: `sections.rs`.
+//! Restartable sequences: rseq(2), as Linux 6.3 and later have it (kernel/rseq.c,
+//! include/uapi/linux/rseq.h). What it does: `sections.rs`.
 //!
-//! A thread registers a piece of its memory. The kernel keeps there which CPU the thread runs on, that CPU's node and the thread's
-//! concurrency ID ([`crate::sched::whereabouts`]), and reads there which critical section it is in. A thread that was preempted, went to
-//! another CPU or takes a signal in its section goes on at the section's abort handler. Whatever is wrong with the memory or the section
-//! is SIGSEGV, since the program would go on with a wrong number of its CPU.
+//! A thread registers a piece of its memory. The kernel keeps there which CPU the thread runs on,
+//! that CPU's node and the thread's concurrency ID ([`crate::sched::whereabouts`]), and reads there
+//! which critical section it is in. A thread that was preempted, went to another CPU or takes a
+//! signal in its section goes on at the section's abort handler. Whatever is wrong with the memory
+//! or the section is SIGSEGV, since the program would go on with a wrong number of its CPU.
 //!
 //! | offset | bytes | what | written by |
 //! |---|---|---|---|
@@ -14,12 +16,14 @@
 //! | 20 | 4 | the CPU's node | kernel |
 //! | 24 | 4 | the concurrency ID | kernel |
 //!
-//! **When it is looked at.** A section is looked at when its thread comes back from an interrupt or a fault and had left its CPU
-//! meanwhile, and before a signal's handler is entered. A system call ends no section: there must be none in it (Linux kills such a
-//! program where it checks, and goes on where it does not). The numbers are stored when they have changed. A child of fork has
-//! its parent's registration and bytes; one that shares its memory with its maker has none.
+//! **When it is looked at.** A section is looked at when its thread comes back from an interrupt or
+//! a fault and had left its CPU meanwhile, and before a signal's handler is entered. A system call
+//! ends no section: there must be none in it (Linux kills such a program where it checks, and goes
+//! on where it does not). The numbers are stored when they have changed. A child of fork has its
+//! parent's registration and bytes; one that shares its memory with its maker has none.
 //!
-//! **Cost.** A thread that is not preempted and stays where it is pays nothing: who moves it calls its attention.
+//! **Cost.** A thread that is not preempted and stays where it is pays nothing: who moves it calls
+//! its attention.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,5 @@
-//! rseq(2) itself: registering, telling a thread's memory where it runs, and ending its sections. What is registered: [`super::rseq`].
+//! rseq(2) itself: registering, telling a thread's memory where it runs, and ending its sections.
+//! What is registered: [`super::rseq`].
 
 use core::sync::atomic::Ordering;
 
@@ -99,7 +100,8 @@ impl Task {
         }
     }
 
-    /// The program was interrupted, or faulted, and the thread has left its CPU since `left` was cleared, or not.
+    /// The program was interrupted, or faulted, and the thread has left its CPU since `left` was
+    /// cleared, or not.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_preemption(&self) {
@@ -172,7 +174,8 @@ impl Task {
         Ok(())
     }
 
-    /// Store where the thread runs, if that has changed. Should it move meanwhile, its attention is called again.
+    /// Store where the thread runs, if that has changed. Should it move meanwhile, its attention is
+    /// called again.
     fn tell_place(&self) -> Result<()> {
         let cpu = hw::current_cpu();
         let node = hw::node_of(cpu);

@@ -88,8 +88,8 @@ impl Task {
         })
     }
 
-    /// Give a new user task its kernel thread, which will run the program from `context`; `first` runs before,
-    /// on the new thread.
+    /// Give a new user task its kernel thread, which will run the program from `context`; `first`
+    /// runs before, on the new thread.
     pub(super) fn make_user_thread(
         self: &Receiver<Self>,
         mut context: UserContext,
@@ -151,7 +151,8 @@ pub struct FirstProgram {
     pub program: super::exec::ExecRequest,
 }
 
-/// Make the first program: a child of `parent`, leader of a session of its own. The caller starts its task.
+/// Make the first program: a child of `parent`, leader of a session of its own. The caller starts
+/// its task.
 ///
 /// # Errors
 /// What execve gives, `ENOMEM`.
@@ -168,7 +169,8 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
     Ok((process, task))
 }
 
-/// Make a new process and its first task known. It inherits its place from `maker`: [`registry`]'s `add_process`.
+/// Make a new process and its first task known. It inherits its place from `maker`: [`registry`]'s
+/// `add_process`.
 ///
 /// # Errors
 /// `ENOMEM`; nothing is known of them then.

@@ -54,8 +54,9 @@ pub struct Task {
     pub(super) robust_list: AtomicU64,
     pub(super) restart: SpinLock<Option<Restart>>,
     name: SpinLock<[u8; 16]>,
-    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only the task itself stores. While it is in
-    /// user mode the counter's value when it went there is taken off, which makes it negative: the counter is further on than any sum.
+    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only
+    /// the task itself stores. While it is in user mode the counter's value when it went there is
+    /// taken off, which makes it negative: the counter is further on than any sum.
     user_ticks: AtomicU64,
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
@@ -180,7 +181,8 @@ impl Task {
     pub fn is_blocked_or_ignored(&self, signal: Signal) -> bool {
         self.blocked().contains(signal) || self.process.ignores(signal)
     }
-    /// Make it look at its signals: end its interruptible sleep, or its stay in user mode. Any context.
+    /// Make it look at its signals: end its interruptible sleep, or its stay in user mode. Any
+    /// context.
     pub fn interrupt(&self) {
         self.call_attention(SIGNAL);
         if sched::wake(self, &[Sleep::Interruptible]) == Woken::Nobody {

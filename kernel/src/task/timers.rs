@@ -1,10 +1,10 @@
 //! A process' timers: setitimer, alarm, and POSIX timers.
 //!
-//! A timer is an object of its own that the timer queue holds while it is armed. It expires in interrupt context:
-//! it sends its signal there and says when it next expires.
+//! A timer is an object of its own that the timer queue holds while it is armed. It expires in
+//! interrupt context: it sends its signal there and says when it next expires.
 //!
-//! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in which they could
-//! expire (what is left, over the number of threads), and look again then.
+//! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in
+//! which they could expire (what is left, over the number of threads), and look again then.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,13 +44,14 @@ pub struct Timer {
     setting: IrqSpinLock<Setting>,
 }
 
-/// When a timer expires. An expiry that runs while the timer is set anew finds another setting than it began with, and
-/// leaves that alone.
+/// When a timer expires. An expiry that runs while the timer is set anew finds another setting than
+/// it began with, and leaves that alone.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Setting {
     /// Nanoseconds between expiries; 0 for once.
     interval: u64,
-    /// When it expires next, by the monotonic clock, or by its process' CPU time; 0 where it is not armed.
+    /// When it expires next, by the monotonic clock, or by its process' CPU time; 0 where it is not
+    /// armed.
     deadline: u64,
     /// Expiries since the last one but the first.
     overruns: u64,
@@ -132,8 +133,9 @@ impl Expire for Timer {
             *setting = setting.expired(now);
             *setting
         };
-        // The registry keeps processes, and they their threads, while this runs: no last reference ends here
-        // unless the process is going; then the upgrade fails or the reaper, a task, holds another.
+        // The registry keeps processes, and they their threads, while this runs: no last reference
+        // ends here unless the process is going; then the upgrade fails or the reaper, a task,
+        // holds another.
         match &self.notify {
             Notify::None => {}
             Notify::Process(process, info) => {
@@ -193,7 +195,8 @@ impl Process {
     }
 }
 
-/// Looks after RLIMIT_CPU: SIGXCPU at the soft limit and each second after it, SIGKILL at the hard limit.
+/// Looks after RLIMIT_CPU: SIGXCPU at the soft limit and each second after it, SIGKILL at the hard
+/// limit.
 struct CpuLimit {
     slot: TimerSlot,
     process: Weak<Process>,
@@ -231,7 +234,8 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
     info
 }
 
-/// Gives the POSIX timers of a process their IDs: they rise, as on Linux, and begin anew after the last.
+/// Gives the POSIX timers of a process their IDs: they rise, as on Linux, and begin anew after the
+/// last.
 struct TimerIds {
     next: i32,
     /// All were given out once: from now on a timer may have `next`.
@@ -277,7 +281,8 @@ pub struct Timers {
     real: SpinLock<Option<Arc<Timer>>>,
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
-    /// With the place that the signal of each takes in its user's account (RLIMIT_SIGPENDING), as long as it lives.
+    /// With the place that the signal of each takes in its user's account (RLIMIT_SIGPENDING), as
+    /// long as it lives.
     posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
 }

@@ -10,9 +10,11 @@ use crate::hw::user::UserContext;
 
 /// What a task asks of the layers above it, once in its life or where it is slow anyway.
 pub trait Above: Sync {
-    /// Runs the task's program from `context` until the thread ends: its system calls, faults and signals.
+    /// Runs the task's program from `context` until the thread ends: its system calls, faults and
+    /// signals.
     fn run_program(&self, task: &Arc<Task>, context: &mut UserContext);
-    /// Cancels the operations that a process has under way in rings and contexts: it ends, or becomes another program.
+    /// Cancels the operations that a process has under way in rings and contexts: it ends, or
+    /// becomes another program.
     fn cancel_operations(&self, process: Pid);
     /// Closes all files of a table that nobody has any more.
     fn close_files(&self, files: &FileTable);

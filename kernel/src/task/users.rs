@@ -1,7 +1,8 @@
-//! What a user's processes have together: queued signals (RLIMIT_SIGPENDING) and threads (RLIMIT_NPROC), as Linux' ucounts of the real user.
+//! What a user's processes have together: queued signals (RLIMIT_SIGPENDING) and threads
+//! (RLIMIT_NPROC), as Linux' ucounts of the real user.
 //!
-//! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are forgotten under locks of that kind. Room for a user is
-//! made in task context, before.
+//! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are
+//! forgotten under locks of that kind. Room for a user is made in task context, before.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +26,8 @@ pub struct Payer {
 }
 
 impl Payer {
-    /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes room for the user.
+    /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes
+    /// room for the user.
     #[inline]
     pub fn of(process: &Process) -> Self {
         if FULL.load(Ordering::Relaxed) {
@@ -35,7 +37,8 @@ impl Payer {
     }
 }
 
-/// A place in a user's account of queued signals, which is given back when this is dropped. Any context.
+/// A place in a user's account of queued signals, which is given back when this is dropped. Any
+/// context.
 #[derive(PartialEq, Eq, Debug)]
 pub struct QueuedSignal(u32);
 
@@ -85,7 +88,8 @@ pub fn queued_signals(user: u32) -> u64 {
     QUEUED.lock().iter().find(|(uid, _)| *uid == user).map_or(0, |(_, count)| *count)
 }
 
-/// See that one more user fits. Where there is no memory for it their signals are known by number only.
+/// See that one more user fits. Where there is no memory for it their signals are known by number
+/// only.
 #[cold]
 #[inline(never)]
 fn make_room() {
@@ -114,7 +118,8 @@ fn make_room() {
     }
 }
 
-/// Whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first user nor who may exceed limits is counted.
+/// Whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first user nor
+/// who may exceed limits is counted.
 ///
 /// # Errors
 /// `EAGAIN` where its user has as many threads as the limit says.

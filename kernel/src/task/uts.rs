@@ -1,4 +1,5 @@
-//! What the system calls itself: its release, and the names of a UTS namespace (Linux: `struct uts_namespace`).
+//! What the system calls itself: its release, and the names of a UTS namespace (Linux:
+//! `struct uts_namespace`).
 
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use crate::sync::SpinLock;

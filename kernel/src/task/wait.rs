@@ -91,7 +91,8 @@ enum News {
     None,
 }
 
-/// What one of the tracees did that `tracer` waits for: it is in a stop, or has ended and is no child.
+/// What one of the tracees did that `tracer` waits for: it is in a stop, or has ended and is no
+/// child.
 fn look_at_tracees(
     tracer: &Process,
     selector: Selector,

@@ -280,7 +280,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A disk is read and written through its cache and past it, and what was written is on the disk.
+    /// A disk is read and written through its cache and past it, and what was written is on the
+    /// disk.
     a_disk_keeps_what_is_written, Setup { disks: || std::vec![disk(1024)], ..Setup::default() }, |p| {
         let buffered = p.open("/dev/vda", 0o2) as u64;
         let direct = p.open("/dev/vda", 0o40002) as u64;

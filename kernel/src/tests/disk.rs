@@ -18,7 +18,8 @@ pub struct MemoryDisk {
     pub broken: AtomicBool,
     /// Writes so far.
     pub writes: AtomicUsize,
-    /// What the DMA API has of it where it reaches frames in their places: it does not let go of any.
+    /// What the DMA API has of it where it reaches frames in their places: it does not let go of
+    /// any.
     pub keeps: OnceLock<Device<Frames>>,
     /// Whether it says nothing of what it keeps: a leak.
     pub leaks: AtomicBool,

@@ -69,7 +69,8 @@ pub fn disk(pages: usize) -> &'static MemoryDisk {
     Box::leak(Box::new(MemoryDisk::new(pages)))
 }
 
-/// Runs `main` as the first program of a kernel of its own; `name` is the test's. The test fails where the program, or the kernel, does.
+/// Runs `main` as the first program of a kernel of its own; `name` is the test's. The test fails
+/// where the program, or the kernel, does.
 pub fn run(name: &str, setup: Setup, main: Main) {
     if env::var_os(VARIABLE).is_some() {
         start(setup, main);

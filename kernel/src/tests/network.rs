@@ -20,7 +20,8 @@ use crate::sync::WaitQueue;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Ports of the peer: an echo server, one where nobody listens, and one whose datagrams have the peer call port 80.
+/// Ports of the peer: an echo server, one where nobody listens, and one whose datagrams have the
+/// peer call port 80.
 const ECHO: u16 = 7;
 const CLOSED: u16 = 9;
 const CALLS: u16 = 8;

@@ -1,4 +1,5 @@
-//! Pins, write-back, memory that goes, and huge pages: what holds while they are at work, and when each n-th allocation fails in between.
+//! Pins, write-back, memory that goes, and huge pages: what holds while they are at work, and when
+//! each n-th allocation fails in between.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::format;
@@ -25,7 +26,8 @@ fn with_disk() -> Setup {
 }
 
 on_machine! {
-    /// What a disk refuses is told by the next fsync and by no other; what comes after it is stored.
+    /// What a disk refuses is told by the next fsync and by no other; what comes after it is
+    /// stored.
     a_disk_that_refuses_is_told_of_once, with_disk(), |p| {
         let disk = DISK.get().unwrap();
         let file = p.open("/dev/vda", 0o2) as u64;
@@ -61,7 +63,8 @@ fn set_block(p: &mut Program, frame: u64, state: &str) -> i64 {
     p.write_file(&format!("/sys/devices/system/memory/memory{block}/state"), state.as_bytes())
 }
 
-/// Two nodes of a block each: the kernel's memory comes from the first, and a program's where it [asks](use_node_1) for it from the second.
+/// Two nodes of a block each: the kernel's memory comes from the first, and a program's where it
+/// [asks](use_node_1) for it from the second.
 fn two_blocks() -> Setup {
     Setup { nodes: &[32 << 10, 32 << 10], ..Setup::default() }
 }
@@ -73,7 +76,8 @@ fn use_node_1(p: &mut Program) {
 }
 
 on_machine! {
-    /// A pinned page keeps its block: it stays where a device may still write to it, and the block goes when the pin is gone.
+    /// A pinned page keeps its block: it stays where a device may still write to it, and the block
+    /// goes when the pin is gone.
     a_pin_keeps_its_block, two_blocks(), |p| {
         let ring = Ring::new(p);
         use_node_1(p);
@@ -109,7 +113,8 @@ fn small_pages(p: &mut Program) -> u64 {
 }
 
 on_machine! {
-    /// MADV_COLLAPSE puts 512 pages together: the process has a huge page then, with the same bytes.
+    /// MADV_COLLAPSE puts 512 pages together: the process has a huge page then, with the same
+    /// bytes.
     pages_are_put_together, Setup::default(), |p| {
         let memory = small_pages(p);
         assert_eq!(figure(p, "/proc/self/smaps_rollup", "AnonHugePages"), 0);
@@ -146,7 +151,8 @@ fn disarm(p: &mut Program) {
     p.write_file("/proc/self/fail-nth", b"0");
 }
 
-/// Runs a child for each n-th allocation, which [`arm`]s and [`disarm`]s itself; memory is as before in the end.
+/// Runs a child for each n-th allocation, which [`arm`]s and [`disarm`]s itself; memory is as
+/// before in the end.
 fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
     count_all_pages(p);
     let mut free = 0;
@@ -164,7 +170,8 @@ fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
 }
 
 on_machine! {
-    /// Whatever allocation fails while pages are pinned and unpinned: the call fails, or all is pinned.
+    /// Whatever allocation fails while pages are pinned and unpinned: the call fails, or all is
+    /// pinned.
     pins_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
             let memory = p.map(64 * PAGE);
@@ -188,7 +195,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whatever allocation fails while pages are written back: fsync fails, or the disk has the bytes; a second one stores them.
+    /// Whatever allocation fails while pages are written back: fsync fails, or the disk has the
+    /// bytes; a second one stores them.
     write_back_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
             assert!(p.write_file("/proc/sys/vm/drop_caches", b"1") > 0);
@@ -216,7 +224,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whatever allocation fails while a block is emptied: the block goes or stays as a whole, and pages have what they had.
+    /// Whatever allocation fails while a block is emptied: the block goes or stays as a whole, and
+    /// pages have what they had.
     blocks_that_go_with_refusals, two_blocks(), |p| {
         refuse_each(p, 12, |p| {
             use_node_1(p);
@@ -267,8 +276,9 @@ fn control_block(p: &mut Program, operation: u64, file: u64, place: (u64, u64, u
 }
 
 on_machine! {
-    /// Whatever allocation fails in a context of io_setup(2): a call fails and nothing has begun, or an event says what came of it; what is
-    /// written to the disk is there, and a context that is left behind ends with its process.
+    /// Whatever allocation fails in a context of io_setup(2): a call fails and nothing has begun,
+    /// or an event says what came of it; what is written to the disk is there, and a context that
+    /// is left behind ends with its process.
     contexts_with_refusals, with_disk(), |p| {
         refuse_each(p, 32, |p| {
             let [read, write, sync, poll] = [0, 1, 2, 5];

@@ -247,8 +247,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Two processes pass messages through a queue of POSIX; one waits for the other, is told by a signal, and its end lets
-    /// others register.
+    /// Two processes pass messages through a queue of POSIX; one waits for the other, is told by a
+    /// signal, and its end lets others register.
     message_queues_of_posix, Setup::default(), |p| {
         let name = p.text("queue");
         let size = p.words(&[0, 2, 16, 0, 0, 0, 0, 0]);
@@ -313,7 +313,8 @@ fn random_argument(p: &mut Program, seed: &mut u64) -> u64 {
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 fn makes_random_calls(p: &mut Program) -> i32 {
-    // What would end the machine, the test's own thread or others, and what is for tests of its own.
+    // What would end the machine, the test's own thread or others, and what is for tests of its
+    // own.
     const LEFT_OUT: [u64; 21] =
         [15, 34, 56, 57, 58, 59, 60, 61, 62, 101, 129, 130, 169, 200, 231, 234, 247, 297, 322, 424, 435];
     let mut seed = SEED.fetch_add(1, Ordering::Relaxed);

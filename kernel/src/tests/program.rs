@@ -1,8 +1,10 @@
-//! Programs: functions of a test that run in user mode of the machine, each on a thread of the host.
+//! Programs: functions of a test that run in user mode of the machine, each on a thread of the
+//! host.
 //!
-//! The processor ([`process`]) runs on the kernel's thread of the program: it hands the registers to the program's thread, waits for
-//! what that asks, and returns to the kernel with a system call or a page fault. `r15` says which thread is the program's; where a call
-//! returns 0 in a copy of a program that set `r14`, the copy begins at the function that `r14` names.
+//! The processor ([`process`]) runs on the kernel's thread of the program: it hands the registers
+//! to the program's thread, waits for what that asks, and returns to the kernel with a system call
+//! or a page fault. `r15` says which thread is the program's; where a call returns 0 in a copy of a
+//! program that set `r14`, the copy begins at the function that `r14` names.
 
 use std::boxed::Box;
 use std::collections::BTreeMap;
@@ -219,7 +221,8 @@ impl Program {
         }
     }
 
-    /// Makes a system call: what it returns, errors as negative numbers. Signals are handled on the way.
+    /// Makes a system call: what it returns, errors as negative numbers. Signals are handled on the
+    /// way.
     pub fn call(&mut self, number: Sysno, arguments: &[u64]) -> i64 {
         self.raw(number.id() as u64, arguments)
     }

@@ -76,7 +76,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A directory of the image lies over a folder of the host: both are seen, and the rest of the root is as it was.
+    /// A directory of the image lies over a folder of the host: both are seen, and the rest of the
+    /// root is as it was.
     a_directory_is_over_a_folder, with_bin_over_a_share(), |p| {
         assert_eq!(p.read_file("/bin/dir/inner/deep").unwrap(), b"deep");
         assert!(p.read_file("/bin/0").is_ok(), "what the image brought is there");
@@ -109,7 +110,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A task that copies a file up is killed while the server does not answer, and nothing is seen of it.
+    /// A task that copies a file up is killed while the server does not answer, and nothing is seen
+    /// of it.
     who_copies_up_can_be_killed, over_a_share(), |p| {
         server().is_asked.store(false, Ordering::Relaxed);
         server().held.store(TREAD, Ordering::Relaxed);
@@ -131,7 +133,8 @@ on_machine! {
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {
-    /// Whichever page is refused, a file is copied up and changed, or neither; and it works the next time.
+    /// Whichever page is refused, a file is copied up and changed, or neither; and it works the
+    /// next time.
     any_page_of_a_copy_may_be_refused, over_a_share(), |p| {
         count_all_pages(p);
         let mut failed = 0;

@@ -317,7 +317,8 @@ impl Tree {
     fn of(&self, fid: u32) -> Result<usize, u32> {
         self.fids.get(&fid).map(|&(number, _)| number).ok_or(EBADF)
     }
-    /// What a fid stands for, which has a name: QEMU's server knows files by their names, even those that are open.
+    /// What a fid stands for, which has a name: QEMU's server knows files by their names, even
+    /// those that are open.
     fn named(&self, fid: u32) -> Result<usize, u32> {
         let number = self.of(fid)?;
         let is_named =

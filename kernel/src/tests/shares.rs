@@ -141,7 +141,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A mapping shows the file's bytes; where the host has cut the file, an access is SIGBUS, and a read ends there.
+    /// A mapping shows the file's bytes; where the host has cut the file, an access is SIGBUS, and
+    /// a read ends there.
     a_mapping_ends_where_the_host_cuts_the_file, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/big", 0) as u64;
@@ -195,7 +196,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A device is mounted once at a time; what cannot be mounted says so. Afterwards the server keeps nothing.
+    /// A device is mounted once at a time; what cannot be mounted says so. Afterwards the server
+    /// keeps nothing.
     a_share_is_mounted_once, with_share(), |p| {
         mounted(p);
         assert_eq!(mount(p, 1), -16);
@@ -245,7 +247,8 @@ on_machine! {
             p.must(Sysno::sched_yield, &[]);
         }
         let after = server().fids();
-        // The file's own, and what its first reader is known by; numbers that were only walked to are put away by and by.
+        // The file's own, and what its first reader is known by; numbers that were only walked to
+        // are put away by and by.
         assert!(after.1 <= before.1 + 1 && after.0 < 64, "{before:?} {after:?}");
         0
     }

@@ -41,7 +41,8 @@ fn with_swap() -> Setup {
 }
 
 on_machine! {
-    /// A program uses more memory than there is: every page comes back from the disk as it was written, and what it used last stays.
+    /// A program uses more memory than there is: every page comes back from the disk as it was
+    /// written, and what it used last stays.
     more_memory_than_there_is, with_swap(), |p| {
         let pages = 12 << 10;
         let memory = p.map(pages * PAGE);
@@ -65,7 +66,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Clean pages of a disk go before a program's memory is swapped out, and come back from the disk as they were.
+    /// Clean pages of a disk go before a program's memory is swapped out, and come back from the
+    /// disk as they were.
     clean_pages_go_first, with_swap(), |p| {
         let file = p.open("/dev/vdb", 0o2) as u64;
         let buffer = p.room(4096);
@@ -125,7 +127,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// oom_score_adj decides who is killed: a small process that offers itself goes before a large one.
+    /// oom_score_adj decides who is killed: a small process that offers itself goes before a large
+    /// one.
     who_offers_itself_goes_first, Setup { nodes: &[8 << 10], ..Setup::default() }, |p| {
         let volunteer = p.fork(|p| {
             assert!(p.write_file("/proc/self/oom_score_adj", b"1000") > 0);
@@ -199,7 +202,8 @@ fn chores(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// Each allocation of a page in turn fails in a program; the kernel lives, and what the program left is given back.
+    /// Each allocation of a page in turn fails in a program; the kernel lives, and what the program
+    /// left is given back.
     every_nth_page_may_be_refused, Setup::default(), |p| {
         let child = p.fork(chores);
         p.wait_for(child);
@@ -224,7 +228,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// With 4,096 processes and no free frame the one that uses most is killed, and it alone; each of the others lives.
+    /// With 4,096 processes and no free frame the one that uses most is killed, and it alone; each
+    /// of the others lives.
     the_largest_of_4096_is_killed_alone, Setup { nodes: &[96 << 10], ..Setup::default() }, |p| {
         let first = p.fork_idle();
         let others = (1..4096).map(|_| p.fork_idle()).collect::<std::vec::Vec<_>>();
@@ -243,7 +248,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A block of memory that is taken offline is emptied first: pages move, and have what they had; what is pinned stays.
+    /// A block of memory that is taken offline is emptied first: pages move, and have what they
+    /// had; what is pinned stays.
     memory_is_emptied_before_it_goes, Setup::default(), |p| {
         let pages = 4 << 10;
         let memory = p.map(pages * PAGE);

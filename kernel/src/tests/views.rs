@@ -117,7 +117,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Each file of /proc and /sys that can be written takes nonsense, numbers and nothing without harm, and can be read afterwards.
+    /// Each file of /proc and /sys that can be written takes nonsense, numbers and nothing without
+    /// harm, and can be read afterwards.
     what_can_be_written_takes_nonsense, Setup { disks: || std::vec![disk(256)], ..Setup::default() },
     |p| {
         for root in ["/proc/sys", "/sys/kernel", "/sys/devices", "/sys/block"] {

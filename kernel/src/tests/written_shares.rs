@@ -84,7 +84,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whoever reads after a write sees it: by the same file, by another, through a mapping, and where the file grew.
+    /// Whoever reads after a write sees it: by the same file, by another, through a mapping, and
+    /// where the file grew.
     a_read_after_a_write_sees_it, with_share(), |p| {
         mounted(p);
         assert!(p.read_file("/share/big").unwrap() == big());
@@ -114,7 +115,8 @@ on_machine! {
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, 4096]), 10);
         assert_eq!(p.load(room, 10), b"ng\0\0\0\0\0\0\0\0");
         assert_eq!(bytes("big").unwrap().len(), 4096 + 10);
-        // The host let it grow meanwhile: the page that was the last one is not taken for zeroes to its end.
+        // The host let it grow meanwhile: the page that was the last one is not taken for zeroes to
+        // its end.
         server().put("big", 0o100_644, &[b'h'; 4096 + 100]);
         assert_eq!(p.must(Sysno::pwrite64, &[file, from, 7, 9000]), 7);
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, 4096 + 8]), 64);
@@ -125,7 +127,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A mapping that would store is refused, as Linux does without a cache; others are not, and cannot be made to store.
+    /// A mapping that would store is refused, as Linux does without a cache; others are not, and
+    /// cannot be made to store.
     a_shared_mapping_cannot_store, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/big", READ_WRITE) as u64;
@@ -214,7 +217,8 @@ const LONG: usize = 100_000;
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {
-    /// Whichever page is refused, a call that writes does what it should or says so, and works the next time.
+    /// Whichever page is refused, a call that writes does what it should or says so, and works the
+    /// next time.
     any_page_may_be_refused_while_it_is_written, with_share(), |p| {
         mounted(p);
         count_all_pages(p);

@@ -1,9 +1,10 @@
 //! What adjtimex(2) knows of the wall clock: how good it is said to be.
 //!
-//! The clock follows the machine's and is set, never slewed: so there is no frequency, no offset that is worked off and no
-//! leap second. The rest of Linux' kernel/time/ntp.c is bookkeeping for programs that ask whether the clock is
-//! right, and is kept here: an estimate of the error, and a bound of it that grows until somebody renews it.
-//! Callers: adjtimex, clock_adjtime, and whatever sets the clock. Any context that may take a spin lock.
+//! The clock follows the machine's and is set, never slewed: so there is no frequency, no offset
+//! that is worked off and no leap second. The rest of Linux' kernel/time/ntp.c is bookkeeping for
+//! programs that ask whether the clock is right, and is kept here: an estimate of the error, and a
+//! bound of it that grows until somebody renews it. Callers: adjtimex, clock_adjtime, and whatever
+//! sets the clock. Any context that may take a spin lock.
 
 use bitflags::bitflags;
 

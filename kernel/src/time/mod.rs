@@ -19,8 +19,8 @@ pub fn now() -> u64 {
     crate::hw::time::now()
 }
 
-/// Held while the wall clock is set: what programs see of it and [`WALL_OFFSET`] end as the same. Those who look meanwhile get one or the
-/// other.
+/// Held while the wall clock is set: what programs see of it and [`WALL_OFFSET`] end as the same.
+/// Those who look meanwhile get one or the other.
 static SETTING: SpinLock<()> = SpinLock::new(());
 /// What is added to [`now`] to get nanoseconds since 1970.
 static WALL_OFFSET: AtomicI64 = AtomicI64::new(0);

@@ -1,19 +1,21 @@
 //! Timers: something is to happen at a deadline.
 //!
-//! Every CPU has a queue under an interrupt-safe lock; a timer is put on the queue of the CPU that arms it, whose
-//! one-shot timer is set to the earliest deadline. An expiry runs in interrupt context without the queue's lock.
-//! Nothing is allocated or freed there: an expired timer's reference goes to `spent`, which the next task that
-//! arms a timer empties.
+//! Every CPU has a queue under an interrupt-safe lock; a timer is put on the queue of the CPU that
+//! arms it, whose one-shot timer is set to the earliest deadline. An expiry runs in interrupt
+//! context without the queue's lock. Nothing is allocated or freed there: an expired timer's
+//! reference goes to `spent`, which the next task that arms a timer empties.
 //!
-//! **Protocol.** A timer is in one queue at most, whoever arms, cancels and expires it at the same time: its
-//! [`TimerSlot`] has one word that says where it is.
+//! **Protocol.** A timer is in one queue at most, whoever arms, cancels and expires it at the same
+//! time: its [`TimerSlot`] has one word that says where it is.
 //!
-//! - *Nowhere* (0) becomes a place by compare-exchange only, under the lock of the queue that the place names. Of two
-//!   that arm at once, one has to cancel the other's place first.
-//! - A place changes under the lock of the queue that it names. A timer whose expiry runs keeps its place in the queue
-//!   that it was taken from ([`TAKEN`]): so nobody arms it elsewhere while it may be put back there.
-//! - Who cancels an expiry that runs makes the timer be nowhere and changes its generation. The expiry looks at the
-//!   generation under the lock before it puts the timer back; where it differs, the place is not the expiry's any longer.
+//! - *Nowhere* (0) becomes a place by compare-exchange only, under the lock of the queue that the
+//!   place names. Of two that arm at once, one has to cancel the other's place first.
+//! - A place changes under the lock of the queue that it names. A timer whose expiry runs keeps its
+//!   place in the queue that it was taken from ([`TAKEN`]): so nobody arms it elsewhere while it
+//!   may be put back there.
+//! - Who cancels an expiry that runs makes the timer be nowhere and changes its generation. The
+//!   expiry looks at the generation under the lock before it puts the timer back; where it differs,
+//!   the place is not the expiry's any longer.
 //!
 //! `queue_model.rs` explores the orders.
 
@@ -33,15 +35,16 @@ use crate::sync::IrqSpinLock;
 pub trait Expire: Send + Sync {
     /// The timer's place in its queue.
     fn slot(&self) -> &TimerSlot;
-    /// The deadline has passed; `now` is the time. Returns the next deadline of a timer that repeats. Interrupt
-    /// context: takes interrupt-safe locks only, allocates and frees nothing.
+    /// The deadline has passed; `now` is the time. Returns the next deadline of a timer that
+    /// repeats. Interrupt context: takes interrupt-safe locks only, allocates and frees nothing.
     fn expire(&self, now: u64) -> Option<u64>;
 }
 
 /// Where a timer is; part of every object that [expires](Expire).
 #[derive(Debug)]
 pub struct TimerSlot {
-    /// 0 where it is nowhere; else the CPU of the queue in the upper bits, and its position in the heap + 1 or [`TAKEN`].
+    /// 0 where it is nowhere; else the CPU of the queue in the upper bits, and its position in the
+    /// heap + 1 or [`TAKEN`].
     place: AtomicU64,
     /// Counts the expiries that were cancelled while they ran.
     generation: AtomicU64,
@@ -57,7 +60,8 @@ impl TimerSlot {
     pub const fn new() -> Self {
         Self { place: AtomicU64::new(0), generation: AtomicU64::new(0) }
     }
-    /// Makes a timer that is nowhere one of `cpu`'s queue, whose lock is held. Whether it was nowhere.
+    /// Makes a timer that is nowhere one of `cpu`'s queue, whose lock is held. Whether it was
+    /// nowhere.
     fn claim(&self, cpu: CpuId) -> bool {
         let place = u64::from(cpu.0) << POSITION_BITS | TAKEN;
         self.place.compare_exchange(0, place, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -105,12 +109,12 @@ struct TimerQueue {
     quiet_until: u64,
 }
 
-/// A CPU is out of its timer's interrupt for so many times as long as it was in it, and [`LEAST_QUIET`] at least: however many
-/// timers programs have, and however short their intervals are, they get a part of it only (Linux: `hrtimer_interrupt`,
-/// `hang_detected`).
+/// A CPU is out of its timer's interrupt for so many times as long as it was in it, and
+/// [`LEAST_QUIET`] at least: however many timers programs have, and however short their intervals
+/// are, they get a part of it only (Linux: `hrtimer_interrupt`, `hang_detected`).
 const QUIET: u64 = 3;
-/// In nanoseconds: what entering and leaving the interrupt takes is not seen in it. Linux lets sleeps be late by 50,000
-/// (`timer_slack_ns`).
+/// In nanoseconds: what entering and leaving the interrupt takes is not seen in it. Linux lets
+/// sleeps be late by 50,000 (`timer_slack_ns`).
 const LEAST_QUIET: u64 = 25_000;
 
 #[repr(align(128))]
@@ -131,7 +135,8 @@ impl TimerQueue {
     fn program(&mut self) {
         let first = self.armed.first().map_or(u64::MAX, |(deadline, _)| deadline);
         let wanted = first.min(self.slice_end).max(self.quiet_until);
-        // An earlier interrupt than needed is harmless and cheaper than setting the timer back and forth.
+        // An earlier interrupt than needed is harmless and cheaper than setting the timer back and
+        // forth.
         if wanted < self.programmed {
             self.programmed = wanted;
             hw::time::arm(wanted);
@@ -191,7 +196,8 @@ pub fn arm(timer: &Arc<dyn Expire>, deadline: u64) {
     }
 }
 
-/// Disarm `timer`; an expiry that has begun on another CPU may still be going on, and is the last. Task context.
+/// Disarm `timer`; an expiry that has begun on another CPU may still be going on, and is the last.
+/// Task context.
 pub fn cancel(timer: &Arc<dyn Expire>) {
     let slot = timer.slot();
     while let Some((cpu, _)) = slot.place() {

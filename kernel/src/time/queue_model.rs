@@ -1,5 +1,6 @@
-//! The protocol of [`super::queue`], step by step as arming, cancelling and expiring take the steps, in every order of
-//! three CPUs: a timer is in one queue at most, its place says which, and the last who armed it finds it armed.
+//! The protocol of [`super::queue`], step by step as arming, cancelling and expiring take the
+//! steps, in every order of three CPUs: a timer is in one queue at most, its place says which, and
+//! the last who armed it finds it armed.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::sync::{Arc, Mutex};

@@ -1,8 +1,8 @@
 //! The host's terminal.
 //!
-//! Where the host's stdin is a terminal (raw there), the program gets this one: bytes of the standard stream go
-//! through the line discipline in a kernel task, the pump, so that Ctrl-C reaches a program that does not read.
-//! /dev/console and /dev/tty0 are this terminal too.
+//! Where the host's stdin is a terminal (raw there), the program gets this one: bytes of the
+//! standard stream go through the line discipline in a kernel task, the pump, so that Ctrl-C
+//! reaches a program that does not read. /dev/console and /dev/tty0 are this terminal too.
 
 use super::termios::{Termios, WindowSize};
 use super::{Tty, Wire};
@@ -27,8 +27,8 @@ pub enum Keyboard {
     Absent,
 }
 
-/// Make the terminal, and start its pump if there is a keyboard. Called once, where some standard stream of the
-/// host is a terminal.
+/// Make the terminal, and start its pump if there is a keyboard. Called once, where some standard
+/// stream of the host is a terminal.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -58,14 +58,16 @@ pub fn resize(rows: u16, columns: u16) {
     }
 }
 
-/// A signal from the host for the foreground group; `false` where there is no terminal or nobody in its foreground.
+/// A signal from the host for the foreground group; `false` where there is no terminal or nobody in
+/// its foreground.
 pub fn signal(signal: Signal) -> bool {
     let Some(tty) = tty().filter(|tty| tty.foreground() != 0) else { return false };
     tty.signal_foreground(signal);
     true
 }
 
-/// Wait until all output is on the stream, unless it is stopped by Ctrl-S: nobody is left to start it.
+/// Wait until all output is on the stream, unless it is stopped by Ctrl-S: nobody is left to start
+/// it.
 pub fn flush() {
     if let Some(tty) = tty() {
         tty.state.lock().discipline.resume_output();

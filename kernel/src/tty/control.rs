@@ -26,7 +26,8 @@ enum When {
     Flushed,
 }
 
-/// Give the program a value. It is made first: what is locked for that is free when the program's memory is waited for.
+/// Give the program a value. It is made first: what is locked for that is free when the program's
+/// memory is waited for.
 pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
     argument: u64,
     value: impl FnOnce() -> T,
@@ -63,7 +64,8 @@ impl Tty {
                 let exclusive = self.state.lock().sharing == FurtherOpens::Exclusive;
                 put(argument, || i32::from(exclusive))
             }
-            // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and later do.
+            // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and
+            // later do.
             io::TIOCSTI => Err(Errno::EIO),
             _ => return None,
         })

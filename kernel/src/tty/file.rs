@@ -71,7 +71,8 @@ impl TtyFile {
             let termios = state.discipline.termios();
             (state.discipline.is_canonical(), termios.min(), termios.time())
         };
-        // VTIME is a limit for the whole read where VMIN is 0, else one between bytes that starts with the first.
+        // VTIME is a limit for the whole read where VMIN is 0, else one between bytes that starts
+        // with the first.
         let mut deadline = match (canonical, min, timeout) {
             (false, 0, timeout) => Some(time::now() + timeout.unwrap_or(0)),
             _ => None,

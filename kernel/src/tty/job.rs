@@ -1,7 +1,8 @@
 //! Job control: which session a terminal controls, and which of its groups is in the foreground.
 //!
-//! The link between a [`Session`] and its terminal is kept twice, here and in the session; both sides change
-//! together, the session's lock taken first, then the terminal's. Signals are sent with neither held.
+//! The link between a [`Session`] and its terminal is kept twice, here and in the session; both
+//! sides change together, the session's lock taken first, then the terminal's. Signals are sent
+//! with neither held.
 //!
 //! Source: POSIX.1-2017, 11.1.3 to 11.1.4.
 
@@ -76,7 +77,8 @@ pub(super) fn check_write(tty: &Arc<Tty>) -> Result<()> {
     if tostop { check_change(tty) } else { Ok(()) }
 }
 
-/// Only the foreground group changes the terminal; another is stopped by SIGTTOU, unless it ignores that.
+/// Only the foreground group changes the terminal; another is stopped by SIGTTOU, unless it ignores
+/// that.
 pub(super) fn check_change(tty: &Arc<Tty>) -> Result<()> {
     match background(tty) {
         None => Ok(()),
@@ -113,7 +115,8 @@ pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal) -> Result<()> {
     Ok(())
 }
 
-/// The session leader's first terminal becomes its controlling one, if it has none and the terminal is free.
+/// The session leader's first terminal becomes its controlling one, if it has none and the terminal
+/// is free.
 pub(super) fn acquire_on_open(tty: &Arc<Tty>) {
     let Some(process) = caller() else { return };
     let session = process.session();
@@ -134,8 +137,8 @@ pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
     }
 }
 
-/// The session gives up its terminal: its leader has ended, or asked for it (TIOCNOTTY). The foreground group gets
-/// SIGHUP and SIGCONT.
+/// The session gives up its terminal: its leader has ended, or asked for it (TIOCNOTTY). The
+/// foreground group gets SIGHUP and SIGCONT.
 pub fn leave_session(session: &Arc<Session>) {
     let taken = session.controlling.lock().take();
     let Some(Ok(tty)) = taken.map(reserve::downcast::<Tty>) else { return };

@@ -1,12 +1,13 @@
 //! Terminals.
 //!
-//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to whoever is at the
-//! other end: the host's terminal ([`console`]) or a program that holds a pty master ([`pty`]). Programs have it
-//! open as a [`TtyFile`].
+//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to whoever
+//! is at the other end: the host's terminal ([`console`]) or a program that holds a pty master
+//! ([`pty`]). Programs have it open as a [`TtyFile`].
 //!
-//! The state is behind one plain spin lock, never held while sleeping, sending a signal or copying user bytes.
-//! Four queues are woken after the state changed: `input_ready` (readers), `output_room` (writers, drainers),
-//! `wire_ready` (the other end: bytes to fetch, or end of it), `wire_room` (the other end: bytes are accepted).
+//! The state is behind one plain spin lock, never held while sleeping, sending a signal or copying
+//! user bytes. Four queues are woken after the state changed: `input_ready` (readers),
+//! `output_room` (writers, drainers), `wire_ready` (the other end: bytes to fetch, or end of it),
+//! `wire_room` (the other end: bytes are accepted).
 
 pub mod calls;
 pub mod console;
@@ -125,7 +126,8 @@ impl Tty {
         crate::fs::device::make_device(self.major, self.minor)
     }
 
-    /// The session that it controls and the foreground group, 0 for none: what /proc/PID/stat shows.
+    /// The session that it controls and the foreground group, 0 for none: what /proc/PID/stat
+    /// shows.
     pub fn control(&self) -> (Option<Arc<Session>>, Pid) {
         let state = self.state.lock();
         (state.session.upgrade(), state.foreground)
@@ -234,8 +236,8 @@ impl Tty {
         }
     }
 
-    /// Hang up: open files are dead, the session loses its terminal, its leader and the foreground group get
-    /// SIGHUP and SIGCONT.
+    /// Hang up: open files are dead, the session loses its terminal, its leader and the foreground
+    /// group get SIGHUP and SIGCONT.
     pub fn hang_up(&self) {
         let (session, foreground) = {
             let mut state = self.state.lock();

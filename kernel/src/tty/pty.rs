@@ -1,8 +1,8 @@
 //! Pseudo-terminals: /dev/ptmx makes a master, /dev/pts/N is the terminal that it serves.
 //!
-//! A pair lives as long as its master is open or a program has the terminal open. Its number is free again when
-//! both are gone. Closing the master hangs the terminal up for good; closing every slave shows on the master
-//! as EIO once the output is read, until a program opens it again.
+//! A pair lives as long as its master is open or a program has the terminal open. Its number is
+//! free again when both are gone. Closing the master hangs the terminal up for good; closing every
+//! slave shows on the master as EIO once the output is read, until a program opens it again.
 
 use freehold_collections::{
     Arc, Vec, Weak,

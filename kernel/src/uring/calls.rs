@@ -16,8 +16,9 @@ use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched};
 
-/// What this io_uring can, beyond its first version: completions are not lost for want of room, entries and vectors
-/// may change after submission, reads and writes at the current position, poll of 32 bits, waiting with a time-out.
+/// What this io_uring can, beyond its first version: completions are not lost for want of room,
+/// entries and vectors may change after submission, reads and writes at the current position, poll
+/// of 32 bits, waiting with a time-out.
 const FEATURES: u32 = c::IORING_FEAT_NODROP
     | c::IORING_FEAT_SUBMIT_STABLE
     | c::IORING_FEAT_RW_CUR_POS
@@ -130,7 +131,8 @@ struct Submitted {
 impl IoRing {
     /// Start up to `count` entries.
     ///
-    /// What ends at once is posted together: before something that looks at completions begins, and at the end.
+    /// What ends at once is posted together: before something that looks at completions begins, and
+    /// at the end.
     fn submit(self: &Receiver<Self>, count: u32) -> Submitted {
         let mut head = self.submit.lock();
         let count = count.min(self.rings.submissions());

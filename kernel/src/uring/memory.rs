@@ -1,10 +1,11 @@
 //! The memory that a ring shares with its program.
 //!
-//! Three regions of one file, at the offsets that mmap(2) names: the submission ring, the completion ring and the
-//! submission entries. The frames are page cache, held for as long as the ring is, and the kernel looks at them through
-//! windows: one for each run of words or entries, as far as a page goes. The program may write anything at any moment:
-//! each word is read once, as one atomic access, and what the kernel must rely on (its own ends of the rings, masks,
-//! sizes) it keeps to itself and only shows there.
+//! Three regions of one file, at the offsets that mmap(2) names: the submission ring, the
+//! completion ring and the submission entries. The frames are page cache, held for as long as the
+//! ring is, and the kernel looks at them through windows: one for each run of words or entries, as
+//! far as a page goes. The program may write anything at any moment: each word is read once, as one
+//! atomic access, and what the kernel must rely on (its own ends of the rings, masks, sizes) it
+//! keeps to itself and only shows there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -77,7 +78,8 @@ pub struct SharedRings {
 /// A region's pages.
 struct RegionPages(Vec<HeldPage>);
 
-/// Put bytes among the submissions of rings of their own, and show them to `sink`: for /sys/kernel/debug/provoke-crash/DIRECT.
+/// Put bytes among the submissions of rings of their own, and show them to `sink`: for
+/// /sys/kernel/debug/provoke-crash/DIRECT.
 ///
 /// # Errors
 /// `ENOMEM`, and what source and sink fail with.
@@ -129,8 +131,9 @@ impl SharedRings {
     pub fn set_submission_head(&self, head: u32) {
         self.submission_ring.store(word::HEAD, head);
     }
-    /// Copy entries that the program has put into the ring from `position` on to where nothing is yet: at most `most` and
-    /// [`AHEAD`], none only where there is none. `None` stands for an entry that does not exist.
+    /// Copy entries that the program has put into the ring from `position` on to where nothing is
+    /// yet: at most `most` and [`AHEAD`], none only where there is none. `None` stands for an entry
+    /// that does not exist.
     pub fn copy_submissions(&self, position: u32, most: u32, into: &mut ArrayVec<Option<Submission>, AHEAD>) {
         let slot = position & (self.submissions - 1);
         let most = most.min(AHEAD as u32).min(self.submissions - slot) as usize;
@@ -160,7 +163,8 @@ impl SharedRings {
             left = &left[begun.max(1)..];
         }
     }
-    /// Copy the first of the entries at `indices`, and those that follow it in memory, as far as the page goes. Returns how many.
+    /// Copy the first of the entries at `indices`, and those that follow it in memory, as far as
+    /// the page goes. Returns how many.
     fn copy_run(&self, indices: &[u32], into: &mut ArrayVec<Option<Submission>, AHEAD>) -> usize {
         let size = size_of::<Submission>();
         let first = indices[0];
@@ -203,7 +207,8 @@ impl SharedRings {
         self.completion_ring.store(word::TAIL, tail.wrapping_add(all.count));
         all
     }
-    /// How many of `wanted` completions there is room for at `tail`, where the program has emptied the ring up to `head`.
+    /// How many of `wanted` completions there is room for at `tail`, where the program has emptied
+    /// the ring up to `head`.
     fn room(&self, tail: u32, head: &AtomicU32, wanted: usize) -> Put {
         // A head that is no position of this lap is as good as a full ring.
         let used = tail.wrapping_sub(head.load(Ordering::Acquire)).min(self.completions);
@@ -361,8 +366,8 @@ impl Parameters {
     /// The rings' sizes that are asked for: submissions and completions.
     ///
     /// # Errors
-    /// `EINVAL` for none, for more than there may be (unless they are to be clamped), and for fewer completions than
-    /// submissions.
+    /// `EINVAL` for none, for more than there may be (unless they are to be clamped), and for fewer
+    /// completions than submissions.
     pub fn sizes(&self, wanted: u32) -> Result<(u32, u32)> {
         const MOST: u32 = 32768;
         let limited = |entries: u32, most: u32| match entries {

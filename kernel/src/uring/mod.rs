@@ -8,16 +8,18 @@
 //! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
 //! | [`calls`] | the system calls |
 //!
-//! **A request's life.** io_uring_enter takes entries in order and starts each. One that can end at once does, against the
-//! program's own addresses. Any other first pins its buffers (so it needs no address space any more, and
-//! neither fork nor exit takes its frames away), then a task of the kernel finishes it. Either way one completion
-//! is posted; where the ring is full it waits in a backlog that the next io_uring_enter empties.
+//! **A request's life.** io_uring_enter takes entries in order and starts each. One that can end at
+//! once does, against the program's own addresses. Any other first pins its buffers (so it needs no
+//! address space any more, and neither fork nor exit takes its frames away), then a task of the
+//! kernel finishes it. Either way one completion is posted; where the ring is full it waits in a
+//! backlog that the next io_uring_enter empties.
 //!
-//! **Locks.** `IoRing::submit` (one task consumes entries at a time) > `IoRing::waiting` > files' own locks;
-//! `IoRing::posted` is taken last. All are sleeping locks of task context.
+//! **Locks.** `IoRing::submit` (one task consumes entries at a time) > `IoRing::waiting` > files'
+//! own locks; `IoRing::posted` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** What a process waits for ends with it: it may be what keeps the ring, by a circle of files. When the last descriptor goes, what waits is dropped, and closing waits for what disks have in hand:
-//! afterwards no pin of the ring's is left.
+//! **The end.** What a process waits for ends with it: it may be what keeps the ring, by a circle
+//! of files. When the last descriptor goes, what waits is dropped, and closing waits for what disks
+//! have in hand: afterwards no pin of the ring's is left.
 
 pub mod calls;
 pub mod context;
@@ -47,7 +49,8 @@ const BACKLOG: usize = 4;
 /// All rings.
 static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 
-/// Cancel what `process`, which ends or becomes another program, waits for, and end its contexts. May sleep.
+/// Cancel what `process`, which ends or becomes another program, waits for, and end its contexts.
+/// May sleep.
 pub fn leave(process: Pid) {
     context::leave(process);
     let Some(rings) = RINGS.entries() else { return };
@@ -95,7 +98,8 @@ impl IoRing {
         Ok(ring)
     }
 
-    /// Give the program completions, in this order. Returns how many it has in its ring since, as far as that was seen.
+    /// Give the program completions, in this order. Returns how many it has in its ring since, as
+    /// far as that was seen.
     fn post_all(&self, completions: &[Completion]) -> u32 {
         if completions.is_empty() {
             return 0;
@@ -149,8 +153,9 @@ impl IoRing {
         tail.wrapping_sub(self.rings.completion_head()).min(self.rings.completions())
     }
 
-    /// Drop what waits, wait for what disks have, and let the buffers go. A task of the kernel may be this ring's own and have let go of
-    /// the last file that led to it: then the last of those tasks lets the buffers go, with the ring.
+    /// Drop what waits, wait for what disks have, and let the buffers go. A task of the kernel may
+    /// be this ring's own and have let go of the last file that led to it: then the last of those
+    /// tasks lets the buffers go, with the ring.
     fn close(&self) {
         if self.work.close() {
             let buffers = core::mem::take(&mut *self.buffers.lock());

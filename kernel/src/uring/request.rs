@@ -1,7 +1,8 @@
 //! What an entry asks for.
 //!
-//! Checking comes first and holds everything that the request needs: its file, and its buffers where it cannot end at
-//! once. After that no word of the entry, and no descriptor of the program, is looked at again.
+//! Checking comes first and holds everything that the request needs: its file, and its buffers
+//! where it cannot end at once. After that no word of the entry, and no descriptor of the program,
+//! is looked at again.
 
 use freehold_collections::Arc;
 use freehold_vm::{ReadOnly, ReadWrite};
@@ -173,7 +174,8 @@ fn write(file: &OpenFile, offset: u64, from: &mut dyn Source, blocking: Blocking
     }
 }
 
-/// Whether `entry` counts completions, or makes one that is not its own: those before it must be there.
+/// Whether `entry` counts completions, or makes one that is not its own: those before it must be
+/// there.
 pub const fn looks_at_completions(entry: &Submission) -> bool {
     use operation as op;
     matches!(entry.opcode, op::TIMEOUT | op::TIMEOUT_REMOVE | op::POLL_REMOVE | op::ASYNC_CANCEL)

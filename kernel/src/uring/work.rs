@@ -1,8 +1,9 @@
 //! Requests that wait.
 //!
-//! Two kinds of kernel tasks, each there only while there is something for it to do. The *watcher* (one for an asker) sleeps
-//! until any file that is waited for is ready, a timeout has passed, or the list has changed. *Workers* (up to [`WORKERS`])
-//! take requests that block in a disk from a queue, one at a time, until it is empty.
+//! Two kinds of kernel tasks, each there only while there is something for it to do. The *watcher*
+//! (one for an asker) sleeps until any file that is waited for is ready, a timeout has passed, or
+//! the list has changed. *Workers* (up to [`WORKERS`]) take requests that block in a disk from a
+//! queue, one at a time, until it is empty.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,8 +92,8 @@ impl<T> Work<T> {
         self.changed.wake_all();
     }
 
-    /// Drop what waits, and wait for what disks have. Returns whether nothing is left: a task of the kernel does not wait, since it
-    /// may be one that is there for this work.
+    /// Drop what waits, and wait for what disks have. Returns whether nothing is left: a task of
+    /// the kernel does not wait, since it may be one that is there for this work.
     pub fn close(&self) -> bool {
         let mut waiting = self.waiting.lock();
         let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
@@ -258,7 +259,8 @@ trait Finish: Asker {
                 self.post(tag, result);
             }
             if idle {
-                // Nobody signals a task of the kernel; woken or timed out, the next round looks at everything.
+                // Nobody signals a task of the kernel; woken or timed out, the next round looks at
+                // everything.
                 let _ = waiter.sleep(deadline);
             }
         }

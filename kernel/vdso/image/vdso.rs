@@ -1,9 +1,10 @@
 //! The functions of the vDSO, which run in programs. `build.rs` compiles this file on its own.
 //!
-//! May use `unsafe`: it reads the page of time and writes where the program says, as any function of a C library does. It uses no stack
-//! but the caller's, keeps no state and calls nothing.
+//! May use `unsafe`: it reads the page of time and writes where the program says, as any function
+//! of a C library does. It uses no stack but the caller's, keeps no state and calls nothing.
 //!
-//! A clock that is not here, and what the page does not say, is asked by the system call, whose answer is returned as it is.
+//! A clock that is not here, and what the page does not say, is asked by the system call, whose
+//! answer is returned as it is.
 #![no_std]
 
 use core::arch::x86_64::{_mm_lfence, _rdtsc};
@@ -22,7 +23,8 @@ const SYS_CLOCK_GETRES: u64 = 229;
 
 /// CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI.
 const WALL: u32 = 1 << 0 | 1 << 5 | 1 << 11;
-/// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME: no clock is slewed, and the machine does not sleep.
+/// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME: no clock is
+/// slewed, and the machine does not sleep.
 const MONOTONIC: u32 = 1 << 1 | 1 << 4 | 1 << 6 | 1 << 7;
 /// The clocks that tell how long a tick of Linux is: the kernel says 4 ms, as Linux with HZ=250.
 const COARSE: u32 = 1 << 5 | 1 << 6;
@@ -56,11 +58,13 @@ fn time_page() -> &'static TimePage {
     unsafe {
         asm!("lea {}, [rip + freehold_time_page]", out(reg) page, options(pure, nomem, nostack, preserves_flags))
     };
-    // SAFETY: the kernel maps the page with the image, and its words are atomic. A program that unmaps it faults here, as on Linux.
+    // SAFETY: the kernel maps the page with the image, and its words are atomic. A program that
+    // unmaps it faults here, as on Linux.
     unsafe { &*page }
 }
 
-/// The time-stamp counter, read after whatever comes before in the program: so no CPU sees a time earlier than what it saw before.
+/// The time-stamp counter, read after whatever comes before in the program: so no CPU sees a time
+/// earlier than what it saw before.
 #[inline(always)]
 fn ticks() -> u64 {
     // SAFETY: every x86-64 CPU has both instructions.
@@ -129,13 +133,15 @@ pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2])
     0
 }
 
-/// The second: [`TimePage::seconds`], with the counter's halves put together and divided by [`UNIT`] at once. The counter is not read in order with what
-/// comes before: that is nanoseconds, and this tells seconds.
+/// The second: [`TimePage::seconds`], with the counter's halves put together and divided by
+/// [`UNIT`] at once. The counter is not read in order with what comes before: that is nanoseconds,
+/// and this tells seconds.
 #[inline(always)]
 fn seconds() -> i64 {
     let seconds;
     #[cfg(target_feature = "bmi2")]
-    // SAFETY: reads the counter and two words of the page, as `time_page` says. The CPU has the instruction, or the kernel takes the other image.
+    // SAFETY: reads the counter and two words of the page, as `time_page` says. The CPU has the
+    // instruction, or the kernel takes the other image.
     unsafe {
         asm!("rdtsc", "shl rax, 32", "shld rdx, rax, {high}",
             "sub rdx, [rip + freehold_time_page + {base}]", "mulx rax, rcx, [rip + freehold_time_page + {factor}]",
@@ -155,8 +161,9 @@ fn seconds() -> i64 {
     seconds
 }
 
-/// **Cost.** 8 instructions for a null pointer, as on Linux, whose tick leaves the second in memory; here there is no tick, and no CPU is
-/// woken for this. That is the floor: 1 reads the counter, 2 put it together, 2 make seconds of it, 3 answer. A CPU without BMI2 needs 9.
+/// **Cost.** 8 instructions for a null pointer, as on Linux, whose tick leaves the second in
+/// memory; here there is no tick, and no CPU is woken for this. That is the floor: 1 reads the
+/// counter, 2 put it together, 2 make seconds of it, 3 answer. A CPU without BMI2 needs 9.
 ///
 /// # Safety
 /// What is not null is the program's.
@@ -170,14 +177,16 @@ pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
     seconds
 }
 
-/// **Cost.** 11 instructions for the CPU alone. (glibc's `sched_getcpu` does not come here: it reads what rseq(2) keeps.)
+/// **Cost.** 11 instructions for the CPU alone. (glibc's `sched_getcpu` does not come here: it
+/// reads what rseq(2) keeps.)
 ///
 /// # Safety
 /// What is not null is the program's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_getcpu(cpu: *mut u32, node: *mut u32, _unused: *mut c_void) -> i64 {
     let place: u32;
-    // SAFETY: reads a segment's limit. Each CPU has its own table of segments, so the answer is one CPU's; it is not read anew in a loop.
+    // SAFETY: reads a segment's limit. Each CPU has its own table of segments, so the answer is one
+    // CPU's; it is not read anew in a loop.
     unsafe {
         asm!("lsl {0:e}, {1:e}", out(reg) place, in(reg) u32::from(CPU_SELECTOR), options(nomem, nostack))
     };

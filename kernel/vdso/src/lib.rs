@@ -1,10 +1,14 @@
-//! The vDSO: a shared object of the kernel that every program has mapped, so that it reads the clock without a system call.
+//! The vDSO: a shared object of the kernel that every program has mapped, so that it reads the
+//! clock without a system call.
 //!
-//! An [`image`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of its own at boot, maps these into every program
-//! behind one page of time ([`TimePage`]), and tells where in the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of
-//! Linux, and glibc, musl and Go find them. What the image cannot answer it asks the kernel by the system call of the same name.
+//! An [`image`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of
+//! its own at boot, maps these into every program behind one page of time ([`TimePage`]), and tells
+//! where in the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of Linux, and
+//! glibc, musl and Go find them. What the image cannot answer it asks the kernel by the system call
+//! of the same name.
 //!
-//! The image is one read-only segment without relocations, so one set of frames serves all programs at all addresses.
+//! The image is one read-only segment without relocations, so one set of frames serves all programs
+//! at all addresses.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -144,7 +148,8 @@ mod tests {
         let page = page(2_500_000_000, 1000, 7);
         assert_eq!((page.monotonic(1000), page.monotonic(999)), (0, 0));
         assert_eq!(page.wall(|| 1000), 7);
-        // A hundred years fit without a new base; the factor's last bit is worth less than two seconds of them.
+        // A hundred years fit without a new base; the factor's last bit is worth less than two
+        // seconds of them.
         let century = 100 * 365 * 86_400 * SECOND;
         let shown = page.monotonic(1000 + century / 2 * 5);
         assert!(century - shown < 2 * SECOND, "{shown}");
@@ -154,7 +159,8 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_during_a_reading_shows_nothing_from_before_it_was_set() {
         let page = page(SECOND, 0, 100 * SECOND as i64);
-        // The counter is read at 5 s; before the reading ends somebody sets the clock, at 7 s, to 1,000 s.
+        // The counter is read at 5 s; before the reading ends somebody sets the clock, at 7 s, to
+        // 1,000 s.
         let readings = Cell::new(0);
         let read = || {
             readings.set(readings.get() + 1);

@@ -10,20 +10,23 @@
 //!
 //! The rest is zeroes. Nothing else is ever put here: the page is in every program.
 //!
-//! **No reading is torn, without a sequence count.** The first three words are written before the first program runs, and never
-//! again: ticks times the factor is a product of 128 bits, so the counter need not be based anew as long as the machine runs. Setting the
-//! wall clock is a store of one aligned word for each of the last two, and every function of the image uses one of them. So a reader
-//! sees the clock from before or from after, never parts of both, and waits for nobody (Linux counts sequences because NTP changes several
-//! words at each tick).
+//! **No reading is torn, without a sequence count.** The first three words are written before the
+//! first program runs, and never again: ticks times the factor is a product of 128 bits, so the
+//! counter need not be based anew as long as the machine runs. Setting the wall clock is a store of
+//! one aligned word for each of the last two, and every function of the image uses one of them. So
+//! a reader sees the clock from before or from after, never parts of both, and waits for nobody
+//! (Linux counts sequences because NTP changes several words at each tick).
 //!
-//! A reader could still join the counter of one moment with a clock that was set at a later one, and tell a time shortly before the one that
-//! was set, which no clock ever showed. So [`TimePage::wall`] loads its word again after the counter, and starts anew where it has
-//! changed. A word that changed and changed back is the right one. [`TimePage::seconds`] loads its word before the counter: it may go on by the
-//! clock that was right when it was called.
+//! A reader could still join the counter of one moment with a clock that was set at a later one,
+//! and tell a time shortly before the one that was set, which no clock ever showed. So
+//! [`TimePage::wall`] loads its word again after the counter, and starts anew where it has changed.
+//! A word that changed and changed back is the right one. [`TimePage::seconds`] loads its word
+//! before the counter: it may go on by the clock that was right when it was called.
 //!
-//! **time(2)** has words of its own, so that it is one multiplication and no division. Both are rounded down: what it tells is never
-//! later than the second that CLOCK_REALTIME is in, and lags by less than a microsecond, and 0.2 ms more for each year of the machine's life
-//! (at 1 GHz; on Linux, by up to a tick of 4 ms).
+//! **time(2)** has words of its own, so that it is one multiplication and no division. Both are
+//! rounded down: what it tells is never later than the second that CLOCK_REALTIME is in, and lags
+//! by less than a microsecond, and 0.2 ms more for each year of the machine's life (at 1 GHz; on
+//! Linux, by up to a tick of 4 ms).
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering, compiler_fence};
 
@@ -45,12 +48,14 @@ pub struct TimePage {
 
 /// How far [`TimePage::factor`] is shifted.
 pub const SHIFT: u32 = 32;
-/// How many ticks [`TimePage::seconds_base`] counts as one: so it reaches further than 1,800 years, at 5 GHz.
+/// How many ticks [`TimePage::seconds_base`] counts as one: so it reaches further than 1,800 years,
+/// at 5 GHz.
 pub const UNIT: u64 = 16;
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// The selector of the segment whose limit is the CPU's number, and its node above [`NODE_SHIFT`] (Linux' `__CPUNODE_SEG`).
+/// The selector of the segment whose limit is the CPU's number, and its node above [`NODE_SHIFT`]
+/// (Linux' `__CPUNODE_SEG`).
 pub const CPU_SELECTOR: u16 = 0x7b;
 /// Where in that limit the node is.
 pub const NODE_SHIFT: u32 = 12;

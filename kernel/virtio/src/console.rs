@@ -1,8 +1,9 @@
 //! A virtio console with one port, as a [`ByteStream`] (virtio 1.2, 5.3).
 //!
-//! Buffers are taken once, from the DMA API: the host always has all receive buffers but those being read, and
-//! writes copy into free transmit buffers. Receive buffers come back in the order in which the host filled them.
-//! While there is room the transmit side needs no interrupts; one that found none asks for them.
+//! Buffers are taken once, from the DMA API: the host always has all receive buffers but those
+//! being read, and writes copy into free transmit buffers. Receive buffers come back in the order
+//! in which the host filled them. While there is room the transmit side needs no interrupts; one
+//! that found none asks for them.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -58,8 +59,9 @@ struct ConsoleInner<S: DmaSource, T: Transport> {
 type Rings<S> = TwoWays<S, Option<Queue<S, RING>>, RING>;
 
 impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
-    /// Start the console. The transport's interrupt says that bytes may have come or room may have been made;
-    /// `emergency` is the register for [`ByteStream::emergency_write`], used if the device has it.
+    /// Start the console. The transport's interrupt says that bytes may have come or room may have
+    /// been made; `emergency` is the register for [`ByteStream::emergency_write`], used if the
+    /// device has it.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -161,8 +163,9 @@ impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
         if self.link.is_failed() { Err(Failed) } else { result }
     }
 
-    /// Gather what the host has given back. Lends nothing again meanwhile, so that a host that gives buffers back as fast
-    /// as it gets them does not keep a task here; frees nothing, takes no lock.
+    /// Gather what the host has given back. Lends nothing again meanwhile, so that a host that
+    /// gives buffers back as fast as it gets them does not keep a task here; frees nothing, takes
+    /// no lock.
     fn gather(&mut self) -> Result<(), Failed> {
         let (rings, _) = self.link.lent()?;
         while let Some(queue) = rings.receive.as_mut()
@@ -286,7 +289,8 @@ where
     fn settle(&self, looks: usize) -> bool {
         (0..looks).any(|_| {
             core::hint::spin_loop();
-            // Without a reset, which frees memory: the allocator's locks may be held by a CPU that stands still.
+            // Without a reset, which frees memory: the allocator's locks may be held by a CPU that
+            // stands still.
             self.inner.try_lock().is_some_and(|mut inner| inner.gather().is_err() || inner.unsent() == 0)
         })
     }

@@ -1,4 +1,5 @@
-//! Drivers against devices that tests play. The table of what a device may lie about is in `tests/lies/`.
+//! Drivers against devices that tests play. The table of what a device may lie about is in
+//! `tests/lies/`.
 
 extern crate std;
 
@@ -526,7 +527,8 @@ fn a_disk_that_lies_fails_for_good() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a hostile console does to the used ring, reads give at most what was lent and nothing panics.
+    /// Whatever a hostile console does to the used ring, reads give at most what was lent and
+    /// nothing panics.
     #[test]
     fn a_hostile_used_ring_never_panics(ops in proptest::collection::vec((any::<u32>(), any::<u32>(), 0usize..4), 1..60)) {
         let fake = Fake::new(0);

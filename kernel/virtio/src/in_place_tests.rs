@@ -1,4 +1,5 @@
-//! Transfers of frames in their places. What the device does is judged: an access to what it was not given panics.
+//! Transfers of frames in their places. What the device does is judged: an access to what it was
+//! not given panics.
 
 extern crate std;
 
@@ -257,8 +258,8 @@ impl Wait for Impatient {
     fn notify_one(&self) {}
 }
 
-/// Reads a page in place on a disk that is late, and at last does `at_last`. The outcome, whether the frame was let go of, and
-/// pages that the device still reaches.
+/// Reads a page in place on a disk that is late, and at last does `at_last`. The outcome, whether
+/// the frame was let go of, and pages that the device still reaches.
 fn read_late(
     at_last: impl Fn(&Fake, &'static DeviceView) + Send + Sync + 'static,
 ) -> (Result<(), BlockError>, bool, usize) {

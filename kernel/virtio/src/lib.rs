@@ -1,5 +1,5 @@
-//! virtio devices on PCI: consoles as byte streams, disks as block devices, networks as frames, folders of the host, memory that
-//! comes and goes.
+//! virtio devices on PCI: consoles as byte streams, disks as block devices, networks as frames,
+//! folders of the host, memory that comes and goes.
 //!
 //! | module | what |
 //! |---|---|
@@ -12,16 +12,18 @@
 //! | [`p9`] | [`p9::Messages`]: a [`MessageDevice`], by which the host shows folders |
 //! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
-//! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks, under one spin
-//! lock a device that orders with nothing. All memory a device sees comes from its
-//! [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at start-up. **Hostile devices** get errors: what they
-//! give back is checked against what they were lent, and a device that lies is reset and [`Failed`] from then on
-//! (`link.rs`: when it lets go of its memory). A disk that does not answer costs each program one time-out at most
-//! ([`block`]). The table of lies and what each leads to is a test: `lies/` beside this file.
+//! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks,
+//! under one spin lock a device that orders with nothing. All memory a device sees comes from its
+//! [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at start-up. **Hostile
+//! devices** get errors: what they give back is checked against what they were lent, and a device
+//! that lies is reset and [`Failed`] from then on (`link.rs`: when it lets go of its memory). A
+//! disk that does not answer costs each program one time-out at most ([`block`]). The table of lies
+//! and what each leads to is a test: `lies/` beside this file.
 //!
-//! The words for transports are `virtio-drivers`'; rings are `freehold-virtqueue`'s. The crate's PCI transport and its
-//! drivers are not used: the transport knows no MSI-X and trusts the notify offset, the console spins until
-//! the host has taken its bytes, and neither checks what a device gives back.
+//! The words for transports are `virtio-drivers`'; rings are `freehold-virtqueue`'s. The crate's
+//! PCI transport and its drivers are not used: the transport knows no MSI-X and trusts the notify
+//! offset, the console spins until the host has taken its bytes, and neither checks what a device
+//! gives back.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -119,7 +121,8 @@ impl From<Broken> for Failed {
     }
 }
 
-/// Bytes in and out, without waiting. Methods are for tasks; see [`platform::Notify`] for when to try again.
+/// Bytes in and out, without waiting. Methods are for tasks; see [`platform::Notify`] for when to
+/// try again.
 pub trait ByteStream: Send + Sync {
     /// Take bytes that have come; 0 where none have.
     ///
@@ -137,8 +140,9 @@ pub trait ByteStream: Send + Sync {
     fn is_writable(&self) -> bool;
     /// Whether the host has taken every byte (or never will).
     fn is_drained(&self) -> bool;
-    /// Wait for the host to take every byte, without sleeping and for at most `looks` looks, even if a lock is
-    /// held by a CPU that stands still. For the last words of a panic. Returns whether it has.
+    /// Wait for the host to take every byte, without sleeping and for at most `looks` looks, even
+    /// if a lock is held by a CPU that stands still. For the last words of a panic. Returns whether
+    /// it has.
     fn settle(&self, looks: usize) -> bool;
     /// Put one byte to the host now: no lock, no memory, no wait. For the last words of a panic.
     /// Returns whether the device can do that.
@@ -160,21 +164,23 @@ pub struct FrameCounts {
     pub dropped: u64,
 }
 
-/// Ethernet frames to and from the host, without waiting. Methods are for tasks; see [`platform::Notify`] for when to try
-/// again.
+/// Ethernet frames to and from the host, without waiting. Methods are for tasks; see
+/// [`platform::Notify`] for when to try again.
 pub trait FrameDevice: Send + Sync {
     /// The device's own address.
     fn address(&self) -> [u8; 6];
     /// Bytes of the longest packet behind an Ethernet header: 68..=1500.
     fn mtu(&self) -> usize;
-    /// Copy a frame into a free buffer and let the host have it. `Ok(false)`: there is no room; the interrupt comes when
-    /// there is. A frame that has not 14..=mtu+14 bytes is dropped and counted.
+    /// Copy a frame into a free buffer and let the host have it. `Ok(false)`: there is no room; the
+    /// interrupt comes when there is. A frame that has not 14..=mtu+14 bytes is dropped and
+    /// counted.
     ///
     /// # Errors
     /// [`Failed`].
     fn send(&self, frame: &[u8]) -> Result<bool, Failed>;
-    /// Take the next frame that came into `frame`, which has room for mtu+14 bytes or more; its length. `None`: none
-    /// waits. Frames that are shorter than 14 bytes or longer than `frame` are dropped and counted.
+    /// Take the next frame that came into `frame`, which has room for mtu+14 bytes or more; its
+    /// length. `None`: none waits. Frames that are shorter than 14 bytes or longer than `frame` are
+    /// dropped and counted.
     ///
     /// # Errors
     /// [`Failed`].
@@ -227,8 +233,8 @@ impl From<Failed> for BlockError {
 /// Bytes in a sector.
 pub const SECTOR_SIZE: usize = 512;
 
-/// A disk. Methods sleep for as long as the device answers requests, this one or those before it; any number of tasks may
-/// be in them. None fails for want of memory.
+/// A disk. Methods sleep for as long as the device answers requests, this one or those before it;
+/// any number of tasks may be in them. None fails for want of memory.
 pub trait BlockDevice: Send + Sync {
     /// How long the device may take for one request, in milliseconds.
     fn timeout_ms(&self) -> u32;
@@ -260,7 +266,8 @@ pub trait BlockDevice: Send + Sync {
 pub enum MessageError {
     /// The server refuses, with this error number of Linux.
     Refused(u32),
-    /// The task is to end, and the caller said that this may end the exchange. The server has not got the message.
+    /// The task is to end, and the caller said that this may end the exchange. The server has not
+    /// got the message.
     Killed,
     /// The same, and the server has it.
     Abandoned,
@@ -288,23 +295,27 @@ pub enum Data<'a> {
 
 /// A message of 9P, and room for its answer.
 pub struct Exchange<'a, 'd> {
-    /// The message as [`freehold_ninep::Request::encode`] has it. Its tag is set, and with data its size and count.
+    /// The message as [`freehold_ninep::Request::encode`] has it. Its tag is set, and with data its
+    /// size and count.
     pub request: &'a mut [u8],
-    /// Room for the answer's first bytes: all but the data. At least [`freehold_ninep::DATA_HEADER`].
+    /// Room for the answer's first bytes: all but the data. At least
+    /// [`freehold_ninep::DATA_HEADER`].
     pub reply: &'a mut [u8],
     /// What goes with it.
     pub data: Data<'d>,
-    /// Told by [`MessageDevice::take_ended`] when the task was killed first, and the device is done with the message after all.
+    /// Told by [`MessageDevice::take_ended`] when the task was killed first, and the device is done
+    /// with the message after all.
     pub left: Option<u32>,
 }
 
-/// A file server's messages. Methods sleep for as long as the server takes; any number of tasks may be in them. None
-/// fails for want of memory.
+/// A file server's messages. Methods sleep for as long as the server takes; any number of tasks may
+/// be in them. None fails for want of memory.
 pub trait MessageDevice: Send + Sync {
     /// The name of what it shows.
     fn tag(&self) -> &[u8];
-    /// Send a message and sleep until it is answered. Returns the bytes of data that came, where data was to come, and
-    /// else those of the whole answer, of which `reply` has as many as there was room for.
+    /// Send a message and sleep until it is answered. Returns the bytes of data that came, where
+    /// data was to come, and else those of the whole answer, of which `reply` has as many as there
+    /// was room for.
     ///
     /// # Errors
     /// [`MessageError`].

@@ -1,14 +1,15 @@
 //! A driver's hold on its device: the registers, and what the device was lent.
 //!
-//! **Invariant.** What a device was lent is freed only after the device has confirmed a reset. A [`Link`] ends in one of
-//! three ways, each of which resets the device first: [`Link::fail`] when it broke the protocol, dropping a link that is
-//! being set up or detached, and never. If the device does not confirm, what it has is lost on purpose: the DMA API
-//! counts it, and the log says how much. A device that failed stays out of use until the next boot, also after a
-//! confirmed reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken virtqueue:
-//! `virtio_break_device`.)
+//! **Invariant.** What a device was lent is freed only after the device has confirmed a reset. A
+//! [`Link`] ends in one of three ways, each of which resets the device first: [`Link::fail`] when
+//! it broke the protocol, dropping a link that is being set up or detached, and never. If the
+//! device does not confirm, what it has is lost on purpose: the DMA API counts it, and the log says
+//! how much. A device that failed stays out of use until the next boot, also after a confirmed
+//! reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken
+//! virtqueue: `virtio_break_device`.)
 //!
-//! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins for up to a second, once
-//! in a device's life.
+//! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins
+//! for up to a second, once in a device's life.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,7 +23,8 @@ use crate::Failed;
 pub(crate) trait Lent {
     /// Lets everything be freed when it is dropped next: the device has confirmed a reset.
     fn reclaim(&mut self, proof: &DeviceReset);
-    /// Takes everything that the device may still write to out of use for ever. Returns how many bytes that is.
+    /// Takes everything that the device may still write to out of use for ever. Returns how many
+    /// bytes that is.
     fn lose(&mut self) -> usize;
 }
 
@@ -67,7 +69,8 @@ impl<S: DmaSource, R: Lent, const SIZE: usize> Lent for TwoWays<S, R, SIZE> {
 }
 
 impl<S: DmaSource, R, const SIZE: usize> TwoWays<S, R, SIZE> {
-    /// Gathers in `free` the numbers of the buffers that the host has emptied. How much it says it wrote there says nothing.
+    /// Gathers in `free` the numbers of the buffers that the host has emptied. How much it says it
+    /// wrote there says nothing.
     pub fn gather_sent(&mut self, free: &mut Vec<usize>) -> Result<(), Broken> {
         while let Some(done) = self.transmit.complete()? {
             free.push(done.tag);

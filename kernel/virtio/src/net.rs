@@ -1,19 +1,19 @@
 //! A virtio network device with one pair of queues, as a [`FrameDevice`] (virtio 1.2, 5.1).
 //!
-//! Buffers are taken once, from the DMA API: the host has all receive buffers but those whose frames wait
-//! to be taken, and frames to be sent are copied into free transmit buffers. Nothing is allocated or freed
-//! after start-up, but when a device is given up. Nothing is left to the device to compute: no checksums,
-//! no segmentation, so the header before each frame that is sent is zero.
+//! Buffers are taken once, from the DMA API: the host has all receive buffers but those whose
+//! frames wait to be taken, and frames to be sent are copied into free transmit buffers. Nothing is
+//! allocated or freed after start-up, but when a device is given up. Nothing is left to the device
+//! to compute: no checksums, no segmentation, so the header before each frame that is sent is zero.
 //!
-//! **Room.** While there is room, the transmit side needs no interrupts: buffers come back as frames are
-//! sent. Who finds no room asks for interrupts and looks once more. They stay on until half of the buffers
-//! are free: another task may take the room before the one that was refused, and an interrupt has still to
-//! come then.
+//! **Room.** While there is room, the transmit side needs no interrupts: buffers come back as
+//! frames are sent. Who finds no room asks for interrupts and looks once more. They stay on until
+//! half of the buffers are free: another task may take the room before the one that was refused,
+//! and an interrupt has still to come then.
 //!
-//! **Lies.** A device that gives back less than a header or more than the buffer has, says that a frame is
-//! in buffers which it has not given back with it (5.1.6.4.1: it gives them back together), or says in a
-//! header what was not agreed on, is reset and stays out of use (`link.rs`). What a frame holds is for its
-//! receiver to judge.
+//! **Lies.** A device that gives back less than a header or more than the buffer has, says that a
+//! frame is in buffers which it has not given back with it (5.1.6.4.1: it gives them back
+//! together), or says in a header what was not agreed on, is reset and stays out of use
+//! (`link.rs`). What a frame holds is for its receiver to judge.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -29,18 +29,19 @@ use crate::{Failed, FrameCounts, FrameDevice, SetupError};
 
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
-/// Buffers of each kind, and descriptors in each ring: at 1 Gbit/s the longest frames fill them in 0.8 ms,
-/// and a task that was woken runs sooner than that. Every host's queues have as many.
+/// Buffers of each kind, and descriptors in each ring: at 1 Gbit/s the longest frames fill them in
+/// 0.8 ms, and a task that was woken runs sooner than that. Every host's queues have as many.
 const BUFFERS: usize = 64;
 /// Bytes in each: a header and the longest frame (1526), in half a page. So each is one descriptor.
 const BUFFER_SIZE: usize = 2048;
 /// Free transmit buffers with which interrupts are not needed any more.
 const ENOUGH_ROOM: usize = BUFFERS / 2;
-/// Bytes of `struct virtio_net_hdr`, which stands before each frame. Its first byte is flags, its second
-/// what kind of segments the frame is to be cut into, its last two are the number of buffers.
+/// Bytes of `struct virtio_net_hdr`, which stands before each frame. Its first byte is flags, its
+/// second what kind of segments the frame is to be cut into, its last two are the number of
+/// buffers.
 const HEADER: usize = 12;
-/// A flag: the host has looked at the checksum. Hosts that forward frames of a Linux tap set it without
-/// being asked to (`tun_put_user`); it says nothing that is relied on.
+/// A flag: the host has looked at the checksum. Hosts that forward frames of a Linux tap set it
+/// without being asked to (`tun_put_user`); it says nothing that is relied on.
 const DATA_VALID: u8 = 2;
 /// Bytes of an Ethernet header, which a frame has at least.
 const ETHERNET: usize = 14;
@@ -66,7 +67,8 @@ pub struct Net<S: DmaSource, T: Transport> {
 
 struct NetInner<S: DmaSource, T: Transport> {
     link: Link<S, T, NetRings<S>>,
-    /// Filled receive buffers in the order in which they came: which, and bytes, [`BUFFER_SIZE`] at most.
+    /// Filled receive buffers in the order in which they came: which, and bytes, [`BUFFER_SIZE`] at
+    /// most.
     filled: VecDeque<(usize, usize)>,
     /// Numbers of the transmit buffers that the host does not have.
     free: Vec<usize>,
@@ -100,8 +102,8 @@ fn mtu<T: Transport>(transport: &T, features: Features) -> Result<usize, SetupEr
     Ok(u16::from_le(told).clamp(MIN_MTU, MAX_MTU).into())
 }
 
-/// All buffers of a device, with a header of zeroes in each: those to be sent keep it, and in the others it
-/// is there where a host writes a part of it only.
+/// All buffers of a device, with a header of zeroes in each: those to be sent keep it, and in the
+/// others it is there where a host writes a part of it only.
 fn buffers<S: DmaSource>(device: Device<S>) -> Result<Vec<Arc<DmaMapping<S>>>, SetupError> {
     let mut buffers = Vec::new();
     buffers.try_reserve_exact(2 * BUFFERS).map_err(|_| DmaError::OutOfMemory)?;
@@ -115,7 +117,8 @@ fn buffers<S: DmaSource>(device: Device<S>) -> Result<Vec<Arc<DmaMapping<S>>>, S
 }
 
 impl<S: DmaSource, T: Transport> Net<S, T> {
-    /// Start the device. The transport's interrupt says that frames may have come or room may have been made.
+    /// Start the device. The transport's interrupt says that frames may have come or room may have
+    /// been made.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -189,8 +192,8 @@ impl<S: DmaSource, T: Transport> NetInner<S, T> {
         Ok(())
     }
 
-    /// Gather the buffers that the host has filled. Lends nothing again meanwhile, so that a host that
-    /// gives buffers back as fast as it gets them does not keep a task here.
+    /// Gather the buffers that the host has filled. Lends nothing again meanwhile, so that a host
+    /// that gives buffers back as fast as it gets them does not keep a task here.
     fn gather_filled(&mut self) -> Result<(), Failed> {
         let (rings, _) = self.link.lent()?;
         while let Some(done) = rings.receive.complete()? {
@@ -278,8 +281,8 @@ impl<S: DmaSource, T: Transport> NetInner<S, T> {
         if is_sane { Ok(Some(span)) } else { Err(Failed) }
     }
 
-    /// Takes the frame in the first `span` filled buffers, if it has a length that can be, and lends them
-    /// again.
+    /// Takes the frame in the first `span` filled buffers, if it has a length that can be, and
+    /// lends them again.
     fn take(&mut self, span: usize, frame: &mut [u8]) -> Result<Option<usize>, Failed> {
         let bytes: usize = self.filled.iter().take(span).map(|&(_, written)| written).sum();
         let length = bytes - HEADER;

@@ -47,7 +47,8 @@ fn net(fake: &Fake) -> TestNet {
     net_of(fake, model::device())
 }
 
-/// A device whose memory is counted alone. What it has at the end goes back to the memory that all tests share.
+/// A device whose memory is counted alone. What it has at the end goes back to the memory that all
+/// tests share.
 struct Counted(Device<HostMemory>);
 
 impl Counted {
@@ -78,8 +79,8 @@ fn header(buffers: u16) -> [u8; HEADER] {
     header
 }
 
-/// Writes `bytes` into the next receive buffers, as many bytes in each as `pieces` say; then gives them
-/// back together.
+/// Writes `bytes` into the next receive buffers, as many bytes in each as `pieces` say; then gives
+/// them back together.
 fn fill(fake: &Fake, bytes: &[u8], pieces: &[usize]) {
     let (mut given, mut at) = (Vec::new(), 0);
     for &length in pieces {
@@ -280,8 +281,8 @@ fn interrupts_for_what_was_sent_are_asked_for_only_when_there_is_no_room() {
     assert_eq!(net.send(&frames[0]), Ok(false));
     assert_eq!(net.counts().sent_frames, BUFFERS as u64, "what was refused is not counted");
     assert!(wants_interrupt(&fake, 1));
-    // One buffer comes back, and another sender has it at once: the one that was refused still gets an
-    // interrupt.
+    // One buffer comes back, and another sender has it at once: the one that was refused still gets
+    // an interrupt.
     let (head, bytes) = sent(&fake).unwrap();
     assert_eq!(bytes, frames[0]);
     fake.give(1, head.into(), 0);
@@ -447,7 +448,8 @@ fn whatever_ends_the_driver_its_memory_is_back() {
     small.set_queue_size(63);
     assert!(Net::new(small, device.0).is_err());
     assert_eq!(device.figures(), (0, 0));
-    // No memory for the last buffer; for the first ring; for the second, when the device knows the first.
+    // No memory for the last buffer; for the first ring; for the second, when the device knows the
+    // first.
     let whole = {
         let _net = net_of(&fake(ALL), device.0);
         device.0.held()
@@ -478,8 +480,8 @@ fn a_device_that_does_not_confirm_its_reset_keeps_what_it_has_and_no_more() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a host does to used rings and headers, what is received is no longer than its room, and
-    /// nothing panics.
+    /// Whatever a host does to used rings and headers, what is received is no longer than its room,
+    /// and nothing panics.
     #[test]
     fn a_hostile_network_never_panics(
         ops in proptest::collection::vec((0usize..6, any::<u32>(), 0u32..2100, any::<[u8; 3]>()), 1..80),

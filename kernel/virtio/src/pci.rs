@@ -1,6 +1,8 @@
-//! PCI functions: where they are, their capabilities, BARs and MSI-X (PCI Local Bus 3.0, chapter 6).
+//! PCI functions: where they are, their capabilities, BARs and MSI-X (PCI Local Bus 3.0, chapter
+//! 6).
 //!
-//! Firmware has placed the BARs; bus 0 is scanned, bridges are not crossed (the machine has its devices there).
+//! Firmware has placed the BARs; bus 0 is scanned, bridges are not crossed (the machine has its
+//! devices there).
 
 use freehold_machine::PhysAddr;
 
@@ -49,7 +51,8 @@ pub fn capabilities<P: Platform>(platform: &P, function: Function) -> impl Itera
     .take(MAX_CAPABILITIES)
 }
 
-/// The address in memory BAR `number`, which firmware placed; `None` for I/O, absent and unplaced ones.
+/// The address in memory BAR `number`, which firmware placed; `None` for I/O, absent and unplaced
+/// ones.
 fn memory_bar<P: Platform>(platform: &P, function: Function, number: u8) -> Option<u64> {
     if number > 5 {
         return None;
@@ -118,7 +121,8 @@ pub(crate) fn route_interrupt<P: Platform>(
     entry.write32(4, (address >> 32) as u32);
     entry.write32(8, data);
     entry.write32(12, 0); // not masked
-    // Bit 15 of the control word enables, bit 14 masks all; the id and the next pointer are read-only.
+    // Bit 15 of the control word enables, bit 14 masks all; the id and the next pointer are
+    // read-only.
     platform.write_config(function, at, (word | 1 << 31) & !(1 << 30));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! A virtio function as its registers: found, wired and notified as the specification says, and refused where
-//! its registers make no sense.
+//! A virtio function as its registers: found, wired and notified as the specification says, and
+//! refused where its registers make no sense.
 
 extern crate std;
 
@@ -270,7 +270,8 @@ fn a_capability_list_that_runs_in_a_circle_ends() {
 }
 
 proptest! {
-    /// Any configuration space at all: a transport or an error, never a panic, and never an access outside a mapping.
+    /// Any configuration space at all: a transport or an error, never a panic, and never an access
+    /// outside a mapping.
     #[test]
     fn hostile_configuration_never_panics(bytes in proptest::collection::vec((4usize..256, any::<u8>()), 0..40)) {
         let machine = Machine::new();

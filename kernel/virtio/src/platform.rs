@@ -14,7 +14,8 @@ pub struct Function {
 }
 
 impl Function {
-    /// The value for the address port 0xcf8 that selects `register`, a multiple of 4 (PCI 3.0, 3.2.2.3.2).
+    /// The value for the address port 0xcf8 that selects `register`, a multiple of 4 (PCI 3.0,
+    /// 3.2.2.3.2).
     pub const fn port_address(self, register: u8) -> u32 {
         1 << 31
             | (self.bus as u32) << 16
@@ -87,7 +88,8 @@ pub trait Wait: Notify {
 pub trait Platform {
     /// Mapped registers.
     type Registers: Registers;
-    /// The 32 bits at `register`, a multiple of 4, of a function's configuration space; all ones where there is none.
+    /// The 32 bits at `register`, a multiple of 4, of a function's configuration space; all ones
+    /// where there is none.
     fn read_config(&self, function: Function, register: u8) -> u32;
     /// Write them.
     fn write_config(&self, function: Function, register: u8, value: u32);

@@ -1,7 +1,7 @@
 //! The registers of a virtio function (virtio 1.2, 4.1.4), with an MSI-X vector for every queue.
 //!
-//! Everything the device says about itself is checked once, in [`PciTransport::new`] and when a queue is set
-//! up; afterwards a notice is one write to a place that is known.
+//! Everything the device says about itself is checked once, in [`PciTransport::new`] and when a
+//! queue is set up; afterwards a notice is one write to a place that is known.
 
 use freehold_virtqueue::{DeviceStatus, DeviceType, InterruptStatus, RingAddr, Transport};
 use freehold_virtqueue::{TransportError, TransportResult, reset};
@@ -78,7 +78,8 @@ pub fn device_type(vendor: u16, device: u16) -> Option<DeviceType> {
 }
 
 impl<R: Registers> PciTransport<R> {
-    /// Find and map the device's registers, make it a bus master and send its interrupts to `handler`.
+    /// Find and map the device's registers, make it a bus master and send its interrupts to
+    /// `handler`.
     ///
     /// # Errors
     /// [`SetupError`]; the device can then not reach memory.
@@ -97,8 +98,9 @@ impl<R: Registers> PciTransport<R> {
         Ok(transport)
     }
 
-    /// As [`Self::new`], but the device tells `handler` of changes of its configuration too; and a device that can send no messages is used all
-    /// the same: who waits for it has to look. (QEMU's memory devices are such ones.)
+    /// As [`Self::new`], but the device tells `handler` of changes of its configuration too; and a
+    /// device that can send no messages is used all the same: who waits for it has to look. (QEMU's
+    /// memory devices are such ones.)
     ///
     /// # Errors
     /// [`SetupError`].
@@ -117,7 +119,8 @@ impl<R: Registers> PciTransport<R> {
         Ok(transport)
     }
 
-    /// Find and map the device's registers and no more: it cannot reach memory. Dropping the result resets the device.
+    /// Find and map the device's registers and no more: it cannot reach memory. Dropping the result
+    /// resets the device.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -185,8 +188,8 @@ impl<R: Registers> PciTransport<R> {
         })
     }
 
-    /// A second mapping of `length` bytes at `offset` of the device's own configuration, for writers that must
-    /// not wait for the driver's lock.
+    /// A second mapping of `length` bytes at `offset` of the device's own configuration, for
+    /// writers that must not wait for the driver's lock.
     pub fn map_config<P: Platform<Registers = R>>(
         platform: &P,
         function: Function,
@@ -339,8 +342,8 @@ impl<R: Registers> Drop for PciTransport<R> {
     }
 }
 
-/// Begins to initialise a device: reset, features, checked (virtio 1.2, 3.1.1). The device is lent nothing before it has
-/// confirmed the reset: an earlier kernel may have left it at work.
+/// Begins to initialise a device: reset, features, checked (virtio 1.2, 3.1.1). The device is lent
+/// nothing before it has confirmed the reset: an earlier kernel may have left it at work.
 pub(crate) fn negotiate<T: Transport>(transport: &mut T, wanted: Features) -> Result<Features, SetupError> {
     reset(transport).ok_or(SetupError::NoReset)?;
     let started = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER;
@@ -381,7 +384,8 @@ where
 }
 
 bitflags::bitflags! {
-    /// The features that the drivers here use. The low bits mean something else for each kind of device.
+    /// The features that the drivers here use. The low bits mean something else for each kind of
+    /// device.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Features: u64 {
         /// Console: a byte can be written without a ring.

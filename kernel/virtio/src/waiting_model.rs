@@ -1,6 +1,7 @@
-//! Tasks that wait for a disk, with the driver itself in every order of sleeping and waking that shuttle tries: tasks that read,
-//! one that is killed, a device that answers requests of living and of ended tasks, and its interrupt. No wait has a limit here,
-//! so a wake-up that is lost leaves a task asleep for ever, which shuttle reports as a deadlock.
+//! Tasks that wait for a disk, with the driver itself in every order of sleeping and waking that
+//! shuttle tries: tasks that read, one that is killed, a device that answers requests of living and
+//! of ended tasks, and its interrupt. No wait has a limit here, so a wake-up that is lost leaves a
+//! task asleep for ever, which shuttle reports as a deadlock.
 
 extern crate std;
 
@@ -122,7 +123,8 @@ impl Wait for Line {
             }
             let mut sleepers = self.sleepers.lock().unwrap();
             let at = of(&mut sleepers);
-            // A task that is to end looked once more: what it was woken for may have been another's news.
+            // A task that is to end looked once more: what it was woken for may have been another's
+            // news.
             if sleepers.1[at].is_killed {
                 break Waited::Killed;
             }

@@ -92,7 +92,8 @@ fn sleepers() -> Lines {
     Lines { answers: sleeper(), turns: sleeper() }
 }
 
-/// Serves `fake` from `contents` until the result is dropped; `lines` is told as an interrupt would.
+/// Serves `fake` from `contents` until the result is dropped; `lines` is told as an interrupt
+/// would.
 fn serve_in_background(fake: &Fake, contents: Vec<u8>, line: &'static Sleeper) -> impl Drop + use<> {
     struct Server(Arc<std::sync::atomic::AtomicBool>, Option<std::thread::JoinHandle<()>>);
     impl Drop for Server {
@@ -116,7 +117,8 @@ fn serve_in_background(fake: &Fake, contents: Vec<u8>, line: &'static Sleeper) -
 #[test]
 fn many_tasks_on_a_disk_that_may_hold_little_wait_and_none_fails() {
     let sectors = 512;
-    // Headers, the spare buffer, and 12 KiB more: a transfer of 128 KiB goes in parts, and often the spare is all there is.
+    // Headers, the spare buffer, and 12 KiB more: a transfer of 128 KiB goes in parts, and often
+    // the spare is all there is.
     let device = model::limited_device(20 << 10);
     let fake = fake_disk(sectors as u64, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());
@@ -193,7 +195,8 @@ fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_u
     assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
 }
 
-/// Tasks wait for `length` bytes each until the disk begins to work; what they hold in between, beyond what it has at rest.
+/// Tasks wait for `length` bytes each until the disk begins to work; what they hold in between,
+/// beyond what it has at rest.
 fn held_by(tasks: usize, length: usize) -> usize {
     let fake = fake_disk(64, Features::empty());
     let (answers, turns) = (sleeper(), sleeper());

@@ -1,8 +1,9 @@
 //! Devices of the software machine: what each may see of memory, judged.
 //!
-//! A [`DeviceView`] is a device behind an IOMMU, and the oracle over what it does: every access says which page and which way, and one
-//! that the device was not given is a [`DeviceViolation`]. It judges its callers as well. Mapping a page that the device reaches already,
-//! taking one that it does not reach, and closing a window that is not open panic: an IOMMU would not notice.
+//! A [`DeviceView`] is a device behind an IOMMU, and the oracle over what it does: every access
+//! says which page and which way, and one that the device was not given is a [`DeviceViolation`].
+//! It judges its callers as well. Mapping a page that the device reaches already, taking one that
+//! it does not reach, and closing a window that is not open panic: an IOMMU would not notice.
 
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +33,8 @@ struct ViewState {
     /// By the device's page: the frame, and what it may do with it.
     pages: BTreeMap<u64, (Pfn, DeviceAccess)>,
     is_deaf: bool,
-    /// How many times there is memory before there is none, and which time that is again and again; `None`: there always is.
+    /// How many times there is memory before there is none, and which time that is again and again;
+    /// `None`: there always is.
     memory: Option<(usize, usize)>,
 }
 
@@ -64,7 +66,8 @@ impl DeviceView {
         self.state().is_deaf = false;
     }
 
-    /// From now on every `nth` time that it is to be given pages there is no memory for its tables; 0: no time.
+    /// From now on every `nth` time that it is to be given pages there is no memory for its tables;
+    /// 0: no time.
     pub fn fail_every(&self, nth: usize) {
         self.state().memory = nth.checked_sub(1).map(|before| (before, nth));
     }

@@ -67,8 +67,8 @@ impl ModelMemory {
         }
     }
 
-    /// Gives `f` a copy of the bytes, then writes back the words that it changed: what others wrote to
-    /// other words meanwhile stays.
+    /// Gives `f` a copy of the bytes, then writes back the words that it changed: what others wrote
+    /// to other words meanwhile stays.
     pub(super) fn with_bytes<R>(&self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
         assert!(!self.is_withheld(frame), "{frame:?}: a window shows withheld bytes");
         let words = self.words(frame);

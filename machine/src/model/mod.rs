@@ -5,15 +5,16 @@
 //!   [`Model::stale`] finds what a missing flush left behind, and an access that would use it
 //!   panics. Where threads are between a change and its flush, which is their right,
 //!   [`Model::let_flushes_be_late`] has the access wait for the flush instead;
-//! - translation tables are reached through the direct map only: a table in a pageblock that has not
-//!   entered it panics, as does leaving with a root loaded;
-//! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`] ([`DeviceView`]);
+//! - translation tables are reached through the direct map only: a table in a pageblock that has
+//!   not entered it panics, as does leaving with a root loaded;
+//! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`]
+//!   ([`DeviceView`]);
 //! - windows nest to a bounded depth, and nothing that may sleep runs inside one
 //!   ([`Model::assert_may_sleep`]).
 //!
-//! Table entries have x86-64's four-level format (Intel SDM volume 3A, 4.5). All is deterministic but
-//! the interleaving of threads. Any thread may act as any CPU ([`Model::on_cpu`]); a thread that never
-//! says so is CPU 0.
+//! Table entries have x86-64's four-level format (Intel SDM volume 3A, 4.5). All is deterministic
+//! but the interleaving of threads. Any thread may act as any CPU ([`Model::on_cpu`]); a thread
+//! that never says so is CPU 0.
 
 mod devices;
 mod memory;
@@ -160,15 +161,15 @@ impl Model {
         Self(Box::leak(Box::new(state)))
     }
 
-    /// From now on the kernel may not look at the frame's bytes: a window that shows it, or a copy, panics. Programs still reach them, and
-    /// they may be made zeroes.
+    /// From now on the kernel may not look at the frame's bytes: a window that shows it, or a copy,
+    /// panics. Programs still reach them, and they may be made zeroes.
     pub fn withhold(self, frame: Pfn) {
         self.0.memory.withhold(frame);
     }
 
     /// From now on a thread that changes an entry of a table sleeps there now and then, so that
-    /// others come in between: whether a test meets an interleaving does not depend on how many CPUs
-    /// the host has, or how busy they are.
+    /// others come in between: whether a test meets an interleaving does not depend on how many
+    /// CPUs the host has, or how busy they are.
     pub fn shake(self) {
         self.0.is_shaken.store(true, Ordering::Relaxed);
     }

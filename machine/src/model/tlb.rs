@@ -106,8 +106,8 @@ impl TlbState {
                 let first = start.0 >> PAGE_SHIFT;
                 line.page + line.pages <= first || first + pages <= line.page
             }
-            // One INVLPG each: it drops what translates the first address of the leaf, whatever the size, and
-            // nothing else. A small page that lies further inside stays.
+            // One INVLPG each: it drops what translates the first address of the leaf, whatever the
+            // size, and nothing else. A small page that lies further inside stays.
             Flush::Blocks { start, blocks } => {
                 let first = start.0 >> PAGE_SHIFT;
                 let covers = |page| line.page <= page && page < line.page + line.pages;

@@ -85,8 +85,9 @@ impl Model {
         self.access_and(addr, access, Late::AsSet, |at| at)
     }
 
-    /// As [`Model::access`], and do what the instruction does there. It is over before a flush of this CPU's TLB is: who has made the CPU forget a
-    /// translation sees all that was stored through it.
+    /// As [`Model::access`], and do what the instruction does there. It is over before a flush of
+    /// this CPU's TLB is: who has made the CPU forget a translation sees all that was stored
+    /// through it.
     pub(super) fn access_and<R>(
         self,
         addr: VirtAddr,
@@ -155,8 +156,8 @@ impl Model {
         })
     }
 
-    /// Every cached translation that disagrees with the tables. Empty whenever no operation is between
-    /// its change of the tables and its flush.
+    /// Every cached translation that disagrees with the tables. Empty whenever no operation is
+    /// between its change of the tables and its flush.
     pub fn stale(self) -> StaleEntries {
         let mut found = Vec::new();
         for cpu in CpuSet::first(self.0.cpus).iter() {
@@ -195,7 +196,8 @@ impl Model {
             let dirty = if access == Access::Write { DIRTY } else { 0 };
             let marked = leaf.entry | ACCESSED | dirty;
             let word = self.0.memory.word(leaf.table, leaf.index);
-            // Another CPU may have changed the entry since it was read: then walk again, as hardware does.
+            // Another CPU may have changed the entry since it was read: then walk again, as
+            // hardware does.
             if word.compare_exchange(leaf.entry, marked, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 continue;
             }

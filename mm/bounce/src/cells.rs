@@ -1,7 +1,8 @@
 //! Small pieces of a device's own pages: headers, status bytes, short messages.
 //!
-//! A page of cells has cells of one size and one word, as a segment has pages ([`FreePages`]); pages of cells belong to one
-//! device each, so no two devices share a page. The first page of a size stays; others go when all their cells are free.
+//! A page of cells has cells of one size and one word, as a segment has pages ([`FreePages`]);
+//! pages of cells belong to one device each, so no two devices share a page. The first page of a
+//! size stays; others go when all their cells are free.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,13 +76,15 @@ impl Cells {
         })
     }
 
-    /// Whether the device can have one more page of cells for `length` bytes, as it was at some moment.
+    /// Whether the device can have one more page of cells for `length` bytes, as it was at some
+    /// moment.
     pub fn has_vacancy(&self, length: usize) -> bool {
         let pages = &self.pages[Self::size_for(length)];
         pages.iter().any(|page| page.place.load(Ordering::Relaxed) == 0)
     }
 
-    /// Makes cells for `length` bytes of a page. Returns the page where the device has as many as it can.
+    /// Makes cells for `length` bytes of a page. Returns the page where the device has as many as
+    /// it can.
     pub fn add(&self, length: usize, run: Run) -> Result<(), Run> {
         let size = Self::size_for(length);
         let _change = self.change.lock();

@@ -44,7 +44,8 @@ impl<S: DmaSource> Device<S> {
         Ok(Coherent { device: self, memory: Some(CoherentMemory::Block(frame)), order })
     }
 
-    /// Gives a block that the device does not reach back to the page allocator, once the host does not see it.
+    /// Gives a block that the device does not reach back to the page allocator, once the host does
+    /// not see it.
     fn hide(self, block: Frame<Bounce, S>) {
         if self.dma().published.withdraw(&block).is_err() {
             self.lose(block);

@@ -1,7 +1,7 @@
 //! What a transfer asks of the addresses that its device gets.
 //!
-//! Linux' nearest relatives are `struct device_dma_parameters` and the masks of `swiotlb_tbl_map_single`. Its masks are
-//! numbers that may have holes; an [`Alignment`] cannot.
+//! Linux' nearest relatives are `struct device_dma_parameters` and the masks of
+//! `swiotlb_tbl_map_single`. Its masks are numbers that may have holes; an [`Alignment`] cannot.
 
 use freehold_machine::PAGE_SIZE;
 
@@ -51,12 +51,14 @@ impl Boundary {
 /// See the module's head. [`Constraint::NONE`] asks for nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Constraint {
-    /// The device's address and the original's are the same modulo this (Linux: min_align_mask + 1).
+    /// The device's address and the original's are the same modulo this (Linux: min_align_mask +
+    /// 1).
     pub keeps: Alignment,
-    /// The memory begins and ends on multiples of this, so that an IOMMU with pages of that size shows the device nothing
-    /// else (Linux: alloc_align_mask + 1).
+    /// The memory begins and ends on multiples of this, so that an IOMMU with pages of that size
+    /// shows the device nothing else (Linux: alloc_align_mask + 1).
     pub align: Alignment,
-    /// No piece crosses a multiple of this; `None`: pieces are as long as they are (Linux: the segment boundary, all ones).
+    /// No piece crosses a multiple of this; `None`: pieces are as long as they are (Linux: the
+    /// segment boundary, all ones).
     pub boundary: Option<Boundary>,
     /// The highest address, if it is lower than what the device can use.
     pub reach: DmaAddr,

@@ -22,7 +22,8 @@ use crate::{
 
 /// Slots in a page.
 const PAGE_SLOTS: usize = PAGE_SIZE / SLOT_SIZE;
-/// Counts per device in the tally: bytes taken, bytes given back; then pages taken from the pool, pages given back.
+/// Counts per device in the tally: bytes taken, bytes given back; then pages taken from the pool,
+/// pages given back.
 const TAKEN: usize = 0;
 const GIVEN: usize = 1;
 const POOL_TAKEN: usize = 2 * MAX_DEVICES;
@@ -35,8 +36,9 @@ pub struct DeviceRules {
     pub name: &'static str,
     /// The highest address it can use (Linux: its DMA mask).
     pub reach: DmaAddr,
-    /// The most bytes that it may hold at once, slots and coherent frames together; devices on several CPUs at once may
-    /// exceed it by a request per CPU. `usize::MAX`: only the cap of all counts.
+    /// The most bytes that it may hold at once, slots and coherent frames together; devices on
+    /// several CPUs at once may exceed it by a request per CPU. `usize::MAX`: only the cap of all
+    /// counts.
     pub quota: usize,
     /// What it can reach, where it is behind an IOMMU.
     pub domain: Option<&'static dyn DeviceDomain>,
@@ -72,8 +74,8 @@ impl Default for Limits {
     }
 }
 
-/// Told that slots were added, or are short: the kernel's worker calls [`Dma::tick`] each second while
-/// [`Dma::wants_ticks`].
+/// Told that slots were added, or are short: the kernel's worker calls [`Dma::tick`] each second
+/// while [`Dma::wants_ticks`].
 pub trait Worker: Sync {
     /// In a task, without locks of the DMA API.
     fn wake(&self);
@@ -130,8 +132,8 @@ impl<S: DmaSource> Dma<S> {
         }
     }
 
-    /// Takes memory from `source` from now on, and as much at once as `limits` says. Later calls do nothing. Returns the
-    /// slots that there are.
+    /// Takes memory from `source` from now on, and as much at once as `limits` says. Later calls do
+    /// nothing. Returns the slots that there are.
     pub fn start(&self, source: S, limits: Limits) -> usize {
         self.started.call_once(|| (source, limits.scrub));
         let areas = if limits.areas == 0 { source.machine().cpu_count() } else { limits.areas };
@@ -153,12 +155,13 @@ impl<S: DmaSource> Dma<S> {
         self.admit(rules, None)
     }
 
-    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are all that it ever has: for mappings,
-    /// cells and coherent frames. The memory does not grow, and no other device gets any of it. (Linux: restricted DMA, a
-    /// `restricted-dma-pool` in the device tree.)
+    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are all that it
+    /// ever has: for mappings, cells and coherent frames. The memory does not grow, and no other
+    /// device gets any of it. (Linux: restricted DMA, a `restricted-dma-pool` in the device tree.)
     ///
     /// # Errors
-    /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of the memory can be had.
+    /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of
+    /// the memory can be had.
     pub fn attach_restricted(&'static self, rules: DeviceRules, bytes: usize) -> Result<Device<S>, DmaError> {
         let means = self.means().ok_or(DmaError::OutOfMemory)?;
         let (pool, pages) = (Box::new(Pool::new()), bytes.div_ceil(PAGE_SIZE));
@@ -211,8 +214,8 @@ impl<S: DmaSource> Dma<S> {
         self.pool.has_grown() || self.is_tight.load(Ordering::Relaxed)
     }
 
-    /// The worker's look, once a second: adds memory where little is free, and gives segments back that were idle for five
-    /// looks. Returns the bytes that went.
+    /// The worker's look, once a second: adds memory where little is free, and gives segments back
+    /// that were idle for five looks. Returns the bytes that went.
     pub fn tick(&self) -> usize {
         self.is_tight.store(false, Ordering::Relaxed);
         let Some(means) = self.means() else { return 0 };
@@ -262,13 +265,15 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// What holds frames that devices may reach for ever: it is never let go of (see [`InPlace`](crate::InPlace)).
+    /// What holds frames that devices may reach for ever: it is never let go of (see
+    /// [`InPlace`](crate::InPlace)).
     pub fn kept(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
         let accounts = self.accounts.iter().filter_map(Once::get);
         accounts.filter_map(|account| account.kept.as_deref()).flat_map(Kept::holders)
     }
 
-    /// Devices with memory of their own: their names, and the slots that they have and that are in use.
+    /// Devices with memory of their own: their names, and the slots that they have and that are in
+    /// use.
     pub fn restricted(&self) -> impl Iterator<Item = (&'static str, [usize; 2])> {
         self.accounts.iter().filter_map(Once::get).filter_map(|account| {
             let pool = account.restricted.as_ref()?;
@@ -276,7 +281,8 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// The name of the device that has, or had last, the page of `address`; `None` where no device had it.
+    /// The name of the device that has, or had last, the page of `address`; `None` where no device
+    /// had it.
     pub fn owner(&self, address: DmaAddr) -> Option<&'static str> {
         let pools =
             self.accounts.iter().filter_map(Once::get).filter_map(|account| account.restricted.as_deref());
@@ -284,7 +290,8 @@ impl<S: DmaSource> Dma<S> {
         Some(self.accounts.get(usize::from(number))?.get()?.rules.name)
     }
 
-    /// Bytes that device `number` holds. Counts of other CPUs may come a moment late, the ones of taking too.
+    /// Bytes that device `number` holds. Counts of other CPUs may come a moment late, the ones of
+    /// taking too.
     fn held(&self, account: &Account<S>, number: u8) -> usize {
         let at = 2 * usize::from(number);
         let given = self.counts.sum(at + GIVEN);
@@ -357,8 +364,8 @@ impl<S: DmaSource> Clone for Device<S> {
 impl<S: DmaSource> Copy for Device<S> {}
 
 impl<S: DmaSource> Device<S> {
-    /// Let the device at a copy of `original`. The copy is made whatever the direction, so that a device which
-    /// writes less than it may leaves the original's bytes and nothing else.
+    /// Let the device at a copy of `original`. The copy is made whatever the direction, so that a
+    /// device which writes less than it may leaves the original's bytes and nothing else.
     ///
     /// # Errors
     /// [`DmaError`]; the device then sees nothing.
@@ -372,8 +379,9 @@ impl<S: DmaSource> Device<S> {
         Ok(mapping)
     }
 
-    /// `length` bytes that the driver fills and reads itself ([`DmaMapping::write`], [`DmaMapping::read`]). At first they are
-    /// zeroes, or what this device was given before: a driver passes on no more than the device says it wrote.
+    /// `length` bytes that the driver fills and reads itself ([`DmaMapping::write`],
+    /// [`DmaMapping::read`]). At first they are zeroes, or what this device was given before: a
+    /// driver passes on no more than the device says it wrote.
     ///
     /// # Errors
     /// [`DmaError`].
@@ -389,8 +397,8 @@ impl<S: DmaSource> Device<S> {
         self.counted(self.take(transfer, direction, Amount::All))
     }
 
-    /// The longest transfer under `constraint` that could be had now, wherever its original lies: what quota, cap and the
-    /// share of a device leave. Memory may run out before.
+    /// The longest transfer under `constraint` that could be had now, wherever its original lies:
+    /// what quota, cap and the share of a device leave. Memory may run out before.
     pub fn longest(self, constraint: Constraint) -> usize {
         let step = constraint.step().max(PAGE_SIZE);
         let free = self.free().min(self.share());
@@ -533,7 +541,8 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// Pages that the device may take while memory is tight: it holds no more than what is left for others.
+    /// Pages that the device may take while memory is tight: it holds no more than what is left for
+    /// others.
     fn share(self) -> usize {
         if !self.dma.is_tight.load(Ordering::Relaxed) || self.account().restricted.is_some() {
             return usize::MAX;

@@ -1,8 +1,8 @@
 //! What each device can reach, where there is an IOMMU.
 //!
-//! A page joins a device's domain when the device gets it from another owner, and stays for as long as the device was the
-//! last to have it: a transfer in such pages maps nothing. It leaves the domain before another device, or the page allocator,
-//! gets it.
+//! A page joins a device's domain when the device gets it from another owner, and stays for as long
+//! as the device was the last to have it: a transfer in such pages maps nothing. It leaves the
+//! domain before another device, or the page allocator, gets it.
 
 use freehold_machine::{DeviceDomain, NoTables, PfnRange, Unconfirmed};
 use spin::Once;

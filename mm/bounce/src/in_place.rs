@@ -1,17 +1,21 @@
 //! Frames that a device reaches in their places, for one transfer: nothing is copied.
 //!
-//! **The rule** holds: the device reaches what is in its domain, and only behind an IOMMU is there such a domain.
+//! **The rule** holds: the device reaches what is in its domain, and only behind an IOMMU is there
+//! such a domain.
 //!
-//! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has forgotten them: dropping one
-//! closes its window, waits for the IOMMU's answer, and lets the holder go after it. So whoever gets a frame next gets
-//! one that no device reaches. Without an answer, and where the device does not confirm a reset, the holder is *kept*: it is never
-//! let go of, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows whose they are.
+//! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has
+//! forgotten them: dropping one closes its window, waits for the IOMMU's answer, and lets the
+//! holder go after it. So whoever gets a frame next gets one that no device reaches. Without an
+//! answer, and where the device does not confirm a reset, the holder is *kept*: it is never let go
+//! of, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows
+//! whose they are.
 //!
-//! **Who opens windows.** A driver, by the number of its request's place: a place that the device still has is nobody
-//! else's, and so is its window.
+//! **Who opens windows.** A driver, by the number of its request's place: a place that the device
+//! still has is nobody else's, and so is its window.
 //!
-//! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be dropped under a driver's
-//! lock, which orders before those of the IOMMU and of whatever the holder lets go of: the page allocator.
+//! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be
+//! dropped under a driver's lock, which orders before those of the IOMMU and of whatever the holder
+//! lets go of: the page allocator.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -24,11 +28,13 @@ use spin::Once;
 
 use crate::{Device, Direction, DmaAddr, DmaSource, HeldFrames};
 
-/// Holders that are never let go of, by the windows that their frames were in: such a window is never opened again.
+/// Holders that are never let go of, by the windows that their frames were in: such a window is
+/// never opened again.
 pub(crate) struct Kept([Once<Arc<dyn HeldFrames>>; MAX_WINDOWS]);
 
 impl Kept {
-    /// A device's, where its domain has windows. Made at attach, since nothing can be allocated when a device is lost.
+    /// A device's, where its domain has windows. Made at attach, since nothing can be allocated
+    /// when a device is lost.
     pub fn of(domain: Option<&'static dyn DeviceDomain>) -> Option<Box<Self>> {
         domain.filter(|domain| domain.windows() > 0)?;
         Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
@@ -54,14 +60,14 @@ pub struct InPlace<S: DmaSource> {
 }
 
 impl<S: DmaSource> Device<S> {
-    /// Pages that the device can have in their places at once, for one transfer: none without an IOMMU, or where that is
-    /// not wanted.
+    /// Pages that the device can have in their places at once, for one transfer: none without an
+    /// IOMMU, or where that is not wanted.
     pub fn pages_in_place(self) -> usize {
         self.rules().domain.map_or(0, |domain| if domain.windows() > 0 { WINDOW_PAGES } else { 0 })
     }
 
-    /// Lets the device at some of the holder's frames, in their places, through a window that nobody has open. `None`: it cannot
-    /// have them like this now.
+    /// Lets the device at some of the holder's frames, in their places, through a window that
+    /// nobody has open. `None`: it cannot have them like this now.
     pub fn in_place(
         self,
         window: usize,
@@ -102,8 +108,8 @@ impl<S: DmaSource> InPlace<S> {
     pub const fn len(&self) -> usize {
         self.pages * PAGE_SIZE
     }
-    /// Takes the frames out of use for ever: the device does not confirm that it lets go of them. Returns how many bytes this
-    /// call lost: 0 if they were lost before.
+    /// Takes the frames out of use for ever: the device does not confirm that it lets go of them.
+    /// Returns how many bytes this call lost: 0 if they were lost before.
     pub fn lose(&self) -> usize {
         if self.is_lost.swap(true, Ordering::AcqRel) {
             return 0;

@@ -1,19 +1,20 @@
 //! The DMA API: the only road by which a device gets an address.
 //!
-//! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without an IOMMU that is bounce
-//! frames only.
+//! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without
+//! an IOMMU that is bounce frames only.
 //!
-//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and behind an IOMMU of frames that
-//! somebody holds for one transfer ([`InPlace`]). A page of the former belongs to one device at a
-//! time, because an IOMMU separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
-//! pages.
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and behind
+//! an IOMMU of frames that somebody holds for one transfer ([`InPlace`]). A page of the former
+//! belongs to one device at a time, because an IOMMU separates pages; small things live in cells of
+//! 64, 512 and 2,048 bytes inside a device's own pages.
 //!
-//! **Residue.** What a device may have left in memory is its own: a page that goes from one device to another is zeroed
-//! before the other knows of it, and so is memory that comes from the page allocator. So a hostile device learns nothing
-//! but what drivers exchanged with it. Programs that share a device are separated by what the driver copies out: never
-//! more than the device says it wrote, so an honest device shows a program only its own transfer, and one that lies can
-//! hand over only what it was given before. [`Scrub::Always`] zeroes at the end of each mapping, too: then it cannot even
-//! do that.
+//! **Residue.** What a device may have left in memory is its own: a page that goes from one device
+//! to another is zeroed before the other knows of it, and so is memory that comes from the page
+//! allocator. So a hostile device learns nothing but what drivers exchanged with it. Programs that
+//! share a device are separated by what the driver copies out: never more than the device says it
+//! wrote, so an honest device shows a program only its own transfer, and one that lies can hand
+//! over only what it was given before. [`Scrub::Always`] zeroes at the end of each mapping, too:
+//! then it cannot even do that.
 //!
 //! | what | for | memory |
 //! |---|---|---|
@@ -24,30 +25,38 @@
 //! | [`Device::in_place`] → [`InPlace`] | one transfer of pinned or page-cache frames, behind an IOMMU | the frames themselves |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
-//! An address a device sees ([`DmaAddr`]) never mixes with a physical one. They are equal, behind an IOMMU too: there a page
-//! is mapped when it joins a device ([`DeviceRules::domain`]), and unmapped before another device or the page allocator
-//! gets it; a transfer maps nothing. Memory that the IOMMU does not confirm as unmapped is lost. Each device has a name, a reach (the highest address it can
-//! use) and a quota, and what it holds is counted, so that a driver's leak has an owner.
+//! An address a device sees ([`DmaAddr`]) never mixes with a physical one. They are equal, behind
+//! an IOMMU too: there a page is mapped when it joins a device ([`DeviceRules::domain`]), and
+//! unmapped before another device or the page allocator gets it; a transfer maps nothing. Memory
+//! that the IOMMU does not confirm as unmapped is lost. Each device has a name, a reach (the
+//! highest address it can use) and a quota, and what it holds is counted, so that a driver's leak
+//! has an owner.
 //!
-//! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`). Taking and giving change one
-//! word by compare-exchange, in a segment that other CPUs leave alone where they can, and counts of this CPU: no lock is
-//! taken and no line stored that all share (`word.rs`: the protocol).
+//! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`).
+//! Taking and giving change one word by compare-exchange, in a segment that other CPUs leave alone
+//! where they can, and counts of this CPU: no lock is taken and no line stored that all share
+//! (`word.rs`: the protocol).
 //!
-//! In a confidential guest, memory becomes visible to the host when a segment or a ring comes, and private before it goes back to the page
-//! allocator ([`Dma::set_publisher`]); a transfer changes nothing.
+//! In a confidential guest, memory becomes visible to the host when a segment or a ring comes, and
+//! private before it goes back to the page allocator ([`Dma::set_publisher`]); a transfer changes
+//! nothing.
 //!
-//! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that never grows.
+//! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that
+//! never grows.
 //!
-//! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
-//! the device confirms neither, the driver calls [`DmaMapping::lose`], [`Coherent::lose`] or [`InPlace::lose`]: the memory leaks on
-//! purpose, [`Usage::lost`] and [`Statistics::lost`] count it, and [`Dma::kept`] names what holds the frames of others.
+//! **Lost memory.** A driver gives memory back once the device has returned the buffer or has
+//! confirmed a reset. If the device confirms neither, the driver calls [`DmaMapping::lose`],
+//! [`Coherent::lose`] or [`InPlace::lose`]: the memory leaks on purpose, [`Usage::lost`] and
+//! [`Statistics::lost`] count it, and [`Dma::kept`] names what holds the frames of others.
 //!
-//! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Locks.** Spin locks are held
-//! while a segment or a page of cells comes or goes, for a few instructions; frames are asked from and given back to the page
-//! allocator outside them. **Failure.** Every function that takes memory returns [`DmaError`]; letting go cannot fail.
+//! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Locks.**
+//! Spin locks are held while a segment or a page of cells comes or goes, for a few instructions;
+//! frames are asked from and given back to the page allocator outside them. **Failure.** Every
+//! function that takes memory returns [`DmaError`]; letting go cannot fail.
 //!
-//! Words, parameters and counts are those of Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a slot is 2 KiB.
-//! Unlike there, a mapping need not be contiguous, pools have no owner of their own, and memory goes back.
+//! Words, parameters and counts are those of Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a
+//! slot is 2 KiB. Unlike there, a mapping need not be contiguous, pools have no owner of their own,
+//! and memory goes back.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
@@ -71,7 +80,8 @@
 //! // A device that may hold 64 KiB.
 //! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new()));
 //! assert_eq!(dma.start(frames, Limits::default()), 128);
-//! let rules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: 64 << 10, domain: None };
+//! let reach = DmaAddr(u64::MAX);
+//! let rules = DeviceRules { name: "disk", reach, quota: 64 << 10, domain: None };
 //! let disk = dma.attach(rules)?;
 //! let mut sector = [0u8; 512];
 //! let mapping = disk.map(sector.as_slice(), Direction::FromDevice)?;

@@ -20,10 +20,11 @@ pub(crate) struct MappedMemory {
     pub start: usize,
 }
 
-/// Bytes that a device may reach until this is dropped; dropping copies nothing back ([`DmaMapping::unmap`] does).
+/// Bytes that a device may reach until this is dropped; dropping copies nothing back
+/// ([`DmaMapping::unmap`] does).
 ///
-/// Whoever hands the address to a device keeps the mapping until the device has given the buffer back or
-/// was reset: a driver moves it into its table of requests in flight.
+/// Whoever hands the address to a device keeps the mapping until the device has given the buffer
+/// back or was reset: a driver moves it into its table of requests in flight.
 #[must_use = "dropping it takes the memory from the device"]
 pub struct DmaMapping<S: DmaSource> {
     device: Device<S>,
@@ -63,16 +64,16 @@ impl<S: DmaSource> DmaMapping<S> {
     pub const fn device(&self) -> Device<S> {
         self.device
     }
-    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most [`MAX_RUNS`] pieces, or more
-    /// where a [`Boundary`] cuts them.
+    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most
+    /// [`MAX_RUNS`] pieces, or more where a [`Boundary`] cuts them.
     ///
     /// [`MAX_RUNS`]: crate::MAX_RUNS
     pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
         let range = range.start..range.end.min(self.length);
         self.memory.runs.pieces(self.offset(), range, self.boundary)
     }
-    /// The bytes of `range`, which are the mapping's, where they are one piece, as most are; where it is `None` they may
-    /// still be.
+    /// The bytes of `range`, which are the mapping's, where they are one piece, as most are; where
+    /// it is `None` they may still be.
     #[inline]
     pub fn one_piece(&self, range: Range<usize>) -> Option<Piece> {
         let start = self.offset();
@@ -88,7 +89,8 @@ impl<S: DmaSource> DmaMapping<S> {
         self.memory.cell.map_or(0, Cell::offset) + self.memory.start
     }
 
-    /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how many bytes fit.
+    /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how
+    /// many bytes fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
         self.each_part(offset, count, |part, range| part.copy_from_slice(&bytes[range]));
@@ -102,8 +104,8 @@ impl<S: DmaSource> DmaMapping<S> {
         count
     }
 
-    /// Copy `length` of the original's bytes from `offset` on to where the device reads them. Nothing
-    /// happens for a device that only writes.
+    /// Copy `length` of the original's bytes from `offset` on to where the device reads them.
+    /// Nothing happens for a device that only writes.
     pub fn sync_for_device<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.sync_part_for_device(original, offset, offset, length);
     }
@@ -119,8 +121,8 @@ impl<S: DmaSource> DmaMapping<S> {
             self.copy_part_in(original, from, offset, length);
         }
     }
-    /// Copy `length` bytes from `offset` on, that the device wrote, to the original. Nothing happens for a
-    /// device that only reads.
+    /// Copy `length` bytes from `offset` on, that the device wrote, to the original. Nothing
+    /// happens for a device that only reads.
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
         self.sync_part_for_cpu(original, offset, offset, length);
     }
@@ -142,8 +144,8 @@ impl<S: DmaSource> DmaMapping<S> {
         self.sync_for_cpu(original, 0, self.length);
     }
 
-    /// The driver uses memory that it kept for another transfer: counted as one, and zeroed first under
-    /// [`Scrub::Always`].
+    /// The driver uses memory that it kept for another transfer: counted as one, and zeroed first
+    /// under [`Scrub::Always`].
     pub fn begin_again(&self) {
         self.scrub();
         self.device.count_again(self.bytes());
@@ -157,9 +159,10 @@ impl<S: DmaSource> DmaMapping<S> {
         }
     }
 
-    /// Takes the memory out of use for ever: the device does not confirm that it lets go of it, and may write to it at
-    /// any time. Dropping the mapping then frees nothing. The bytes stay counted as held, and count as lost.
-    /// Returns how many bytes this call lost: 0 if they were lost before.
+    /// Takes the memory out of use for ever: the device does not confirm that it lets go of it, and
+    /// may write to it at any time. Dropping the mapping then frees nothing. The bytes stay counted
+    /// as held, and count as lost. Returns how many bytes this call lost: 0 if they were lost
+    /// before.
     pub fn lose(&self) -> usize {
         if self.is_lost.swap(true, Ordering::AcqRel) {
             return 0;
@@ -169,8 +172,8 @@ impl<S: DmaSource> DmaMapping<S> {
         bytes
     }
 
-    /// The original's bytes, whatever the direction: a device that writes less than it may must not leave
-    /// anything but the original behind.
+    /// The original's bytes, whatever the direction: a device that writes less than it may must not
+    /// leave anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.copy_part_in(original, offset, offset, length);
     }
@@ -178,7 +181,8 @@ impl<S: DmaSource> DmaMapping<S> {
         let length = self.common(original, from, offset, length);
         self.each_part(offset, length, |part, range| original.copy_to(from + range.start, part));
     }
-    /// How many of `length` bytes both have: the original from `start` on, the mapping from `offset` on.
+    /// How many of `length` bytes both have: the original from `start` on, the mapping from
+    /// `offset` on.
     fn common<O: Original + ?Sized>(
         &self,
         original: &O,

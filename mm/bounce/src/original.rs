@@ -10,8 +10,9 @@ pub trait Original {
     fn length(&self) -> usize;
     /// Fill `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
     fn copy_to(&self, offset: usize, to: &mut [u8]);
-    /// Who holds the frames that the bytes are in, one after the other, and the first byte's place in the first frame: a device
-    /// behind an IOMMU can have them in their places. `None`: they are copied.
+    /// Who holds the frames that the bytes are in, one after the other, and the first byte's place
+    /// in the first frame: a device behind an IOMMU can have them in their places. `None`: they are
+    /// copied.
     fn held(&self) -> Option<(Arc<dyn HeldFrames>, usize)> {
         None
     }
@@ -80,21 +81,23 @@ impl FrameList for [Pfn] {
     }
 }
 
-/// Frames that stay what they are, and their bytes', for as long as this lives: pinned ones, for instance. Whoever writes
-/// their bytes at the same time as a device races with it, and with nobody else.
+/// Frames that stay what they are, and their bytes', for as long as this lives: pinned ones, for
+/// instance. Whoever writes their bytes at the same time as a device races with it, and with nobody
+/// else.
 pub trait HeldFrames: FrameList + Send + Sync {}
 
 impl<F: FrameList + Send + Sync> HeldFrames for F {}
 
-/// The bytes of frames that a device can have in their places; where it does not, they are copied as those of
-/// [`FrameBytes`] are.
+/// The bytes of frames that a device can have in their places; where it does not, they are copied
+/// as those of [`FrameBytes`] are.
 pub struct HeldBytes<'a, B> {
     holder: &'a Arc<dyn HeldFrames>,
     bytes: FrameBytes<'a, B, dyn HeldFrames>,
 }
 
 impl<'a, B: PhysicalBytes> HeldBytes<'a, B> {
-    /// `length` of the bytes of the holder's frames from `start` on, reached through `bytes` where they are copied.
+    /// `length` of the bytes of the holder's frames from `start` on, reached through `bytes` where
+    /// they are copied.
     pub fn new(bytes: B, holder: &'a Arc<dyn HeldFrames>, start: usize, length: usize) -> Self {
         Self { holder, bytes: FrameBytes::new(bytes, &**holder).starting_at(start).truncated(length) }
     }
@@ -118,8 +121,8 @@ impl<B: PhysicalBytes> OriginalMut for HeldBytes<'_, B> {
     }
 }
 
-/// The bytes of whole frames, one after the other, wherever the frames are: page-cache pages, for instance.
-/// Whoever makes one keeps the frames held.
+/// The bytes of whole frames, one after the other, wherever the frames are: page-cache pages, for
+/// instance. Whoever makes one keeps the frames held.
 #[derive(Debug)]
 pub struct FrameBytes<'a, B, F: ?Sized = [Pfn]> {
     bytes: B,

@@ -1,13 +1,14 @@
 //! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
 //!
-//! A take looks at the segment that its CPU used last, then at others that the index names; it may be made of several
-//! runs. A page remembers the device that had it last: for the next one, if it is another, it leaves that device's domain, is
-//! zeroed, and joins the new one's.
+//! A take looks at the segment that its CPU used last, then at others that the index names; it may
+//! be made of several runs. A page remembers the device that had it last: for the next one, if it
+//! is another, it leaves that device's domain, is zeroed, and joins the new one's.
 //!
-//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where memory is fragmented, and tells the
-//! worker, which adds more while less than a quarter of what is used is free. What callers added is *transient* until the worker
-//! has looked. **Shrinking.** The worker looks every second ([`Pool::tick`]): a segment that was idle for [`IDLE_TICKS`]
-//! looks goes back to the page allocator, and all idle ones do where memory is short ([`Pool::shrink`]).
+//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where
+//! memory is fragmented, and tells the worker, which adds more while less than a quarter of what is
+//! used is free. What callers added is *transient* until the worker has looked. **Shrinking.** The
+//! worker looks every second ([`Pool::tick`]): a segment that was idle for [`IDLE_TICKS`] looks
+//! goes back to the page allocator, and all idle ones do where memory is short ([`Pool::shrink`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -149,8 +150,8 @@ impl<S: DmaSource> Pool<S> {
         }
     }
 
-    /// Sets how many `areas` there are and the most pages, `cap`, and adds `base` pages that stay, within the taker's reach.
-    /// Returns how many of those there was memory for.
+    /// Sets how many `areas` there are and the most pages, `cap`, and adds `base` pages that stay,
+    /// within the taker's reach. Returns how many of those there was memory for.
     pub fn start(
         &self,
         means: Means<'_, S>,
@@ -210,8 +211,9 @@ impl<S: DmaSource> Pool<S> {
         &self.areas[usize::from(cpus.current_cpu().0) % self.area_count.load(Ordering::Relaxed)]
     }
 
-    /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many or they lie in too many pieces. Returns whether the area's
-    /// net use has grown by a segment since the last time this was said.
+    /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many
+    /// or they lie in too many pieces. Returns whether the area's net use has grown by a segment
+    /// since the last time this was said.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: pages cannot become the device's. Those in `runs` have.
@@ -260,7 +262,8 @@ impl<S: DmaSource> Pool<S> {
         area.net.store((net - pages).max(0), Ordering::Relaxed);
     }
 
-    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of fewer than the taker's step.
+    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of
+    /// fewer than the taker's step.
     pub fn grow(&self, means: Means<'_, S>, taker: Taker, how: Growth) -> Result<(), DmaError> {
         let mut error = DmaError::OutOfMemory;
         for order in (taker.step.ilog2()..=SEGMENT_ORDER).rev().filter_map(Order::new) {
@@ -364,7 +367,8 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
-    /// The devices that had the pages last forget them first, outside the lock: nothing else leads to the block any more.
+    /// The devices that had the pages last forget them first, outside the lock: nothing else leads
+    /// to the block any more.
     fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
         let change = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
@@ -385,7 +389,8 @@ impl<S: DmaSource> Pool<S> {
         pages as usize
     }
 
-    /// Gives a block back to the page allocator, or loses it where a device or the host may still reach it.
+    /// Gives a block back to the page allocator, or loses it where a device or the host may still
+    /// reach it.
     fn release(&self, block: Frame<Bounce, S>, owners: &[u8], means: Means<'_, S>) {
         let mut first = block.pfn();
         let mut is_confirmed = true;
@@ -403,7 +408,8 @@ impl<S: DmaSource> Pool<S> {
         }
     }
 
-    /// Gives a block that no device reaches back to the page allocator, once the host does not see it.
+    /// Gives a block that no device reaches back to the page allocator, once the host does not see
+    /// it.
     fn hide(&self, block: Frame<Bounce, S>, published: &Published) {
         if published.withdraw(&block).is_err() {
             self.lose(block);

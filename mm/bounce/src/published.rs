@@ -1,8 +1,9 @@
 //! Memory that the host sees, in a confidential guest.
 //!
-//! A segment is made visible when it comes from the page allocator, as a whole, and private when it goes back: transfers
-//! change nothing. The bytes are zeroed after memory has become visible. Devices leave memory before it becomes private.
-//! Memory that the host does not confirm as private is lost: it never goes back to the page allocator.
+//! A segment is made visible when it comes from the page allocator, as a whole, and private when it
+//! goes back: transfers change nothing. The bytes are zeroed after memory has become visible.
+//! Devices leave memory before it becomes private. Memory that the host does not confirm as private
+//! is lost: it never goes back to the page allocator.
 
 use freehold_frame::{Bounce, Frame};
 use freehold_machine::{NotWithdrawn, PhysicalBytes, Publish};
@@ -37,7 +38,8 @@ impl Published {
 }
 
 impl<S: DmaSource> Dma<S> {
-    /// Sets how memory becomes visible to the host, in a guest whose memory is private. Once, before [`Dma::start`].
+    /// Sets how memory becomes visible to the host, in a guest whose memory is private. Once,
+    /// before [`Dma::start`].
     pub fn set_publisher(&self, publisher: &'static dyn Publish) {
         self.published.0.call_once(|| publisher);
     }

@@ -1,4 +1,5 @@
-//! What devices behind an IOMMU reach, whatever drivers do: the rule in the crate's head, judged by the software machine.
+//! What devices behind an IOMMU reach, whatever drivers do: the rule in the crate's head, judged by
+//! the software machine.
 
 extern crate std;
 use alloc::sync::Arc;
@@ -149,7 +150,8 @@ impl World {
         }
     }
 
-    /// Each device reaches what it has, and what it had last and no one else got; and each frame is reached by one device.
+    /// Each device reaches what it has, and what it had last and no one else got; and each frame is
+    /// reached by one device.
     fn judge(&self) {
         let mut all = BTreeSet::new();
         for (number, view) in self.views.iter().enumerate() {

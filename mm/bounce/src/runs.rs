@@ -31,8 +31,8 @@ pub struct Piece {
     pub length: usize,
 }
 
-/// A list of runs, in the order of the mapping's bytes. The first lies in the list, since most mappings have only one, and the
-/// list is moved often; the others are on the heap.
+/// A list of runs, in the order of the mapping's bytes. The first lies in the list, since most
+/// mappings have only one, and the list is moved often; the others are on the heap.
 #[derive(Debug)]
 pub(crate) struct FrameRuns {
     /// Of no pages where the list is empty.
@@ -89,8 +89,8 @@ impl FrameRuns {
         })
     }
 
-    /// The bytes of `range`, counted from `start` bytes into the first page, as pieces that cross no multiple of `boundary`. Runs
-    /// that touch are one.
+    /// The bytes of `range`, counted from `start` bytes into the first page, as pieces that cross
+    /// no multiple of `boundary`. Runs that touch are one.
     #[inline]
     pub fn pieces(&self, start: usize, range: Range<usize>, boundary: Option<Boundary>) -> Pieces<'_> {
         let left = range.end.saturating_sub(range.start);
@@ -116,7 +116,8 @@ pub(crate) struct Pieces<'a> {
     /// Bytes that are wanted after them.
     left: usize,
     boundary: Option<Boundary>,
-    /// A piece that was found and is not shown yet: the part of the last one behind a boundary, for one.
+    /// A piece that was found and is not shown yet: the part of the last one behind a boundary, for
+    /// one.
     rest: Option<Piece>,
 }
 

@@ -317,8 +317,9 @@ fn lost_memory_is_never_used_again_and_is_counted_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is mapped and let go in whatever order: no two mappings share a byte, no two devices a page, each mapping
-    /// keeps its own bytes, and in the end a page of cells of each size is left.
+    /// Whatever is mapped and let go in whatever order: no two mappings share a byte, no two
+    /// devices a page, each mapping keeps its own bytes, and in the end a page of cells of each
+    /// size is left.
     #[test]
     fn mappings_never_overlap(ops in proptest::collection::vec((prop_oneof![1usize..3000, 1usize..SEGMENT, 1usize..1 << 20], any::<prop::sample::Index>(), any::<bool>()), 1..60)) {
         let source = source(512);

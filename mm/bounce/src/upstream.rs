@@ -1,5 +1,6 @@
-//! What went wrong in Linux' SWIOTLB after dynamic allocation came, as promises of this crate: one test for each class, with
-//! the commits or reports that name it. Each was seen to fail on a broken variant (`tools/broken-bounce`).
+//! What went wrong in Linux' SWIOTLB after dynamic allocation came, as promises of this crate: one
+//! test for each class, with the commits or reports that name it. Each was seen to fail on a broken
+//! variant (`tools/broken-bounce`).
 
 extern crate std;
 use std::boxed::Box;
@@ -93,7 +94,8 @@ fn a_segment_that_is_cut_short_has_no_page_beyond_its_memory() {
     }
 }
 
-/// 5: 0eee5ae10256, bbb73a103fbb, 04867a7a3332, CVE-2024-35814. Masks together make two mappings overlap.
+/// 5: 0eee5ae10256, bbb73a103fbb, 04867a7a3332, CVE-2024-35814. Masks together make two mappings
+/// overlap.
 #[test]
 fn transfers_of_all_masks_at_once_share_no_byte_and_no_page_with_another_device() {
     let source = source(500);
@@ -133,7 +135,8 @@ fn what_is_as_long_as_a_page_begins_on_one() {
     }
 }
 
-/// 7: af133562d5af. The original's low bits are lost where the memory is aligned to more than a slot.
+/// 7: af133562d5af. The original's low bits are lost where the memory is aligned to more than a
+/// slot.
 #[test]
 fn the_originals_low_bits_are_kept_whatever_the_memory_is_aligned_to() {
     let source = source(500);
@@ -218,8 +221,8 @@ fn a_restricted_pool_serves_its_device_and_its_readers_from_the_start() {
     assert_eq!((slots(), device.held()), (std::vec![("disk", [32, 2])], 0));
 }
 
-/// 11: ddbd89deb7d3, aa6f8dcbab47, CVE-2022-0854. Bytes that the device did not write reach the original, and the first fix
-/// broke drivers that sync before the device writes.
+/// 11: ddbd89deb7d3, aa6f8dcbab47, CVE-2022-0854. Bytes that the device did not write reach the
+/// original, and the first fix broke drivers that sync before the device writes.
 #[test]
 fn a_device_that_writes_less_leaves_the_original_and_a_sync_towards_it_changes_nothing_it_wrote() {
     let source = source(256);
@@ -235,7 +238,8 @@ fn a_device_that_writes_less_leaves_the_original_and_a_sync_towards_it_changes_n
     assert!(original[100..].iter().all(|&byte| byte == 7));
 }
 
-/// 12: an open report (our model of it fails in 12 of 24 cases). Memory that fits exactly has no room to align in.
+/// 12: an open report (our model of it fails in 12 of 24 cases). Memory that fits exactly has no
+/// room to align in.
 #[test]
 fn memory_that_is_just_enough_serves_every_offset_in_a_page() {
     for offset in (0..PAGE_SIZE).step_by(512) {
@@ -250,7 +254,8 @@ fn memory_that_is_just_enough_serves_every_offset_in_a_page() {
     }
 }
 
-/// 13: an open report. The limit of what may be added one day is taken for the limit of what there is.
+/// 13: an open report. The limit of what may be added one day is taken for the limit of what there
+/// is.
 #[test]
 fn a_device_that_reaches_the_memory_there_is_works_though_more_would_be_beyond_it() {
     let source = source(256);
@@ -290,7 +295,8 @@ fn a_part_of_no_bytes_is_an_error_or_nothing_and_never_a_piece() {
     assert_eq!(mapping.pieces(9000..3).count(), 0);
 }
 
-/// 15: 57d29044d0f2 and six more of June 2026. An error on the way leaks memory, or frees what is not ours.
+/// 15: 57d29044d0f2 and six more of June 2026. An error on the way leaks memory, or frees what is
+/// not ours.
 #[test]
 fn a_mapping_that_fails_on_the_way_leaves_every_page_and_every_count_as_it_was() {
     for frames in [0, 1, 7, 63, 64, 65, 130] {

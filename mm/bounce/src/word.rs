@@ -1,16 +1,20 @@
-//! Which pages of a segment are free, and which segments may have a free page: words that change by compare-exchange.
+//! Which pages of a segment are free, and which segments may have a free page: words that change by
+//! compare-exchange.
 //!
-//! **Pages.** A segment has up to 64 pages and one word: a set bit is a free page. A page belongs to the thread that
-//! cleared its bit until that thread sets it again. Taking acquires and giving releases, so a holder sees all that
-//! earlier holders wrote. [`FreePages::retire`] takes all pages of an idle segment at once: then its memory has no other
-//! holder and can leave; [`FreePages::install`] puts new memory in the same place. A stale look at the word does no
-//! harm: the compare-exchange decides, and what belongs to the pages is read after it.
+//! **Pages.** A segment has up to 64 pages and one word: a set bit is a free page. A page belongs
+//! to the thread that cleared its bit until that thread sets it again. Taking acquires and giving
+//! releases, so a holder sees all that earlier holders wrote. [`FreePages::retire`] takes all pages
+//! of an idle segment at once: then its memory has no other holder and can leave;
+//! [`FreePages::install`] puts new memory in the same place. A stale look at the word does no harm:
+//! the compare-exchange decides, and what belongs to the pages is read after it.
 //!
-//! **Index.** One bit per segment, set where the segment may have a free page, and one bit per word of those. A search
-//! follows set bits only, so it does not get longer with the number of full segments. Bits are cleared late, by a search
-//! that finds the segment full, so that a segment that fills and empties again and again costs nobody a store. Clearing
-//! looks at the segment again afterwards, and giving looks at the bit after it has set the page's: both in the single
-//! order of sequentially consistent accesses, so at least one of them sees the other, and no free page is forgotten.
+//! **Index.** One bit per segment, set where the segment may have a free page, and one bit per word
+//! of those. A search follows set bits only, so it does not get longer with the number of full
+//! segments. Bits are cleared late, by a search that finds the segment full, so that a segment that
+//! fills and empties again and again costs nobody a store. Clearing looks at the segment again
+//! afterwards, and giving looks at the bit after it has set the page's: both in the single order of
+//! sequentially consistent accesses, so at least one of them sees the other, and no free page is
+//! forgotten.
 //!
 //! `tests/loom.rs` tries the interleavings of this file, and broken variants of it.
 
@@ -69,8 +73,8 @@ impl FreePages {
     pub fn bits(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
-    /// Takes up to `wanted` pages in a row, whose first is a multiple of `step` and which are a multiple of `step`, a power of
-    /// two up to 64; so is `wanted`.
+    /// Takes up to `wanted` pages in a row, whose first is a multiple of `step` and which are a
+    /// multiple of `step`, a power of two up to 64; so is `wanted`.
     pub fn take(&self, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
         let mut free = self.0.load(Ordering::Relaxed);
         loop {
@@ -97,7 +101,8 @@ const fn multiples(step: u32) -> u64 {
 /// Pages in a row among the set bits of `free`; see [`FreePages::take`].
 fn find(free: u64, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
     let run_of = |count: u32| {
-        // Bit i of `starts`: pages i..i+have are free. Zeroes shifted in from the top keep runs inside.
+        // Bit i of `starts`: pages i..i+have are free. Zeroes shifted in from the top keep runs
+        // inside.
         let (mut starts, mut have) = (free, 1);
         while have < count && starts != 0 {
             let step = have.min(count - have);

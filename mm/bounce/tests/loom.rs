@@ -1,11 +1,13 @@
-//! Every interleaving of the words of `src/word.rs`: pages that are taken, given back, added and removed, and the index.
+//! Every interleaving of the words of `src/word.rs`: pages that are taken, given back, added and
+//! removed, and the index.
 //!
-//! Each promise has a broken variant beside it that the model catches, so the model is known to look.
+//! Each promise has a broken variant beside it that the model catches, so the model is known to
+//! look.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, dead_code, unreachable_pub, reason = "a test that includes a module of the crate")]
 
-/// loom treats sequentially consistent accesses as acquiring and releasing ones, but knows fences: an access has one
-/// on the side where the order with others of its kind matters.
+/// loom treats sequentially consistent accesses as acquiring and releasing ones, but knows fences:
+/// an access has one on the side where the order with others of its kind matters.
 mod atomic {
     pub use loom::sync::atomic::Ordering;
     use loom::sync::atomic::fence;
@@ -130,8 +132,8 @@ fn giving_back_without_release_is_caught() {
     });
 }
 
-/// Memory leaves and other memory comes in its place, while a taker has an old look at the word: the taker finds the
-/// frame of the memory that its pages are of.
+/// Memory leaves and other memory comes in its place, while a taker has an old look at the word:
+/// the taker finds the frame of the memory that its pages are of.
 #[test]
 fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
     loom::model(|| {
@@ -182,7 +184,8 @@ fn removing_a_segment_that_only_looked_idle_is_caught() {
     });
 }
 
-/// A search marks a segment as full while its pages are given back: afterwards the index leads to the free page.
+/// A search marks a segment as full while its pages are given back: afterwards the index leads to
+/// the free page.
 #[test]
 fn no_free_page_is_forgotten_when_a_search_marks_its_segment_full() {
     loom::model(|| {

@@ -1,14 +1,21 @@
-//! The split pageblocks that one CPU takes frames out of: lists by owner and by how full they are, and a lock for them.
+//! The split pageblocks that one CPU takes frames out of: lists by owner and by how full they are,
+//! and a lock for them.
 //!
-//! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word of state names. Its state, bitmap and links are written by
-//! the holder of that arena's lock alone. Who has a frame to give back reads the state without a lock, locks the arena that it names, and reads it again: if
-//! the pageblock belongs to another arena by now, it begins anew. While one of its frames is out a pageblock cannot become free, so this ends.
-//! - A free pageblock comes in (is *opened*), and goes out when its last frame comes back, under the arena's lock and inside it the zone's.
-//! - A CPU whose arena has nothing left *adopts* split pageblocks of another, the fullest first, if that one has more than it needs at hand: with both
-//!   locks held, the second of which is only tried for. So memory stays whole although each CPU has its own pageblocks.
-//! - When nothing is left anywhere, frames are taken out of other arenas' pageblocks where they are, under one arena's lock at a time.
+//! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word
+//! of state names. Its state, bitmap and links are written by the holder of that arena's lock
+//! alone. Who has a frame to give back reads the state without a lock, locks the arena that it
+//! names, and reads it again: if the pageblock belongs to another arena by now, it begins anew.
+//! While one of its frames is out a pageblock cannot become free, so this ends.
+//! - A free pageblock comes in (is *opened*), and goes out when its last frame comes back, under
+//!   the arena's lock and inside it the zone's.
+//! - A CPU whose arena has nothing left *adopts* split pageblocks of another, the fullest first, if
+//!   that one has more than it needs at hand: with both locks held, the second of which is only
+//!   tried for. So memory stays whole although each CPU has its own pageblocks.
+//! - When nothing is left anywhere, frames are taken out of other arenas' pageblocks where they
+//!   are, under one arena's lock at a time.
 //!
-//! In front of a memory-side cache a zone has one arena, whose lock also orders the counts of [`place`](crate::place).
+//! In front of a memory-side cache a zone has one arena, whose lock also orders the counts of
+//! [`place`](crate::place).
 
 use core::cell::Cell;
 use core::ops::Deref;
@@ -22,7 +29,8 @@ use crate::take::{CANDIDATES, Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 use crate::zone::Zone;
 
-/// An owner's words: the heads of its lists, the mask of lists in use, which lists may hold which orders, and how many pageblocks are on them.
+/// An owner's words: the heads of its lists, the mask of lists in use, which lists may hold which
+/// orders, and how many pageblocks are on them.
 const OWNER_WORDS: usize = BUCKETS + 3;
 /// Words of an arena: its lock's line, and those of its owners.
 pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * OWNER_WORDS;
@@ -44,7 +52,8 @@ pub(crate) struct HeldArena<'a, C: Cpus> {
     /// For the locks that are taken inside this one.
     pub(crate) pinned: &'a Pinned<C>,
     pub(crate) cpus: C,
-    /// What the zone is told when the lock is let go of: frames that became free, and how many more pageblocks are split.
+    /// What the zone is told when the lock is let go of: frames that became free, and how many more
+    /// pageblocks are split.
     freed: Cell<u64>,
     split: Cell<u64>,
     _held: Held<'a>,
@@ -94,7 +103,8 @@ impl Arena {
     fn buckets(self, owner: Owner) -> &'static AtomicU64 {
         self.word(owner, BUCKETS)
     }
-    /// For each order 1 to 8 a byte: the buckets of `owner` in which a block may have such a run. The other buckets have none.
+    /// For each order 1 to 8 a byte: the buckets of `owner` in which a block may have such a run.
+    /// The other buckets have none.
     fn fits(self, owner: Owner) -> &'static AtomicU64 {
         self.word(owner, BUCKETS + 1)
     }
@@ -235,8 +245,8 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         }
         None
     }
-    /// Moves blocks that may have what is wished here from another arena, the fullest first, until `frames` are free in them or
-    /// the giver has only `keep` left. Whether there was one.
+    /// Moves blocks that may have what is wished here from another arena, the fullest first, until
+    /// `frames` are free in them or the giver has only `keep` left. Whether there was one.
     pub(crate) fn adopt_from(&self, giver: &Self, wanted: TakeRequest, frames: u64, keep: u64) -> bool {
         let TakeRequest { owner, order, .. } = wanted;
         let mut got = 0;

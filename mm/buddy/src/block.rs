@@ -1,12 +1,15 @@
-//! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a word of state in the line beside it.
+//! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a word of state in the
+//! line beside it.
 //!
-//! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in their side's
-//! [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`] blocks have one owner, `free` is the number
-//! of ones in the bitmap, and they are on the owner's list `bucket` exactly when `free` is not 0.
-//! All zeroes means free on the user's side, so fresh metadata describes memory without being touched.
+//! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in
+//! their side's [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`]
+//! blocks have one owner, `free` is the number of ones in the bitmap, and they are on the owner's
+//! list `bucket` exactly when `free` is not 0. All zeroes means free on the user's side, so fresh
+//! metadata describes memory without being touched.
 //!
-//! A block that is not free belongs to an [arena](crate::arena), whose lock orders access to all of its words; a free block's, one on the move's and an
-//! offline one's are ordered by the zone's. The free set's position word always by the zone's.
+//! A block that is not free belongs to an [arena](crate::arena), whose lock orders access to all of
+//! its words; a free block's, one on the move's and an offline one's are ordered by the zone's. The
+//! free set's position word always by the zone's.
 
 use core::sync::atomic::AtomicU64;
 
@@ -17,7 +20,8 @@ use crate::word::Plain;
 
 /// Words in a pageblock's bitmap.
 pub(crate) const BITMAP_WORDS: usize = 8;
-/// Words of metadata per pageblock: its bitmap, and a line for its state, so that two CPUs at work in two pageblocks share no line.
+/// Words of metadata per pageblock: its bitmap, and a line for its state, so that two CPUs at work
+/// in two pageblocks share no line.
 pub(crate) const BLOCK_WORDS: usize = 2 * BITMAP_WORDS;
 const STATE: usize = BITMAP_WORDS;
 const LINKS: usize = BITMAP_WORDS + 1;
@@ -53,8 +57,9 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), owner (5), hint (4), leaving (1), residue (1), from bit 16 on the arena (6), and from
-/// bit 32 on the free frames, so that words compare as the free frames do.
+/// A pageblock's word of state, lowest bits first: fill (3), owner (5), hint (4), leaving (1),
+/// residue (1), from bit 16 on the arena (6), and from bit 32 on the free frames, so that words
+/// compare as the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(pub(crate) u64);
 
@@ -100,18 +105,20 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its owner and count.
+    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its
+    /// owner and count.
     pub(crate) const fn plain_of(arena: u8) -> Self {
         Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
     }
-    /// The state with one more free frame, if no larger run can come of it than the block is known to have, and the block is split, stays, and is
-    /// [of the arena](BlockState::plain_of).
+    /// The state with one more free frame, if no larger run can come of it than the block is known
+    /// to have, and the block is split, stays, and is [of the arena](BlockState::plain_of).
     #[inline(always)]
     const fn plainly_more(self, plain: Self) -> Option<Self> {
         const LOOK: u64 = 7 | LEAVING | 15 << HINT | 63 << ARENA;
         if self.0 & LOOK == plain.0 { Some(Self(self.0 + (1 << FREE))) } else { None }
     }
-    /// Whether a block that has just got a frame back may be whole, or on another list than before: of 64 counts two.
+    /// Whether a block that has just got a frame back may be whole, or on another list than before:
+    /// of 64 counts two.
     #[inline(always)]
     const fn may_move(self) -> bool {
         self.0 & 62 << FREE == 0
@@ -144,7 +151,8 @@ impl BlockState {
     pub(crate) const fn with_hint(self, hint: u32) -> Self {
         Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
     }
-    /// Whether the block goes offline when the last of its frames comes back; it is on no list then.
+    /// Whether the block goes offline when the last of its frames comes back; it is on no list
+    /// then.
     pub(crate) const fn is_leaving(self) -> bool {
         self.0 & LEAVING != 0
     }
@@ -154,7 +162,8 @@ impl BlockState {
     pub(crate) const fn staying(self) -> Self {
         Self(self.0 & !LEAVING)
     }
-    /// Whether a free or moving block may hold bytes of programs, which the kernel's map must not show.
+    /// Whether a free or moving block may hold bytes of programs, which the kernel's map must not
+    /// show.
     pub(crate) const fn has_residue(self) -> bool {
         self.0 & RESIDUE != 0
     }
@@ -226,8 +235,9 @@ impl Blocks {
     pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
         BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of) blocks say `plain`, if that changes no more than its bit, its
-    /// pageblock's count, and maybe its list.
+    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of)
+    /// blocks say `plain`, if that changes no more than its bit, its pageblock's count, and maybe
+    /// its list.
     #[inline]
     #[must_use]
     pub(crate) fn put_plain(self, frame: Pfn, plain: BlockState) -> PutPlain {
@@ -313,8 +323,8 @@ enum Fit {
     Loose,
 }
 
-/// Take at most `most` aligned runs of 2^`order` ones out of `word`, only those that are no part of a larger run or all: what is left of it, and how many.
-/// Each one's place goes to `each`.
+/// Take at most `most` aligned runs of 2^`order` ones out of `word`, only those that are no part of
+/// a larger run or all: what is left of it, and how many. Each one's place goes to `each`.
 fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u64)) -> (u64, u64) {
     let starts = starts(word, order);
     let found = starts & ALIGNED[order];
@@ -336,8 +346,9 @@ fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u6
     (rest, taken)
 }
 
-/// Take at most `most` aligned runs of 2^`order` ones out of a bitmap, for orders up to 8; first those that are no part of a larger run. Fewer: there
-/// are no more. Each one's index in frames goes to `each`.
+/// Take at most `most` aligned runs of 2^`order` ones out of a bitmap, for orders up to 8; first
+/// those that are no part of a larger run. Fewer: there are no more. Each one's index in frames
+/// goes to `each`.
 pub(crate) fn take_runs(
     bitmap: &[AtomicU64; BITMAP_WORDS],
     order: u32,
@@ -375,8 +386,8 @@ pub(crate) fn take_runs(
     taken
 }
 
-/// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing changed, if one of its frames
-/// was free already.
+/// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing
+/// changed, if one of its frames was free already.
 #[must_use]
 pub(crate) fn put_run(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64, order: u32) -> Option<u32> {
     let (first, at) = (index as usize / 64, index % 64);
@@ -410,7 +421,8 @@ const fn mask_of_index(order: u32) -> u64 {
     (1 << order) - 1
 }
 
-/// The order of the largest aligned run of free words around word `first`, which is in one of 2^`order` frames (6 or more).
+/// The order of the largest aligned run of free words around word `first`, which is in one of
+/// 2^`order` frames (6 or more).
 fn merged_words(bitmap: &[AtomicU64; BITMAP_WORDS], first: usize, order: u32) -> u32 {
     let grows = |order: &u32| {
         let words = 1 << (order - 6);
@@ -420,8 +432,8 @@ fn merged_words(bitmap: &[AtomicU64; BITMAP_WORDS], first: usize, order: u32) ->
     (order..=PAGEBLOCK_ORDER).find(|order| !grows(order)).unwrap_or(PAGEBLOCK_ORDER)
 }
 
-/// How many aligned runs of each order 0 to 9 the bitmap holds as buddies: each free frame counts once, in the largest
-/// aligned run it is in.
+/// How many aligned runs of each order 0 to 9 the bitmap holds as buddies: each free frame counts
+/// once, in the largest aligned run it is in.
 pub(crate) fn count_runs(bitmap: &[AtomicU64; BITMAP_WORDS]) -> [u64; 10] {
     let mut counts = [0; 10];
     let mut full = 0u64;

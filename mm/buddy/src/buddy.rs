@@ -21,8 +21,8 @@ use crate::zone::Zone;
 
 /// The page allocator of a machine. Used through `&'static Buddy<M>`, which is a [`FrameSource`].
 ///
-/// Task context only: the CPU may be pinned and interrupts are on; no lock is held that an interrupt handler takes,
-/// since a pageblock that leaves the direct map is flushed on every CPU.
+/// Task context only: the CPU may be pinned and interrupts are on; no lock is held that an
+/// interrupt handler takes, since a pageblock that leaves the direct map is flushed on every CPU.
 #[derive(Debug)]
 pub struct Buddy<M: Machine> {
     pub(crate) machine: M,
@@ -34,10 +34,12 @@ pub struct Buddy<M: Machine> {
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
-    /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is [looked](Bytes::Looked) at.
+    /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is
+    /// [looked](Bytes::Looked) at.
     pub(crate) list_lines: ListLines,
     pub(crate) pcps: &'static [Pcp],
-    /// For each CPU its number among those whose lists hold the same node's blocks: that of its arena there.
+    /// For each CPU its number among those whose lists hold the same node's blocks: that of its
+    /// arena there.
     pub(crate) slots: [u8; MAX_CPUS],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,
@@ -49,7 +51,8 @@ pub struct Buddy<M: Machine> {
     pub(crate) injecting: AtomicBool,
 }
 
-/// Whether the allocator has to do with the bytes of what it hands out and gets back (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
+/// Whether the allocator has to do with the bytes of what it hands out and gets back
+/// (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bytes {
     Left,
@@ -60,7 +63,8 @@ pub(crate) enum Bytes {
 pub(crate) const NONE: u8 = u8::MAX;
 
 impl<M: Machine> Buddy<M> {
-    /// A block as wished; its record says who owns it. [`Owner::Free`] and [`Owner::Reserved`] get nothing.
+    /// A block as wished; its record says who owns it. [`Owner::Free`] and [`Owner::Reserved`] get
+    /// nothing.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits for memory.
@@ -76,8 +80,8 @@ impl<M: Machine> Buddy<M> {
             _ => self.take_by_policy(request),
         }
     }
-    /// Ask the options' fault hook about each request from now on. Until then it costs a request nothing that a list serves:
-    /// asking makes the lists serve nobody.
+    /// Ask the options' fault hook about each request from now on. Until then it costs a request
+    /// nothing that a list serves: asking makes the lists serve nobody.
     pub fn inject_faults(&self) {
         self.injecting.store(true, Ordering::Relaxed);
         self.pcps.iter().for_each(Pcp::serve_nobody);
@@ -103,7 +107,8 @@ impl<M: Machine> Buddy<M> {
         Some(block)
     }
 
-    /// Take back a block. Anything that is not a block of the allocator's in this size is reported as [`Misuse`] and left alone.
+    /// Take back a block. Anything that is not a block of the allocator's in this size is reported
+    /// as [`Misuse`] and left alone.
     #[inline(always)]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
@@ -176,8 +181,9 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// A block that is not the caller's; or of another owner than the last of its size; or has no place in the lists: too large,
-    /// of another node, or the list is full; or whose bytes are to be written over.
+    /// A block that is not the caller's; or of another owner than the last of its size; or has no
+    /// place in the lists: too large, of another node, or the list is full; or whose bytes are to
+    /// be written over.
     #[cold]
     #[inline(never)]
     fn release_slowly(&self, pinned: Pinned<M>, block: Pfn, order: Order) {
@@ -207,12 +213,14 @@ impl<M: Machine> Buddy<M> {
             let shape = self.shapes.shape(list);
             let count = shape.batch.min(pcp.len(list));
             let others = self.drain_list(&pinned, pcp, list, count);
-            // Who gives back what others took keeps little of it at hand: mixed with its own it would later go back one by one, and each pageblock's words
-            // from CPU to CPU with it. Until the next refill.
+            // Who gives back what others took keeps little of it at hand: mixed with its own it
+            // would later go back one by one, and each pageblock's words from CPU to CPU with it.
+            // Until the next refill.
             let room = if others > count / 2 { (shape.batch / 2).max(1) } else { shape.room };
             pcp.set_room(list, room);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
-                // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
+                // More comes in than goes out: all of it goes home by way of this list. Until the
+                // next refill or tick.
                 pcp.set_sparse(None);
             }
             if pcp.push(list, block) {
@@ -226,7 +234,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Hand out from now on what was reserved at boot: the initial RAM disk, say. Frames of `frames` that are not reserved are reported.
+    /// Hand out from now on what was reserved at boot: the initial RAM disk, say. Frames of
+    /// `frames` that are not reserved are reported.
     pub fn release_reserved(&self, frames: PfnRange) {
         let pinned = self.machine.pin();
         for frame in frames.iter() {

@@ -1,6 +1,7 @@
 //! Blocks on their way from the per-CPU lists back to their pageblocks.
 //!
-//! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]), and it answers when it runs out or polls.
+//! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]),
+//! and it answers when it runs out or polls.
 
 use core::sync::atomic::AtomicU64;
 
@@ -28,8 +29,9 @@ pub enum Moment {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is short of memory, else a part of what
-    /// its lists have not needed since. In task context, on the way back to user mode after an interrupt and on the way to idle.
+    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is
+    /// short of memory, else a part of what its lists have not needed since. In task context, on
+    /// the way back to user mode after an interrupt and on the way to idle.
     pub fn poll(&self, moment: Moment) {
         let pinned = self.machine.pin();
         let pcp = self.pcp(pinned.cpu());
@@ -62,7 +64,8 @@ impl<M: Machine> Buddy<M> {
     pub fn request_drain(&self) {
         (0..self.cpus).for_each(|cpu| self.pcp(CpuId(cpu as u16)).request_drain());
     }
-    /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs' pageblocks.
+    /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs'
+    /// pageblocks.
     pub(crate) fn drain_list(&self, pinned: &Pinned<M>, pcp: &Pcp, list: usize, mut count: u64) -> u64 {
         let shape = self.shapes.shape(list);
         let zone = self.zone(pcp.node());
@@ -96,8 +99,9 @@ impl<M: Machine> Buddy<M> {
         }
         pcp.clear_homeward();
     }
-    /// Put blocks back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Either all are whole
-    /// pageblocks or none is. Leaves their places in disorder. How many did not belong to this CPU's.
+    /// Put blocks back into their pageblocks, arena by arena: with one hold of a lock for all of
+    /// them that belong to the same. Either all are whole pageblocks or none is. Leaves their
+    /// places in disorder. How many did not belong to this CPU's.
     fn put_all(
         &self,
         pinned: &Pinned<M>,

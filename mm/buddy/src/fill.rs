@@ -1,4 +1,5 @@
-//! The bytes of free frames: zeroed (`init_on_free=1`) or filled with a pattern that is checked (`page_alloc.check=fill`).
+//! The bytes of free frames: zeroed (`init_on_free=1`) or filled with a pattern that is checked
+//! (`page_alloc.check=fill`).
 
 use core::sync::atomic::Ordering;
 use freehold_frame::{FrameState, Freed, Order};
@@ -30,8 +31,9 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Write over what programs left in a free pageblock that is about to enter the direct map. It is moving: nobody
-    /// else has it. A block whose frames were written over as they were freed has nothing left.
+    /// Write over what programs left in a free pageblock that is about to enter the direct map. It
+    /// is moving: nobody else has it. A block whose frames were written over as they were freed has
+    /// nothing left.
     pub(crate) fn wipe_residue(&self, block: BlockId) {
         let state: BlockState = self.blocks.state(block);
         let scrubbed = self.options.init_on_free == Wipe::Always || self.options.check == Check::Fill;

@@ -1,6 +1,8 @@
-//! A block that no list has: by the request's policy from a node's zone, with a refill of the list that serves it.
+//! A block that no list has: by the request's policy from a node's zone, with a refill of the list
+//! that serves it.
 //!
-//! Random bits are drawn before any lock. What happens under an arena's lock, and in which order, is said in [`zone`](crate::zone).
+//! Random bits are drawn before any lock. What happens under an arena's lock, and in which order,
+//! is said in [`zone`](crate::zone).
 
 use core::sync::atomic::AtomicU64;
 
@@ -18,11 +20,14 @@ use crate::sides::Moving;
 use crate::take::{Effort, TakeRequest};
 use crate::zone::Zone;
 
-/// Below this many frames a zone shares split blocks between CPUs and owners before it opens new ones: 128 MiB.
+/// Below this many frames a zone shares split blocks between CPUs and owners before it opens new
+/// ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
-/// A zone with more free frames than this many times the low watermark is not short, whoever can use them.
+/// A zone with more free frames than this many times the low watermark is not short, whoever can
+/// use them.
 const NEAR: u64 = 16;
-/// Pageblocks of an owner with something free that a CPU's arena keeps when others have none: one that it takes from, and the next.
+/// Pageblocks of an owner with something free that a CPU's arena keeps when others have none: one
+/// that it takes from, and the next.
 const KEPT: u64 = 2;
 /// Most frames that are adopted at once.
 const ADOPTED: u64 = PAGEBLOCK_FRAMES;
@@ -67,7 +72,8 @@ impl<M: Machine> Trip<'_, M> {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// A block from the zones, by the request's policy; with a refill of the list that serves it, if there is one.
+    /// A block from the zones, by the request's policy; with a refill of the list that serves it,
+    /// if there is one.
     pub(crate) fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
         let cpu = pinned.cpu();
         let pcp = self.pcp(cpu);
@@ -84,10 +90,11 @@ impl<M: Machine> Buddy<M> {
         if pcp.drain_requested() {
             self.drain_pcp(pinned, pcp);
         }
-        // What waits to go home may be just what is asked for, and still occupies its near-cache bin.
+        // What waits to go home may be just what is asked for, and still occupies its near-cache
+        // bin.
         self.send_home(pinned, pcp);
-        // Before any lock: the generator may have one of its own. A list's refill keys what follows; a single block is drawn with
-        // what the last refill left.
+        // Before any lock: the generator may have one of its own. A list's refill keys what
+        // follows; a single block is drawn with what the last refill left.
         let mut rng = match list {
             Some(_) => Rng::new(self.machine.random_u64()),
             None => Rng::new(pcp.key()),
@@ -109,7 +116,8 @@ impl<M: Machine> Buddy<M> {
                 }
             }
             if !last_try {
-                // What lies in this CPU's other lists may make a whole block, or be what is asked for.
+                // What lies in this CPU's other lists may make a whole block, or be what is asked
+                // for.
                 self.drain_pcp(pinned, pcp);
                 self.request_drain();
                 let zones = self.zones.iter().flatten().filter(|zone| allowed.contains(zone.node));
@@ -122,7 +130,8 @@ impl<M: Machine> Buddy<M> {
         Err(OutOfMemory)
     }
 
-    /// A block from a node's zone, if there is one. If that is the CPU's own node, the list gets what it has room for.
+    /// A block from a node's zone, if there is one. If that is the CPU's own node, the list gets
+    /// what it has room for.
     fn find_on(&self, node: NodeId, pinned: &Pinned<M>, search: &Search, rng: &mut Rng) -> Option<Pfn> {
         let &Search { request, list, first, allowed } = search;
         let (cpu, zone) = (pinned.cpu(), self.zone(node));
@@ -171,14 +180,15 @@ impl<M: Machine> Buddy<M> {
         Some(block.expect("at least one block was taken"))
     }
 
-    /// Whether less is left for programs than the low watermark, or too little for the kernel. That takes a look at the kernel's pageblocks, so not
-    /// while there is much.
+    /// Whether less is left for programs than the low watermark, or too little for the kernel. That
+    /// takes a look at the kernel's pageblocks, so not while there is much.
     fn is_short(&self, pinned: &Pinned<M>, zone: &Zone) -> bool {
         let low = zone.marks().low;
         zone.free() < NEAR * low
             && (self.free_for_programs(pinned, zone) < low || zone.leaves_kernel_nothing())
     }
-    /// Free frames of a zone that programs can get: those in the kernel's split pageblocks are none.
+    /// Free frames of a zone that programs can get: those in the kernel's split pageblocks are
+    /// none.
     pub(crate) fn free_for_programs(&self, pinned: &Pinned<M>, zone: &Zone) -> u64 {
         let of_kernel = |arena| zone.lock_arena(arena, pinned, self.machine).free_of_kernel();
         let of_kernel = zone.arenas().map(of_kernel).sum();
@@ -242,7 +252,8 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Take what there is without letting go of the arena's lock; how many blocks that were. Their frames, and those of all that are wanted, are reserved.
+    /// Take what there is without letting go of the arena's lock; how many blocks that were. Their
+    /// frames, and those of all that are wanted, are reserved.
     fn take_here(
         &self,
         zone: &Zone,
@@ -254,7 +265,8 @@ impl<M: Machine> Buddy<M> {
         let side = owner.side();
         let may_open = zone.may_open(&wanted);
         if order < PAGEBLOCK_ORDER {
-            // A block that is opened is taken from before anyone else sees it: split blocks with nothing in use do not exist outside of the lock.
+            // A block that is opened is taken from before anyone else sees it: split blocks with
+            // nothing in use do not exist outside of the lock.
             loop {
                 let mut taken = zone.take(held, wanted, draw);
                 if taken == 0 && self.adopt(zone, held, wanted) {
@@ -291,7 +303,8 @@ impl<M: Machine> Buddy<M> {
         };
         (next, 0)
     }
-    /// Adopt pageblocks of the wanted owner from another arena that can spare some. Whether there was one.
+    /// Adopt pageblocks of the wanted owner from another arena that can spare some. Whether there
+    /// was one.
     fn adopt(&self, zone: &Zone, held: &HeldArena<'_, M>, wanted: TakeRequest) -> bool {
         let keep = if zone.managed() < FRUGAL { 0 } else { KEPT };
         let others = (1..zone.arenas().len()).map(|step| zone.arena(usize::from(held.id) + step));
@@ -338,8 +351,8 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Take pageblocks into or out of the direct map, neighbours in one step. Bytes of programs are wiped before the
-    /// kernel's map shows them. No lock is held, and interrupts are on.
+    /// Take pageblocks into or out of the direct map, neighbours in one step. Bytes of programs are
+    /// wiped before the kernel's map shows them. No lock is held, and interrupts are on.
     pub(crate) fn change_side(&self, moved: &mut [BlockId], to: Side) {
         moved.sort_unstable();
         for run in moved.chunk_by(|a, b| a.0 + 1 == b.0) {

@@ -1,4 +1,5 @@
-//! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie side by side.
+//! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie
+//! side by side.
 
 use freehold_machine::{Machine, PAGEBLOCK_ORDER};
 
@@ -21,7 +22,8 @@ impl<M: Machine> Buddy<M> {
         let Some(first) = zone.find_neighbours(&held, count) else { return zone.gain(1 << order) };
         zone.begin_gather(&held, first, count);
         drop(held);
-        // The blocks are nobody else's now; those that are on the wrong side change it without the lock.
+        // The blocks are nobody else's now; those that are on the wrong side change it without the
+        // lock.
         for id in first.0..first.0 + count {
             let block = BlockId(id);
             if zone.gathered_from(block) != side {

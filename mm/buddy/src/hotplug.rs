@@ -1,15 +1,20 @@
-//! Memory that comes and goes: plugged and unplugged by whole pageblocks (virtio-mem), within what the frame table spans.
+//! Memory that comes and goes: plugged and unplugged by whole pageblocks (virtio-mem), within what
+//! the frame table spans.
 //!
-//! **Protocol.** [`Buddy::unplug`] takes every free pageblock of a range out at once and marks the others *leaving*: none of their frames is handed
-//! out again, and the last one that comes back takes the pageblock out. The caller moves or waits for what [`Buddy::still_used`] counts.
-//! [`Buddy::plug`] brings a range (back) in, whatever state its pageblocks are in. A pageblock that comes in joins its free set, and is so
-//! as shuffled and as well placed as every other from that moment.
+//! **Protocol.** [`Buddy::unplug`] takes every free pageblock of a range out at once and marks the
+//! others *leaving*: none of their frames is handed out again, and the last one that comes back
+//! takes the pageblock out. The caller moves or waits for what [`Buddy::still_used`] counts.
+//! [`Buddy::plug`] brings a range (back) in, whatever state its pageblocks are in. A pageblock that
+//! comes in joins its free set, and is so as shuffled and as well placed as every other from that
+//! moment.
 //!
-//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since nothing moves the kernel's frames. So the kernel
-//! takes pageblocks for itself from memory that is there for ever, as long as there are free ones.
+//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since
+//! nothing moves the kernel's frames. So the kernel takes pageblocks for itself from memory that is
+//! there for ever, as long as there are free ones.
 //!
-//! Ranges of the topology that are [`Pluggable`](freehold_machine::topology::Presence::Pluggable) begin as if they had been unplugged. Their frame
-//! records are not looked at while they are out: a kernel may have no memory for them then.
+//! Ranges of the topology that are [`Pluggable`](freehold_machine::topology::Presence::Pluggable)
+//! begin as if they had been unplugged. Their frame records are not looked at while they are out: a
+//! kernel may have no memory for them then.
 
 use freehold_frame::Side;
 use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange};
@@ -29,13 +34,15 @@ pub enum PlugError {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// Take `range` out as far as it is free and keep the rest from being handed out again. Frames still in use.
+    /// Take `range` out as far as it is free and keep the rest from being handed out again. Frames
+    /// still in use.
     ///
     /// # Errors
     /// [`PlugError`]; nothing has changed then.
     pub fn unplug(&self, range: PfnRange) -> Result<u64, PlugError> {
         let zone = self.zone_of_blocks(range)?;
-        // Frames in lists are free, but only their CPUs can give them back: this one now, the others when they poll.
+        // Frames in lists are free, but only their CPUs can give them back: this one now, the
+        // others when they poll.
         self.drain_local();
         self.request_drain();
         let pinned = self.machine.pin();
@@ -55,8 +62,8 @@ impl<M: Machine> Buddy<M> {
         drop(pinned);
         Ok(self.still_used(range))
     }
-    /// Whether all of `range` is free or out: then [`Buddy::unplug`] finds nothing in use. A hint while others work; frames in per-CPU lists
-    /// are not free.
+    /// Whether all of `range` is free or out: then [`Buddy::unplug`] finds nothing in use. A hint
+    /// while others work; frames in per-CPU lists are not free.
     pub fn is_free(&self, range: PfnRange) -> bool {
         blocks_of(range).all(|block| matches!(self.blocks.state(block).fill(), Fill::Free(_) | Fill::Offline))
     }

@@ -25,7 +25,8 @@ pub struct ZoneInfo {
     pub free: u64,
     /// Free blocks by order.
     pub free_blocks: [u64; ORDERS],
-    /// Free blocks by order, of pageblocks that are split up for an owner, by the owner's number; wholly free pageblocks as [`Owner::Free`].
+    /// Free blocks by order, of pageblocks that are split up for an owner, by the owner's number;
+    /// wholly free pageblocks as [`Owner::Free`].
     pub free_by_owner: [[u64; ORDERS]; Owner::COUNT],
     /// Pageblocks by owner; wholly free ones as [`Owner::Free`].
     pub pageblocks: [u64; Owner::COUNT],
@@ -36,14 +37,15 @@ pub struct ZoneInfo {
 }
 
 impl ZoneInfo {
-    /// Share of free memory, in thousandths, that is in blocks too small for `order` (Linux: `unusable_index`).
+    /// Share of free memory, in thousandths, that is in blocks too small for `order` (Linux:
+    /// `unusable_index`).
     pub fn unusable_index(&self, order: usize) -> u64 {
         let frames = |from: usize| -> u64 { (from..ORDERS).map(|o| self.free_blocks[o] << o).sum() };
         let free = frames(0);
         ((free - frames(order.min(ORDERS))) * 1000).checked_div(free).unwrap_or(1000)
     }
-    /// Whether a failing request of `order` fails for want of memory (towards 0) or for fragmentation (towards 1000); -1000 if it
-    /// would not fail (Linux: `extfrag_index`).
+    /// Whether a failing request of `order` fails for want of memory (towards 0) or for
+    /// fragmentation (towards 1000); -1000 if it would not fail (Linux: `extfrag_index`).
     pub fn fragmentation_index(&self, order: usize) -> i64 {
         let blocks: u64 = self.free_blocks.iter().sum();
         if blocks == 0 {
@@ -74,12 +76,12 @@ pub struct PcpInfo {
     pub given: u64,
 }
 
-/// What the allocator has done since boot. It differs between two moments if a block was handed out or given back, or went between a per-CPU
-/// list and its pageblock, in between.
+/// What the allocator has done since boot. It differs between two moments if a block was handed out
+/// or given back, or went between a per-CPU list and its pageblock, in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity {
-    /// Blocks handed out and given back, ever. Both only grow, so nothing that happens in between cancels out: lists are refilled only for a block
-    /// that is handed out.
+    /// Blocks handed out and given back, ever. Both only grow, so nothing that happens in between
+    /// cancels out: lists are refilled only for a block that is handed out.
     taken: u64,
     given: u64,
     /// Frames in per-CPU lists and in zones.
@@ -88,7 +90,8 @@ pub struct Activity {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// What the allocator has done. Two equal answers enclose a time of rest; a CPU that is stopped in the middle of a step all the while is not noticed.
+    /// What the allocator has done. Two equal answers enclose a time of rest; a CPU that is stopped
+    /// in the middle of a step all the while is not noticed.
     pub fn activity(&self) -> Activity {
         let pcps = || (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)));
         let sum = |(taken, given): (u64, u64), (t, g)| (taken.wrapping_add(t), given.wrapping_add(g));
@@ -109,8 +112,9 @@ impl<M: Machine> Buddy<M> {
     pub fn managed_frames(&self) -> u64 {
         self.zones.iter().flatten().map(|zone| zone.managed()).sum()
     }
-    /// Frames that `owner` has: exact while nobody allocates or frees, and cheap at any time. Frames reserved at boot are those of
-    /// [`Buddy::total_frames`] that are not in [`Buddy::managed_frames`].
+    /// Frames that `owner` has: exact while nobody allocates or frees, and cheap at any time.
+    /// Frames reserved at boot are those of [`Buddy::total_frames`] that are not in
+    /// [`Buddy::managed_frames`].
     pub fn frames_of(&self, owner: Owner) -> u64 {
         match owner {
             Owner::Free => self.free_frames(),
@@ -134,7 +138,8 @@ impl<M: Machine> Buddy<M> {
             high: sum.high + marks.high,
         })
     }
-    /// Free frames of `node` that programs can get, without those in per-CPU lists, and its watermarks; `None` for a node without memory.
+    /// Free frames of `node` that programs can get, without those in per-CPU lists, and its
+    /// watermarks; `None` for a node without memory.
     pub fn level(&self, node: NodeId) -> Option<(u64, Watermarks)> {
         let zone = self.zones.get(usize::from(node.0))?.as_ref()?;
         Some((self.free_for_programs(&self.machine.pin(), zone), zone.marks()))
@@ -144,8 +149,9 @@ impl<M: Machine> Buddy<M> {
         let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
         zone.map_or(0, Zone::free_pageblocks)
     }
-    /// Whether `node` has no pageblock that is wholly free, and little free in those of the kernel's side (less than half the lowest watermark). What programs
-    /// leave free here and there does not help the kernel: somebody has to make a pageblock whole.
+    /// Whether `node` has no pageblock that is wholly free, and little free in those of the
+    /// kernel's side (less than half the lowest watermark). What programs leave free here and there
+    /// does not help the kernel: somebody has to make a pageblock whole.
     pub fn is_kernel_short(&self, node: NodeId) -> bool {
         let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
         zone.is_some_and(|zone| {
@@ -178,14 +184,16 @@ impl<M: Machine> Buddy<M> {
             }
         })
     }
-    /// Frames of `node` by owner, read from their records: exact while nobody allocates or frees there; takes time in proportion to its memory.
+    /// Frames of `node` by owner, read from their records: exact while nobody allocates or frees
+    /// there; takes time in proportion to its memory.
     pub fn owned_on(&self, node: NodeId) -> [u64; Owner::COUNT] {
         let runs = self.present_runs().filter(|(_, of)| *of == node).map(|(run, _)| run);
         let audit = self.table.audit(runs, |_| {});
         core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
     }
-    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time; what is free of a split one is counted
-    /// without its arena's: it may change meanwhile.
+    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a
+    /// pageblock at a time; what is free of a split one is counted without its arena's: it may
+    /// change meanwhile.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {
             let ranges = || self.topology.ranges().iter().filter(|range| range.node == zone.node);

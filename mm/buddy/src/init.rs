@@ -1,9 +1,11 @@
-//! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is all.
+//! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is
+//! all.
 //!
-//! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the user's side, and a
-//! free set that starts full computes its members, and a pageblock gets its frames' records when it
-//! is first handed out; so there is no pass over memory to defer, on this CPU or others.
-//! What costs is proportional to the reserved frames, and to the pageblocks that they and the edges of memory cut.
+//! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the
+//! user's side, and a free set that starts full computes its members, and a pageblock gets its
+//! frames' records when it is first handed out; so there is no pass over memory to defer, on this
+//! CPU or others. What costs is proportional to the reserved frames, and to the pageblocks that
+//! they and the edges of memory cut.
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -55,7 +57,8 @@ impl MetadataLayout {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
         // An arena for each CPU, in the zone of its node; one for a zone without CPUs.
         let zones = topology.node_count() * (ZONE_WORDS + ARENA_WORDS + 2 * RUNS) + cpus * ARENA_WORDS;
-        // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
+        // Sets: a position on each side for each block a zone touches; at most two zones touch one
+        // block at each range's edge.
         let sets = 2 * (blocks + 2 * topology.ranges().len());
         let nodes = (0..topology.node_count() as u8).map(NodeId);
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
@@ -112,12 +115,14 @@ impl Supply {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory.
+    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of
+    /// memory.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
         MetadataLayout::of(topology, cpus, options).total
     }
 
-    /// The allocator of memory. Pageblocks with reserved frames enter the direct map; all others start outside.
+    /// The allocator of memory. Pageblocks with reserved frames enter the direct map; all others
+    /// start outside.
     ///
     /// # Errors
     /// [`InitError`].
@@ -212,7 +217,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// What can be plugged in begins as if it had been unplugged. The parts of pageblocks at the ends of a range are never used.
+    /// What can be plugged in begins as if it had been unplugged. The parts of pageblocks at the
+    /// ends of a range are never used.
     fn leave_out_what_is_not_there(&self) {
         for range in self.topology.pluggable_ranges() {
             let (first, end) =
@@ -289,7 +295,8 @@ impl<M: Machine> Buddy<M> {
         Ok(Zone::new(node, parts, grain))
     }
 
-    /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there was no run.
+    /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there
+    /// was no run.
     fn adopt_fragments(&self, reserved: &[PfnRange]) {
         let pinned = self.machine.pin();
         for zone in self.zones.iter().flatten() {
@@ -299,14 +306,16 @@ impl<M: Machine> Buddy<M> {
                 let Some((block, bits)) = open.take() else { return };
                 let first = self.topology.ranges().iter().find(|range| range.frames.end > block.start());
                 if first.is_none_or(|range| range.node != zone.node) {
-                    // The pageblock begins with another node's memory: it is that zone's, and these frames stay unused.
+                    // The pageblock begins with another node's memory: it is that zone's, and these
+                    // frames stay unused.
                     self.table.prepare(block.start());
                     let frames =
                         (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
                     frames.for_each(|n| self.mark_reserved(block.start().offset(n), zone.node));
                     return;
                 }
-                // A block cut by reserved frames is the kernel's; one cut by the edge of memory need not be mapped.
+                // A block cut by reserved frames is the kernel's; one cut by the edge of memory
+                // need not be mapped.
                 let owner = if self.blocks.state(block).is_split() { Owner::Kernel } else { Owner::Anon };
                 zone.adopt(&held, block, owner, bits);
             };
@@ -347,17 +356,20 @@ impl<M: Machine> Buddy<M> {
     }
 }
 
-/// The pageblocks that lie wholly in `run`: the first, and one past the last (below the first where there is none).
+/// The pageblocks that lie wholly in `run`: the first, and one past the last (below the first where
+/// there is none).
 fn whole_blocks(run: PfnRange) -> (u64, u64) {
     (run.start.0.div_ceil(PAGEBLOCK_FRAMES), run.end.0 / PAGEBLOCK_FRAMES)
 }
 
-/// Per-CPU lists for this machine: small ones where frames are placed by near-cache bin, since a frame in a list has its bin and no use.
+/// Per-CPU lists for this machine: small ones where frames are placed by near-cache bin, since a
+/// frame in a list has its bin and no use.
 fn shapes(topology: &Topology, cpus: usize, options: &Options) -> Shapes {
     let nodes = (0..topology.node_count() as u8).map(NodeId);
     let caches = nodes.map(|node| Bins::cache_blocks(topology, node, options)).filter(|blocks| *blocks > 0);
     let frames = topology.boot_ranges().map(|range| range.frames.len()).sum();
-    // A batch is 1/512 of the smallest cache, so that what lies in lists is less than half a percent of it.
+    // A batch is 1/512 of the smallest cache, so that what lies in lists is less than half a
+    // percent of it.
     Shapes::of(frames, cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
 }
 
@@ -372,7 +384,8 @@ fn nearest(topology: &Topology) -> [[u8; MAX_NODES]; MAX_NODES] {
                 len += 1;
             }
         }
-        // Equally far nodes in turn from this one on, so that neighbours do not all fall back on node 0.
+        // Equally far nodes in turn from this one on, so that neighbours do not all fall back on
+        // node 0.
         row[..len].sort_unstable_by_key(|to| {
             let turn = (usize::from(*to) + MAX_NODES - from) % MAX_NODES;
             (*to as usize != from, topology.distance(NodeId(from as u8), NodeId(*to)), turn)

@@ -1,4 +1,5 @@
-//! Misuse of the allocator: always detected, reported with who had the frame before, and without effect on the lists.
+//! Misuse of the allocator: always detected, reported with who had the frame before, and without
+//! effect on the lists.
 
 use core::fmt;
 
@@ -32,7 +33,8 @@ pub enum Misuse {
         /// Its owner.
         owner: Owner,
     },
-    /// Gave back frames that were reserved at boot, without [`release_reserved`](crate::Buddy::release_reserved).
+    /// Gave back frames that were reserved at boot, without
+    /// [`release_reserved`](crate::Buddy::release_reserved).
     Reserved(Pfn),
     /// Gave back a user block that is still mapped, referenced or pinned.
     StillHeld(Pfn),
@@ -43,7 +45,8 @@ pub enum Misuse {
         /// Whom the record names.
         owner: Owner,
     },
-    /// A block that came back is free in its pageblock's bitmap: two CPUs gave it back at the same moment.
+    /// A block that came back is free in its pageblock's bitmap: two CPUs gave it back at the same
+    /// moment.
     FreedTwice(Pfn),
     /// The bytes of a free frame changed (`page_alloc.check=fill`).
     WrittenWhileFree {

@@ -1,7 +1,9 @@
-//! How allocations met what was wanted of nodes, and how much was handed out: counted where it costs nothing.
+//! How allocations met what was wanted of nodes, and how much was handed out: counted where it
+//! costs nothing.
 //!
-//! A block out of a CPU's list is a hit on the list's node, and that CPU's list counts it anyway; only blocks that came past the lists are counted
-//! here, on the slow path. What is told is the sum of both. Counts of single events, as Linux' (Documentation/admin-guide/numastat.rst).
+//! A block out of a CPU's list is a hit on the list's node, and that CPU's list counts it anyway;
+//! only blocks that came past the lists are counted here, on the slow path. What is told is the sum
+//! of both. Counts of single events, as Linux' (Documentation/admin-guide/numastat.rst).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -115,7 +117,8 @@ impl<M: Machine> Buddy<M> {
             local: load(&numa.local),
             other: load(&numa.other),
         };
-        // Blocks out of lists, by CPUs that are on the node and by those that have none of their own.
+        // Blocks out of lists, by CPUs that are on the node and by those that have none of their
+        // own.
         let (mut local, mut other) = (0u64, 0u64);
         for cpu in (0..self.cpus).map(|cpu| CpuId(cpu as u16)) {
             let pcp = self.pcp(cpu);

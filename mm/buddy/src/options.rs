@@ -1,4 +1,5 @@
-//! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and `init_on_*`.
+//! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and
+//! `init_on_*`.
 
 use freehold_frame::{Order, OutOfMemory, Owner, Request};
 use freehold_machine::topology::Indexing;
@@ -28,7 +29,8 @@ pub enum Placement {
     Linear,
     /// Drawn from all that is free: shuffle is on.
     Random,
-    /// Drawn from the near-cache bins that hold the fewest frames of the owner, where there is such a cache.
+    /// Drawn from the near-cache bins that hold the fewest frames of the owner, where there is such
+    /// a cache.
     Balanced,
 }
 
@@ -55,8 +57,9 @@ pub enum Wipe {
 /// What is told about misuse, in the context of the misuser, with no lock of the allocator held.
 pub type MisuseSink = fn(&Misuse);
 
-/// Who is told that a node has come below its low watermark, again and again while it is: kswapd's alarm. Called with the CPU pinned and no lock
-/// of the allocator held, by whoever asks for memory: it must not sleep and not allocate.
+/// Who is told that a node has come below its low watermark, again and again while it is: kswapd's
+/// alarm. Called with the CPU pinned and no lock of the allocator held, by whoever asks for memory:
+/// it must not sleep and not allocate.
 pub type PressureSink = fn(NodeId);
 
 /// Who is told that a request found nothing. Called as a [`PressureSink`] is, by whoever asked.
@@ -78,9 +81,11 @@ pub type Rest = fn();
 pub struct Options {
     /// `page_alloc.shuffle=auto|on|off`, also 1/0/Y/N.
     pub shuffle: Shuffle,
-    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that are used one after the other. 0: every frame is drawn by itself, whenever
-    /// one is handed out. 1 to 8: aligned groups of 2 to 256 frames are drawn, and their frames used by address. 9: pageblocks of
-    /// 2 MiB. 10: blocks of 4 MiB, both of whose pageblocks are used before the next is drawn. Larger blocks than a group are drawn by themselves.
+    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that are used one after the other.
+    /// 0: every frame is drawn by itself, whenever one is handed out. 1 to 8: aligned groups of 2
+    /// to 256 frames are drawn, and their frames used by address. 9: pageblocks of 2 MiB. 10:
+    /// blocks of 4 MiB, both of whose pageblocks are used before the next is drawn. Larger blocks
+    /// than a group are drawn by themselves.
     pub shuffle_order: u32,
     /// `page_alloc.placement=auto|linear|random|balanced`
     pub placement: Placement,
@@ -90,8 +95,8 @@ pub struct Options {
     pub init_on_alloc: Wipe,
     /// `init_on_free=1`
     pub init_on_free: Wipe,
-    /// Whether a pageblock that programs used is zeroed before it enters the direct map. [`Wipe::Never`] is for a
-    /// machine whose direct map holds programs' frames anyway.
+    /// Whether a pageblock that programs used is zeroed before it enters the direct map.
+    /// [`Wipe::Never`] is for a machine whose direct map holds programs' frames anyway.
     pub wipe_on_enter: Wipe,
     /// Who is told about misuse.
     pub on_misuse: Option<MisuseSink>,

@@ -1,4 +1,5 @@
-//! Where blocks go that are taken out of a zone: a list of the CPU that asked, or one place for a single block.
+//! Where blocks go that are taken out of a zone: a list of the CPU that asked, or one place for a
+//! single block.
 
 use core::sync::atomic::AtomicU64;
 
@@ -44,7 +45,8 @@ impl<'a> OutputSlice<'a> {
         // Counted once, at the end.
         self.len += pairs.map(|(place, block)| place.set(block.0)).count();
     }
-    /// Put in the frames of `bits`, counted from `first` on, as many as are wanted; the bits of the others.
+    /// Put in the frames of `bits`, counted from `first` on, as many as are wanted; the bits of the
+    /// others.
     #[inline]
     pub(crate) fn push_bits(&mut self, first: Pfn, mut bits: u64, most: u64) -> u64 {
         let places = &self.places[self.len..];

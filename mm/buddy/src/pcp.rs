@@ -1,8 +1,10 @@
-//! A CPU's own lists of free blocks (pcp, as Linux calls its per-CPU page lists): array stacks that only that CPU touches.
+//! A CPU's own lists of free blocks (pcp, as Linux calls its per-CPU page lists): array stacks that
+//! only that CPU touches.
 //!
-//! A hit costs no lock, no atomic read-modify-write, and only this CPU's cache lines (and the block's record). With shuffle on, a hit
-//! takes the block at a random place of the list instead of the top, so that neither the order in which blocks were put in nor the last
-//! free says what comes out; without, the same code runs with a range of one.
+//! A hit costs no lock, no atomic read-modify-write, and only this CPU's cache lines (and the
+//! block's record). With shuffle on, a hit takes the block at a random place of the list instead of
+//! the top, so that neither the order in which blocks were put in nor the last free says what comes
+//! out; without, the same code runs with a range of one.
 //!
 //! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes but
 //! the block itself. A free *guesses* the list from the order (the list that took the last block of
@@ -12,14 +14,16 @@
 //!
 //! A hit finds its list's line by a reference ([`ListLines`]) and not by its index in the [`Pcp`].
 //! Processors pass a word from a store to the next load of it without delay where both name it by
-//! one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A hit
-//! and the free after it change the same words.
+//! one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A
+//! hit and the free after it change the same words.
 //!
-//! A block goes back into the list it came from only if its pageblock is well used. One of a sparse pageblock, and one of another
-//! node, waits in the list [`HOME`] instead until many go home at once: so memory does not stay in pieces because its pieces are at hand.
+//! A block goes back into the list it came from only if its pageblock is well used. One of a sparse
+//! pageblock, and one of another node, waits in the list [`HOME`] instead until many go home at
+//! once: so memory does not stay in pieces because its pieces are at hand.
 //!
-//! **Who may call.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the lengths, as hints, and raise
-//! the drain flag, which the owner serves when it next passes [`Buddy::poll`](crate::Buddy::poll) or runs out.
+//! **Who may call.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the
+//! lengths, as hints, and raise the drain flag, which the owner serves when it next passes
+//! [`Buddy::poll`](crate::Buddy::poll) or runs out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,7 +82,8 @@ pub struct Pcp {
     places: [AtomicU64; PLACES],
 }
 
-/// Whether another CPU asked for the blocks: the one word that other CPUs write has two lines of its own.
+/// Whether another CPU asked for the blocks: the one word that other CPUs write has two lines of
+/// its own.
 #[derive(Debug, FromZeros)]
 #[repr(align(128))]
 struct DrainFlag(AtomicU64);
@@ -87,17 +92,18 @@ struct DrainFlag(AtomicU64);
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct ListLine {
-    /// Below bit [`COUNT`]: where its next block goes. From there on: how many blocks came out of it
-    /// on the way to an owner. One step changes both.
+    /// Below bit [`COUNT`]: where its next block goes. From there on: how many blocks came out of
+    /// it on the way to an owner. One step changes both.
     next: AtomicU64,
-    /// For a hit, its first place; [`PLACES`] where nothing is to hit ([`Pcp::serve_nobody`]): no next place is above that.
+    /// For a hit, its first place; [`PLACES`] where nothing is to hit ([`Pcp::serve_nobody`]): no
+    /// next place is above that.
     bottom: AtomicU64,
     /// One past the last place that it may use.
     end: AtomicU64,
     /// The [`Tag`] of its blocks, or [`NO_LABEL`].
     label: AtomicU64,
-    /// The state of a multiplicative congruential generator, which is odd. 0, and so for ever, where
-    /// the block that was put in last comes first.
+    /// The state of a multiplicative congruential generator, which is odd. 0, and so for ever,
+    /// where the block that was put in last comes first.
     random: AtomicU64,
     /// Blocks that came out of it on the way to an owner and are not counted in `next`.
     taken: AtomicU64,
@@ -163,7 +169,8 @@ impl ListLines {
         let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
         self.hit(cpu, cpu * LINES_PER_CPU + usize::from(list) % LINES_PER_CPU)
     }
-    /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
+    /// The list that took the last block of this order: likely to be the one for the next. Its tag
+    /// says for which blocks it is.
     #[inline(always)]
     pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
@@ -237,7 +244,8 @@ impl Hit<'_> {
     pub(crate) fn pop(self) -> Option<Pfn> {
         self.list.pop(self.list.line.bottom.get())
     }
-    /// Put a block in that was given back, or, if its pageblock is sparse, among those that go home. `false` if there is no room.
+    /// Put a block in that was given back, or, if its pageblock is sparse, among those that go
+    /// home. `false` if there is no room.
     #[inline(always)]
     #[must_use]
     pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
@@ -260,8 +268,9 @@ pub(crate) struct Leavers<'a> {
     first: usize,
 }
 
-/// A multiplicative congruential step with a multiplier of Steele and Vigna (2021), from a state keyed anew at every trip through the slow path; only the
-/// high bits are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
+/// A multiplicative congruential step with a multiplier of Steele and Vigna (2021), from a state
+/// keyed anew at every trip through the slow path; only the high bits are used, and the
+/// multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
 #[inline(always)]
 const fn step(random: u64) -> u64 {
     random.wrapping_mul(0xf135_7aea_2e62_a9c5)
@@ -316,7 +325,8 @@ impl Pcp {
             places: [const { AtomicU64::new(0) }; PLACES],
         }
     }
-    /// Makes the lists empty, whatever they held, and says where their places are and whose they are.
+    /// Makes the lists empty, whatever they held, and says where their places are and whose they
+    /// are.
     pub(crate) fn lay_out(&self, shapes: &Shapes, plan: Plan, seed: u64) {
         let Plan { cpu, node, draws } = plan;
         let mut rng = Rng::new(seed);
@@ -368,7 +378,8 @@ impl Pcp {
     fn used(&self, list: usize) -> &[AtomicU64] {
         &self.places[self.firsts[list].get() as usize..self.list(list).next() as usize]
     }
-    /// From now on no hit finds a block. Any CPU calls this: it alone changes these words once the lists are laid out.
+    /// From now on no hit finds a block. Any CPU calls this: it alone changes these words once the
+    /// lists are laid out.
     pub(crate) fn serve_nobody(&self) {
         self.lists.iter().for_each(|line| line.bottom.set(PLACES as u64));
     }
@@ -387,7 +398,8 @@ impl Pcp {
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
         self.list(list).pop(self.firsts[list].get())
     }
-    /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many were used.
+    /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many
+    /// were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &[AtomicU64] {
         let list = self.list(list);
         let (next, end) = (list.next(), list.line.end.get());
@@ -402,7 +414,8 @@ impl Pcp {
         let list = self.list(list);
         list.line.next.add(count);
         list.line.passed.sub(count);
-        // Before the count above the place is full: who reads both words meanwhile reads too little.
+        // Before the count above the place is full: who reads both words meanwhile reads too
+        // little.
         let next = list.line.next.get();
         if next.leading_zeros() == 0 {
             list.line.next.set(list.next());
@@ -414,8 +427,8 @@ impl Pcp {
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
         self.list(list).push(block.0)
     }
-    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: what is given back of it goes home. Where none is sparse, the
-    /// pageblock's state is not looked at.
+    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: what is
+    /// given back of it goes home. Where none is sparse, the pageblock's state is not looked at.
     #[inline(always)]
     pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
         let most = self.sparse.get();
@@ -425,8 +438,9 @@ impl Pcp {
     pub(crate) fn set_sparse(&self, free: Option<u64>) {
         self.sparse.set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
     }
-    /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
-    /// been in longest. They are still in it until [`Pcp::forget`].
+    /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those
+    /// from a random place of the list on, else those that have been in longest. They are still in
+    /// it until [`Pcp::forget`].
     pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'_> {
         let (places, state) = (self.used(list), &self.lists[list].random);
         let count = count.min(places.len() as u64) as usize;
@@ -472,12 +486,14 @@ impl Pcp {
         let line = &self.lists[list];
         line.taken.get().wrapping_add(line.next.get() >> COUNT)
     }
-    /// Blocks that owners got from this list and have not given back to it: means something only summed over all CPUs.
+    /// Blocks that owners got from this list and have not given back to it: means something only
+    /// summed over all CPUs.
     fn away(&self, list: usize) -> u64 {
         self.len(list).wrapping_add(self.lists[list].passed.get()).wrapping_neg()
     }
-    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
-    /// out of it as [`Pcp::taken`] says or past owners.
+    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list
+    /// are not counted one by one: they are in it, or came out of it as [`Pcp::taken`] says or past
+    /// owners.
     fn given(&self, list: usize) -> u64 {
         self.taken(list).wrapping_sub(self.away(list))
     }
@@ -496,7 +512,8 @@ impl Pcp {
         let (out, back) = (self.passed_out.get(), self.passed_back.get());
         (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
-    /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
+    /// Frames of `owner` handed out on this CPU less those given back on it: means something only
+    /// summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).owner == owner);
         let frames = lists.map(|list| self.away(list).wrapping_shl(shapes.shape(list).order));

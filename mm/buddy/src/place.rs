@@ -1,21 +1,26 @@
 //! Placement by near-cache bin: which frames does a direct-mapped memory-side cache keep apart?
 //!
-//! In such a cache a frame has one place, its *bin*: frame number mod frames of cache. Two frames of one bin that are in use together
-//! push each other out for ever, however empty the rest of the cache is. So for user memory the zone counts, for each bin, the frames
-//! that an owner has there, and hands out frames of the bins that hold the fewest, drawn at random among equals. While an owner fits the
-//! cache no two of its frames share a bin, at any age of memory; beyond that every bin holds the same number, or one more.
+//! In such a cache a frame has one place, its *bin*: frame number mod frames of cache. Two frames
+//! of one bin that are in use together push each other out for ever, however empty the rest of the
+//! cache is. So for user memory the zone counts, for each bin, the frames that an owner has there,
+//! and hands out frames of the bins that hold the fewest, drawn at random among equals. While an
+//! owner fits the cache no two of its frames share a bin, at any age of memory; beyond that every
+//! bin holds the same number, or one more.
 //!
-//! Beyond the cache memory is taken in *laps* over all bins. What is taken one after the other is often used together, and a hot set may lie across the
-//! end of a lap. So among the bins with the fewest, those are drawn from that were last opened half a lap ago or longer: a set of up to half the
-//! cache, taken in a row, does not meet itself anywhere.
+//! Beyond the cache memory is taken in *laps* over all bins. What is taken one after the other is
+//! often used together, and a hot set may lie across the end of a lap. So among the bins with the
+//! fewest, those are drawn from that were last opened half a lap ago or longer: a set of up to half
+//! the cache, taken in a row, does not meet itself anywhere.
 //!
-//! Counts are bytes, 1 per frame of cache and owner, plus a sum and a date per pageblock of cache: 2.06 bytes per 4 KiB of cache in all.
-//! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
-//! in address order, or by moving pages afterwards.
+//! Counts are bytes, 1 per frame of cache and owner, plus a sum and a date per pageblock of cache:
+//! 2.06 bytes per 4 KiB of cache in all. Prior art: page colouring (Kessler and Hill 1992),
+//! zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins, in
+//! address order, or by moving pages afterwards.
 //!
-//! A frame counts for the owner of its pageblock. What another owner takes there when nothing else is left counts there too, so in a small machine whose
-//! memory was full the bins of some hundred frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB before 256 MiB then
-//! meets itself; of one of 256 MiB before 2 GiB, 0.02%.
+//! A frame counts for the owner of its pageblock. What another owner takes there when nothing else
+//! is left counts there too, so in a small machine whose memory was full the bins of some hundred
+//! frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB before 256 MiB
+//! then meets itself; of one of 256 MiB before 2 GiB, 0.02%.
 //!
 //! A zone with bins has one [arena](crate::arena), and everything here happens under its lock.
 
@@ -77,8 +82,9 @@ const fn counted(owner: Owner) -> Option<usize> {
 }
 
 impl Bins {
-    /// Pageblocks of direct-mapped cache in front of `node` that placement works with: 0 where there is none, where `options` do not
-    /// ask for it, or where the cache is no whole number of pageblocks or far smaller than memory.
+    /// Pageblocks of direct-mapped cache in front of `node` that placement works with: 0 where
+    /// there is none, where `options` do not ask for it, or where the cache is no whole number of
+    /// pageblocks or far smaller than memory.
     pub(crate) fn cache_blocks(topology: &Topology, node: NodeId, options: &Options) -> u64 {
         if !options.balances() {
             return 0;
@@ -156,11 +162,13 @@ impl Bins {
     pub(crate) fn sub(&self, owner: Owner, frame: Pfn, order: u32) {
         self.change(owner, frame, order, Plain::sub);
     }
-    /// Whether a pageblock that is wholly free has a frame whose bin holds at most `level` frames of the owner.
+    /// Whether a pageblock that is wholly free has a frame whose bin holds at most `level` frames
+    /// of the owner.
     fn has_room(&self, which: usize, block: BlockId, level: u64) -> bool {
         (0..BITMAP_WORDS).any(|word| self.eligible(which, block, word, level.min(127)) != 0)
     }
-    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the owner; `level` is below 128.
+    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the owner;
+    /// `level` is below 128.
     fn eligible(&self, which: usize, block: BlockId, word: usize, level: u64) -> u64 {
         let counts = &self.counts(which, block)[word * 8..][..8];
         counts.iter().enumerate().fold(0, |mask, (byte, counts)| {
@@ -184,8 +192,8 @@ struct Level<'a, 'h, C: Cpus> {
 }
 
 impl Zone {
-    /// A free pageblock of a side in a bin where `owner` has the fewest frames and which was not opened for half a lap, drawn at random among
-    /// such ones.
+    /// A free pageblock of a side in a bin where `owner` has the fewest frames and which was not
+    /// opened for half a lap, drawn at random among such ones.
     pub(crate) fn draw_balanced(
         &self,
         bins: &Bins,
@@ -237,7 +245,8 @@ impl Zone {
         drawn.or(oldest.map(|(_, block)| block))
     }
 
-    /// Take single frames whose bins hold the fewest of the owner. 0 where balance has nothing to offer: then any frame will do.
+    /// Take single frames whose bins hold the fewest of the owner. 0 where balance has nothing to
+    /// offer: then any frame will do.
     pub(crate) fn take_balanced<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -271,8 +280,9 @@ impl Zone {
         }
         0
     }
-    /// Open a pageblock that has a frame at the level. `None`, and nothing changed, where the drawn one has none: nobody would take a frame out of it,
-    /// and it would stay split with nothing in use.
+    /// Open a pageblock that has a frame at the level. `None`, and nothing changed, where the drawn
+    /// one has none: nobody would take a frame out of it, and it would stay split with nothing in
+    /// use.
     fn open_at_level<C: Cpus>(
         &self,
         at: &Level<'_, '_, C>,
@@ -289,7 +299,8 @@ impl Zone {
         self.begin_split(at.held, sets, block, owner);
         Some(block)
     }
-    /// The pageblock opened last, then the fullest ones. None that is leaving, whose frames are not handed out any more.
+    /// The pageblock opened last, then the fullest ones. None that is leaving, whose frames are not
+    /// handed out any more.
     fn shortlist<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,

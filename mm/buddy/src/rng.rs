@@ -1,7 +1,8 @@
 //! Random numbers for one trip through the slow path.
 //!
-//! Seeded with 64 bits of the machine's generator, drawn before any lock. The mixing function is the finaliser of
-//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); bounded numbers are Lemire's unbiased multiply-and-reject (ACM TOMACS 2019).
+//! Seeded with 64 bits of the machine's generator, drawn before any lock. The mixing function is
+//! the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); bounded numbers are Lemire's
+//! unbiased multiply-and-reject (ACM TOMACS 2019).
 
 /// A short-lived generator.
 #[derive(Clone, Debug)]

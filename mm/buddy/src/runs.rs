@@ -6,7 +6,8 @@ use crate::block::BlockId;
 use crate::set::Initial;
 use crate::word::Plain;
 
-/// Runs of pageblocks that are free at boot, two words each: first block, blocks in the runs before.
+/// Runs of pageblocks that are free at boot, two words each: first block, blocks in the runs
+/// before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRuns {
     words: &'static [AtomicU64],

@@ -1,11 +1,14 @@
 //! The free pageblocks of one side of a zone: a Fisher–Yates shuffle that never has to run.
 //!
-//! Positions 0 to `len` - 1 hold the free blocks. Taking the block at a uniformly drawn position and moving the last one into its
-//! place is one step of Fisher–Yates with the partner drawn from what remains, so every order in which the blocks can come
-//! out is equally likely, at boot as after years of frees, and no pass over memory is ever needed. A set that starts
-//! full costs nothing to build: a position whose word is still 0 holds the block that belongs there by address.
+//! Positions 0 to `len` - 1 hold the free blocks. Taking the block at a uniformly drawn position
+//! and moving the last one into its place is one step of Fisher–Yates with the partner drawn from
+//! what remains, so every order in which the blocks can come out is equally likely, at boot as
+//! after years of frees, and no pass over memory is ever needed. A set that starts full costs
+//! nothing to build: a position whose word is still 0 holds the block that belongs there by
+//! address.
 //!
-//! Without shuffle the last position is taken, which gives blocks by address, lowest first, and then the last freed first.
+//! Without shuffle the last position is taken, which gives blocks by address, lowest first, and
+//! then the last freed first.
 //!
 //! Everything here happens under the zone's lock.
 
@@ -125,7 +128,8 @@ mod tests {
     fn draws_over_a_hundred_thousand_boots_are_uniform_and_a_biased_draw_is_seen() {
         let z = chi_squared(|set, rng, _| set.draw(Some(rng)).unwrap());
         assert!(z.abs() < 3.29, "z = {z}");
-        // One position in 64 drawn by modulo, as a careless generator would: far too little to see by eye.
+        // One position in 64 drawn by modulo, as a careless generator would: far too little to see
+        // by eye.
         let z = chi_squared(|set, rng, _| (rng.next() % 64) % set.len());
         assert!(z > 3.29, "z = {z}: the test has no power");
     }

@@ -22,7 +22,8 @@ pub(crate) const fn owner_and_order(list: usize) -> (Owner, u32) {
     }
 }
 
-/// The list that serves the blocks of each [`Tag`], by its key; [`NOWHERE`] for those that none does.
+/// The list that serves the blocks of each [`Tag`], by its key; [`NOWHERE`] for those that none
+/// does.
 pub(crate) const SERVES: [u8; Tag::KEYS] = {
     let mut serves = [NOWHERE as u8; Tag::KEYS];
     let mut list = 0;
@@ -53,7 +54,8 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch (a quarter for the kernel), and 1/128 of a CPU's share.
+    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a
+    /// batch (a quarter for the kernel), and 1/128 of a CPU's share.
     pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
         let share = frames / cpus.max(1) as u64;
         let singles = (share / 128).clamp(8, most);
@@ -63,7 +65,8 @@ impl Shapes {
                 0 if owner.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
-                // A few blocks each of the middling orders, 1/128 of a CPU's share at most; none where that is a single one.
+                // A few blocks each of the middling orders, 1/128 of a CPU's share at most; none
+                // where that is a single one.
                 4.. => ((share / 128) >> order).saturating_sub(1).min(singles >> 5),
                 _ => singles >> (order + 2),
             };

@@ -1,7 +1,9 @@
-//! Pageblocks between owners: moved from one side of the direct map to the other, or gathered into a larger block.
+//! Pageblocks between owners: moved from one side of the direct map to the other, or gathered into
+//! a larger block.
 //!
-//! The zone's lock is not held while the direct map changes. Meanwhile the blocks are [`Fill::Moving`]: in no set, found by nobody,
-//! and those that change sides are sure to be back; whoever needs one waits for [`Zone::moving`] to fall.
+//! The zone's lock is not held while the direct map changes. Meanwhile the blocks are
+//! [`Fill::Moving`]: in no set, found by nobody, and those that change sides are sure to be back;
+//! whoever needs one waits for [`Zone::moving`] to fall.
 
 use freehold_frame::Side;
 use freehold_machine::Cpus;
@@ -28,12 +30,14 @@ impl Moving {
 }
 
 impl Zone {
-    /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
-    /// for all of them, whatever happens; meanwhile they count as free and as moving.
+    /// Take free blocks out of one side, to be changed to the other without the lock. The caller
+    /// calls [`Zone::finish_move`] for all of them, whatever happens; meanwhile they count as free
+    /// and as moving.
     pub(crate) fn begin_move(&self, _held: &Held, from: Side, mut rng: Option<&mut Rng>) -> Moving {
         let set = self.set(from);
         let most = match from {
-            // What the kernel takes from the user comes singly: entering the direct map costs no flush.
+            // What the kernel takes from the user comes singly: entering the direct map costs no
+            // flush.
             Side::User => 1,
             // What it gives back comes in numbers: one flush for all.
             Side::Kernel => MOVE_BATCH,
@@ -52,8 +56,8 @@ impl Zone {
         self.moving.add(moving.count as u64);
         moving
     }
-    /// For what the kernel takes: from the drawn position of the user's set on, the first block that cannot be unplugged anyway.
-    /// The drawn one where there is none.
+    /// For what the kernel takes: from the drawn position of the user's set on, the first block
+    /// that cannot be unplugged anyway. The drawn one where there is none.
     fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
         let set = self.set(from);
         let at = |position| set.at(position, self.runs());
@@ -76,7 +80,8 @@ impl Zone {
     pub(crate) fn find_neighbours(&self, _held: &Held, count: u64) -> Option<BlockId> {
         let mut first = 0;
         while first + count <= self.blocks().count() {
-            // From the top down: the run after the highest block that is not free is the next that can be.
+            // From the top down: the run after the highest block that is not free is the next that
+            // can be.
             let Some(taken) = (first..first + count).rev().find(|id| !self.is_free(BlockId(*id))) else {
                 return Some(BlockId(first));
             };
@@ -84,7 +89,8 @@ impl Zone {
         }
         None
     }
-    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free too, so it is looked up.
+    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free
+    /// too, so it is looked up.
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
         let Fill::Free(side) = self.blocks().state(block).fill() else { return false };
         let set = self.set(side);
@@ -94,7 +100,8 @@ impl Zone {
         let position = set.position_of(block, self.blocks(), self.runs());
         position < set.len() && set.at(position, self.runs()) == block
     }
-    /// Take `count` free blocks from `first` on, whose frames are reserved, out of their sets; each remembers its side.
+    /// Take `count` free blocks from `first` on, whose frames are reserved, out of their sets; each
+    /// remembers its side.
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
@@ -109,7 +116,8 @@ impl Zone {
             self.blocks().set_state(block, moving.with_residue_of(before));
         }
     }
-    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
+    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without
+    /// the lock.
     pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
         self.blocks().state(block).owner().side()
     }

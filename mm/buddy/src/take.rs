@@ -1,4 +1,5 @@
-//! Taking blocks of orders 0 to 8 out of split pageblocks: which pageblock, and which of its frames.
+//! Taking blocks of orders 0 to 8 out of split pageblocks: which pageblock, and which of its
+//! frames.
 //!
 //! Everything here happens under an arena's lock.
 
@@ -15,7 +16,8 @@ use crate::rng::Rng;
 use crate::word::Plain;
 use crate::zone::Zone;
 
-/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
+/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block
+/// is opened.
 pub(crate) const CANDIDATES: usize = 6;
 
 /// How far to look for a run in split blocks.
@@ -42,7 +44,8 @@ pub(crate) struct TakeRequest {
 }
 
 impl Zone {
-    /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there were; their frames are reserved.
+    /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there
+    /// were; their frames are reserved.
     pub(crate) fn take<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -89,10 +92,12 @@ impl Zone {
     pub(crate) fn has_groups(&self) -> bool {
         (1..PAGEBLOCK_ORDER).contains(&self.grain)
     }
-    /// Take `want` of the `free` frames of a split block; with `rng` only about as many, at least 1 and never more.
+    /// Take `want` of the `free` frames of a split block; with `rng` only about as many, at least 1
+    /// and never more.
     ///
-    /// Without, the lowest. With, every free frame has the same chance, or, where the grain is coarser, every group of neighbours. A list hands the last
-    /// one out first, so frames are put in from the highest to the lowest where they are to come out by address.
+    /// Without, the lowest. With, every free frame has the same chance, or, where the grain is
+    /// coarser, every group of neighbours. A list hands the last one out first, so frames are put
+    /// in from the highest to the lowest where they are to come out by address.
     fn take_frames(&self, block: BlockId, free: u64, want: u64, draw: &mut Draw<'_, '_>) {
         let Draw { rng, out } = draw;
         let (bitmap, end) = (self.blocks().bitmap(block), out.len() + want);
@@ -127,7 +132,8 @@ impl FramesByOrder<'_, '_> {
         }
     }
 
-    /// Takes about as many of the `free` ones as are wanted, which are fewer, every one with the same chance, and at least one.
+    /// Takes about as many of the `free` ones as are wanted, which are fewer, every one with the
+    /// same chance, and at least one.
     fn take_some(&mut self, free: u64, rng: &mut Rng) {
         let (before, start) = (self.out.len(), rng.next() as usize);
         let chance = Chance::of(self.end - before, free);
@@ -186,13 +192,15 @@ struct Chance {
 }
 
 impl Chance {
-    /// The lowest with which `want` of `free`, which are more, are to be expected; but not certainty: those that stay would be neighbours.
+    /// The lowest with which `want` of `free`, which are more, are to be expected; but not
+    /// certainty: those that stay would be neighbours.
     fn of(want: u64, free: u64) -> Self {
         let halvings = (free / want).ilog2();
         let sixteenths = (want << (4 + halvings)).div_ceil(free);
         Self { sixteenths: if halvings == 0 { sixteenths.min(15) } else { sixteenths }, halvings }
     }
-    /// A word whose every bit is 1 with this chance: the binary fraction's digits from the last to the first, a random word each.
+    /// A word whose every bit is 1 with this chance: the binary fraction's digits from the last to
+    /// the first, a random word each.
     fn draw(self, rng: &mut Rng) -> u64 {
         let start = if self.sixteenths == 16 { u64::MAX } else { 0 };
         let digits = self.sixteenths.trailing_zeros()..4;

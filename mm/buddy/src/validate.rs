@@ -1,4 +1,5 @@
-//! A walk over everything that must agree: free sets, lists, bitmaps, per-CPU lists, frame records, totals.
+//! A walk over everything that must agree: free sets, lists, bitmaps, per-CPU lists, frame records,
+//! totals.
 
 use freehold_frame::{Audit, Contradiction, Owner};
 use freehold_machine::topology::Presence;
@@ -22,7 +23,8 @@ pub enum AllocatorFault {
     ZoneTotal(u64, u64),
     /// A frame in a per-CPU list that has an owner, or is free in its pageblock too.
     Listed(Pfn),
-    /// Frames without an owner by the table, and free frames by the allocator: the difference has leaked or is owned twice.
+    /// Frames without an owner by the table, and free frames by the allocator: the difference has
+    /// leaked or is owned twice.
     Leak(u64, u64),
 }
 
@@ -42,10 +44,11 @@ pub enum Disagreement {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// Check everything; `found` is told each fault. Memory by owner, and how many faults there were.
+    /// Check everything; `found` is told each fault. Memory by owner, and how many faults there
+    /// were.
     ///
-    /// Exact only while nobody allocates or frees: a fault counts where [`Buddy::activity`] is the same before and after. Takes time in
-    /// proportion to memory.
+    /// Exact only while nobody allocates or frees: a fault counts where [`Buddy::activity`] is the
+    /// same before and after. Takes time in proportion to memory.
     pub fn validate(&self, mut found: impl FnMut(AllocatorFault)) -> (Audit, u64) {
         let mut faults = 0;
         let mut tell = |fault| {
@@ -80,7 +83,8 @@ impl<M: Machine> Buddy<M> {
         (audit, faults)
     }
 
-    /// Memory whose records say something, and its node: all that is there for ever, and the pageblocks that are plugged in.
+    /// Memory whose records say something, and its node: all that is there for ever, and the
+    /// pageblocks that are plugged in.
     pub(crate) fn present_runs(&self) -> impl Iterator<Item = (PfnRange, NodeId)> {
         self.topology.ranges().iter().flat_map(move |range| {
             let mut rest = range.frames;
@@ -98,7 +102,8 @@ impl<M: Machine> Buddy<M> {
             })
         })
     }
-    /// Frames without an owner, in memory that [`Self::present_runs`] names, that are unplugged or leaving.
+    /// Frames without an owner, in memory that [`Self::present_runs`] names, that are unplugged or
+    /// leaving.
     fn unplugged_frames(&self) -> u64 {
         let out = self.zones.iter().flatten().flat_map(|zone| {
             self.zone_blocks(zone.node).map(|block| {

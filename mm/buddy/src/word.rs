@@ -1,8 +1,9 @@
 //! Words of the allocator's own memory, and the locks that order access to them.
 //!
-//! All of the allocator's variable state is `AtomicU64`s that are read and written with relaxed plain loads and
-//! stores: each has one user at a time, either the holder of a [`Lock`] or the CPU whose pcp it is. A lock's
-//! acquire and release order everything else, so no word needs an ordering of its own.
+//! All of the allocator's variable state is `AtomicU64`s that are read and written with relaxed
+//! plain loads and stores: each has one user at a time, either the holder of a [`Lock`] or the CPU
+//! whose pcp it is. A lock's acquire and release order everything else, so no word needs an
+//! ordering of its own.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -39,11 +40,13 @@ impl Plain for AtomicU64 {
     }
 }
 
-/// A spin lock: a word in a line of its own, 0 while nobody holds it. Taken with the CPU pinned and interrupts on; interrupt handlers
-/// never take it. The holder allocates nothing and draws no random bits.
+/// A spin lock: a word in a line of its own, 0 while nobody holds it. Taken with the CPU pinned and
+/// interrupts on; interrupt handlers never take it. The holder allocates nothing and draws no
+/// random bits.
 ///
-/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for; who wants all of a zone's
-/// ([`Zone::lock_all`](crate::zone::Zone::lock_all)) takes them by number, then the zone's. Zones are never locked together.
+/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for;
+/// who wants all of a zone's ([`Zone::lock_all`](crate::zone::Zone::lock_all)) takes them by
+/// number, then the zone's. Zones are never locked together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lock(&'static AtomicU64);
 

@@ -6,11 +6,14 @@
 //! | order 9 | a free block of the side |
 //! | both, then | free blocks of the other side, which change sides (see [`Zone::begin_move`]); any arena's split block of the owner, or of another owner of the same side |
 //!
-//! Taking from the fullest block first is what keeps memory whole: blocks that empty are left alone until they are free.
+//! Taking from the fullest block first is what keeps memory whole: blocks that empty are left alone
+//! until they are free.
 //!
-//! **Locks.** A free pageblock, one on the move and one that is offline are the zone's: a function that takes a [`Held`] runs under its lock. Split and whole
-//! blocks are an arena's: a function that takes a [`HeldArena`] runs under that arena's, and takes the zone's inside where a block comes or goes. Free
-//! frames are counted for the whole zone with atomic steps: who is about to take some [reserves](Zone::reserve) them first.
+//! **Locks.** A free pageblock, one on the move and one that is offline are the zone's: a function
+//! that takes a [`Held`] runs under its lock. Split and whole blocks are an arena's: a function
+//! that takes a [`HeldArena`] runs under that arena's, and takes the zone's inside where a block
+//! comes or goes. Free frames are counted for the whole zone with atomic steps: who is about to
+//! take some [reserves](Zone::reserve) them first.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -74,7 +77,8 @@ pub(crate) struct Zone {
     split: AtomicU64,
     /// Free frames in split pageblocks of the kernel's side, when somebody looked last.
     of_kernel: AtomicU64,
-    /// Blocks that someone is moving from one side to the other, who will put them back without fail.
+    /// Blocks that someone is moving from one side to the other, who will put them back without
+    /// fail.
     pub(crate) moving: AtomicU64,
     /// The block handed out last: its other half may be next.
     last: AtomicU64,
@@ -187,7 +191,8 @@ impl Zone {
         self.arenas().for_each(|arena| arena.lock_word().acquire(cpus));
         HeldAll { zone: self, sets: self.lock_word().lock(pinned, cpus) }
     }
-    /// Wait until all have counted what they freed and given back what they reserved: before memory is said to be short.
+    /// Wait until all have counted what they freed and given back what they reserved: before memory
+    /// is said to be short.
     pub(crate) fn settle<C: Cpus>(&self, pinned: &Pinned<C>, cpus: C) {
         self.arenas().for_each(|arena| drop(self.lock_arena(arena, pinned, cpus)));
     }
@@ -200,18 +205,20 @@ impl Zone {
         let id = id % self.arenas.len();
         Arena::new(id as u8, &self.arenas[id], self.blocks)
     }
-    /// The arena that a block belongs to; some arena, for a block that belongs to none. A hint without the lock.
+    /// The arena that a block belongs to; some arena, for a block that belongs to none. A hint
+    /// without the lock.
     pub(crate) fn arena_of(&self, block: BlockId) -> Arena {
         self.arena(self.blocks.state(block).arena().into())
     }
 
-    /// Free frames of the zone itself: those of both sets, of split blocks, and of blocks on the move, less those that are reserved; those in per-CPU
-    /// lists are not among them.
+    /// Free frames of the zone itself: those of both sets, of split blocks, and of blocks on the
+    /// move, less those that are reserved; those in per-CPU lists are not among them.
     pub(crate) fn free(&self) -> u64 {
         self.words[LINE].get()
     }
-    /// Set free frames aside for at most `most` blocks of `order`, leaving `floor` frames: how many blocks may be taken. `None` if there are not enough for
-    /// one. What is not taken after all is to be [gained](Zone::gain) under the same hold of a lock.
+    /// Set free frames aside for at most `most` blocks of `order`, leaving `floor` frames: how many
+    /// blocks may be taken. `None` if there are not enough for one. What is not taken after all is
+    /// to be [gained](Zone::gain) under the same hold of a lock.
     pub(crate) fn reserve(&self, most: u64, order: u32, floor: u64) -> Option<u64> {
         let mut blocks = 0;
         let step = self.words[LINE].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
@@ -231,7 +238,8 @@ impl Zone {
             self.split.fetch_add(more, Ordering::Relaxed);
         }
     }
-    /// Frames that were free are not any more, and were not reserved; under all locks, so that nobody has reserved them.
+    /// Frames that were free are not any more, and were not reserved; under all locks, so that
+    /// nobody has reserved them.
     pub(crate) fn lose(&self, _held: &HeldAll<'_>, frames: u64) {
         self.words[LINE].sub(frames);
     }
@@ -239,8 +247,9 @@ impl Zone {
     pub(crate) fn note_free_of_kernel(&self, frames: u64) {
         self.of_kernel.store(frames, Ordering::Relaxed);
     }
-    /// Whether programs may open another pageblock: there is another one for the kernel, or it has the lowest watermark in pageblocks of its own.
-    /// As was last noted; that is done at each refill while memory is about to become short.
+    /// Whether programs may open another pageblock: there is another one for the kernel, or it has
+    /// the lowest watermark in pageblocks of its own. As was last noted; that is done at each
+    /// refill while memory is about to become short.
     pub(crate) fn leaves_kernel_enough(&self) -> bool {
         self.user.len() + self.kernel.len() > 1 || self.of_kernel.load(Ordering::Relaxed) >= self.min.get()
     }
@@ -248,7 +257,8 @@ impl Zone {
     pub(crate) fn free_pageblocks(&self) -> u64 {
         self.user.len() + self.kernel.len() + self.moving.get()
     }
-    /// Whether the kernel has neither a pageblock to take nor half the lowest watermark in those that it has. As was last noted.
+    /// Whether the kernel has neither a pageblock to take nor half the lowest watermark in those
+    /// that it has. As was last noted.
     pub(crate) fn leaves_kernel_nothing(&self) -> bool {
         self.free_pageblocks() == 0 && self.of_kernel.load(Ordering::Relaxed) < self.min.get() / 2
     }
@@ -265,14 +275,16 @@ impl Zone {
         self.min.set(Watermarks::least(self.present.get()));
         change(&self.managed, PAGEBLOCK_FRAMES);
     }
-    /// Whether a pageblock can be unplugged: such blocks are the last that the kernel takes for itself.
+    /// Whether a pageblock can be unplugged: such blocks are the last that the kernel takes for
+    /// itself.
     pub(crate) fn is_pluggable(&self, block: BlockId) -> bool {
         self.pluggable_from.is_some_and(|first| block >= first)
     }
     pub(crate) fn moving(&self, _held: &Held) -> u64 {
         self.moving.get()
     }
-    /// The mean of free frames in split pageblocks, but at least an eighth of one: above it a pageblock is sparse. A hint without the lock.
+    /// The mean of free frames in split pageblocks, but at least an eighth of one: above it a
+    /// pageblock is sparse. A hint without the lock.
     pub(crate) fn sparse(&self) -> u64 {
         let whole = (self.user.len() + self.kernel.len() + self.moving.get()) * PAGEBLOCK_FRAMES;
         let free = self.free().saturating_sub(whole);
@@ -300,8 +312,9 @@ impl Zone {
         self.set(side).position_of(block, self.blocks, &self.runs)
     }
 
-    /// Give a free block of the owner's side to `owner`. The caller takes a frame out of it under the same hold of the arena's lock: a split
-    /// block with nothing in use would never become free again, since only a frame that comes back makes it so.
+    /// Give a free block of the owner's side to `owner`. The caller takes a frame out of it under
+    /// the same hold of the arena's lock: a split block with nothing in use would never become free
+    /// again, since only a frame that comes back makes it so.
     pub(crate) fn open<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -328,14 +341,16 @@ impl Zone {
         held.list(block, state);
         held.begin_split();
     }
-    /// Whether a wanted may open another pageblock: programs leave frames free here and there that the kernel cannot use, so it is left one.
+    /// Whether a wanted may open another pageblock: programs leave frames free here and there that
+    /// the kernel cannot use, so it is left one.
     pub(crate) fn may_open(&self, wanted: &TakeRequest) -> bool {
         wanted.owner.side() == Side::Kernel
             || wanted.pressure == Pressure::Reserve
             || self.leaves_kernel_enough()
     }
-    /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as split with nothing free: its owner may give it back
-    /// as a whole or, once its records say so, frame by frame.
+    /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as
+    /// split with nothing free: its owner may give it back as a whole or, once its records say so,
+    /// frame by frame.
     pub(crate) fn take_whole<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -379,7 +394,8 @@ impl Zone {
         };
         Some(self.take_at(held, side, position))
     }
-    /// Take the block at a position, below the length, out of its free set, to be handed out. It has records from here on.
+    /// Take the block at a position, below the length, out of its free set, to be handed out. It
+    /// has records from here on.
     #[inline]
     pub(crate) fn take_at(&self, _held: &Held, side: Side, position: u64) -> BlockId {
         let block = self.set(side).take_at(position, self.blocks, &self.runs);
@@ -392,7 +408,8 @@ impl Zone {
     pub(crate) fn prepare(&self, block: BlockId) {
         self.table.prepare(block.start());
     }
-    /// The other half of the 4 MiB block that was begun last, if halves go together and it is free on this side.
+    /// The other half of the 4 MiB block that was begun last, if halves go together and it is free
+    /// on this side.
     fn partner(&self, side: Side) -> Option<u64> {
         if self.grain <= PAGEBLOCK_ORDER {
             return None;
@@ -403,8 +420,9 @@ impl Zone {
             && self.blocks.state(other).fill() == Fill::Free(side);
         free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
     }
-    /// Make a split block of another owner on the same side `owner`'s own, if half of it or more is free; else say whose
-    /// frames may be taken. `None` where the side has no split block with a run of `order`.
+    /// Make a split block of another owner on the same side `owner`'s own, if half of it or more is
+    /// free; else say whose frames may be taken. `None` where the side has no split block with a
+    /// run of `order`.
     pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, owner: Owner, order: u32) -> Option<Owner> {
         let others =
             Owner::ALL.into_iter().filter(|o| *o != owner && *o != Owner::Free && o.side() == owner.side());
@@ -513,7 +531,8 @@ impl Zone {
         self.blocks.set_state(block, free);
         self.set(side).insert(block, self.blocks);
     }
-    /// Begin to manage a block of which `free` says which frames are free; the others never come back, or one by one.
+    /// Begin to manage a block of which `free` says which frames are free; the others never come
+    /// back, or one by one.
     pub(crate) fn adopt<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,

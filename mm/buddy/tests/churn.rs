@@ -1,9 +1,12 @@
-//! Churn in front of a memory-side cache: areas of random size come and go, and the books must balance after every round.
+//! Churn in front of a memory-side cache: areas of random size come and go, and the books must
+//! balance after every round.
 //!
-//! A frame is drawn by bin only in front of such a cache. The long random life (`long.rs`) had none, nor had the interleavings, so neither
-//! came to that code. The tests of placement have one, and balance their books when processes have come and gone as a whole: then each bin
-//! holds about as many frames as every other, and a pageblock that is opened has a frame to offer. Random halves of random areas leave bins
-//! that are full beside bins that are empty; there a pageblock was opened that had none, and stayed split with nothing in use.
+//! A frame is drawn by bin only in front of such a cache. The long random life (`long.rs`) had
+//! none, nor had the interleavings, so neither came to that code. The tests of placement have one,
+//! and balance their books when processes have come and gone as a whole: then each bin holds about
+//! as many frames as every other, and a pageblock that is opened has a frame to offer. Random
+//! halves of random areas leave bins that are full beside bins that are empty; there a pageblock
+//! was opened that had none, and stayed split with nothing in use.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -38,7 +41,8 @@ impl Dice {
     }
 }
 
-/// A process: areas of random size until it has `pages`, then a random half of them goes; six times. `step` is called in between.
+/// A process: areas of random size until it has `pages`, then a random half of them goes; six
+/// times. `step` is called in between.
 fn churn(source: Source, dice: &mut Dice, owner: Owner, pages: usize, mut step: impl FnMut(&mut Dice)) {
     let mut areas: Vec<Vec<Pfn>> = Vec::new();
     let mut used = 0;

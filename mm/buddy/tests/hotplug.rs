@@ -84,7 +84,8 @@ fn used_memory_leaves_when_its_last_frame_comes_back_and_may_stay_after_all() {
     assert_eq!(source.misuses(), 0);
 }
 
-/// Two nodes of 16 pageblocks, of which the second has no CPU, and 32 pluggable ones of node 0 and 16 of a node that has no memory before.
+/// Two nodes of 16 pageblocks, of which the second has no CPU, and 32 pluggable ones of node 0 and
+/// 16 of a node that has no memory before.
 fn growing() -> &'static Topology {
     let mut topology = Topology::new(3).unwrap();
     topology.add_range(run(0, 16 * 512), NodeId(0)).unwrap();
@@ -157,7 +158,8 @@ fn the_kernels_memory_and_odd_ranges_are_refused_without_effect() {
     assert_eq!(check(source), all);
 }
 
-/// Frames that are free here and there in programs' pageblocks do not help the kernel; it is told so, and one whole pageblock does.
+/// Frames that are free here and there in programs' pageblocks do not help the kernel; it is told
+/// so, and one whole pageblock does.
 #[test]
 fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     let source = model(Config { frames: 16 * 512, ..Config::default() }, &[], options());

@@ -1,9 +1,12 @@
-//! Two and three CPUs at once: every interleaving at small bounds, as far as time allows, then random ones at larger.
+//! Two and three CPUs at once: every interleaving at small bounds, as far as time allows, then
+//! random ones at larger.
 //!
-//! The scheduler switches threads wherever one CPU can notice another: when it is about to take a lock and holds none, while a pageblock is between the
-//! sides of the direct map, when it waits; and, where CPUs ask something of each other, when an operation begins. Between those points a CPU works under a
-//! lock, on words of its own, or on a hint that it checks under the next lock, so nothing is missed by not switching there: a zone's lock that is taken
-//! inside an arena's orders words that nobody sees without one of the two.
+//! The scheduler switches threads wherever one CPU can notice another: when it is about to take a
+//! lock and holds none, while a pageblock is between the sides of the direct map, when it waits;
+//! and, where CPUs ask something of each other, when an operation begins. Between those points a
+//! CPU works under a lock, on words of its own, or on a hint that it checks under the next lock, so
+//! nothing is missed by not switching there: a zone's lock that is taken inside an arena's orders
+//! words that nobody sees without one of the two.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -140,7 +143,8 @@ fn machine(cpus: usize, blocks: u64, starts: Starts) -> Source {
     buddy(Switching(model, starts), model.topology(), &[], options)
 }
 
-/// A machine whose memory of `blocks` pageblocks is behind a direct-mapped cache of `cache` pageblocks.
+/// A machine whose memory of `blocks` pageblocks is behind a direct-mapped cache of `cache`
+/// pageblocks.
 fn machine_behind_cache(cpus: usize, blocks: u64, cache: u64, seed: u64) -> Source {
     let topology = behind_caches(1, blocks * 512, cache * 512, cpus as u64);
     let model = Model::with_topology(topology, cpus, seed);
@@ -167,7 +171,8 @@ fn become_cpu(cpu: u16) {
     CPU.with(|c| c.set(cpu));
 }
 
-/// Run each of `work` on a CPU of its own; when all are done, empty their lists and check the books: `held` frames are not free.
+/// Run each of `work` on a CPU of its own; when all are done, empty their lists and check the
+/// books: `held` frames are not free.
 fn together(source: Source, held: u64, work: Vec<Work>) {
     let cpus = work.len() as u16;
     let threads: Vec<_> = (0..)
@@ -219,7 +224,8 @@ fn common_side(source: Source, block: Pfn) -> bool {
 
 #[test]
 fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_it() {
-    // One pageblock is free on the kernel's side; both CPUs want user memory, of which there is enough for both once it has moved.
+    // One pageblock is free on the kernel's side; both CPUs want user memory, of which there is
+    // enough for both once it has moved.
     let count = interleavings(200, || {
         let source = machine(2, 2, Starts::GoOn);
         let blocks = [0, 1].map(|_| take(source, Owner::Kernel, Order::PAGEBLOCK).unwrap());
@@ -231,7 +237,8 @@ fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_i
         };
         together(source, 0, vec![on(want), on(want)]);
     });
-    // Waiting makes more interleavings than there is time for; the first ones already hold every order of the two moves.
+    // Waiting makes more interleavings than there is time for; the first ones already hold every
+    // order of the two moves.
     assert_eq!(count, BOUND);
 }
 
@@ -268,14 +275,16 @@ fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
     let count = interleavings(400, || {
         let source = machine(3, 1, Starts::GoOn);
         let frames = [0, 1].map(|_| take(source, Owner::Anon, Order::FRAME).unwrap());
-        // The first CPU's list holds the rest of what the two frames came with, and one of the others' is the last to make the pageblock whole.
+        // The first CPU's list holds the rest of what the two frames came with, and one of the
+        // others' is the last to make the pageblock whole.
         let drain = on(|source| source.drain_local());
         together(source, 0, vec![drain, give(frames[0]), give(frames[1])]);
     });
     assert_exhausted(count, 500);
 }
 
-/// A machine of two pageblocks: one is held as a whole, the other belongs to the first CPU's arena, with all but so many of its frames free in it.
+/// A machine of two pageblocks: one is held as a whole, the other belongs to the first CPU's arena,
+/// with all but so many of its frames free in it.
 fn one_pageblock_left<const HELD: usize>(cpus: usize) -> (Source, [Pfn; HELD]) {
     let source = machine(cpus, 2, Starts::GoOn);
     take(source, Owner::Anon, Order::PAGEBLOCK).unwrap();
@@ -289,7 +298,8 @@ fn a_pageblock_is_adopted_by_another_cpu_while_two_free_into_it() {
     let count = interleavings(400, || {
         let (source, [a, b]) = one_pageblock_left(3);
         let adopt = on(|source| {
-            // The second CPU's arena has nothing: it gets the first's pageblock, or finds that one busy and takes frames out of it.
+            // The second CPU's arena has nothing: it gets the first's pageblock, or finds that one
+            // busy and takes frames out of it.
             let frame = take(source, Owner::Anon, Order::FRAME).expect("there are frames enough");
             assert!(frame.0 < 1024);
         });
@@ -439,8 +449,9 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
     assert!(count > 10, "{count} interleavings: too few to mean anything");
 }
 
-/// Frames and small runs of programs' memory, more than bins can offer evenly, from three CPUs into one zone's bins; now and then pageblocks leave and
-/// come back. Both books, the lists' and the bins', have to agree at the end whatever the order was.
+/// Frames and small runs of programs' memory, more than bins can offer evenly, from three CPUs into
+/// one zone's bins; now and then pageblocks leave and come back. Both books, the lists' and the
+/// bins', have to agree at the end whatever the order was.
 #[test]
 fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and_come() {
     let mut config = ShuttleConfig::new();
@@ -485,8 +496,9 @@ fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and
     });
 }
 
-/// The walk reads the frame table first and the zones and lists afterwards. What is handed out or given back in between makes it find a leak that is none;
-/// that the allocator was active in between is how its reader knows.
+/// The walk reads the frame table first and the zones and lists afterwards. What is handed out or
+/// given back in between makes it find a leak that is none; that the allocator was active in
+/// between is how its reader knows.
 #[test]
 fn a_walk_that_finds_a_fault_which_is_none_was_not_at_rest() {
     static WRONG: AtomicU64 = AtomicU64::new(0);

@@ -80,7 +80,8 @@ proptest! {
         let options = Options { shuffle, ..Options::default() };
         let source = model(Config { cpus: 2, nodes: 2, frames: 16384 + 100, seed }, &reserved, options);
         let all = check(source);
-        // The pageblock that the nodes share is the lower one's, the other's frames in it stay unused.
+        // The pageblock that the nodes share is the lower one's, the other's frames in it stay
+        // unused.
         prop_assert_eq!(all, 16484 - 320 - 462);
         let mut live: BTreeMap<Pfn, (Order, Owner)> = BTreeMap::new();
         let mut cpu = CpuId(0);
@@ -324,7 +325,8 @@ fn every_misuse_is_reported_with_who_had_the_frame_and_changes_nothing() {
 
 #[test]
 fn a_block_is_taken_back_in_no_other_size_however_often_its_own_was() {
-    // Without page_alloc.check=fill, where a free guesses the list from the size that its caller says.
+    // Without page_alloc.check=fill, where a free guesses the list from the size that its caller
+    // says.
     let source = model(Config::default(), &[], shuffled());
     let all = check(source);
     let mut misuses = 0;

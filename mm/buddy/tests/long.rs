@@ -1,6 +1,7 @@
 //! A long random life against a model that knows one thing: who has which frame.
 //!
-//! Ten million operations, a third of them in front of a memory-side cache; `FREEHOLD_OPERATIONS` says otherwise. And a short one of threads that really run at once.
+//! Ten million operations, a third of them in front of a memory-side cache; `FREEHOLD_OPERATIONS`
+//! says otherwise. And a short one of threads that really run at once.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -107,7 +108,8 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
             }
         };
         let mut owners = vec![Owner::Free; FRAMES as usize];
-        // The zones' seam is not pageblock-aligned: what the second node has of the shared pageblock stays unused.
+        // The zones' seam is not pageblock-aligned: what the second node has of the shared
+        // pageblock stays unused.
         owners[20_000..20_480].fill(Owner::Reserved);
         reserved
             .iter()
@@ -130,7 +132,8 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
                 4..=5 => source.poll(Moment::Tick),
                 6 => source.poll(Moment::Idle),
                 7 => source.request_drain(),
-                // The mood swings between hunger and thrift, so that memory runs out and empties now and then.
+                // The mood swings between hunger and thrift, so that memory runs out and empties
+                // now and then.
                 n if n % 100 < 50 + 15 * u64::from(step / 4000 % 2 == 0) - 7 => life.take(),
                 _ => life.give(),
             });
@@ -154,7 +157,8 @@ fn threads_that_run_at_once_and_free_for_each_other_keep_the_books() {
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
     let source = model(Config { cpus: 3, frames: FRAMES, ..Config::default() }, &[], options);
     let all = check(source);
-    // What one gives back another took; all are short of memory now and then, so that they adopt and steal from each other.
+    // What one gives back another took; all are short of memory now and then, so that they adopt
+    // and steal from each other.
     let shared = Mutex::new(Vec::new());
     let work = |cpu: u16| {
         let random = Model::new(Config { seed: cpu.into(), ..Config::default() });

@@ -1,4 +1,5 @@
-//! Does a heap that fits a direct-mapped memory-side cache really fit? Conflicts by real placement, fresh and aged.
+//! Does a heap that fits a direct-mapped memory-side cache really fit? Conflicts by real placement,
+//! fresh and aged.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -22,7 +23,8 @@ fn machine(nodes: u8, placement: Placement, seed: u64) -> Source {
     buddy(machine, machine.topology(), &[PfnRange::new(Pfn(0), Pfn(1000))], options)
 }
 
-/// The share of accesses that miss if all frames are used alike: a bin with n of them keeps one (digest: 1 - occupied/n).
+/// The share of accesses that miss if all frames are used alike: a bin with n of them keeps one
+/// (digest: 1 - occupied/n).
 fn conflicts(frames: &[Pfn]) -> f64 {
     let mut used = vec![false; CACHE as usize];
     frames.iter().for_each(|frame| used[(frame.0 % CACHE) as usize] = true);
@@ -33,7 +35,8 @@ fn heap(source: Source, frames: u64) -> Vec<Pfn> {
     (0..frames).map(|_| source.allocate(Request::new(Owner::Anon)).unwrap()).collect()
 }
 
-/// Processes of random sizes come and go and files fill the rest: what is free afterwards lies in pieces.
+/// Processes of random sizes come and go and files fill the rest: what is free afterwards lies in
+/// pieces.
 fn age(source: Source) -> Vec<(Pfn, Owner)> {
     let mut random = source.machine().random_u64();
     let mut below = |bound: u64| {
@@ -106,8 +109,9 @@ fn a_heap_beyond_the_cache_fills_every_bin_alike() {
     assert!(off * 50 < CACHE as usize, "{off} of {CACHE} bins are more than one off");
 }
 
-/// The share of accesses that miss where nine in ten go to `hot` pages and the rest to the others: in each bin a page is still there with the
-/// chance that the last access was its own (digest: 1 - Σ over bins of Σp²/Σp).
+/// The share of accesses that miss where nine in ten go to `hot` pages and the rest to the others:
+/// in each bin a page is still there with the chance that the last access was its own (digest: 1 -
+/// Σ over bins of Σp²/Σp).
 fn misses(frames: &[Pfn], hot: std::ops::Range<usize>) -> f64 {
     let (warm, cold) = (0.9 / hot.len() as f64, 0.1 / (frames.len() - hot.len()) as f64);
     let mut bins = vec![(0.0, 0.0); CACHE as usize];

@@ -1,7 +1,9 @@
-//! Is the order in which memory comes out indistinguishable from chance? Each statistic is held to α = 0.001 (two-sided |z| ≤ 3.29),
-//! with fixed seeds; the same statistics must catch the shuffle that swaps each block with any other.
+//! Is the order in which memory comes out indistinguishable from chance? Each statistic is held to
+//! α = 0.001 (two-sided |z| ≤ 3.29), with fixed seeds; the same statistics must catch the shuffle
+//! that swaps each block with any other.
 //!
-//! `FREEHOLD_BOOTS=1000000 cargo test -p freehold-buddy --release --test shuffle` boots more often than 10⁵ times.
+//! `FREEHOLD_BOOTS=1000000 cargo test -p freehold-buddy --release --test shuffle` boots more often
+//! than 10⁵ times.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +19,8 @@ use freehold_machine::{Entropy, Pfn};
 /// The critical value of a standard normal at α = 0.001, two-sided.
 const CRITICAL: f64 = 3.29;
 
-/// χ² of rank × position over many permutations of `n`, as a standard normal (Wilson and Hilferty 1931).
+/// χ² of rank × position over many permutations of `n`, as a standard normal (Wilson and Hilferty
+/// 1931).
 fn chi_squared(n: usize, permutations: impl Iterator<Item = Vec<usize>>) -> f64 {
     let mut cells = vec![0u64; n * n];
     let mut boots = 0u64;
@@ -33,7 +36,8 @@ fn chi_squared(n: usize, permutations: impl Iterator<Item = Vec<usize>>) -> f64 
     ((chi / freedom).cbrt() - (1.0 - spread)) / spread.sqrt()
 }
 
-/// Spearman's ρ, runs up and down, and successors of one permutation, each as a standard normal (successors as a count).
+/// Spearman's ρ, runs up and down, and successors of one permutation, each as a standard normal
+/// (successors as a count).
 fn order_statistics(list: &[usize]) -> (f64, f64, usize) {
     let n = list.len() as f64;
     let squares: f64 = list.iter().enumerate().map(|(i, rank)| (i as f64 - *rank as f64).powi(2)).sum();
@@ -58,7 +62,8 @@ fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
 
 #[test]
 fn the_swap_with_any_other_block_fails_the_same_test() {
-    // What the source does: each block in turn swaps places with one drawn from all, not from those that remain.
+    // What the source does: each block in turn swaps places with one drawn from all, not from those
+    // that remain.
     let entropy = Model::new(Config::default());
     let naive = (0..600).map(|_| {
         let mut list: Vec<usize> = (0..12).collect();
@@ -126,7 +131,8 @@ fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
     }
 }
 
-/// Spearman's ρ, runs and successors over many permutations of the same length, each sum as a standard normal.
+/// Spearman's ρ, runs and successors over many permutations of the same length, each sum as a
+/// standard normal.
 fn assert_random(name: &str, lists: &[Vec<usize>]) {
     let (mut rho, mut runs, mut successors) = (0.0, 0.0, 0.0);
     for list in lists {
@@ -188,7 +194,8 @@ fn over_many_boots_no_statistic_tells_pageblocks_or_frames_from_chance() {
     assert_uniform(shares);
 }
 
-/// Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α = 0.001.
+/// Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α =
+/// 0.001.
 fn assert_uniform(mut shares: Vec<f64>) {
     shares.sort_by(f64::total_cmp);
     let n = shares.len() as f64;
@@ -202,7 +209,8 @@ fn assert_uniform(mut shares: Vec<f64>) {
 
 #[test]
 fn the_same_statistics_tell_an_order_that_is_not_random() {
-    // A swap with any other element, and a list turned at a random place: each statistic but successors sees one of them.
+    // A swap with any other element, and a list turned at a random place: each statistic but
+    // successors sees one of them.
     let entropy = Model::new(Config::default());
     let mut naive: Vec<Vec<usize>> = Vec::new();
     let mut turned: Vec<Vec<usize>> = Vec::new();
@@ -260,7 +268,8 @@ fn ranked(list: &[usize]) -> Vec<usize> {
 
 #[test]
 fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
-    // Free one frame into a list of about 500, then count how many are handed out before it: uniform over the list's length.
+    // Free one frame into a list of about 500, then count how many are handed out before it:
+    // uniform over the list's length.
     let source = boot(160, 5, Shuffle::On);
     let request = Request::new(Owner::Anon);
     let mut held: Vec<Pfn> = (0..4000).map(|_| source.allocate(request).unwrap()).collect();

@@ -1,24 +1,31 @@
-//! How a user frame is held: the upper part of the one word that is its [record](crate::FrameRecord).
+//! How a user frame is held: the upper part of the one word that is its
+//! [record](crate::FrameRecord).
 //!
-//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks ([`whole`](crate::whole)), mappings (18);
-//! below them the [`Tag`](crate::Tag) (13), which no change of a count touches. A word whose tag names no owner has no counts: its other bits say who gave
-//! the frame back, and a pin that is tried without a hold is refused. Each count is exact and its own; they share a word, with the owner, only so that a
-//! change to one can depend on the others without a lock:
+//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks
+//! ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which no
+//! change of a count touches. A word whose tag names no owner has no counts: its other bits say who
+//! gave the frame back, and a pin that is tried without a hold is refused. Each count is exact and
+//! its own; they share a word, with the owner, only so that a change to one can depend on the
+//! others without a lock:
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
 //! - *pin* wants "exclusive" to stay so with one more pin;
-//! - *vacate* (swap-out, migration) wants "exclusive and not pinned" to become "a reference that nobody can pin";
+//! - *vacate* (swap-out, migration) wants "exclusive and not pinned" to become "a reference that
+//!   nobody can pin";
 //! - *reuse* wants "one mapping and nothing else" to become "exclusive";
 //! - the last holder to let go, of whatever sort, must know that it is the last.
 //!
-//! Each is one compare-exchange, so a pin and a share can never both succeed against the same state.
-//! This replaces the bias in a shared count, the fences and the sequence lock that Linux needs for the same promise
-//! (`page_maybe_dma_pinned`, `write_protect_seq`). What a page-table leaf has to do with it is in [`transition`](crate::transition).
+//! Each is one compare-exchange, so a pin and a share can never both succeed against the same
+//! state. This replaces the bias in a shared count, the fences and the sequence lock that Linux
+//! needs for the same promise (`page_maybe_dma_pinned`, `write_protect_seq`). What a page-table
+//! leaf has to do with it is in [`transition`](crate::transition).
 //!
-//! **Orderings.** Letting go releases what the holder did; the last one acquires what all did, before the frame is
-//! reused. Taking hold of a frame acquires and releases too: callers decide about page-table entries by the outcome, and a pin may be
-//! tried without a hold, on what a leaf said a moment ago. Such a pin finds nobody holding the frame, or a word that happens after all that made the
-//! frame another's (so [`Counts::start`] releases): it then sees that the leaf has changed.
+//! **Orderings.** Letting go releases what the holder did; the last one acquires what all did,
+//! before the frame is reused. Taking hold of a frame acquires and releases too: callers decide
+//! about page-table entries by the outcome, and a pin may be tried without a hold, on what a leaf
+//! said a moment ago. Such a pin finds nobody holding the frame, or a word that happens after all
+//! that made the frame another's (so [`Counts::start`] releases): it then sees that the leaf has
+//! changed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -195,7 +202,8 @@ impl<W: AtomicWord> Counts<W> {
     pub fn load(&self) -> Holders {
         Holders::from_bits(self.0.load(Ordering::Acquire))
     }
-    /// Give a new frame its first reference. Only its allocator calls this, before anyone else knows the frame.
+    /// Give a new frame its first reference. Only its allocator calls this, before anyone else
+    /// knows the frame.
     pub fn start(&self, belongs: Belongs) {
         self.begin(REFERENCE | belongs.mark());
     }
@@ -204,12 +212,14 @@ impl<W: AtomicWord> Counts<W> {
     pub fn start_mapped(&self) {
         self.begin(MAPPING | EXCLUSIVE);
     }
-    /// The first counts of a frame that only its allocator knows. Nobody else changes the word meanwhile: a pin by mistake is refused.
+    /// The first counts of a frame that only its allocator knows. Nobody else changes the word
+    /// meanwhile: a pin by mistake is refused.
     #[inline]
     pub(crate) fn begin(&self, counts: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) | counts, Ordering::Release);
     }
-    /// One more mapping, without a change to the exclusive mark: for memory that is shared by nature.
+    /// One more mapping, without a change to the exclusive mark: for memory that is shared by
+    /// nature.
     ///
     /// # Errors
     /// [`CountError::Overflow`].
@@ -223,10 +233,12 @@ impl<W: AtomicWord> Counts<W> {
     pub fn reference(&self) -> Result<(), CountError> {
         self.change(|bits| add(bits, Hold::Reference))
     }
-    /// Turn one reference into one mapping. A frame that is mapped already is no longer exclusive then.
+    /// Turn one reference into one mapping. A frame that is mapped already is no longer exclusive
+    /// then.
     ///
     /// # Errors
-    /// [`CountError::Pinned`] where a pinned exclusive frame is mapped already; [`CountError::Overflow`].
+    /// [`CountError::Pinned`] where a pinned exclusive frame is mapped already;
+    /// [`CountError::Overflow`].
     pub fn reference_to_mapping(&self) -> Result<(), CountError> {
         self.change(|bits| {
             let mapped = Hold::Mapping.count(bits) > 0;
@@ -237,11 +249,12 @@ impl<W: AtomicWord> Counts<W> {
             }
         })
     }
-    /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive it is not any more, so that from now on
-    /// nobody can pin it. Returns to whom it belonged.
+    /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive
+    /// it is not any more, so that from now on nobody can pin it. Returns to whom it belonged.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive frame; [`CountError::Overflow`].
+    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive
+    /// frame; [`CountError::Overflow`].
     pub fn vacate(&self) -> Result<Belongs, CountError> {
         let before = self.change_from(|bits| {
             match (bits & EXCLUSIVE != 0, Hold::Pin.count(bits), Hold::Reference.count(bits)) {
@@ -252,7 +265,8 @@ impl<W: AtomicWord> Counts<W> {
         })?;
         Ok(Belongs::from_bits(before))
     }
-    /// Turns one reference into one mapping of a frame that belongs as [`Counts::vacate`] said: the way back.
+    /// Turns one reference into one mapping of a frame that belongs as [`Counts::vacate`] said: the
+    /// way back.
     ///
     /// # Errors
     /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`].
@@ -273,7 +287,8 @@ impl<W: AtomicWord> Counts<W> {
     /// One more mapping in another address space (fork): no longer exclusive.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]: the frame stays where it is, the other space gets a copy. [`CountError::Overflow`].
+    /// [`CountError::Pinned`]: the frame stays where it is, the other space gets a copy.
+    /// [`CountError::Overflow`].
     pub fn share(&self) -> Result<(), CountError> {
         self.change(|bits| {
             if Hold::Pin.count(bits) > 0 {
@@ -327,7 +342,8 @@ impl<W: AtomicWord> Counts<W> {
         let held = |bits| bits & OWNER == Owner::PageCache as u64 && bits & !TAG != 0 && bits & MARKS == 0;
         self.change(|bits| if held(bits) { add(bits, Hold::Pin) } else { Err(CountError::Free) })
     }
-    /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
+    /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees
+    /// it.
     #[must_use = "the last holder frees the frame"]
     #[inline]
     pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
@@ -384,9 +400,11 @@ fn nobody_has(hold: Hold, bits: u64) -> ! {
 /// To whom a frame belongs; for a block, to whom its 512 frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Belongs {
-    /// To one address space alone, every frame of a block: it may be pinned, and is copied or shared at fork.
+    /// To one address space alone, every frame of a block: it may be pinned, and is copied or
+    /// shared at fork.
     Exclusive,
-    /// To several, or to none: the page cache's, anonymous memory that a fork shares, a block with one such frame.
+    /// To several, or to none: the page cache's, anonymous memory that a fork shares, a block with
+    /// one such frame.
     #[default]
     Shared,
 }

@@ -7,8 +7,9 @@
 //! | [`LeafMapping<K, S>`] | one page-table leaf's hold | the last holder frees |
 //! | [`Pin<K, S>`] | one pin | the last holder frees |
 //!
-//! A mapping lives in a page-table entry as a bare frame number: [`LeafMapping::into_leaf`] puts it there,
-//! [`LeafMapping::from_leaf`] takes it out again, and [`LeafMapping::borrow_leaf`] looks at it in place.
+//! A mapping lives in a page-table entry as a bare frame number: [`LeafMapping::into_leaf`] puts it
+//! there, [`LeafMapping::from_leaf`] takes it out again, and [`LeafMapping::borrow_leaf`] looks at
+//! it in place.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -55,7 +56,8 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
 }
 
-/// What the three values have in common: which block, and where it came from. It holds nothing itself.
+/// What the three values have in common: which block, and where it came from. It holds nothing
+/// itself.
 pub struct Handle<K: FrameKind, S: FrameSource> {
     source: S,
     frame: Pfn,
@@ -113,7 +115,8 @@ impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     }
 }
 
-/// A block of frames with the owner `K`; for user kinds, one reference to it. See the module's head.
+/// A block of frames with the owner `K`; for user kinds, one reference to it. See the module's
+/// head.
 #[must_use = "dropping it gives the block back"]
 pub struct Frame<K: FrameKind, S: FrameSource>(Handle<K, S>);
 
@@ -160,8 +163,8 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     pub fn set_reverse_key(&self, object: u64, index: u64) {
         self.reverse_key().set(object, index);
     }
-    /// Keep the block as a bare number, for structures that cannot hold values (page tables, slab headers).
-    /// It is leaked unless [`Frame::from_raw`] takes it back.
+    /// Keep the block as a bare number, for structures that cannot hold values (page tables, slab
+    /// headers). It is leaked unless [`Frame::from_raw`] takes it back.
     pub fn into_raw(self) -> Pfn {
         ManuallyDrop::new(self).pfn()
     }
@@ -198,11 +201,12 @@ impl<K: UserKind, S: FrameSource> Frame<K, S> {
 }
 
 impl<S: FrameSource> Frame<Anon, S> {
-    /// Turn the reference into the mapping of a frame that belongs as [`LeafMapping::vacate`] said: put it back, here or under another
-    /// leaf.
+    /// Turn the reference into the mapping of a frame that belongs as [`LeafMapping::vacate`] said:
+    /// put it back, here or under another leaf.
     ///
     /// # Errors
-    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`]; with the frame given back.
+    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`];
+    /// with the frame given back.
     pub fn into_mapping_as(self, belongs: Belongs) -> Result<LeafMapping<Anon, S>, (Self, CountError)> {
         if let Err(error) = self.record().counts().occupy(belongs) {
             return Err((self, error));
@@ -210,7 +214,8 @@ impl<S: FrameSource> Frame<Anon, S> {
         let this = ManuallyDrop::new(self);
         Ok(LeafMapping(this.0))
     }
-    /// One mapping of it, for an address space that has it not to itself: it is not exclusive from now on.
+    /// One mapping of it, for an address space that has it not to itself: it is not exclusive from
+    /// now on.
     ///
     /// # Errors
     /// [`CountError::Pinned`], [`CountError::Overflow`].
@@ -277,8 +282,8 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
     pub fn into_leaf(self) -> Pfn {
         ManuallyDrop::new(self).pfn()
     }
-    /// Take the mapping out of a page-table entry that no longer holds it. Once for each [`LeafMapping::into_leaf`];
-    /// dropped only after the TLBs forgot the entry.
+    /// Take the mapping out of a page-table entry that no longer holds it. Once for each
+    /// [`LeafMapping::into_leaf`]; dropped only after the TLBs forgot the entry.
     ///
     /// # Errors
     /// [`WrongOwner`] if the frame is not of this kind.
@@ -324,8 +329,8 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
         let this = ManuallyDrop::new(self);
         Ok(Frame(this.0))
     }
-    /// One more mapping for another address space: an anonymous frame stops being exclusive. This space's leaf loses its write right after
-    /// that, not before.
+    /// One more mapping for another address space: an anonymous frame stops being exclusive. This
+    /// space's leaf loses its write right after that, not before.
     ///
     /// # Errors
     /// The other space gets a copy: the frame is pinned, or a count is at its maximum.
@@ -369,7 +374,8 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
     pub fn reuse(&self) -> Result<(), CopyFrom> {
         self.record().counts().reuse().map_err(|why| CopyFrom::new(self.pfn(), why))
     }
-    /// As [`LeafMapping::reuse`], where up to `references` are held by those who never look at the bytes again.
+    /// As [`LeafMapping::reuse`], where up to `references` are held by those who never look at the
+    /// bytes again.
     ///
     /// # Errors
     /// As [`LeafMapping::reuse`].
@@ -377,12 +383,13 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
         let outcome = self.record().counts().reuse_beside(references);
         outcome.map_err(|why| CopyFrom::new(self.pfn(), why))
     }
-    /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged: it leaves its page (swap-out,
-    /// migration). The leaf is cleared after this, and flushed before the bytes are used.
+    /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged:
+    /// it leaves its page (swap-out, migration). The leaf is cleared after this, and flushed before
+    /// the bytes are used.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive frame; [`CountError::Overflow`]; with the
-    /// mapping given back, as it was.
+    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive
+    /// frame; [`CountError::Overflow`]; with the mapping given back, as it was.
     pub fn vacate(self) -> Result<(Frame<Anon, S>, Belongs), (Self, CountError)> {
         let belonged = match self.record().counts().vacate() {
             Ok(belonged) => belonged,
@@ -440,8 +447,9 @@ impl<K: UserKind, S: FrameSource> Deref for Pin<K, S> {
 }
 
 impl<S: FrameSource> Pin<Anon, S> {
-    /// Pin `frame`, of which a leaf said a moment ago that it is mapped, if it is an exclusive anonymous one. It may be another
-    /// space's by now: see [`transition`](crate::transition) for what has to follow.
+    /// Pin `frame`, of which a leaf said a moment ago that it is mapped, if it is an exclusive
+    /// anonymous one. It may be another space's by now: see [`transition`](crate::transition) for
+    /// what has to follow.
     pub fn try_exclusive(source: S, frame: Pfn) -> Option<Self> {
         // The mark is on nothing but anonymous frames, and a pinned one is a block of its own.
         source.table().get(frame)?.counts().pin_exclusive().ok()?;

@@ -1,4 +1,5 @@
-//! The hold of one 2 MiB leaf on a pageblock of anonymous frames. The protocol is in [`whole`](crate::whole).
+//! The hold of one 2 MiB leaf on a pageblock of anonymous frames. The protocol is in
+//! [`whole`](crate::whole).
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -37,13 +38,15 @@ impl<S: FrameSource> LargeMapping<S> {
     pub fn into_leaf(self) -> Pfn {
         ManuallyDrop::new(self).head
     }
-    /// Take the hold out of a page-table entry that no longer has it. Once for each [`LargeMapping::into_leaf`]; dropped only after
-    /// the TLBs forgot the entry. `None` where `head` starts no pageblock of anonymous frames.
+    /// Take the hold out of a page-table entry that no longer has it. Once for each
+    /// [`LargeMapping::into_leaf`]; dropped only after the TLBs forgot the entry. `None` where
+    /// `head` starts no pageblock of anonymous frames.
     pub fn from_leaf(source: S, head: Pfn) -> Option<Self> {
         let anonymous = source.table().state(head).owner() == Owner::Anon;
         (head.is_aligned(PAGEBLOCK_ORDER) && anonymous).then_some(Self { source, head })
     }
-    /// Look at the hold of a page-table entry in place; the entry stays the holder. `None` as for [`LargeMapping::from_leaf`].
+    /// Look at the hold of a page-table entry in place; the entry stays the holder. `None` as for
+    /// [`LargeMapping::from_leaf`].
     pub fn borrow_leaf(source: S, head: Pfn) -> Option<ManuallyDrop<Self>> {
         Self::from_leaf(source, head).map(ManuallyDrop::new)
     }
@@ -80,8 +83,8 @@ impl<S: FrameSource> LargeMapping<S> {
     /// One more large leaf for another address space: no frame is exclusive any more.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]: a frame is pinned, so this leaf must be split, and the frames shared or copied one by one.
-    /// [`CountError::Overflow`].
+    /// [`CountError::Pinned`]: a frame is pinned, so this leaf must be split, and the frames shared
+    /// or copied one by one. [`CountError::Overflow`].
     pub fn share(&self) -> Result<Self, CountError> {
         let twin = || Self { source: self.source, head: self.head };
         if let Err(NotWhole::Pieces) = self.counts(0).share_whole().or_else(|error| self.after_gather(error))
@@ -132,7 +135,8 @@ impl<S: FrameSource> LargeMapping<S> {
         }
     }
 
-    /// Give every frame its own counts, so that each may be mapped, pinned and shared by itself. `true` if they did not have them before.
+    /// Give every frame its own counts, so that each may be mapped, pinned and shared by itself.
+    /// `true` if they did not have them before.
     pub fn shatter(&self) -> Shattered {
         match self.counts(0).shatter(self.tails()) {
             Ok(()) => Shattered::Now,
@@ -148,7 +152,8 @@ impl<S: FrameSource> LargeMapping<S> {
         self.counts(0).gather(self.tails()).map_err(|_| CountError::Held)
     }
 
-    /// The block of the 512 mappings whose leaves lie together, if one mapping of every frame is all that holds it.
+    /// The block of the 512 mappings whose leaves lie together, if one mapping of every frame is
+    /// all that holds it.
     ///
     /// # Errors
     /// [`CountError::Held`]: the leaves stay what they are.

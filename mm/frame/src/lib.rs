@@ -2,19 +2,25 @@
 //!
 //! **Invariant.** Every frame has exactly one owner at every moment. Free frames belong to the page
 //! allocator; the others carry their [`Owner`] in the record of the block's first frame. An owner
-//! changes only by a move: [`Frame<K, S>`] is taken from a [`FrameSource`] and gives the block back when dropped.
+//! changes only by a move: [`Frame<K, S>`] is taken from a [`FrameSource`] and gives the block back
+//! when dropped.
 //!
 //! **Counts.** A user frame has three separate, exact counts (mappings, references, pins) and one
-//! exclusive mark. They live in one atomic word ([`Counts`]), so that pinning and sharing compete for the
-//! same compare-exchange and no window lies between them: pinned ⇒ exclusive, or truly shared memory.
+//! exclusive mark. They live in one atomic word ([`Counts`]), so that pinning and sharing compete
+//! for the same compare-exchange and no window lies between them: pinned ⇒ exclusive, or truly
+//! shared memory.
 //!
-//! **Locks.** None. Records are atomics; the owner of a frame is the only writer of its [`FrameState`], and
-//! [`Counts`] orders its own changes. Any context may call, interrupt handlers included.
+//! **Locks.** None. Records are atomics; the owner of a frame is the only writer of its
+//! [`FrameState`], and [`Counts`] orders its own changes. Any context may call, interrupt handlers
+//! included.
 //!
 //! ```
 //! use std::sync::Mutex;
 //!
-//! use freehold_frame::{Anon, CountError, Frame, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Tag};
+//! use freehold_frame::{
+//!     Anon, CountError, Frame, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner,
+//!     Request, Tag,
+//! };
 //! use freehold_machine::{CpuId, NodeId, Pfn};
 //!
 //! // A page allocator of two frames; freehold-buddy is a real one.

@@ -1,7 +1,8 @@
 //! Who may own a frame, and what follows from that.
 //!
-//! Three questions about an owner have independent answers: is the frame a program's ([`Owner::is_user`]), is it in
-//! the kernel's map ([`Owner::side`]), may a device see it ([`Owner::is_seen_by_devices`]).
+//! Three questions about an owner have independent answers: is the frame a program's
+//! ([`Owner::is_user`]), is it in the kernel's map ([`Owner::side`]), may a device see it
+//! ([`Owner::is_seen_by_devices`]).
 
 use freehold_machine::{KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
 
@@ -23,7 +24,8 @@ pub enum Owner {
     PageTable = 3,
     /// Visible to devices through the DMA API.
     Bounce = 4,
-    /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside the direct map.
+    /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside
+    /// the direct map.
     Replica = 5,
     /// A page of anonymous memory.
     Anon = 6,
@@ -61,8 +63,9 @@ impl Owner {
         Self::DeviceTable,
     ];
 
-    /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free frames are asked by pageblock, not here:
-    /// they count as user's, since nobody may reach their bytes.
+    /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free
+    /// frames are asked by pageblock, not here: they count as user's, since nobody may reach their
+    /// bytes.
     pub const fn side(self) -> Side {
         match self {
             Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time => Side::User,
@@ -75,7 +78,8 @@ impl Owner {
     pub const fn is_user(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache)
     }
-    /// Whether the frame may not be in the kernel's map, but for windows: it has an owner, who is on the user side.
+    /// Whether the frame may not be in the kernel's map, but for windows: it has an owner, who is
+    /// on the user side.
     pub const fn is_outside(self) -> bool {
         matches!(self.side(), Side::User) && !matches!(self, Self::Free)
     }

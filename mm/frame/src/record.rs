@@ -1,9 +1,12 @@
-//! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held, all zeroes for a frame that never had an owner. Where its
-//! page is found is said beside it: [`ReverseKey`](crate::ReverseKey).
+//! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held,
+//! all zeroes for a frame that never had an owner. Where its page is found is said beside it:
+//! [`ReverseKey`](crate::ReverseKey).
 //!
-//! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and above it the [`Counts`]. Free: 0 (4), then the [`Trace`],
-//! which is who had it last: owner (4), order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held by nobody
-//! has a word that is that tag, and the page allocator needs one look at one word to take it back.
+//! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and
+//! above it the [`Counts`]. Free: 0 (4), then the [`Trace`], which is who had it last: owner (4),
+//! order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held
+//! by nobody has a word that is that tag, and the page allocator needs one look at one word to take
+//! it back.
 
 use core::sync::atomic::Ordering;
 
@@ -102,7 +105,8 @@ impl Tag {
     pub const fn bits(self) -> u64 {
         self.0
     }
-    /// The tag whose [`Tag::bits`] these are; more bits than those stay, and make a tag that no record has.
+    /// The tag whose [`Tag::bits`] these are; more bits than those stay, and make a tag that no
+    /// record has.
     #[inline]
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
@@ -180,17 +184,19 @@ impl FrameState {
 
 /// One frame's record.
 ///
-/// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is ready for use, and
-/// the records of address-space holes can share one read-only page of zeroes.
+/// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is
+/// ready for use, and the records of address-space holes can share one read-only page of zeroes.
 ///
-/// Only a frame's owner writes its tag, while nobody holds it (the page allocator, for a free frame); [`Counts`] are its holders' to change.
+/// Only a frame's owner writes its tag, while nobody holds it (the page allocator, for a free
+/// frame); [`Counts`] are its holders' to change.
 #[derive(Debug, Default, zerocopy::FromBytes)]
 #[repr(transparent)]
 pub struct FrameRecord(Counts);
 
 const _: () = assert!(size_of::<FrameRecord>() == 8);
 
-/// Where an observer outside of the kernel finds who owns a block: all in the record of its first frame.
+/// Where an observer outside of the kernel finds who owns a block: all in the record of its first
+/// frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     /// Bytes of a record.
@@ -241,7 +247,8 @@ impl FrameRecord {
     pub fn is_owned_by(&self, owner: Owner) -> bool {
         Tag::of_word(self.load(Ordering::Acquire)).owner() == owner
     }
-    /// Say who owns the block that starts here, which nobody holds. Only the present owner calls this.
+    /// Say who owns the block that starts here, which nobody holds. Only the present owner calls
+    /// this.
     #[inline]
     pub fn set_state(&self, state: FrameState) {
         self.store(state.to_word());
@@ -259,7 +266,8 @@ impl FrameRecord {
         self.store(tag.0);
         Ok(())
     }
-    /// The tag of the block that starts here, if it is an owned block of 2^`order` frames that nobody maps, references or pins.
+    /// The tag of the block that starts here, if it is an owned block of 2^`order` frames that
+    /// nobody maps, references or pins.
     ///
     /// # Errors
     /// Why it may not be freed.
@@ -275,7 +283,8 @@ impl FrameRecord {
         }
         Ok(tag)
     }
-    /// Whether the block that starts here is owned just as `tag` says, and nobody maps, references or pins it: then it may be freed.
+    /// Whether the block that starts here is owned just as `tag` says, and nobody maps, references
+    /// or pins it: then it may be freed.
     #[inline]
     pub fn is_freeable_as(&self, tag: Tag) -> bool {
         self.load(Ordering::Acquire) == tag.0
@@ -285,7 +294,8 @@ impl FrameRecord {
     pub fn take_back(&self, trace: Trace) {
         self.store(trace.0);
     }
-    /// Whether the word names no owner and says more than who had the frame: somebody counts what is nobody's. A few mappings do not show.
+    /// Whether the word names no owner and says more than who had the frame: somebody counts what
+    /// is nobody's. A few mappings do not show.
     pub(crate) fn is_free_but_held(&self) -> bool {
         let word = self.load(Ordering::Relaxed);
         word & Tag::OWNER == 0 && word >> Trace::BITS != 0

@@ -1,15 +1,19 @@
-//! Where a user frame's page is found, and who writes it past its leaves: 16 bytes beside the record, in a table of their own.
+//! Where a user frame's page is found, and who writes it past its leaves: 16 bytes beside the
+//! record, in a table of their own.
 //!
-//! Whoever allocates, maps, shares or frees a frame reads its record and not this. So the records lie as closely as they can: eight to a cache line.
+//! Whoever allocates, maps, shares or frees a frame reads its record and not this. So the records
+//! lie as closely as they can: eight to a cache line.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// An object's number, and the page's index in it: what that means is the owner's affair, and the page allocator leaves it as it is. And how many may write
-/// the frame through a pin: nobody, when its last pin is gone.
+/// An object's number, and the page's index in it: what that means is the owner's affair, and the
+/// page allocator leaves it as it is. And how many may write the frame through a pin: nobody, when
+/// its last pin is gone.
 #[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct ReverseKey {
-    /// The object's number (48 bits), and above it the writers, of which there are no more than pins.
+    /// The object's number (48 bits), and above it the writers, of which there are no more than
+    /// pins.
     object: AtomicU64,
     index: AtomicU64,
 }
@@ -35,14 +39,16 @@ impl ReverseKey {
     pub fn get(&self) -> (u64, u64) {
         (self.object.load(Ordering::Acquire) & Self::LAST_OBJECT, self.index.load(Ordering::Relaxed))
     }
-    /// Only the frame's owner calls this, before others can find the frame. Of `object` the lowest 48 bits are kept.
+    /// Only the frame's owner calls this, before others can find the frame. Of `object` the lowest
+    /// 48 bits are kept.
     pub fn set(&self, object: u64, index: u64) {
         self.index.store(index, Ordering::Relaxed);
         let with_writers = |now| Some(now & !Self::LAST_OBJECT | object & Self::LAST_OBJECT);
         let was = self.object.fetch_update(Ordering::Release, Ordering::Relaxed, with_writers);
         debug_assert!(was.is_ok(), "it never refuses");
     }
-    /// Someone will write the frame without a leaf, through a pin, until [`ReverseKey::remove_writer`].
+    /// Someone will write the frame without a leaf, through a pin, until
+    /// [`ReverseKey::remove_writer`].
     pub fn add_writer(&self) {
         self.object.fetch_add(WRITER, Ordering::AcqRel);
     }

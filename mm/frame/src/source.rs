@@ -120,7 +120,8 @@ impl Request {
 
 /// A page allocator, as seen by those who use frames. A handle that is copied freely.
 pub trait FrameSource: Copy + Send + Sync + 'static {
-    /// The machine whose frames these are; users that reach bytes or TLBs bound it by the traits they need.
+    /// The machine whose frames these are; users that reach bytes or TLBs bound it by the traits
+    /// they need.
     type Machine: Copy + Send + Sync + 'static;
     /// The machine.
     fn machine(self) -> Self::Machine;
@@ -144,6 +145,7 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     /// program chose. The caller holds nothing that spins, may sleep here, and finds the reserve of
     /// small objects filled again where there is memory.
     fn rest(self) {}
-    /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the caller's is reported and left alone.
+    /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the
+    /// caller's is reported and left alone.
     fn release(self, block: Pfn, order: Order);
 }

@@ -1,4 +1,5 @@
-//! The frame table: one record per frame number, a reverse key beside it, and the audit that sums it up.
+//! The frame table: one record per frame number, a reverse key beside it, and the audit that sums
+//! it up.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,7 +96,8 @@ impl FrameTable {
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
     }
-    /// The reverse key of `frame`: what its last owner left, until this one sets it. `None` past the end, and in a table without.
+    /// The reverse key of `frame`: what its last owner left, until this one sets it. `None` past
+    /// the end, and in a table without.
     #[inline]
     pub fn reverse_key(self, frame: Pfn) -> Option<&'static ReverseKey> {
         self.beside?.reverse_keys.get(usize::try_from(frame.0).ok()?)
@@ -106,8 +108,8 @@ impl FrameTable {
         let records = frames.filter_map(|frame| self.get(frame));
         core::hint::black_box(records.fold(0, |read, record| read ^ record.load(Ordering::Relaxed)));
     }
-    /// What the frame's own record says; unowned past the end. The frames of a larger block are owned through
-    /// its first record: see [`FrameTable::block_of`].
+    /// What the frame's own record says; unowned past the end. The frames of a larger block are
+    /// owned through its first record: see [`FrameTable::block_of`].
     #[inline]
     pub fn state(self, frame: Pfn) -> FrameState {
         self.get(frame).map_or(FrameState::Unowned(None), FrameRecord::state)
@@ -137,7 +139,8 @@ impl FrameTable {
     pub fn owner(self, frame: Pfn) -> Owner {
         self.block_of(frame).map_or(Owner::Free, |(_, _, owner, _)| owner)
     }
-    /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is told each.
+    /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is
+    /// told each.
     ///
     /// Exact only while nobody allocates, frees, maps or pins.
     pub fn audit(
@@ -246,7 +249,8 @@ impl Audit {
 pub enum Contradiction {
     /// Memory beyond the table's end.
     NoRecord(Pfn),
-    /// A frame that starts no block, which somebody references, pins, or maps more often than shows in who had it.
+    /// A frame that starts no block, which somebody references, pins, or maps more often than shows
+    /// in who had it.
     FreeButHeld(Pfn),
     /// A block that is not aligned to its size, or reaches out of memory.
     BadBlock(Pfn, Order),
@@ -258,7 +262,8 @@ pub enum Contradiction {
     ExclusiveButShared(Pfn, Holders),
     /// An anonymous frame that is pinned and not exclusive.
     PinnedButShared(Pfn, Holders),
-    /// Counts that speak for a block, of something that is no block of anonymous frames, or pinned as a whole.
+    /// Counts that speak for a block, of something that is no block of anonymous frames, or pinned
+    /// as a whole.
     NotWhole(Pfn, Holders),
     /// A frame inside one owner's block that starts another owner's.
     OwnedTwice(Pfn, Owner, Owner),

@@ -1,11 +1,13 @@
 //! Lock-free pins, and what changes a page-table leaf under them.
 //!
-//! A leaf of private memory and the record of its frame are one state in two words. Whoever changes a leaf has its address
-//! space's lock; who pins a page for a device often has not (Linux: gup-fast). The protocol between them:
+//! A leaf of private memory and the record of its frame are one state in two words. Whoever changes
+//! a leaf has its address space's lock; who pins a page for a device often has not (Linux:
+//! gup-fast). The protocol between them:
 //!
-//! **The frame's word decides, the leaf follows.** An anonymous frame is pinned by a compare-exchange that wants the exclusive mark. So
-//! whoever is about to make a frame another's as well, or to take its bytes elsewhere, takes that mark away first, in the same
-//! word, which fails where a pin lives; only then the leaf changes; only then TLBs forget. A pin that comes late is
+//! **The frame's word decides, the leaf follows.** An anonymous frame is pinned by a
+//! compare-exchange that wants the exclusive mark. So whoever is about to make a frame another's as
+//! well, or to take its bytes elsewhere, takes that mark away first, in the same word, which fails
+//! where a pin lives; only then the leaf changes; only then TLBs forget. A pin that comes late is
 //! refused, one that came early refuses. Nothing has to be looked at twice.
 //!
 //! ```text
@@ -18,8 +20,9 @@
 //!        │   │ occupy                                  │
 //!        │   │                                         │
 //!        └───┴── vacate, if n = 0 ──▶ Vacated ◀────────┘ vacate
-//!                                     a reference that nobody can pin; the leaf is cleared, then flushed,
-//!                                     then the bytes stand still: copy them, write them out
+//!                                     a reference that nobody can pin; the leaf is cleared,
+//!                                     then flushed, then the bytes stand still: copy them,
+//!                                     write them out
 //! ```
 //!
 //! | step | 1 | 2 | 3 |
@@ -31,16 +34,20 @@
 //! | swap-out, migration | vacate the word; pinned: leave it | clear the leaf | flush, then use the bytes |
 //! | forget that it was written ([`forget_written`]) | leaf without write right or mark | look for writers; there is one: undo | flush |
 //!
-//! A pin's second look serves two: unmap, which asks no pin (a pin outlives its page, and one that was refused must not be kept by a page
-//! that is gone), and *forget*, which is no matter of the word. There the two sides write their own word and read the other's,
-//! with a full fence between, so that one of them sees the other: either the pin is late, finds a leaf that no longer grants
+//! A pin's second look serves two: unmap, which asks no pin (a pin outlives its page, and one that
+//! was refused must not be kept by a page that is gone), and *forget*, which is no matter of the
+//! word. There the two sides write their own word and read the other's, with a full fence between,
+//! so that one of them sees the other: either the pin is late, finds a leaf that no longer grants
 //! writing and goes the slow way; or its writer is counted in time and the mark stays.
 //!
-//! **A frame that has changed hands.** Between steps 1 and 2 of a pin the frame may be given back, and be another's. Records are never
-//! freed, a free frame's names no owner and refuses. Another's frame may be pinned for a moment, by mistake: its holder sees a pin too many at
-//! the worst, that is a copy too many, and the word stays exact: if it lets go meanwhile, the pinner is the last holder and frees it.
+//! **A frame that has changed hands.** Between steps 1 and 2 of a pin the frame may be given back,
+//! and be another's. Records are never freed, a free frame's names no owner and refuses. Another's
+//! frame may be pinned for a moment, by mistake: its holder sees a pin too many at the worst, that
+//! is a copy too many, and the word stays exact: if it lets go meanwhile, the pinner is the last
+//! holder and frees it.
 //!
-//! **Tables.** That the table is still one while a walker reads it is `freehold_paging`'s affair (`Roots::walk`).
+//! **Tables.** That the table is still one while a walker reads it is `freehold_paging`'s affair
+//! (`Roots::walk`).
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -54,7 +61,8 @@ pub trait Leaf {
     type Entry: Copy;
     /// What it says now (acquire).
     fn load(&self) -> Self::Entry;
-    /// Replace what it says, which was `now` a moment ago, by `change` of it, in one step (acquire and release); what it was.
+    /// Replace what it says, which was `now` a moment ago, by `change` of it, in one step (acquire
+    /// and release); what it was.
     fn change(&self, now: Self::Entry, change: impl Fn(Self::Entry) -> Self::Entry) -> Self::Entry;
     /// What was written before is seen by whoever's writes what is read afterwards does not show.
     fn fence(&self) {
@@ -71,8 +79,9 @@ pub enum NotPinned<P> {
     Changed(P),
 }
 
-/// Pin what `leaf` leads to. `hold` pins the frame of the entry that it is given, and counts a writer where it is to be written;
-/// `serves` says whether the second look at the leaf, beside the first, is good enough.
+/// Pin what `leaf` leads to. `hold` pins the frame of the entry that it is given, and counts a
+/// writer where it is to be written; `serves` says whether the second look at the leaf, beside the
+/// first, is good enough.
 ///
 /// # Errors
 /// [`NotPinned`]: go the slow way.
@@ -99,8 +108,8 @@ pub enum Serves {
     No,
 }
 
-/// Change `leaf` by `forget`, so that the next store is noticed, unless someone writes the frame through a pin: then it stays as it is, since
-/// nobody would notice. What it was, if it changed.
+/// Change `leaf` by `forget`, so that the next store is noticed, unless someone writes the frame
+/// through a pin: then it stays as it is, since nobody would notice. What it was, if it changed.
 pub fn forget_written<L: Leaf>(
     leaf: &L,
     now: L::Entry,
@@ -120,7 +129,8 @@ pub fn forget_written<L: Leaf>(
     Some(before)
 }
 
-/// Why a frame's bytes are copied and the frame is not kept: nobody has one of these of a frame that is its own and not pinned.
+/// Why a frame's bytes are copied and the frame is not kept: nobody has one of these of a frame
+/// that is its own and not pinned.
 #[derive(Debug)]
 #[must_use = "the page needs a frame"]
 pub struct CopyFrom {

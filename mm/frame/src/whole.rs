@@ -1,10 +1,12 @@
 //! Blocks of frames that are counted as one for as long as all of them are held alike.
 //!
-//! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame, the head, speaks for all, and the
-//! other frames have no owner of their own. As soon as one frame must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the
-//! block is **shattered**: every frame is a block of its own, whose word says what the head's said. Nothing else changes: large leaves may go on
-//! mapping a shattered block, and each then holds one mapping of every frame. So what is exact for one frame is exact for each frame
-//! of a block, and a block that nobody takes apart costs one word.
+//! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame,
+//! the head, speaks for all, and the other frames have no owner of their own. As soon as one frame
+//! must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the block
+//! is **shattered**: every frame is a block of its own, whose word says what the head's said.
+//! Nothing else changes: large leaves may go on mapping a shattered block, and each then holds one
+//! mapping of every frame. So what is exact for one frame is exact for each frame of a block, and a
+//! block that nobody takes apart costs one word.
 //!
 //! | word of the head | block | who may change it |
 //! |---|---|---|
@@ -13,16 +15,19 @@
 //! | FROZEN | on its way to a whole again | who froze it, being the only holder of every frame |
 //! | neither | pieces | as any frame's word |
 //!
-//! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word as a piece's. Whoever
-//! reads the head with neither mark has acquired those words, so no count is lost or made up between the two forms: a share or
-//! an unmap by another address space comes before the freeze and is copied to all, or finds pieces and does its work on each.
+//! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word as a
+//! piece's. Whoever reads the head with neither mark has acquired those words, so no count is lost
+//! or made up between the two forms: a share or an unmap by another address space comes before the
+//! freeze and is copied to all, or finds pieces and does its work on each.
 //!
-//! **Gather.** Only for who holds the one mapping of every frame. The head is frozen and no longer exclusive, then each other
-//! word goes from "one mapping" to 0 by compare-exchange: a pin that was faster makes it fail, and one that is late finds a frame that is
-//! not exclusive, as it would anywhere. A failure gives every word back.
+//! **Gather.** Only for who holds the one mapping of every frame. The head is frozen and no longer
+//! exclusive, then each other word goes from "one mapping" to 0 by compare-exchange: a pin that was
+//! faster makes it fail, and one that is late finds a frame that is not exclusive, as it would
+//! anywhere. A failure gives every word back.
 //!
-//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames never meet these marks; but for a pin
-//! that is tried without a hold (see [`transition`](crate::transition)), which they refuse.
+//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames
+//! never meet these marks; but for a pin that is tried without a hold (see
+//! [`transition`](crate::transition)), which they refuse.
 
 use core::sync::atomic::Ordering;
 
@@ -62,7 +67,8 @@ pub(crate) const fn is_whole(bits: u64) -> bool {
 }
 
 impl<W: AtomicWord> Counts<W> {
-    /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls this, before anyone else knows the block.
+    /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls
+    /// this, before anyone else knows the block.
     pub fn start_whole(&self) {
         self.begin(WHOLE | EXCLUSIVE | MAPPING);
     }
@@ -98,7 +104,8 @@ impl<W: AtomicWord> Counts<W> {
         Ok(if is_last(before) { LastHold::Gone } else { LastHold::Others })
     }
 
-    /// Give every frame of the whole block whose head this is its own word, as a block of one frame. `tails` are the other frames' words.
+    /// Give every frame of the whole block whose head this is its own word, as a block of one
+    /// frame. `tails` are the other frames' words.
     ///
     /// # Errors
     /// [`NotWhole::Pieces`]: someone else has done it.
@@ -113,11 +120,12 @@ impl<W: AtomicWord> Counts<W> {
         Ok(())
     }
 
-    /// Make the block whole again and exclusive, a block of a pageblock's frames. The caller has the one mapping of every frame.
+    /// Make the block whole again and exclusive, a block of a pageblock's frames. The caller has
+    /// the one mapping of every frame.
     ///
     /// # Errors
-    /// [`NotWhole::Held`]: someone else holds a frame of it, and nothing has changed, but that frames of which the caller is the only
-    /// holder may have become exclusive.
+    /// [`NotWhole::Held`]: someone else holds a frame of it, and nothing has changed, but that
+    /// frames of which the caller is the only holder may have become exclusive.
     pub fn gather<'a>(&self, tails: impl Iterator<Item = &'a Self> + Clone) -> Result<(), NotWhole>
     where
         W: 'a,

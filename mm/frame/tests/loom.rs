@@ -1,4 +1,5 @@
-//! Every interleaving of pin, share, unmap and reuse on one frame's counts, and of a block's two forms.
+//! Every interleaving of pin, share, unmap and reuse on one frame's counts, and of a block's two
+//! forms.
 #![allow(clippy::unwrap_used)]
 
 mod checker;
@@ -49,7 +50,8 @@ fn the_last_holder_and_only_the_last_frees_and_sees_what_the_others_did() {
         counts.pin_exclusive().unwrap();
         counts.reference().unwrap();
         let freed = Arc::new(AtomicUsize::new(0));
-        // What each holder did to the frame before it let go; plain enough that only the counts order it.
+        // What each holder did to the frame before it let go; plain enough that only the counts
+        // order it.
         let done: Arc<[AtomicUsize; 3]> =
             Arc::new([AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)]);
         let let_go =

@@ -14,8 +14,8 @@ use freehold_frame::{
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use loom::thread;
 
-/// Two pageblocks and a half. What the memory held says that everything is owned, and reverse keys have
-/// writers.
+/// Two pageblocks and a half. What the memory held says that everything is owned, and reverse keys
+/// have writers.
 fn garbage() -> FrameTable {
     const FRAMES: usize = PAGEBLOCK_FRAMES as usize * 5 / 2;
     let records: Vec<_> = (0..FRAMES).map(|_| FrameRecord::EMPTY).collect();

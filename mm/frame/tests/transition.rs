@@ -1,4 +1,5 @@
-//! Every interleaving of a lock-free pin with what its owner does to the page: fork, a store, unmapping, swap-out, clearing of marks.
+//! Every interleaving of a lock-free pin with what its owner does to the page: fork, a store,
+//! unmapping, swap-out, clearing of marks.
 #![allow(clippy::unwrap_used)]
 
 mod checker;
@@ -183,7 +184,8 @@ fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
             "{why}: {counts:?}"
         );
         let entry = page.entry();
-        // It outlives its page; a page that is there has the frame, and one that a device writes counts as written.
+        // It outlives its page; a page that is there has the frame, and one that a device writes
+        // counts as written.
         assert!(entry == NONE || frame_of(entry) == Some(frame), "{why}: {entry:#x}");
         assert!(entry != NONE || [one, two].iter().any(|deed| matches!(deed, Deed::Unmap)), "{why}");
         let kept = entry & (WRITE | MARK) == WRITE | MARK;
@@ -198,7 +200,8 @@ fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
     page.is_balanced();
 }
 
-/// A parent's deed and its child's, each under its own space's lock, while somebody pins the parent's page.
+/// A parent's deed and its child's, each under its own space's lock, while somebody pins the
+/// parent's page.
 #[test]
 fn whatever_parent_and_child_do_neither_sees_what_is_the_others() {
     for parents in DEEDS {

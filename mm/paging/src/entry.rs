@@ -1,10 +1,12 @@
-//! Entries of translation tables. The only place that knows what user entries' bits mean; the hardware's are in
-//! [`freehold_machine::entry`].
+//! Entries of translation tables. The only place that knows what user entries' bits mean; the
+//! hardware's are in [`freehold_machine::entry`].
 //!
-//! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then sees an absent entry.
+//! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then
+//! sees an absent entry.
 //!
-//! An absent entry that is no leaf and not empty says where a page is that is not in memory ([`SwapPlace`]). The place is stored inverted, so
-//! that a CPU that speculates past the missing bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
+//! An absent entry that is no leaf and not empty says where a page is that is not in memory
+//! ([`SwapPlace`]). The place is stored inverted, so that a CPU that speculates past the missing
+//! bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
 
 use freehold_machine::entry::{ACCESSED, DIRTY, FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
@@ -13,7 +15,8 @@ use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
 const WITHHELD: u64 = 1 << 8;
 /// Ignored by hardware: the frame's counts do not include this leaf.
 const UNCOUNTED: u64 = 1 << 9;
-/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is [`WRITABLE`].)
+/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is
+/// [`WRITABLE`].)
 const SWAPPED: u64 = 1 << 1;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
@@ -22,7 +25,8 @@ const LAZY: u64 = 1 << 52;
 /// Ignored by hardware: the page's bytes are for the program alone.
 const SECRET: u64 = 1 << 53;
 
-/// What a leaf lets user code do. The hardware cannot withhold reading from what may be written or executed.
+/// What a leaf lets user code do. The hardware cannot withhold reading from what may be written or
+/// executed.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rights(u8);
 
@@ -190,7 +194,8 @@ impl Entry {
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !WRITABLE)
     }
-    /// The same leaf in a child's table: without the right to write, written before, and not used there yet.
+    /// The same leaf in a child's table: without the right to write, written before, and not used
+    /// there yet.
     #[must_use]
     pub const fn inherited(self) -> Self {
         Self(self.0 & !(WRITABLE | ACCESSED | LAZY) | DIRTY)
@@ -200,12 +205,14 @@ impl Entry {
     pub const fn marked_dirty(self) -> Self {
         Self(self.0 & !LAZY | ACCESSED | DIRTY | SOFT_DIRTY)
     }
-    /// The same leaf, unused and clean, whose bytes may be thrown away until it is written (MADV_FREE).
+    /// The same leaf, unused and clean, whose bytes may be thrown away until it is written
+    /// (MADV_FREE).
     #[must_use]
     pub const fn marked_lazy(self) -> Self {
         Self(self.0 & !(ACCESSED | DIRTY) | LAZY)
     }
-    /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for those who write pages back.
+    /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for
+    /// those who write pages back.
     #[must_use]
     pub const fn marked_unwritten(self) -> Self {
         Self(self.0 & !SOFT_DIRTY)
@@ -275,7 +282,8 @@ impl Entry {
     pub const fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
-    /// Whether the page was written through this leaf since the mark was last cleared; what the kernel knows, not the hardware.
+    /// Whether the page was written through this leaf since the mark was last cleared; what the
+    /// kernel knows, not the hardware.
     pub const fn is_soft_dirty(self) -> bool {
         self.0 & SOFT_DIRTY != 0
     }
@@ -283,7 +291,8 @@ impl Entry {
     pub const fn may_be_cached(self) -> bool {
         self.0 & (PRESENT | ACCESSED) == PRESENT | ACCESSED
     }
-    /// Whether what it leads to may be pinned: the leaf is one of its frame's mappings, and the page is no secret.
+    /// Whether what it leads to may be pinned: the leaf is one of its frame's mappings, and the
+    /// page is no secret.
     pub const fn may_be_pinned(self) -> bool {
         self.0 & (UNCOUNTED | SECRET) == 0
     }

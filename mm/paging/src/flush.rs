@@ -1,12 +1,14 @@
 //! Batches of forgotten translations: what left the tables stays owned until no TLB knows it.
 //!
-//! Protocol: change the entry, tell the batch ([`FlushBatch::unmapped`], [`FlushBatch::restricted`],
-//! [`FlushBatch::freed_table`]), go on; the batch flushes when it is full and when it is dropped, and only
-//! then lets go of frames and tables. A leaf whose accessed bit never was set is in no TLB (SDM 4.10.2.3: only translations with
-//! the bit set are cached), so it needs no flush.
+//! Protocol: change the entry, tell the batch ([`FlushBatch::unmapped`],
+//! [`FlushBatch::restricted`], [`FlushBatch::freed_table`]), go on; the batch flushes when it is
+//! full and when it is dropped, and only then lets go of frames and tables. A leaf whose accessed
+//! bit never was set is in no TLB (SDM 4.10.2.3: only translations with the bit set are cached), so
+//! it needs no flush.
 //!
-//! **What may wait, and for how long.** A stale entry that grants writing acts like a pin: its CPU goes on storing to the frame. Elsewhere that
-//! forces a flush wherever a page loses its write right, since the next fault may copy the frame. Here an exclusive frame is never copied, so the
+//! **What may wait, and for how long.** A stale entry that grants writing acts like a pin: its CPU
+//! goes on storing to the frame. Elsewhere that forces a flush wherever a page loses its write
+//! right, since the next fault may copy the frame. Here an exclusive frame is never copied, so the
 //! entry does no harm until somebody relies on what it hides:
 //!
 //! | change | stale entries | the flush waits until |
@@ -21,8 +23,8 @@
 //! | a table moves to other addresses | load and store in the frames that were there, through what is still this space's table | the call returns, once for all of it, lazy CPUs too |
 //! | the mark of use cleared | hide that the page is used | the batch ends: "no mark, no entry" is relied upon above |
 //!
-//! Ends of a batch, and of a fault that gave a page another frame ([`Space::forget`](crate::Space::forget)), are the only places where other
-//! CPUs are interrupted.
+//! Ends of a batch, and of a fault that gave a page another frame
+//! ([`Space::forget`](crate::Space::forget)), are the only places where other CPUs are interrupted.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -34,7 +36,8 @@ use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 use crate::roots::Reach;
 use crate::{Entry, Memory, Roots};
 
-/// Ranges of more pages than this are flushed as a whole: one by one would cost more than what is refilled.
+/// Ranges of more pages than this are flushed as a whole: one by one would cost more than what is
+/// refilled.
 pub const FULL_FLUSH_PAGES: u64 = 32;
 
 /// Frames that one batch holds before it flushes.
@@ -72,7 +75,8 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it held.
+    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it
+    /// held.
     #[inline(always)]
     pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<LeafMapping<User, S>>) {
         if !old.may_be_cached() {
@@ -88,7 +92,8 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is what it held.
+    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is what it
+    /// held.
     pub fn unmapped_large(&mut self, addr: VirtAddr, old: Entry, block: Option<LargeMapping<S>>) {
         if old.may_be_cached() {
             self.range(addr, TABLE_ENTRIES as u64);
@@ -101,8 +106,9 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of the page at `addr` was replaced by one that grants less, is cleaner, or leads elsewhere. A 2 MiB page stays one:
-    /// forgetting any address of it forgets all (SDM 4.10.4.1).
+    /// The leaf `old` of the page at `addr` was replaced by one that grants less, is cleaner, or
+    /// leads elsewhere. A 2 MiB page stays one: forgetting any address of it forgets all (SDM
+    /// 4.10.4.1).
     pub fn restricted(&mut self, addr: VirtAddr, old: Entry) {
         if old.may_be_cached() {
             self.range(addr, 1);
@@ -147,8 +153,8 @@ impl<S: Memory> FlushBatch<S> {
     }
 }
 
-/// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one page, without a batch's cost. Returns when no
-/// CPU knows it, and lets go of `held`, what it held.
+/// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one
+/// page, without a batch's cost. Returns when no CPU knows it, and lets go of `held`, what it held.
 #[inline]
 pub(crate) fn forget_one<S: Memory, K: UserKind>(
     roots: &Roots<S>,

@@ -1,19 +1,25 @@
-//! Page tables of address spaces: typed entries, walks, one root per node, and the TLB flush protocol.
+//! Page tables of address spaces: typed entries, walks, one root per node, and the TLB flush
+//! protocol.
 //!
 //! An address space has two sides here:
-//! - [`Space`] is its one editor. Whoever owns it (an address space under its lock) maps, unmaps and walks.
-//! - [`Roots`] is what CPUs load. It is shared, and outlives the `Space` for as long as a CPU has it loaded.
+//! - [`Space`] is its one editor. Whoever owns it (an address space under its lock) maps, unmaps
+//!   and walks.
+//! - [`Roots`] is what CPUs load. It is shared, and outlives the `Space` for as long as a CPU has
+//!   it loaded.
 //!
-//! **Every root is per node.** `Roots` has one top-level table for each node whose CPUs have run the space. They agree
-//! in every user slot: all changes go through one function under one lock. The kernel half is copied from the
-//! node's template when a root is made and never changes afterwards.
+//! **Every root is per node.** `Roots` has one top-level table for each node whose CPUs have run
+//! the space. They agree in every user slot: all changes go through one function under one lock.
+//! The kernel half is copied from the node's template when a root is made and never changes
+//! afterwards.
 //!
-//! **Nothing is freed before it is forgotten.** What is taken out of a table, frames of memory as well as
-//! tables, moves into a [`FlushBatch`], which lets go of it only when no CPU's translation caches know it any more.
+//! **Nothing is freed before it is forgotten.** What is taken out of a table, frames of memory as
+//! well as tables, moves into a [`FlushBatch`], which lets go of it only when no CPU's translation
+//! caches know it any more.
 //!
-//! **Locks.** An editor is exclusive by `&mut`. `Roots` has a spin lock around top-level entries, ordered before
-//! nothing: no other lock, no allocation under it. Flushing interrupts other CPUs and waits for them, so it
-//! is called with interrupts on and without a lock that an interrupt handler takes.
+//! **Locks.** An editor is exclusive by `&mut`. `Roots` has a spin lock around top-level entries,
+//! ordered before nothing: no other lock, no allocation under it. Flushing interrupts other CPUs
+//! and waits for them, so it is called with interrupts on and without a lock that an interrupt
+//! handler takes.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -41,8 +47,9 @@ pub use roots::{Roots, TableWalk};
 pub use shift::Prepared;
 pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 
-/// One past the last user address: the page below the non-canonical hole is never mapped, so that no
-/// instruction can run into the hole (SYSRET to a non-canonical address faults in ring 0 on Intel CPUs).
+/// One past the last user address: the page below the non-canonical hole is never mapped, so that
+/// no instruction can run into the hole (SYSRET to a non-canonical address faults in ring 0 on
+/// Intel CPUs).
 pub const USER_END: VirtAddr = VirtAddr(0x7fff_ffff_f000);
 
 /// What page tables stand on: a source of frames with a whole machine around it.
@@ -58,12 +65,13 @@ pub struct KernelRoots {
 }
 
 impl KernelRoots {
-    /// `root_of` names the top-level table whose upper half every root of a node copies. That half never changes.
+    /// `root_of` names the top-level table whose upper half every root of a node copies. That half
+    /// never changes.
     pub const fn new(root_of: fn(NodeId) -> Pfn) -> Self {
         Self { root_of, shares: |_| {} }
     }
-    /// Each time before a CPU loads a root that copies another node's upper half, for want of memory for a root of its node, `shares`
-    /// is told, with interrupts off.
+    /// Each time before a CPU loads a root that copies another node's upper half, for want of
+    /// memory for a root of its node, `shares` is told, with interrupts off.
     #[must_use]
     pub const fn telling(self, shares: fn(CpuId)) -> Self {
         Self { shares, ..self }

@@ -1,7 +1,8 @@
 //! A page allocator on the software machine: slow, simple, suspicious, and able to fail on purpose.
 //!
-//! Frames come out full of junk, so a page that should have been zeroed shows; frames that come back are checked
-//! against their records, and every hold must be gone. [`ModelFrames::assert_all_free`] ends a test.
+//! Frames come out full of junk, so a page that should have been zeroed shows; frames that come
+//! back are checked against their records, and every hold must be gone.
+//! [`ModelFrames::assert_all_free`] ends a test.
 
 use std::boxed::Box;
 use std::sync::Mutex;
@@ -36,7 +37,8 @@ struct PagingModelState {
     rests: AtomicU64,
 }
 
-/// What is free. Single frames come at random out of pageblocks that are begun already, so that whole ones last.
+/// What is free. Single frames come at random out of pageblocks that are begun already, so that
+/// whole ones last.
 #[derive(Default)]
 struct Free {
     kernel: Vec<Pfn>,
@@ -97,7 +99,8 @@ impl core::fmt::Debug for ModelFrames {
 pub const KERNEL_ROOTS: KernelRoots = KernelRoots::new(|_| Pfn(0));
 
 impl ModelFrames {
-    /// A machine and an allocator of single frames and, on the user's side, of pageblocks: a quarter of the pageblocks (at least one) is the kernel's.
+    /// A machine and an allocator of single frames and, on the user's side, of pageblocks: a
+    /// quarter of the pageblocks (at least one) is the kernel's.
     ///
     /// # Panics
     /// Where the machine has fewer than two pageblocks.

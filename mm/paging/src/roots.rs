@@ -1,14 +1,16 @@
 //! What CPUs load: one top-level table per node, and who has one loaded.
 //!
-//! **Loading.** A CPU enters the set of users *before* it loads a root and leaves it *after* it loaded another one. So a
-//! flush that reads the set after its change to the tables reaches every CPU that may have cached the old entries; a CPU that
-//! enters later walks the new ones.
+//! **Loading.** A CPU enters the set of users *before* it loads a root and leaves it *after* it
+//! loaded another one. So a flush that reads the set after its change to the tables reaches every
+//! CPU that may have cached the old entries; a CPU that enters later walks the new ones.
 //!
-//! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and says so. Flushes of pages then do not
-//! interrupt it. Every flush has a number; a CPU that runs user code again compares the last one that it took part
-//! in with the last one there was, and forgets everything if it missed any. "Say lazy" and "read the number" on one
-//! side, "raise the number" and "read who is lazy" on the other are sequentially consistent, so one of the two sees the other.
-//! When tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on their own.
+//! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and says so. Flushes of
+//! pages then do not interrupt it. Every flush has a number; a CPU that runs user code again
+//! compares the last one that it took part in with the last one there was, and forgets everything
+//! if it missed any. "Say lazy" and "read the number" on one side, "raise the number" and "read who
+//! is lazy" on the other are sequentially consistent, so one of the two sees the other. When tables
+//! are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on
+//! their own.
 //!
 //! **Alone** ([`Roots::alone`]). A CPU that fills a new page through its own address shows the leaf
 //! before the bytes are zeroes. It says so, then looks who has the roots loaded; a CPU that loads
@@ -17,10 +19,11 @@
 //! one that fills waits for nobody, and keeps its CPU, so the wait is that for 4 KiB of zeroes and
 //! the interrupts in between.
 //!
-//! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told of every table that is freed, and waited
-//! for, before its frame is another's. While it holds flushes off it has not answered, so what it reads are tables: the oldest way of
-//! all (Linux: gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never used
-//! needs no flush: see [`freehold_frame::transition`].
+//! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told
+//! of every table that is freed, and waited for, before its frame is another's. While it holds
+//! flushes off it has not answered, so what it reads are tables: the oldest way of all (Linux:
+//! gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never
+//! used needs no flush: see [`freehold_frame::transition`].
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -107,8 +110,8 @@ impl<S: Memory> Roots<S> {
         Ok(())
     }
 
-    /// Makes `table` the root of `node`, unless there is one by now: then it stays the caller's. Its bytes are anything. The caller
-    /// is pinned; nothing is allocated or freed.
+    /// Makes `table` the root of `node`, unless there is one by now: then it stays the caller's.
+    /// Its bytes are anything. The caller is pinned; nothing is allocated or freed.
     fn install(&self, node: NodeId, table: &mut Option<Frame<PageTable, S>>) {
         let Some(root) = table.as_ref().map(|frame| frame.pfn()) else { return };
         let (machine, slot) = (self.source.machine(), &self.roots[usize::from(node.0)]);
@@ -122,7 +125,8 @@ impl<S: Memory> Roots<S> {
         drop(top);
     }
 
-    /// The root for `cpu`, whose node has none yet: made of `spare`, where the node's kernel half differs from the first root's.
+    /// The root for `cpu`, whose node has none yet: made of `spare`, where the node's kernel half
+    /// differs from the first root's.
     #[cold]
     fn first_load(&self, cpu: CpuId, spare: &mut Option<Frame<PageTable, S>>) -> Pfn {
         let node = self.source.machine().node_of_cpu(cpu);
@@ -137,8 +141,9 @@ impl<S: Memory> Roots<S> {
         root
     }
 
-    /// Goes on in the root of this CPU's node, made of `spare`, where this CPU has the first one loaded for want of memory. Entries of that one's
-    /// kernel half may stay cached. The caller is pinned, with interrupts off.
+    /// Goes on in the root of this CPU's node, made of `spare`, where this CPU has the first one
+    /// loaded for want of memory. Entries of that one's kernel half may stay cached. The caller is
+    /// pinned, with interrupts off.
     pub fn stop_sharing(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
         let (machine, cpu) = (self.source.machine(), pinned.cpu());
         let node = machine.node_of_cpu(cpu);
@@ -154,9 +159,10 @@ impl<S: Memory> Roots<S> {
         }
     }
 
-    /// Translate user addresses through this from now on, on this CPU, and forget what flushes it missed.
-    /// The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded already. Where this CPU's node needs a root of
-    /// its own and has none, it is made of `spare`; without one the CPU uses the first root.
+    /// Translate user addresses through this from now on, on this CPU, and forget what flushes it
+    /// missed. The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded
+    /// already. Where this CPU's node needs a root of its own and has none, it is made of `spare`;
+    /// without one the CPU uses the first root.
     pub fn load(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
         let machine = self.source.machine();
         let cpu = pinned.cpu();
@@ -202,7 +208,8 @@ impl<S: Memory> Roots<S> {
         result
     }
 
-    /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted for pages.
+    /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted
+    /// for pages.
     pub fn lazy(&self, pinned: &Pinned<S::Machine>) {
         self.lazy.insert(pinned.cpu());
     }
@@ -219,8 +226,9 @@ impl<S: Memory> Roots<S> {
         self.lazy.remove(pinned.cpu());
     }
 
-    /// Show `f` the tables, on a CPU that has them loaded, without the lock of who edits them: what is seen may change at any moment, but no
-    /// table goes. `f` is short; it does not sleep, fault, or free frames. `None` where this CPU has not loaded them.
+    /// Show `f` the tables, on a CPU that has them loaded, without the lock of who edits them: what
+    /// is seen may change at any moment, but no table goes. `f` is short; it does not sleep, fault,
+    /// or free frames. `None` where this CPU has not loaded them.
     // Called once for each page that is pinned alone.
     #[inline]
     pub fn walk<R>(&self, f: impl FnOnce(TableWalk<'_, S>) -> R) -> Option<R> {
@@ -285,7 +293,8 @@ impl<S: Memory> Roots<S> {
         }
     }
 
-    /// A CPU that missed the flush before this one stays behind, and forgets everything when it loads.
+    /// A CPU that missed the flush before this one stays behind, and forgets everything when it
+    /// loads.
     fn note_seen(&self, cpu: CpuId, number: u64) {
         let seen = &self.seen[usize::from(cpu.0)];
         // Lost to another flush or to a load of the root: both leave a number that is right.

@@ -1,13 +1,17 @@
 //! Moving what is mapped to other addresses.
 //!
-//! A step moves the largest entry that begins in the range and may go as it is: a table with all below it, 1 GiB or 2 MiB of addresses,
-//! or a 2 MiB leaf. That is so where old and new place have the same offset in the entry's size and nothing is in the way. What is left moves leaf by leaf, at
-//! most 2 MiB a step. Each step is first prepared ([`Space::prepare_shift`]), for the whole range, since only that can run out of memory;
-//! then taken ([`Space::shift`]). Both find the same steps: a step changes nothing that a later one asks.
+//! A step moves the largest entry that begins in the range and may go as it is: a table with all
+//! below it, 1 GiB or 2 MiB of addresses, or a 2 MiB leaf. That is so where old and new place have
+//! the same offset in the entry's size and nothing is in the way. What is left moves leaf by leaf,
+//! at most 2 MiB a step. Each step is first prepared ([`Space::prepare_shift`]), for the whole
+//! range, since only that can run out of memory; then taken ([`Space::shift`]). Both find the same
+//! steps: a step changes nothing that a later one asks.
 //!
-//! **Who looks meanwhile.** A table that moved is still a table of this space with the same leaves, so a CPU that goes on from a cached upper entry reaches
-//! for the old addresses what was there before the call, as with single leaves, and sets its marks in the right place. The batch
-//! makes every CPU forget, lazy ones too, before the call returns and before anything else can come to the old addresses.
+//! **Who looks meanwhile.** A table that moved is still a table of this space with the same leaves,
+//! so a CPU that goes on from a cached upper entry reaches for the old addresses what was there
+//! before the call, as with single leaves, and sets its marks in the right place. The batch makes
+//! every CPU forget, lazy ones too, before the call returns and before anything else can come to
+//! the old addresses.
 
 use core::ops::Range;
 
@@ -54,7 +58,8 @@ impl<S: Memory> Space<S> {
         Some(Step { range: at..end.min(from.end), level: 1 })
     }
 
-    /// Make the tables that the next step of moving `from` by `distance` (added, and wrapping) needs. The new place holds no leaves.
+    /// Make the tables that the next step of moving `from` by `distance` (added, and wrapping)
+    /// needs. The new place holds no leaves.
     ///
     /// # Errors
     /// [`OutOfMemory`]; tables that were made stay.
@@ -74,7 +79,8 @@ impl<S: Memory> Space<S> {
         Ok(Prepared::UpTo(range.end))
     }
 
-    /// Take the next step of moving `from` by `distance`, all of whose steps are prepared. Where it ends; `None` where nothing is left.
+    /// Take the next step of moving `from` by `distance`, all of whose steps are prepared. Where it
+    /// ends; `None` where nothing is left.
     ///
     /// # Panics
     /// Where a step is not prepared.
@@ -119,8 +125,8 @@ impl<S: Memory> Space<S> {
     }
 }
 
-/// The entries of the table of leaves that `range` lies in, in two parts: what goes to one table at the new place, and to the next. Each with where
-/// its first entry goes.
+/// The entries of the table of leaves that `range` lies in, in two parts: what goes to one table at
+/// the new place, and to the next. Each with where its first entry goes.
 fn halves(range: &Range<VirtAddr>, distance: u64) -> impl Iterator<Item = (Range<usize>, VirtAddr)> + use<> {
     let index = |addr: VirtAddr| (addr.0 >> PAGE_SHIFT) as usize % TABLE_ENTRIES;
     let first = index(range.start);

@@ -1,7 +1,7 @@
 //! The editor of one address space's tables.
 //!
-//! Levels are numbered as in the manual: 4 is a root, 1 holds 4 KiB leaves, and level 2 may hold 2 MiB leaves.
-//! Empty tables stay linked until [`Space::free_tables`] or the space's end.
+//! Levels are numbered as in the manual: 4 is a root, 1 holds 4 KiB leaves, and level 2 may hold 2
+//! MiB leaves. Empty tables stay linked until [`Space::free_tables`] or the space's end.
 
 mod descent;
 
@@ -133,7 +133,8 @@ pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(
     Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
 }
 
-/// Where the entry of `level`, below the root's, for `addr` is under the table `root`; `None` where the tables above are missing.
+/// Where the entry of `level`, below the root's, for `addr` is under the table `root`; `None` where
+/// the tables above are missing.
 #[inline]
 pub(crate) fn find_at<M: Tables>(machine: M, root: Pfn, addr: VirtAddr, level: u32) -> Option<Slot<M>> {
     let mut table = root;
@@ -233,20 +234,22 @@ impl<S: Memory> Space<S> {
         FlushBatch::new(&self.roots)
     }
 
-    /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page. Returns when no CPU knows it, and lets go
-    /// of `held`, what it held.
+    /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page.
+    /// Returns when no CPU knows it, and lets go of `held`, what it held.
     #[inline]
     pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<LeafMapping<K, S>>) {
         forget_one(&self.roots, addr, old, held);
     }
 
-    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The entry may be empty.
+    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The
+    /// entry may be empty.
     #[inline]
     pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
         find(self.source.machine(), self.roots.first(), addr)
     }
 
-    /// The entry of the leaf for `addr`, empty where there is none; of a 2 MiB page, the piece at `addr`.
+    /// The entry of the leaf for `addr`, empty where there is none; of a 2 MiB page, the piece at
+    /// `addr`.
     pub fn entry(&self, addr: VirtAddr) -> Entry {
         match self.find(addr) {
             None => Entry::EMPTY,
@@ -255,8 +258,8 @@ impl<S: Memory> Space<S> {
         }
     }
 
-    /// Where the leaf of the 2 MiB page around `addr` is or could be: its entry may be empty, large, or lead to a table. `None` where
-    /// the tables above are missing.
+    /// Where the leaf of the 2 MiB page around `addr` is or could be: its entry may be empty,
+    /// large, or lead to a table. `None` where the tables above are missing.
     pub fn find_large(&self, addr: VirtAddr) -> Option<Slot<S::Machine>> {
         find_at(self.source.machine(), self.roots.first(), addr, 2)
     }
@@ -266,7 +269,8 @@ impl<S: Memory> Space<S> {
         find_at(self.source.machine(), self.roots.first(), addr, 1).map(|slot| slot.table)
     }
 
-    /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below [`USER_END`].
+    /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below
+    /// [`USER_END`].
     ///
     /// # Errors
     /// [`OutOfMemory`]; tables made on the way stay and are freed with the space.
@@ -312,8 +316,8 @@ impl<S: Memory> Space<S> {
         Cursor { space: self, region: u64::MAX, table: Pfn(0) }
     }
 
-    /// Show every leaf that maps something in `range`, upwards. A large leaf is shown by
-    /// its first address, which may be below the range. The caller may change the slot that it is shown.
+    /// Show every leaf that maps something in `range`, upwards. A large leaf is shown by its first
+    /// address, which may be below the range. The caller may change the slot that it is shown.
     pub fn visit(
         &self,
         range: Range<VirtAddr>,
@@ -326,7 +330,8 @@ impl<S: Memory> Space<S> {
         });
     }
 
-    /// The first address of `range` of whose 2 MiB there is a leaf, or a table that may have some. For walks that stop now and then.
+    /// The first address of `range` of whose 2 MiB there is a leaf, or a table that may have some.
+    /// For walks that stop now and then.
     pub fn next_populated(&self, range: Range<VirtAddr>) -> Option<VirtAddr> {
         let range = range.start..range.end.min(USER_END);
         self.populated_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range)
@@ -371,7 +376,8 @@ impl<S: Memory> Space<S> {
         });
     }
 
-    /// Show what of `range` is not empty, upwards, a table of 4 KiB leaves at a time: for those who do much to every page.
+    /// Show what of `range` is not empty, upwards, a table of 4 KiB leaves at a time: for those who
+    /// do much to every page.
     pub fn visit_tables(&self, range: Range<VirtAddr>, f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
@@ -390,8 +396,8 @@ impl<S: Memory> Space<S> {
         Ok(Leaves { machine, table, base, range: 0..TABLE_ENTRIES })
     }
 
-    /// Empty all of `range`, upwards, and show what was there: leaves, with the marks that the walker has set, and places of pages that
-    /// are not in memory. `range` cuts no large page.
+    /// Empty all of `range`, upwards, and show what was there: leaves, with the marks that the
+    /// walker has set, and places of pages that are not in memory. `range` cuts no large page.
     pub fn take_all(&self, range: Range<VirtAddr>, f: impl FnMut(VirtAddr, Entry, PageSize)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
@@ -424,7 +430,8 @@ impl<S: Memory> Space<S> {
         Ok(())
     }
 
-    /// Put the 2 MiB leaf `leaf` where a table of empty leaves is, around `addr`; the table goes to `batch`.
+    /// Put the 2 MiB leaf `leaf` where a table of empty leaves is, around `addr`; the table goes to
+    /// `batch`.
     ///
     /// # Panics
     /// Where there is no table.
@@ -435,8 +442,8 @@ impl<S: Memory> Space<S> {
         batch.freed_table(addr, self.emptied(table, addr));
     }
 
-    /// Unlink and free every table that translates an address of `range` and nothing outside `span`, which
-    /// contains it. All leaves in `span` are empty.
+    /// Unlink and free every table that translates an address of `range` and nothing outside
+    /// `span`, which contains it. All leaves in `span` are empty.
     pub fn free_tables(&mut self, range: Range<VirtAddr>, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         let mut freed = 0;
         let free = |EntryAt { addr, slot, entry }, level| {

@@ -1,4 +1,5 @@
-//! Walks against a naive map, roots against each other, and flushes before the software machine's judge.
+//! Walks against a naive map, roots against each other, and flushes before the software machine's
+//! judge.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -234,7 +235,8 @@ fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() 
     frames.assert_all_free();
 }
 
-/// One thread links tables at slots of the top level, while two CPUs of another node load the space there for the first time.
+/// One thread links tables at slots of the top level, while two CPUs of another node load the space
+/// there for the first time.
 #[test]
 fn a_root_that_is_made_while_slots_change_agrees_and_is_made_once() {
     const SLOTS: u64 = 48;
@@ -428,7 +430,8 @@ enum Step {
     Protect(u8, u8, bool),
     Touch(u8, u8, bool),
     FreeTables(u8, u8),
-    /// Move what is around a page to what is around another: 3 pages, 4 MiB or 2 GiB, and so many pages beside it.
+    /// Move what is around a page to what is around another: 3 pages, 4 MiB or 2 GiB, and so many
+    /// pages beside it.
     Shift(u8, u8, u8, u8),
     Lazy(u8),
     Load(u8),

@@ -74,8 +74,8 @@ impl fmt::Display for ReplicaFault {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Compares every page of the image and of each replica with its hash; `found` is told what differs. Nothing where there
-    /// is no replica.
+    /// Compares every page of the image and of each replica with its hash; `found` is told what
+    /// differs. Nothing where there is no replica.
     pub fn verify(&self, found: &mut dyn FnMut(ReplicaFault)) {
         if self.is_empty() {
             return;

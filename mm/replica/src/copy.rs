@@ -27,7 +27,8 @@ pub struct KernelImage {
     pub pages: u64,
     /// How many of them are text: the first.
     pub text_pages: u64,
-    /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at these addresses.
+    /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at
+    /// these addresses.
     pub first: Pfn,
     /// The node of these frames.
     pub node: NodeId,
@@ -56,30 +57,37 @@ pub enum Rest {
     Pageblock,
 }
 
-/// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the image's frames for reading.
+/// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the
+/// image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
-    /// Shows `f` a page of the image where this CPU runs it, without a window. Not once this CPU's root may be a replica's.
+    /// Shows `f` a page of the image where this CPU runs it, without a window. Not once this CPU's
+    /// root may be a replica's.
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R;
     /// What the policy about programs' frames allows.
     fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
-    /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is. Single frames are outside.
+    /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is.
+    /// Single frames are outside.
     fn leave_direct_map(self, frames: PfnRange);
     /// Makes the patching window, if it was not made before.
     ///
     /// # Errors
-    /// [`PatchError::OutOfMemory`], when there is no memory for its table. Nothing has changed then.
+    /// [`PatchError::OutOfMemory`], when there is no memory for its table. Nothing has changed
+    /// then.
     fn prepare_patching(self) -> Result<(), PatchError>;
-    /// Stores `bytes` to a frame of text, from `offset` on, through the patching window, which is closed before this returns.
+    /// Stores `bytes` to a frame of text, from `offset` on, through the patching window, which is
+    /// closed before this returns.
     fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]);
-    /// Waits until every CPU has executed a serialising instruction after this was called, and has forgotten the patching window.
+    /// Waits until every CPU has executed a serialising instruction after this was called, and has
+    /// forgotten the patching window.
     fn synchronise(self);
     /// Roots for CPUs of `node` have `root`'s kernel half from now on.
     fn set_root(self, node: NodeId, root: Pfn);
 }
 
-/// A node's replica. Its frames go back when it is dropped, which must not be once its root is known.
+/// A node's replica. Its frames go back when it is dropped, which must not be once its root is
+/// known.
 pub(crate) struct NodeReplica<S: ReplicaMemory> {
     /// Pageblocks, and behind them single frames, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
@@ -133,9 +141,10 @@ impl<S: ReplicaMemory, P: Port> core::fmt::Debug for Replicas<S, P> {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Makes a replica of `image` on each of `wanted` and tells the port which root each node uses. Where memory does not
-    /// suffice for a node, nothing of its replica stays and `without` is told; the node shares the nearest. Called before
-    /// a second CPU runs and before an address space exists, with interrupts on or without any.
+    /// Makes a replica of `image` on each of `wanted` and tells the port which root each node uses.
+    /// Where memory does not suffice for a node, nothing of its replica stays and `without` is
+    /// told; the node shares the nearest. Called before a second CPU runs and before an address
+    /// space exists, with interrupts on or without any.
     pub fn new(
         (source, port): (S, P),
         image: KernelImage,
@@ -158,7 +167,8 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
                 without(node);
             }
         }
-        // The bytes are final: what windows of this CPU had cached of them could be written through.
+        // The bytes are final: what windows of this CPU had cached of them could be written
+        // through.
         let machine = source.machine();
         let pinned = machine.pin();
         machine.flush_local(Flush::NonGlobal);
@@ -189,7 +199,8 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         &self.image
     }
 
-    /// Flips the last bit of the last page of the first replica, for those who check the check. Returns the node and the page.
+    /// Flips the last bit of the last page of the first replica, for those who check the check.
+    /// Returns the node and the page.
     pub fn flip(&self) -> Option<(NodeId, u64)> {
         let (node, replica) = self.each().next()?;
         let page = self.image.pages - 1;
@@ -253,8 +264,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     }
 }
 
-/// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ in one word never have the same.
-/// It finds faults; who chooses bytes can forge it. A multiplication takes four words, since start-up waits for this.
+/// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ
+/// in one word never have the same. It finds faults; who chooses bytes can forge it. A
+/// multiplication takes four words, since start-up waits for this.
 pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];

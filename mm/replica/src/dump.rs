@@ -1,5 +1,5 @@
-//! What the kernel half maps, as runs of addresses with equal rights: the text of Linux' `/sys/kernel/debug/page_tables/kernel`
-//! (`arch/x86/mm/dump_pagetables.c`).
+//! What the kernel half maps, as runs of addresses with equal rights: the text of Linux'
+//! `/sys/kernel/debug/page_tables/kernel` (`arch/x86/mm/dump_pagetables.c`).
 
 use core::fmt;
 
@@ -64,7 +64,8 @@ impl fmt::Display for Run {
     }
 }
 
-/// Shows `f` the whole kernel half below `root`, upwards. Others may change it meanwhile, but free no table of it.
+/// Shows `f` the whole kernel half below `root`, upwards. Others may change it meanwhile, but free
+/// no table of it.
 pub fn dump<M: Tables>(machine: M, root: Pfn, f: &mut dyn FnMut(Run)) {
     let start = VirtAddr(0xffff << 48 | (UPPER as u64) << (PAGE_SHIFT + 27));
     let run = Run { start, end: start, level: 4, rights: 0 };
@@ -82,7 +83,8 @@ struct DumpWalk<'a, M> {
 }
 
 impl<M: Tables> DumpWalk<'_, M> {
-    /// A table whose way grants `granted`, and forbids to execute where that has [`NO_EXECUTE`]. At most four deep.
+    /// A table whose way grants `granted`, and forbids to execute where that has [`NO_EXECUTE`]. At
+    /// most four deep.
     fn table(&mut self, table: Pfn, level: u32, base: VirtAddr, granted: u64) {
         let first = if level == 4 { UPPER } else { 0 };
         let at = |index: usize| {

@@ -1,30 +1,34 @@
-//! Replicas: a copy of the kernel's text and read-only data on each node that has CPUs, so that no CPU fetches the kernel's
-//! instructions from another node.
+//! Replicas: a copy of the kernel's text and read-only data on each node that has CPUs, so that no
+//! CPU fetches the kernel's instructions from another node.
 //!
-//! **What is copied.** The pages of the image from text's first to read-only data's last, after relocation. Replicas have the
-//! same bytes at the same addresses. Writable data is not copied: it has one place.
+//! **What is copied.** The pages of the image from text's first to read-only data's last, after
+//! relocation. Replicas have the same bytes at the same addresses. Writable data is not copied: it
+//! has one place.
 //!
-//! **Where.** [`plan`] picks the nodes: those with CPUs and memory, but for the node where the image lies. A node without a
-//! replica uses the nearest one, or the image ([`nearest`]).
+//! **Where.** [`plan`] picks the nodes: those with CPUs and memory, but for the node where the
+//! image lies. A node without a replica uses the nearest one, or the image ([`nearest`]).
 //!
-//! **With which root.** A replica has tables of its own for the top-level slot that holds the image, and a root that shares
-//! every other slot of the kernel half with the image's root. So what is mapped anywhere else in the kernel half is mapped
-//! for all nodes by one store, and is forgotten by one shootdown.
+//! **With which root.** A replica has tables of its own for the top-level slot that holds the
+//! image, and a root that shares every other slot of the kernel half with the image's root. So what
+//! is mapped anywhere else in the kernel half is mapped for all nodes by one store, and is
+//! forgotten by one shootdown.
 //!
-//! **Frames.** Pageblocks, and frames for the rest, whose owner is [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the
-//! direct map, and read-only in the one place where they are mapped. They are written through windows before any CPU
-//! uses them; then the windows are forgotten. After that only a patch writes to them.
+//! **Frames.** Pageblocks, and frames for the rest, whose owner is
+//! [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the direct map, and
+//! read-only in the one place where they are mapped. They are written through windows before any
+//! CPU uses them; then the windows are forgotten. After that only a patch writes to them.
 //!
-//! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the hash that was taken before
-//! the first copy; [`Replicas::validate`] looks at the tables and at the owners of frames.
+//! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the
+//! hash that was taken before the first copy; [`Replicas::validate`] looks at the tables and at the
+//! owners of frames.
 //!
-//! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas at once, under CPUs that run them, and
-//! renews the hashes: the protocol is in `patch.rs`.
+//! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas
+//! at once, under CPUs that run them, and renews the hashes: the protocol is in `patch.rs`.
 //!
 //! **Dump.** [`dump`] shows what a root maps in the kernel half, in Linux' form.
 //!
-//! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of December 2023) and `REPLICATE_KTEXT`
-//! of MIPS IP27.
+//! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of
+//! December 2023) and `REPLICATE_KTEXT` of MIPS IP27.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,27 +1,30 @@
 //! Changing instructions of text in the image and in every replica, while CPUs run them.
 //!
-//! **The danger.** A CPU may have fetched a part of an instruction before a store to it and the rest after, and it may keep what it has
-//! fetched until it executes a serialising instruction (Intel SDM volume 3A, 9.1.3; AMD APM volume 2, 7.6.1). One store is safe at any
-//! moment: that of the single byte INT3.
+//! **The danger.** A CPU may have fetched a part of an instruction before a store to it and the
+//! rest after, and it may keep what it has fetched until it executes a serialising instruction
+//! (Intel SDM volume 3A, 9.1.3; AMD APM volume 2, 7.6.1). One store is safe at any moment: that of
+//! the single byte INT3.
 //!
-//! **The protocol.** Three phases, each for all places in all copies of text, and after each every CPU executes a serialising
-//! instruction ([`Port::synchronise`]):
+//! **The protocol.** Three phases, each for all places in all copies of text, and after each every
+//! CPU executes a serialising instruction ([`Port::synchronise`]):
 //! 1. The first byte becomes INT3. A CPU runs the old instruction or the INT3.
 //! 2. The bytes behind it become the new ones. A CPU runs the INT3, whatever it has of them.
 //! 3. The first byte becomes the new one. A CPU runs the INT3 or the new instruction.
 //!
-//! A CPU that runs the INT3 does what the new instruction would do: the port's handler knows that before the first phase begins. The old
-//! and the new instruction are executed side by side until the end; the caller lives with either. After the last phase no CPU
-//! has an old byte, on any node.
+//! A CPU that runs the INT3 does what the new instruction would do: the port's handler knows that
+//! before the first phase begins. The old and the new instruction are executed side by side until
+//! the end; the caller lives with either. After the last phase no CPU has an old byte, on any node.
 //!
 //! **All or nothing.** Everything that can fail is before the first store.
 //!
-//! **Hashes.** A page that a patch touches has the hash that was taken before, or nothing is stored; then its hash is taken anew. So a
-//! change that nobody announced is not hidden by one that somebody did.
+//! **Hashes.** A page that a patch touches has the hash that was taken before, or nothing is
+//! stored; then its hash is taken anew. So a change that nobody announced is not hidden by one that
+//! somebody did.
 //!
-//! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is held for which another CPU waits with
-//! interrupts off. What runs in NMIs, double faults and machine checks has no place that is ever patched: the return from
-//! the INT3 would end their protection from themselves.
+//! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is
+//! held for which another CPU waits with interrupts off. What runs in NMIs, double faults and
+//! machine checks has no place that is ever patched: the return from the INT3 would end their
+//! protection from themselves.
 //!
 //! The nearest relative is Linux' `text_poke_bp_batch` (arch/x86/kernel/alternative.c).
 
@@ -94,7 +97,8 @@ struct Part {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Changes all of these instructions, on every node. They do not overlap. See the module's head.
+    /// Changes all of these instructions, on every node. They do not overlap. See the module's
+    /// head.
     ///
     /// # Errors
     /// When one of them cannot be changed: then none is.
@@ -127,7 +131,8 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         core::iter::once(image).chain(self.each().map(move |(node, replica)| (node, replica.frame(page))))
     }
 
-    /// The bytes from number `first` up to number `end` of the instruction at an address, page by page.
+    /// The bytes from number `first` up to number `end` of the instruction at an address, page by
+    /// page.
     fn parts(&self, address: VirtAddr, first: usize, end: usize) -> impl Iterator<Item = Part> + use<S, P> {
         let start = address.0 - self.image.start.0;
         let in_first = PAGE_SIZE - start as usize % PAGE_SIZE;

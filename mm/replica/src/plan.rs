@@ -30,7 +30,8 @@ impl Setting {
     }
 }
 
-/// Returns the nodes that get a replica. The machine runs the first `cpus` CPUs; the image lies on the node `image`.
+/// Returns the nodes that get a replica. The machine runs the first `cpus` CPUs; the image lies on
+/// the node `image`.
 pub fn plan(topology: &Topology, cpus: usize, image: NodeId, setting: Setting) -> NodeSet {
     let with_cpus = (0..cpus).fold(0, |set, cpu| set | bit(topology.node_of_cpu(CpuId(cpu as u16))));
     let with_memory = topology.boot_ranges().fold(0, |set, range| set | bit(range.node));
@@ -47,8 +48,9 @@ pub fn plan(topology: &Topology, cpus: usize, image: NodeId, setting: Setting) -
     NodeSet(nodes(wanted).take(most).fold(0, |set, node| set | bit(node)))
 }
 
-/// Returns the member of `places` that is nearest to `node`: `node` itself where it is one, else the one with the lowest number
-/// among those at the least distance. `image`, where `places` is empty.
+/// Returns the member of `places` that is nearest to `node`: `node` itself where it is one, else
+/// the one with the lowest number among those at the least distance. `image`, where `places` is
+/// empty.
 pub fn nearest(topology: &Topology, node: NodeId, places: NodeSet, image: NodeId) -> NodeId {
     if places.0 & bit(node) != 0 {
         return node;

@@ -1,4 +1,5 @@
-//! A node's own tables for the slot that holds the image. Entries have x86-64's four-level format (Intel SDM volume 3A, 4.5).
+//! A node's own tables for the slot that holds the image. Entries have x86-64's four-level format
+//! (Intel SDM volume 3A, 4.5).
 
 use alloc::vec::Vec;
 
@@ -63,8 +64,8 @@ pub(crate) struct Copier<'a, S: ReplicaMemory> {
 }
 
 impl<S: ReplicaMemory> Copier<'_, S> {
-    /// Makes a root whose slot of the image leads to tables of its own, which map the replica where the image's map text and
-    /// read-only data.
+    /// Makes a root whose slot of the image leads to tables of its own, which map the replica where
+    /// the image's map text and read-only data.
     pub(crate) fn root(&mut self) -> Result<Pfn, OutOfMemory> {
         let machine = self.source.machine();
         let root = self.table(self.image.root, UPPER)?;
@@ -87,7 +88,8 @@ impl<S: ReplicaMemory> Copier<'_, S> {
         Ok(number)
     }
 
-    /// A copy of the table of `level` that maps from `base` on, and of all below it. At most three deep.
+    /// A copy of the table of `level` that maps from `base` on, and of all below it. At most three
+    /// deep.
     fn below(&mut self, from: Pfn, level: u32, base: u64) -> Result<Pfn, OutOfMemory> {
         let machine = self.source.machine();
         let copy = self.table(from, 0)?;

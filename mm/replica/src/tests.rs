@@ -22,7 +22,8 @@ type Frames = &'static Buddy<Model>;
 /// Frames of a node: 8 MiB.
 const NODE: u64 = 4 * PAGEBLOCK_FRAMES;
 const NODES: usize = 3;
-/// The image's tables (root first) and its frames are reserved on node 0, in its first pageblock. Its last pages are data.
+/// The image's tables (root first) and its frames are reserved on node 0, in its first pageblock.
+/// Its last pages are data.
 const ROOT: u64 = 1;
 const FIRST: u64 = 16;
 const PAGES: u64 = 20;

@@ -25,7 +25,8 @@ pub(crate) struct ArenaNode<K, V, S> {
     /// The next entry in order; of an unused slot the next unused one.
     pub next: u32,
     pub height: u8,
-    /// Whether `summary` is that of the subtree. Where it is not, it is not for the nodes above either.
+    /// Whether `summary` is that of the subtree. Where it is not, it is not for the nodes above
+    /// either.
     pub is_summed: bool,
 }
 

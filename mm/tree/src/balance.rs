@@ -116,7 +116,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         while !self.sum_up_some(usize::MAX) {}
     }
 
-    /// The summary of the subtree at `slot`, from those of its children; `Err` is a child that is to be summed up before.
+    /// The summary of the subtree at `slot`, from those of its children; `Err` is a child that is
+    /// to be summed up before.
     #[inline]
     fn summary_of(&self, slot: u32) -> Result<S, u32> {
         let node = self.arena.node(slot);
@@ -196,8 +197,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.root = self.build_of(0..self.len() as u32);
     }
 
-    /// The root of a tree of `slots`, whose halves differ by one entry at most: as deep as there are
-    /// bits in their number.
+    /// The root of a tree of `slots`, whose halves differ by one entry at most: as deep as there
+    /// are bits in their number.
     fn build_of(&mut self, slots: Range<u32>) -> u32 {
         if slots.is_empty() {
             return NONE;

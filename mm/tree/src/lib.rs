@@ -55,9 +55,9 @@ pub use iter::Range;
 
 /// What a tree knows of each of its subtrees.
 ///
-/// Sums are made when a search asks for them: a change only notes, up to the first node where that is
-/// noted already, that they are due. So each sum is made once for all changes since the last search,
-/// and never for a tree that nobody searches (that of a child that soon calls execve).
+/// Sums are made when a search asks for them: a change only notes, up to the first node where that
+/// is noted already, that they are due. So each sum is made once for all changes since the last
+/// search, and never for a tree that nobody searches (that of a child that soon calls execve).
 pub trait Summary<K, V>: Clone + PartialEq {
     /// Of one entry.
     fn of(key: &K, value: &V) -> Self;
@@ -208,8 +208,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot.0).is_some_and(|node| node.value.is_some() && node.key == *key)
     }
 
-    /// The value in `slot`, to be changed; [`Tree::summary_changed`] follows where its [`Summary`] is
-    /// another then.
+    /// The value in `slot`, to be changed; [`Tree::summary_changed`] follows where its [`Summary`]
+    /// is another then.
     #[inline(always)]
     pub fn at_slot_mut(&mut self, slot: Slot) -> Option<&mut V> {
         self.arena.value_mut(slot.0)
@@ -236,8 +236,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Slot(self.arena.get(slot.0).map_or(NONE, prev))
     }
 
-    /// The place of the last entry at or before `key`. Where that is the one in `near`, which may be
-    /// anything, the tree is not searched.
+    /// The place of the last entry at or before `key`. Where that is the one in `near`, which may
+    /// be anything, the tree is not searched.
     #[inline]
     pub fn floor_near(&self, near: Slot, key: &K) -> Slot {
         let is_it = |node: &ArenaNode<K, V, S>| {
@@ -248,13 +248,14 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         if self.arena.get(near.0).is_some_and(is_it) { near } else { Slot(self.floor_slot(key)) }
     }
 
-    /// The place of the entry that follows `before`; of the first one, where that is [`Slot::NONE`].
+    /// The place of the entry that follows `before`; of the first one, where that is
+    /// [`Slot::NONE`].
     pub fn slot_following(&self, before: Slot) -> Slot {
         if before == Slot::NONE { Slot(self.first) } else { self.slot_after(before) }
     }
 
-    /// Gives the entry at `key` the key `new`, which lies between the same neighbours, and changes its
-    /// value.
+    /// Gives the entry at `key` the key `new`, which lies between the same neighbours, and changes
+    /// its value.
     pub fn rekey(&mut self, key: &K, new: K, f: impl FnOnce(&mut V)) {
         let mut path = balance::Path::default();
         let slot = self.path_to(key, &mut path);
@@ -360,8 +361,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.remove(&key).map(|value| (key, value))
     }
 
-    /// Builds the tree anew in an arena that fits, with the room that [`Tree::reserve`] promised, if
-    /// there is memory for one.
+    /// Builds the tree anew in an arena that fits, with the room that [`Tree::reserve`] promised,
+    /// if there is memory for one.
     fn shrink(&mut self) {
         let mut smaller = Self::new();
         if smaller.reserve(self.len() + SPARE).is_err() {

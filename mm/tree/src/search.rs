@@ -32,7 +32,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.search::<false, R>(self.arena.get(self.root)?, Some(below), &mut passes, &mut visit)
     }
 
-    /// In the subtree of `node`, which was entered: upwards nothing below `bound`, downwards nothing from there on, where that is given.
+    /// In the subtree of `node`, which was entered: upwards nothing below `bound`, downwards
+    /// nothing from there on, where that is given.
     fn search<'a, const UP: bool, R>(
         &'a self,
         mut node: &'a ArenaNode<K, V, S>,
@@ -58,7 +59,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// The node of `slot`, if a search goes into its subtree. With no bound that is whole, and may be passed over.
+    /// The node of `slot`, if a search goes into its subtree. With no bound that is whole, and may
+    /// be passed over.
     #[inline]
     fn entered(
         &self,

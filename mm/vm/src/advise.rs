@@ -29,7 +29,8 @@ impl SyncCall {
     /// For `start..start + len`, in whole pages.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where `start` is not page-aligned; [`VmError::NoMemory`] for a range beyond all addresses.
+    /// [`VmError::Invalid`] where `start` is not page-aligned; [`VmError::NoMemory`] for a range
+    /// beyond all addresses.
     pub fn new(start: VirtAddr, len: u64, mode: SyncMode, others: OtherCopies) -> Result<Self, VmError> {
         Ok(Self { rest: page_range(start, whole_pages(len))?, holes: false, mode, others })
     }
@@ -152,7 +153,8 @@ pub enum SyncMode {
     Wait,
 }
 
-/// What msync says of other mappings of the same file. They see the same frames, so there is nothing to do about it.
+/// What msync says of other mappings of the same file. They see the same frames, so there is
+/// nothing to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtherCopies {
     /// Nothing.
@@ -162,10 +164,12 @@ pub enum OtherCopies {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Take advice about `start..start + len`. What can be done is done before an error is returned.
+    /// Take advice about `start..start + len`. What can be done is done before an error is
+    /// returned.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or where memory that was to be collapsed finds none.
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or where memory that was to be
+    /// collapsed finds none.
     pub fn advise(&mut self, start: VirtAddr, len: u64, advice: Advice) -> Result<(), VmError> {
         let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() {
@@ -242,7 +246,8 @@ impl<S: Memory> AddressSpace<S> {
         self.in_areas(range, |resident, area, part| resident.zap(area, part, &mut batch));
     }
 
-    /// Say of the pages from `start` (page-aligned) on whether they are in memory: as many of `pages` as lie in one area. How many those are.
+    /// Say of the pages from `start` (page-aligned) on whether they are in memory: as many of
+    /// `pages` as lie in one area. How many those are.
     ///
     /// # Errors
     /// [`VmError::NoMemory`] where nothing is mapped at `start`.
@@ -269,7 +274,8 @@ impl<S: Memory> AddressSpace<S> {
         Ok(count)
     }
 
-    /// As [`AddressSpace::residency`], for the pages of one table. **Cost.** One load, two tests and one store for each page that is there.
+    /// As [`AddressSpace::residency`], for the pages of one table. **Cost.** One load, two tests
+    /// and one store for each page that is there.
     fn residency_of(&self, leaves: &Leaves<S::Machine>, start: VirtAddr, pages: &mut [bool]) {
         // The table may begin before `start`, its entries that are shown do not.
         let first = (leaves.addr(0).0 as i64 - start.0 as i64) / PAGE as i64;
@@ -285,12 +291,12 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// The next file that `call` has to store, and `None` at its end. The lock may be let go of in between; areas that are gone by
-    /// then are holes.
+    /// The next file that `call` has to store, and `None` at its end. The lock may be let go of in
+    /// between; areas that are gone by then are holes.
     ///
     /// # Errors
-    /// [`VmError::Busy`] where memory is locked whose other copies are said to be out of date; [`VmError::NoMemory`] for a hole, after
-    /// the rest was named.
+    /// [`VmError::Busy`] where memory is locked whose other copies are said to be out of date;
+    /// [`VmError::NoMemory`] for a hole, after the rest was named.
     pub fn next_to_sync(&self, call: &mut SyncCall) -> Result<Option<Arc<dyn MappedFile<S>>>, VmError> {
         for area in self.areas.overlapping(call.rest.clone()) {
             call.holes |= area.start > call.rest.start;

@@ -1,7 +1,8 @@
 //! One area: a run of addresses with one protection and one backing.
 //!
-//! Never empty, and page-aligned. What shows a file or shared memory is attached to its cache as long as it lives, so truncation and reclaim find its
-//! leaves. [`Area::copied`] says no only while no page of a private file has a frame of its own.
+//! Never empty, and page-aligned. What shows a file or shared memory is attached to its cache as
+//! long as it lives, so truncation and reclaim find its leaves. [`Area::copied`] says no only while
+//! no page of a private file has a frame of its own.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
@@ -91,7 +92,8 @@ pub(crate) struct Area<S: Memory> {
     pub flags: AreaFlags,
     pub policy: Option<Policy>,
     pub content: AreaContent<S>,
-    /// Some page here was made present for writing, or got a frame of its own to be read, so a private area of a file may have such frames.
+    /// Some page here was made present for writing, or got a frame of its own to be read, so a
+    /// private area of a file may have such frames.
     pub copied: Cell<bool>,
 }
 
@@ -111,7 +113,8 @@ impl<S: Memory> Area<S> {
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.content, AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..))
     }
-    /// Whether it may have frames that no other area has: anonymous memory, or private copies of a file's pages.
+    /// Whether it may have frames that no other area has: anonymous memory, or private copies of a
+    /// file's pages.
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
             AreaContent::Anonymous => true,
@@ -129,7 +132,8 @@ impl<S: Memory> Area<S> {
             && protection.contains(Protection::WRITE)
             && !self.flags.contains(AreaFlags::GROWSDOWN)
     }
-    /// Whether it is asked with this protection if there can ever be so much memory, and was not yet.
+    /// Whether it is asked with this protection if there can ever be so much memory, and was not
+    /// yet.
     pub(crate) fn is_new_promise_as(&self, protection: Protection) -> bool {
         !self.is_shared()
             && protection.contains(Protection::WRITE)

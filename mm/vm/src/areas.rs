@@ -1,9 +1,10 @@
 //! The areas of one address space: disjoint, sorted by start, neighbours that can be one are one.
 //!
 //! Each subtree knows the widest gap between its areas ([`Ground`]), so a hole is found in O(log n)
-//! steps. What is used again and again is found in a few, whatever there is around it: the place that
-//! was used last is remembered, and above which address no hole is left ([`Full`]). Whoever adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing
-//! fails half way.
+//! steps. What is used again and again is found in a few, whatever there is around it: the place
+//! that was used last is remembered, and above which address no hole is left ([`Full`]). Whoever
+//! adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing fails half
+//! way.
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -17,8 +18,8 @@ use crate::area::Area;
 use crate::request::{AreaFlags, Layout};
 use crate::space::MAX_AREAS;
 
-/// The room that stays free below an area that grows downwards, so that a stack runs into nothing unseen
-/// (Linux: `stack_guard_gap`, 256 pages).
+/// The room that stays free below an area that grows downwards, so that a stack runs into nothing
+/// unseen (Linux: `stack_guard_gap`, 256 pages).
 pub(crate) const STACK_GAP: u64 = 256 << 12;
 
 /// How many areas are looked at one by one before the tree is searched for a hole.
@@ -27,9 +28,9 @@ const NEAR: usize = 4;
 /// A fact about holes: none of `len` bytes or more, of those below the layout's base for mmap, ends
 /// above `edge`. True of no hole at all where nothing is known.
 ///
-/// What adds an area leaves it true. What takes one out raises `edge` to the end of the hole that it makes. An area that
-/// grows downwards keeps a gap below it which that arithmetic does not see: once one was below the
-/// base, the fact is not used ([`Areas::highest_hole`]).
+/// What adds an area leaves it true. What takes one out raises `edge` to the end of the hole that
+/// it makes. An area that grows downwards keeps a gap below it which that arithmetic does not see:
+/// once one was below the base, the fact is not used ([`Areas::highest_hole`]).
 #[derive(Clone, Copy)]
 struct Full {
     len: u64,
@@ -275,8 +276,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
-        // From the top down, and on from where two became one: what lies above was looked at and joins no less for it. So a range of many
-        // areas is walked once.
+        // From the top down, and on from where two became one: what lies above was looked at and
+        // joins no less for it. So a range of many areas is walked once.
         let mut top = range.end;
         while let Some((key, next)) = self.joinable(range.start, top) {
             top = key;
@@ -285,7 +286,8 @@ impl<S: Memory> Areas<S> {
             self.tree.update(&key, |area| area.absorb(&gone));
         }
     }
-    /// The starts of two neighbours that can be one: the highest from just below `bottom` to what begins at `top`.
+    /// The starts of two neighbours that can be one: the highest from just below `bottom` to what
+    /// begins at `top`.
     fn joinable(&self, bottom: VirtAddr, top: VirtAddr) -> Option<(VirtAddr, VirtAddr)> {
         let mut above: Option<&Area<S>> = None;
         for (&start, area) in self.tree.range(..=top).rev() {
@@ -351,7 +353,8 @@ impl<S: Memory> Areas<S> {
 
     /// The highest hole that ends at or below `top`.
     fn search_hole(&mut self, top: VirtAddr, len: u64, layout: &Layout) -> Option<VirtAddr> {
-        // Where what was passed last begins. As on Linux an area keeps its gap from its neighbour only.
+        // Where what was passed last begins. As on Linux an area keeps its gap from its neighbour
+        // only.
         let ceiling = Cell::new(top);
         let fits = |end: VirtAddr| end.0.saturating_add(len) <= ceiling.get().0;
         let passes = |ground: &Ground| {

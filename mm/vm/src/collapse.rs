@@ -1,11 +1,14 @@
 //! Collapse: small pages become a large one.
 //!
-//! Two ask for it: a program for its own memory (MADV_COLLAPSE), and whoever looks through all address spaces for it (Linux'
-//! khugepaged) with [`AddressSpace::collapse_step`], which gives the space's lock back after each large page it tried to make.
+//! Two ask for it: a program for its own memory (MADV_COLLAPSE), and whoever looks through all
+//! address spaces for it (Linux' khugepaged) with [`AddressSpace::collapse_step`], which gives the
+//! space's lock back after each large page it tried to make.
 //!
-//! Where the 512 frames are one block already, in order, its leaves become one and no byte moves, pinned or shared as they may be. Else the
-//! bytes are copied to a new block: each frame's word is made one that nobody can pin, its leaf goes, every CPU forgets, and only then the copy is
-//! made (`freehold_frame::transition`), so no store is lost. A frame that is pinned by then stays where it is, and with it all others.
+//! Where the 512 frames are one block already, in order, its leaves become one and no byte moves,
+//! pinned or shared as they may be. Else the bytes are copied to a new block: each frame's word is
+//! made one that nobody can pin, its leaf goes, every CPU forgets, and only then the copy is made
+//! (`freehold_frame::transition`), so no store is lost. A frame that is pinned by then stays where
+//! it is, and with it all others.
 //!
 //! **Failure** leaves the small pages as they were.
 
@@ -81,7 +84,8 @@ struct Gone<S: Memory> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// Look at the small pages of the 2 MiB from `start` on; `None` where there is a large page, or nothing.
+    /// Look at the small pages of the 2 MiB from `start` on; `None` where there is a large page, or
+    /// nothing.
     fn survey(&self, start: VirtAddr) -> Option<Survey> {
         let entry = self.tables.find_large(start)?.load();
         if entry.is_empty() || entry.is_large() {
@@ -105,12 +109,12 @@ impl<S: Memory> Resident<S> {
         Some(survey)
     }
 
-    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers. It need not be set that large pages
-    /// are wanted.
+    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers. It
+    /// need not be set that large pages are wanted.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is held; [`VmError::Fault`] where a page cannot be
-    /// read from its swap area; [`VmError::NoMemory`].
+    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is held;
+    /// [`VmError::Fault`] where a page cannot be read from its swap area; [`VmError::NoMemory`].
     fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
         if self.tables.find_large(start).is_some_and(|slot| slot.load().is_large()) {
             return Ok(());
@@ -122,7 +126,8 @@ impl<S: Memory> Resident<S> {
         let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
         let block = match in_place {
             Some(block) => {
-                // Alone with it, the block is one again; shared, its pieces stay counted by themselves.
+                // Alone with it, the block is one again; shared, its pieces stay counted by
+                // themselves.
                 let _: Result<(), _> = block.gather();
                 self.tables.visit(range, |_, slot, _, _| {
                     slot.replace(Entry::EMPTY);
@@ -186,7 +191,8 @@ impl<S: Memory> Resident<S> {
     /// Take all leaves of the 2 MiB from `start` on away; `gone` has room for them.
     ///
     /// # Errors
-    /// [`VmError::Again`] where a frame is held, by a pin that came a moment ago or by the kernel; leaves before it are gone.
+    /// [`VmError::Again`] where a frame is held, by a pin that came a moment ago or by the kernel;
+    /// leaves before it are gone.
     fn take_leaves(&self, start: VirtAddr, gone: &mut Vec<Gone<S>>) -> Result<(), VmError> {
         let mut outcome = Ok(());
         self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, entry, _| {
@@ -245,7 +251,8 @@ impl<S: Memory> AddressSpace<S> {
     /// Make large pages of `range` where areas allow it (MADV_COLLAPSE), as many as can be.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where an area may have none, or is too small for one, or nothing is mapped; else as a large page failed last.
+    /// [`VmError::Invalid`] where an area may have none, or is too small for one, or nothing is
+    /// mapped; else as a large page failed last.
     pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         let Self { areas, resident, .. } = self;
         let mut outcome = Ok(());
@@ -266,8 +273,9 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// Look from `from` on at up to `budget` pages of areas that want large pages as things are set, and make the first large page that is
-    /// worth it. Whatever `limits` say, nothing is made of pages that nobody used since [`clear_references`](Self::clear_references).
+    /// Look from `from` on at up to `budget` pages of areas that want large pages as things are
+    /// set, and make the first large page that is worth it. Whatever `limits` say, nothing is made
+    /// of pages that nobody used since [`clear_references`](Self::clear_references).
     pub fn collapse_step(&mut self, from: VirtAddr, budget: u64, limits: &CollapseLimits) -> CollapseStep {
         let Self { areas, resident, layout, .. } = self;
         let mut pages = 0;

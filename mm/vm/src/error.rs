@@ -99,7 +99,8 @@ pub enum SegvCode {
 pub enum FaultError {
     /// SIGSEGV.
     Segv(SegvCode),
-    /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed, or the frame has as many holders as can be counted.
+    /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed, or the frame has as
+    /// many holders as can be counted.
     Bus,
     /// No frame. Nobody's fault: free some memory and try again.
     OutOfMemory,

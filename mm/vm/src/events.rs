@@ -37,7 +37,8 @@ pub enum Event {
     LazyFree,
     /// `pglazyfreed`: its frame was taken.
     LazyFreed,
-    /// Ours, `cow_unneeded`: a write fault copied a frame that nobody else mapped, held or had an entry for when it was decided to.
+    /// Ours, `cow_unneeded`: a write fault copied a frame that nobody else mapped, held or had an
+    /// entry for when it was decided to.
     CowUnneeded,
     /// `pgmigrate_success`: a page got another frame.
     MigrateSuccess,

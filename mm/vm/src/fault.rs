@@ -1,7 +1,8 @@
 //! Page faults.
 //!
-//! The order of decisions: which area; may it do that; is the page there; whose frame is it. A fault that finds nothing to
-//! do is no error: another thread mended it, or the CPU remembered less than the tables grant.
+//! The order of decisions: which area; may it do that; is the page there; whose frame is it. A
+//! fault that finds nothing to do is no error: another thread mended it, or the CPU remembered less
+//! than the tables grant.
 
 use core::ops::Range;
 
@@ -26,8 +27,8 @@ impl From<Access> for Want {
 /// For what pages are made present before they are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Populate {
-    /// As their areas allow: for writing where they are private and writable. Areas that allow nothing are passed over
-    /// (MAP_POPULATE, mlock).
+    /// As their areas allow: for writing where they are private and writable. Areas that allow
+    /// nothing are passed over (MAP_POPULATE, mlock).
     AsAllowed,
     /// For reading (MADV_POPULATE_READ).
     Read,
@@ -38,7 +39,8 @@ pub enum Populate {
 impl Populate {
     /// What a page of `area` is made present for; `None` to pass it over.
     fn want<S: Memory>(self, area: &Area<S>) -> Result<Option<Want>, VmError> {
-        // Memory that can be written can be read on this machine, but that is not what the area says.
+        // Memory that can be written can be read on this machine, but that is not what the area
+        // says.
         let (want, needs) = match self {
             Self::AsAllowed if area.protection.is_empty() || area.is_secret() => return Ok(None),
             Self::AsAllowed if !area.is_shared() && area.protection.allows(Access::Write) => {
@@ -67,7 +69,8 @@ impl<S: Memory> AddressSpace<S> {
         self.fault_within(addr, access, || *limits)
     }
 
-    /// As [`AddressSpace::fault`], with `limits` that are asked for only where they matter: where a stack may grow.
+    /// As [`AddressSpace::fault`], with `limits` that are asked for only where they matter: where a
+    /// stack may grow.
     ///
     /// # Errors
     /// As there.
@@ -118,13 +121,15 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Make up to `most` pages of `range` present; returns where to go on, the end of `range` when all is done. Holes are passed over.
+    /// Make up to `most` pages of `range` present; returns where to go on, the end of `range` when
+    /// all is done. Holes are passed over.
     ///
-    /// The caller gives the space's lock back between two such steps, since a program chooses how long a range is.
+    /// The caller gives the space's lock back between two such steps, since a program chooses how
+    /// long a range is.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for an area that does not allow what `populate` says; else as [`AddressSpace::fault`], for the first
-    /// page that cannot be had.
+    /// [`VmError::Invalid`] for an area that does not allow what `populate` says; else as
+    /// [`AddressSpace::fault`], for the first page that cannot be had.
     pub fn populate_some(
         &mut self,
         range: Range<VirtAddr>,
@@ -149,8 +154,8 @@ impl<S: Memory> AddressSpace<S> {
         Ok(range.end)
     }
 
-    /// The addresses whose pages the last call promised to make present, if it did: for [`AddressSpace::populate_some`], since that
-    /// may take long. Once.
+    /// The addresses whose pages the last call promised to make present, if it did: for
+    /// [`AddressSpace::populate_some`], since that may take long. Once.
     #[must_use]
     pub fn take_due(&mut self) -> Option<Range<VirtAddr>> {
         self.due.take()

@@ -1,10 +1,12 @@
 //! fork: the child shares what can be shared and gets copies of what cannot.
 //!
-//! Per anonymous frame, one atomic step decides: *share* fails exactly where a pin is live, and then the child gets a copy at once while
-//! the parent keeps its frame, its rights and its pin. The parent's writable leaves become read-only and are
-//! flushed before this returns, so nothing that the parent writes from then on is seen by the child.
+//! Per anonymous frame, one atomic step decides: *share* fails exactly where a pin is live, and
+//! then the child gets a copy at once while the parent keeps its frame, its rights and its pin. The
+//! parent's writable leaves become read-only and are flushed before this returns, so nothing that
+//! the parent writes from then on is seen by the child.
 //!
-//! File pages are not copied: the child faults them in again, many at a time, from the page cache that holds them anyway.
+//! File pages are not copied: the child faults them in again, many at a time, from the page cache
+//! that holds them anyway.
 
 use core::ops::Range;
 
@@ -79,7 +81,8 @@ struct Fork<'a, S: Memory> {
 }
 
 impl<S: Memory> Fork<'_, S> {
-    /// Gives the child the pages of `range`, up to the first large page that cannot be shared as one: where that is.
+    /// Gives the child the pages of `range`, up to the first large page that cannot be shared as
+    /// one: where that is.
     fn run(
         &mut self,
         range: Range<VirtAddr>,
@@ -138,7 +141,8 @@ impl<S: Memory> Fork<'_, S> {
         outcome
     }
 
-    /// Gives the child the large page `from`; how many anonymous pages that are. `None` where it cannot be shared as one.
+    /// Gives the child the large page `from`; how many anonymous pages that are. `None` where it
+    /// cannot be shared as one.
     fn large(&mut self, from: EntryAt<S::Machine>, to: Slot<S::Machine>) -> Option<u64> {
         let EntryAt { addr, slot, entry } = from;
         let Some(block) = self.parent.block_of(entry) else {
@@ -155,7 +159,8 @@ impl<S: Memory> Fork<'_, S> {
         Some(PAGEBLOCK_FRAMES)
     }
 
-    /// Give the child the page that is at `place`, which `entry` says: the slot's count has it no longer this space's alone.
+    /// Give the child the page that is at `place`, which `entry` says: the slot's count has it no
+    /// longer this space's alone.
     fn swapped(
         &self,
         place: SwapPlace,
@@ -168,7 +173,8 @@ impl<S: Memory> Fork<'_, S> {
         Ok(())
     }
 
-    /// Give the child the page whose leaf is entry `index` of `from`, unless that is a file's; how many anonymous pages that are.
+    /// Give the child the page whose leaf is entry `index` of `from`, unless that is a file's; how
+    /// many anonymous pages that are.
     #[inline]
     fn page(
         &mut self,

@@ -12,7 +12,8 @@ use crate::request::{AreaFlags, Limits, Protection};
 use crate::space::DataKind;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Let the stack above `page` grow down to it, within its limit and with its gap to what is below.
+    /// Let the stack above `page` grow down to it, within its limit and with its gap to what is
+    /// below.
     pub(crate) fn grow_stack(&mut self, page: VirtAddr, limits: &Limits) -> Result<(), FaultError> {
         let nothing = FaultError::Segv(SegvCode::MapErr);
         let area = self.areas.above(page).ok_or(nothing)?;

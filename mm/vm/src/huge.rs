@@ -1,8 +1,10 @@
 //! 2 MiB pages of anonymous memory.
 //!
-//! **What a large leaf is.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of zeroes. It lies within one area: who
-//! cuts an area inside one splits it first ([`Resident::split_at`]). All of its pieces have the same rights; whose they are is
-//! the frames' own affair and exact for each of them (`freehold_frame`, module `whole`). It grants writing only while every piece is exclusive.
+//! **What a large leaf is.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of
+//! zeroes. It lies within one area: who cuts an area inside one splits it first
+//! ([`Resident::split_at`]). All of its pieces have the same rights; whose they are is the frames'
+//! own affair and exact for each of them (`freehold_frame`, module `whole`). It grants writing only
+//! while every piece is exclusive.
 //!
 //! | event | large leaf, all pieces exclusive | some piece shared |
 //! |---|---|---|
@@ -14,8 +16,9 @@
 //!
 //! So a pin, a partner or a hole costs what it costs for its piece, and no copy of another.
 //!
-//! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a split: the call that needed it fails before it
-//! has changed anything, or the fault says that memory is out.
+//! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a
+//! split: the call that needed it fails before it has changed anything, or the fault says that
+//! memory is out.
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -128,7 +131,8 @@ impl<S: Memory> Commons<S> {
         self.huge.zero_use.store(zero as u8, Ordering::Relaxed);
     }
 
-    /// Pages that are mapped as parts of large ones, in all address spaces; the block of zeroes does not count.
+    /// Pages that are mapped as parts of large ones, in all address spaces; the block of zeroes
+    /// does not count.
     pub fn huge_pages(&self) -> u64 {
         self.huge.leaves.load(Ordering::Relaxed) * PAGEBLOCK_FRAMES
     }
@@ -280,7 +284,8 @@ impl<S: Memory> Resident<S> {
         }))
     }
 
-    /// A store to a large page that is there. `None`: it is split now, and the piece is to be decided.
+    /// A store to a large page that is there. `None`: it is split now, and the piece is to be
+    /// decided.
     pub(crate) fn fault_write_large(
         &mut self,
         area: &Area<S>,
@@ -336,7 +341,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Give the pieces of the large page around `addr`, if there is one, counts of their own: one of them is to be pinned.
+    /// Give the pieces of the large page around `addr`, if there is one, counts of their own: one
+    /// of them is to be pinned.
     pub(crate) fn count_pieces(&self, addr: VirtAddr) {
         if let Some((slot, PageSize::Large)) = self.tables.find(addr) {
             self.shatter(slot.load());

@@ -1,7 +1,9 @@
-//! Which pages of a file a process still uses, and taking away those that it does not: the page cache asks before it gives a frame back.
+//! Which pages of a file a process still uses, and taking away those that it does not: the page
+//! cache asks before it gives a frame back.
 //!
-//! A leaf's mark of use is set by the CPU and taken back here, one look after the other: what has none at a look was not used since the one
-//! before. A leaf without it is in no TLB, so taking it back needs a flush too; one for the whole look.
+//! A leaf's mark of use is set by the CPU and taken back here, one look after the other: what has
+//! none at a look was not used since the one before. A leaf without it is in no TLB, so taking it
+//! back needs a flush too; one for the whole look.
 
 use alloc::sync::Arc;
 
@@ -15,8 +17,9 @@ use crate::resident::{LeafKind, Resident};
 use crate::swap::Age;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Unmap those of `pages` of `cache` that were not used through this space since it was last asked, or whose `age` does not matter; the others come back
-    /// (bits as in `pages`), and count as not used from now on. Locked pages are always in use.
+    /// Unmap those of `pages` of `cache` that were not used through this space since it was last
+    /// asked, or whose `age` does not matter; the others come back (bits as in `pages`), and count
+    /// as not used from now on. Locked pages are always in use.
     pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet, age: Age) -> u64 {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

@@ -1,25 +1,30 @@
-//! Address spaces of processes: areas, page faults, exact copy-on-write; and the page cache that they map.
+//! Address spaces of processes: areas, page faults, exact copy-on-write; and the page cache that
+//! they map.
 //!
-//! An [`AddressSpace`] is a sorted set of areas (what the process asked for) and the page tables that answer it so far.
-//! A [`PageCache`] holds the frames of one file, of shared anonymous memory, or of a block device.
+//! An [`AddressSpace`] is a sorted set of areas (what the process asked for) and the page tables
+//! that answer it so far. A [`PageCache`] holds the frames of one file, of shared anonymous memory,
+//! or of a block device.
 //!
-//! **Copy-on-write by facts.** An anonymous frame is *exclusive* to one address space or it is *shared*; the frame's record
-//! says which, next to its exact pins. From this follows everything else:
+//! **Copy-on-write by facts.** An anonymous frame is *exclusive* to one address space or it is
+//! *shared*; the frame's record says which, next to its exact pins. From this follows everything
+//! else:
 //! - a leaf of private memory grants writing only while its frame is anonymous and exclusive;
 //! - a write fault on an exclusive frame keeps it, whoever else holds references;
 //! - fork shares what is not pinned and copies at once, for the child, what is;
 //! - the last one left with a shared frame becomes its exclusive owner again instead of copying;
-//! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`] unshares first; [`pin_fast`] asks
-//!   no lock).
+//! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`]
+//!   unshares first; [`pin_fast`] asks no lock).
 //!
-//! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may sleep, since a fault may read
-//! from a device. Order: a file's own locks > address space > the turn to copy a frame (`turns`) > page cache and swap (spin locks
-//! inside, never held over sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file, in any
-//! order and one at a time, so its caller holds none ([`SpaceHandle`]).
+//! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may
+//! sleep, since a fault may read from a device. Order: a file's own locks > address space > the
+//! turn to copy a frame (`turns`) > page cache and swap (spin locks inside, never held over
+//! sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file,
+//! in any order and one at a time, so its caller holds none ([`SpaceHandle`]).
 //!
-//! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and what was there before is still
-//! right: pages may have become read-only or absent, never different. Nodes of the area tree and of the cache's index
-//! come from the global allocator and are small; whoever runs this where that may fail makes sure of a few KiB first.
+//! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and
+//! what was there before is still right: pages may have become read-only or absent, never
+//! different. Nodes of the area tree and of the cache's index come from the global allocator and
+//! are small; whoever runs this where that may fail makes sure of a few KiB first.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,6 +1,7 @@
 //! mlock and its family.
 //!
-//! The flag is recorded, counted against the limit, shown, and the pages are due to be faulted in; reclaim passes locked areas by.
+//! The flag is recorded, counted against the limit, shown, and the pages are due to be faulted in;
+//! reclaim passes locked areas by.
 
 use core::ops::Range;
 
@@ -71,12 +72,13 @@ impl<S: Memory> AddressSpace<S> {
         if locked > limits.memlock >> PAGE_SHIFT { Err(VmError::Again) } else { Ok(()) }
     }
 
-    /// Lock the pages that `start..start + len` touches. They are [due](AddressSpace::take_due) after that, even where the call fails
-    /// because an area allows no access.
+    /// Lock the pages that `start..start + len` touches. They are [due](AddressSpace::take_due)
+    /// after that, even where the call fails because an area allows no access.
     ///
     /// # Errors
-    /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or for an area that allows no
-    /// access or is secret; [`VmError::Invalid`] for a range that wraps around.
+    /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a
+    /// hole, or for an area that allows no access or is secret; [`VmError::Invalid`] for a range
+    /// that wraps around.
     pub fn lock(
         &mut self,
         start: VirtAddr,

@@ -1,7 +1,8 @@
 //! mmap, munmap, mprotect.
 //!
-//! Arguments and limits come first, then what may fail for want of a table, then the areas change, then the leaves. The batch of the leaves is
-//! flushed before the call returns, so no CPU does afterwards what the areas forbid.
+//! Arguments and limits come first, then what may fail for want of a table, then the areas change,
+//! then the leaves. The batch of the leaves is flushed before the call returns, so no CPU does
+//! afterwards what the areas forbid.
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -22,7 +23,8 @@ use crate::{AddressSpace, PageCache, VdsoPart};
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
 
-/// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing is left.
+/// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing
+/// is left.
 pub const fn whole_pages(len: u64) -> u64 {
     len.wrapping_add(PAGE - 1) & !(PAGE - 1)
 }
@@ -40,10 +42,11 @@ impl<S: Memory> AddressSpace<S> {
     /// Map what `request` says. Where it starts.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for a length of 0 or an address that is not page-aligned; [`VmError::NoMemory`] where there is no room, no
-    /// frame, or a limit; [`VmError::Exists`]; [`VmError::Access`]; [`VmError::Permission`] where the file denies stores through
-    /// mappings; [`VmError::Again`] for too much locked memory;
-    /// [`VmError::Overflow`] for a file offset past the largest.
+    /// [`VmError::Invalid`] for a length of 0 or an address that is not page-aligned;
+    /// [`VmError::NoMemory`] where there is no room, no frame, or a limit; [`VmError::Exists`];
+    /// [`VmError::Access`]; [`VmError::Permission`] where the file denies stores through mappings;
+    /// [`VmError::Again`] for too much locked memory; [`VmError::Overflow`] for a file offset past
+    /// the largest.
     pub fn map(&mut self, request: MapRequest<S>, limits: &Limits) -> Result<VirtAddr, VmError> {
         let MapRequest { place, len, protection, backing, flags, .. } = request;
         if len == 0 {
@@ -126,7 +129,8 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
     }
 
-    /// A hole that begins where a large page could, if there are such and what goes there is made for them (Linux since 6.7).
+    /// A hole that begins where a large page could, if there are such and what goes there is made
+    /// for them (Linux since 6.7).
     fn find_hole_for_large(&mut self, len: u64) -> Result<VirtAddr, VmError> {
         let wanted = self.resident.commons.huge_mode() != HugeMode::Never && len.is_multiple_of(LARGE);
         let roomy = || self.find_hole(len.checked_add(LARGE - PAGE).ok_or(VmError::NoMemory)?);
@@ -183,8 +187,8 @@ impl<S: Memory> AddressSpace<S> {
     /// Unmap `start..start + len`; holes in it are fine.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's; [`VmError::NoMemory`] where an area would be cut and
-    /// there are too many.
+    /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's;
+    /// [`VmError::NoMemory`] where an area would be cut and there are too many.
     pub fn unmap(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
         let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() || range.end > self.layout.end {
@@ -254,8 +258,9 @@ impl<S: Memory> AddressSpace<S> {
     /// ([`Limits::data`]) is asked where something becomes private writable memory.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole or a limit (what lies before it is changed), or too many areas;
-    /// [`VmError::Access`] for writing to a file that was not opened for it.
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole or a limit (what lies
+    /// before it is changed), or too many areas; [`VmError::Access`] for writing to a file that was
+    /// not opened for it.
     pub fn protect(&mut self, wish: Protect, data_limit: impl Fn() -> u64) -> Result<(), VmError> {
         let Protect { start, len, protection, extent } = wish;
         let mut range = page_range(start, len)?;
@@ -305,7 +310,8 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// How far `range` can be dealt with: to the first hole, or to the first area that `check` refuses; and why not further.
+    /// How far `range` can be dealt with: to the first hole, or to the first area that `check`
+    /// refuses; and why not further.
     pub(crate) fn reach(
         &self,
         range: Range<VirtAddr>,

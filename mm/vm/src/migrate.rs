@@ -1,5 +1,5 @@
-//! Moving pages to other frames: to another node (move_pages, mbind, migrate_pages), or so that a range of frames becomes free
-//! (unplug, compaction).
+//! Moving pages to other frames: to another node (move_pages, mbind, migrate_pages), or so that a
+//! range of frames becomes free (unplug, compaction).
 //!
 //! | page | how it moves | what may not happen meanwhile |
 //! |---|---|---|
@@ -8,10 +8,12 @@
 //! | 2 MiB | as one, where the block is whole and exclusive and there is another; else it is split | as above: a pin exists only on pieces |
 //! | page cache | by its cache, with no space locked ([`Commons::migrate_cached`]) | see `cache::moved` |
 //!
-//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a pipe): [`MigrateOutcome::Busy`]. The
-//! new leaf has the rights and marks (accessed, dirty, soft-dirty) of the old one.
+//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a
+//! pipe): [`MigrateOutcome::Busy`]. The new leaf has the rights and marks (accessed, dirty,
+//! soft-dirty) of the old one.
 //!
-//! **Failure.** Without a frame a page stays as it is ([`MigrateOutcome::NoMemory`]); the others have moved or have not, each for itself.
+//! **Failure.** Without a frame a page stays as it is ([`MigrateOutcome::NoMemory`]); the others
+//! have moved or have not, each for itself.
 //!
 //! **Locks.** Spaces one at a time, in any order; a [`Migration`] is carried from one to the next.
 
@@ -113,7 +115,8 @@ impl<S: Memory> Migration<S> {
     pub fn has_forwards(&self) -> bool {
         !self.forwards.is_empty()
     }
-    /// Whether a frame of a leaf of `size` at `frame` has moved, and others that map it are to follow.
+    /// Whether a frame of a leaf of `size` at `frame` has moved, and others that map it are to
+    /// follow.
     fn forwards(&self, frame: Pfn, size: PageSize) -> bool {
         let frames = size.bytes() / PageSize::Small.bytes();
         self.forwards.range(frame..frame.offset(frames)).next().is_some()
@@ -130,9 +133,10 @@ struct Run<S: Memory> {
 struct InPieces;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Move the pages of `range` to where `wish` says, which is shown each page (or 2 MiB page) with its frame and answers `None` for
-    /// those that stay. What other address spaces shared with this one and has moved there follows in any case. `out` is told what became of
-    /// each page that was to move.
+    /// Move the pages of `range` to where `wish` says, which is shown each page (or 2 MiB page)
+    /// with its frame and answers `None` for those that stay. What other address spaces shared with
+    /// this one and has moved there follows in any case. `out` is told what became of each page
+    /// that was to move.
     pub fn migrate(
         &mut self,
         range: Range<VirtAddr>,
@@ -281,7 +285,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Move the page `at` if nobody can store to it, else take its leaf away. What became of it; `None`: it is in `run`.
+    /// Move the page `at` if nobody can store to it, else take its leaf away. What became of it;
+    /// `None`: it is in `run`.
     fn begin_move(
         &self,
         at: EntryAt<S::Machine>,
@@ -299,7 +304,8 @@ impl<S: Memory> Resident<S> {
         // Who is left alone with a frame that was shared, or swapped, owns it again.
         let alone = self.reuse(&mapping).is_ok();
         if !alone {
-            // Not exclusive, it has no pins. What else refers to it may be the swap cache, which can let go.
+            // Not exclusive, it has no pins. What else refers to it may be the swap cache, which
+            // can let go.
             let is_held = || mapping.record().counts().load().references > 0;
             if is_held() {
                 self.commons.swap.forget(entry.frame());
@@ -387,7 +393,8 @@ impl<S: Memory> Resident<S> {
         if block.reuse().is_err() {
             return if shared == SharedPages::Stay { Ok(MigrateOutcome::Shared) } else { Err(InPieces) };
         }
-        // Whole, it has no pins and can get none before it is in pieces again, which takes this space's lock.
+        // Whole, it has no pins and can get none before it is in pieces again, which takes this
+        // space's lock.
         if !block.holders(0).whole {
             block.gather().map_err(|_| InPieces)?;
         }

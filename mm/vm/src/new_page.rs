@@ -5,12 +5,12 @@
 //! access then finds what this one has cached, and the page needs no window. Else they are written
 //! through a window, before the leaf is there.
 //!
-//! The kernel's own store must not go through what was there before. The caller has the space's lock,
-//! and whoever had it before has flushed what it took away; a leaf that is replaced here is forgotten
-//! here. The program's next store is another matter: its translation is cached now, so it may come
-//! when somebody else has taken the page away again and not flushed yet, as any store may. It goes
-//! with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the bytes are
-//! read).
+//! The kernel's own store must not go through what was there before. The caller has the space's
+//! lock, and whoever had it before has flushed what it took away; a leaf that is replaced here is
+//! forgotten here. The program's next store is another matter: its translation is cached now, so it
+//! may come when somebody else has taken the page away again and not flushed yet, as any store may.
+//! It goes with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the
+//! bytes are read).
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{Anon, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};

@@ -1,10 +1,12 @@
 //! From which nodes' memory pages come (mempolicy(7)).
 //!
-//! The policy of the area goes before that of the task that faults; where neither has one, a page comes from the node of the CPU
-//! that touches it first. An area's policy belongs to the address space and is inherited with the area; a task's is told to the
-//! address space by whoever takes its lock ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
+//! The policy of the area goes before that of the task that faults; where neither has one, a page
+//! comes from the node of the CPU that touches it first. An area's policy belongs to the address
+//! space and is inherited with the area; a task's is told to the address space by whoever takes its
+//! lock ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
 //!
-//! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves those that are there.
+//! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves those that are
+//! there.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +40,8 @@ pub struct Policy {
     pub mode: PolicyMode,
     /// Out of these; of no meaning for [`PolicyMode::Local`], not empty for the others.
     pub nodes: NodeSet,
-    /// What the caller wants to remember of how it was set. Areas whose policies differ in it stay apart.
+    /// What the caller wants to remember of how it was set. Areas whose policies differ in it stay
+    /// apart.
     pub label: u32,
 }
 
@@ -84,7 +87,8 @@ impl TaskPolicy {
 }
 
 impl<S: Memory> Area<S> {
-    /// Where `policy` puts the page of `size` at `addr`: where pages go to nodes in turn, by its address, or its offset in what is shown.
+    /// Where `policy` puts the page of `size` at `addr`: where pages go to nodes in turn, by its
+    /// address, or its offset in what is shown.
     fn place_of(&self, policy: Policy, addr: VirtAddr, size: PageSize) -> NodePolicy {
         let from = self.attachment().map_or(0, |_| self.start.0.wrapping_sub(self.content.offset()));
         policy.place(addr.0.wrapping_sub(from) / size.bytes())
@@ -117,10 +121,12 @@ impl<S: Memory> AddressSpace<S> {
         self.resident.acting = policy;
     }
 
-    /// Give the areas of `start..start + len` a policy, or none (mbind). Pages that are there stay where they are.
+    /// Give the areas of `start..start + len` a policy, or none (mbind). Pages that are there stay
+    /// where they are.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::Fault`] where something is not mapped, with nothing changed; [`VmError::NoMemory`].
+    /// [`VmError::Invalid`]; [`VmError::Fault`] where something is not mapped, with nothing
+    /// changed; [`VmError::NoMemory`].
     pub fn set_policy(&mut self, start: VirtAddr, len: u64, policy: Option<Policy>) -> Result<(), VmError> {
         let range = map::page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() {

@@ -1,9 +1,12 @@
-//! /proc/PID/clear_refs: forget which pages were used, or written, until now (Documentation/admin-guide/mm/soft-dirty.rst).
+//! /proc/PID/clear_refs: forget which pages were used, or written, until now
+//! (Documentation/admin-guide/mm/soft-dirty.rst).
 //!
-//! **Soft-dirty.** A leaf is soft-dirty when its page was written through it since the marks were last cleared, and so is every page of
-//! an area that is newer than that ([`AreaFlags::SOFTDIRTY`]). Where an area's marks were cleared, a leaf grants writing only
-//! while it has its mark, so that the first store faults and sets it. What a device may write through a pin changes without a fault:
-//! such a page keeps its mark and its rights. (Linux keeps it under any pin, read-only ones too.)
+//! **Soft-dirty.** A leaf is soft-dirty when its page was written through it since the marks were
+//! last cleared, and so is every page of an area that is newer than that
+//! ([`AreaFlags::SOFTDIRTY`]). Where an area's marks were cleared, a leaf grants writing only while
+//! it has its mark, so that the first store faults and sets it. What a device may write through a
+//! pin changes without a fault: such a page keeps its mark and its rights. (Linux keeps it under
+//! any pin, read-only ones too.)
 
 use core::ops::Range;
 

@@ -1,13 +1,17 @@
-//! All address spaces of a system, for those who want something of each in turn: reclaim, swapoff, migration.
+//! All address spaces of a system, for those who want something of each in turn: reclaim, swapoff,
+//! migration.
 //!
-//! Anonymous frames have no reverse map. Whoever wants them back walks the page tables of the spaces one after the other,
-//! where the accessed bits lie side by side and the space's lock makes every change exact; the fault path pays nothing for it.
+//! Anonymous frames have no reverse map. Whoever wants them back walks the page tables of the
+//! spaces one after the other, where the accessed bits lie side by side and the space's lock makes
+//! every change exact; the fault path pays nothing for it.
 //!
-//! **Locks.** The list has a spin lock that is ordered after everything: nothing is locked, allocated from the page allocator or dropped under it.
-//! A walker holds one space's lock at a time, and none while it waits for a device (a fault is what may do that).
+//! **Locks.** The list has a spin lock that is ordered after everything: nothing is locked,
+//! allocated from the page allocator or dropped under it. A walker holds one space's lock at a
+//! time, and none while it waits for a device (a fault is what may do that).
 //!
-//! A space is in the list from [`AddressSpace::set_handle`](crate::AddressSpace::set_handle) to its end. Numbers only grow, so a
-//! walk upwards also meets the children that are forked while it is under way.
+//! A space is in the list from [`AddressSpace::set_handle`](crate::AddressSpace::set_handle) to its
+//! end. Numbers only grow, so a walk upwards also meets the children that are forked while it is
+//! under way.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -60,7 +64,8 @@ impl<S: Memory> Registry<S> {
     }
 }
 
-/// Show `visit` what `next` finds above each number, once around from where `hand` is, which goes along; until it breaks off.
+/// Show `visit` what `next` finds above each number, once around from where `hand` is, which goes
+/// along; until it breaks off.
 pub(crate) fn once_around<T>(
     hand: &AtomicU64,
     next: impl Fn(u64) -> Option<(u64, T)>,
@@ -86,7 +91,8 @@ impl<S: Memory> Commons<S> {
         above.find_map(|(&id, handle)| Some((id, handle.upgrade()?)))
     }
 
-    /// Show `f` every space in turn, each locked, those too that are born meanwhile. The caller holds no space's lock.
+    /// Show `f` every space in turn, each locked, those too that are born meanwhile. The caller
+    /// holds no space's lock.
     pub fn for_each_space(&self, f: &mut dyn FnMut(&mut AddressSpace<S>)) {
         let mut last = 0;
         while let Some((id, handle)) = self.next_space(last) {

@@ -1,9 +1,10 @@
 //! mremap: shrink, grow in place, move.
 //!
-//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they are; where both places have the same
-//! offset in 2 MiB or 1 GiB, whole tables. Tables at the destination are made before anything moves: a move that runs out of memory has
-//! not begun. It goes in steps of at most 512 leaves, and one whose task is to end stops between two of them: then what was
-//! reached has moved, and the rest is where it was.
+//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they
+//! are; where both places have the same offset in 2 MiB or 1 GiB, whole tables. Tables at the
+//! destination are made before anything moves: a move that runs out of memory has not begun. It
+//! goes in steps of at most 512 leaves, and one whose task is to end stops between two of them:
+//! then what was reached has moved, and the rest is where it was.
 
 use core::ops::Range;
 
@@ -60,9 +61,10 @@ impl<S: Memory> AddressSpace<S> {
     /// Resize or move a range of one area. Where it starts afterwards.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area; [`VmError::NoMemory`] where it can
-    /// not grow in place, there is no room, or a limit; [`VmError::Again`] for too much locked memory; what `pause` says, asked between
-    /// the steps of a move, which then stops where it is: what was reached has moved.
+    /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area;
+    /// [`VmError::NoMemory`] where it can not grow in place, there is no room, or a limit;
+    /// [`VmError::Again`] for too much locked memory; what `pause` says, asked between the steps of
+    /// a move, which then stops where it is: what was reached has moved.
     pub fn remap(
         &mut self,
         remap: Remap,
@@ -78,7 +80,8 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let area = self.areas.at(old).ok_or(VmError::Fault)?;
-        // What is cut off must be where a program can have something, and only what stays must lie in one area.
+        // What is cut off must be where a program can have something, and only what stays must lie
+        // in one area.
         if old_len > new_len && old_len > self.layout.end.0 - old.0 {
             return Err(VmError::Invalid);
         }
@@ -116,7 +119,8 @@ impl<S: Memory> AddressSpace<S> {
         self.move_range(&from, moved, limits, pause)
     }
 
-    /// Whether the range of `remap`, which starts in `area`, may have its new length. The lengths are of whole pages.
+    /// Whether the range of `remap`, which starts in `area`, may have its new length. The lengths
+    /// are of whole pages.
     fn check_resize(&self, area: &Area<S>, remap: &Remap, limits: &Limits) -> Result<(), VmError> {
         let Remap { old, old_len, new_len, .. } = *remap;
         // A length of 0 asks for a second mapping of shared memory.
@@ -228,7 +232,8 @@ impl<S: Memory> AddressSpace<S> {
         flags
     }
 
-    /// A move was interrupted at `reached`: what lies before it has moved, the rest is where it was.
+    /// A move was interrupted at `reached`: what lies before it has moved, the rest is where it
+    /// was.
     fn end_move_at(
         &mut self,
         reached: VirtAddr,
@@ -245,7 +250,8 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// Make the tables that what is mapped in `from` needs at `to`, and split large pages that cannot move as they are.
+    /// Make the tables that what is mapped in `from` needs at `to`, and split large pages that
+    /// cannot move as they are.
     fn prepare_move(
         &mut self,
         from: &Range<VirtAddr>,
@@ -265,7 +271,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Move what is mapped in `from` to `to`; how far it came, which is to the end if there was no pause that ended it.
+    /// Move what is mapped in `from` to `to`; how far it came, which is to the end if there was no
+    /// pause that ended it.
     fn move_pages(&mut self, from: &Range<VirtAddr>, to: VirtAddr, pause: &mut Pause<'_>) -> VirtAddr {
         let distance = to.0.wrapping_sub(from.start.0);
         let mut batch = self.tables.batch();

@@ -1,4 +1,5 @@
-//! Access to a space's bytes by the kernel, under the space's lock: small things, for execve and /proc. Others use pins.
+//! Access to a space's bytes by the kernel, under the space's lock: small things, for execve and
+//! /proc. Others use pins.
 
 use alloc::sync::Arc;
 
@@ -34,8 +35,9 @@ pub enum FutexKey {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Show up to `len` bytes from `addr` on to `f`, at most a page at a time, faulting pages in. For reading, `f` must not change them.
-    /// `f` says how many it dealt with; fewer than it was given ends the call. Bytes dealt with.
+    /// Show up to `len` bytes from `addr` on to `f`, at most a page at a time, faulting pages in.
+    /// For reading, `f` must not change them. `f` says how many it dealt with; fewer than it was
+    /// given ends the call. Bytes dealt with.
     ///
     /// # Errors
     /// [`VmError::Fault`] or [`VmError::NoMemory`] where not one byte could be had.
@@ -105,7 +107,8 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// The frame of the page at `addr`, present and (for writing) this space's own. It stays so while the space is locked.
+    /// The frame of the page at `addr`, present and (for writing) this space's own. It stays so
+    /// while the space is locked.
     fn remote_frame(&mut self, addr: VirtAddr, access: RemoteAccess) -> Result<Pfn, VmError> {
         let page = addr.page_start();
         let Self { areas, resident, .. } = self;

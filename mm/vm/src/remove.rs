@@ -1,7 +1,8 @@
 //! Taking shared memory away from all who map it (MADV_REMOVE).
 //!
-//! A hole is made in what is mapped and not in the mapping, so it takes the file's own locks and, one after the other, every space that maps
-//! it: nobody may hold a space meanwhile. An area is therefore only named here, and its caller makes the hole after it has let go of this space.
+//! A hole is made in what is mapped and not in the mapping, so it takes the file's own locks and,
+//! one after the other, every space that maps it: nobody may hold a space meanwhile. An area is
+//! therefore only named here, and its caller makes the hole after it has let go of this space.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -31,7 +32,8 @@ impl<S: Memory> AddressSpace<S> {
     /// The first part of `range` that an area maps; `None` where there is none.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for memory that is locked or no file's; [`VmError::Access`] where stores could never reach others.
+    /// [`VmError::Invalid`] for memory that is locked or no file's; [`VmError::Access`] where
+    /// stores could never reach others.
     pub fn removal(&self, range: Range<VirtAddr>) -> Result<Option<Removal<S>>, VmError> {
         let Some((area, Range { start, end })) = self.areas.parts(range).next() else { return Ok(None) };
         if area.flags.contains(AreaFlags::LOCKED) {

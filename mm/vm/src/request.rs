@@ -25,7 +25,8 @@ bitflags! {
 }
 
 impl Protection {
-    /// What a leaf grants for it. x86-64 cannot withhold reading from what may be written or executed.
+    /// What a leaf grants for it. x86-64 cannot withhold reading from what may be written or
+    /// executed.
     pub(crate) fn rights(self) -> Rights {
         let mut rights = if self.is_empty() { Rights::NONE } else { Rights::READ };
         if self.contains(Self::WRITE) {
@@ -77,13 +78,17 @@ bitflags! {
         const HUGEPAGE = 1 << 12;
         /// They are not.
         const NOHUGEPAGE = 1 << 13;
-        /// All of it counts as written: it is newer than the last clearing of such marks. New areas have it.
+        /// All of it counts as written: it is newer than the last clearing of such marks. New areas
+        /// have it.
         const SOFTDIRTY = 1 << 14;
-        /// It was checked against the commit limit when it was, or became, private and writable, which it need not be any more.
+        /// It was checked against the commit limit when it was, or became, private and writable,
+        /// which it need not be any more.
         const ACCOUNT = 1 << 15;
-        /// It may never become writable: a shared mapping of zeroes that was not opened for writing (Linux: no VM_MAYWRITE).
+        /// It may never become writable: a shared mapping of zeroes that was not opened for writing
+        /// (Linux: no VM_MAYWRITE).
         const NEVERWRITE = 1 << 16;
-        /// It may never become executable: a file of a mount that lets nothing run (Linux: no VM_MAYEXEC).
+        /// It may never become executable: a file of a mount that lets nothing run (Linux: no
+        /// VM_MAYEXEC).
         const NEVEREXEC = 1 << 17;
     }
 }

@@ -1,7 +1,8 @@
 //! The pages that are there: leaves, their frames, and the counts of both.
 //!
-//! Every change of a leaf is a method of [`Resident`], here or in the module of its subject (fork, huge, migrate, swap …), and the counts change with it.
-//! What a leaf grants follows from its area and from whether its frame is anonymous and exclusive, by the rules of the crate's head.
+//! Every change of a leaf is a method of [`Resident`], here or in the module of its subject (fork,
+//! huge, migrate, swap …), and the counts change with it. What a leaf grants follows from its area
+//! and from whether its frame is anonymous and exclusive, by the rules of the crate's head.
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -26,8 +27,8 @@ use crate::request::AreaFlags;
 
 const COUNTED: &str = "a counted leaf leads to a frame of its kind";
 
-/// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned run of this many
-/// (Linux: `fault_around_bytes`, 64 KiB).
+/// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned
+/// run of this many (Linux: `fault_around_bytes`, 64 KiB).
 const AROUND: u64 = 16;
 
 /// What a page is needed for. Whether the area allows it is decided before.
@@ -218,7 +219,8 @@ impl<S: Memory> Resident<S> {
             (area.shared_frame_rights(), Marks::Accessed)
         };
         let Ok(mapping) = frame.map() else {
-            // As many leaves map it as can be counted. A private page does without one more; memory would not help.
+            // As many leaves map it as can be counted. A private page does without one more; memory
+            // would not help.
             if area.is_shared() {
                 return Err(FaultError::Bus);
             }
@@ -333,8 +335,8 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
-    /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have the frame too it gets a copy, unless it is the
-    /// last one by its turn.
+    /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have
+    /// the frame too it gets a copy, unless it is the last one by its turn.
     fn write_anonymous(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
         let EntryAt { addr, slot, entry } = at;
         let rights = area.protection.rights();
@@ -345,7 +347,8 @@ impl<S: Memory> Resident<S> {
         };
         // Another leaf maps the frame: nothing more has to be asked.
         let is_last = || held.record().counts().load().mappings == 1;
-        // Looked at before each decision: it may become so after the last one, when the copy is under way.
+        // Looked at before each decision: it may become so after the last one, when the copy is
+        // under way.
         let mut was_nobody_elses = false;
         let mut has_become_own = || {
             was_nobody_elses = is_last() && self.is_nobody_elses(&held);
@@ -401,7 +404,8 @@ impl<S: Memory> Resident<S> {
         self.commons.swap.spares(held.pfn(), alone)
     }
 
-    /// Have the frame that a leaf holds for this space alone (again), if nobody else needs its bytes.
+    /// Have the frame that a leaf holds for this space alone (again), if nobody else needs its
+    /// bytes.
     ///
     /// # Errors
     /// Somebody does: the page needs a copy.
@@ -410,7 +414,8 @@ impl<S: Memory> Resident<S> {
         held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
     }
 
-    /// Whether the frame is this space's alone (again) but for the swap, which does not need its bytes.
+    /// Whether the frame is this space's alone (again) but for the swap, which does not need its
+    /// bytes.
     #[inline]
     fn reuse_swap_cached(&self, mapping: &LeafMapping<Anon, S>) -> bool {
         let swap = &self.commons.swap;

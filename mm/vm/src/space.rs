@@ -71,8 +71,8 @@ impl<S: Memory> Commons<S> {
     pub fn set_vdso(&self, vdso: Vdso<S>) {
         self.vdso.call_once(|| vdso);
     }
-    /// Refuse who asks at once for more than `bytes` of memory that is his alone, or new, as Linux' heuristic overcommit does: what could never be
-    /// backed. No limit until this is called.
+    /// Refuse who asks at once for more than `bytes` of memory that is his alone, or new, as Linux'
+    /// heuristic overcommit does: what could never be backed. No limit until this is called.
     pub fn set_commit_limit(&self, bytes: u64) {
         self.commit_limit.store(bytes, Ordering::Relaxed);
     }
@@ -159,7 +159,8 @@ impl<S: Memory> AddressSpace<S> {
         })
     }
 
-    /// Make room for a program's areas at once: the first sixteen. An exec that grows by and by allocates thrice.
+    /// Make room for a program's areas at once: the first sixteen. An exec that grows by and by
+    /// allocates thrice.
     ///
     /// # Errors
     /// [`VmError::NoMemory`].
@@ -179,7 +180,8 @@ impl<S: Memory> AddressSpace<S> {
         self.id
     }
 
-    /// Say how truncation, reclaim and migration reach this. Called once, as soon as the lock around it exists.
+    /// Say how truncation, reclaim and migration reach this. Called once, as soon as the lock
+    /// around it exists.
     pub fn set_handle(&mut self, handle: Weak<dyn SpaceHandle<S>>) {
         let mut missed = false;
         for area in self.areas.iter() {
@@ -188,8 +190,8 @@ impl<S: Memory> AddressSpace<S> {
         self.resident.commons.spaces.add(self.id, handle.clone());
         self.handle = Some(handle);
         if missed {
-            // A file lost pages between fork and now: what was inherited may be gone. Cached pages can be had again; private
-            // copies go where the file has been cut.
+            // A file lost pages between fork and now: what was inherited may be gone. Cached pages
+            // can be had again; private copies go where the file has been cut.
             let Self { areas, resident, .. } = self;
             let mut batch = resident.tables.batch();
             for area in areas.iter() {
@@ -214,7 +216,8 @@ impl<S: Memory> AddressSpace<S> {
                 return;
             }
             if let Some(range) = area.addresses_of(pages.start, pages.end) {
-                // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole leaves them.
+                // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole
+                // leaves them.
                 if cut {
                     resident.zap(area, range, &mut batch);
                 } else {
@@ -270,7 +273,8 @@ impl<S: Memory> AddressSpace<S> {
         if limit != u64::MAX && over() { Err(VmError::NoMemory) } else { Ok(()) }
     }
 
-    /// Whether there can ever be `bytes` more of memory. What is asked for at once counts, as in Linux' heuristic.
+    /// Whether there can ever be `bytes` more of memory. What is asked for at once counts, as in
+    /// Linux' heuristic.
     pub(crate) fn check_promise(&self, bytes: u64) -> Result<(), VmError> {
         if bytes > self.resident.commons.commit_limit() { Err(VmError::NoMemory) } else { Ok(()) }
     }
@@ -306,8 +310,8 @@ impl<S: Memory> Drop for AddressSpace<S> {
                 // The next area's leaves begin in the table where this one's end.
                 continue;
             }
-            // Everything below is gone already, so the tables up to the next area are free to go: found by the few addresses of
-            // these and not by looking through all there could be.
+            // Everything below is gone already, so the tables up to the next area are free to go:
+            // found by the few addresses of these and not by looking through all there could be.
             resident.tables.free_tables(from..area.end, VirtAddr(0)..ceiling, &mut batch);
             standing = None;
         }

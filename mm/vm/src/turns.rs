@@ -1,11 +1,13 @@
 //! Who copies a shared frame, one at a time.
 //!
-//! Two processes that store to the same shared page at once both see that the other has it, and both would copy it, for nobody: the frame
-//! would be free afterwards. So whoever is about to copy an anonymous frame takes its turn first and asks again then; the turn ends when its
-//! own leaf is forgotten by all TLBs and its mapping let go of.
+//! Two processes that store to the same shared page at once both see that the other has it, and
+//! both would copy it, for nobody: the frame would be free afterwards. So whoever is about to copy
+//! an anonymous frame takes its turn first and asks again then; the turn ends when its own leaf is
+//! forgotten by all TLBs and its mapping let go of.
 //!
-//! **Locks.** Spin locks, one for each of 64 sorts of frames; ordered after address spaces, before the swap and the page allocator. Held over a
-//! flush: those who wait have interrupts on, so they answer it.
+//! **Locks.** Spin locks, one for each of 64 sorts of frames; ordered after address spaces, before
+//! the swap and the page allocator. Held over a flush: those who wait have interrupts on, so they
+//! answer it.
 
 use freehold_machine::Pfn;
 use spin::{Mutex, MutexGuard};

@@ -251,7 +251,8 @@ impl<S: Memory> AddressSpace<S> {
         usage
     }
 
-    /// Visit the pages that `start..end` maps or has in swap areas, upwards, the shared zero page too.
+    /// Visit the pages that `start..end` maps or has in swap areas, upwards, the shared zero page
+    /// too.
     pub fn pages(&self, start: VirtAddr, end: VirtAddr, mut out: impl FnMut(PageView)) {
         self.pieces(start..end, |addr, entry, what| {
             let (of_file, mappings) = match what {
@@ -268,7 +269,8 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a leaf of its own, and those in swap areas.
+    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a
+    /// leaf of its own, and those in swap areas.
     fn pieces(&self, range: Range<VirtAddr>, mut out: impl FnMut(VirtAddr, Entry, What)) {
         let resident = &self.resident;
         resident.tables.visit_all(range.clone(), |addr, _, entry, size| {
@@ -339,7 +341,8 @@ impl<S: Memory> AddressSpace<S> {
         if area.flags.contains(AreaFlags::LOCKED) {
             smaps.locked = smaps.pss;
         }
-        // As on Linux: what is in the swap as a file's page counts for each who would find it there, and has no proportional share.
+        // As on Linux: what is in the swap as a file's page counts for each who would find it
+        // there, and has no proportional share.
         if let Some(area) = self.areas.at(area.start)
             && let Some((cache, first)) = area.cache_page(area.start)
         {

@@ -1,4 +1,5 @@
-//! Address spaces on the real page allocator: the seams fit, memory runs out as a value, and every frame comes back.
+//! Address spaces on the real page allocator: the seams fit, memory runs out as a value, and every
+//! frame comes back.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,7 +1,8 @@
 //! An audit of the kernel's map: every leaf of the kernel half is compared with the frame table.
 //!
-//! The walk takes no lock: tables of the kernel half are never freed, and a leaf that changes while it is judged is
-//! looked at again. Its nearest relative in Linux is `CONFIG_DEBUG_WX` with /sys/kernel/debug/page_tables.
+//! The walk takes no lock: tables of the kernel half are never freed, and a leaf that changes while
+//! it is judged is looked at again. Its nearest relative in Linux is `CONFIG_DEBUG_WX` with
+//! /sys/kernel/debug/page_tables.
 //!
 //! Entries have x86-64's four-level format (Intel SDM volume 3A, 4.5).
 
@@ -20,7 +21,8 @@ pub struct Rules {
     pub windows: Range<u64>,
     /// Frames of the image's text and constants.
     pub read_only: PfnRange,
-    /// Whether frames of programs are outside the map ([`Policy::is_exclusive`](crate::Policy::is_exclusive)).
+    /// Whether frames of programs are outside the map
+    /// ([`Policy::is_exclusive`](crate::Policy::is_exclusive)).
     pub exclusive: bool,
 }
 
@@ -83,8 +85,8 @@ pub struct AuditReport {
     pub violations: u64,
 }
 
-/// Walk every leaf of the kernel half; `found` is told of each violation. `tables` is room for the number of each table
-/// with leaves that can be written.
+/// Walk every leaf of the kernel half; `found` is told of each violation. `tables` is room for the
+/// number of each table with leaves that can be written.
 pub fn check<M: Tables>(
     machine: M,
     frames: FrameTable,
@@ -116,7 +118,8 @@ impl<M: Tables> AuditWalk<'_, M> {
         (self.found)(violation);
     }
 
-    /// The entries of a table of `level` that is linked for the addresses from `base` on. At most four deep.
+    /// The entries of a table of `level` that is linked for the addresses from `base` on. At most
+    /// four deep.
     fn table(&mut self, table: Pfn, level: u32, base: u64) {
         let range = if level == 4 { TABLE_ENTRIES / 2..TABLE_ENTRIES } else { 0..TABLE_ENTRIES };
         let mut writes = false;
@@ -137,7 +140,8 @@ impl<M: Tables> AuditWalk<'_, M> {
                 self.table(Pfn((entry & FRAME) >> 12), level - 1, canonical);
             }
         }
-        // Holes of the frame table share a table whose leaves are read-only: what nobody can write may be shared.
+        // Holes of the frame table share a table whose leaves are read-only: what nobody can write
+        // may be shared.
         if writes && level < 4 {
             match self.tables.get_mut(self.known) {
                 Some(place) => *place = table.0,
@@ -177,7 +181,8 @@ impl<M: Tables> AuditWalk<'_, M> {
         }
     }
 
-    /// The first frame among these whose owner stays outside the map. Frames that are no memory have no record.
+    /// The first frame among these whose owner stays outside the map. Frames that are no memory
+    /// have no record.
     fn first_of_outside(&self, shown: PfnRange) -> Option<(Pfn, Owner)> {
         let end = shown.end.min(self.frames.end());
         if shown.len() == 1 {
@@ -218,7 +223,8 @@ mod tests {
     const DATA: u64 = PRESENT | WRITABLE | NO_EXECUTE;
     const LINK: u64 = PRESENT | WRITABLE;
 
-    /// Tables in frames 1 to 4 (root first), the image's constants in frame 600, memory of 4 pageblocks.
+    /// Tables in frames 1 to 4 (root first), the image's constants in frame 600, memory of 4
+    /// pageblocks.
     struct World {
         machine: Model,
         frames: FrameTable,

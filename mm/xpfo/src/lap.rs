@@ -1,19 +1,21 @@
 //! Which slot a CPU's next window takes.
 //!
-//! **Protocol.** A CPU has [`Lap`] slots, each of which maps one frame while its window is open. A slot is taken once per
-//! lap, upwards, and its entry is cleared when the window closes. The CPU forgets all non-global translations before
-//! the next lap begins, so no slot is used while a translation of its last use is cached. A window that is open while the
-//! CPU forgets can be cached again after that: its slot is *held over*, which means left out, for the whole new lap.
+//! **Protocol.** A CPU has [`Lap`] slots, each of which maps one frame while its window is open. A
+//! slot is taken once per lap, upwards, and its entry is cleared when the window closes. The CPU
+//! forgets all non-global translations before the next lap begins, so no slot is used while a
+//! translation of its last use is cached. A window that is open while the CPU forgets can be cached
+//! again after that: its slot is *held over*, which means left out, for the whole new lap.
 //!
-//! Windows are opened and closed by their own CPU, which the holder keeps; they nest, and close in the reverse order.
-//! Opening one takes no more than a comparison and a store while a run of free slots lasts ([`Lap::take`]); at
-//! its end [`Lap::renew`] finds the next, or begins a lap. A CPU that forgot everything for another reason, with no window
-//! open, says so. [`Lap::restart`] begins a lap at once: switches of address spaces come often, and the next window then costs
-//! no more than any. It does not remember that nothing is cached. [`Lap::forget`] does: a lap begins at the next window, and
-//! its [`Lap::renew`] tells that there is something to forget from then on.
+//! Windows are opened and closed by their own CPU, which the holder keeps; they nest, and close in
+//! the reverse order. Opening one takes no more than a comparison and a store while a run of free
+//! slots lasts ([`Lap::take`]); at its end [`Lap::renew`] finds the next, or begins a lap. A CPU
+//! that forgot everything for another reason, with no window open, says so. [`Lap::restart`] begins
+//! a lap at once: switches of address spaces come often, and the next window then costs no more
+//! than any. It does not remember that nothing is cached. [`Lap::forget`] does: a lap begins at the
+//! next window, and its [`Lap::renew`] tells that there is something to forget from then on.
 //!
-//! The model in this file's tests explores every interleaving of two CPUs, three frames and an attacker who has each
-//! CPU cache what its tables show at any moment.
+//! The model in this file's tests explores every interleaving of two CPUs, three frames and an
+//! attacker who has each CPU cache what its tables show at any moment.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
@@ -41,7 +43,8 @@ pub enum Renewal {
     SameLap,
     /// A new lap: the CPU forgets all non-global translations first.
     NewLap,
-    /// The first lap since the CPU forgot everything. Nothing to do, but from now on there is something to forget.
+    /// The first lap since the CPU forgot everything. Nothing to do, but from now on there is
+    /// something to forget.
     Fresh,
 }
 
@@ -70,7 +73,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         Some(slot as usize)
     }
 
-    /// Find the next run of slots; [`Lap::take`] then has one. `open` has a bit for each slot that is in use.
+    /// Find the next run of slots; [`Lap::take`] then has one. `open` has a bit for each slot that
+    /// is in use.
     ///
     /// # Panics
     /// When all slots are in use.
@@ -100,8 +104,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         (from..SLOTS).find(|slot| held >> slot & 1 == 0)
     }
 
-    /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if windows were opened since
-    /// [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
+    /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if
+    /// windows were opened since [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
     ///
     /// An interrupt that comes in the middle may say [`Lap::forget`].
     #[inline]
@@ -134,7 +138,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         }
     }
 
-    /// The CPU has forgotten all non-global translations while no window was open: nothing is cached.
+    /// The CPU has forgotten all non-global translations while no window was open: nothing is
+    /// cached.
     #[inline]
     pub fn forget(&self) {
         self.fresh.store(1, Ordering::Relaxed);

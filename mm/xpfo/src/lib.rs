@@ -1,13 +1,15 @@
-//! Exclusive page-frame ownership (XPFO): frames of programs are outside the kernel's map, and the kernel reaches
-//! their bytes through short-lived windows of one CPU.
+//! Exclusive page-frame ownership (XPFO): frames of programs are outside the kernel's map, and the
+//! kernel reaches their bytes through short-lived windows of one CPU.
 //!
 //! Three parts, none of which touches hardware:
-//! - [`Policy`]: how long a closed window may stay in a CPU's translation cache (`xpfo=off|lap|on|strict`);
+//! - [`Policy`]: how long a closed window may stay in a CPU's translation cache
+//!   (`xpfo=off|lap|on|strict`);
 //! - [`Lap`]: which slot a CPU's next window takes, and when the CPU has to forget first;
 //! - [`check`]: an audit of every leaf of the kernel half against the frame table.
 //!
-//! A kernel brings entry stores, INVLPG and addresses. The nearest relatives in Linux are `kmap_local_page`, and the
-//! XPFO series that was never merged (Aziz and Andersen, v9, April 2019).
+//! A kernel brings entry stores, INVLPG and addresses. The nearest relatives in Linux are
+//! `kmap_local_page`, and the XPFO series that was never merged (Aziz and Andersen, v9, April
+//! 2019).
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -10,8 +10,8 @@ pub enum Policy {
     Off,
     /// A closed window stays cached until its CPU's lap ends, or another address space is loaded.
     Lap,
-    /// As [`Policy::Lap`], and at most [`DEADLINE_NS`] long; not while the CPU idles; and not in user mode of an
-    /// address space if a kernel task opened it.
+    /// As [`Policy::Lap`], and at most [`DEADLINE_NS`] long; not while the CPU idles; and not in
+    /// user mode of an address space if a kernel task opened it.
     #[default]
     On,
     /// A window is forgotten when it closes.
@@ -45,8 +45,8 @@ impl Policy {
     pub const fn is_exclusive(self) -> bool {
         !matches!(self, Self::Off)
     }
-    /// Whether a closed window is forgotten by the deadline, before the CPU idles, and before another address space's
-    /// user mode.
+    /// Whether a closed window is forgotten by the deadline, before the CPU idles, and before
+    /// another address space's user mode.
     pub const fn bounds_time(self) -> bool {
         matches!(self, Self::On)
     }

@@ -1,16 +1,19 @@
 //! How a guest speaks to the microscope.
 //!
-//! The doorbell is an instruction that does nothing, [`MARKER`], directly followed by an ordinary load from a message. Every
-//! CPU runs both at any privilege and without asking anybody, on any kernel, watched or not. The microscope finds the
-//! marker in the code, sees the load's address, and reads the message from the guest's memory. A message does not
-//! cross a page and is aligned to 8 bytes: a word that says what it is ([`head`]), then its payload. The load is one of 1 to 8
+//! The doorbell is an instruction that does nothing, [`MARKER`], directly followed by an ordinary
+//! load from a message. Every CPU runs both at any privilege and without asking anybody, on any
+//! kernel, watched or not. The microscope finds the marker in the code, sees the load's address,
+//! and reads the message from the guest's memory. A message does not cross a page and is aligned to
+//! 8 bytes: a word that says what it is ([`head`]), then its payload. The load is one of 1 to 8
 //! bytes at the message's beginning.
 //!
-//! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts are of a new phase.
+//! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts are of a new
+//!   phase.
 //! - [`KERNEL`]: a [`Publication`], from kernel code only.
 //!
-//! Translation instructions have a second, silent form: a 64-bit store of a register to memory directly before `mov cr3` from
-//! or `invlpg` through the same register tells the operand, which the instruction itself does not show to an observer.
+//! Translation instructions have a second, silent form: a 64-bit store of a register to memory
+//! directly before `mov cr3` from or `invlpg` through the same register tells the operand, which
+//! the instruction itself does not show to an observer.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -57,11 +60,12 @@ const NAMES: usize = FIGURES + MAX_NODES;
 pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
 pub const VERSION: u64 = 5;
-/// Bytes of an entry of the table of [sites](Publication::sites): how far the site is from this field, how far the jump's target from the
-/// next, and the key.
+/// Bytes of an entry of the table of [sites](Publication::sites): how far the site is from this
+/// field, how far the jump's target from the next, and the key.
 pub const SITE_BYTES: u64 = 12;
 
-/// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names it.
+/// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     /// No exclusion: the kernel's map holds every frame.
@@ -93,11 +97,12 @@ impl Policy {
     }
 }
 
-/// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual where nothing else is said.
+/// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual
+/// where nothing else is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Publication {
-    /// Per node, the physical address of a top-level table that maps the whole kernel half, as the CPUs of that node
-    /// see it. Each stays for ever. 0: the node's CPUs use the first.
+    /// Per node, the physical address of a top-level table that maps the whole kernel half, as the
+    /// CPUs of that node see it. Each stays for ever. 0: the node's CPUs use the first.
     pub roots: [u64; MAX_NODES],
     /// Which frames the kernel's map leaves out, and how long closed windows stay cached.
     pub policy: Policy,
@@ -131,12 +136,14 @@ pub struct Publication {
     pub user_copies: u64,
     /// The same: one past the last.
     pub user_copies_end: u64,
-    /// The code that may store to free frames, to wipe them: first address. Equal to the end: there is none.
+    /// The code that may store to free frames, to wipe them: first address. Equal to the end: there
+    /// is none.
     pub wiping: u64,
     /// The same: one past the last.
     pub wiping_end: u64,
-    /// A word per CPU, from the first on: how often it was about to load a root with another node's image, for want of memory for a root
-    /// of its own. The word is raised before the load. 0: there are none.
+    /// A word per CPU, from the first on: how often it was about to load a root with another node's
+    /// image, for want of memory for a root of its own. The word is raised before the load. 0:
+    /// there are none.
     pub shared_loads: u64,
     /// The code that may store to text: first address. Equal to the end: there is none.
     pub patching: u64,
@@ -144,7 +151,8 @@ pub struct Publication {
     pub patching_end: u64,
     /// The page through which it does so. 0: there is none.
     pub patch_window: u64,
-    /// The table of places in text whose instruction changes, each a no-op or a jump of five bytes: first address.
+    /// The table of places in text whose instruction changes, each a no-op or a jump of five bytes:
+    /// first address.
     pub sites: u64,
     /// The same: one past the last.
     pub sites_end: u64,
@@ -169,7 +177,8 @@ pub struct Records {
     pub user_owners: u64,
     /// Bit n is set when owner n holds copies of kernel text.
     pub replica_owners: u64,
-    /// Bit n is set when no frame of owner n may be in the kernel half, except in a window. 0 under [`Policy::Off`].
+    /// Bit n is set when no frame of owner n may be in the kernel half, except in a window. 0 under
+    /// [`Policy::Off`].
     pub outside_owners: u64,
 }
 

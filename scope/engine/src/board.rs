@@ -1,16 +1,19 @@
 //! A CPU's board: the words that change at every block of code.
 //!
-//! What a block does to the counts is said once, by [`Watch::steps`](crate::Watch::steps): words to add to, and calls that are due
-//! only where a word says so. Whoever runs the guest chooses one of two ways, which count the same:
+//! What a block does to the counts is said once, by [`Watch::steps`](crate::Watch::steps): words to
+//! add to, and calls that are due only where a word says so. Whoever runs the guest chooses one of
+//! two ways, which count the same:
 //! - it calls [`Cpu::block`](crate::Cpu::block) at every block, which takes the steps itself;
-//! - it takes them without a call, as code that it makes for the block (QEMU 9.1 and later can), and makes the
-//!   call that a step names where its condition holds.
+//! - it takes them without a call, as code that it makes for the block (QEMU 9.1 and later can),
+//!   and makes the call that a step names where its condition holds.
 //!
-//! Runs of each block are counted beside the board: by [`Cpu::block`](crate::Cpu::block), or by whoever takes the steps.
+//! Runs of each block are counted beside the board: by [`Cpu::block`](crate::Cpu::block), or by
+//! whoever takes the steps.
 //!
-//! A board begins as zeroes. It is its CPU's thread's. Another thread may store [`NONE`] as the page of code, and nothing else: the
-//! CPU then looks up at its next block. Should that store be lost to one of the CPU's own, it looks up after [`LOOK`]
-//! instructions all the same. At the end, when no CPU runs, another thread reads everything.
+//! A board begins as zeroes. It is its CPU's thread's. Another thread may store [`NONE`] as the
+//! page of code, and nothing else: the CPU then looks up at its next block. Should that store be
+//! lost to one of the CPU's own, it looks up after [`LOOK`] instructions all the same. At the end,
+//! when no CPU runs, another thread reads everything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

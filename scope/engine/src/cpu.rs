@@ -1,11 +1,13 @@
-//! One CPU: its translations, its counts and when they are settled. What its accesses do is in `access`, what its blocks do in
-//! `code`.
+//! One CPU: its translations, its counts and when they are settled. What its accesses do is in
+//! `access`, what its blocks do in `code`.
 //!
-//! A CPU keeps the last translations it has seen, by page (*pages*), in front of the emulator's slow answer. An entry carries
-//! what the checks of an access need: where the page is, how to find it in the modelled TLB, and the frame's mark at the time.
-//! Entries are emptied, all at once, by every instruction that lets a CPU forget a translation: a kernel that changes one has
-//! to run such an instruction on each CPU before it may rely on the change, so an entry is never older than a real TLB's
-//! could be. Accesses are counted in the entry and settled when it leaves, when a slice of time ends, or at a new phase.
+//! A CPU keeps the last translations it has seen, by page (*pages*), in front of the emulator's
+//! slow answer. An entry carries what the checks of an access need: where the page is, how to find
+//! it in the modelled TLB, and the frame's mark at the time. Entries are emptied, all at once, by
+//! every instruction that lets a CPU forget a translation: a kernel that changes one has to run
+//! such an instruction on each CPU before it may rely on the change, so an entry is never older
+//! than a real TLB's could be. Accesses are counted in the entry and settled when it leaves, when a
+//! slice of time ends, or at a new phase.
 //!
 //! A CPU is used by its own thread alone; what it shares is in [`Watch`].
 
@@ -130,9 +132,11 @@ pub struct Cpu {
     pub(crate) exposed: Exposed,
     /// The value of CR3, where the kernel tells it.
     root: Option<u64>,
-    /// Whether it has loaded a root of its node since the publication, or published itself: a CPU starts on the first node's.
+    /// Whether it has loaded a root of its node since the publication, or published itself: a CPU
+    /// starts on the first node's.
     is_home: bool,
-    /// Whether the root that it has loaded has another node's image, as its kernel said before the load.
+    /// Whether the root that it has loaded has another node's image, as its kernel said before the
+    /// load.
     is_sharing: bool,
     /// How often its kernel had said so at the last such load.
     shared_loads: u64,

@@ -24,7 +24,8 @@ pub enum Special {
 pub enum Flags {
     /// STAC sets it.
     Set,
-    /// CLAC clears it. So does SYSCALL: its mask is checked by what PUSHF and trap frames show later.
+    /// CLAC clears it. So does SYSCALL: its mask is checked by what PUSHF and trap frames show
+    /// later.
     Clear,
     /// SYSRET leaves kernel mode, where it is not judged.
     Leave,

@@ -136,7 +136,8 @@ fn slices(watch: &Watch, all: impl Iterator<Item = Slices<SliceTally>>, end: u64
 }
 
 fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
-    // The same code at the same address of several programs, or translated in several lengths, is told apart by neither.
+    // The same code at the same address of several programs, or translated in several lengths, is
+    // told apart by neither.
     let time = watch.program_time();
     let mut all: Vec<BlockResult> = watch
         .all_blocks()
@@ -163,7 +164,8 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
 
 /// More than one misread address of so many is no chance: a page that is remapped meanwhile is.
 const MISREAD: u64 = 50;
-/// Where there are no tables to compare with: more than one access of so many to what is no memory. Devices are polled, too.
+/// Where there are no tables to compare with: more than one access of so many to what is no memory.
+/// Devices are polled, too.
 const ELSEWHERE: u64 = 5;
 
 fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {

@@ -1,16 +1,20 @@
-//! Who owns each frame now, as the guest's stores to its frame table say, and what the oracle has found.
+//! Who owns each frame now, as the guest's stores to its frame table say, and what the oracle has
+//! found.
 //!
-//! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation), and whether its bytes are
-//! kernel text. Whoever remembers a translation remembers the mark with it: as long as both
-//! are equal, nothing has happened that a rule could object to, so the check of an access is one comparison.
+//! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation),
+//! and whether its bytes are kernel text. Whoever remembers a translation remembers the mark with
+//! it: as long as both are equal, nothing has happened that a rule could object to, so the check of
+//! an access is one comparison.
 //!
-//! Marks are changed by the CPU that changes the owner, in the callback of its store: before it goes on. A correct
-//! kernel lets nobody reach a frame whose owner is about to change, so a mark that differs from what an access remembers is
-//! either a change that the kernel made the CPU forget (then it is read anew) or a broken rule.
+//! Marks are changed by the CPU that changes the owner, in the callback of its store: before it
+//! goes on. A correct kernel lets nobody reach a frame whose owner is about to change, so a mark
+//! that differs from what an access remembers is either a change that the kernel made the CPU
+//! forget (then it is read anew) or a broken rule.
 //!
-//! The word that says the owner also counts who holds the frame, so most stores to it change no mark. A word of zero says that no block begins
-//! there and nothing of the frame: it is inside another block, as where many small ones have become a large one, or was never anybody's. A frame that
-//! was given back says who had it.
+//! The word that says the owner also counts who holds the frame, so most stores to it change no
+//! mark. A word of zero says that no block begins there and nothing of the frame: it is inside
+//! another block, as where many small ones have become a large one, or was never anybody's. A frame
+//! that was given back says who had it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -92,7 +96,8 @@ pub struct Frames {
     changed: Vec<AtomicU64>,
     /// What kind of code last touched the page of a frame, for kernels that publish nothing.
     users: Vec<AtomicU8>,
-    /// Who last used the frame through an address of his own: the kernel's direct map or a program's.
+    /// Who last used the frame through an address of his own: the kernel's direct map or a
+    /// program's.
     touched: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
     /// By node: the frames of text that its CPUs fetch, from text's first page on.
@@ -132,7 +137,8 @@ fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
     (state & p.records.owner_mask as u32, order as u8)
 }
 
-/// Where a stock Linux that was not randomised has its direct map (Documentation/arch/x86/x86_64/mm.rst; 4 levels).
+/// Where a stock Linux that was not randomised has its direct map
+/// (Documentation/arch/x86/x86_64/mm.rst; 4 levels).
 const LINUX_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 fn zeroes<T: Default>(count: usize) -> Vec<T> {
@@ -191,7 +197,8 @@ impl Frames {
         self.patching.get()
     }
 
-    /// Our kernel has published its layout: take its frame table over. Only the first publication counts.
+    /// Our kernel has published its layout: take its frame table over. Only the first publication
+    /// counts.
     ///
     /// # Errors
     /// What it describes and is not there.
@@ -231,7 +238,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Whether `frame`, where the code at `pc` is, holds text that CPUs of `node` have in another frame.
+    /// Whether `frame`, where the code at `pc` is, holds text that CPUs of `node` have in another
+    /// frame.
     pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64) -> bool {
         let (Some(p), Some(texts)) = (self.published(), self.texts.get()) else { return false };
         if !self.mark(frame).is_some_and(|mark| self.is_read_only(mark)) {
@@ -241,7 +249,8 @@ impl Frames {
         texts.get(node).and_then(|frames| frames.get(page)) != Some(&frame)
     }
 
-    /// Whether the image's slot of `root` is that of `node`'s published root; `None` before the publication and where no root is.
+    /// Whether the image's slot of `root` is that of `node`'s published root; `None` before the
+    /// publication and where no root is.
     pub fn has_own_image(&self, memory: &dyn GuestMemory, node: usize, root: u64) -> Option<bool> {
         let p = self.published()?;
         let slot = (p.text >> 39 & 511) * 8;
@@ -249,7 +258,8 @@ impl Frames {
         Some(image(root)? == image(p.root(node))?)
     }
 
-    /// How often the kernel has said that `cpu` is about to load a root with another node's image; 0 where it does not tell.
+    /// How often the kernel has said that `cpu` is about to load a root with another node's image;
+    /// 0 where it does not tell.
     pub fn shared_loads(&self, memory: &dyn GuestMemory, cpu: usize) -> u64 {
         let word = |p: &Publication| {
             let address = p.shared_loads + 8 * cpu as u64;
@@ -290,7 +300,8 @@ impl Frames {
         (opened, closed)
     }
 
-    /// Takes note of a change of the kernel half, and reports what it must not be. Called with the lock held.
+    /// Takes note of a change of the kernel half, and reports what it must not be. Called with the
+    /// lock held.
     fn judge(&self, p: &Publication, change: Change, by: Suspect) {
         match change {
             Change::Linked(frame) => {
@@ -402,8 +413,9 @@ impl Frames {
         if differs().is_none() {
             return;
         }
-        // Whoever holds a frame stores here, not only who may change its owner. By now the frames may be others', and marked so: read again where nobody
-        // changes marks, and what is marked in the end is what was read last.
+        // Whoever holds a frame stores here, not only who may change its owner. By now the frames
+        // may be others', and marked so: read again where nobody changes marks, and what is marked
+        // in the end is what was read last.
         let half = self.changing();
         while let Some(state) = differs() {
             self.changes.fetch_add(1, Ordering::Relaxed);
@@ -423,8 +435,8 @@ impl Frames {
     pub fn is_direct(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.direct_map) < p.direct_span)
     }
-    /// Whether the address is in the frame table. By address and not by frame: records of memory that is plugged in later are
-    /// mapped later.
+    /// Whether the address is in the frame table. By address and not by frame: records of memory
+    /// that is plugged in later are mapped later.
     pub fn is_table(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
     }
@@ -440,14 +452,16 @@ impl Frames {
     pub fn direct_address(&self, physical: u64) -> u64 {
         self.published().map_or(LINUX_DIRECT_MAP, |p| p.direct_map) + physical
     }
-    /// Whether a translation of this address may lead the kernel to programs' frames: a window, or the direct map.
+    /// Whether a translation of this address may lead the kernel to programs' frames: a window, or
+    /// the direct map.
     pub fn is_exposing(&self, address: u64) -> bool {
         match self.published() {
             Some(p) => address.wrapping_sub(p.direct_map) < p.direct_span || in_windows(p, address),
             None => address.wrapping_sub(LINUX_DIRECT_MAP) < (self.marks.len() as u64) << 12,
         }
     }
-    /// Whether a frame is a program's: its owner says so or, where the kernel does not tell, a program last used its page.
+    /// Whether a frame is a program's: its owner says so or, where the kernel does not tell, a
+    /// program last used its page.
     pub fn is_programs(&self, frame: u64) -> bool {
         match self.published() {
             Some(p) => self.mark(frame).is_some_and(|mark| p.records.user_owners >> mark.owner() & 1 != 0),
@@ -457,7 +471,8 @@ impl Frames {
                 .is_some_and(|user| user.load(Ordering::Relaxed) == User::Program as u8),
         }
     }
-    /// Whether the kernel half maps a frame outside windows. Where the kernel does not tell: it does, as a stock Linux maps all memory.
+    /// Whether the kernel half maps a frame outside windows. Where the kernel does not tell: it
+    /// does, as a stock Linux maps all memory.
     pub fn is_reachable(&self, frame: u64) -> bool {
         self.published().is_none()
             || self.mapped.get(frame as usize).is_some_and(|mapped| mapped.load(Ordering::Relaxed) > 0)
@@ -480,7 +495,8 @@ impl Frames {
         mark.is_text() || self.published().is_some_and(|p| is_replica(p, mark))
     }
 
-    /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which mark.
+    /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which
+    /// mark.
     pub fn report(&self, rule: Rule, suspect: Suspect, filled: Option<(u64, Mark)>) {
         let Suspect { time, cpu, pc, address, frame } = suspect;
         let mark = self.mark(frame).unwrap_or(Mark::NOWHERE);
@@ -516,7 +532,8 @@ impl Frames {
             user.store(by as u8, Ordering::Relaxed);
         }
     }
-    /// The owner class of a guest-physical address: the owner, where the kernel tells; else who last used its page.
+    /// The owner class of a guest-physical address: the owner, where the kernel tells; else who
+    /// last used its page.
     pub fn class(&self, address: u64) -> usize {
         let frame = address >> 12;
         match self.published() {

@@ -5,7 +5,8 @@ use freehold_scope_record::MemoryBackends;
 
 /// The guest's bytes. They change while they are looked at: whoever reads takes what is there.
 pub trait GuestMemory: Send + Sync {
-    /// The 8 bytes at a guest-physical address that is a multiple of 8; `None` where there is no memory.
+    /// The 8 bytes at a guest-physical address that is a multiple of 8; `None` where there is no
+    /// memory.
     fn load(&self, address: u64) -> Option<u64>;
 }
 
@@ -56,7 +57,8 @@ pub const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
-/// Walk four levels of tables from `root` (Intel SDM, volume 3, 4.5); `None` where nothing is mapped.
+/// Walk four levels of tables from `root` (Intel SDM, volume 3, 4.5); `None` where nothing is
+/// mapped.
 pub fn walk(memory: &dyn GuestMemory, root: u64, address: u64) -> Option<Leaf> {
     let mut table = root & FRAME;
     for (shift, size) in [(39, None), (30, Some(PageSize::Giant)), (21, Some(PageSize::Large)), (12, None)] {

@@ -1,13 +1,16 @@
-//! The kernel half of the address space as its translation tables say, whether a mapping is used or not.
+//! The kernel half of the address space as its translation tables say, whether a mapping is used or
+//! not.
 //!
-//! Every store to a table that is linked below a published root is looked at, and every change of a frame's owner. The invariant
-//! that [`Frames`](crate::frames::Frames) judges by it: outside the windows no leaf maps a frame whose owner has to stay outside,
-//! no writable leaf maps the image's text or read-only data, and each table is linked once. Two kinds of table may be linked
-//! more often: roots of several nodes share those of their third level, and a table of small pages that all are read-only is the
-//! same wherever it is (our kernel's records of memory that is not there are one page of zeroes).
+//! Every store to a table that is linked below a published root is looked at, and every change of a
+//! frame's owner. The invariant that [`Frames`](crate::frames::Frames) judges by it: outside the
+//! windows no leaf maps a frame whose owner has to stay outside, no writable leaf maps the image's
+//! text or read-only data, and each table is linked once. Two kinds of table may be linked more
+//! often: roots of several nodes share those of their third level, and a table of small pages that
+//! all are read-only is the same wherever it is (our kernel's records of memory that is not there
+//! are one page of zeroes).
 //!
-//! One lock guards all of this (`Frames::changing`), which is also held while marks change: a frame is therefore either
-//! found mapped when its owner changes, or found owned when its leaf is stored.
+//! One lock guards all of this (`Frames::changing`), which is also held while marks change: a frame
+//! is therefore either found mapped when its owner changes, or found owned when its leaf is stored.
 
 use std::collections::HashMap;
 
@@ -99,7 +102,8 @@ impl KernelHalf {
         }
     }
 
-    /// Compares the entry at a guest-physical address, which is in a table of the kernel half, with what was known.
+    /// Compares the entry at a guest-physical address, which is in a table of the kernel half, with
+    /// what was known.
     pub fn stored(&mut self, memory: &dyn GuestMemory, physical: u64, tell: &mut dyn FnMut(Change)) {
         let (frame, index) = (physical >> 12, (physical & 0xfff) as usize / 8);
         let Some(table) = self.tables.get_mut(&frame) else { return };

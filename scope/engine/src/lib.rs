@@ -1,19 +1,22 @@
-//! The microscope's engine: feeds the models with what an emulator reports of a guest, and watches over the ownership
-//! of frames.
+//! The microscope's engine: feeds the models with what an emulator reports of a guest, and watches
+//! over the ownership of frames.
 //!
-//! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one [`Cpu`] for each of its
-//! CPUs, and calls
+//! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one
+//! [`Cpu`] for each of its CPUs, and calls
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
 //! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself
 //!   ([`Watch::set_counted`]); [`Cpu::access`] for each load and store;
-//! - [`Watch::at_site`] for each instruction of the kernel that is translated, [`Cpu::ran_at_site`] before it runs where that is no
-//!   whole one;
-//! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
-//! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after its access;
+//! - [`Watch::at_site`] for each instruction of the kernel that is translated, [`Cpu::ran_at_site`]
+//!   before it runs where that is no whole one;
+//! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when
+//!   the doorbell rings;
+//! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after
+//!   its access;
 //! - [`finish`] when all CPUs have stopped.
 //!
-//! What is shared between CPUs, and how: the machine's clock and the phase are atomic; each near cache has a lock (`near`);
-//! frames are atomic words (`frames`); all else is a CPU's own, and is joined at the end.
+//! What is shared between CPUs, and how: the machine's clock and the phase are atomic; each near
+//! cache has a lock (`near`); frames are atomic words (`frames`); all else is a CPU's own, and is
+//! joined at the end.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,8 @@
 //! The memory-side caches, which all CPUs share: each behind a lock.
 //!
-//! Only lines that a CPU's own last-level cache misses come here, a few of a hundred accesses, so the locks are rarely
-//! met. A CPU that meets one spins: a thread of the emulator that slept here would look as if it were idle.
+//! Only lines that a CPU's own last-level cache misses come here, a few of a hundred accesses, so
+//! the locks are rarely met. A CPU that meets one spins: a thread of the emulator that slept here
+//! would look as if it were idle.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -17,8 +18,8 @@ const PAIRS: usize = 64;
 
 struct NearNode {
     cache: NearCache,
-    /// The memory behind it, from the first address to one past the last. What is plugged in later is not modelled: it is far away,
-    /// and the model pays for each line between.
+    /// The memory behind it, from the first address to one past the last. What is plugged in later
+    /// is not modelled: it is far away, and the model pays for each line between.
     span: (u64, u64),
     size: u64,
     collisions: [[u64; CLASSES]; CLASSES],
@@ -71,7 +72,8 @@ impl NearCaches {
         Ok(Self { nodes })
     }
 
-    /// A line came to memory of `node` or left for it. `class` says the owner class of a guest-physical address.
+    /// A line came to memory of `node` or left for it. `class` says the owner class of a
+    /// guest-physical address.
     pub fn access(&self, node: usize, address: u64, access: AccessKind, class: impl Fn(u64) -> usize) {
         let Some(node) = self.nodes.get(node) else { return };
         let mut node = lock(node);

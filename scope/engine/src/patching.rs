@@ -1,10 +1,12 @@
 //! Judges how a kernel changes instructions of its own text.
 //!
-//! The kernel publishes the one page through which it stores to text, the code that does so, and a table of the places (*sites*) where it
-//! changes instructions: each is five bytes, a no-op or a jump. Every store to text by other code or to another page breaks
-//! [`Rule::Text`](freehold_scope_record::Rule), and an instruction that a CPU runs at a site and that is neither the no-op, nor the jump, nor
-//! INT3 breaks `Rule::Patch`, as does one that begins in the middle of a site. An emulator reads an instruction when it translates it, and
-//! translates it anew after a store: so each that it runs is judged as the CPU got it.
+//! The kernel publishes the one page through which it stores to text, the code that does so, and a
+//! table of the places (*sites*) where it changes instructions: each is five bytes, a no-op or a
+//! jump. Every store to text by other code or to another page breaks
+//! [`Rule::Text`](freehold_scope_record::Rule), and an instruction that a CPU runs at a site and
+//! that is neither the no-op, nor the jump, nor INT3 breaks `Rule::Patch`, as does one that begins
+//! in the middle of a site. An emulator reads an instruction when it translates it, and translates
+//! it anew after a store: so each that it runs is judged as the CPU got it.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,12 @@
-//! Programs' bytes in memory: one bit for each byte that was stored while a program owned the frame and not stored over since.
+//! Programs' bytes in memory: one bit for each byte that was stored while a program owned the frame
+//! and not stored over since.
 //!
-//! A byte that is zero is nobody's: it cannot be told from one that was wiped. Bits are set and cleared by the CPU that stores, in the
-//! callback of its store; the value is read from the guest's memory there, so two CPUs that store to one byte at once may
-//! leave the bit of either. Who runs before a kernel that publishes itself is no program: what it stored is forgotten then.
-//! A frame has bits once a program's byte came to it. What devices store is not seen: our kernel's devices reach bounce frames only,
-//! whose bytes go on to programs by the CPU's stores.
+//! A byte that is zero is nobody's: it cannot be told from one that was wiped. Bits are set and
+//! cleared by the CPU that stores, in the callback of its store; the value is read from the guest's
+//! memory there, so two CPUs that store to one byte at once may leave the bit of either. Who runs
+//! before a kernel that publishes itself is no program: what it stored is forgotten then. A frame
+//! has bits once a program's byte came to it. What devices store is not seen: our kernel's devices
+//! reach bounce frames only, whose bytes go on to programs by the CPU's stores.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Which CPUs store to which lines of the kernel, and how often they come to them: see [`Sharing`].
 //!
-//! Each CPU counts its own visits, by phase, line and instruction. They are joined at the end, when it is known which lines several CPUs
-//! stored to.
+//! Each CPU counts its own visits, by phase, line and instruction. They are joined at the end, when
+//! it is known which lines several CPUs stored to.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,8 @@ struct AtLine {
 pub(crate) struct Visits(HashMap<(usize, u64), AtLine>);
 
 impl Visits {
-    /// The instruction at `pc` has stored at `address`, which is at `physical`; `now` is the CPU's own clock.
+    /// The instruction at `pc` has stored at `address`, which is at `physical`; `now` is the CPU's
+    /// own clock.
     pub fn stored(&mut self, phase: usize, (pc, address): (u64, u64), physical: u64, now: u64) {
         let away = || AtLine { last: now.wrapping_sub(Sharing::AWAY), by: Vec::new() };
         let line = self.0.entry((phase, physical >> LINE_SHIFT)).or_insert_with(away);
@@ -115,7 +116,8 @@ mod tests {
         }
         other.stored(2, (SECOND, 0x1038), 0x1038, 5);
         let seen = join(&[&one, &other], NO_PROGRAM);
-        // Visits at 0, 598 and 1000, and one on the other CPU, which can move the line there and back.
+        // Visits at 0, 598 and 1000, and one on the other CPU, which can move the line there and
+        // back.
         assert_eq!((seen.lines, seen.moves), (1, 2));
         assert_eq!(stores(&seen), [(FIRST, 2), (SECOND, 1)], "three quarters and one, rounded");
         other.stored(2, (SECOND, 0x1038), 0x1038, 500);

@@ -1,16 +1,20 @@
-//! Judges RFLAGS.AC. The flag switches SMAP off: a kernel sets it around its user copies and nowhere else, and an interrupt
-//! gate does not clear it, so that a trap from a program that set it enters the kernel with SMAP off.
+//! Judges RFLAGS.AC. The flag switches SMAP off: a kernel sets it around its user copies and
+//! nowhere else, and an interrupt gate does not clear it, so that a trap from a program that set it
+//! enters the kernel with SMAP off.
 //!
 //! Version 1 of QEMU's plugin interface shows no registers. Each CPU's AC is therefore derived from
 //! - STAC, CLAC, SYSCALL (whose mask clears it), SYSRET, POPF and IRET as they run;
-//! - the RFLAGS in each trap frame. The CPU's own pushes are not seen, but the handler's first instruction is a push right
-//!   below the frame: its address tells where the frame is, and guest memory what is in it. A CLAC may come before the push:
-//!   the frame then tells what was interrupted, and AC is clear already;
-//! - PUSHF, which shows the flag. A SYSCALL mask without AC is found by it, or by the next trap frame.
+//! - the RFLAGS in each trap frame. The CPU's own pushes are not seen, but the handler's first
+//!   instruction is a push right below the frame: its address tells where the frame is, and guest
+//!   memory what is in it. A CLAC may come before the push: the frame then tells what was
+//!   interrupted, and AC is clear already;
+//! - PUSHF, which shows the flag. A SYSCALL mask without AC is found by it, or by the next trap
+//!   frame.
 //!
-//! AC is constant inside a block, because each instruction that changes it ends a block (QEMU keys its translations by AC). So
-//! a block is judged as a whole, when it begins. AC is allowed in the code that the kernel published for user copies, and for
-//! [`ENTRY`] instructions after a trap, in which the handler runs CLAC. In programs AC is theirs and is not followed.
+//! AC is constant inside a block, because each instruction that changes it ends a block (QEMU keys
+//! its translations by AC). So a block is judged as a whole, when it begins. AC is allowed in the
+//! code that the kernel published for user copies, and for [`ENTRY`] instructions after a trap, in
+//! which the handler runs CLAC. In programs AC is theirs and is not followed.
 //!
 //! AC is a word of the CPU's board; everything else here is used by the CPU's own thread.
 
@@ -36,7 +40,8 @@ const GATES: u64 = 256;
 const GATE_BYTES: u64 = 16;
 const GATE_PRESENT: u64 = 1 << 47;
 
-/// Vectors for which the CPU pushes an error code (Intel SDM, volume 3, 6.13; #VC and #HV: AMD APM, volume 2, 8.2).
+/// Vectors for which the CPU pushes an error code (Intel SDM, volume 3, 6.13; #VC and #HV: AMD APM,
+/// volume 2, 8.2).
 const fn has_error_code(vector: u64) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
@@ -53,7 +58,8 @@ pub enum Opening {
 /// What the kernel published that AC is judged by.
 #[derive(Debug)]
 pub struct Rules {
-    /// Bytes between a handler's first push and the frame, and what comes before it, by the push's address.
+    /// Bytes between a handler's first push and the frame, and what comes before it, by the push's
+    /// address.
     pushes: HashMap<u64, (u64, Opening)>,
     /// Where handlers begin.
     handlers: HashSet<u64>,
@@ -92,7 +98,8 @@ impl Rules {
         Ok(Self { pushes, handlers, user_copies })
     }
 
-    /// Where the frame is, when a handler's first push goes to `pushed`; `None` for an instruction that is none.
+    /// Where the frame is, when a handler's first push goes to `pushed`; `None` for an instruction
+    /// that is none.
     pub fn frame(&self, pc: u64, pushed: u64) -> Option<(u64, Opening)> {
         self.pushes.get(&pc).map(|&(bytes, opening)| (pushed.wrapping_add(bytes), opening))
     }
@@ -128,8 +135,9 @@ pub struct Smap {
     pub checks: SmapChecks,
 }
 
-/// The interrupted program's or kernel's flags and code selector, from a frame at `frame`; `None` where it is not mapped.
-/// `here` is a virtual address near it and its physical address: tables are walked only where the frame is in another page.
+/// The interrupted program's or kernel's flags and code selector, from a frame at `frame`; `None`
+/// where it is not mapped. `here` is a virtual address near it and its physical address: tables are
+/// walked only where the frame is in another page.
 pub fn read_frame(
     memory: &dyn GuestMemory,
     root: Option<u64>,

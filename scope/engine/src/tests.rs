@@ -1,4 +1,5 @@
-//! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
+//! A small machine made by hand: what runs on it is known to the instruction, so what is counted
+//! has to be.
 
 mod exposure;
 mod half;
@@ -117,7 +118,8 @@ impl Machine {
         self.cpus[cpu].access::<Everything>(TEXT + 4, address, (access, 8), || Some(physical));
     }
 
-    /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as `owners` says.
+    /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as
+    /// `owners` says.
     fn publish(&mut self, owners: &[(u64, u64)]) -> DoorbellRing {
         // Those above are the blocks of programs.
         for block in (0..32 * MIB).step_by(2 * MIB as usize) {
@@ -340,7 +342,8 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
 
 #[test]
 fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
-    // Kept by the CPU all the time; and in the modelled TLB alone, which a flush of another page does not empty.
+    // Kept by the CPU all the time; and in the modelled TLB alone, which a flush of another page
+    // does not empty.
     for flush in [None, Some(Flush::Page(Some(0x1234_5000)))] {
         let mut machine = Machine::new();
         machine.kernel(0);
@@ -460,7 +463,8 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
 
 #[test]
 fn steps_that_are_taken_without_a_call_count_what_calls_count() {
-    // Two machines run the same at random, one by calls and one by steps, as an emulator's own code takes them.
+    // Two machines run the same at random, one by calls and one by steps, as an emulator's own code
+    // takes them.
     let (mut calls, mut steps) = (Machine::new(), Machine::new());
     for machine in [&mut calls, &mut steps] {
         assert_eq!(machine.publish(&[]), DoorbellRing::Published);
@@ -585,7 +589,8 @@ fn a_holder_that_looks_late_marks_nothing_as_it_was() {
         words.store(RECORDS + frame * 32, state);
         frames.table_store(&*words, RECORDS + frame * 32, by(TABLE + frame * 32));
     };
-    // CPU 1 lets go of its mapping, and its look at the word takes long: CPU 0 lets go of the last, gives the block back, and its pieces become the kernel's.
+    // CPU 1 lets go of its mapping, and its look at the word takes long: CPU 0 lets go of the last,
+    // gives the block back, and its pieces become the kernel's.
     words.store(RECORDS + 0x5000 * 32, ANON | 9 << 4 | 1 << 13);
     let meanwhile = || {
         store(0x5000, ANON | 9 << 4);

@@ -1,4 +1,5 @@
-//! What all CPUs share: the settings, the machine's clock, phases, blocks of code, near caches, frames.
+//! What all CPUs share: the settings, the machine's clock, phases, blocks of code, near caches,
+//! frames.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,8 +38,8 @@ pub struct WatchedBlock {
     pub(crate) pc: u64,
     /// Guest-physical address of that page, if it is memory.
     pub(crate) frame: Option<u64>,
-    /// Lines that it is in, where caches are modelled: its page's, and the next page's if it goes on there. Both from the first to
-    /// one past the last.
+    /// Lines that it is in, where caches are modelled: its page's, and the next page's if it goes
+    /// on there. Both from the first to one past the last.
     pub(crate) lines: [(u64, u64); 2],
 }
 
@@ -64,7 +65,8 @@ pub struct CodePlace {
     pub instructions: u64,
 }
 
-/// Which phases are the program's, by number: from `program` to the one before `closing`, as far as is known.
+/// Which phases are the program's, by number: from `program` to the one before `closing`, as far as
+/// is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProgramTime {
     pub program: usize,
@@ -180,12 +182,14 @@ impl Watch {
         self.frames.published().map(|publication| publication.slide)
     }
 
-    /// What an instruction with these bytes is, where the kernel has said that it patches them; `None` elsewhere.
+    /// What an instruction with these bytes is, where the kernel has said that it patches them;
+    /// `None` elsewhere.
     pub fn at_site(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
         self.frames.patching().filter(|_| pc >> 63 != 0)?.judge(pc, bytes)
     }
 
-    /// A block of code was translated. The same place is the same block, however often it is translated.
+    /// A block of code was translated. The same place is the same block, however often it is
+    /// translated.
     pub fn block(&self, place: CodePlace) -> &'static WatchedBlock {
         self.translated.fetch_add(1, Ordering::Relaxed);
         let mut blocks = locked(&self.blocks);
@@ -198,7 +202,8 @@ impl Watch {
         board::steps(block, board::lines(&self.settings))
     }
 
-    /// Whoever takes the steps of blocks without calls counts their runs, and hands them over here. Before anything runs.
+    /// Whoever takes the steps of blocks without calls counts their runs, and hands them over here.
+    /// Before anything runs.
     pub fn set_counted(&self, counted: Arc<dyn Counted>) {
         // The first stands.
         let _ = self.counted.set(counted);
@@ -287,7 +292,8 @@ impl Watch {
     pub(crate) fn phase(&self) -> usize {
         self.phase.load(Ordering::Acquire)
     }
-    /// The kernel's first instruction ends the firmware's phase; only the first CPU that says so begins a new one.
+    /// The kernel's first instruction ends the firmware's phase; only the first CPU that says so
+    /// begins a new one.
     pub(crate) fn end_of_firmware(&self) {
         if self.phase() == FIRMWARE && locked(&self.phases).len() == 1 {
             self.begin("boot".into());

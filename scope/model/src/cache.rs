@@ -1,7 +1,7 @@
 //! A set-associative cache with least-recently-used replacement.
 //!
-//! Tags of a set stand in order of use, most recent first: a hit moves its tag to the front, a miss drops the last.
-//! For the few ways that caches have, shifting words beats any list.
+//! Tags of a set stand in order of use, most recent first: a hit moves its tag to the front, a miss
+//! drops the last. For the few ways that caches have, shifting words beats any list.
 
 use crate::AccessKind;
 

@@ -1,11 +1,11 @@
 //! Models of what an emulator does not show.
 //!
-//! An emulator that is told to count every access of a guest knows addresses and nothing else. These models
-//! turn addresses into what hardware would have done with them:
+//! An emulator that is told to count every access of a guest knows addresses and nothing else.
+//! These models turn addresses into what hardware would have done with them:
 //!
 //! - [`SetAssociative`]: the processor's last-level cache, which filters what reaches memory;
-//! - [`NearCache`]: a direct-mapped memory-side cache, with every miss classified as cold, capacity or conflict by a
-//!   fully associative shadow ([`LruShadow`]);
+//! - [`NearCache`]: a direct-mapped memory-side cache, with every miss classified as cold, capacity
+//!   or conflict by a fully associative shadow ([`LruShadow`]);
 //! - [`Tlb`]: translation caches that remember how long each entry lived and what ended it;
 //! - [`Slices`]: anything counted over time, in a bounded number of slices.
 //!

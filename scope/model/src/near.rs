@@ -1,8 +1,8 @@
 //! A direct-mapped memory-side cache in front of one node's memory.
 //!
-//! Slot = physical address mod size. Each miss is one of three:
-//! *cold* (the line was never used), *capacity* (a fully associative cache of the same size misses too), *conflict*
-//! (only the mapping is to blame): the classes of Hill, 1987. Conflicts are what placement can avoid.
+//! Slot = physical address mod size. Each miss is one of three: *cold* (the line was never used),
+//! *capacity* (a fully associative cache of the same size misses too), *conflict* (only the mapping
+//! is to blame): the classes of Hill, 1987. Conflicts are what placement can avoid.
 
 use std::collections::HashMap;
 
@@ -86,8 +86,9 @@ const BUCKETS: u64 = 1024;
 const MAX_PAIRS: usize = 1 << 16;
 
 impl NearCache {
-    /// A cache of `size` bytes with lines of `line` bytes, for memory of the addresses `base` to `end`. Slots are counted from
-    /// physical address 0, as hardware does, so nodes at equal offsets collide or not as their addresses say.
+    /// A cache of `size` bytes with lines of `line` bytes, for memory of the addresses `base` to
+    /// `end`. Slots are counted from physical address 0, as hardware does, so nodes at equal
+    /// offsets collide or not as their addresses say.
     ///
     /// # Errors
     /// [`GeometryError`] where the size is no power of two of lines.
@@ -121,7 +122,8 @@ impl NearCache {
     /// When that is not of this memory.
     pub fn access(&mut self, address: u64, access: AccessKind) -> AccessOutcome {
         self.statistics.accesses += 1;
-        // Lines are numbered from the memory's base; the base is a multiple of a line, but slots count from address 0.
+        // Lines are numbered from the memory's base; the base is a multiple of a line, but slots
+        // count from address 0.
         let line = ((address - self.base) >> self.line_shift) as u32;
         let index = (address >> self.line_shift & (self.lines - 1)) as usize;
         let bucket = index >> self.bucket_shift;
@@ -181,7 +183,8 @@ impl NearCache {
     pub const fn statistics(&self) -> NearStatistics {
         self.statistics
     }
-    /// (accesses, conflicts, slots that hold a line) of each of at most 1,024 equal parts of the slots, in order.
+    /// (accesses, conflicts, slots that hold a line) of each of at most 1,024 equal parts of the
+    /// slots, in order.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let occupied = self.slots.chunks(1 << self.bucket_shift);
         let occupied = occupied.map(|slots| slots.iter().filter(|&&slot| slot != 0).count() as u64);
@@ -194,7 +197,8 @@ impl NearCache {
     pub const fn lines(&self) -> u64 {
         self.lines
     }
-    /// Colliding frames (the one that left, the one that came) and how often, the most frequent first, `count` at the most.
+    /// Colliding frames (the one that left, the one that came) and how often, the most frequent
+    /// first, `count` at the most.
     pub fn worst_pairs(&self, count: usize) -> Vec<((u64, u64), u64)> {
         let mut pairs: Vec<_> = self.pairs.iter().map(|(&pair, &n)| (pair, n)).collect();
         pairs.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -271,7 +275,8 @@ mod tests {
 
     #[test]
     fn random_placement_misses_as_the_formula_says() {
-        // λ = 1: 1 - (1 - e^-1) = 36.8% of uniform references to n = m pages at random frames miss in the long run.
+        // λ = 1: 1 - (1 - e^-1) = 36.8% of uniform references to n = m pages at random frames miss
+        // in the long run.
         let (pages, slots) = (4096u64, 4096u64);
         let mut state = 88_172_645_463_325_252u64;
         let mut random = || {

@@ -1,9 +1,10 @@
 //! A fully associative cache with exact least-recently-used replacement.
 //!
-//! It tells a conflict from a lack of room: what misses here too would miss in any cache of this size.
-//! A table by line number finds a line's slot, a doubly linked list through the slots keeps the order of use. The table has
-//! four bytes for each line of memory, but the host gives them room only where the guest uses its own: a hash table is
-//! smaller and several times slower, and this is looked at for every access that leaves the processor's caches.
+//! It tells a conflict from a lack of room: what misses here too would miss in any cache of this
+//! size. A table by line number finds a line's slot, a doubly linked list through the slots keeps
+//! the order of use. The table has four bytes for each line of memory, but the host gives them room
+//! only where the guest uses its own: a hash table is smaller and several times slower, and this is
+//! looked at for every access that leaves the processor's caches.
 
 const NONE: u32 = u32::MAX;
 

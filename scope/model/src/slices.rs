@@ -1,7 +1,8 @@
 //! A bounded number of slices of time, whatever the length of the run.
 //!
-//! A run's length is not known before its end. Slices begin short; when there would be too many, neighbours are joined
-//! two by two and the next ones are twice as long. So there are always between half of the bound and the bound.
+//! A run's length is not known before its end. Slices begin short; when there would be too many,
+//! neighbours are joined two by two and the next ones are twice as long. So there are always
+//! between half of the bound and the bound.
 
 /// What is counted in a slice.
 pub trait Join {
@@ -51,7 +52,8 @@ impl<T: Join> Slices<T> {
         }
         self.length *= 2;
     }
-    /// Join with the slices of another clock of the same rate; they are of the longer length of both then.
+    /// Join with the slices of another clock of the same rate; they are of the longer length of
+    /// both then.
     pub fn join(&mut self, mut other: Self, empty: impl Fn() -> T) {
         while self.length < other.length {
             self.halve();

@@ -1,12 +1,14 @@
 //! The translation caches of one CPU, which remember how long each entry lived, and what ended it.
 //!
-//! Two levels as in current x86 processors: small first levels for data and for instructions, whose evictions cost little,
-//! and a second level for both that decides how long a translation really stays reachable. The second level includes the
-//! first: what leaves it is gone. A lifetime is counted from the fill to the second level's loss of the entry, in the
-//! caller's unit of time (instructions, usually). Entries are tagged by address space (PCID); global ones match any.
+//! Two levels as in current x86 processors: small first levels for data and for instructions, whose
+//! evictions cost little, and a second level for both that decides how long a translation really
+//! stays reachable. The second level includes the first: what leaves it is gone. A lifetime is
+//! counted from the fill to the second level's loss of the entry, in the caller's unit of time
+//! (instructions, usually). Entries are tagged by address space (PCID); global ones match any.
 //!
-//! Replacement is by least recent use, with a stamp for each entry and not a list: a hit then writes one number whatever
-//! the ways, and the caller's [`Hint`] finds the entry without a search. Only misses look through a set.
+//! Replacement is by least recent use, with a stamp for each entry and not a list: a hit then
+//! writes one number whatever the ways, and the caller's [`Hint`] finds the entry without a search.
+//! Only misses look through a set.
 
 /// The size of the page that an entry translates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -156,7 +158,8 @@ impl LevelShape {
 pub struct Lifetimes {
     /// Entries made.
     pub fills: u64,
-    /// `dead[cause][n]`: entries that died of `cause` having lived 2^n to 2^(n+1) - 1 units (n = 0: less than 2).
+    /// `dead[cause][n]`: entries that died of `cause` having lived 2^n to 2^(n+1) - 1 units (n = 0:
+    /// less than 2).
     pub dead: [[u64; 64]; 4],
 }
 
@@ -286,7 +289,8 @@ pub enum FirstLevel {
     Fetch,
 }
 
-/// Where a look-up found its entry last time: the next one looks there first. Any value is right, most are slow.
+/// Where a look-up found its entry last time: the next one looks there first. Any value is right,
+/// most are slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Hint(u32);
 
@@ -348,7 +352,8 @@ impl Tlb {
         present.filter(|(_, cached)| cached.note & TOLD != 0).map(|(key, cached)| (TlbKey(*key), *cached))
     }
 
-    /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used then.
+    /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used
+    /// then.
     #[inline]
     pub fn touch(&mut self, side: FirstLevel, key: TlbKey, hint: Hint) -> bool {
         let level = &mut self.first[side as usize];
@@ -360,8 +365,8 @@ impl Tlb {
         hit
     }
 
-    /// Look `key` up after [`Tlb::touch`] has missed; what neither level has is filled with what `walk` says. `None`: the
-    /// first level had it in another place than the hint's.
+    /// Look `key` up after [`Tlb::touch`] has missed; what neither level has is filled with what
+    /// `walk` says. `None`: the first level had it in another place than the hint's.
     pub fn look_up(
         &mut self,
         side: FirstLevel,

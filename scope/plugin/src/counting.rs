@@ -1,4 +1,5 @@
-//! The two ways in which blocks are counted: by a call for each, or by steps that QEMU puts into the code of a block.
+//! The two ways in which blocks are counted: by a call for each, or by steps that QEMU puts into
+//! the code of a block.
 
 use core::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};

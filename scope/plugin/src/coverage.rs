@@ -1,8 +1,9 @@
-//! Which code of the kernel ran. A block has a word, to which the code that QEMU makes for it adds when it runs; where QEMU cannot
-//! (version 3 of its interface took that away), a call does. No access is looked at but the doorbell's.
+//! Which code of the kernel ran. A block has a word, to which the code that QEMU makes for it adds
+//! when it runs; where QEMU cannot (version 3 of its interface took that away), a call does. No
+//! access is looked at but the doorbell's.
 //!
-//! Words are never given back. A block that is translated again, for other flags of the CPU or after QEMU emptied its buffer, has the
-//! word that it had.
+//! Words are never given back. A block that is translated again, for other flags of the CPU or
+//! after QEMU emptied its buffer, has the word that it had.
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};

@@ -1,5 +1,6 @@
-//! What came with version 3 of QEMU's plugin interface (QEMU 9.1; include/qemu/qemu-plugin.h): *scoreboards*, words for each CPU
-//! that the code which QEMU makes for a block changes itself, and calls that it makes only where a word says so.
+//! What came with version 3 of QEMU's plugin interface (QEMU 9.1; include/qemu/qemu-plugin.h):
+//! *scoreboards*, words for each CPU that the code which QEMU makes for a block changes itself, and
+//! calls that it makes only where a word says so.
 //!
 //! All of it is looked up when the plugin is loaded, so that it loads into a QEMU without.
 
@@ -81,7 +82,8 @@ impl Later {
             inline: unsafe { core::mem::transmute::<*mut c_void, Inline>(inline) },
             // SAFETY: as above.
             conditional: unsafe { core::mem::transmute::<*mut c_void, Conditional>(conditional) },
-            // SAFETY: as above: where there are conditional calls, this function copies (both came with version 3).
+            // SAFETY: as above: where there are conditional calls, this function copies (both came
+            // with version 3).
             copy: unsafe { core::mem::transmute::<*mut c_void, Copy_>(copy) },
         })
     }
@@ -96,7 +98,8 @@ impl Later {
     }
 }
 
-/// Words for each CPU, zeroes at first. They are never given back, and do not move: there are at most [`UNMOVED`] CPUs.
+/// Words for each CPU, zeroes at first. They are never given back, and do not move: there are at
+/// most [`UNMOVED`] CPUs.
 #[derive(Clone, Copy)]
 pub struct Scoreboard {
     later: &'static Later,
@@ -104,7 +107,8 @@ pub struct Scoreboard {
     words: usize,
 }
 
-// SAFETY: QEMU's own functions, which may be called from any thread, use the handle; nothing here reads through it.
+// SAFETY: QEMU's own functions, which may be called from any thread, use the handle; nothing here
+// reads through it.
 unsafe impl Send for Scoreboard {}
 // SAFETY: as above.
 unsafe impl Sync for Scoreboard {}
@@ -125,8 +129,9 @@ impl Scoreboard {
     pub unsafe fn of(&self, cpu: usize) -> &'static [AtomicU64] {
         // SAFETY: the caller's promise; the handle is QEMU's own.
         let first = unsafe { (self.later.find)(self.raw, cpu as u32) };
-        // SAFETY: so many aligned words are there, for ever and in one place (see above); whoever changes them, QEMU's code for blocks
-        // among them, does so with whole stores of aligned words.
+        // SAFETY: so many aligned words are there, for ever and in one place (see above); whoever
+        // changes them, QEMU's code for blocks among them, does so with whole stores of aligned
+        // words.
         unsafe { core::slice::from_raw_parts(first.cast(), self.words) }
     }
 

@@ -1,40 +1,47 @@
 //! The microscope as a plugin of QEMU: `-plugin libfreehold_scope.so,settings=FILE`.
 //!
-//! May use `unsafe`: QEMU calls through C, hands out pointers, and its memory is the guest's. What is done with all that is
-//! [`freehold_scope_engine`]'s, which is safe code; here it is connected.
+//! May use `unsafe`: QEMU calls through C, hands out pointers, and its memory is the guest's. What
+//! is done with all that is [`freehold_scope_engine`]'s, which is safe code; here it is connected.
 //!
 //! # What QEMU needs
-//! Emulation (TCG) of x86-64. One memory backend for each node, shared, on a file or memfd named `freehold-mN` ([`mapping`]). QEMU
-//! has to end by itself or by SIGTERM: the results are written then, and not when it is killed.
+//! Emulation (TCG) of x86-64. One memory backend for each node, shared, on a file or memfd named
+//! `freehold-mN` ([`mapping`]). QEMU has to end by itself or by SIGTERM: the results are written
+//! then, and not when it is killed.
 //!
-//! One plugin serves every version of the interface from 1 to [`LAST_INTERFACE`]; it says which one it is written for when it is
-//! loaded ([`CHOOSE_INTERFACE`]), by what QEMU exports. It was run on 1 (QEMU 7.2) and 4 (QEMU 10.0).
+//! One plugin serves every version of the interface from 1 to [`LAST_INTERFACE`]; it says which one
+//! it is written for when it is loaded ([`CHOOSE_INTERFACE`]), by what QEMU exports. It was run on
+//! 1 (QEMU 7.2) and 4 (QEMU 10.0).
 //! - Up to 2 (QEMU 9.0), every block that runs is a call.
-//! - From 3 on (QEMU 9.1), the code that QEMU makes for a block counts it, compares its page with the last one's and its lines with
-//!   those in the modelled first level of instruction caches, and calls only where one differs ([`counting`]).
+//! - From 3 on (QEMU 9.1), the code that QEMU makes for a block counts it, compares its page with
+//!   the last one's and its lines with those in the modelled first level of instruction caches, and
+//!   calls only where one differs ([`counting`]).
 //!
 //! Each load and store is a call in all of them: no version can compare an address without one.
 //!
 //! # Where things are
-//! *Instructions*: QEMU gives the host address of their bytes; the backends' mappings in this process turn that
-//! into a guest-physical address. Blocks are keyed by physical page, so that is looked at once, at the translation. A block
-//! that is left early (by an exception) is counted whole.
-//! *Data*: QEMU's answer is asked for once for each page that a CPU uses between two flushes; before QEMU 8.2 it counts
-//! the offset of a backend twice, which [`freehold_scope_record::Memory::from_hw_address`] undoes. Firmware's ROMs then look like
-//! a part of the second node; only firmware itself reads them.
-//! *Not visible*: what the CPU's page walks and devices read and write. An access that crosses a page is counted in its first.
+//! *Instructions*: QEMU gives the host address of their bytes; the backends' mappings in this
+//! process turn that into a guest-physical address. Blocks are keyed by physical page, so that is
+//! looked at once, at the translation. A block that is left early (by an exception) is counted
+//! whole. *Data*: QEMU's answer is asked for once for each page that a CPU uses between two
+//! flushes; before QEMU 8.2 it counts the offset of a backend twice, which
+//! [`freehold_scope_record::Memory::from_hw_address`] undoes. Firmware's ROMs then look like a part
+//! of the second node; only firmware itself reads them. *Not visible*: what the CPU's page walks
+//! and devices read and write. An access that crosses a page is counted in its first.
 //!
 //! # Doorbell
-//! The marker and its messages are described in `scope/doorbell`. The marker may be the last instruction of a block when
-//! QEMU cuts blocks short (`-icount`): then the next block that begins behind it is waited for.
+//! The marker and its messages are described in `scope/doorbell`. The marker may be the last
+//! instruction of a block when QEMU cuts blocks short (`-icount`): then the next block that begins
+//! behind it is waited for.
 //!
 //! # Which code ran
-//! Where that is all that is asked for ([`Subject::Code`]), a block adds to a word when it runs, and nothing else is called ([`coverage`]).
+//! Where that is all that is asked for ([`Subject::Code`]), a block adds to a word when it runs,
+//! and nothing else is called ([`coverage`]).
 //!
 //! # Threads
-//! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread collects them: it
-//! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
-//! until no thread is inside a callback, and then uses them all. A thread that comes later turns round.
+//! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread
+//! collects them: it says [`stopping`](Slot), makes every running thread see that (membarrier, or a
+//! pause where the host has none), waits until no thread is inside a callback, and then uses them
+//! all. A thread that comes later turns round.
 
 #![allow(unsafe_code, reason = "QEMU calls through C and hands out pointers")]
 
@@ -61,10 +68,12 @@ use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
 use qemu::{ExecCallback, Instruction, MemCallback, TranslationBlock};
 
-/// The last version of the interface whose declarations are those used here: 7 changes its callbacks.
+/// The last version of the interface whose declarations are those used here: 7 changes its
+/// callbacks.
 const LAST_INTERFACE: u32 = 6;
 
-/// The version of the interface that this plugin is written for, which QEMU reads before it calls anything.
+/// The version of the interface that this plugin is written for, which QEMU reads before it calls
+/// anything.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
@@ -97,8 +106,8 @@ struct CpuSlot {
     told: UnsafeCell<Option<u64>>,
 }
 
-// SAFETY: the cells are used by their CPU's thread while `inside` is set, and by the thread that ends QEMU when `STOPPING`
-// is set and `inside` is not (see "Threads" above).
+// SAFETY: the cells are used by their CPU's thread while `inside` is set, and by the thread that
+// ends QEMU when `STOPPING` is set and `inside` is not (see "Threads" above).
 unsafe impl Sync for CpuSlot {}
 
 static SLOTS: [CpuSlot; MAX_CPUS] = [const {
@@ -262,13 +271,15 @@ fn running() -> &'static Running {
 fn with_cpu<R>(number: c_uint, f: impl FnOnce(&mut Cpu, &mut Option<u64>) -> R) -> Option<R> {
     let slot = SLOTS.get(number as usize)?;
     slot.inside.store(true, Ordering::Relaxed);
-    // The other side's barrier makes the order of these two the machine's: here the compiler's is enough.
+    // The other side's barrier makes the order of these two the machine's: here the compiler's is
+    // enough.
     compiler_fence(Ordering::SeqCst);
     if STOPPING.load(Ordering::Relaxed) {
         slot.inside.store(false, Ordering::Release);
         return None;
     }
-    // SAFETY: only this CPU's thread calls this with its number, callbacks do not nest, and QEMU is not ending.
+    // SAFETY: only this CPU's thread calls this with its number, callbacks do not nest, and QEMU is
+    // not ending.
     let cpu = unsafe { &mut *slot.cpu.get() };
     // SAFETY: as above.
     let told = unsafe { &mut *slot.told.get() };
@@ -457,7 +468,8 @@ fn translate(running: &Running, block: &TranslationBlock<'_>) {
     }
 }
 
-/// Have the CPU see an instruction that has to do with RFLAGS.AC: the kernel's, and the programs' SYSCALL.
+/// Have the CPU see an instruction that has to do with RFLAGS.AC: the kernel's, and the programs'
+/// SYSCALL.
 fn watch_flags(instruction: &Instruction<'_>, kind: Flags, index: usize) {
     let pc = instruction.address();
     let data = flags::data(kind);

@@ -1,4 +1,5 @@
-//! Where the guest's memory is in QEMU's own: the mappings of the backends that the command made, found by name.
+//! Where the guest's memory is in QEMU's own: the mappings of the backends that the command made,
+//! found by name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +21,8 @@ pub struct Mapped {
     mappings: Vec<BackendMapping>,
 }
 
-/// The backend's number in a mapping's path: the file's name is `freehold-mN`, in whatever folder or none (`/memfd:`).
+/// The backend's number in a mapping's path: the file's name is `freehold-mN`, in whatever folder
+/// or none (`/memfd:`).
 fn backend_of(path: &str) -> Option<usize> {
     let path = path.trim_end_matches(" (deleted)");
     let name = path.rsplit(['/', ':']).next()?;
@@ -73,7 +75,8 @@ impl Mapped {
             .map_err(|error| format!("/proc/self/maps: {error}"))?;
         Ok(Self { memory: memory.clone(), mappings: find(&maps, memory)? })
     }
-    /// The guest-physical address of a byte in this process; `None` for what is not the guest's memory.
+    /// The guest-physical address of a byte in this process; `None` for what is not the guest's
+    /// memory.
     pub fn guest_address(&self, host: usize) -> Option<u64> {
         let mut backends = self.mappings.iter().enumerate();
         let inside = |mapping: &BackendMapping| (host.wrapping_sub(mapping.start) as u64) < mapping.bytes;
@@ -95,8 +98,9 @@ impl GuestMemory for Mapped {
             return None;
         }
         let host = (mapping.start + offset as usize) as *const AtomicU64;
-        // SAFETY: the 8 bytes are inside a mapping that QEMU keeps as long as the machine lives, and aligned. The guest and
-        // devices change them meanwhile, which an atomic load allows for.
+        // SAFETY: the 8 bytes are inside a mapping that QEMU keeps as long as the machine lives,
+        // and aligned. The guest and devices change them meanwhile, which an atomic load allows
+        // for.
         Some(unsafe { &*host }.load(Ordering::Relaxed))
     }
 }

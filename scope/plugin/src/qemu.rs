@@ -1,7 +1,9 @@
-//! QEMU's plugin interface as all its versions have it (include/qemu/qemu-plugin.h): declarations, and calls with QEMU's pointers
-//! turned into values. What newer versions have besides is in `later`.
+//! QEMU's plugin interface as all its versions have it (include/qemu/qemu-plugin.h): declarations,
+//! and calls with QEMU's pointers turned into values. What newer versions have besides is in
+//! `later`.
 //!
-//! QEMU's handles are valid during the callback that got them; they are wrapped here in types that borrow for that long.
+//! QEMU's handles are valid during the callback that got them; they are wrapped here in types that
+//! borrow for that long.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
@@ -106,7 +108,8 @@ pub struct GuestMachine {
 /// Read what QEMU hands to `qemu_plugin_install`.
 ///
 /// # Safety
-/// `info` and `argv` are what QEMU passed to `qemu_plugin_install`, with `argc`, and it has not returned.
+/// `info` and `argv` are what QEMU passed to `qemu_plugin_install`, with `argc`, and it has not
+/// returned.
 pub unsafe fn install_arguments(
     info: *const Info,
     argc: c_int,
@@ -180,8 +183,9 @@ impl TranslationBlock<'_> {
     pub fn count_runs(&self, count: &'static AtomicU64) -> bool {
         let Some(inline) = early_inline() else { return false };
         let place = count.as_ptr().cast();
-        // SAFETY: the block is valid during the callback, and the word lives for ever. QEMU's code changes it by whole loads and
-        // stores of an aligned word, of which two CPUs may lose one: what is asked is whether it is 0.
+        // SAFETY: the block is valid during the callback, and the word lives for ever. QEMU's code
+        // changes it by whole loads and stores of an aligned word, of which two CPUs may lose one:
+        // what is asked is whether it is 0.
         unsafe { inline(self.0, INLINE_ADD, place, 1) };
         true
     }
@@ -216,7 +220,8 @@ impl Instruction<'_> {
         // SAFETY: as above.
         let data = unsafe { qemu_plugin_insn_data(self.0) };
         if !data.is_null() {
-            // SAFETY: before version 3 QEMU returns where the instruction's bytes are, and keeps them until the callback returns.
+            // SAFETY: before version 3 QEMU returns where the instruction's bytes are, and keeps
+            // them until the callback returns.
             let own = unsafe { core::slice::from_raw_parts(data, size.min(MOST_BYTES)) };
             bytes.all[..own.len()].copy_from_slice(own);
             bytes.length = own.len();
@@ -258,8 +263,8 @@ pub fn size_field() -> Option<(u32, u32)> {
     Some((at, if says(4 << at, 4) { 7 } else { 3 }))
 }
 
-/// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access costs more than all the
-/// rest of its way when everything hits.
+/// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access
+/// costs more than all the rest of its way when everything hits.
 pub fn store_bit() -> Option<u32> {
     (0..32).map(|bit| 1 << bit).find(|&bit| qemu_plugin_mem_is_store(bit) && !qemu_plugin_mem_is_store(!bit))
 }

@@ -1,4 +1,5 @@
-//! What ran of a kernel's code, and nothing else: the other way to watch a guest, at nearly the speed of one that is not watched.
+//! What ran of a kernel's code, and nothing else: the other way to watch a guest, at nearly the
+//! speed of one that is not watched.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,22 +43,24 @@ impl Ranges {
         let inside = self.0[first..].iter().take_while(|&&(begin, _)| begin < end);
         inside.map(|&(begin, last)| last.min(end) - begin.max(start)).sum()
     }
-    /// The same, each address moved down by `distance` (modulo 2^64: up, for a negative one in two's complement).
+    /// The same, each address moved down by `distance` (modulo 2^64: up, for a negative one in
+    /// two's complement).
     #[must_use]
     pub fn moved_down(&self, distance: u64) -> Self {
         self.iter().map(|(start, end)| (start.wrapping_sub(distance), end.wrapping_sub(distance))).collect()
     }
 }
 
-/// Code that ran at least once, by virtual address. A block that an exception ended early counts whole.
+/// Code that ran at least once, by virtual address. A block that an exception ended early counts
+/// whole.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Executed {
     /// [`VERSION`](crate::VERSION).
     pub version: u32,
     /// In the kernel's half.
     pub kernel: Ranges,
-    /// In the other half, before our kernel published itself: firmware, and the kernel's entry, which runs where its physical
-    /// address is.
+    /// In the other half, before our kernel published itself: firmware, and the kernel's entry,
+    /// which runs where its physical address is.
     pub early: Ranges,
     /// How far our kernel's image was moved from where it was linked; `None` if it never said so.
     pub slide: Option<u64>,

@@ -1,8 +1,10 @@
-//! How far programs' bytes were in the kernel's reach: through translations that stay cached, and through what they leave behind.
+//! How far programs' bytes were in the kernel's reach: through translations that stay cached, and
+//! through what they leave behind.
 
 use serde::{Deserialize, Serialize};
 
-/// Lengths of lives: entry n counts 2^n to 2^(n+1) - 1 instructions of the CPU that held the translation.
+/// Lengths of lives: entry n counts 2^n to 2^(n+1) - 1 instructions of the CPU that held the
+/// translation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Lives {
     /// Those that ended.
@@ -11,7 +13,8 @@ pub struct Lives {
     pub alive: Vec<u64>,
 }
 
-/// Kernel-half translations of programs' frames in the modelled TLBs. Instructions are those of the CPU that holds the translation.
+/// Kernel-half translations of programs' frames in the modelled TLBs. Instructions are those of the
+/// CPU that holds the translation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Exposure {
     /// Windows that were opened, since the kernel published itself.
@@ -26,17 +29,19 @@ pub struct Exposure {
     pub direct: u64,
     /// From the close of a window to the end of its translation.
     pub lives: Lives,
-    /// Frames that a program used after the kernel had used them in the direct map, by the CPU whose program it was.
+    /// Frames that a program used after the kernel had used them in the direct map, by the CPU
+    /// whose program it was.
     pub aliases: u64,
-    /// From then to the end of the direct map's translation of the frame, where that CPU held one: how long it would stay
-    /// if its entry were taken away and nothing flushed.
+    /// From then to the end of the direct map's translation of the frame, where that CPU held one:
+    /// how long it would stay if its entry were taken away and nothing flushed.
     pub alias_lives: Lives,
     /// The same if the next write to CR3 flushed it at the latest.
     pub alias_until_switch: Vec<u64>,
 }
 
-/// Programs' bytes in memory at one moment. A byte is a program's if it is not zero, was stored while a program owned the frame, and
-/// nothing was stored over it since. Where the kernel does not say who owns frames, programs' own stores count, and no others.
+/// Programs' bytes in memory at one moment. A byte is a program's if it is not zero, was stored
+/// while a program owned the frame, and nothing was stored over it since. Where the kernel does not
+/// say who owns frames, programs' own stores count, and no others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Residue {
     /// When.

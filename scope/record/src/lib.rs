@@ -1,11 +1,12 @@
 //! What the microscope is told and what it saw.
 //!
-//! The command writes [`Settings`] as one JSON file and starts QEMU with the plugin and that file's path; the plugin writes
-//! [`Results`] to the path that the settings name, when QEMU ends. Both sides use these types and nothing else, so they
-//! cannot misunderstand each other; [`VERSION`] says whether they are of one build.
+//! The command writes [`Settings`] as one JSON file and starts QEMU with the plugin and that file's
+//! path; the plugin writes [`Results`] to the path that the settings name, when QEMU ends. Both
+//! sides use these types and nothing else, so they cannot misunderstand each other; [`VERSION`]
+//! says whether they are of one build.
 //!
-//! All times are guest instructions: of the whole machine (the sum over its CPUs) where nothing else is said.
-//! All addresses are the guest's.
+//! All times are guest instructions: of the whole machine (the sum over its CPUs) where nothing
+//! else is said. All addresses are the guest's.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,8 +1,10 @@
 //! Where the guest's memory is: which backend of QEMU holds which guest-physical addresses.
 //!
-//! Memory that can be plugged in has backends of its own, after those of the nodes. Its addresses are chosen, not found: each device
-//! is as far behind the beginning of [`DEVICES`](Memory::devices_start) as its backend's bytes are behind the first backend's. Then QEMU's answers
-//! that count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address each.
+//! Memory that can be plugged in has backends of its own, after those of the nodes. Its addresses
+//! are chosen, not found: each device is as far behind the beginning of
+//! [`DEVICES`](Memory::devices_start) as its backend's bytes are behind the first backend's. Then
+//! QEMU's answers that count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address
+//! each.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,8 @@ const GIB: u64 = 1 << 30;
 const LOW_END: u64 = 0xb000_0000;
 /// … and else below this one; the rest begins at 4 GiB.
 const LOW_END_OF_MORE: u64 = 2 * GIB;
-/// QEMU gives a backend a place among all backends' bytes at a multiple of this; memory devices want multiples of 2 MiB.
+/// QEMU gives a backend a place among all backends' bytes at a multiple of this; memory devices
+/// want multiples of 2 MiB.
 const PLACE: u64 = 256 << 10;
 const DEVICE_PLACE: u64 = 2 << 20;
 
@@ -38,7 +41,8 @@ pub struct BackendRange {
     pub start: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Index into [`MemoryBackends::backends`] and then [`MemoryBackends::growth`]: [`MemoryBackends::node_of`] tells the node.
+    /// Index into [`MemoryBackends::backends`] and then [`MemoryBackends::growth`]:
+    /// [`MemoryBackends::node_of`] tells the node.
     pub backend: usize,
     /// Offset of the first address in the backend.
     pub offset: u64,
@@ -48,7 +52,8 @@ pub struct BackendRange {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HwAddress {
-    /// Before QEMU 8.2: the backend's offset among all backends, counted twice, plus the offset inside.
+    /// Before QEMU 8.2: the backend's offset among all backends, counted twice, plus the offset
+    /// inside.
     OffsetTwice,
     /// From QEMU 8.2 on: the guest-physical address.
     GuestPhysical,
@@ -100,13 +105,15 @@ impl MemoryBackends {
         }
         self
     }
-    /// Where QEMU's machine begins to place memory devices: at the first multiple of 1 GiB behind memory, from 4 GiB on.
+    /// Where QEMU's machine begins to place memory devices: at the first multiple of 1 GiB behind
+    /// memory, from 4 GiB on.
     fn devices_start(&self) -> u64 {
         let nodes = self.ranges.iter().filter(|range| range.backend < self.backends.len());
         let end = nodes.map(|range| range.start + range.bytes).max().unwrap_or(0);
         end.max(4 * GIB).next_multiple_of(GIB)
     }
-    /// Guest-physical addresses of what can be plugged in, in the order of [`growth`](Self::growth).
+    /// Guest-physical addresses of what can be plugged in, in the order of
+    /// [`growth`](Self::growth).
     pub fn growth_starts(&self) -> Vec<u64> {
         let pluggable = self.ranges.iter().filter(|range| range.backend >= self.backends.len());
         pluggable.map(|range| range.start).collect()
@@ -157,7 +164,8 @@ impl MemoryBackends {
         match self.hw_address {
             HwAddress::GuestPhysical => self.range_of(answer).map(|_| answer),
             HwAddress::OffsetTwice => {
-                // The backend's place among all backends, plus its offset inside the nodes' memory or the devices'.
+                // The backend's place among all backends, plus its offset inside the nodes' memory
+                // or the devices'.
                 let inside = |(backend, bytes)| {
                     let within = if backend < self.backends.len() {
                         self.sizes().take(backend).sum()

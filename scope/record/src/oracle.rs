@@ -10,25 +10,28 @@ pub enum Rule {
     DirectMap,
     /// A translation was used after the frame that it leads to had changed hands.
     Stale,
-    /// A store that patches nothing reached kernel text, read-only data or a node's replica of them.
+    /// A store that patches nothing reached kernel text, read-only data or a node's replica of
+    /// them.
     Text,
-    /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside, or a replica elsewhere than at the image's
-    /// addresses. Whether it was used does not matter.
+    /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside, or a
+    /// replica elsewhere than at the image's addresses. Whether it was used does not matter.
     Mapped,
     /// The kernel half mapped text, read-only data or a replica with a leaf that allows stores.
     WritableImage,
     /// A translation table of the kernel half was linked a second time.
     SharedTable,
-    /// The kernel reached a frame that was given back and is nobody's, other than by a store of zeroes through a window. Judged with the
-    /// residue model.
+    /// The kernel reached a frame that was given back and is nobody's, other than by a store of
+    /// zeroes through a window. Judged with the residue model.
     FreeFrame,
     /// A CPU fetched text that is another node's, by the tables that its kernel published.
     RemoteText,
     /// A CPU loaded a root that has another node's image in its kernel half.
     Root,
-    /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
+    /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or
+    /// from a program.
     Smap,
-    /// A CPU ran an instruction, where the kernel patches one, that is neither the old one nor INT3 nor the new one.
+    /// A CPU ran an instruction, where the kernel patches one, that is neither the old one nor INT3
+    /// nor the new one.
     Patch,
 }
 
@@ -77,7 +80,8 @@ pub struct Violation {
     pub pc: u64,
     /// The address that it used. For [`Rule::Smap`]: the instruction's own.
     pub address: u64,
-    /// The frame that it reached, or that a stale translation leads to. For [`Rule::Root`]: the root. For [`Rule::Smap`]: the frame of the code.
+    /// The frame that it reached, or that a stale translation leads to. For [`Rule::Root`]: the
+    /// root. For [`Rule::Smap`]: the frame of the code.
     pub frame: u64,
     /// Who owned the frame.
     pub owner: String,
@@ -110,7 +114,8 @@ pub struct Checks {
     pub tables: u64,
 }
 
-/// RFLAGS.AC in kernel mode, which switches SMAP off. All but the trap frames are kernel instructions that ran with AC set.
+/// RFLAGS.AC in kernel mode, which switches SMAP off. All but the trap frames are kernel
+/// instructions that ran with AC set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SmapChecks {
     /// Trap frames that were read.
@@ -139,7 +144,8 @@ impl SmapChecks {
     }
 }
 
-/// What our kernel published of itself: half-open ranges of virtual addresses, as they run (slide included).
+/// What our kernel published of itself: half-open ranges of virtual addresses, as they run (slide
+/// included).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KernelLayout {
     /// The exclusion policy, as the kernel parameter `xpfo` names it.
@@ -173,6 +179,7 @@ pub struct Oracle {
     pub violations: Vec<Violation>,
     /// How many there were in all, repetitions included.
     pub total: u64,
-    /// How long stale translations had been stale when they were used: entry n counts 2^n to 2^(n+1) - 1 instructions.
+    /// How long stale translations had been stale when they were used: entry n counts 2^n to
+    /// 2^(n+1) - 1 instructions.
     pub stale_windows: Vec<u64>,
 }

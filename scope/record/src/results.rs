@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Exposure, Oracle, Residue, Settings, Sharing};
 
-/// Something for the kernel and for programs apart. What ran before the first kernel instruction (firmware, loader) is
-/// counted with programs, in the phase "firmware".
+/// Something for the kernel and for programs apart. What ran before the first kernel instruction
+/// (firmware, loader) is counted with programs, in the phase "firmware".
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Modes<T> {
     /// Programs.
@@ -35,7 +35,8 @@ pub struct CpuCounts {
     pub first_misses: u64,
     /// Lines of instructions that the first-level cache did not have.
     pub first_fetch_misses: u64,
-    /// Data lines that the last-level cache did not have either, by the node that had to bring them.
+    /// Data lines that the last-level cache did not have either, by the node that had to bring
+    /// them.
     pub data_misses: Vec<u64>,
     /// Lines of instructions that the last-level cache did not have either, by node.
     pub fetch_misses: Vec<u64>,
@@ -80,8 +81,8 @@ pub struct NearCounts {
 /// A time between two marks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Phase {
-    /// The mark's name. "firmware" and "boot" come by themselves, "program" when the guest starts what it was given; phases
-    /// of one name are one entry each time.
+    /// The mark's name. "firmware" and "boot" come by themselves, "program" when the guest starts
+    /// what it was given; phases of one name are one entry each time.
     pub name: String,
     /// When it began.
     pub start: u64,
@@ -170,7 +171,8 @@ pub enum Cause {
     All,
 }
 
-/// Entries that died of one cause, by length of life: entry n counts 2^n to 2^(n+1) - 1 instructions of their CPU.
+/// Entries that died of one cause, by length of life: entry n counts 2^n to 2^(n+1) - 1
+/// instructions of their CPU.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Death {
     /// Of what.
@@ -247,7 +249,8 @@ pub struct HeatRegion {
 /// A block of code: instructions that run one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BlockRecord {
-    /// The first instruction's address. Programs share addresses: only kernel blocks can be named by them alone.
+    /// The first instruction's address. Programs share addresses: only kernel blocks can be named
+    /// by them alone.
     pub pc: u64,
     /// Whose it is.
     pub half: Half,
@@ -260,8 +263,9 @@ pub struct BlockRecord {
 }
 
 impl Phase {
-    /// The name of the phase that the program begins with. Its time ends where the last phase named [`Phase::CLOSING`] begins after
-    /// that, or with the run; where no such phase began, all time is the program's.
+    /// The name of the phase that the program begins with. Its time ends where the last phase named
+    /// [`Phase::CLOSING`] begins after that, or with the run; where no such phase began, all time
+    /// is the program's.
     pub const PROGRAM: &str = "program";
     /// The name of the phase in which the kernel takes stock.
     pub const CLOSING: &str = "closing";
@@ -316,7 +320,8 @@ pub struct Results {
     pub phases: Vec<Phase>,
     /// Memory-side caches by node; empty where none is modelled.
     pub near: Vec<NearResult>,
-    /// The owner classes of [`NearResult::collisions`]: of our kernel the owners of frames, of others who last used the page.
+    /// The owner classes of [`NearResult::collisions`]: of our kernel the owners of frames, of
+    /// others who last used the page.
     pub classes: Vec<String>,
     /// Lifetimes of translations.
     pub tlb: Option<TlbResult>,
@@ -330,7 +335,8 @@ pub struct Results {
     pub slices: Vec<Slice>,
     /// The heat map's regions.
     pub regions: Vec<HeatRegion>,
-    /// The blocks that ran most instructions of the program's time, most first, then of the other time.
+    /// The blocks that ran most instructions of the program's time, most first, then of the other
+    /// time.
     pub blocks: Vec<BlockRecord>,
     /// The oracle.
     pub oracle: Oracle,

@@ -52,7 +52,8 @@ pub struct TlbShape {
     pub second_entries: usize,
     /// Second level, for both: ways.
     pub second_ways: usize,
-    /// Whether the second level replaces by pseudo-LRU (one bit for each way) instead of the least recently used entry.
+    /// Whether the second level replaces by pseudo-LRU (one bit for each way) instead of the least
+    /// recently used entry.
     pub pseudo_lru: bool,
 }
 
@@ -85,7 +86,8 @@ pub enum Subject {
     /// Every instruction and every access: the result is a [`Results`](crate::Results).
     #[default]
     Everything,
-    /// Which code ran: the result is an [`Executed`](crate::Executed). The guest's memory is not looked into.
+    /// Which code ran: the result is an [`Executed`](crate::Executed). The guest's memory is not
+    /// looked into.
     Code,
 }
 
@@ -135,10 +137,12 @@ impl TlbShape {
 
     /// A preset.
     pub fn preset(name: &str) -> Option<Self> {
-        // Data, instructions, second level: (entries, ways). Skylake-SP has a second level of 12 ways for both sizes of
-        // page and 8 ways of 128 entries for 4 KiB instructions; Zen 4 has fully associative first levels. Zen 4's
-        // separate second level for instructions (512 entries) is left out: its larger one serves both here. Ice Lake's second
-        // level has 2048 entries in 16 ways, Zen 5's for data 4096 in 16 ways; Zen 5's for instructions is left out too.
+        // Data, instructions, second level: (entries, ways). Skylake-SP has a second level of 12
+        // ways for both sizes of page and 8 ways of 128 entries for 4 KiB instructions; Zen 4 has
+        // fully associative first levels. Zen 4's separate second level for instructions (512
+        // entries) is left out: its larger one serves both here. Ice Lake's second level has 2048
+        // entries in 16 ways, Zen 5's for data 4096 in 16 ways; Zen 5's for instructions is left
+        // out too.
         let (data, fetch, second) = match name {
             "skylake-sp" => ((64, 4), (128, 8), (1536, 12)),
             "ice-lake" => ((64, 4), (128, 8), (2048, 16)),
@@ -171,8 +175,9 @@ impl TlbShape {
 }
 
 impl CacheModel {
-    /// Caches of a server's core (Skylake-SP: 32 KiB; 1 MiB of second level, 1.375 MiB of the shared last one, together one
-    /// model of 2 MiB in 16 ways), with or without memory-side caches.
+    /// Caches of a server's core (Skylake-SP: 32 KiB; 1 MiB of second level, 1.375 MiB of the
+    /// shared last one, together one model of 2 MiB in 16 ways), with or without memory-side
+    /// caches.
     pub fn server(near: Option<NearShape>) -> Self {
         Self {
             line: 64,

@@ -1,7 +1,8 @@
 //! Reads a crate: its modules, the names in each, and the paths that each file mentions.
 //!
-//! A module is compiled or it is not: `cfg` attributes are evaluated for the bare-metal target without tests. A
-//! file's `use` lines inside functions count as its module's, which is close enough for a graph of files.
+//! A module is compiled or it is not: `cfg` attributes are evaluated for the bare-metal target
+//! without tests. A file's `use` lines inside functions count as its module's, which is close
+//! enough for a graph of files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -146,7 +147,8 @@ impl Reader<'_> {
     }
 }
 
-/// Where a module's text is: its file, the folder of its modules, and its path from the crate's root.
+/// Where a module's text is: its file, the folder of its modules, and its path from the crate's
+/// root.
 struct ModuleText<'a> {
     file: usize,
     folder: &'a Path,

@@ -162,7 +162,8 @@ impl LayersVerdict<'_> {
         pair.and_then(|pair| self.wrong.get(&pair)).into_iter().flatten().copied()
     }
 
-    /// The traits of a lower layer that a higher one implements: the ways in which a lower layer calls a higher one.
+    /// The traits of a lower layer that a higher one implements: the ways in which a lower layer
+    /// calls a higher one.
     pub fn hooks(&self, graph: &Graph) -> Vec<String> {
         let rank = |file: usize| self.layers.layers[self.of[file]].rank;
         let mut names: Vec<String> = graph

@@ -1,17 +1,20 @@
-//! `freehold-layers KERNEL`: which file of a kernel crate uses which, and whether an arrow points up.
+//! `freehold-layers KERNEL`: which file of a kernel crate uses which, and whether an arrow points
+//! up.
 //!
-//! Reads `KERNEL/src/lib.rs` and every module below it as the bare-metal target compiles them (tests and host
-//! stand-ins are left out), resolves each path to the file that defines its target (re-exports, `super`, globs,
-//! inline paths and paths in macros followed), and holds the arrows against `KERNEL/layers`. That file ranks the
-//! layers and lists the arrows that still point up or sideways, with their number: a number may shrink and may not
-//! grow. `--arrows FROM TO` lists the places behind one number, `--hooks` the traits of a lower layer
-//! that a higher one implements; `--write` stores smaller numbers.
+//! Reads `KERNEL/src/lib.rs` and every module below it as the bare-metal target compiles them
+//! (tests and host stand-ins are left out), resolves each path to the file that defines its target
+//! (re-exports, `super`, globs, inline paths and paths in macros followed), and holds the arrows
+//! against `KERNEL/layers`. That file ranks the layers and lists the arrows that still point up or
+//! sideways, with their number: a number may shrink and may not grow. `--arrows FROM TO` lists the
+//! places behind one number, `--hooks` the traits of a lower layer that a higher one implements;
+//! `--write` stores smaller numbers.
 //!
-//! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts functions that are too long or take too much, duplicates, and
-//! names that too many types have, and fails where there are more than the numbers that are given ([`shape`]).
+//! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts functions that are too long or take too much,
+//! duplicates, and names that too many types have, and fails where there are more than the numbers
+//! that are given ([`shape`]).
 //!
-//! Method calls are not resolved: they need types. The type or trait that owns the method is imported or named
-//! somewhere, and that place counts.
+//! Method calls are not resolved: they need types. The type or trait that owns the method is
+//! imported or named somewhere, and that place counts.
 #![forbid(unsafe_code)]
 
 mod crates;

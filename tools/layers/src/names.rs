@@ -14,7 +14,8 @@ pub enum Target {
 /// Longer than any chain of re-exports. It ends circles of globs.
 const DEPTH: usize = 16;
 
-/// The target of `path`, mentioned in module `at`; `None` where it leads out of the crate or to no item.
+/// The target of `path`, mentioned in module `at`; `None` where it leads out of the crate or to no
+/// item.
 pub fn resolve(all: &Crate, at: ModuleId, path: &[String]) -> Option<Target> {
     follow(all, at, path, DEPTH)
 }

@@ -1,11 +1,14 @@
-//! The shape of code: functions that are too long or take too much, lines that stand twice, and names of types that stand too often.
+//! The shape of code: functions that are too long or take too much, lines that stand twice, and
+//! names of types that stand too often.
 //!
 //! - A function is *long* with more than [`LINES`] lines, from its `fn` to its closing brace.
 //! - It is *wide* with more than [`PARAMETERS`] parameters, `self` among them.
-//! - A *duplicate* is a run of [`RUN`] or more lines that stands in two places, letter for letter but for the
-//!   indentation. Blank lines, comments and imports do not count, and lines of a bracket alone make no run.
-//! - A name is *worn* where more than [`NAMESAKES`] structures, enumerations, unions, traits and aliases have it.
-//!   Associated types have the names that their traits give them, and do not count.
+//! - A *duplicate* is a run of [`RUN`] or more lines that stands in two places, letter for letter
+//!   but for the indentation. Blank lines, comments and imports do not count, and lines of a
+//!   bracket alone make no run.
+//! - A name is *worn* where more than [`NAMESAKES`] structures, enumerations, unions, traits and
+//!   aliases have it. Associated types have the names that their traits give them, and do not
+//!   count.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -36,8 +39,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Reads the Rust files below `folders`. Tests are left out: modules and folders of that name, and what `#[cfg(test)]`
-    /// or `#[test]` marks.
+    /// Reads the Rust files below `folders`. Tests are left out: modules and folders of that name,
+    /// and what `#[cfg(test)]` or `#[test]` marks.
     ///
     /// # Errors
     /// A sentence that names the file which cannot be read or parsed.
@@ -65,7 +68,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// What is more than `most` allows, in the order long, wide, duplicates, worn; empty where nothing is.
+    /// What is more than `most` allows, in the order long, wide, duplicates, worn; empty where
+    /// nothing is.
     pub fn complaints(&self, most: [usize; 4]) -> String {
         let mut text = String::new();
         let kinds = [

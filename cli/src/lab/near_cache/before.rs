@@ -1,5 +1,6 @@
-//! What was measured of a stock Linux 6.1 before there was this lab, with a memory and a cache as large as here, on few boots: the lab
-//! shows it beside its own figures, and compares as precisely as it is written.
+//! What was measured of a stock Linux 6.1 before there was this lab, with a memory and a cache as
+//! large as here, on few boots: the lab shows it beside its own figures, and compares as precisely
+//! as it is written.
 
 use super::workload::Workload;
 use super::{Age, ImagePlace, LINUX, Measured, NearCacheSide, SHUFFLED, Spread};
@@ -56,8 +57,8 @@ pub fn compares(cache: u64, memory: u64) -> bool {
     (cache, memory) == (256 * MIB, 2048 * MIB)
 }
 
-/// Rows: what, before, now, what of now lies within. Fresh boots whose heap the kernel's image stands in are left out: what they miss
-/// beyond the others is not the page allocator's doing.
+/// Rows: what, before, now, what of now lies within. Fresh boots whose heap the kernel's image
+/// stands in are left out: what they miss beyond the others is not the page allocator's doing.
 pub fn beside(measured: &[Measured], images: &[ImagePlace]) -> Vec<[String; 4]> {
     let row = |before: &Before| {
         let wanted = (before.side, before.age, before.workload.name());

@@ -1,10 +1,12 @@
-//! What programs would meet: streams of page accesses over a heap whose frames are known, fed to the model of a direct-mapped
-//! memory-side cache with pages for lines. Random choices are the same for every placement, so placements alone differ.
+//! What programs would meet: streams of page accesses over a heap whose frames are known, fed to
+//! the model of a direct-mapped memory-side cache with pages for lines. Random choices are the same
+//! for every placement, so placements alone differ.
 
 use freehold_scope_model::{AccessKind, NearCache};
 
 const PAGE: u64 = 4096;
-/// Accesses before and while it counts, as multiples of the heap's pages. All pages are used once before.
+/// Accesses before and while it counts, as multiples of the heap's pages. All pages are used once
+/// before.
 const WARM_UP: usize = 2;
 const COUNTED: usize = 6;
 
@@ -17,12 +19,13 @@ pub enum Workload {
     Hot,
     /// STREAM: three arrays, together as large as the cache, swept side by side.
     Stream,
-    /// GUPS: a heap of three times the cache; its first part, a quarter of the cache, gets nine accesses of ten.
+    /// GUPS: a heap of three times the cache; its first part, a quarter of the cache, gets nine
+    /// accesses of ten.
     Gups,
     /// The same with the hot part scattered over the heap.
     GupsScattered,
-    /// A garbage-collected heap of three times the cache: a nursery that is filled in order again and again, and old
-    /// objects, some much more popular than others (Zipf, 0.9).
+    /// A garbage-collected heap of three times the cache: a nursery that is filled in order again
+    /// and again, and old objects, some much more popular than others (Zipf, 0.9).
     Jvm,
 }
 
@@ -75,7 +78,8 @@ impl Workload {
         }
     }
 
-    /// Runs it over a heap of three times the cache, whose pages are in `frames` in the order of their addresses.
+    /// Runs it over a heap of three times the cache, whose pages are in `frames` in the order of
+    /// their addresses.
     pub fn run(self, frames: &[u64], cache_bytes: u64) -> MissShare {
         let cache = (cache_bytes / PAGE) as usize;
         let pages = self.pages(frames.len(), cache);
@@ -116,8 +120,9 @@ pub fn frames_at_random(memory_bytes: u64, pages: usize) -> Vec<u64> {
     frames_of_a_part_first(memory_bytes, memory_bytes, 0, pages)
 }
 
-/// The same, but the first `first` pages are drawn from the first `part_bytes` of it: a page allocator gives the smallest pieces first,
-/// and those lie where memory has been used in small pieces.
+/// The same, but the first `first` pages are drawn from the first `part_bytes` of it: a page
+/// allocator gives the smallest pieces first, and those lie where memory has been used in small
+/// pieces.
 pub fn frames_of_a_part_first(memory_bytes: u64, part_bytes: u64, first: usize, pages: usize) -> Vec<u64> {
     let mut random = Random(7);
     let mut all: Vec<u64> = (0..memory_bytes / PAGE).collect();
@@ -127,11 +132,12 @@ pub fn frames_of_a_part_first(memory_bytes: u64, part_bytes: u64, first: usize, 
     all
 }
 
-/// What pages at random places miss where each place of the cache can hold any of so many frames: of a heap that fits, of a hot
-/// quarter, of the 90/10 mix. With all of a memory of eight times the cache to draw from there are eight.
+/// What pages at random places miss where each place of the cache can hold any of so many frames:
+/// of a heap that fits, of a hot quarter, of the 90/10 mix. With all of a memory of eight times the
+/// cache to draw from there are eight.
 ///
-/// Each of a place's frames is a page of the heap with the same probability, and a place misses what is not its most recent page:
-/// 1 - sum over places of (sum of p^2 / sum of p).
+/// Each of a place's frames is a page of the heap with the same probability, and a place misses
+/// what is not its most recent page: 1 - sum over places of (sum of p^2 / sum of p).
 pub fn by_chance(frames: u32) -> [f64; 3] {
     let alike = |load: f64| 1.0 - (1.0 - (1.0 - load / f64::from(frames)).powi(frames as i32)) / load;
     [alike(1.0), alike(0.25), mix_by_chance(frames)]
@@ -288,8 +294,9 @@ mod tests {
 
     #[test]
     fn random_placement_misses_as_the_formulas_say() {
-        // A place's eight frames are each used with probability λ / 8, for λ = 1 and 1/4: 1 - (1 - (1 - λ/8)^8) / λ. (Of endless
-        // memory, 1 - (1 - e^-λ) / λ: 36.8% and 11.5%.) A sweep loses every page that is not alone in its place, 1 - (7/8)^7.
+        // A place's eight frames are each used with probability λ / 8, for λ = 1 and 1/4: 1 - (1 -
+        // (1 - λ/8)^8) / λ. (Of endless memory, 1 - (1 - e^-λ) / λ: 36.8% and 11.5%.) A sweep loses
+        // every page that is not alone in its place, 1 - (7/8)^7.
         about(Workload::Fits.run(&at_random(), CACHE).misses, 0.344);
         about(Workload::Hot.run(&at_random(), CACHE).misses, 0.103);
         about(Workload::Stream.run(&at_random(), CACHE).misses, 0.607);
@@ -297,9 +304,10 @@ mod tests {
 
     #[test]
     fn a_hot_part_of_three_caches_misses_as_computed() {
-        // 1 - sum over places of (sum of p^2 / sum of p), with p = 0.9 over a quarter of the cache and 0.1 over the rest; at random,
-        // each of a place's eight frames is a hot page with probability 0.25 / 8 and a cold one with 2.75 / 8; in order, each
-        // of its three pages is a hot one with probability 1 / 12 if those are scattered.
+        // 1 - sum over places of (sum of p^2 / sum of p), with p = 0.9 over a quarter of the cache
+        // and 0.1 over the rest; at random, each of a place's eight frames is a hot page with
+        // probability 0.25 / 8 and a cold one with 2.75 / 8; in order, each of its three pages is a
+        // hot one with probability 1 / 12 if those are scattered.
         about(Workload::Gups.run(&in_order(), CACHE).misses, 0.090);
         about(Workload::Gups.run(&at_random(), CACHE).misses, 0.183);
         about(Workload::GupsScattered.run(&in_order(), CACHE).misses, 0.160);

@@ -1,6 +1,7 @@
-//! The functions of a stock Linux, told by the kernel itself (/proc/kallsyms): it is booted once, unwatched, and the answer
-//! kept while its file stays as it is. Distributions ship no symbols beside their kernels, and reading /proc/kallsyms in the
-//! watched run would cost more instructions than many programs.
+//! The functions of a stock Linux, told by the kernel itself (/proc/kallsyms): it is booted once,
+//! unwatched, and the answer kept while its file stays as it is. Distributions ship no symbols
+//! beside their kernels, and reading /proc/kallsyms in the watched run would cost more instructions
+//! than many programs.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Another machine on the guest's network: frames go to a TCP/IP stack of this process instead of QEMU's.
+//! Another machine on the guest's network: frames go to a TCP/IP stack of this process instead of
+//! QEMU's.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};

@@ -1,7 +1,8 @@
 # From the PVH loader to Rust in the high half.
 #
 # Entered in 32-bit protected mode, paging off, interrupts off, ebx = physical address of the start
-# info (Xen's public/arch-x86/hvm/start_info.h). Uses conventional memory away from the loader's data (0..0x10000, 0x20000 under QEMU):
+# info (Xen's public/arch-x86/hvm/start_info.h). Uses conventional memory away from the loader's
+# data (0..0x10000, 0x20000 under QEMU):
 #   0x51000 top-level table   0x52000 identity PDPT   0x53000 identity PD (first GiB)
 #   0x54000 image PDPT        0x55000, 0x56000 image PDs (two GiB)      0x57000..0x58000 stack
 #   0x58000 trampoline        0x59000..0x62000 image tables (9: 16 MiB from any page on)

@@ -19,7 +19,8 @@ use crate::{apic, cpu, irq, registers, serial, time, traps};
 mod pvh;
 mod slide;
 
-/// The page allocator and what firmware says are built on it, by value, before there is a heap to build them in.
+/// The page allocator and what firmware says are built on it, by value, before there is a heap to
+/// build them in.
 const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 /// The loader's tables that map the image (`boot.s`): this many frames from this one on.
@@ -65,8 +66,8 @@ pub struct BootInfo {
     command_line_len: usize,
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
-    /// Usable memory from 1 MiB on, the longest run first. The image lies in one of them, anywhere: it
-    /// is looked at apart, so that two runs do not become three on the way of each window.
+    /// Usable memory from 1 MiB on, the longest run first. The image lies in one of them, anywhere:
+    /// it is looked at apart, so that two runs do not become three on the way of each window.
     plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
@@ -308,7 +309,8 @@ pub fn initrd() -> Result<&'static [u8], OutOfMemory> {
         Initrd::Released => return Ok(&[]),
     };
     *mapped = Initrd::Mapped(address);
-    // SAFETY: just mapped for reading, its frames are reserved, and `release_initrd` demands that nobody looks any more.
+    // SAFETY: just mapped for reading, its frames are reserved, and `release_initrd` demands that
+    // nobody looks any more.
     Ok(unsafe { core::slice::from_raw_parts(address.0 as *const u8, len as usize) })
 }
 
@@ -320,8 +322,8 @@ enum Initrd {
 
 static INITRD: SpinLock<Initrd> = SpinLock::new(Initrd::Fresh);
 
-/// Unmap the initial RAM disk and hand over its frames, to be added to the page allocator. A slice of
-/// [`initrd`] that is still looked at afterwards is a page fault that is reported.
+/// Unmap the initial RAM disk and hand over its frames, to be added to the page allocator. A slice
+/// of [`initrd`] that is still looked at afterwards is a page fault that is reported.
 pub fn release_initrd() -> PfnRange {
     let mut mapped = INITRD.lock();
     let frames = info().initrd_frames();
@@ -357,7 +359,8 @@ unsafe extern "Rust" {
     safe fn freehold_kernel_main(boot: &'static BootInfo) -> !;
 }
 
-/// Name the function that start-up ends in: `kernel_entry!(main)` where `fn main(&'static BootInfo) -> !`.
+/// Name the function that start-up ends in: `kernel_entry!(main)` where
+/// `fn main(&'static BootInfo) -> !`.
 #[macro_export]
 macro_rules! kernel_entry {
     ($main:path) => {

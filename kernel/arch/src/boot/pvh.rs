@@ -18,8 +18,8 @@ impl Low {
         if address == 0 || address >= IDENTITY_END {
             return 0;
         }
-        // SAFETY: the address is in the identity map of the first GiB, where the loader left its data and
-        // nothing of Rust's is written meanwhile; any byte is valid.
+        // SAFETY: the address is in the identity map of the first GiB, where the loader left its
+        // data and nothing of Rust's is written meanwhile; any byte is valid.
         unsafe { (address as *const u8).read_volatile() }
     }
     fn u32(self, offset: u64) -> u32 {
@@ -30,8 +30,8 @@ impl Low {
     }
 }
 
-/// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied: it uses no
-/// memory but the loader's. `start_info` is 0 where there is none.
+/// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied:
+/// it uses no memory but the loader's. `start_info` is 0 where there is none.
 pub(super) fn has_nokaslr(start_info: u64) -> bool {
     // "nokaslr" as a number: constants in memory are not in reach yet.
     const WORD: u64 = 0x0072_6c73_616b_6f6e;

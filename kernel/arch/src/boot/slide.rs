@@ -23,8 +23,8 @@
 //!
 //! The kernel parameter `nokaslr` leaves the image where it is linked and loaded, for a debugger.
 //!
-//! Everything else comes from RDRAND and the time stamp: with `--icount --seed N` the emulator gives the
-//! same bits each time.
+//! Everything else comes from RDRAND and the time stamp: with `--icount --seed N` the emulator
+//! gives the same bits each time.
 
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, PfnRange};
 

@@ -1,8 +1,8 @@
 //! Starting the other CPUs: INIT, then start-up interrupts to all at once.
 //!
-//! Each runs the trampoline (`start.s`, copied below 1 MiB) on the loader's page tables, which still map
-//! low memory and the image, draws a stack by ticket, loads the kernel's root, and finds its number by its
-//! identifier on the interrupt bus. Manual: Intel SDM volume 3, 9.4.
+//! Each runs the trampoline (`start.s`, copied below 1 MiB) on the loader's page tables, which
+//! still map low memory and the image, draws a stack by ticket, loads the kernel's root, and finds
+//! its number by its identifier on the interrupt bus. Manual: Intel SDM volume 3, 9.4.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -59,9 +59,10 @@ fn trampoline() -> &'static [u8] {
     &[]
 }
 
-/// Start the CPUs behind the first. `apic_ids` are the numbers of all CPUs on the interrupt bus, in the order of their
-/// [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off, on a stack of 24 KiB. Returns how many CPUs
-/// run, this one included: numbers are dense, so where one does not answer, those behind it are not used.
+/// Start the CPUs behind the first. `apic_ids` are the numbers of all CPUs on the interrupt bus, in
+/// the order of their [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off,
+/// on a stack of 24 KiB. Returns how many CPUs run, this one included: numbers are dense, so where
+/// one does not answer, those behind it are not used.
 ///
 /// # Panics
 /// When called twice, or before the clock runs.
@@ -74,7 +75,8 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
     let code = trampoline();
     for (offset, &byte) in code.iter().enumerate() {
         let to = tables::frame_ptr(TRAMPOLINE).wrapping_add(offset);
-        // SAFETY: the frame below 1 MiB is memory, in the direct map, reserved, and used for nothing else.
+        // SAFETY: the frame below 1 MiB is memory, in the direct map, reserved, and used for
+        // nothing else.
         unsafe { to.write_volatile(byte) };
     }
     ROOT.store(tables::root().start().0, Ordering::Release);

@@ -1,5 +1,6 @@
-# A secondary CPU from real mode to Rust. Copied to {trampoline}, where a start-up interrupt begins it with
-# cs = that / 16 and ip = 0. The loader's tables (top at 0x51000) map low memory and the image.
+# A secondary CPU from real mode to Rust. Copied to {trampoline}, where a start-up interrupt begins
+# it with cs = that / 16 and ip = 0. The loader's tables (top at 0x51000) map low memory and the
+# image.
 
 .section .rodata.secondary, "a"
 .balign 16

@@ -1,14 +1,15 @@
 //! Magazines: the free objects that one CPU has at hand, a list for each size.
 //!
-//! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context: the kernel is not preemptible and
-//! interrupt handlers do not use the heap, so nobody comes between two steps, and a hit writes no line that another CPU
-//! writes. Others read the counts only, for [statistics](super::stats). What a magazine lacks it takes from the slabs
-//! under their lock, all free objects of one block at a time, so that objects that share a line are one CPU's; what is too
-//! much for it goes back there. Linux' nearest relatives are a CPU's slab in mm/slub.c, and the magazines of Bonwick
-//! and Adams, "Magazines and Vmem" (USENIX 2001).
+//! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context: the kernel is
+//! not preemptible and interrupt handlers do not use the heap, so nobody comes between two steps,
+//! and a hit writes no line that another CPU writes. Others read the counts only, for
+//! [statistics](super::stats). What a magazine lacks it takes from the slabs under their lock, all
+//! free objects of one block at a time, so that objects that share a line are one CPU's; what is
+//! too much for it goes back there. Linux' nearest relatives are a CPU's slab in mm/slub.c, and the
+//! magazines of Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
 //!
-//! **Bounds.** A magazine has at most the objects of one block, or [`LEAST_ROOM`] where these are fewer: all of a
-//! CPU's together hold about 80 KiB.
+//! **Bounds.** A magazine has at most the objects of one block, or [`LEAST_ROOM`] where these are
+//! fewer: all of a CPU's together hold about 80 KiB.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -54,7 +55,8 @@ impl Magazines {
     #[inline]
     pub(super) fn take(&self, class: usize) -> Option<NonNull<u8>> {
         let object = NonNull::new(self.free[class].load(Ordering::Relaxed))?;
-        // SAFETY: what is on the list is free and holds the next one's address; only this CPU uses it.
+        // SAFETY: what is on the list is free and holds the next one's address; only this CPU uses
+        // it.
         let next = unsafe { object.as_ref() }.next;
         self.free[class].store(next, Ordering::Relaxed);
         self.add_to_count(class, -1);
@@ -107,7 +109,8 @@ impl Magazines {
         } else {
             let mut last = first;
             for _ in 1..keep {
-                // SAFETY: the list has `count` objects, which are free and this CPU's; fewer are passed.
+                // SAFETY: the list has `count` objects, which are free and this CPU's; fewer are
+                // passed.
                 last = unsafe { (*last).next };
             }
             // SAFETY: as above.

@@ -1,19 +1,20 @@
 //! The kernel heap: what `alloc` allocates from.
 //!
 //! Sizes up to 2048 bytes come from slabs, blocks of 1 to 4 frames cut into objects of one size
-//! ([`slab`]), by way of what each CPU has at hand ([`magazine`]); larger ones are whole orders of frames. Empty slabs go
-//! back, but for one per size. Not for interrupt handlers. The heap's lock is never held while frames are asked for or
-//! given back.
+//! ([`slab`]), by way of what each CPU has at hand ([`magazine`]); larger ones are whole orders of
+//! frames. Empty slabs go back, but for one per size. Not for interrupt handlers. The heap's lock
+//! is never held while frames are asked for or given back.
 //!
-//! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it before can
-//! make small infallible allocations.
+//! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it
+//! before can make small infallible allocations.
 //!
 //! **Injected failures.** Where a [hook](inject_faults) is set, it is asked before each allocation,
 //! and an allocation that it fails finds nothing but the reserve. Inside of [`fallibly`] it does
 //! not find the reserve either: there the caller takes a failure as a value. Outside, the caller
 //! may be one that cannot, and the reserve is what it is entitled to: so it gets a small object
-//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve. Once there is a hook, no CPU
-//! gets objects to have at hand; those that other CPUs had then are handed out unasked.
+//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve. Once there is a
+//! hook, no CPU gets objects to have at hand; those that other CPUs had then are handed out
+//! unasked.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -38,7 +39,8 @@ static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
 /// Whether the reserve misses something; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
-/// How many objects a CPU may have at hand: none once failures are injected, so that only who asks further has to ask the hook.
+/// How many objects a CPU may have at hand: none once failures are injected, so that only who asks
+/// further has to ask the hook.
 static ROOMS: [AtomicU32; CLASSES.len()] = {
     let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
     let mut class = 0;
@@ -107,8 +109,8 @@ static WATCH: Once<Watch> = Once::new();
 /// Who is told where the heap is [checked](CHECKED). Neither function allocates or sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// A small object, up to 2048 bytes, whose maker did not say that it takes a failure as a value takes so many
-    /// bytes. Larger ones are lists of the mm crates, which do.
+    /// A small object, up to 2048 bytes, whose maker did not say that it takes a failure as a value
+    /// takes so many bytes. Larger ones are lists of the mm crates, which do.
     pub drawn: fn(usize),
     /// The reserve is full.
     pub ensured: fn(),
@@ -198,8 +200,8 @@ pub fn stats() -> HeapStats {
     }
 }
 
-/// Make sure that the reserve is full, so that small allocations of altogether `bytes` bytes (at most
-/// 32 KiB) made next, before others drain it, do not fail for lack of memory.
+/// Make sure that the reserve is full, so that small allocations of altogether `bytes` bytes (at
+/// most 32 KiB) made next, before others drain it, do not fail for lack of memory.
 ///
 /// # Errors
 /// When the page allocator cannot fill the reserve, or `bytes` is more than a reserve can promise.
@@ -284,7 +286,8 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
     take_object(class, take_reserved)
 }
 
-/// An object of a class of which nothing was at hand; null where `source` has no frames for another block.
+/// An object of a class of which nothing was at hand; null where `source` has no frames for another
+/// block.
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
         // Whoever looks for frames may allocate, and may go on on another CPU.
@@ -292,12 +295,14 @@ fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
             return object.as_ptr();
         }
         let Some(first) = source(CLASSES[class].order) else { return ptr::null_mut() };
-        // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
+        // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's
+        // order.
         unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
     }
 }
 
-/// An object from the slabs, and the others of its block to have at hand, where nothing of the class is.
+/// An object from the slabs, and the others of its block to have at hand, where nothing of the
+/// class is.
 fn take_from_slabs(class: usize) -> Option<NonNull<u8>> {
     if INJECTING.load(Ordering::Relaxed) {
         return SLABS.lock().take(class);
@@ -340,7 +345,8 @@ fn give_further(class: usize, object: *mut u8) {
     give_chain(class, rest);
 }
 
-/// What nothing at hand serves: large layouts, classes of which nothing is, and all while failures are injected.
+/// What nothing at hand serves: large layouts, classes of which nothing is, and all while failures
+/// are injected.
 #[cold]
 #[inline(never)]
 fn alloc_further(layout: Layout) -> *mut u8 {
@@ -357,8 +363,9 @@ fn alloc_further(layout: Layout) -> *mut u8 {
 #[derive(Debug)]
 pub struct KernelHeap;
 
-// SAFETY: blocks are disjoint (a slab hands out each object once, the page allocator each frame once), as
-// large and as aligned as the layout asks, and stay in the direct map until they are given back.
+// SAFETY: blocks are disjoint (a slab hands out each object once, the page allocator each frame
+// once), as large and as aligned as the layout asks, and stay in the direct map until they are
+// given back.
 unsafe impl GlobalAlloc for KernelHeap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -379,7 +386,8 @@ unsafe impl GlobalAlloc for KernelHeap {
         if !magazines.has_room(class, ROOMS[class].load(Ordering::Relaxed)) {
             return give_further(class, object);
         }
-        // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this class.
+        // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this
+        // class.
         unsafe { magazines.give(class, object) };
     }
 }

@@ -1,12 +1,12 @@
 //! Slabs: naturally aligned blocks of frames, each cut into objects of one size.
 //!
-//! A block starts with its [`SlabHeader`]; free objects hold the list of free objects. Per class, the blocks
-//! with a free object are on a doubly linked list; full ones are on none. Blocks come from and go to the
-//! caller, so that the whole lives under one lock without calling out.
+//! A block starts with its [`SlabHeader`]; free objects hold the list of free objects. Per class,
+//! the blocks with a free object are on a doubly linked list; full ones are on none. Blocks come
+//! from and go to the caller, so that the whole lives under one lock without calling out.
 //!
-//! A new block's objects are handed out in an order that is drawn at random, so that which object lies behind another
-//! is not known: an order for each class, drawn once, from a place that is drawn for each block (as Linux'
-//! `CONFIG_SLAB_FREELIST_RANDOM`).
+//! A new block's objects are handed out in an order that is drawn at random, so that which object
+//! lies behind another is not known: an order for each class, drawn once, from a place that is
+//! drawn for each block (as Linux' `CONFIG_SLAB_FREELIST_RANDOM`).
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -168,7 +168,8 @@ impl Slabs {
         }
     }
 
-    /// A number below `bound`, which is small (Marsaglia, "Xorshift RNGs", 2003; a multiplication draws from its upper half).
+    /// A number below `bound`, which is small (Marsaglia, "Xorshift RNGs", 2003; a multiplication
+    /// draws from its upper half).
     fn below(&mut self, bound: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -184,7 +185,8 @@ impl Slabs {
     /// An object, where a block of the class has a free one.
     pub(super) fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         let block = self.partial[class];
-        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
+        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed
+        // mutably.
         let header = unsafe { block.as_mut() }?;
         // SAFETY: a block on the list has a free object.
         let object = unsafe { NonNull::new_unchecked(header.free) };
@@ -202,14 +204,16 @@ impl Slabs {
     /// All free objects of one block, where there is one.
     pub(super) fn take_block(&mut self, class: usize) -> Option<Chain> {
         let block = self.partial[class];
-        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
+        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed
+        // mutably.
         let header = unsafe { block.as_mut() }?;
         let count = OBJECTS[class] as usize - header.used;
         let first = core::mem::replace(&mut header.free, ptr::null_mut());
         header.used += count;
         self.used[class] += count;
         self.unlink(class, block);
-        // SAFETY: a block's free objects are `count`, each holds the next one's address, and the block forgot them.
+        // SAFETY: a block's free objects are `count`, each holds the next one's address, and the
+        // block forgot them.
         Some(unsafe { Chain::new(first, count as u32) })
     }
 
@@ -236,14 +240,15 @@ impl Slabs {
         self.link(class, header);
     }
 
-    /// Take an object back. Returns its block when that became empty and the class has others: it is no
-    /// longer this structure's then.
+    /// Take an object back. Returns its block when that became empty and the class has others: it
+    /// is no longer this structure's then.
     ///
     /// # Safety
     /// `object` came from here for the same class and is not used any more.
     pub(super) unsafe fn give(&mut self, class: usize, object: *mut u8) -> Option<*mut u8> {
         let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut SlabHeader;
-        // SAFETY: an object's block starts at the next lower multiple of the block size, with its header.
+        // SAFETY: an object's block starts at the next lower multiple of the block size, with its
+        // header.
         let header = unsafe { &mut *block };
         let was_full = header.free.is_null();
         let free = object.cast::<Free>();
@@ -271,7 +276,8 @@ impl Slabs {
 
     fn link(&mut self, class: usize, block: *mut SlabHeader) {
         let old = core::mem::replace(&mut self.partial[class], block);
-        // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header now.
+        // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header
+        // now.
         let header = unsafe { &mut *block };
         header.next = old;
         header.prev = ptr::null_mut();

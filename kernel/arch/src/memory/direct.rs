@@ -1,11 +1,13 @@
-//! The direct map: kernel-owned pageblocks, and nothing else, in 2 MiB pages without execute permission.
+//! The direct map: kernel-owned pageblocks, and nothing else, in 2 MiB pages without execute
+//! permission.
 //!
-//! Whoever owns a pageblock (the page allocator) lets it enter before its first kernel frame is handed out
-//! and makes it leave before its first user frame is. Two kinds of block are mapped in 4 KiB pages and stay
-//! for ever: the first (memory below 1 MiB is full of holes) and those that hold the image, whose own pages
-//! are left out, since text must have no writable alias.
+//! Whoever owns a pageblock (the page allocator) lets it enter before its first kernel frame is
+//! handed out and makes it leave before its first user frame is. Two kinds of block are mapped in 4
+//! KiB pages and stay for ever: the first (memory below 1 MiB is full of holes) and those that hold
+//! the image, whose own pages are left out, since text must have no writable alias.
 //!
-//! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), the image's own frames left out as always.
+//! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), the image's own
+//! frames left out as always.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,13 +35,14 @@ pub(crate) fn contains(frame: Pfn) -> bool {
     }
 }
 
-/// Whether the kernel reaches any of these frames' bytes through the direct map. One look, where they lie in a pageblock that is
-/// of one side as a whole.
+/// Whether the kernel reaches any of these frames' bytes through the direct map. One look, where
+/// they lie in a pageblock that is of one side as a whole.
 pub(crate) fn touches(frames: PfnRange) -> bool {
     whole_block(frames).unwrap_or_else(|| frames.iter().any(contains))
 }
 
-/// Whether the kernel reaches all of these frames' bytes through the direct map. One look, as above.
+/// Whether the kernel reaches all of these frames' bytes through the direct map. One look, as
+/// above.
 pub(crate) fn holds(frames: PfnRange) -> bool {
     whole_block(frames).unwrap_or_else(|| frames.iter().all(contains))
 }

@@ -48,8 +48,9 @@ impl KernelPages {
 impl Deref for KernelPages {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frames are mapped side by side in the direct map for as long as this owner has them
-        // (checked when it was made; a pageblock leaves only when none of its frames is in use).
+        // SAFETY: the frames are mapped side by side in the direct map for as long as this owner
+        // has them (checked when it was made; a pageblock leaves only when none of its frames is in
+        // use).
         unsafe { core::slice::from_raw_parts(self.as_ptr(), PAGE_SIZE << self.order) }
     }
 }

@@ -1,14 +1,15 @@
 //! Where the areas of the kernel half begin: drawn at boot, the same in every address space.
 //!
-//! Each area gets a top-level slot (512 GiB) of its own, drawn without repetition, and inside it a random
-//! start of 1 GiB granularity (windows: 256 MiB). The last slots stay with the image.
+//! Each area gets a top-level slot (512 GiB) of its own, drawn without repetition, and inside it a
+//! random start of 1 GiB granularity (windows: 256 MiB). The last slots stay with the image.
 
 /// Bytes under one top-level entry.
 pub(crate) const SLOT: u64 = 1 << 39;
 const GIB: u64 = 1 << 30;
 /// Bytes of the windows of all CPUs: those of 4 KiB, and from the middle on those of 2 MiB.
 pub(crate) const WINDOWS_SPAN: u64 = 256 << 20;
-/// Addresses of the direct map above the end of the memory of start-up, for memory that is plugged in later.
+/// Addresses of the direct map above the end of the memory of start-up, for memory that is plugged
+/// in later.
 pub(crate) const PLUGGABLE_SPAN: u64 = 1 << 40;
 /// Bytes of the frame table's area.
 pub(crate) const FRAME_TABLE_SPAN: u64 = 128 * GIB;
@@ -32,7 +33,8 @@ const fn slot_start(slot: u64) -> u64 {
     0xffff_0000_0000_0000 | slot << 39
 }
 
-/// Draw a layout for `direct_span` bytes of physical memory (at most 32 TiB), with bits from `random`.
+/// Draw a layout for `direct_span` bytes of physical memory (at most 32 TiB), with bits from
+/// `random`.
 pub(crate) fn choose(mut random: impl FnMut() -> u64, direct_span: u64) -> VirtualLayout {
     let direct_span = direct_span.next_multiple_of(GIB);
     let direct_start = (random() % 512) * GIB;

@@ -1,8 +1,8 @@
 //! The kernel half of every address space, and who gives it frames.
 //!
-//! Order of start-up: the loader's identity map → [`build`] (final tables: image W^X, direct map, windows)
-//! → [`frame_table`] → [`seal`] → the page allocator is set up → [`set_frame_provider`]. Until the last step
-//! frames come from start-up's own bump allocator.
+//! Order of start-up: the loader's identity map → [`build`] (final tables: image W^X, direct map,
+//! windows) → [`frame_table`] → [`seal`] → the page allocator is set up → [`set_frame_provider`].
+//! Until the last step frames come from start-up's own bump allocator.
 
 use core::fmt;
 use core::ops::Range;
@@ -46,8 +46,9 @@ impl fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// Where kernel frames come from once the page allocator works. Called with preemption and interrupts on
-/// and no lock held, so that it may change a pageblock's side, flush and reclaim; it must not block.
+/// Where kernel frames come from once the page allocator works. Called with preemption and
+/// interrupts on and no lock held, so that it may change a pageblock's side, flush and reclaim; it
+/// must not block.
 pub trait FrameProvider: Sync {
     /// 2^`order` kernel-side frames (in the direct map), aligned to that, with any content.
     fn alloc(&self, order: u32) -> Option<Pfn>;
@@ -176,16 +177,17 @@ pub(crate) fn frame_table_end() -> Pfn {
     boot::info().memory_end().max(pluggable::end())
 }
 
-/// Map the frame table: for each frame from 0 to the end of memory, with what may be plugged in, a record and what goes with it, each in an array of its
-/// own. Nobody clears them: the page allocator writes a pageblock's when it first hands it out.
-/// Those of frames that are no memory, or not yet, are read-only copies of one zero page: writing
-/// to them is a fault that is reported.
+/// Map the frame table: for each frame from 0 to the end of memory, with what may be plugged in, a
+/// record and what goes with it, each in an array of its own. Nobody clears them: the page
+/// allocator writes a pageblock's when it first hands it out. Those of frames that are no memory,
+/// or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.
 ///
 /// # Panics
-/// When called twice, after [`seal`], or for records that do not divide a page or are shorter than 8 bytes.
+/// When called twice, after [`seal`], or for records that do not divide a page or are shorter than
+/// 8 bytes.
 pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
 -> Result<(&'static [T], &'static [U]), OutOfMemory> {
     let parts = [TablePart::of::<T>(0), TablePart::of::<U>(1)];
@@ -278,8 +280,8 @@ pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], Ou
         let table = tables::table_at(address, 2, &mut || alloc_frames(0))?;
         X86.store_entry(table, tables::index_at(address, 2), leaf(frames, DATA | LARGE));
     }
-    // SAFETY: just mapped without a gap, aligned to 2 MiB, filled with zeroes, which are a T, never unmapped, and handed
-    // out once.
+    // SAFETY: just mapped without a gap, aligned to 2 MiB, filled with zeroes, which are a T, never
+    // unmapped, and handed out once.
     Ok(unsafe { core::slice::from_raw_parts(start.0 as *const T, count) })
 }
 
@@ -315,9 +317,10 @@ fn zeroed(order: u32) -> Result<Pfn, OutOfMemory> {
     Ok(first)
 }
 
-/// End start-up's own use of frames; returns what it took and what else is not the page allocator's:
-/// sorted, disjoint runs. Pageblocks that hold a part of one stay on the kernel's side for ever. The
-/// runs of the initial RAM disk among them come back with [`crate::boot::release_initrd`].
+/// End start-up's own use of frames; returns what it took and what else is not the page
+/// allocator's: sorted, disjoint runs. Pageblocks that hold a part of one stay on the kernel's side
+/// for ever. The runs of the initial RAM disk among them come back with
+/// [`crate::boot::release_initrd`].
 pub fn seal() -> &'static [PfnRange] {
     if RESERVED.get().is_none() {
         boot_frames::seal();
@@ -424,12 +427,14 @@ impl Tables for X86 {
     }
 }
 
-/// Entries that are looked at together: as many as a fault on a file fills in passing. Eight cost a large empty range half as much again.
+/// Entries that are looked at together: as many as a fault on a file fills in passing. Eight cost a
+/// large empty range half as much again.
 const CHUNK: usize = 16;
 
 /// Show `f` the entries of `range` that are in use, upwards.
 ///
-/// `f` is called in one place: it is the whole of what fork and exit do with a page, and in two it would be a call for each.
+/// `f` is called in one place: it is the whole of what fork and exit do with a page, and in two it
+/// would be a call for each.
 #[inline]
 fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
     let slots = &checked_entries(table)[..range.end];
@@ -456,8 +461,9 @@ fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU6
 }
 
 impl X86 {
-    /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new root
-    /// and never changes after start-up. Nodes differ in the image's slot, where they have replicas of it.
+    /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new
+    /// root and never changes after start-up. Nodes differ in the image's slot, where they have
+    /// replicas of it.
     pub fn kernel_root(self, node: NodeId) -> Pfn {
         replica::root_of(node)
     }

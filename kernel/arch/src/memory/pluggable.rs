@@ -1,15 +1,19 @@
-//! Memory that is plugged in and unplugged while the machine runs: which of it is there, and the memory of its frame records.
+//! Memory that is plugged in and unplugged while the machine runs: which of it is there, and the
+//! memory of its frame records.
 //!
-//! Regions are [declared](declare) at start-up, before the frame table is made, and get their places in the direct map's and the frame
-//! table's areas: tables only. The records of a pageblock that is not there are one page of zeroes, shared and read-only, as those of
-//! holes are; [`plug`] puts memory of their own in its place (12 KiB for 2 MiB) and [`unplug`] takes it away again. So a machine pays
-//! for memory that it may get with 4 KiB a GiB, and for memory that it has with 1/170 of it.
+//! Regions are [declared](declare) at start-up, before the frame table is made, and get their
+//! places in the direct map's and the frame table's areas: tables only. The records of a pageblock
+//! that is not there are one page of zeroes, shared and read-only, as those of holes are; [`plug`]
+//! puts memory of their own in its place (12 KiB for 2 MiB) and [`unplug`] takes it away again. So
+//! a machine pays for memory that it may get with 4 KiB a GiB, and for memory that it has with
+//! 1/170 of it.
 //!
-//! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own; windows and the direct map take frames of
-//! such pageblocks only.
+//! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own;
+//! windows and the direct map take frames of such pageblocks only.
 //!
-//! **Protocol.** The device gives a pageblock, [`plug`], the page allocator gets it; the other way round the page allocator has let go of it
-//! before [`unplug`]. [`PLUGGING`] is held while entries change, never while frames are allocated, freed, or translations forgotten.
+//! **Protocol.** The device gives a pageblock, [`plug`], the page allocator gets it; the other way
+//! round the page allocator has let go of it before [`unplug`]. [`PLUGGING`] is held while entries
+//! change, never while frames are allocated, freed, or translations forgotten.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -71,14 +75,16 @@ pub(super) fn end() -> Pfn {
     regions.iter().map(|region| region.blocks.end).max().unwrap_or_default()
 }
 
-/// Whether memory can be plugged in there: whole pageblocks that the kernel has addresses for and that hold none of the memory of start-up.
+/// Whether memory can be plugged in there: whole pageblocks that the kernel has addresses for and
+/// that hold none of the memory of start-up.
 pub fn is_possible(blocks: PfnRange) -> bool {
     let whole = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
     let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_PART / RECORD);
     whole && !blocks.is_empty() && within && !boot::info().is_partly_usable(blocks)
 }
 
-/// Declare where memory may be plugged in: disjoint runs, each [possible](is_possible). Before the frame table is made.
+/// Declare where memory may be plugged in: disjoint runs, each [possible](is_possible). Before the
+/// frame table is made.
 ///
 /// # Errors
 /// When there is no memory for the tables.
@@ -123,7 +129,8 @@ fn check(block: Pfn) -> &'static PluggableRegion {
     region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
 }
 
-/// Memory for the records of a pageblock in a part of the table, all zeroes; what is not used is given back.
+/// Memory for the records of a pageblock in a part of the table, all zeroes; what is not used is
+/// given back.
 struct Fresh {
     records: VirtAddr,
     pages: u64,
@@ -186,7 +193,8 @@ impl Drop for Fresh {
     }
 }
 
-/// The pageblock from `block` on is there now: give its records memory, all zeroes. `alloc` gives 2^order kernel-side frames.
+/// The pageblock from `block` on is there now: give its records memory, all zeroes. `alloc` gives
+/// 2^order kernel-side frames.
 ///
 /// # Errors
 /// When `alloc` gives none; nothing has changed then.

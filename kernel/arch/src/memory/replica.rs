@@ -1,7 +1,7 @@
 //! The image as [`freehold_replica`] copies it, and the root of each node's kernel half.
 //!
-//! Roots are set once, on the first CPU, before a second one runs and before an address space exists. Every CPU then has its node's
-//! root, or a copy of it, loaded for ever ([`load_own`]).
+//! Roots are set once, on the first CPU, before a second one runs and before an address space
+//! exists. Every CPU then has its node's root, or a copy of it, loaded for ever ([`load_own`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -20,7 +20,8 @@ static ROOTS: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
 /// Whether a node's root differs from the kernel's own.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// By CPU: how often it was about to load a root with another node's image. The microscope reads it.
+/// By CPU: how often it was about to load a root with another node's image. The microscope reads
+/// it.
 static SHARED_LOADS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// By CPU: what the count was when it last forgot the text of such a root.
 static FORGOTTEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
@@ -53,7 +54,8 @@ pub(super) fn root_of(node: NodeId) -> Pfn {
     }
 }
 
-/// Loads the kernel's root of `cpu`'s node, on `cpu`, which has the kernel's own loaded, and forgets what that one's text was.
+/// Loads the kernel's root of `cpu`'s node, on `cpu`, which has the kernel's own loaded, and
+/// forgets what that one's text was.
 pub fn load_own(cpu: CpuId) {
     let root = root_of(X86.node_of_cpu(cpu));
     if root != tables::root() {
@@ -63,7 +65,8 @@ pub fn load_own(cpu: CpuId) {
     }
 }
 
-/// `cpu`, which this is, is about to load a root with another node's image, for want of memory for one of its own.
+/// `cpu`, which this is, is about to load a root with another node's image, for want of memory for
+/// one of its own.
 pub fn note_shared_load(cpu: CpuId) {
     SHARED_LOADS[usize::from(cpu.0)].fetch_add(1, Ordering::Relaxed);
 }
@@ -78,8 +81,8 @@ pub(crate) fn shared_loads() -> VirtAddr {
     VirtAddr(SHARED_LOADS.as_ptr() as u64)
 }
 
-/// Forgets the text of a shared root, if `cpu`, which this is, has loaded one since this was asked last and has its own loaded now: global
-/// entries outlive the root.
+/// Forgets the text of a shared root, if `cpu`, which this is, has loaded one since this was asked
+/// last and has its own loaded now: global entries outlive the root.
 pub fn forget_shared_text(cpu: CpuId) {
     let number = usize::from(cpu.0);
     let count = SHARED_LOADS[number].load(Ordering::Relaxed);
@@ -96,7 +99,8 @@ impl Port for ImagePort {
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
         assert!(page < boot::read_only_frames().len() && X86.current_root() == tables::root());
         let address = boot::read_only_parts().0.start + page * PAGE_SIZE as u64;
-        // SAFETY: text and read-only data are mapped for reading, for ever, and nobody writes to them.
+        // SAFETY: text and read-only data are mapped for reading, for ever, and nobody writes to
+        // them.
         f(unsafe { &*(address as *const [u8; PAGE_SIZE]) })
     }
     fn rest(self) -> Rest {

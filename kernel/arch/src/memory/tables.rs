@@ -1,8 +1,8 @@
 //! The kernel's own translation tables: entries, and mapping in the kernel half.
 //!
-//! One root holds the kernel half; every other root copies its top-level entries, which never change
-//! after start-up. Below the top, tables are added with compare-exchange, without a lock, and stay.
-//! Manual: Intel SDM volume 3, 4.5.
+//! One root holds the kernel half; every other root copies its top-level entries, which never
+//! change after start-up. Below the top, tables are added with compare-exchange, without a lock,
+//! and stay. Manual: Intel SDM volume 3, 4.5.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,8 +25,8 @@ pub(crate) const TEXT: u64 = PRESENT | ACCESSED | GLOBAL;
 pub(crate) const DEVICE: u64 = DATA | UNCACHED | WRITE_THROUGH;
 const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
 
-/// What is added to a physical address to reach a kernel-owned byte: 0 while the loader's identity map
-/// is on, the direct map's base afterwards.
+/// What is added to a physical address to reach a kernel-owned byte: 0 while the loader's identity
+/// map is on, the direct map's base afterwards.
 static DIRECT_BASE: AtomicU64 = AtomicU64::new(0);
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);
@@ -46,8 +46,8 @@ pub(crate) fn root() -> Pfn {
     Pfn(ROOT.load(Ordering::Relaxed))
 }
 
-/// Where the bytes of a kernel-owned frame are. Dereferencing needs the frame's pageblock in the direct
-/// map (or below 1 GiB under the identity map).
+/// Where the bytes of a kernel-owned frame are. Dereferencing needs the frame's pageblock in the
+/// direct map (or below 1 GiB under the identity map).
 #[inline]
 pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
     (direct_base() + frame.start().0) as *mut u8
@@ -67,15 +67,16 @@ pub(crate) fn entry(table: Pfn, index: usize) -> &'static AtomicU64 {
 #[inline]
 pub(crate) fn entries(table: Pfn) -> &'static [AtomicU64; TABLE_ENTRIES] {
     let address = frame_ptr(table) as usize;
-    // SAFETY: the address is aligned and inside the direct map's area (or the identity map at boot), where
-    // a byte is either kernel-owned memory, valid as any integer for ever, or absent, which ends in a report.
+    // SAFETY: the address is aligned and inside the direct map's area (or the identity map at
+    // boot), where a byte is either kernel-owned memory, valid as any integer for ever, or absent,
+    // which ends in a report.
     unsafe { &*(address as *const [AtomicU64; TABLE_ENTRIES]) }
 }
 
 /// Fill a frame of the direct map, which is or becomes a table, with zeroes.
 pub(crate) fn clear(frame: Pfn) {
-    // SAFETY: the frame is the caller's alone and its bytes are where `frame_ptr` says; a frame that is not in the
-    // direct map ends in a report.
+    // SAFETY: the frame is the caller's alone and its bytes are where `frame_ptr` says; a frame
+    // that is not in the direct map ends in a report.
     unsafe { frame_ptr(frame).write_bytes(0, PAGE_SIZE) };
 }
 

@@ -1,18 +1,21 @@
 //! Windows: short-lived mappings of one frame, private to a CPU.
 //!
-//! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its model, is `mm/xpfo`'s
-//! [`Lap`]. So a window costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches
-//! one. A whole pageblock is zeroed in one window of 2 MiB, which the CPU forgets as it closes.
+//! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its model, is
+//! `mm/xpfo`'s [`Lap`]. So a window costs one entry store on each side and 1/64 of a local flush,
+//! and no other CPU ever caches one. A whole pageblock is zeroed in one window of 2 MiB, which the
+//! CPU forgets as it closes.
 //!
-//! **Proof.** A window opens on a frame whose record says that a program owns it: one load. Everything else is
-//! checked slowly: the page allocator's blocks while they change hands, and start-up. Frames that the direct map holds
-//! are reached through it: they are the kernel's own.
+//! **Proof.** A window opens on a frame whose record says that a program owns it: one load.
+//! Everything else is checked slowly: the page allocator's blocks while they change hands, and
+//! start-up. Frames that the direct map holds are reached through it: they are the kernel's own.
 //!
-//! **Time.** What is closed may be cached until the CPU forgets. [`Policy`] says how long: under `on` the CPU forgets
-//! at a deadline, before it idles, and before a program runs after a kernel task had the CPU.
+//! **Time.** What is closed may be cached until the CPU forgets. [`Policy`] says how long: under
+//! `on` the CPU forgets at a deadline, before it idles, and before a program runs after a kernel
+//! task had the CPU.
 //!
-//! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's preemption count. An
-//! interrupt counts there too ([`enter_interrupt`]), so a window that is opened in one is seen and refused.
+//! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's
+//! preemption count. An interrupt counts there too ([`enter_interrupt`]), so a window that is
+//! opened in one is seen and refused.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -45,7 +48,8 @@ const INTERRUPT: u32 = 1 << 31;
 
 const NOT_LENT: u64 = u64::MAX;
 
-/// When the interrupt comes that forgets closed windows: a sixteenth of the time is left for its way.
+/// When the interrupt comes that forgets closed windows: a sixteenth of the time is left for its
+/// way.
 const INTERRUPT_AFTER_NS: u64 = DEADLINE_NS - DEADLINE_NS / 16;
 
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
@@ -57,11 +61,13 @@ pub(crate) struct Windows {
     /// Address of the first slot.
     base: AtomicU64,
     lap: Lap<SLOTS>,
-    /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`] while none has it.
+    /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`]
+    /// while none has it.
     lent: AtomicU64,
     /// Not 0: a window is forgotten as it closes.
     forgets_at_close: AtomicU32,
-    /// When what is closed must be forgotten, as [`time::now`] counts; `u64::MAX` while nothing is cached.
+    /// When what is closed must be forgotten, as [`time::now`] counts; `u64::MAX` while nothing is
+    /// cached.
     pub(crate) deadline: AtomicU64,
 }
 
@@ -79,7 +85,8 @@ impl Windows {
     }
     fn entry(&self, slot: usize) -> &'static AtomicU64 {
         assert!(slot < SLOTS);
-        // SAFETY: `attach` made `entries` point to SLOTS entries in a table that is never freed, and `slot` is below that.
+        // SAFETY: `attach` made `entries` point to SLOTS entries in a table that is never freed,
+        // and `slot` is below that.
         unsafe { &*self.entries.load(Ordering::Relaxed).wrapping_add(slot) }
     }
     /// Slots that are in use.
@@ -106,7 +113,8 @@ static POLICY: Once<Policy> = Once::new();
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 /// Whether it is [`Policy::Off`], where each access looks.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
-/// Whether the policy is [`Policy::Strict`], as a word: what [`close_as`] adds to what a task asks for.
+/// Whether the policy is [`Policy::Strict`], as a word: what [`close_as`] adds to what a task asks
+/// for.
 static IS_STRICT: AtomicU32 = AtomicU32::new(0);
 
 /// The policy: `lap` until [`set_policy`], since nothing could be bounded before there is a clock.
@@ -128,14 +136,16 @@ pub fn set_policy(policy: Policy) {
     close_as(Closing::ByPolicy);
 }
 
-/// From now on the task that has this CPU has its windows closed like this. The caller stays on this CPU.
+/// From now on the task that has this CPU has its windows closed like this. The caller stays on
+/// this CPU.
 #[inline]
 pub fn close_as(closing: Closing) {
     let forgets = closing as u32 | IS_STRICT.load(Ordering::Relaxed);
     cpu::this().windows.forgets_at_close.store(forgets, Ordering::Relaxed);
 }
 
-/// The first frame record's address, and one past the last frame that has one: 0 until [`use_frame_table`].
+/// The first frame record's address, and one past the last frame that has one: 0 until
+/// [`use_frame_table`].
 static RECORDS: AtomicU64 = AtomicU64::new(0);
 static RECORDS_END: AtomicU64 = AtomicU64::new(0);
 
@@ -152,7 +162,8 @@ fn record(frame: Pfn) -> u64 {
         return 0;
     }
     let record = (RECORDS.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
-    // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its records are atomic words.
+    // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its
+    // records are atomic words.
     unsafe { &*record }.load(Ordering::Relaxed)
 }
 
@@ -162,13 +173,14 @@ fn is_programs(frame: Pfn) -> bool {
     record(frame) & PROGRAM_OWNER_MASK == PROGRAM_OWNER
 }
 
-/// Whether the kernel owns the block that starts with this frame. The page allocator hands such blocks out from pageblocks that
-/// are in the direct map.
+/// Whether the kernel owns the block that starts with this frame. The page allocator hands such
+/// blocks out from pageblocks that are in the direct map.
 fn is_kernels(frame: Pfn) -> bool {
     KERNEL_OWNERS >> (record(frame) & 15) & 1 != 0
 }
 
-// Comparisons with memory, in two instructions each: the compiler loads an atomic into a register first.
+// Comparisons with memory, in two instructions each: the compiler loads an atomic into a register
+// first.
 
 #[inline(always)]
 fn is_past_records(frame: Pfn) -> bool {
@@ -241,7 +253,8 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// A frame's bytes within reach of this CPU, which is held; a window is given back when this is dropped.
+/// A frame's bytes within reach of this CPU, which is held; a window is given back when this is
+/// dropped.
 struct Reached {
     bytes: *mut [u8; PAGE_SIZE],
     /// The slot's entry; one that nobody looks at for what the direct map holds.
@@ -270,16 +283,17 @@ impl Drop for Reached {
     }
 }
 
-/// Bring a frame's bytes within reach, for what `BITS` ([`WINDOW`] or [`READING`]) allows. `NTH` is 1, or 2 where the caller has one
-/// window open, on another frame.
+/// Bring a frame's bytes within reach, for what `BITS` ([`WINDOW`] or [`READING`]) allows. `NTH` is
+/// 1, or 2 where the caller has one window open, on another frame.
 ///
-/// **Cost.** 34 instructions with the question for the policy before it and [`Reached`]'s drop: the policy 2, the context 4,
-/// the owner 7, the slot 12, the entry 5, giving back 4. Counting costs none, a 64th of a lap's begin one more. The floor is 25:
-/// what is left without the checks of owner and context.
+/// **Cost.** 34 instructions with the question for the policy before it and [`Reached`]'s drop: the
+/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4. Counting costs
+/// none, a 64th of a lap's begin one more. The floor is 25: what is left without the checks of
+/// owner and context.
 ///
 /// # Panics
-/// When it is no memory, the kernel's image (but for reading text and read-only data), or in a window of this CPU already; in an
-/// interrupt.
+/// When it is no memory, the kernel's image (but for reading text and read-only data), or in a
+/// window of this CPU already; in an interrupt.
 #[inline(always)]
 fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
@@ -290,14 +304,16 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     {
         let entry = windows.entries.load(Ordering::Relaxed).wrapping_add(slot);
         let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
-        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of them.
+        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of
+        // them.
         unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
         return Reached { bytes: bytes as *mut _, entry };
     }
     reach_slowly(frame, BITS)
 }
 
-/// What [`reach`] does not: another run of slots, a further window, a frame that is no program's, or no windows at all.
+/// What [`reach`] does not: another run of slots, a further window, a frame that is no program's,
+/// or no windows at all.
 #[cold]
 #[inline(never)]
 fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
@@ -381,7 +397,8 @@ fn is_open(per_cpu: &PerCpu) -> bool {
     per_cpu.preemption.load(Ordering::Relaxed) >= OPEN
 }
 
-/// This CPU has just forgotten all non-global translations. Where windows were opened before, their deadline stays.
+/// This CPU has just forgotten all non-global translations. Where windows were opened before, their
+/// deadline stays.
 #[inline]
 pub(crate) fn forgotten() {
     let per_cpu = cpu::this();
@@ -390,7 +407,8 @@ pub(crate) fn forgotten() {
     }
 }
 
-/// Forget the windows that were closed on this CPU, where the policy bounds their time. No window is open.
+/// Forget the windows that were closed on this CPU, where the policy bounds their time. No window
+/// is open.
 pub fn forget_closed() {
     if policy().bounds_time() {
         let _off = irq::disable();
@@ -410,8 +428,8 @@ pub fn lend() {
     }
 }
 
-/// A program's task gets this CPU, its address space is loaded: what kernel tasks opened meanwhile must not be cached in its
-/// time. Interrupts are off.
+/// A program's task gets this CPU, its address space is loaded: what kernel tasks opened meanwhile
+/// must not be cached in its time. Interrupts are off.
 pub fn take_back() {
     let windows = &cpu::this().windows;
     let before = windows.lent.swap(NOT_LENT, Ordering::Relaxed);
@@ -431,14 +449,16 @@ pub fn map_rules() -> Rules {
     }
 }
 
-/// The deadline of this CPU's closed windows has come. Interrupts are off. When the next one is, if a window is open.
+/// The deadline of this CPU's closed windows has come. Interrupts are off. When the next one is, if
+/// a window is open.
 pub(crate) fn expire() -> u64 {
     let per_cpu = cpu::this();
     if !per_cpu.windows.lap.may_be_cached() {
         return u64::MAX;
     }
     forget_slots(&per_cpu.windows, per_cpu.windows.lap.maybe_cached());
-    // The interrupt itself counts: what lies below it may be an open window, which is forgotten later.
+    // The interrupt itself counts: what lies below it may be an open window, which is forgotten
+    // later.
     if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPT < OPEN {
         per_cpu.windows.lap.forget();
         return u64::MAX;
@@ -446,8 +466,8 @@ pub(crate) fn expire() -> u64 {
     time::now() + INTERRUPT_AFTER_NS
 }
 
-/// Whether this CPU's closed windows are past their deadline and its interrupt has not come yet: interrupts are off, or a host
-/// delivers it late.
+/// Whether this CPU's closed windows are past their deadline and its interrupt has not come yet:
+/// interrupts are off, or a host delivers it late.
 pub(crate) fn is_overdue() -> bool {
     cpu::this().windows.deadline.load(Ordering::Relaxed) <= time::now()
 }
@@ -470,7 +490,8 @@ pub fn totals() -> [u64; 2] {
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
 }
 
-// The one piece of code that stores to free frames: it wipes them, and an observer is told where it is.
+// The one piece of code that stores to free frames: it wipes them, and an observer is told where it
+// is.
 #[cfg(target_os = "none")]
 core::arch::global_asm!(
     ".section .text.freehold_wipe_block, \"ax\"",
@@ -508,8 +529,8 @@ pub(crate) fn wiping_code() -> Range<u64> {
     0..0
 }
 
-/// Zero a whole pageblock that is outside the direct map, in a window of 2 MiB. `false`, and nothing done, where it is
-/// not wholly memory that may be touched, or this CPU has no windows yet.
+/// Zero a whole pageblock that is outside the direct map, in a window of 2 MiB. `false`, and
+/// nothing done, where it is not wholly memory that may be touched, or this CPU has no windows yet.
 fn zero_block(block: PfnRange) -> bool {
     let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
     if is_memory && IS_OFF.load(Ordering::Relaxed) {
@@ -528,8 +549,9 @@ fn zero_block(block: PfnRange) -> bool {
     let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
     entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
     let address = large_base(pinned.cpu().0.into()).0;
-    // SAFETY: the CPU's large window was just opened on a block that the caller owns; it was forgotten when it last closed, and
-    // nothing here is interrupted by another user of it, since interrupts open no windows.
+    // SAFETY: the CPU's large window was just opened on a block that the caller owns; it was
+    // forgotten when it last closed, and nothing here is interrupted by another user of it, since
+    // interrupts open no windows.
     unsafe { freehold_wipe_block(address as *mut u8) };
     entry.store(0, Ordering::Relaxed);
     registers::invlpg(address);
@@ -552,21 +574,22 @@ impl PhysicalBytes for X86 {
             return page_by_page(self, first, range, f);
         }
         let start = tables::frame_ptr(first).wrapping_add(range.start);
-        // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as they are the kernel's: the
-        // callers of this trait own the frames that they name.
+        // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as
+        // they are the kernel's: the callers of this trait own the frames that they name.
         f(0, unsafe { core::slice::from_raw_parts_mut(start, range.len()) });
     }
     #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
         if is_off() && is_programs(frame) {
             let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
-            // SAFETY: all memory is in the direct map; the callers of this trait own the frames that they name.
+            // SAFETY: all memory is in the direct map; the callers of this trait own the frames
+            // that they name.
             return f(unsafe { &mut *bytes });
         }
         let reached = reach::<1, WINDOW>(frame);
-        // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale translation of the
-        // slot's last lap and no other window of this CPU on it. What the direct map holds is the kernel's: the
-        // callers of this trait own the frames that they name.
+        // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale
+        // translation of the slot's last lap and no other window of this CPU on it. What the direct
+        // map holds is the kernel's: the callers of this trait own the frames that they name.
         f(unsafe { &mut *reached.bytes })
     }
     #[inline(always)]

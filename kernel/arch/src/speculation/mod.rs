@@ -30,8 +30,8 @@ const PRED_CMD_IBPB: u64 = 1;
 const EFER_AUTOMATIC_IBRS: u64 = 1 << 21;
 
 static CHOSEN: Once<(Tables, Mitigations)> = Once::new();
-/// What `entry.s` compares with the 1 that asks it for SYSRET: 1, or 2 where VERW comes before SYSRET
-/// and IRET. So the way out of a system call costs nothing where buffers are not cleared.
+/// What `entry.s` compares with the 1 that asks it for SYSRET: 1, or 2 where VERW comes before
+/// SYSRET and IRET. So the way out of a system call costs nothing where buffers are not cleared.
 pub(crate) static PLAIN_EXIT: AtomicU32 = AtomicU32::new(1);
 static SEPARATES_USERS: AtomicBool = AtomicBool::new(false);
 

@@ -1,7 +1,8 @@
-//! The state in which the CPU enters the kernel, asserted at every entry and at every switch of threads.
+//! The state in which the CPU enters the kernel, asserted at every entry and at every switch of
+//! threads.
 //!
-//! Compiled in with the feature `entry-checks` only: the image that tests this crate has it, and so do kernels that
-//! `QUICK=1 tools/build-kernel` makes. Without it these functions are empty.
+//! Compiled in with the feature `entry-checks` only: the image that tests this crate has it, and so
+//! do kernels that `QUICK=1 tools/build-kernel` makes. Without it these functions are empty.
 
 #[cfg(not(feature = "entry-checks"))]
 use super::Registers;
@@ -74,7 +75,8 @@ mod with_checks {
         }
     }
 
-    /// End the machine unless flags, GS base and control registers are as the kernel needs them. Interrupts are off.
+    /// End the machine unless flags, GS base and control registers are as the kernel needs them.
+    /// Interrupts are off.
     pub(crate) fn entry_state(place: CheckPoint) {
         let flags = registers::read_flags();
         // SAFETY: every 64-bit CPU has the register.

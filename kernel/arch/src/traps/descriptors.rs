@@ -21,16 +21,18 @@ const KERNEL_CODE: u16 = 0x10;
 const TASK: u16 = 0x40;
 /// SYSCALL loads CS = 0x10 and SS = 0x18; SYSRET CS = 0x23 + 16 and SS = 0x23 + 8.
 const STAR: u64 = 0x23 << 48 | 0x10 << 32;
-/// Cleared by SYSCALL: every flag that a program can set (CF PF AF ZF SF TF IF DF OF IOPL NT RF AC ID), as in Linux'
-/// `syscall_init`.
+/// Cleared by SYSCALL: every flag that a program can set (CF PF AF ZF SF TF IF DF OF IOPL NT RF AC
+/// ID), as in Linux' `syscall_init`.
 const FLAGS_CLEARED: u64 = 0x25_7fd5;
 const EFER_SYSCALL: u64 = 1;
-/// NMI, double fault and machine check have a stack of their own, in this order (entries 1 to 3 of the IST).
+/// NMI, double fault and machine check have a stack of their own, in this order (entries 1 to 3 of
+/// the IST).
 pub(crate) const OWN_STACKS: usize = 3;
 /// Pages of each; a guard page lies below.
 const OWN_STACK_PAGES: u64 = 2;
 
-/// Entries of a CPU's table: the segments, the task state's two, and up to the last, by which programs read the CPU's number.
+/// Entries of a CPU's table: the segments, the task state's two, and up to the last, by which
+/// programs read the CPU's number.
 const ENTRIES: usize = CPU_NUMBER + 1;
 /// The segment whose limit is the CPU's number and its node (Linux: GDT_ENTRY_CPUNODE).
 const CPU_NUMBER: usize = CPU_SELECTOR as usize / 8;
@@ -66,7 +68,8 @@ pub(crate) struct Descriptors {
     task: UnsafeCell<TaskState>,
 }
 
-// SAFETY: written by its own CPU only, before it is loaded or (rsp0) by one instruction with interrupts off.
+// SAFETY: written by its own CPU only, before it is loaded or (rsp0) by one instruction with
+// interrupts off.
 unsafe impl Sync for Descriptors {}
 
 #[repr(C, packed)]
@@ -102,7 +105,8 @@ fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory
         // `entry.s` reads the PerCpu's address here; a frame on the stack begins right below it.
         *stack = guarded.end.0 - 16;
         let slot = *stack as *mut u64;
-        // SAFETY: the topmost 16 bytes of a new stack: mapped, writable, aligned, and not in use yet.
+        // SAFETY: the topmost 16 bytes of a new stack: mapped, writable, aligned, and not in use
+        // yet.
         unsafe { slot.write(core::ptr::from_ref(per_cpu) as u64) };
     }
     Ok(stacks)
@@ -179,14 +183,15 @@ fn set_up_syscall() {
     }
 }
 
-/// Let programs on this CPU, whose private data is `per_cpu`, read its number and node: as the limit of [`CPU_SELECTOR`]'s segment, and by RDTSCP and
-/// RDPID, as on Linux.
+/// Let programs on this CPU, whose private data is `per_cpu`, read its number and node: as the
+/// limit of [`CPU_SELECTOR`]'s segment, and by RDTSCP and RDPID, as on Linux.
 pub(crate) fn tell_place(per_cpu: &'static PerCpu) {
     let cpu = X86.current_cpu();
     let place = u64::from(cpu.0) | u64::from(X86.node_of_cpu(cpu).0) << NODE_SHIFT;
     let descriptor = CPU_NUMBER_SEGMENT | place & 0xffff | (place >> 16) << 48;
     let entry = per_cpu.descriptors.segments.get().cast::<u64>().wrapping_add(CPU_NUMBER);
-    // SAFETY: the last entry of this CPU's own table, which the kernel never loads a segment from; programs read it with one access.
+    // SAFETY: the last entry of this CPU's own table, which the kernel never loads a segment from;
+    // programs read it with one access.
     unsafe { entry.write_volatile(descriptor) };
     if registers::has_tsc_aux() {
         // SAFETY: what RDTSCP and RDPID give programs; the CPU has the register.
@@ -230,7 +235,8 @@ pub(crate) fn interrupt_table() -> VirtAddr {
     VirtAddr(IDT.0.get() as u64)
 }
 
-/// Fill the table: interrupt gates, so that handlers start with interrupts off. On the first CPU only.
+/// Fill the table: interrupt gates, so that handlers start with interrupts off. On the first CPU
+/// only.
 pub(crate) fn write_idt() {
     let vectors = symbols::trap_vectors as *const () as u64;
     let gates: [Gate; 256] = core::array::from_fn(|vector| {

@@ -1,16 +1,19 @@
 # Every way into the kernel, and the way back to user mode.
 #
-# A frame, from low to high: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi | vector, error |
-# rip cs rflags rsp ss. From user mode it is built right inside the user context (the task state's rsp0
-# and gs:[CONTEXT_END] point behind it), and the kernel goes on where `user_enter` left off, as if that
-# had returned. From kernel mode it is built on the current stack, or on the vector's own (IST).
+# A frame, from low to high: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi | vector,
+# error | rip cs rflags rsp ss. From user mode it is built right inside the user context (the task
+# state's rsp0 and gs:[CONTEXT_END] point behind it), and the kernel goes on where `user_enter` left
+# off, as if that had returned. From kernel mode it is built on the current stack, or on the
+# vector's own (IST).
 #
-# GS: in user mode the base is the program's, any value (WRGSBASE), in kernel mode this CPU's PerCpu; swapped at every
-# crossing. NMI, double fault and machine check may come in the gap between: their stacks hold the address of the PerCpu.
-# A fence follows each branch on where a trap came from: without it the CPU may go on for a while with the wrong base.
+# GS: in user mode the base is the program's, any value (WRGSBASE), in kernel mode this CPU's
+# PerCpu; swapped at every crossing. NMI, double fault and machine check may come in the gap
+# between: their stacks hold the address of the PerCpu. A fence follows each branch on where a trap
+# came from: without it the CPU may go on for a while with the wrong base.
 #
-# AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector; SYSCALL clears the flag
-# (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF by CLD and by SYSCALL.
+# AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector;
+# SYSCALL clears the flag (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF
+# by CLD and by SYSCALL.
 
 .set KERNEL_STACK, {kernel_stack}
 .set CONTEXT_END, {context_end}
@@ -187,8 +190,8 @@ syscall_entry_32:
     mov eax, -38
     .byte 0x0f, 0x07            # sysretl
 
-# user_enter: rdi = frame, esi = 1 where SYSRET may be used. Interrupts are off. Returns with interrupts
-# off when the CPU is back from user mode, the frame filled anew.
+# user_enter: rdi = frame, esi = 1 where SYSRET may be used. Interrupts are off. Returns with
+# interrupts off when the CPU is back from user mode, the frame filled anew.
 .balign 16
 .global user_enter
 user_enter:

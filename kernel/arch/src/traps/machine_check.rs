@@ -1,13 +1,14 @@
 //! Machine checks: errors that the hardware finds in memory, caches and buses.
 //!
-//! Each CPU has banks of registers that say what happened. An error in kernel mode, or one that the CPU cannot contain,
-//! is the end: the certificate lists the banks. An error that the program in user mode can be ended for, with the CPU's
-//! state intact (a poisoned load or fetch), costs that program a SIGBUS and nobody else anything. The frame stays
-//! where it is: a later use of it is another machine check.
+//! Each CPU has banks of registers that say what happened. An error in kernel mode, or one that the
+//! CPU cannot contain, is the end: the certificate lists the banks. An error that the program in
+//! user mode can be ended for, with the CPU's state intact (a poisoned load or fetch), costs that
+//! program a SIGBUS and nobody else anything. The frame stays where it is: a later use of it is
+//! another machine check.
 //!
-//! Nearest relative: Linux' `arch/x86/kernel/cpu/mce/`, without its rendezvous: a virtual machine's banks are a CPU's own.
-//! Runs on the vector's own stack, between any two instructions: takes no lock and allocates nothing.
-//! Manual: Intel SDM volume 3, 16.3 (registers), 16.6 (recovery).
+//! Nearest relative: Linux' `arch/x86/kernel/cpu/mce/`, without its rendezvous: a virtual machine's
+//! banks are a CPU's own. Runs on the vector's own stack, between any two instructions: takes no
+//! lock and allocates nothing. Manual: Intel SDM volume 3, 16.3 (registers), 16.6 (recovery).
 
 use core::fmt;
 
@@ -134,7 +135,8 @@ fn global_status() -> u64 {
     unsafe { registers::rdmsr(MSR_MCG_STATUS) }
 }
 
-/// What the banks say about the machine check in `frame`. A check that the machine survives leaves them empty.
+/// What the banks say about the machine check in `frame`. A check that the machine survives leaves
+/// them empty.
 pub(super) fn judge_and_clear(frame: &Registers) -> MachineCheckVerdict {
     let status = global_status();
     let recovers = capabilities() & CAP_RECOVERY != 0;

@@ -1,9 +1,9 @@
 //! Exceptions and interrupts.
 //!
-//! Interrupts that arrive in kernel mode are handled on the current stack with interrupts off; those from
-//! user mode when [`crate::user`] sees them, on the thread's own stack. A page fault of a user copy is
-//! served by the registered [`Handlers`], with interrupts on, and may sleep; any other exception in kernel
-//! mode is the end: [`crate::panic`] says why.
+//! Interrupts that arrive in kernel mode are handled on the current stack with interrupts off;
+//! those from user mode when [`crate::user`] sees them, on the thread's own stack. A page fault of
+//! a user copy is served by the registered [`Handlers`], with interrupts on, and may sleep; any
+//! other exception in kernel mode is the end: [`crate::panic`] says why.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -49,7 +49,8 @@ pub enum Interrupted {
 
 /// What the kernel does when the hardware calls.
 pub trait Handlers: Sync {
-    /// A user copy of the kernel met `addr` without a page for `access`. Interrupts are on; may sleep.
+    /// A user copy of the kernel met `addr` without a page for `access`. Interrupts are on; may
+    /// sleep.
     ///
     /// # Errors
     /// When there is no page to offer.
@@ -153,7 +154,8 @@ pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
     if vector == apic::SPURIOUS_VECTOR {
         return;
     }
-    // Before the handler: it may arm the timer anew, and nothing can arrive before interrupts are on.
+    // Before the handler: it may arm the timer anew, and nothing can arrive before interrupts are
+    // on.
     apic::end_of_interrupt();
     windows::enter_interrupt();
     match vector {
@@ -196,8 +198,9 @@ fn machine_check(frame: &mut Registers) -> Return {
         MachineCheckVerdict::EndProgram(status) => {
             frame.error = status;
             let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
-            // SAFETY: the CPU was in user mode, so the registers that end there are those of the running program's context,
-            // which `user_enter` was given and `entry.s` fills at every other trap.
+            // SAFETY: the CPU was in user mode, so the registers that end there are those of the
+            // running program's context, which `user_enter` was given and `entry.s` fills at every
+            // other trap.
             unsafe { context.wrapping_sub(1).write(*frame) };
             Return::Exception
         }

@@ -52,7 +52,8 @@ pub(super) fn components(header: &[u8]) -> u64 {
     header.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit (Intel SDM volume 1, 13.8.1).
+/// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit (Intel SDM
+/// volume 1, 13.8.1).
 pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> Result<(), BadFpuState> {
     let word = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let mxcsr = word(24).ok_or(BadFpuState)?;
@@ -69,7 +70,8 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
     Ok(())
 }
 
-/// Whether [`load_fpu`](super::UserContext::load_fpu) takes `area`, which is as long as [`xsave_size`](super::xsave_size) says and has the CPU's own MXCSR_MASK.
+/// Whether [`load_fpu`](super::UserContext::load_fpu) takes `area`, which is as long as
+/// [`xsave_size`](super::xsave_size) says and has the CPU's own MXCSR_MASK.
 pub fn is_acceptable_fpu(area: &[u8]) -> bool {
     let features = xfeatures();
     let wanted = if features == 0 { X87 | SSE } else { features };
@@ -82,8 +84,9 @@ impl UserContext {
         self.settle();
         self.fpu_bytes()
     }
-    /// The same with `note`, and zeroes behind it, in the bytes that are software's: 464 to 511, which the CPU neither loads nor saves
-    /// (Intel SDM volume 1, 10.5.1 and 13.4.1). At most 48 bytes.
+    /// The same with `note`, and zeroes behind it, in the bytes that are software's: 464 to 511,
+    /// which the CPU neither loads nor saves (Intel SDM volume 1, 10.5.1 and 13.4.1). At most 48
+    /// bytes.
     ///
     /// # Panics
     /// For a longer note.
@@ -94,8 +97,9 @@ impl UserContext {
         rest.fill(0);
         self.fpu_bytes()
     }
-    /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of the status word, which CPUs derive from flags
-    /// and masks (Intel SDM volume 1, 8.1.3.3). QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
+    /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of
+    /// the status word, which CPUs derive from flags and masks (Intel SDM volume 1, 8.1.3.3).
+    /// QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
     pub fn clear_x87_summary(&mut self) {
         self.settle();
         let status = &mut self.fpu_bytes_mut()[2..4];
@@ -114,7 +118,8 @@ impl UserContext {
     /// Replace the floating-point state by what `give` puts there. It may sleep.
     ///
     /// # Errors
-    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new program's.
+    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new
+    /// program's.
     pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
         self.settle();
         let features = xfeatures();
@@ -142,15 +147,16 @@ impl UserContext {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
         match area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
-            // The CPU does not look at components whose bit in the header is clear; `settle` clears them for others.
+            // The CPU does not look at components whose bit in the header is clear; `settle` clears
+            // them for others.
             Some(header) => header.fill(0),
             None => area.fill(0),
         }
         area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// Makes the x87 and SSE bytes of a state that was reset, and that no CPU has saved since, those of a new program. To be
-    /// called before anybody looks at them.
+    /// Makes the x87 and SSE bytes of a state that was reset, and that no CPU has saved since,
+    /// those of a new program. To be called before anybody looks at them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();

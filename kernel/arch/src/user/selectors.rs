@@ -11,7 +11,8 @@ impl UserContext {
         let packed = self.resident().selectors.load(Ordering::Relaxed);
         [0, 16, 32, 48].map(|shift| (packed >> shift) as u16)
     }
-    /// Changes the selectors of DS, ES, FS and GS to null or [`USER_DATA`]. The bases of FS and GS stay.
+    /// Changes the selectors of DS, ES, FS and GS to null or [`USER_DATA`]. The bases of FS and GS
+    /// stay.
     ///
     /// # Panics
     /// For another selector: it might be one that the CPU refuses.

@@ -11,8 +11,9 @@
 //! before it changes anything and leaves a valid tree. A removal never allocates: it moves entries
 //! between neighbours, or joins two small ones where both have room for the other's.
 //!
-//! **Keys that ascend**, as numbers of descriptors, processes and timers do, would leave all nodes half
-//! full. So a node that splits for a key behind all of its own keeps as many entries as it may.
+//! **Keys that ascend**, as numbers of descriptors, processes and timers do, would leave all nodes
+//! half full. So a node that splits for a key behind all of its own keeps as many entries as it
+//! may.
 
 use alloc::vec::Vec;
 use core::borrow::Borrow;
@@ -90,7 +91,8 @@ impl<K, V> MapNode<K, V> {
     {
         self.entries.last().is_some_and(|(last, _)| last < key)
     }
-    /// Splits a full node: `stay` entries stay, the next one is returned, all behind it moves to `right`.
+    /// Splits a full node: `stay` entries stay, the next one is returned, all behind it moves to
+    /// `right`.
     fn split(&mut self, stay: usize, right: &mut Self) -> (K, V) {
         right.entries.extend(self.entries.drain(stay + 1..));
         if !self.is_leaf() {
@@ -98,7 +100,8 @@ impl<K, V> MapNode<K, V> {
         }
         self.entries.pop().expect("a full node has more than stay")
     }
-    /// Makes two of the full child `at`, of which the first keeps `stay` entries. There is room for another one.
+    /// Makes two of the full child `at`, of which the first keeps `stay` entries. There is room for
+    /// another one.
     fn split_child(&mut self, at: usize, stay: usize, mut right: Self) {
         let between = self.children[at].split(stay, &mut right);
         self.entries.insert(at, between);

@@ -21,7 +21,8 @@ fn recorded() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What is done to a frame: bytes stored, and how many are left. Checksums are set right afterwards, so that it is read to its end.
+/// What is done to a frame: bytes stored, and how many are left. Checksums are set right
+/// afterwards, so that it is read to its end.
 #[derive(Clone, Debug)]
 struct Change {
     frame: usize,
@@ -121,7 +122,8 @@ const FLAGS: usize = 47;
 const FIN: u8 = 1;
 const RST: u8 = 4;
 
-/// `frame`, `offset` further on in the stream and with these flags besides; cut after `length` bytes of its payload.
+/// `frame`, `offset` further on in the stream and with these flags besides; cut after `length`
+/// bytes of its payload.
 fn forged(frame: &[u8], offset: u32, flags: u8, length: usize) -> Vec<u8> {
     let mut forged = frame[..(54 + length).min(frame.len())].to_vec();
     let seq = u32::from_be_bytes(forged[SEQ..SEQ + 4].try_into().unwrap()).wrapping_add(offset);
@@ -133,7 +135,8 @@ fn forged(frame: &[u8], offset: u32, flags: u8, length: usize) -> Vec<u8> {
     forged
 }
 
-/// A connection to node 1 whose caller has sent `count` bytes, each 7, in frames that are held back; those.
+/// A connection to node 1 whose caller has sent `count` bytes, each 7, in frames that are held
+/// back; those.
 fn held_back(count: usize) -> (World, usize, Vec<Vec<u8>>) {
     let mut world = World::new(Faults::default(), 1);
     world.nodes[1].machine.listener = Some((80, 8));
@@ -253,7 +256,8 @@ fn a_late_reset_ends_no_wait_for_old_segments() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever frames come: nothing panics, every invariant holds, memory stays bounded, and a call is still answered.
+    /// Whatever frames come: nothing panics, every invariant holds, memory stays bounded, and a
+    /// call is still answered.
     #[test]
     fn no_frame_does_harm(changes in changes(), noise in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..10)) {
         let frames = recorded();

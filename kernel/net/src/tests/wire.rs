@@ -32,8 +32,8 @@ fn call(world: &mut World, there: &[u8]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the wire loses, doubles, damages and delays: each byte comes once and in order, both ends learn that the
-    /// other has ended, and nothing is left of the connection.
+    /// Whatever the wire loses, doubles, damages and delays: each byte comes once and in order,
+    /// both ends learn that the other has ended, and nothing is left of the connection.
     #[test]
     fn a_stream_arrives(
         faults in faults(), seed: u64,

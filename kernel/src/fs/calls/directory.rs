@@ -45,7 +45,8 @@ fn list(fd: i32, buffer: u64, size: usize, layout: DirentLayout) -> Result<i64> 
     Ok(bytes.len() as i64)
 }
 
-/// Adds a record of `len` bytes: inode, next position, record length, and type and name with its NUL in either order.
+/// Adds a record of `len` bytes: inode, next position, record length, and type and name with its
+/// NUL in either order.
 fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: DirentLayout) -> Result<()> {
     let end = bytes.len() + len;
     let mut head = [0; 19];

@@ -119,7 +119,8 @@ pub fn sys_flock(args: &Args) -> Result<i64> {
     if args.uint(1) & LOCK_NB != 0 {
         return locks::try_set(identity, &wanted).map(|()| 0);
     }
-    // A change from shared to exclusive lets go first: two that wait for each other would wait for ever.
+    // A change from shared to exclusive lets go first: two that wait for each other would wait for
+    // ever.
     if locks::try_set(identity, &wanted) == Err(Errno::EAGAIN) {
         locks::unset(identity, LockSpace::Flock, owner, 0, u64::MAX)?;
         locks::set(identity, &wanted)?;

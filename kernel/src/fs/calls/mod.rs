@@ -1,7 +1,7 @@
 //! The system calls on files and names.
 //!
-//! A handler reads its arguments, resolves descriptors and paths for the calling thread, and calls the
-//! functions that do the work; checks come in Linux' order where a program can tell.
+//! A handler reads its arguments, resolves descriptors and paths for the calling thread, and calls
+//! the functions that do the work; checks come in Linux' order where a program can tell.
 
 mod descriptors;
 mod directory;
@@ -144,8 +144,8 @@ fn place_of(file: &OpenFile) -> Path {
     file.path().cloned().unwrap_or_else(|| root::unnamed_place(file.node()))
 }
 
-/// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an empty path it is
-/// `dirfd`'s own.
+/// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an
+/// empty path it is `dirfd`'s own.
 pub(in crate::fs) fn place_at(dirfd: i32, address: u64, flags: u32, last: Final) -> Result<Path> {
     let text = if address == 0 && flags & AT_EMPTY_PATH != 0 { Vec::new() } else { path_at(address)? };
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {

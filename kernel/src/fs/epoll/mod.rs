@@ -1,9 +1,10 @@
 //! epoll: a kept list of files, and those of them that may be ready.
 //!
-//! Every watched file has an [`Item`], which observes the file's wait queues for as long as it is watched. A
-//! wake-up, in any context, puts the item's slot on the ready list (once) and wakes who waits. Waiting takes slots off that
-//! list and asks each file whether it is ready indeed; a level-triggered item that is goes back to the end of the
-//! list, so that it is asked again, and everybody gets a turn.
+//! Every watched file has an [`Item`], which observes the file's wait queues for as long as it is
+//! watched. A wake-up, in any context, puts the item's slot on the ready list (once) and wakes who
+//! waits. Waiting takes slots off that list and asks each file whether it is ready indeed; a
+//! level-triggered item that is goes back to the end of the list, so that it is asked again, and
+//! everybody gets a turn.
 //!
 //! Instances may watch each other: nesting is bounded upwards and downwards together ([`nesting`]),
 //! since polls and wake-ups go through a chain of instances by recursion.
@@ -11,8 +12,8 @@
 //! A watch ends at once when its file is closed for good: the description tells its items
 //! ([`Watcher`]).
 //!
-//! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing is allocated under
-//! `ready`: adding an item makes the room that its slot may need there.
+//! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing
+//! is allocated under `ready`: adding an item makes the room that its slot may need there.
 //!
 //! Semantics: epoll(7).
 
@@ -67,7 +68,8 @@ struct Interest {
 }
 
 impl Interest {
-    /// The events that are told: those that are asked for, and what nobody needs to ask for. None where nothing is asked for.
+    /// The events that are told: those that are asked for, and what nobody needs to ask for. None
+    /// where nothing is asked for.
     const fn reported(self) -> u32 {
         match self.events & EVENTS {
             0 => 0,
@@ -100,7 +102,8 @@ struct Item {
     fd: i32,
     file: Weak<OpenFile>,
     interest: SpinLock<Interest>,
-    /// Its registrations with the file's queues; they hold the item, so that it has to be taken out by hand.
+    /// Its registrations with the file's queues; they hold the item, so that it has to be taken out
+    /// by hand.
     observing: SpinLock<Option<PollWaiter>>,
 }
 
@@ -176,7 +179,8 @@ impl Epoll {
         file.file().downcast::<EpollFile>().map(|file| &file.0)
     }
 
-    /// Returns the address of the description number `nth` that the instance behind `file` watches as `fd` (kcmp).
+    /// Returns the address of the description number `nth` that the instance behind `file` watches
+    /// as `fd` (kcmp).
     ///
     /// # Errors
     /// `EINVAL` where `file` is no instance, `ENOENT`; `EINTR` where the task is to end.
@@ -276,7 +280,8 @@ impl Epoll {
     fn harvest(&self, most: usize, mut emit: impl FnMut(Event)) -> usize {
         let mut items = self.items.lock();
         let mut count = 0;
-        // What is listed while this goes on is for the next call: a level-triggered item would never end.
+        // What is listed while this goes on is for the next call: a level-triggered item would
+        // never end.
         let listed = self.shared.ready.lock().len();
         for _ in 0..listed {
             if count == most {

@@ -37,7 +37,8 @@ impl OverlayNode {
         named
     }
 
-    /// Gives what was made in the work directory its name, in place of a whiteout if one is there, once it is known as what it will be.
+    /// Gives what was made in the work directory its name, in place of a whiteout if one is there,
+    /// once it is known as what it will be.
     fn name_made(
         &self,
         dir: &Arc<dyn Node>,
@@ -103,7 +104,8 @@ impl OverlayNode {
         if Listing::of_merged(self)?.is_empty() { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Takes the whiteouts out of a directory that shows nothing, and has it hide what they covered.
+    /// Takes the whiteouts out of a directory that shows nothing, and has it hide what they
+    /// covered.
     fn empty_for_good(&self, upper: &Arc<dyn Node>) -> Result<()> {
         if self.lower().is_some() {
             upper.set_xattr(OPAQUE, b"y", XattrSet::Any)?;

@@ -1,7 +1,8 @@
 //! From a lower tree to the upper one.
 //!
-//! A copy is made without a name, or in the work directory, and gets its name when it is whole: a copy-up that fails, or whose task
-//! is killed, has changed nothing that is seen. What lost its name meanwhile gets none.
+//! A copy is made without a name, or in the work directory, and gets its name when it is whole: a
+//! copy-up that fails, or whose task is killed, has changed nothing that is seen. What lost its
+//! name meanwhile gets none.
 
 use freehold_collections::{Arc, Vec};
 
@@ -17,10 +18,12 @@ use crate::{Errno, Result, sched};
 const STEP: usize = 64 << 10;
 
 impl OverlayNode {
-    /// The upper tree's inode, copied up with all directories above it if need be; of a regular file's bytes `most`.
+    /// The upper tree's inode, copied up with all directories above it if need be; of a regular
+    /// file's bytes `most`.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; what the trees say.
+    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; what the trees
+    /// say.
     pub fn copy_up(&self, most: u64) -> Result<Arc<dyn Node>> {
         if let Some(upper) = self.upper() {
             return Ok(upper);
@@ -77,8 +80,8 @@ impl OverlayNode {
         Ok(upper)
     }
 
-    /// Has `put` give the copy its name, if that still leads to this node and the upper tree has nothing there. The directory's
-    /// times stay: to programs nothing has changed in it.
+    /// Has `put` give the copy its name, if that still leads to this node and the upper tree has
+    /// nothing there. The directory's times stay: to programs nothing has changed in it.
     fn give_name(&self, put: &mut dyn FnMut(&Arc<dyn Node>, &[u8]) -> Result<()>) -> Result<()> {
         let _names = self.shared.names.lock_killable()?;
         let Some(Place { dir, name, presence: Presence::Linked }) = self.place() else { return Ok(()) };

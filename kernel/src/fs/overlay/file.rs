@@ -17,8 +17,8 @@ use crate::{Errno, Result};
 /// Positions of "." and ".." come first.
 const FIRST_POSITION: u64 = 2;
 
-/// A regular file that was in the lower tree when it was opened, for reading. Once it has been copied up, what is read is the
-/// copy; what is mapped is the lower tree's pages, then as before.
+/// A regular file that was in the lower tree when it was opened, for reading. Once it has been
+/// copied up, what is read is the copy; what is mapped is the lower tree's pages, then as before.
 pub(super) struct LowerFile {
     node: Arc<OverlayNode>,
     lower: Arc<dyn File>,

@@ -1,8 +1,9 @@
 //! What a merged directory lists.
 //!
-//! A listing is made when an open directory is read from its beginning, and stays as it is until that is done again: positions are
-//! places in it. So what stays in the directory meanwhile is seen exactly once, and no name twice. It takes memory for all names
-//! of the directory, which fails as a value; a tree whose directory has no end is `EIO`.
+//! A listing is made when an open directory is read from its beginning, and stays as it is until
+//! that is done again: positions are places in it. So what stays in the directory meanwhile is seen
+//! exactly once, and no name twice. It takes memory for all names of the directory, which fails as
+//! a value; a tree whose directory has no end is `EIO`.
 
 use core::ops::Range;
 
@@ -123,7 +124,8 @@ impl Listing {
         Ok(())
     }
 
-    /// Whether it is time to look for names that are listed twice: at each doubling, with nothing locked.
+    /// Whether it is time to look for names that are listed twice: at each doubling, with nothing
+    /// locked.
     fn has_doubled(&self, first: usize) -> bool {
         let count = self.entries.len() - first;
         count >= SUSPICIOUS && count.is_power_of_two()
@@ -157,7 +159,8 @@ impl Listing {
         self.names().next().is_none()
     }
 
-    /// Shows `emit` the entries from place `from` on, until it says no; the position behind entry `n` is `base + n + 1`.
+    /// Shows `emit` the entries from place `from` on, until it says no; the position behind entry
+    /// `n` is `base + n + 1`.
     pub fn emit(&self, from: u64, base: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         let from = usize::try_from(from).map_err(|_| Errno::EINVAL)?.min(self.entries.len());
         for (index, entry) in self.entries.iter().enumerate().skip(from).filter(|(_, entry)| entry.is_seen) {

@@ -19,15 +19,18 @@
 //! | [`options`] | mount(2)'s options |
 //! | [`keep`] | an upper tree, written down |
 //!
-//! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory that the lower tree has part
-//! in is not renamed (`EXDEV`). A file with several names in the lower tree is copied up for each name alone. A file that was
-//! opened for reading only shows what was written through another open later, a mapping of it does not, and who runs a file of
-//! the lower tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up; all are of one device.
+//! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory
+//! that the lower tree has part in is not renamed (`EXDEV`). A file with several names in the lower
+//! tree is copied up for each name alone. A file that was opened for reading only shows what was
+//! written through another open later, a mapping of it does not, and who runs a file of the lower
+//! tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up; all
+//! are of one device.
 //!
-//! **Locks.** `turn` of an inode (one copy-up of it at a time) > `names` of the file system (one change of names at a time) >
-//! locks of the trees below. Both are sleeping locks that a task does not wait for when it is to end. Looking up takes neither:
-//! it asks the upper tree first, and each change of names is one step there. What a lookup found may be gone meanwhile; whoever
-//! changes names looks again under `names`.
+//! **Locks.** `turn` of an inode (one copy-up of it at a time) > `names` of the file system (one
+//! change of names at a time) > locks of the trees below. Both are sleeping locks that a task does
+//! not wait for when it is to end. Looking up takes neither: it asks the upper tree first, and each
+//! change of names is one step there. What a lookup found may be gone meanwhile; whoever changes
+//! names looks again under `names`.
 
 mod change;
 mod copy_up;
@@ -148,7 +151,8 @@ impl OverlayShared {
         Ok(Vec::try_from_slice(try_format!("#{number:x}")?.as_bytes())?)
     }
 
-    /// Whether the upper tree's file system has what an overlay needs: whiteouts, renames that exchange, attributes.
+    /// Whether the upper tree's file system has what an overlay needs: whiteouts, renames that
+    /// exchange, attributes.
     fn try_upper(&self) -> Result<()> {
         let Some(work) = &self.work else { return Ok(()) };
         let attempt = || {
@@ -179,7 +183,8 @@ fn work_in(dir: &Arc<dyn Node>) -> Result<Arc<dyn Node>> {
         Err(Errno::EEXIST) => dir.lookup(b"work")?,
         made => return made,
     };
-    // What an overlay leaves there when it ends in the middle of something: whiteouts, files, and directories of whiteouts.
+    // What an overlay leaves there when it ends in the middle of something: whiteouts, files, and
+    // directories of whiteouts.
     for left in listing::Listing::of_tree(&work)?.names() {
         if work.lookup(left)?.kind() == NodeKind::Directory {
             remove_whiteouts(&work.lookup(left)?)?;

@@ -205,8 +205,8 @@ impl OverlayShared {
         if let Some((dir, name)) = place.filter(|_| node.lower().is_some() || kind == NodeKind::Directory) {
             node.set_place(dir, name);
         }
-        // Of two who find an inode at once, both nodes must be one: a copy-up has to be seen by both. No node is dropped under the
-        // lock, which its end takes.
+        // Of two who find an inode at once, both nodes must be one: a copy-up has to be seen by
+        // both. No node is dropped under the lock, which its end takes.
         let mut nodes = self.nodes.lock();
         let other = nodes.get(&key).and_then(|node| node.upgrade());
         let is_known = other.as_ref().is_some_and(|other| other.is_of(kind, node.upper().as_ref()));
@@ -223,7 +223,8 @@ pub(super) fn has_other_names(lower: &dyn Node) -> bool {
 }
 
 impl OverlayNode {
-    /// Whether this is the node of what was found: of a kind, and in the upper tree where it was found there.
+    /// Whether this is the node of what was found: of a kind, and in the upper tree where it was
+    /// found there.
     fn is_of(&self, kind: NodeKind, found: Option<&Arc<dyn Node>>) -> bool {
         let same = |upper: Arc<dyn Node>| found.is_none_or(|found| found.identity() == upper.identity());
         self.kind == kind && self.upper().is_none_or(same)
@@ -356,7 +357,8 @@ impl OverlayNode {
         self.shared.node(found, Some((&self.me(), name)))
     }
 
-    /// Changes the metadata of the upper tree's inode; of a file that is cut no more is copied up than stays.
+    /// Changes the metadata of the upper tree's inode; of a file that is cut no more is copied up
+    /// than stays.
     fn change_metadata(&self, change: &SetMetadata) -> Result<()> {
         let Some(size) = change.size else { return self.copy_up(u64::MAX)?.set_metadata(change) };
         match self.kind {

@@ -27,7 +27,8 @@ struct Named {
 /// A new overlay with mount(2)'s `options`, whose paths `find` resolves.
 ///
 /// # Errors
-/// `EINVAL` for options that cannot be, which the log names; `ELOOP` where the trees overlap; what `find` gives.
+/// `EINVAL` for options that cannot be, which the log names; `ELOOP` where the trees overlap; what
+/// `find` gives.
 pub fn mount(options: &[u8], find: &dyn Fn(&[u8]) -> Result<Path>) -> Result<Arc<dyn FileSystem>> {
     let named = parse(options)?;
     let directory = |text: &[u8]| {

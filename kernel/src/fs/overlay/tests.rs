@@ -164,7 +164,8 @@ fn rename(world: &World, old: &str, new: &str, flags: RenameFlags) -> Result<()>
     names::rename(&walk, old.as_bytes(), &walk, new.as_bytes(), flags)
 }
 
-/// All that is seen of a tree: each path with kind, mode, bytes or target, an attribute, and the links of files.
+/// All that is seen of a tree: each path with kind, mode, bytes or target, an attribute, and the
+/// links of files.
 type Seen = BTreeMap<String, (NodeKind, u32, Vec<u8>, Option<Vec<u8>>, u32)>;
 
 fn seen(world: &World, dir: &str, all: &mut Seen) {
@@ -482,7 +483,8 @@ proptest! {
     }
 }
 
-/// A change that finds no memory, at whichever allocation, has changed nothing that is seen, and leaves nothing in the work directory.
+/// A change that finds no memory, at whichever allocation, has changed nothing that is seen, and
+/// leaves nothing in the work directory.
 #[test]
 fn a_change_without_memory_has_changed_nothing() {
     let two = |a: &str, b: &str| (String::from(a), String::from(b));

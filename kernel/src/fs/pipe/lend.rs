@@ -1,8 +1,9 @@
 //! vmsplice: a program's pages in a pipe, without a copy.
 //!
-//! A page is pinned for reading, so its frame is the program's own and stays the page's: the reader sees what the program stores
-//! meanwhile, and never what a child or parent stores after a fork (the way in which references to shared frames leaked). Pages of
-//! truly shared memory are copied: their frames are file pages, whose bytes the reader may be about to write.
+//! A page is pinned for reading, so its frame is the program's own and stays the page's: the reader
+//! sees what the program stores meanwhile, and never what a child or parent stores after a fork
+//! (the way in which references to shared frames leaked). Pages of truly shared memory are copied:
+//! their frames are file pages, whose bytes the reader may be about to write.
 
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
@@ -37,7 +38,8 @@ impl<'a> Lender<'a> {
         self.remaining
     }
 
-    /// Put what is left of the next page into a new chunk of `ring`, which has room; how many bytes.
+    /// Put what is left of the next page into a new chunk of `ring`, which has room; how many
+    /// bytes.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.

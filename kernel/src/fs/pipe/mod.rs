@@ -1,9 +1,9 @@
 //! Pipes and FIFOs.
 //!
-//! A [`Pipe`] is the bytes and the counts of its ends; a [`PipeEnd`] is an open file on it. The bytes are behind a
-//! sleeping lock, since user memory may fault while they move. What waiters look at (pages in use, ends open)
-//! is mirrored in atomics, changed before the waiters are woken, so that nobody waits while holding the lock and
-//! nobody needs it to wait.
+//! A [`Pipe`] is the bytes and the counts of its ends; a [`PipeEnd`] is an open file on it. The
+//! bytes are behind a sleeping lock, since user memory may fault while they move. What waiters look
+//! at (pages in use, ends open) is mirrored in atomics, changed before the waiters are woken, so
+//! that nobody waits while holding the lock and nobody needs it to wait.
 //!
 //! Semantics: pipe(7), fifo(7).
 
@@ -47,7 +47,8 @@ pub struct Pipe {
     limit: AtomicUsize,
     readers: AtomicU32,
     writers: AtomicU32,
-    /// How often an end was ever opened: a FIFO's open waits for a change, not for a state that may be over.
+    /// How often an end was ever opened: a FIFO's open waits for a change, not for a state that may
+    /// be over.
     reader_opens: AtomicU32,
     writer_opens: AtomicU32,
     /// Woken when there is something to read, or no writer any more.
@@ -175,8 +176,8 @@ impl Pipe {
         self.limit.load(Ordering::SeqCst) * PAGE_SIZE
     }
 
-    /// Change how many bytes it may hold (F_SETPIPE_SZ): rounded up to a power of two of pages. Returns the
-    /// new size.
+    /// Change how many bytes it may hold (F_SETPIPE_SZ): rounded up to a power of two of pages.
+    /// Returns the new size.
     ///
     /// # Errors
     /// `EINVAL` for 0, `EPERM` above 1 MiB, `EBUSY` where more is in it.
@@ -206,7 +207,8 @@ impl Pipe {
             return Ok(0);
         }
         loop {
-            // An end that is closed now may have written before: look at the writers first, then at the bytes.
+            // An end that is closed now may have written before: look at the writers first, then at
+            // the bytes.
             let writers = self.has_writers();
             if !self.is_empty() {
                 let mut ring = self.ring.lock();
@@ -277,7 +279,8 @@ impl Pipe {
             drop(ring);
             self.readable.wake_all();
             if *done > 0 && offer.is_content_with_part() {
-                // vmsplice waits for the first room only: the program hears how much was lent, and of which bytes it must beware.
+                // vmsplice waits for the first room only: the program hears how much was lent, and
+                // of which bytes it must beware.
                 return Ok(());
             }
             if blocking == Blocking::Never {
@@ -405,7 +408,8 @@ impl Drop for PipeEnd {
             pipe.writers.fetch_sub(1, Ordering::SeqCst);
         }
         if !pipe.has_readers() && !pipe.has_writers() {
-            // A FIFO keeps nothing between its users. One who opens it now waits for the lock, then finds it empty.
+            // A FIFO keeps nothing between its users. One who opens it now waits for the lock, then
+            // finds it empty.
             let mut ring = pipe.ring.lock();
             if !pipe.has_readers() && !pipe.has_writers() {
                 ring.clear();

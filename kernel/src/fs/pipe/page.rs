@@ -1,4 +1,5 @@
-//! A page of bytes that is no part of any file: what pipes and sockets hold. It is the kernel's own, or lent by a program (vmsplice).
+//! A page of bytes that is no part of any file: what pipes and sockets hold. It is the kernel's
+//! own, or lent by a program (vmsplice).
 
 mod real {
     use crate::hw::Hardware;
@@ -73,8 +74,8 @@ use crate::Result;
 use crate::user::{Sink, Source, so_far};
 
 impl BytePage {
-    /// Take `range.len()` bytes (or what the source has left) into the page at `range`; how many came.
-    /// May sleep.
+    /// Take `range.len()` bytes (or what the source has left) into the page at `range`; how many
+    /// came. May sleep.
     ///
     /// # Errors
     /// `EFAULT` only where not one byte came.

@@ -1,8 +1,8 @@
 //! The bytes in a pipe: a queue of pages.
 //!
-//! Invariant: no chunk is empty, there are at most `limit` chunks. A write of at most a page (PIPE_BUF) lands in one
-//! chunk, whole or not at all; that is what makes it atomic. Held by the pipe's sleeping lock: user bytes may
-//! fault while they are moved.
+//! Invariant: no chunk is empty, there are at most `limit` chunks. A write of at most a page
+//! (PIPE_BUF) lands in one chunk, whole or not at all; that is what makes it atomic. Held by the
+//! pipe's sleeping lock: user bytes may fault while they are moved.
 
 use core::ops::Range;
 
@@ -109,7 +109,8 @@ impl PipeRing {
         self.chunks.clear();
     }
 
-    /// Add to the last page what would make the rest of the write whole pages, if all of that fits there.
+    /// Add to the last page what would make the rest of the write whole pages, if all of that fits
+    /// there.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -249,8 +250,8 @@ impl PipeRing {
         Ok(count)
     }
 
-    /// Move the first chunk, if it is at most `limit` bytes, to the end of `other`, which has room; else copy
-    /// `limit` bytes of it.
+    /// Move the first chunk, if it is at most `limit` bytes, to the end of `other`, which has room;
+    /// else copy `limit` bytes of it.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -266,7 +267,8 @@ impl PipeRing {
         }
     }
 
-    /// Copy up to `limit` bytes of the chunk at `index` to the end of `other`, which has room (tee).
+    /// Copy up to `limit` bytes of the chunk at `index` to the end of `other`, which has room
+    /// (tee).
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -1,7 +1,8 @@
 //! splice, tee and vmsplice.
 //!
-//! Between two pipes whole pages change hands; to and from anything else bytes are copied once. A pipe stays
-//! locked while its bytes are on their way, so that none is lost when the other side takes fewer.
+//! Between two pipes whole pages change hands; to and from anything else bytes are copied once. A
+//! pipe stays locked while its bytes are on their way, so that none is lost when the other side
+//! takes fewer.
 
 use core::cmp::Ordering as Compare;
 
@@ -305,7 +306,8 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     between(source, sink, length, Transfer::Copy, wait).map(|count| count as i64)
 }
 
-/// vmsplice(2): into a pipe go the program's pages themselves, pinned until they are read; out of it, copies.
+/// vmsplice(2): into a pipe go the program's pages themselves, pinned until they are read; out of
+/// it, copies.
 ///
 /// # Errors
 /// As in the manual.

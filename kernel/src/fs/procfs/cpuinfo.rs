@@ -11,7 +11,8 @@ struct FeatureWord {
     names: &'static str,
 }
 
-/// Bits by their Linux names (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E); "-" for none.
+/// Bits by their Linux names (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E); "-" for
+/// none.
 const WORDS: &[FeatureWord] = &[
     FeatureWord {
         leaf: 1,

@@ -1,6 +1,8 @@
-//! /proc/kpagecount and /proc/kpageflags: a 64-bit word for every frame of physical memory (Documentation/admin-guide/mm/pagemap.rst).
+//! /proc/kpagecount and /proc/kpageflags: a 64-bit word for every frame of physical memory
+//! (Documentation/admin-guide/mm/pagemap.rst).
 //!
-//! What they say is read from the frame table as it is at that moment; frames change hands meanwhile.
+//! What they say is read from the frame table as it is at that moment; frames change hands
+//! meanwhile.
 
 use freehold_collections::{Arc, Receiver, TryCollect, reserve};
 use freehold_frame::{FrameSource, Holders, Order, Owner};
@@ -135,8 +137,8 @@ impl File for OpenFrameFile {
     }
 }
 
-/// Fills `sink` by steps, between which others run and SIGKILL is heard. A step is told how many bytes came so far, and says how
-/// many came with it: none at the end.
+/// Fills `sink` by steps, between which others run and SIGKILL is heard. A step is told how many
+/// bytes came so far, and says how many came with it: none at the end.
 ///
 /// # Errors
 /// The first step's; after it an error ends what is told.

@@ -1,7 +1,7 @@
 //! The load average: how many tasks ran or wanted to, averaged over 1, 5 and 15 minutes.
 //!
-//! Every five seconds a timer counts, and each average moves towards the count by its share, in fixed point with
-//! 11 bits behind the point (what getloadavg(3) reads is text).
+//! Every five seconds a timer counts, and each average moves towards the count by its share, in
+//! fixed point with 11 bits behind the point (what getloadavg(3) reads is text).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! The files of a process that are about its memory.
 //!
-//! The space's lock is held while its areas are walked; names of mapped files are made from paths, which takes
-//! directory locks below it, and nothing here touches user addresses meanwhile.
+//! The space's lock is held while its areas are walked; names of mapped files are made from paths,
+//! which takes directory locks below it, and nothing here touches user addresses meanwhile.
 
 use freehold_collections::{Arc, Vec, Weak, reserve};
 use freehold_machine::VirtAddr;
@@ -324,8 +324,9 @@ enum FrameNumbers {
     Hidden,
 }
 
-/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux. It goes with its last process, whoever has the file
-/// open: memory that can be mapped into itself through a ring would stay for ever. Then the file is empty.
+/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux. It goes with
+/// its last process, whoever has the file open: memory that can be mapped into itself through a
+/// ring would stay for ever. Then the file is empty.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
     space: Weak<ProcessSpace>,
@@ -340,8 +341,8 @@ impl SpaceFile {
         reserve::arc(Self { node, space, kind, frames })
     }
 
-    /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present
-    /// (Documentation/admin-guide/mm/pagemap.rst).
+    /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's,
+    /// present (Documentation/admin-guide/mm/pagemap.rst).
     fn pagemap(&self, space: &ProcessSpace, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const STEP: u64 = 512;
         let end = (1 << 47) / PAGE;
@@ -360,7 +361,8 @@ impl SpaceFile {
             let written = if page.written == Written::Since { PM_SOFT_DIRTY } else { 0 };
             let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
             let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
-            // Of a swapped page five bits for the area and fifty for the slot stand where a frame's number does.
+            // Of a swapped page five bits for the area and fifty for the slot stand where a frame's
+            // number does.
             let (state, place) = match page.at {
                 PageAt::Frame(frame) => (PM_PRESENT, frame.0),
                 PageAt::Swapped(place) => (PM_SWAP, place.slot << 5 | u64::from(place.area)),

@@ -1,7 +1,7 @@
 //! /proc: processes, and what the kernel counts.
 //!
-//! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and hold a process
-//! ID only, so they show the process of that number or nothing once it is gone.
+//! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and
+//! hold a process ID only, so they show the process of that number or nothing once it is gone.
 
 mod cpuinfo;
 mod frames;
@@ -35,8 +35,8 @@ pub struct ProcFs {
 }
 
 impl ProcFs {
-    /// A file system of its own for each mount. Its nodes together are more than a call's reserve, which is set aside
-    /// anew between the folders.
+    /// A file system of its own for each mount. Its nodes together are more than a call's reserve,
+    /// which is set aside anew between the folders.
     ///
     /// # Errors
     /// `ENOMEM`; `EINTR` where the task is to end.

@@ -1,4 +1,5 @@
-//! /proc/PID/numa_maps: each area's policy, and how many pages of it every node has (Documentation/filesystems/proc.rst).
+//! /proc/PID/numa_maps: each area's policy, and how many pages of it every node has
+//! (Documentation/filesystems/proc.rst).
 
 use freehold_collections::Vec;
 use freehold_machine::topology::MAX_NODES;

@@ -1,8 +1,10 @@
-//! PAGEMAP_SCAN, the ioctl of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst): regions of pages by what is true of them.
+//! PAGEMAP_SCAN, the ioctl of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst): regions
+//! of pages by what is true of them.
 //!
-//! Memory is looked at 2 MiB at a time, each with the space locked; between two, regions that are complete go to the program. So what is told of
-//! one piece is of one moment, and a scan of a whole address space holds nobody up. Write-protection is userfaultfd's, which there is not: no
-//! page is "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
+//! Memory is looked at 2 MiB at a time, each with the space locked; between two, regions that are
+//! complete go to the program. So what is told of one piece is of one moment, and a scan of a whole
+//! address space holds nobody up. Write-protection is userfaultfd's, which there is not: no page is
+//! "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
 
 use freehold_collections::Vec;
 /// The request's number: `_IOWR('f', 16, struct pm_scan_arg)`.
@@ -107,13 +109,14 @@ impl Regions {
         self.delivered + self.waiting.len() as u64
     }
 
-    /// Has the regions delivered that are complete while the scan goes on, with the number of the first.
+    /// Has the regions delivered that are complete while the scan goes on, with the number of the
+    /// first.
     pub fn deliver_complete<E>(&mut self, deliver: Deliver<'_, E>) -> Result<(), E> {
         self.deliver(self.waiting.len().saturating_sub(1), deliver)
     }
 
-    /// Has all delivered that are left, with the number of the first. Returns whether a region had to be left out for
-    /// want of memory, behind these.
+    /// Has all delivered that are left, with the number of the first. Returns whether a region had
+    /// to be left out for want of memory, behind these.
     pub fn deliver_all<E>(&mut self, deliver: Deliver<'_, E>) -> Result<bool, E> {
         self.deliver(self.waiting.len(), deliver)?;
         Ok(self.out_of_memory)
@@ -208,7 +211,8 @@ mod call {
         regions.iter().enumerate().try_for_each(write)
     }
 
-    /// Look at what follows `at`: to the end of its 2 MiB, or farther where nothing is mapped. Where to go on.
+    /// Look at what follows `at`: to the end of its 2 MiB, or farther where nothing is mapped.
+    /// Where to go on.
     fn look(
         space: &Arc<ProcessSpace>,
         at: u64,
@@ -353,7 +357,8 @@ mod tests {
         );
     }
 
-    /// A scan without memory for a region ends there. The program gets what came before, and may go on.
+    /// A scan without memory for a region ends there. The program gets what came before, and may go
+    /// on.
     #[test]
     fn a_scan_without_memory_ends_before_the_region() {
         let mut found = regions(ALL, 9, 100);

@@ -1,5 +1,5 @@
-//! /proc/sys: what can be read about settings, and the few that can be changed. One that has no effect here
-//! cannot be written: `EACCES` says so where success would lie.
+//! /proc/sys: what can be read about settings, and the few that can be changed. One that has no
+//! effect here cannot be written: `EACCES` says so where success would lie.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -76,8 +76,8 @@ impl Generate for CompactMemory {
     }
 }
 
-/// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's (bit 1) are not kept for later here, and
-/// bit 2 asks for silence.
+/// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's
+/// (bit 1) are not kept for later here, and bit 2 asks for silence.
 struct DropCaches;
 
 impl Generate for DropCaches {

@@ -69,8 +69,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.generated("sysrq-trigger", 0o200, SysRq);
 }
 
-/// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which is how its last words are tested. The other keys of
-/// Linux do nothing.
+/// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which is how its last words are tested.
+/// The other keys of Linux do nothing.
 struct SysRq;
 
 impl Generate for SysRq {
@@ -156,7 +156,8 @@ fn meminfo(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds in user mode and in the kernel of all processes, ended ones included that were waited for.
+/// Nanoseconds in user mode and in the kernel of all processes, ended ones included that were
+/// waited for.
 fn process_times() -> [u64; 2] {
     let mut times = [0; 2];
     registry::for_each(|process| {
@@ -168,8 +169,8 @@ fn process_times() -> [u64; 2] {
     times
 }
 
-/// What a CPU did with its time, in ticks: user, system, idle. User time is counted by task and not by CPU, so
-/// each CPU's share of it is the same part of what it was busy.
+/// What a CPU did with its time, in ticks: user, system, idle. User time is counted by task and not
+/// by CPU, so each CPU's share of it is the same part of what it was busy.
 fn cpu_ticks(cpu: CpuId, [user, system]: [u64; 2]) -> [u64; 3] {
     let idle = sched::statistics(cpu).idle;
     let busy = time::now().saturating_sub(idle);

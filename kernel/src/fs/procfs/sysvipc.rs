@@ -1,4 +1,5 @@
-//! /proc/sysvipc: the objects of System V IPC, one per line. There may be many, so they are written in parts.
+//! /proc/sysvipc: the objects of System V IPC, one per line. There may be many, so they are written
+//! in parts.
 
 use crate::Result;
 use crate::fs::generated::{Generate, More, PART, Parts, Text};

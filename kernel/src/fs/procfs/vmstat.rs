@@ -1,5 +1,6 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: there is no list of inactive anonymous
-//! pages, and compaction looks for no free frames of its own. What is not counted is not shown.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is
+//! nothing of: there is no list of inactive anonymous pages, and compaction looks for no free
+//! frames of its own. What is not counted is not shown.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -12,7 +13,8 @@ use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
 
-/// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that exactness would have made needless.
+/// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that
+/// exactness would have made needless.
 const EVENTS: [(&str, Event); 26] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
@@ -42,7 +44,8 @@ const EVENTS: [(&str, Event); 26] = [
     ("thp_scan_exceed_share_pte", Event::HugeScanShared),
 ];
 
-/// Large pages of files, of 1 GiB, in swap as one, or that wait to be split; charges of control groups.
+/// Large pages of files, of 1 GiB, in swap as one, or that wait to be split; charges of control
+/// groups.
 const NOTHING_OF: [&str; 8] = [
     "thp_fault_fallback_charge",
     "thp_file_alloc",

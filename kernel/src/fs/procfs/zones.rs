@@ -1,6 +1,8 @@
-//! /proc/buddyinfo, zoneinfo and pagetypeinfo, and debugfs' extfrag: the page allocator's state in Linux' shapes.
+//! /proc/buddyinfo, zoneinfo and pagetypeinfo, and debugfs' extfrag: the page allocator's state in
+//! Linux' shapes.
 //!
-//! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owners whose frames a pageblock holds.
+//! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owners
+//! whose frames a pageblock holds.
 
 use core::fmt::{self, Display, Formatter};
 

@@ -54,8 +54,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
     }
 }
 
-/// cpuN/cache/indexN from CPUID's description of caches: leaf 0x8000001d on AMD, 4 elsewhere (Intel SDM volume 2,
-/// CPUID leaf 04H; AMD APM volume 3, Fn8000_001D).
+/// cpuN/cache/indexN from CPUID's description of caches: leaf 0x8000001d on AMD, 4 elsewhere (Intel
+/// SDM volume 2, CPUID leaf 04H; AMD APM volume 3, Fn8000_001D).
 fn caches(cpu: &Arc<PseudoDir>, own: u64, all: u64, count: usize) {
     let extended =
         __cpuid_count(0x8000_0000, 0).eax >= 0x8000_001d && __cpuid_count(0x8000_0001, 0).ecx & 1 << 22 != 0;

@@ -1,8 +1,9 @@
-//! /sys/kernel/debug/gup_test: pin memory of the calling program by each of the ways there are, for tests and measurements.
+//! /sys/kernel/debug/gup_test: pin memory of the calling program by each of the ways there are, for
+//! tests and measurements.
 //!
-//! Numbers and structures are Linux' (CONFIG_GUP_TEST, mm/gup_test.c), so its self-tests run. "GUP" and "PIN" are one
-//! here: who looks for a moment holds the frame, whichever it is called. There is one long session at a time, in the whole
-//! system; closing any descriptor of the file ends it.
+//! Numbers and structures are Linux' (CONFIG_GUP_TEST, mm/gup_test.c), so its self-tests run. "GUP"
+//! and "PIN" are one here: who looks for a moment holds the frame, whichever it is called. There is
+//! one long session at a time, in the whole system; closing any descriptor of the file ends it.
 
 use freehold_bounce::Original;
 use freehold_collections::{Arc, Receiver, Vec, reserve};

@@ -1,8 +1,8 @@
-//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and what makes them later
-//! (Documentation/admin-guide/mm/transhuge.rst).
+//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and what makes
+//! them later (Documentation/admin-guide/mm/transhuge.rst).
 //!
-//! Shared memory has no large pages here. What its files say is kept for tools that set them; the values that would promise large pages where
-//! Linux only tries ("force") are refused.
+//! Shared memory has no large pages here. What its files say is kept for tools that set them; the
+//! values that would promise large pages where Linux only tries ("force") are refused.
 
 use freehold_collections::Arc;
 use freehold_vm::{Event, HugeMode, HugeZero};
@@ -61,7 +61,8 @@ const STATS: [(&str, Event); 5] = [
     ("swpout_fallback", Event::HugeSwapFallback),
 ];
 
-/// Counters of what there is not: charges of control groups, large pages of shared memory or in swap, splits that wait.
+/// Counters of what there is not: charges of control groups, large pages of shared memory or in
+/// swap, splits that wait.
 const NOTHING_OF: [&str; 8] = [
     "anon_fault_fallback_charge",
     "swpout",

@@ -64,8 +64,9 @@ pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
     }
 }
 
-/// Milliseconds that a disk may take for one request. Linux' attribute of the name refuses 0 and what is no number too
-/// (`queue_io_timeout_store` in block/blk-sysfs.c); its virtio disks wait on after that time, ours fail with EIO.
+/// Milliseconds that a disk may take for one request. Linux' attribute of the name refuses 0 and
+/// what is no number too (`queue_io_timeout_store` in block/blk-sysfs.c); its virtio disks wait on
+/// after that time, ours fail with EIO.
 struct IoTimeout(Disk);
 
 impl Generate for IoTimeout {
@@ -98,8 +99,9 @@ impl Generate for HighWater {
     }
 }
 
-/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus, device and function, the number
-/// of its domain's tables, pages that it can reach, and accesses that were refused.
+/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus,
+/// device and function, the number of its domain's tables, pages that it can reach, and accesses
+/// that were refused.
 fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
@@ -137,9 +139,10 @@ fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     }
 }
 
-/// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name, bytes held, its quota,
-/// bytes lost to it for ever because it did not confirm a reset; how often it waited for memory and made it grow, the bytes
-/// that it was given one time after the other, and mappings that failed.
+/// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name,
+/// bytes held, its quota, bytes lost to it for ever because it did not confirm a reset; how often
+/// it waited for memory and made it grow, the bytes that it was given one time after the other, and
+/// mappings that failed.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     let figures: [(&str, fn(Statistics) -> usize); 8] = [
         ("io_tlb_nslabs", |all| all.nslabs),

@@ -1,10 +1,11 @@
 //! /sys/devices/system/memory: physical memory in blocks of 128 MiB, as lsmem shows it.
 //!
-//! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is there: memory comes and goes in
-//! smaller steps, of which Linux' files know nothing. What comes is online at once.
+//! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is
+//! there: memory comes and goes in smaller steps, of which Linux' files know nothing. What comes is
+//! online at once.
 //!
-//! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole pageblocks of one node and all that is
-//! in it can be moved elsewhere; and online again.
+//! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole
+//! pageblocks of one node and all that is in it can be moved elsewhere; and online again.
 
 use freehold_collections::Arc;
 use freehold_machine::topology::Presence;

@@ -87,8 +87,8 @@ fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, 
     }
 }
 
-/// The numbers are those of Linux' Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1 indexed, 2 other;
-/// write_policy 0 back, 1 through, 2 other.
+/// The numbers are those of Linux' Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1
+/// indexed, 2 other; write_policy 0 back, 1 through, 2 other.
 fn near_cache(dir: &Arc<PseudoDir>, cache: &NearCache) {
     let indexing = match cache.indexing {
         Indexing::Direct => 0,

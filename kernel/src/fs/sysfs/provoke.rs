@@ -1,8 +1,10 @@
-//! /sys/kernel/debug/provoke-crash/DIRECT: accesses that frame exclusion has to stop, made on request.
+//! /sys/kernel/debug/provoke-crash/DIRECT: accesses that frame exclusion has to stop, made on
+//! request.
 //!
-//! Reading the file lists the names; writing one makes the access. Where the access is stopped, the log says so and the
-//! writer is killed with SIGKILL, as an oops kills it on Linux (`drivers/misc/lkdtm`; the names that begin with XPFO_ are those of
-//! the XPFO series). Where it succeeds, the write succeeds and the log says what was exposed.
+//! Reading the file lists the names; writing one makes the access. Where the access is stopped, the
+//! log says so and the writer is killed with SIGKILL, as an oops kills it on Linux
+//! (`drivers/misc/lkdtm`; the names that begin with XPFO_ are those of the XPFO series). Where it
+//! succeeds, the write succeeds and the log says what was exposed.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -123,8 +125,8 @@ fn read_page_cache() -> Result<ProvokeVerdict> {
     Ok(outcome(provoke::read(frame.pfn())))
 }
 
-/// A reader to whom the kernel shows [`SECRET`]. It looks where the bytes that it is shown lie, and for them in the direct map, while they
-/// are shown.
+/// A reader to whom the kernel shows [`SECRET`]. It looks where the bytes that it is shown lie, and
+/// for them in the direct map, while they are shown.
 #[derive(Default)]
 struct Looker {
     taken: usize,
@@ -149,7 +151,8 @@ impl Sink for Looker {
     }
 }
 
-/// What comes of bytes that `pass` has the kernel keep for a program, and show to a reader. `EIO` where none were shown.
+/// What comes of bytes that `pass` has the kernel keep for a program, and show to a reader. `EIO`
+/// where none were shown.
 fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<ProvokeVerdict> {
     let mut looker = Looker::default();
     pass(&mut SliceSource::new(&SECRET.to_le_bytes()), &mut looker)?;
@@ -207,7 +210,8 @@ fn read_reallocated() -> Result<ProvokeVerdict> {
     read_user()
 }
 
-/// ret2dir (Kemerlis and others, 2014): a program's page is filled with code, and the kernel jumps to its alias.
+/// ret2dir (Kemerlis and others, 2014): a program's page is filled with code, and the kernel jumps
+/// to its alias.
 fn exec_physmap() -> Result<ProvokeVerdict> {
     const RET: u8 = 0xc3;
     let frame = user_frame()?;

@@ -1,4 +1,5 @@
-//! /sys/kernel/debug/static_keys: a file for each static key, which says whether it is on (1) or off (0), and takes either.
+//! /sys/kernel/debug/static_keys: a file for each static key, which says whether it is on (1) or
+//! off (0), and takes either.
 
 use freehold_collections::Arc;
 

@@ -20,7 +20,8 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     });
 }
 
-/// Compare every leaf of the kernel half with the frame table. The last line is `clean` or `N violations`.
+/// Compare every leaf of the kernel half with the frame table. The last line is `clean` or
+/// `N violations`.
 fn check(out: &mut Text) -> Result<()> {
     let mut named = 0;
     let report = mem::check_map(mem::frames().table(), &mut |violation| {

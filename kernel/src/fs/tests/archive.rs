@@ -33,7 +33,8 @@ fn archive(members: &[Vec<u8>]) -> Vec<u8> {
     all
 }
 
-/// Files, directories, links, devices and hard links come out as they went in; archives may follow one another.
+/// Files, directories, links, devices and hard links come out as they went in; archives may follow
+/// one another.
 #[test]
 fn archives_unpack() {
     let world = World::new();

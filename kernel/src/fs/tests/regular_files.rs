@@ -43,7 +43,8 @@ fn holes_read_as_zeroes_and_are_found() {
     assert_eq!(file.seek(i64::MAX, Whence::End), Err(Errno::EOVERFLOW));
 }
 
-/// A file lives until its last name and its last description are gone; then its bytes are free again.
+/// A file lives until its last name and its last description are gone; then its bytes are free
+/// again.
 #[test]
 fn unlinked_files_live_while_open() {
     let world = World::with_capacity(1 << 20);
@@ -60,7 +61,8 @@ fn unlinked_files_live_while_open() {
     assert_eq!(free(), before);
 }
 
-/// The size limit holds to the page: a write stops there, and the next is ENOSPC; overwriting needs no room.
+/// The size limit holds to the page: a write stops there, and the next is ENOSPC; overwriting needs
+/// no room.
 #[test]
 fn the_size_limit_is_exact() {
     let world = World::with_capacity(1 << 20);

@@ -107,7 +107,8 @@ fn mounts_cover_and_uncover() {
     assert_eq!(text(&world, "/mnt/below").as_deref(), Ok("/mnt/below"));
 }
 
-/// Search permission is needed on the way, write permission to change a directory; the sticky bit protects.
+/// Search permission is needed on the way, write permission to change a directory; the sticky bit
+/// protects.
 #[test]
 fn permissions_bind_ordinary_users() {
     let world = World::new();

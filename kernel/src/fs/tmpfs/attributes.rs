@@ -1,4 +1,5 @@
-//! What a node of memory has besides its bytes or names: one of a tmpfs, a secret one, a message queue.
+//! What a node of memory has besides its bytes or names: one of a tmpfs, a secret one, a message
+//! queue.
 
 use freehold_collections::{Map, Vec, WipedBytes};
 

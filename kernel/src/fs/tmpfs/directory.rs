@@ -1,7 +1,8 @@
 //! The names in a directory.
 //!
 //! Each entry has a position that no other entry of the directory ever had, and listing goes by
-//! position: what stays while a program lists is seen exactly once, whatever comes and goes meanwhile.
+//! position: what stays while a program lists is seen exactly once, whatever comes and goes
+//! meanwhile.
 
 use core::ops::Bound;
 
@@ -142,8 +143,9 @@ impl Directory {
         Ok(listed.name.clone())
     }
 
-    /// Shows `emit` up to `most` entries from `position` on, each with its position, until it says no. The position behind the last
-    /// that it took; `None` where there are no more, or it said no.
+    /// Shows `emit` up to `most` entries from `position` on, each with its position, until it says
+    /// no. The position behind the last that it took; `None` where there are no more, or it said
+    /// no.
     pub fn list(
         &self,
         position: u64,

@@ -1,13 +1,15 @@
 //! Files in memory.
 //!
-//! A tmpfs keeps its names in B-trees and its bytes in [`FileContent`]s: in the kernel these are page caches, so
-//! a file's page is the frame that programs map. What its files hold together is counted in bytes against
-//! the size limit (`ENOSPC` beyond it), each growth being reserved before it happens. The first root file system's limit is half of the memory that
-//! there is at any time, and what the machine came with does not count.
+//! A tmpfs keeps its names in B-trees and its bytes in [`FileContent`]s: in the kernel these are
+//! page caches, so a file's page is the frame that programs map. What its files hold together is
+//! counted in bytes against the size limit (`ENOSPC` beyond it), each growth being reserved before
+//! it happens. The first root file system's limit is half of the memory that there is at any time,
+//! and what the machine came with does not count.
 //!
-//! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its shape while
-//! ancestors are compared) > one or two directories, lower inode number first > attributes. All are spin
-//! locks; the write lock of a regular file, a sleeping mutex, comes before them and is held over user copies.
+//! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its
+//! shape while ancestors are compared) > one or two directories, lower inode number first >
+//! attributes. All are spin locks; the write lock of a regular file, a sleeping mutex, comes before
+//! them and is held over user copies.
 
 pub(crate) mod attributes;
 mod directory;
@@ -41,7 +43,8 @@ struct Common {
 
 static COMMON: SpinLock<Option<Common>> = SpinLock::new(None);
 
-/// Makes the file system of files without a name; `contents` makes the files' contents from now on. Once, at boot.
+/// Makes the file system of files without a name; `contents` makes the files' contents from now on.
+/// Once, at boot.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<TmpFs>> {
     let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
     unnamed.unlimited();
@@ -107,7 +110,8 @@ impl TmpfsShared {
         outcome.map(|_| ()).map_err(|_| Errno::ENOSPC)
     }
 
-    /// As [`TmpfsShared::charge`]; where the limit follows memory, and memory can grow, it does so before `ENOSPC`. May sleep.
+    /// As [`TmpfsShared::charge`]; where the limit follows memory, and memory can grow, it does so
+    /// before `ENOSPC`. May sleep.
     fn charge_growing(&self, bytes: u64) -> Result<()> {
         loop {
             match self.charge(bytes) {
@@ -155,8 +159,8 @@ pub struct TmpFs {
 }
 
 impl TmpFs {
-    /// An empty file system that shows itself as `name`, with a root directory of `mode`, limited to
-    /// the capacity of `contents`.
+    /// An empty file system that shows itself as `name`, with a root directory of `mode`, limited
+    /// to the capacity of `contents`.
     pub fn new(name: &'static str, contents: Arc<dyn ContentSource>, mode: u32) -> Result<Arc<Self>> {
         let limit = contents.capacity();
         let shared = reserve::arc(TmpfsShared {
@@ -176,7 +180,8 @@ impl TmpFs {
         Ok(reserve::arc(Self { name, shared, root }))
     }
 
-    /// What is written until [`end_boot`](Self::end_boot) never counts: for the first root file system.
+    /// What is written until [`end_boot`](Self::end_boot) never counts: for the first root file
+    /// system.
     pub fn begin_boot(&self) {
         self.unlimited();
         self.shared.stage.store(Stage::Boot as u8, Ordering::Relaxed);

@@ -160,7 +160,8 @@ impl TmpNode {
         attributes.touch();
     }
 
-    /// The names of two directories, locked: the lower inode's first, as everywhere two directories are.
+    /// The names of two directories, locked: the lower inode's first, as everywhere two directories
+    /// are.
     fn lock_both<'a>(&'a self, other: &'a Self) -> Result<[SpinLockGuard<'a, Directory>; 2]> {
         let (ours, theirs) = (self.names()?, other.names()?);
         if self.inode < other.inode {
@@ -172,7 +173,8 @@ impl TmpNode {
         }
     }
 
-    /// `moving` has gone from here to `other`. So many directories came for it, and so many went there.
+    /// `moving` has gone from here to `other`. So many directories came for it, and so many went
+    /// there.
     fn has_moved(&self, other: &Self, moving: &Self, [came, went]: [i32; 2]) {
         let moved = i32::from(moving.is_directory());
         self.entries_changed(came - moved);
@@ -207,7 +209,8 @@ impl TmpNode {
         }
     }
 
-    /// Whether `moving` may go from here to `other`, another directory. The caller holds `TmpfsShared::renames`.
+    /// Whether `moving` may go from here to `other`, another directory. The caller holds
+    /// `TmpfsShared::renames`.
     fn check_move(
         &self,
         other: &Arc<TmpNode>,
@@ -222,8 +225,9 @@ impl TmpNode {
         if victim.is_none() && exchanges {
             return Err(Errno::ENOENT);
         }
-        // A directory cannot move into itself or below; and with an exchange neither can the other. Without one, a victim that is
-        // the directory that the name leaves, or above it, is not empty.
+        // A directory cannot move into itself or below; and with an exchange neither can the other.
+        // Without one, a victim that is the directory that the name leaves, or above it, is not
+        // empty.
         if moving.is_directory() && moving.is_above(other) {
             return Err(Errno::EINVAL);
         }
@@ -234,7 +238,8 @@ impl TmpNode {
         }
     }
 
-    /// Whether `victim` can make room for `replacement` (rename over a name); a directory is marked removed.
+    /// Whether `victim` can make room for `replacement` (rename over a name); a directory is marked
+    /// removed.
     fn yield_to(victim: &TmpNode, replacement: &TmpNode) -> Result<()> {
         match (&victim.body, replacement.is_directory()) {
             (Body::Directory { .. }, false) => Err(Errno::EISDIR),
@@ -553,7 +558,8 @@ impl File for TmpNode {
                 return Ok(());
             }
         }
-        // The taker gathers entries in kernel memory and does not sleep; the lock is held for a few at a time.
+        // The taker gathers entries in kernel memory and does not sleep; the lock is held for a few
+        // at a time.
         let mut next = Some(from.max(2));
         while let Some(position) = next {
             next = names.lock().list(position, LISTED_AT_ONCE, |at, entry| {

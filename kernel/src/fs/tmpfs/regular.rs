@@ -1,9 +1,10 @@
 //! Regular files of a tmpfs: bytes, their account, and seals.
 //!
-//! Limits and seals are looked at under the write lock, once the end of a file that is appended to is known.
+//! Limits and seals are looked at under the write lock, once the end of a file that is appended to
+//! is known.
 //!
-//! The write lock makes a write whole towards other writes, truncations and fallocate. What a write may need is charged to
-//! the file system before, and what it did not need is given back after it.
+//! The write lock makes a write whole towards other writes, truncations and fallocate. What a write
+//! may need is charged to the file system before, and what it did not need is given back after it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,7 +48,8 @@ impl Seals {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a file with the seals `bits` may still be written, by write or through a new writable shared mapping.
+    /// Whether a file with the seals `bits` may still be written, by write or through a new
+    /// writable shared mapping.
     pub const fn allow_write(bits: u32) -> bool {
         bits & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) == 0
     }
@@ -92,8 +94,9 @@ impl Regular {
         &self.seals
     }
 
-    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where the content could still be written in spite of
-    /// F_SEAL_WRITE. Neither a write nor a truncation is under way meanwhile.
+    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where
+    /// the content could still be written in spite of F_SEAL_WRITE. Neither a write nor a
+    /// truncation is under way meanwhile.
     pub fn add_seals(&self, bits: u32) -> Result<()> {
         if bits & !Seals::KNOWN != 0 {
             return Err(Errno::EINVAL);
@@ -114,7 +117,8 @@ impl Regular {
         &self.text
     }
 
-    /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a change.
+    /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a
+    /// change.
     fn settle(&self, shared: &TmpfsShared, reserved: u64) {
         let held = self.content.held();
         if shared.is(Stage::Boot) {
@@ -130,7 +134,8 @@ impl Regular {
         }
     }
 
-    /// Write at `offset`, or at the end where there is none; returns how many bytes and where they begin.
+    /// Write at `offset`, or at the end where there is none; returns how many bytes and where they
+    /// begin.
     pub fn write(
         &self,
         shared: &TmpfsShared,
@@ -163,7 +168,8 @@ impl Regular {
         self.write_to(shared, at, end, source)
     }
 
-    /// Where a write of `at..end` ends: a file that may not grow takes the pages that lie in it whole, as Linux writes page by page.
+    /// Where a write of `at..end` ends: a file that may not grow takes the pages that lie in it
+    /// whole, as Linux writes page by page.
     fn end_within_seals(&self, at: u64, end: u64, size: u64) -> Result<u64> {
         let whole = size / PAGE * PAGE;
         match self.seals.refuse(F_SEAL_GROW) {

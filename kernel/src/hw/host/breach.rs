@@ -1,4 +1,5 @@
-//! Breaches of isolation, which need the bare machine: here each is refused, as a whole machine refuses it.
+//! Breaches of isolation, which need the bare machine: here each is refused, as a whole machine
+//! refuses it.
 
 /// Accesses that are to be refused.
 pub mod provoke {

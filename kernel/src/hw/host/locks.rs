@@ -42,8 +42,8 @@ impl<T: ?Sized> SpinLock<T> {
         HELD.set(HELD.get() + 1);
         SpinLockGuard { value, counts: 1 }
     }
-    /// Takes the lock if it is free: it may be held across sleeping by who makes others sleep, too, instead of spin
-    /// (`sync::Mutex`).
+    /// Takes the lock if it is free: it may be held across sleeping by who makes others sleep, too,
+    /// instead of spin (`sync::Mutex`).
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
         self.0.try_lock().map(|value| SpinLockGuard { value, counts: 0 })
     }

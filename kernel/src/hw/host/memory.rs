@@ -71,7 +71,8 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
     machine::model().is_in_direct_map(frame)
 }
 
-/// What the kernel half has to look like: it has no leaf, since the model keeps the direct map apart.
+/// What the kernel half has to look like: it has no leaf, since the model keeps the direct map
+/// apart.
 pub fn map_rules() -> Rules {
     let nothing = PfnRange { start: Pfn(0), end: Pfn(0) };
     Rules { root: ROOT, windows: 0..0, read_only: nothing, exclusive: policy().is_exclusive() }

@@ -1,11 +1,13 @@
 //! The software machine under the names of `freehold-arch`.
 //!
-//! A process of the host is one machine: memory, tables and TLBs of [`freehold_machine::model`], one CPU that runs. What is
-//! plain logic in `freehold-arch` is taken from there; what needs an instruction of a real CPU is here, or is not called on
-//! a host (devices, firmware, breaches of isolation).
+//! A process of the host is one machine: memory, tables and TLBs of [`freehold_machine::model`],
+//! one CPU that runs. What is plain logic in `freehold-arch` is taken from there; what needs an
+//! instruction of a real CPU is here, or is not called on a host (devices, firmware, breaches of
+//! isolation).
 //!
-//! Unit tests use what is here as it is: a page allocator over [`FRAMES`] frames comes into being when it is first asked, the
-//! clock stands still, no thread is shown. A test of the kernel as a whole starts it on the machine, in a process of its own.
+//! Unit tests use what is here as it is: a page allocator over [`FRAMES`] frames comes into being
+//! when it is first asked, the clock stands still, no thread is shown. A test of the kernel as a
+//! whole starts it on the machine, in a process of its own.
 
 extern crate std;
 

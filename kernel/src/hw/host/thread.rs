@@ -1,4 +1,5 @@
-//! Threads of the kernel are threads of the host, of which one runs: who switches hands the CPU over and waits to get it back.
+//! Threads of the kernel are threads of the host, of which one runs: who switches hands the CPU
+//! over and waits to get it back.
 
 use core::any::{Any, TypeId};
 use std::boxed::Box;

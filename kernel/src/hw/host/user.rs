@@ -20,7 +20,8 @@ const SOFTWARE_BYTES: usize = 464;
 const DEFAULT_CONTROL: u16 = 0x37f;
 const DEFAULT_MXCSR: u32 = 0x1f80;
 
-/// What runs programs: it looks where one is (`rip`), does what the program does there, and says why it stops.
+/// What runs programs: it looks where one is (`rip`), does what the program does there, and says
+/// why it stops.
 pub type Processor = Box<dyn Fn(&mut UserContext) -> UserEvent + Send + Sync>;
 
 static PROCESSOR: OnceLock<Processor> = OnceLock::new();
@@ -63,7 +64,8 @@ impl UserContext {
         context.start(0, 0);
         Ok(context)
     }
-    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves it.
+    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves
+    /// it.
     pub fn start(&mut self, entry: u64, stack: u64) {
         self.registers =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
@@ -175,7 +177,8 @@ impl UserContext {
         self.fpu[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         self.fpu[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// Run the program until it needs the kernel, unless there is something to do first (`None` then).
+    /// Run the program until it needs the kernel, unless there is something to do first (`None`
+    /// then).
     ///
     /// # Panics
     /// Where nobody said what runs programs.

@@ -1,4 +1,5 @@
-//! Bytes of the program whose address space is loaded: through its tables and the CPU's TLB, as its own accesses.
+//! Bytes of the program whose address space is loaded: through its tables and the CPU's TLB, as its
+//! own accesses.
 
 use freehold_machine::model::AccessFault;
 use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes, VirtAddr};
@@ -76,7 +77,8 @@ pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     (write(to, value, faults) == value.len()).then_some(())
 }
-/// Replace a word if it is `current`; what it was, or `None` if it cannot be written. One thread runs at a time.
+/// Replace a word if it is `current`; what it was, or `None` if it cannot be written. One thread
+/// runs at a time.
 pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults) -> Option<u32> {
     translate(at, Access::Write, faults)?;
     let before = load_u32(at, faults)?;

@@ -172,7 +172,8 @@ fn with_queue<R>(fd: i32, f: impl FnOnce(&OpenFile, &QueueNode) -> Result<R>) ->
     f(&file, queue)
 }
 
-/// How a call on `file` waits: until the wall clock shows the time at `address`, for ever where that is 0.
+/// How a call on `file` waits: until the wall clock shows the time at `address`, for ever where
+/// that is 0.
 fn wait_of(file: &OpenFile, deadline: Option<u64>) -> Wait {
     Wait { blocking: file.blocking(), deadline, nice: current().schedule.nice() }
 }

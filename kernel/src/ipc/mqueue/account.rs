@@ -1,7 +1,8 @@
 //! How many queues there may be, and how many bytes a user's may take (RLIMIT_MSGQUEUE).
 //!
-//! A [`Charge`] is a queue's place in both accounts; dropping it gives the place back. As on Linux a queue is charged for all that
-//! it may hold, and to the real user of its maker. The account's lock is the last in the order.
+//! A [`Charge`] is a queue's place in both accounts; dropping it gives the place back. As on Linux
+//! a queue is charged for all that it may hold, and to the real user of its maker. The account's
+//! lock is the last in the order.
 
 use freehold_collections::Map;
 
@@ -18,7 +19,8 @@ pub const MOST_BYTES: u64 = 16 << 20;
 /// Priorities are below this (MQ_PRIO_MAX).
 pub const PRIORITIES: u64 = 32_768;
 
-/// What Linux keeps beside each message and for each priority (`struct msg_msg`, `struct posix_msg_tree_node`).
+/// What Linux keeps beside each message and for each priority (`struct msg_msg`,
+/// `struct posix_msg_tree_node`).
 const OVERHEAD: u64 = 48;
 
 struct Accounts {
@@ -93,7 +95,8 @@ impl Charge {
     /// Charges `maker` for a queue.
     ///
     /// # Errors
-    /// `ENOSPC` where there are as many queues as there may be; `EMFILE` beyond RLIMIT_MSGQUEUE, `ENOMEM`.
+    /// `ENOSPC` where there are as many queues as there may be; `EMFILE` beyond RLIMIT_MSGQUEUE,
+    /// `ENOMEM`.
     pub fn new(maker: &Maker, shape: QueueShape) -> Result<Self> {
         let mut accounts = ACCOUNTS.lock();
         if accounts.queues >= MQ_QUEUES_MAX.get() && !maker.exceeds_limits {

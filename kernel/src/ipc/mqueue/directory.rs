@@ -1,4 +1,5 @@
-//! The names of queues: the one directory of the file system `mqueue`, of which each IPC namespace has one.
+//! The names of queues: the one directory of the file system `mqueue`, of which each IPC namespace
+//! has one.
 
 use core::ops::Bound;
 
@@ -166,8 +167,8 @@ impl QueueDirectory {
         Ok(node)
     }
 
-    /// Up to so many names from inode number `from` on, shown to `emit` until it says no. The number behind the last; `None` where
-    /// that is all.
+    /// Up to so many names from inode number `from` on, shown to `emit` until it says no. The
+    /// number behind the last; `None` where that is all.
     fn list(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Option<u64> {
         let names = self.names.lock();
         let mut next = None;

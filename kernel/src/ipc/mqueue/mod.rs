@@ -1,4 +1,5 @@
-//! POSIX message queues (mq_overview(7)) and the file system `mqueue`, in which they have their names.
+//! POSIX message queues (mq_overview(7)) and the file system `mqueue`, in which they have their
+//! names.
 //!
 //! | module | concept |
 //! |---|---|
@@ -8,11 +9,12 @@
 //! | [`account`] | how many queues there may be, and how many bytes a user's may take |
 //! | [`node`], [`directory`] | a queue as a file; the names, and the file system |
 //!
-//! There is one directory, whichever mounts show it. A queue lives as long as it has a name or is open.
-//! Callers: [`super::calls`], mount(2), /proc/sys/fs/mqueue. Everything here may sleep.
+//! There is one directory, whichever mounts show it. A queue lives as long as it has a name or is
+//! open. Callers: [`super::calls`], mount(2), /proc/sys/fs/mqueue. Everything here may sleep.
 //!
-//! Lock order: the directory's names > a queue's state > a node's attributes > a user's account. All are spin locks; nobody sleeps,
-//! touches user memory, drops a message or sends a signal under one.
+//! Lock order: the directory's names > a queue's state > a node's attributes > a user's account.
+//! All are spin locks; nobody sleeps, touches user memory, drops a message or sends a signal under
+//! one.
 
 pub mod account;
 pub mod directory;

@@ -1,9 +1,12 @@
-//! mq_notify: one process is told that a message came to an empty queue for which no thread waited. It is told once.
+//! mq_notify: one process is told that a message came to an empty queue for which no thread waited.
+//! It is told once.
 //!
-//! A registration ends when its process closes any descriptor of the queue, so that it ends with the process; it does not keep the
-//! process. A signal is sent only to the program that registered: not to one that the process executed since.
+//! A registration ends when its process closes any descriptor of the queue, so that it ends with
+//! the process; it does not keep the process. A signal is sent only to the program that registered:
+//! not to one that the process executed since.
 //!
-//! Under a queue's lock the process is only looked at, and never held: to let go of it might be to end it.
+//! Under a queue's lock the process is only looked at, and never held: to let go of it might be to
+//! end it.
 
 use freehold_collections::{Arc, Weak, reserve::ArcMethods};
 
@@ -28,7 +31,8 @@ pub enum Notice {
     None,
     /// By a signal with a value (SIGEV_SIGNAL); signal 0 is none.
     Signal(Option<Signal>, u64),
-    /// By a message to a socket of AF_NETLINK, on which a thread of its C library waits (SIGEV_THREAD).
+    /// By a message to a socket of AF_NETLINK, on which a thread of its C library waits
+    /// (SIGEV_THREAD).
     Thread(CookieReceiver, [u8; COOKIE_BYTES]),
 }
 

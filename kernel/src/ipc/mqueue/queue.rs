@@ -1,8 +1,8 @@
 //! A queue that threads send to and receive from.
 //!
-//! A thread that waits is in line in the queue's [state](super::state), and sleeps without the lock. Whoever serves it takes it
-//! out and answers it under the lock. A thread whose wait ends otherwise takes the lock, and itself out; an answer that
-//! came until then counts.
+//! A thread that waits is in line in the queue's [state](super::state), and sleeps without the
+//! lock. Whoever serves it takes it out and answers it under the lock. A thread whose wait ends
+//! otherwise takes the lock, and itself out; an answer that came until then counts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -173,7 +173,8 @@ impl PosixQueue {
         }
     }
 
-    /// Registers the calling process to be told of the next message that comes to the empty queue while no thread waits for one.
+    /// Registers the calling process to be told of the next message that comes to the empty queue
+    /// while no thread waits for one.
     ///
     /// # Errors
     /// `EBUSY` where a process is registered.
@@ -208,7 +209,8 @@ impl PosixQueue {
         })
     }
 
-    /// What the file of the queue says of the registration: SIGEV_*, signal and process, 0 where there is none.
+    /// What the file of the queue says of the registration: SIGEV_*, signal and process, 0 where
+    /// there is none.
     pub fn told_registration(&self) -> (i32, i32, u32) {
         self.locked.lock().registrations.told()
     }

@@ -1,9 +1,10 @@
 //! What is behind a queue's lock: its messages by priority, and those who wait for one or for room.
 //!
-//! Invariant: receivers wait only where there is no message, and senders only where there is no room. Whoever changes one
-//! serves the first in line of the other: the thread with the lowest nice value, and of those the one that came
-//! first (Linux: `wq_add`, ipc/mqueue.c). Each step takes O(log n), however many messages there are. Nothing here sleeps, and
-//! nothing is lost where memory is: a message comes back.
+//! Invariant: receivers wait only where there is no message, and senders only where there is no
+//! room. Whoever changes one serves the first in line of the other: the thread with the lowest nice
+//! value, and of those the one that came first (Linux: `wq_add`, ipc/mqueue.c). Each step takes
+//! O(log n), however many messages there are. Nothing here sleeps, and nothing is lost where memory
+//! is: a message comes back.
 
 use core::cmp::Reverse;
 
@@ -143,8 +144,8 @@ impl QueueState {
         }
     }
 
-    /// Receives the oldest message of the highest priority. The first in line of those who wait for room sends then; without
-    /// memory for that all of them try again by themselves.
+    /// Receives the oldest message of the highest priority. The first in line of those who wait for
+    /// room sends then; without memory for that all of them try again by themselves.
     pub fn receive(&mut self) -> Option<Message> {
         let ((Reverse(priority), _), text) = self.messages.pop_first()?;
         self.bytes -= text.len() as u64;

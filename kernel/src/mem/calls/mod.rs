@@ -207,7 +207,8 @@ fn file_backing(
     if stores && sealed {
         return Err(Errno::EPERM);
     }
-    // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is sealed by F_SEAL_FUTURE_WRITE).
+    // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is
+    // sealed by F_SEAL_FUTURE_WRITE).
     let writable = writable && !sealed && storable;
     let file = FileMapping::new(file, &content)?;
     if file.cache().is_secret() {
@@ -299,11 +300,12 @@ fn take_advice(space: &Arc<ProcessSpace>, start: u64, len: u64, number: i32) -> 
     in_steps(advice, start, len, |start, len| advise(space, start, len, advice))
 }
 
-/// Addresses that advice is taken about at a time where its work grows with them: whole 2 MiB pages.
+/// Addresses that advice is taken about at a time where its work grows with them: whole 2 MiB
+/// pages.
 const ADVICE_STEP: u64 = 16 << 20;
 
-/// Take `advice` about `start..start + len`, in steps where that may take long. A hole is told in the end, and so is the last large page that
-/// could not be made (madvise(2)); other errors end it.
+/// Take `advice` about `start..start + len`, in steps where that may take long. A hole is told in
+/// the end, and so is the last large page that could not be made (madvise(2)); other errors end it.
 fn in_steps(
     advice: Advice,
     start: u64,
@@ -375,8 +377,8 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     }
     let out = UserPtr::<bool>::new(args[2]);
     let space = current_space();
-    // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel stack, since user memory cannot be
-    // written under the space's lock.
+    // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel
+    // stack, since user memory cannot be written under the space's lock.
     let mut resident = [false; 512];
     let mut done = 0;
     while done < pages {

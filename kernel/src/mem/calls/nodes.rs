@@ -1,7 +1,9 @@
-//! Pages that move between nodes: move_pages(2), migrate_pages(2), and mbind(2) for pages that are there.
+//! Pages that move between nodes: move_pages(2), migrate_pages(2), and mbind(2) for pages that are
+//! there.
 //!
-//! The address space is locked for a stretch at a time; pages of files move between two stretches, by their cache, which has them
-//! unmapped everywhere first. What other address spaces share with the one that is moved follows at the end (MPOL_MF_MOVE_ALL).
+//! The address space is locked for a stretch at a time; pages of files move between two stretches,
+//! by their cache, which has them unmapped everywhere first. What other address spaces share with
+//! the one that is moved follows at the end (MPOL_MF_MOVE_ALL).
 
 use core::ops::Range;
 
@@ -143,7 +145,8 @@ fn locate(space: &ProcessSpace, addresses: &[u64]) -> Result<Vec<i32>> {
     Ok(all)
 }
 
-/// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that could have.
+/// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that
+/// could have.
 fn move_chunk(
     space: &ProcessSpace,
     addresses: &[u64],
@@ -193,8 +196,8 @@ fn move_chunk(
     Ok((all, left))
 }
 
-/// Puts into `all` where each page is by now, or why not where it should be; returns how many could have moved and have not. There
-/// is room for all.
+/// Puts into `all` where each page is by now, or why not where it should be; returns how many could
+/// have moved and have not. There is room for all.
 fn tell_moved<'a>(
     space: &ProcessSpace,
     wanted: impl Iterator<Item = (&'a u64, &'a i32)> + Clone,
@@ -310,7 +313,8 @@ pub(super) fn bind(
     policy: Option<Policy>,
     moving: Moving,
 ) -> Result<()> {
-    // Local memory is on no node in particular: no page is where it would have to be, and those that move go to their mover.
+    // Local memory is on no node in particular: no page is where it would have to be, and those
+    // that move go to their mover.
     let is_local = policy.is_some_and(|policy| policy.mode == PolicyMode::Local);
     let wanted = match policy {
         Some(policy) if is_local => {

@@ -1,4 +1,5 @@
-//! set_mempolicy, get_mempolicy, mbind. Nodes that have no memory when a policy is set are left out of it, as on Linux.
+//! set_mempolicy, get_mempolicy, mbind. Nodes that have no memory when a policy is set are left out
+//! of it, as on Linux.
 
 use freehold_collections::Vec;
 use freehold_frame::NodeSet;
@@ -26,7 +27,8 @@ const MAX_BITS: u64 = PAGE_SIZE as u64 * 8;
 /// Nodes that there can be: as many as [`NodeSet`] holds.
 const MAX_NODES: u64 = 16;
 
-/// The set of nodes that a program passes as a mask of `bits - 1` bits (one too many has always been asked for).
+/// The set of nodes that a program passes as a mask of `bits - 1` bits (one too many has always
+/// been asked for).
 ///
 /// # Errors
 /// `EINVAL` for a node that cannot be, or too long a mask; `EFAULT`.
@@ -60,7 +62,8 @@ fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
     user::write_exact(mask, &bytes)
 }
 
-/// What [`Policy::label`] keeps: the flags that came with the mode, and the nodes as they were given.
+/// What [`Policy::label`] keeps: the flags that came with the mode, and the nodes as they were
+/// given.
 const fn label(flags: u32, nodes: NodeSet) -> u32 {
     flags << 16 | nodes.0 as u32
 }

@@ -23,7 +23,8 @@ pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
     })
 }
 
-/// Have `transfer` deal with each run of the other process, until it does less than it was asked for.
+/// Have `transfer` deal with each run of the other process, until it does less than it was asked
+/// for.
 fn remote_runs(
     args: &Args,
     mut transfer: impl FnMut(&ProcessSpace, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
@@ -53,8 +54,8 @@ fn remote_runs(
     Ok(done as i64)
 }
 
-/// Advice that one process may take about the memory of another: it changes no byte (MADV_WILLNEED, MADV_COLD,
-/// MADV_PAGEOUT, MADV_COLLAPSE).
+/// Advice that one process may take about the memory of another: it changes no byte (MADV_WILLNEED,
+/// MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE).
 const REMOTE_ADVICE: [i32; 4] = [3, 20, 21, 25];
 
 /// process_madvise(pidfd, runs, count, advice, flags): the bytes that advice was taken about.

@@ -1,8 +1,11 @@
-//! Whether to take pages of disks or anonymous memory, to which shared memory and files in memory count.
+//! Whether to take pages of disks or anonymous memory, to which shared memory and files in memory
+//! count.
 //!
-//! By what they cost: pages that are brought in from a disk, of either kind, are pages that should have stayed. Each kind is asked for frames in
-//! proportion to how much there is of it, the less the more of it came back lately, and by `vm.swappiness` (0: the disks' pages
-//! first; 100: both alike; 200: the other way round). The reckoning is Linux' (get_scan_count), from the same two counts.
+//! By what they cost: pages that are brought in from a disk, of either kind, are pages that should
+//! have stayed. Each kind is asked for frames in proportion to how much there is of it, the less
+//! the more of it came back lately, and by `vm.swappiness` (0: the disks' pages first; 100: both
+//! alike; 200: the other way round). The reckoning is Linux' (get_scan_count), from the same two
+//! counts.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +49,8 @@ struct Costs {
 static COSTS: SpinLock<Costs> = SpinLock::new(Costs { lately: [0; 2], seen: [0; 2] });
 
 impl Costs {
-    /// Look at the totals; what is long past counts half when it is more than a quarter of what there is.
+    /// Look at the totals; what is long past counts half when it is more than a quarter of what
+    /// there is.
     fn update(&mut self, totals: [u64; 2], pages: u64) -> [u64; 2] {
         for kind in 0..2 {
             self.lately[kind] += totals[kind] - core::mem::replace(&mut self.seen[kind], totals[kind]);
@@ -90,7 +94,8 @@ impl ReclaimShare {
         Self { private: of_anonymous - shared, shared, files }
     }
 
-    /// The same of whoever has it: what is asked of one kind of anonymous memory is asked of the other too.
+    /// The same of whoever has it: what is asked of one kind of anonymous memory is asked of the
+    /// other too.
     pub(super) const fn of_either_kind(self) -> Self {
         let both = self.private + self.shared;
         // Shared memory cannot be given up: without room in the swap nothing is asked of it.
@@ -109,7 +114,8 @@ fn split(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u
     let of_files = weight(files, 2 * EVEN - swappiness, costs[1]);
     let both = (of_anonymous + of_files).max(1);
     let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
-    // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going on.
+    // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going
+    // on.
     let anonymous = if files < super::BATCH { want } else { part };
     [anonymous, if files == 0 { 0 } else { (want - part.min(want)).max(1) }]
 }

@@ -1,15 +1,21 @@
 //! Whole pageblocks, for the kernel.
 //!
-//! Reclaim gives single frames back, and they lie in programs' pageblocks. The kernel takes its own frames from pageblocks on its side of the
-//! direct map, and one changes sides only when all of it is free. So where the kernel has nothing left of its own, no number of programs' pages
-//! that go helps it: somebody has to make a pageblock whole. kswapd does so ahead of need, and who finds no frame in spite of all ([`make`]).
+//! Reclaim gives single frames back, and they lie in programs' pageblocks. The kernel takes its own
+//! frames from pageblocks on its side of the direct map, and one changes sides only when all of it
+//! is free. So where the kernel has nothing left of its own, no number of programs' pages that go
+//! helps it: somebody has to make a pageblock whole. kswapd does so ahead of need, and who finds no
+//! frame in spite of all ([`make`]).
 //!
-//! **Protocol.** First as many frames are reclaimed on the node as a pageblock has, above the low watermark: what is
-//! isolated then is missing nowhere, and what moves out of it finds room; where that cannot be had nothing is isolated. Then the pageblock with the fewest frames in use
-//! is isolated and emptied ([`evacuate::empty`]). What cannot move (pinned, in a pipe) keeps its pageblock, and the next is tried.
+//! **Protocol.** First as many frames are reclaimed on the node as a pageblock has, above the low
+//! watermark: what is isolated then is missing nowhere, and what moves out of it finds room; where
+//! that cannot be had nothing is isolated. Then the pageblock with the fewest frames in use is
+//! isolated and emptied ([`evacuate::empty`]). What cannot move (pinned, in a pipe) keeps its
+//! pageblock, and the next is tried.
 //!
-//! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One makes a pageblock at a time; who waited for another looks first whether
-//! there is one now. The caller holds what [`reclaim`](super) allows. Who makes one is reclaiming meanwhile, so others wait for the outcome before anybody is killed.
+//! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One makes a pageblock at
+//! a time; who waited for another looks first whether there is one now. The caller holds what
+//! [`reclaim`](super) allows. Who makes one is reclaiming meanwhile, so others wait for the outcome
+//! before anybody is killed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,7 +97,8 @@ fn make_on(node: NodeId, who: Who) -> ReclaimOutcome {
     if made { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
 }
 
-/// Reclaim until `node` has `want` frames more than its low watermark. [`ReclaimOutcome::Nothing`]: it cannot be had.
+/// Reclaim until `node` has `want` frames more than its low watermark. [`ReclaimOutcome::Nothing`]:
+/// it cannot be had.
 fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
     for _ in 0..PATIENCE {
         let Some((free, marks)) = frames().level(node) else { return ReclaimOutcome::Nothing };
@@ -110,7 +117,8 @@ fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
     ReclaimOutcome::Freed
 }
 
-/// Move what is in `block`, which is isolated, elsewhere, as far as it can be; how many frames that were.
+/// Move what is in `block`, which is isolated, elsewhere, as far as it can be; how many frames that
+/// were.
 fn empty(node: NodeId, block: PfnRange, who: Who) -> u64 {
     let before = frames().still_used(block);
     let mut used = before;

@@ -1,4 +1,5 @@
-//! The page caches that reclaim takes from, beside anonymous memory: those of disks, and of the host's folders.
+//! The page caches that reclaim takes from, beside anonymous memory: those of disks, and of the
+//! host's folders.
 //!
 //! Who has such caches [registers](register) them, once. Until then there are none.
 

@@ -1,7 +1,9 @@
-//! kswapd: a task for each node that keeps its free memory above the high watermark, and a pageblock for the kernel.
+//! kswapd: a task for each node that keeps its free memory above the high watermark, and a
+//! pageblock for the kernel.
 //!
-//! [`wake`] is called from within the page allocator, with the CPU pinned: it takes interrupt-safe locks only. A flag says that there is
-//! work, so that the many who notice the same shortage wake the task once.
+//! [`wake`] is called from within the page allocator, with the CPU pinned: it takes interrupt-safe
+//! locks only. A flag says that there is work, so that the many who notice the same shortage wake
+//! the task once.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -75,7 +77,8 @@ fn run(node: NodeId) {
     }
 }
 
-/// Reclaim until the node is above its high watermark and has something for the kernel; `None` where that cannot be done.
+/// Reclaim until the node is above its high watermark and has something for the kernel; `None`
+/// where that cannot be done.
 fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {

@@ -1,23 +1,30 @@
-//! Getting frames back from those who use them least: page-cache pages of disks, then anonymous memory.
+//! Getting frames back from those who use them least: page-cache pages of disks, then anonymous
+//! memory.
 //!
-//! **Who.** One task for each node with memory, *kswapd*, which the page allocator wakes when a request finds the node below its low
-//! watermark and which works until it is above the high one ([`kswapd`]). And whoever finds no frame at all: *direct* reclaim
-//! ([`free_some`]), which is slower for the asker but cannot be outrun. kswapd is there only where something can be reclaimed.
+//! **Who.** One task for each node with memory, *kswapd*, which the page allocator wakes when a
+//! request finds the node below its low watermark and which works until it is above the high one
+//! ([`kswapd`]). And whoever finds no frame at all: *direct* reclaim ([`free_some`]), which is
+//! slower for the asker but cannot be outrun. kswapd is there only where something can be
+//! reclaimed.
 //!
-//! Frames that become free lie in programs' pageblocks. Where the kernel's own requests find nothing, pageblocks are made whole for them
-//! ([`blocks`]).
+//! Frames that become free lie in programs' pageblocks. Where the kernel's own requests find
+//! nothing, pageblocks are made whole for them ([`blocks`]).
 //!
-//! **What may be held.** Nothing that spins, and no address space: reclaim locks spaces (by trying, one at a time) and sleeps for devices.
-//! A fault that finds no frame gives its space's lock back first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
+//! **What may be held.** Nothing that spins, and no address space: reclaim locks spaces (by trying,
+//! one at a time) and sleeps for devices. A fault that finds no frame gives its space's lock back
+//! first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
 //!
-//! **No waiting for memory.** A task that reclaims may use what others must leave: below the lowest watermark the kernel's own
-//! requests of reclaiming tasks are served alone ([`is_under_way`], [`freehold_frame::Pressure::Reserve`]), and user memory is not
-//! asked for on this path. So writing out always ends, and with it the shortage.
+//! **No waiting for memory.** A task that reclaims may use what others must leave: below the lowest
+//! watermark the kernel's own requests of reclaiming tasks are served alone ([`is_under_way`],
+//! [`freehold_frame::Pressure::Reserve`]), and user memory is not asked for on this path. So
+//! writing out always ends, and with it the shortage.
 //!
-//! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and look whether their request can be served now
-//! before they reclaim themselves. "There is nothing left" is said only by one who found nothing while nobody else was under way:
-//! what another one has on its way to a disk is memory to be waited for and no reason to kill. Nor is there anything left where evicted pages are
-//! read again at once ([`thrash`]). A task that is to end waits for nothing of this.
+//! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and
+//! look whether their request can be served now before they reclaim themselves. "There is nothing
+//! left" is said only by one who found nothing while nobody else was under way: what another one
+//! has on its way to a disk is memory to be waited for and no reason to kill. Nor is there anything
+//! left where evicted pages are read again at once ([`thrash`]). A task that is to end waits for
+//! nothing of this.
 
 mod balance;
 pub(super) mod blocks;
@@ -46,7 +53,8 @@ use balance::ReclaimShare;
 pub const BATCH: u64 = 32;
 /// A first look sees one page of so many (2^12), the last one all.
 const GENTLEST: u32 = 12;
-/// How often in a row pages may be written without one frame becoming free before that counts as nothing: Linux' MAX_RECLAIM_RETRIES.
+/// How often in a row pages may be written without one frame becoming free before that counts as
+/// nothing: Linux' MAX_RECLAIM_RETRIES.
 const PATIENCE: u32 = 16;
 
 /// On whose behalf.
@@ -168,7 +176,8 @@ impl Drop for UnderWay {
     }
 }
 
-/// Gives back memory that its owner keeps for the next use. Returns the frames freed. May take spin locks; does not sleep.
+/// Gives back memory that its owner keeps for the next use. Returns the frames freed. May take spin
+/// locks; does not sleep.
 pub type Idle = fn() -> u64;
 
 static KEPT: Once<Idle> = Once::new();
@@ -178,8 +187,9 @@ pub fn register_idle(idle: Idle) {
     KEPT.call_once(|| idle);
 }
 
-/// Free what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle slots of devices, and pages of
-/// disks that nobody uses and that the disk has. Returns how many frames that is.
+/// Free what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle
+/// slots of devices, and pages of disks that nobody uses and that the disk has. Returns how many
+/// frames that is.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
     let in_transit = transit::drain();
@@ -218,7 +228,8 @@ pub fn free_some() -> ReclaimOutcome {
         IN_VAIN.store(0, Ordering::Relaxed);
         return ReclaimOutcome::Freed;
     }
-    // What was written and taken back at once will be left alone some time, but not if this goes on and on.
+    // What was written and taken back at once will be left alone some time, but not if this goes on
+    // and on.
     if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
         return ReclaimOutcome::Freed;
     }
@@ -230,7 +241,8 @@ pub fn free_some() -> ReclaimOutcome {
     outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
-/// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all.
+/// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in
+/// the end from all.
 fn shrink(want: u64, nodes: NodeSet, who: Who) -> PassResult {
     let mut found = PassResult::default();
     for shift in (0..=GENTLEST).rev() {

@@ -1,5 +1,6 @@
-//! NETLINK_ROUTE: what there is to say of the network devices, their addresses and the routes to them
-//! (rtnetlink(7)). Attributes are in Linux' order. Nothing can be changed but what is so already.
+//! NETLINK_ROUTE: what there is to say of the network devices, their addresses and the routes to
+//! them (rtnetlink(7)). Attributes are in Linux' order. Nothing can be changed but what is so
+//! already.
 
 use core::net::Ipv6Addr;
 
@@ -200,7 +201,8 @@ fn name(device: &Interface, out: &mut Writer, kind: u16) {
     out.attribute(kind, &text[..=device.name.len()]);
 }
 
-/// Counters as in struct rtnl_link_stats: packets and bytes, received and sent; errors; dropped ones.
+/// Counters as in struct rtnl_link_stats: packets and bytes, received and sent; errors; dropped
+/// ones.
 fn counters(device: &Interface) -> [u64; 25] {
     let counts = device.counts();
     let mut values = [0; 25];

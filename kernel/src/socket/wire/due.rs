@@ -1,9 +1,11 @@
-//! Which connections may have something new: a set of numbers that anybody adds to and one task empties.
+//! Which connections may have something new: a set of numbers that anybody adds to and one task
+//! empties.
 //!
-//! **Protocol.** Who adds sets the number's bit, then its word's bit in the summary. The task takes a summary word, then the words
-//! that it names. A number whose bit was set before its word was taken is in what was taken; one whose bit was set later sets
-//! the summary later, too, and is found by the next look. An empty word that the summary names does no harm. Adding takes
-//! no lock and no memory, so that it may be done wherever something is woken.
+//! **Protocol.** Who adds sets the number's bit, then its word's bit in the summary. The task takes
+//! a summary word, then the words that it names. A number whose bit was set before its word was
+//! taken is in what was taken; one whose bit was set later sets the summary later, too, and is
+//! found by the next look. An empty word that the summary names does no harm. Adding takes no lock
+//! and no memory, so that it may be done wherever something is woken.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,7 +107,8 @@ mod tests {
         }
     }
 
-    /// Adds numbers in two threads, with `add`, while a third takes them, and once more at the end: all were taken, and none else.
+    /// Adds numbers in two threads, with `add`, while a third takes them, and once more at the end:
+    /// all were taken, and none else.
     fn explore(add: fn(&Small, usize)) {
         shuttle::check_random(
             move || {

@@ -72,7 +72,8 @@ impl Far {
         self.out.has_message()
     }
 
-    /// Fills `room` from its front with what the socket has sent; how many bytes. `None` while somebody is at the queue.
+    /// Fills `room` from its front with what the socket has sent; how many bytes. `None` while
+    /// somebody is at the queue.
     pub(super) fn fetch(&self, room: &mut [u8]) -> Option<usize> {
         let mut queue = self.out.try_waiting()?;
         let mut received = Received::default();
@@ -91,7 +92,8 @@ impl Far {
         !self.out.has_sender() && !self.out.has_message()
     }
 
-    /// Gives the socket as many of `bytes` as it has room for; how many. `None` while somebody is at the queue.
+    /// Gives the socket as many of `bytes` as it has room for; how many. `None` while somebody is
+    /// at the queue.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Option<usize> {
         if !self.own.has_receiver() {
             // Shut down for receiving: as Linux, which takes what comes and forgets it.

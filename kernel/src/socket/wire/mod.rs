@@ -1,9 +1,10 @@
 //! The network: connections and datagrams whose other end is on another machine.
 //!
-//! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)). Where the peer's socket would be
-//! stands a [`Far`], and the task `net` moves bytes between it and the TCP of `freehold-net`: so all that programs do with
-//! sockets, from poll(2) to splice(2), is the same over a wire and without one. No byte of a program's memory is touched by the
-//! task; a queue that somebody else is at is passed over, and looked at again soon.
+//! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)).
+//! Where the peer's socket would be stands a [`Far`], and the task `net` moves bytes between it and
+//! the TCP of `freehold-net`: so all that programs do with sockets, from poll(2) to splice(2), is
+//! the same over a wire and without one. No byte of a program's memory is touched by the task; a
+//! queue that somebody else is at is passed over, and looked at again soon.
 //!
 //! | module | what |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | [`due`] | which connections may have something new |
 //! | [`machine`] | what the stack asks of this kernel |
 //!
-//! **Locks.** The state of the network is behind one mutex, taken with no lock of a socket held. Under it: the map of ports, the
-//! table of sockets, a socket's state, a channel's queue where it is free, and the device.
+//! **Locks.** The state of the network is behind one mutex, taken with no lock of a socket held.
+//! Under it: the map of ports, the table of sockets, a socket's state, a channel's queue where it
+//! is free, and the device.
 
 mod due;
 mod far;
@@ -121,7 +123,8 @@ impl Wire {
     /// Calls `remote` for the socket that receives from `own` and will send into `out`.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where such a connection is there, `ENOBUFS` where there are too many, `ENOMEM`.
+    /// `EADDRNOTAVAIL` where such a connection is there, `ENOBUFS` where there are too many,
+    /// `ENOMEM`.
     pub(super) fn call(
         &'static self,
         (local, remote): (InetAddress, InetAddress),

@@ -1,8 +1,8 @@
 //! kcmp: whether two processes share something.
 //!
-//! The answer orders what differs, so that a program can sort by it. The order is that of addresses after a secret
-//! one-to-one mapping for each kind of thing, so that it tells nothing of the addresses; Linux does so, too
-//! (kernel/kcmp.c), with a simpler one.
+//! The answer orders what differs, so that a program can sort by it. The order is that of addresses
+//! after a secret one-to-one mapping for each kind of thing, so that it tells nothing of the
+//! addresses; Linux does so, too (kernel/kcmp.c), with a simpler one.
 
 use freehold_collections::reserve::ArcMethods;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -49,8 +49,8 @@ fn secret(kind: i32) -> [u64; 2] {
     *secret
 }
 
-/// Maps numbers one to one; the secret chooses the mapping. Each step can be undone: a sum, a product with an odd number, an
-/// exclusive-or with the upper half.
+/// Maps numbers one to one; the secret chooses the mapping. Each step can be undone: a sum, a
+/// product with an odd number, an exclusive-or with the upper half.
 fn scramble(number: u64, [factor, summand]: [u64; 2]) -> u64 {
     (0..3).fold(number, |mixed, _| {
         let mixed = mixed.wrapping_add(summand).wrapping_mul(factor | 1);

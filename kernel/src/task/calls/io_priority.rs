@@ -1,7 +1,7 @@
 //! ioprio_set and ioprio_get.
 //!
-//! A priority is kept and inherited as on Linux ([`crate::task::io_context`]), and orders nothing: requests of a disk are
-//! served as they come, as under Linux' scheduler "none".
+//! A priority is kept and inherited as on Linux ([`crate::task::io_context`]), and orders nothing:
+//! requests of a disk are served as they come, as under Linux' scheduler "none".
 
 use super::{Among, for_each_thread};
 use crate::sched::SchedPolicy;
@@ -52,7 +52,8 @@ pub fn sys_ioprio_set(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// What decides of a thread's requests: where it has no class, its nice value says (Linux: `__get_task_ioprio`).
+/// What decides of a thread's requests: where it has no class, its nice value says (Linux:
+/// `__get_task_ioprio`).
 fn effective(task: &Task) -> u16 {
     match task.io_context.priority() {
         None => 0,

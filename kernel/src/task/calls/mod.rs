@@ -126,8 +126,8 @@ impl Among {
     }
 }
 
-/// Calls `f` for each thread of `among` that `who` names, until it fails; 0 names the caller's. There may be
-/// many: no list is made.
+/// Calls `f` for each thread of `among` that `who` names, until it fails; 0 names the caller's.
+/// There may be many: no list is made.
 fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Result<()>) -> Result<()> {
     let caller = current();
     let (processes, uid) = match among {
@@ -164,8 +164,8 @@ pub fn sys_getcpu(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// membarrier(command, flags, cpu): every return to user mode and every switch orders memory already; the expedited
-/// commands make the other CPUs pass through the kernel once.
+/// membarrier(command, flags, cpu): every return to user mode and every switch orders memory
+/// already; the expedited commands make the other CPUs pass through the kernel once.
 pub fn sys_membarrier(args: &Args) -> Result<i64> {
     const QUERY: i32 = 0;
     const GLOBAL: i32 = 1;
@@ -262,8 +262,9 @@ pub fn sys_getrandom(args: &Args) -> Result<i64> {
     Ok(done as i64)
 }
 
-/// prctl(SET_XPFO, 1 or 0, 0, 0, 0): windows that are opened for the calling thread, and for what it clones from now on, are
-/// forgotten as they close, or as the policy says. What tasks of the kernel open for it follows the policy.
+/// prctl(SET_XPFO, 1 or 0, 0, 0, 0): windows that are opened for the calling thread, and for what
+/// it clones from now on, are forgotten as they close, or as the policy says. What tasks of the
+/// kernel open for it follows the policy.
 fn set_closing(args: &Args) -> Result<()> {
     let closing = match args[1] {
         0 => Closing::ByPolicy,

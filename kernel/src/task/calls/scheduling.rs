@@ -1,9 +1,9 @@
 //! How threads are scheduled: policies, nice values, CPUs.
 //!
-//! The scheduler shares CPU time by weight and knows no priorities above that ([`SchedPolicy`]). So the real-time policies are
-//! refused to everybody: with `EPERM`, as on a Linux whose control group has no real-time budget, and SCHED_DEADLINE
-//! with `EBUSY`, as where no bandwidth is left. The checks before that are Linux' (`__sched_setscheduler`,
-//! kernel/sched/syscalls.c), in its order.
+//! The scheduler shares CPU time by weight and knows no priorities above that ([`SchedPolicy`]). So
+//! the real-time policies are refused to everybody: with `EPERM`, as on a Linux whose control group
+//! has no real-time budget, and SCHED_DEADLINE with `EBUSY`, as where no bandwidth is left. The
+//! checks before that are Linux' (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
 
 use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -33,8 +33,8 @@ fn check_same_user(process: &Process) -> Result<()> {
     }
 }
 
-/// Whether RLIMIT_NICE lets `task` have this nice value. The limit counts from nice value 20 down, so that 0 lets none
-/// become less nice.
+/// Whether RLIMIT_NICE lets `task` have this nice value. The limit counts from nice value 20 down,
+/// so that 0 lets none become less nice.
 fn may_have_nice(task: &Task, nice: i32) -> bool {
     let limit = i64::try_from(task.process().limit(Resource::Nice).soft).unwrap_or(i64::MAX);
     20 - i64::from(nice) <= limit
@@ -69,7 +69,8 @@ pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
 const SCHED_FIFO: u32 = 1;
 const SCHED_RR: u32 = 2;
 const SCHED_DEADLINE: u32 = 6;
-/// SCHED_EXT, which has a range of priorities on every Linux that knows the number, and runs nothing here.
+/// SCHED_EXT, which has a range of priorities on every Linux that knows the number, and runs
+/// nothing here.
 const SCHED_EXT: u32 = 7;
 /// SCHED_RESET_ON_FORK, or-ed to a policy.
 const RESET_ON_FORK: u32 = 0x4000_0000;
@@ -109,8 +110,8 @@ const SIZE_VER1: usize = size_of::<SchedAttributes>();
 const SIZE_MOST: usize = 4096;
 
 impl SchedAttributes {
-    /// Whether the times make sense for SCHED_DEADLINE (Linux: `__checkparam_dl`): at least 1024 ns, in order, and
-    /// each below 2^63.
+    /// Whether the times make sense for SCHED_DEADLINE (Linux: `__checkparam_dl`): at least 1024
+    /// ns, in order, and each below 2^63.
     fn are_times_valid(&self) -> bool {
         let period = if self.period == 0 { self.deadline } else { self.period };
         let in_order = self.runtime <= self.deadline && self.deadline <= period;
@@ -232,8 +233,8 @@ pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The program's `struct sched_attr` at `address`, of whichever version. Of one that is larger than this kernel's what
-/// is not known has to be 0; `E2BIG` tells the size that is known.
+/// The program's `struct sched_attr` at `address`, of whichever version. Of one that is larger than
+/// this kernel's what is not known has to be 0; `E2BIG` tells the size that is known.
 fn read_attributes(address: u64) -> Result<SchedAttributes> {
     let size = match UserPtr::<u32>::new(address).read()? as usize {
         0 => SIZE_VER0,

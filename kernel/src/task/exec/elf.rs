@@ -1,7 +1,7 @@
 //! What an ELF file asks to be loaded.
 //!
-//! The file is a stranger's: every number is checked before it is used, so that what comes out of here can be
-//! mapped as it stands.
+//! The file is a stranger's: every number is checked before it is used, so that what comes out of
+//! here can be mapped as it stands.
 
 use core::ops::Range;
 
@@ -69,7 +69,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Where the bytes of the first segment with this flag are, in a program that is `bias` further up than it says.
+    /// Where the bytes of the first segment with this flag are, in a program that is `bias` further
+    /// up than it says.
     pub fn first_with(&self, flag: u32, bias: u64) -> Range<u64> {
         self.segments.iter().find(|segment| segment.flags & flag != 0).map_or(0..0, |segment| {
             let start = segment.address.wrapping_add(bias);
@@ -246,7 +247,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes say, a plan's segments can be mapped: in order, apart, inside the address space.
+        /// Whatever the bytes say, a plan's segments can be mapped: in order, apart, inside the
+        /// address space.
         #[test]
         fn a_hostile_file_gives_a_sound_plan_or_an_error(
             changes in prop::collection::vec((0usize..176, any::<u8>()), 0..12),

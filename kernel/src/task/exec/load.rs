@@ -12,7 +12,8 @@ use crate::hw::PAGE;
 use crate::mem::{FileMapping, Frames, ProcessSpace};
 use crate::{Errno, Result, user};
 
-/// Where relocatable programs go: two thirds up, so that heap and mappings both have room (ELF_ET_DYN_BASE).
+/// Where relocatable programs go: two thirds up, so that heap and mappings both have room
+/// (ELF_ET_DYN_BASE).
 const RELOCATABLE_BASE: u64 = 0x5555_5555_4000;
 /// Pages of randomness in a relocatable program's place: 2^28.
 const PLACE_PAGES: u64 = 1 << 28;
@@ -107,7 +108,8 @@ impl Executable {
         if zero_from < end {
             map(space, zero_from..end, protection, Backing::Anonymous, limits)?;
         }
-        // The rest of the last page from the file holds the file's next bytes: zero is what the program expects.
+        // The rest of the last page from the file holds the file's next bytes: zero is what the
+        // program expects.
         if segment.memory_size > segment.file_size && file_end < zero_from && segment.file_size > 0 {
             if protection.contains(Protection::WRITE) {
                 const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];

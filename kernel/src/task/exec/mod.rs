@@ -1,7 +1,8 @@
 //! execve: another program in the same process.
 //!
-//! Everything that can fail is done first, into a new address space ([`load`]); then all other threads end, and the
-//! process changes over. After that there is no way back: a thread that cannot go on is killed.
+//! Everything that can fail is done first, into a new address space ([`load`]); then all other
+//! threads end, and the process changes over. After that there is no way back: a thread that cannot
+//! go on is killed.
 
 pub mod elf;
 mod load;

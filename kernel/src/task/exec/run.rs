@@ -118,7 +118,8 @@ pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     Err(Errno::ELOOP)
 }
 
-/// The request for a script's interpreter: its name, its argument, the script's name, the script's arguments.
+/// The request for a script's interpreter: its name, its argument, the script's name, the script's
+/// arguments.
 fn interpreted(request: ExecRequest, interpreter: &[u8], argument: Option<&[u8]>) -> Result<ExecRequest> {
     let name = Vec::try_from_slice(interpreter)?;
     let mut arguments = Strings::new();
@@ -192,7 +193,8 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     Some(credentials)
 }
 
-/// An address space for a program, and where its stack ends: at the place that `places` says, like what is mapped below it.
+/// An address space for a program, and where its stack ends: at the place that `places` says, like
+/// what is mapped below it.
 fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpace>, u64)> {
     let random_pages = |pages: u64| places.draw() % pages * PAGE;
     let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
@@ -443,7 +445,8 @@ fn end_other_threads(task: &Arc<Task>) -> Result<()> {
     outcome
 }
 
-/// The most bytes of arguments and environment together: a quarter of the stack, but at least 128 KiB.
+/// The most bytes of arguments and environment together: a quarter of the stack, but at least 128
+/// KiB.
 fn argument_limit(process: &Process) -> usize {
     let stack = process.limit(Resource::Stack).soft.min(24 << 20);
     (stack / 4).max(128 << 10) as usize

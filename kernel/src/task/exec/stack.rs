@@ -1,5 +1,5 @@
-//! The first bytes on a new program's stack: argument and environment strings, the auxiliary vector, and the
-//! pointers to them (System V ABI, AMD64 supplement, 3.4.1).
+//! The first bytes on a new program's stack: argument and environment strings, the auxiliary
+//! vector, and the pointers to them (System V ABI, AMD64 supplement, 3.4.1).
 
 use core::ops::Range;
 
@@ -71,7 +71,8 @@ const PLATFORM: &[u8] = b"x86_64\0";
 /// `ENOMEM`; `E2BIG` where it does not fit below `top`.
 pub fn build(top: u64, contents: &Contents<'_>) -> Result<StackImage> {
     let (arguments, environment) = (contents.arguments, contents.environment);
-    // From the top: an empty word, the name, environment, arguments; below, the platform and the random bytes.
+    // From the top: an empty word, the name, environment, arguments; below, the platform and the
+    // random bytes.
     let name = top - 8 - (contents.name.len() as u64 + 1);
     let environment_start = name - environment.bytes().len() as u64;
     let arguments_start = environment_start - arguments.bytes().len() as u64;

@@ -10,7 +10,8 @@ pub const MAX_STRING: usize = 131_072;
 /// The most strings.
 const MAX_COUNT: usize = 0x7fff_ffff;
 
-/// A list of strings, each with its NUL, one after the other. They are wiped in the end: an environment has secrets.
+/// A list of strings, each with its NUL, one after the other. They are wiped in the end: an
+/// environment has secrets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     bytes: WipedBytes,
@@ -39,7 +40,8 @@ impl Strings {
     /// The program's NULL-terminated array at `address`; NULL is an empty one.
     ///
     /// # Errors
-    /// `E2BIG` where the bytes and pointers are more than `limit`; `EFAULT`, `ENOMEM`; `EINTR` where the task is to end.
+    /// `E2BIG` where the bytes and pointers are more than `limit`; `EFAULT`, `ENOMEM`; `EINTR`
+    /// where the task is to end.
     pub fn read(address: u64, limit: usize) -> Result<Self> {
         let mut strings = Self::new();
         if address == 0 {

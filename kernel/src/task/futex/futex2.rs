@@ -1,7 +1,8 @@
-//! The calls of futex2: one thread waits for several words, and waking, waiting and moving waiters with flags of their own for each word.
+//! The calls of futex2: one thread waits for several words, and waking, waiting and moving waiters
+//! with flags of their own for each word.
 //!
-//! Words are of 32 bits. Linux' other sizes are refused by Linux, too; words that are known by a NUMA node are refused here
-//! (`EINVAL`, as by a Linux before 6.16).
+//! Words are of 32 bits. Linux' other sizes are refused by Linux, too; words that are known by a
+//! NUMA node are refused here (`EINVAL`, as by a Linux before 6.16).
 
 use core::sync::atomic::Ordering;
 
@@ -156,7 +157,8 @@ pub fn sys_futex_wake(args: &Args) -> Result<i64> {
     }
 }
 
-/// futex_requeue(words, flags, wakes, moves): from the first of two words, if it has its value, to the second.
+/// futex_requeue(words, flags, wakes, moves): from the first of two words, if it has its value, to
+/// the second.
 pub fn sys_futex_requeue(args: &Args) -> Result<i64> {
     if args.uint(1) != 0 || args[0] == 0 {
         return Err(Errno::EINVAL);

@@ -1,12 +1,14 @@
 //! Futexes: sleeping until a word in memory changes.
 //!
-//! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its bucket's lock, and a
-//! waker takes that lock after the word was changed: so no wake-up falls between comparing and queueing. The word
-//! is read without faults there; where its page is absent, the page is brought in outside and all begins again.
+//! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its
+//! bucket's lock, and a waker takes that lock after the word was changed: so no wake-up falls
+//! between comparing and queueing. The word is read without faults there; where its page is absent,
+//! the page is brought in outside and all begins again.
 //!
-//! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. Whatever ends its wait, it takes
-//! them out one by one, and each that it does not find there was woken: such a wake-up was counted by its waker and
-//! is told, even where the wait had already failed (`model`).
+//! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. Whatever
+//! ends its wait, it takes them out one by one, and each that it does not find there was woken:
+//! such a wake-up was counted by its waker and is told, even where the wait had already failed
+//! (`model`).
 
 mod futex2;
 #[cfg(test)]
@@ -173,8 +175,8 @@ fn count(number: i32) -> Result<usize> {
     usize::try_from(number).map_err(|_| Errno::EINVAL)
 }
 
-/// Lock the bucket with the word's value known not to have changed since: `Err` says that the page must be
-/// brought in first.
+/// Lock the bucket with the word's value known not to have changed since: `Err` says that the page
+/// must be brought in first.
 fn load(address: u64) -> core::result::Result<u32, Absent> {
     usercopy::load_u32(VirtAddr(address), Faults::Never).ok_or(Absent)
 }

@@ -1,5 +1,6 @@
-//! A wait for two words, step by step as [`super::futex2`] takes the steps, beside two wakers, in many orders: a lost wake-up
-//! leaves the sleeper asleep, which the model reports as a deadlock, and one that its waker counted has to be told.
+//! A wait for two words, step by step as [`super::futex2`] takes the steps, beside two wakers, in
+//! many orders: a lost wake-up leaves the sleeper asleep, which the model reports as a deadlock,
+//! and one that its waker counted has to be told.
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};

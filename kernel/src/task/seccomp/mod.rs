@@ -1,19 +1,25 @@
 //! seccomp(2): a thread gives up system calls, for itself and all that come from it.
 //!
-//! A thread is *confined* to four calls (strict), or *filtered*: each of its calls is judged by programs ([`Filter`]) that it or its ancestors
-//! installed, all of them, and the strictest verdict counts. Filters form a chain, the newest first; threads share the tail that they have in
-//! common, and nothing takes a filter away. fork, clone and execve keep the chain.
+//! A thread is *confined* to four calls (strict), or *filtered*: each of its calls is judged by
+//! programs ([`Filter`]) that it or its ancestors installed, all of them, and the strictest verdict
+//! counts. Filters form a chain, the newest first; threads share the tail that they have in common,
+//! and nothing takes a filter away. fork, clone and execve keep the chain.
 //!
-//! **Who may.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs under a filter that its caller made up.
+//! **Who may.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs
+//! under a filter that its caller made up.
 //!
-//! **Where.** [`Task::judge_call`] is asked on the way of a call that is watched ([`Traced`](super::trace::Traced)), behind the tracer's
-//! stop at its entry: what a tracer made of the call is judged. Other threads' calls pay nothing.
+//! **Where.** [`Task::judge_call`] is asked on the way of a call that is watched
+//! ([`Traced`](super::trace::Traced)), behind the tracer's stop at its entry: what a tracer made of
+//! the call is judged. Other threads' calls pay nothing.
 //!
-//! **Order.** `signals` of the process > a thread's chain, a leaf. Whoever installs holds both: what was given to a thread meanwhile is not lost. A thread that is being made takes its maker's chain once more under `signals`
-//! when it is in the process' list ([`Task::inherit_seccomp`]): whoever gives all threads a filter (TSYNC) holds that lock.
+//! **Order.** `signals` of the process > a thread's chain, a leaf. Whoever installs holds both:
+//! what was given to a thread meanwhile is not lost. A thread that is being made takes its maker's
+//! chain once more under `signals` when it is in the process' list ([`Task::inherit_seccomp`]):
+//! whoever gives all threads a filter (TSYNC) holds that lock.
 //!
-//! **Not there**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not available, and a filter that returns it
-//! makes the call fail with `ENOSYS`, as on Linux without a listener.
+//! **Not there**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
+//! available, and a filter that returns it makes the call fail with `ENOSYS`, as on Linux without a
+//! listener.
 //!
 //! Source: seccomp(2), seccomp_unotify(2), prctl(2); Linux kernel/seccomp.c.
 
@@ -39,7 +45,8 @@ use crate::{Errno, Result, time};
 const ARCHITECTURE: u32 = 0xc000_003e;
 /// The calls of a strict thread: read, write, exit, rt_sigreturn.
 const STRICT: [u64; 4] = [0, 1, 60, 15];
-/// Instructions of a chain, each filter but the newest counting [`OVERHEAD`] more (Linux: MAX_INSNS_PER_PATH).
+/// Instructions of a chain, each filter but the newest counting [`OVERHEAD`] more (Linux:
+/// MAX_INSNS_PER_PATH).
 const MOST_OF_CHAIN: usize = 32768;
 const OVERHEAD: usize = 4;
 /// MAX_ERRNO.
@@ -83,7 +90,8 @@ impl Task {
         self.traced.judge_calls();
     }
 
-    /// Takes what `parent` gave up: for a thread that is not known yet, and again under its process' `signals` once it is.
+    /// Takes what `parent` gave up: for a thread that is not known yet, and again under its
+    /// process' `signals` once it is.
     pub(super) fn inherit_seccomp(&self, parent: &Task) {
         let confinement = parent.seccomp.get();
         if !matches!(confinement, Confinement::Free) {
@@ -149,7 +157,8 @@ impl Task {
         end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(signal));
     }
 
-    /// Kills and what a filter lets through to be logged; other refusals where a filter was installed with SECCOMP_FILTER_FLAG_LOG.
+    /// Kills and what a filter lets through to be logged; other refusals where a filter was
+    /// installed with SECCOMP_FILTER_FLAG_LOG.
     fn log(&self, context: &UserContext, action: Action, chain: &Arc<ChainedFilter>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let is_wanted = matches!(action, Action::KillProcess | Action::KillThread | Action::Log)
@@ -264,7 +273,8 @@ enum Refused {
     Thread(Pid),
 }
 
-/// Gives `task`, the current one, a filter more, or all threads of its process its filters and this one. What others give it meanwhile stays.
+/// Gives `task`, the current one, a filter more, or all threads of its process its filters and this
+/// one. What others give it meanwhile stays.
 fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::result::Result<(), Refused> {
     let group = task.process().signals.lock();
     let before = match task.seccomp.get() {

@@ -92,7 +92,8 @@ fn sleep_for_signal() -> Result<i64> {
 }
 
 impl Task {
-    /// Block `mask` until the call returns to user mode, or a handler has: then what is blocked now.
+    /// Block `mask` until the call returns to user mode, or a handler has: then what is blocked
+    /// now.
     pub fn swap_mask(&self, mask: SigSet) {
         let mut saved = self.saved_mask.lock();
         if saved.is_none() {

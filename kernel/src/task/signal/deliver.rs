@@ -58,7 +58,8 @@ enum Delivery {
     Handle(SigInfo, Signal, Action),
 }
 
-/// Puts the vector state, whose image has this size, into the frame, with what says so where programs look for it.
+/// Puts the vector state, whose image has this size, into the frame, with what says so where
+/// programs look for it.
 #[inline(always)]
 fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
     if image <= LEGACY {
@@ -70,8 +71,8 @@ fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
 }
 
 impl Task {
-    /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call that this
-    /// return would otherwise answer. Breaks where the thread ends.
+    /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call
+    /// that this return would otherwise answer. Breaks where the thread ends.
     // In line it would spill the registers of every system call.
     #[inline(never)]
     pub fn attend(
@@ -240,8 +241,9 @@ impl Task {
         self.process().signals.lock().parked -= 1;
     }
 
-    /// The frame for `signal` does not fit, or what rseq(2) was told of is wrong, with or without a signal: SIGSEGV instead, whose
-    /// handler may run on another stack. Where it is SIGSEGV that cannot be delivered, the program ends (Linux' `force_sigsegv`).
+    /// The frame for `signal` does not fit, or what rseq(2) was told of is wrong, with or without a
+    /// signal: SIGSEGV instead, whose handler may run on another stack. Where it is SIGSEGV that
+    /// cannot be delivered, the program ends (Linux' `force_sigsegv`).
     pub(in crate::task) fn fail_delivery(&self, signal: Option<Signal>) {
         if signal == Some(Signal::SEGV) {
             self.process().set_action(Signal::SEGV, Action::default());
@@ -249,8 +251,8 @@ impl Task {
         self.force_signal(SigInfo::kernel(Signal::SEGV));
     }
 
-    /// Make the registers and the stack such that the handler runs next. After an error neither has changed, nor has
-    /// the mask.
+    /// Make the registers and the stack such that the handler runs next. After an error neither has
+    /// changed, nor has the mask.
     fn enter_handler(
         &self,
         context: &mut UserContext,
@@ -312,9 +314,10 @@ impl Task {
         Ok(())
     }
 
-    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points behind. An error means
-    /// SIGSEGV for the program, which goes on from what could be taken: where the vector state is damaged, that is the mask
-    /// and all other registers (Linux' `rt_sigreturn` and `restore_sigcontext`).
+    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points
+    /// behind. An error means SIGSEGV for the program, which goes on from what could be taken:
+    /// where the vector state is damaged, that is the mask and all other registers (Linux'
+    /// `rt_sigreturn` and `restore_sigcontext`).
     fn leave_handler(&self, context: &mut UserContext) -> Result<i64> {
         // The stack pointer is behind the return address.
         let frame = bytes::UserPtr::<FrameContext>::new(context.regs().rsp).read()?;
@@ -329,7 +332,8 @@ impl Task {
         } else {
             restore_vectors(context, saved.fpstate)?;
         }
-        // A stack that the program no longer has is its own affair; a wrong one is refused and the old one stays.
+        // A stack that the program no longer has is its own affair; a wrong one is refused and the
+        // old one stays.
         let _ = self.set_alternate_stack(frame.stack, saved.rsp);
         Ok(context.regs().rax as i64)
     }
@@ -400,7 +404,8 @@ fn save(registers: &Registers, fpstate: u64, mask: SigSet, trap: Trap) -> SigCon
     }
 }
 
-/// Flags that a frame gives back: CF PF AF ZF SF TF DF OF RF AC, Linux' FIX_EFLAGS. NT and ID stay as they are.
+/// Flags that a frame gives back: CF PF AF ZF SF TF DF OF RF AC, Linux' FIX_EFLAGS. NT and ID stay
+/// as they are.
 const FLAGS_OF_FRAMES: u64 = 0x0005_0dd5;
 
 fn restore(registers: &mut Registers, saved: &SigContext) {
@@ -427,8 +432,8 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
     registers.rflags = registers.rflags & !FLAGS_OF_FRAMES | saved.rflags & FLAGS_OF_FRAMES;
 }
 
-/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area alone. XRSTOR and FXRSTOR,
-/// which Linux lets loose on it, want it aligned.
+/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area
+/// alone. XRSTOR and FXRSTOR, which Linux lets loose on it, want it aligned.
 fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
     let loaded = context.load_fpu(|area| {
         let whole = area.len();

@@ -1,7 +1,7 @@
 //! Which signal an exception of user mode is, and what its siginfo says.
 //!
-//! Sources: Intel SDM volume 3, table 6-1; signal(7); Linux 6.1, arch/x86/kernel/traps.c and fpu/xstate.c
-//! (`fpu__exception_code`), arch/x86/mm/fault.c.
+//! Sources: Intel SDM volume 3, table 6-1; signal(7); Linux 6.1, arch/x86/kernel/traps.c and
+//! fpu/xstate.c (`fpu__exception_code`), arch/x86/mm/fault.c.
 
 use super::{SigInfo, Signal, code};
 
@@ -24,8 +24,9 @@ const SIMD: u8 = 19;
 /// The single-step bit of the debug status register.
 const SINGLE_STEP: u64 = 1 << 14;
 
-/// Returns the signal for the exception `vector` with error code `error` at `rip`. `fpu` gives the floating-point state as
-/// FXSAVE lays it out, where that is needed. `None` for a floating-point exception whose cause is gone.
+/// Returns the signal for the exception `vector` with error code `error` at `rip`. `fpu` gives the
+/// floating-point state as FXSAVE lays it out, where that is needed. `None` for a floating-point
+/// exception whose cause is gone.
 pub fn signal<'a>(vector: u8, error: u64, rip: u64, fpu: impl FnOnce() -> &'a [u8]) -> Option<SigInfo> {
     Some(match vector {
         DIVIDE => SigInfo::fault(Signal::FPE, code::FPE_INTDIV, rip),
@@ -41,8 +42,8 @@ pub fn signal<'a>(vector: u8, error: u64, rip: u64, fpu: impl FnOnce() -> &'a [u
     })
 }
 
-/// The error code of a page fault as the program sees it: a kernel address is always protected, so that nothing of the
-/// kernel's page tables shows (Linux' `sanitize_error_code`).
+/// The error code of a page fault as the program sees it: a kernel address is always protected, so
+/// that nothing of the kernel's page tables shows (Linux' `sanitize_error_code`).
 pub fn shown_page_fault_code(error: u64, address: u64, user_end: u64) -> u64 {
     const PROTECTION: u64 = 1;
     const USER: u64 = 1 << 2;
@@ -61,7 +62,8 @@ fn simd_errors(fpu: &[u8]) -> u32 {
     mxcsr & !(mxcsr >> 7)
 }
 
-/// The si_code of the first error: invalid, division by zero, overflow, denormal or underflow, precision.
+/// The si_code of the first error: invalid, division by zero, overflow, denormal or underflow,
+/// precision.
 fn floating_point_code(errors: u32) -> Option<i32> {
     const CODES: [(u32, i32); 5] = [
         (1 << 0, code::FPE_FLTINV),

@@ -1,7 +1,7 @@
 //! What a handler finds on its stack: `struct rt_sigframe` of x86-64, above it the vector state.
 //!
-//! Programs read and change these bytes (garbage collectors, unwinders, setjmp in handlers), so every offset is
-//! part of the interface; rt_sigreturn takes nothing of them on trust.
+//! Programs read and change these bytes (garbage collectors, unwinders, setjmp in handlers), so
+//! every offset is part of the interface; rt_sigreturn takes nothing of them on trust.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,7 +23,8 @@ const HEADER: usize = 64;
 const UC_FP_XSTATE: u64 = 1;
 /// The context has the stack segment's selector.
 const UC_SIGCONTEXT_SS: u64 = 2;
-/// rt_sigreturn takes the selector as it is, instead of the usual one: set where 64-bit code was interrupted.
+/// rt_sigreturn takes the selector as it is, instead of the usual one: set where 64-bit code was
+/// interrupted.
 pub const UC_STRICT_RESTORE_SS: u64 = 4;
 
 /// `struct sigcontext`.
@@ -103,8 +104,8 @@ pub struct FramePlace {
     pub fpstate: u64,
 }
 
-/// Where a frame goes below the stack pointer `sp`, or onto `alternate`, if the handler wants that and does not
-/// run there already. `None` where the alternate stack is too small.
+/// Where a frame goes below the stack pointer `sp`, or onto `alternate`, if the handler wants that
+/// and does not run there already. `None` where the alternate stack is too small.
 pub fn place(
     sp: u64,
     wants_alternate: Wants,
@@ -141,7 +142,8 @@ pub const fn context_flags(image: usize) -> u64 {
     extended | UC_SIGCONTEXT_SS
 }
 
-/// What tells a program that something follows the legacy area: `struct _fpx_sw_bytes`, at [`DESCRIPTION`] of the vector state.
+/// What tells a program that something follows the legacy area: `struct _fpx_sw_bytes`, at
+/// [`DESCRIPTION`] of the vector state.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
@@ -160,8 +162,8 @@ impl Description {
         let size = image as u32;
         Self { magic: MAGIC1, extended_size: size + 4, features, size }
     }
-    /// Whether it describes an extended state, where the CPU's has `image` bytes. A shorter one is taken too (Linux'
-    /// `check_xstate_in_sigframe`).
+    /// Whether it describes an extended state, where the CPU's has `image` bytes. A shorter one is
+    /// taken too (Linux' `check_xstate_in_sigframe`).
     pub const fn is_extended(self, image: usize) -> bool {
         let size = self.size as usize;
         self.magic == MAGIC1 && LEGACY + HEADER <= size && size <= image && self.size <= self.extended_size
@@ -202,7 +204,8 @@ mod tests {
     }
 
     proptest! {
-        /// The stack is aligned as at a function's entry, and the frame is below the red zone and the vector state.
+        /// The stack is aligned as at a function's entry, and the frame is below the red zone and
+        /// the vector state.
         #[test]
         fn a_handler_finds_its_stack_aligned(sp in 0x10000u64..0x7fff_ffff_0000, size in 512usize..4096) {
             let at = place(sp, Wants::AnyStack, &AlternateStack::NONE, size).unwrap();

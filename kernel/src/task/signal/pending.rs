@@ -11,12 +11,13 @@ use crate::{Errno, Result};
 #[derive(Debug, Default)]
 pub struct Pending {
     set: SigSet,
-    /// What is known of them, in order of arrival. A member of `set` without entry here is known by number only:
-    /// there was no room, or it came in an interrupt.
+    /// What is known of them, in order of arrival. A member of `set` without entry here is known by
+    /// number only: there was no room, or it came in an interrupt.
     queue: VecDeque<Queued>,
 }
 
-/// Signals that take no place in an account are known by number only where so many signals are queued: a timer may send one at each expiry.
+/// Signals that take no place in an account are known by number only where so many signals are
+/// queued: a timer may send one at each expiry.
 const MAX_FREE: usize = 1024;
 
 /// What is known of a signal, and its place in its user's account where it takes one.
@@ -39,19 +40,22 @@ impl Pending {
     fn has_room(&self) -> bool {
         self.queue.len() < self.queue.capacity()
     }
-    /// For how many a buffer should have room that takes the place of a full one; `None` while it is not full.
+    /// For how many a buffer should have room that takes the place of a full one; `None` while it
+    /// is not full.
     pub fn room_wanted(&self) -> Option<usize> {
         (!self.has_room()).then(|| (2 * self.queue.len()).max(4))
     }
-    /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without the lock.
+    /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without
+    /// the lock.
     #[must_use]
     pub fn give_room(&mut self, buffer: VecDeque<Queued>) -> VecDeque<Queued> {
         self.queue.move_to(buffer)
     }
     /// Add one; allocates nothing. A standard signal that is pending already is not added again.
     ///
-    /// `payer` has what a program sends along queued in their name; without one the signal takes no place (the kernel's own signals, and those of
-    /// timers, which took theirs when they were made). Where their limit is reached the signal is known by its number only, as Linux' are.
+    /// `payer` has what a program sends along queued in their name; without one the signal takes no
+    /// place (the kernel's own signals, and those of timers, which took theirs when they were
+    /// made). Where their limit is reached the signal is known by its number only, as Linux' are.
     ///
     /// # Errors
     /// `EAGAIN` where there is no place for a real-time signal that is more than its number.

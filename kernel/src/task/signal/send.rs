@@ -1,8 +1,9 @@
 //! Sending signals.
 //!
-//! All of a process' signal state changes under its `signals` lock, an interrupt-safe one: POSIX timers send from
-//! interrupt context, where a signal that finds no room is known by its number only. Others make room first.
-//! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
+//! All of a process' signal state changes under its `signals` lock, an interrupt-safe one: POSIX
+//! timers send from interrupt context, where a signal that finds no room is known by its number
+//! only. Others make room first. Under that lock come, in this order: a thread's `pending`, the
+//! `actions`, run queues.
 
 use core::sync::atomic::Ordering;
 
@@ -23,7 +24,8 @@ enum Target<'a> {
 }
 
 impl Process {
-    /// Send a signal of the kernel's to the process: any thread that does not block it takes it. Task context.
+    /// Send a signal of the kernel's to the process: any thread that does not block it takes it.
+    /// Task context.
     pub fn signal(self: &Receiver<Self>, info: SigInfo) {
         // Without one who pays for it none is refused.
         let _: Result<()> = self.send(info, None);
@@ -119,7 +121,8 @@ impl Process {
             Target::Thread(thread) => blocks(thread),
             Target::Process => group.threads.iter().all(|thread| blocks(thread)),
         };
-        // A blocked signal is kept even where it is ignored now: that may change before it is unblocked.
+        // A blocked signal is kept even where it is ignored now: that may change before it is
+        // unblocked.
         if !blocked && self.ignores(signal) {
             let keeps = match target {
                 Target::Thread(thread) => thread.keeps_ignored(signal),
@@ -172,7 +175,8 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     }
 }
 
-/// A signal that stops processes, or has one go on, takes back those that do the opposite; SIGCONT and SIGKILL wake a stopped one.
+/// A signal that stops processes, or has one go on, takes back those that do the opposite; SIGCONT
+/// and SIGKILL wake a stopped one.
 fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
     if SigSet::STOPPING.contains(signal) {
         forget(group, SigSet::of(&[Signal::CONT]));
@@ -211,7 +215,8 @@ impl Process {
     }
 }
 
-/// Memory for so many queued signals; `None` where there is none, and they are known by number only.
+/// Memory for so many queued signals; `None` where there is none, and they are known by number
+/// only.
 fn buffer_for(signals: usize) -> Option<VecDeque<Queued>> {
     VecDeque::try_with_capacity(signals).ok()
 }
@@ -248,8 +253,8 @@ impl Task {
         let _: Result<Parent> = self.process().post(Target::Thread(self), info, None);
     }
 
-    /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked or ignored:
-    /// a program that does so gets the default action.
+    /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked
+    /// or ignored: a program that does so gets the default action.
     pub fn force_signal(&self, info: SigInfo) {
         if let Some(signal) = info.signal() {
             let action = self.process().action(signal);
@@ -261,7 +266,8 @@ impl Task {
         self.signal(info);
     }
 
-    /// Take a pending signal of `wanted`, this thread's before the process' (signalfd, sigtimedwait).
+    /// Take a pending signal of `wanted`, this thread's before the process' (signalfd,
+    /// sigtimedwait).
     pub fn take_signal(&self, wanted: SigSet) -> Option<SigInfo> {
         let mut group = self.process().signals.lock();
         let own = self.pending.lock().take(wanted);
@@ -284,8 +290,8 @@ impl Task {
         own.union(group.pending.set())
     }
 
-    /// Keep `signals` where they are sent though they are ignored: sigtimedwait waits for them, and they are blocked but for that (Linux:
-    /// real_blocked).
+    /// Keep `signals` where they are sent though they are ignored: sigtimedwait waits for them, and
+    /// they are blocked but for that (Linux: real_blocked).
     pub(super) fn keep_even_ignored(&self, signals: SigSet) {
         self.kept.store(signals.0, Ordering::SeqCst);
     }
@@ -294,7 +300,8 @@ impl Task {
         self.traced.is_traced() || SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
 
-    /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked at.
+    /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked
+    /// at.
     pub fn set_blocked(&self, signals: SigSet) {
         let signals = signals.minus(SigSet::UNSTOPPABLE);
         self.blocked.store(signals.0, core::sync::atomic::Ordering::SeqCst);

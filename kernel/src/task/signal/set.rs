@@ -236,7 +236,8 @@ pub mod code {
     pub const TRAP_TRACE: i32 = 2;
 }
 
-/// The 48 bytes of siginfo_t that carry anything (Linux' kernel_siginfo has as many); the rest is zero.
+/// The 48 bytes of siginfo_t that carry anything (Linux' kernel_siginfo has as many); the rest is
+/// zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SigInfo {
@@ -272,7 +273,8 @@ impl SigInfo {
     pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         Self::new(signal, code, [address, 0, 0, 0])
     }
-    /// SIGSYS about a call that a filter refused: where it was made, its number and architecture, and the filter's data.
+    /// SIGSYS about a call that a filter refused: where it was made, its number and architecture,
+    /// and the filter's data.
     pub fn refused_call(address: u64, (number, architecture): (u32, u32), data: u32) -> Self {
         let info = Self::new(Signal::SYS, code::SYS_SECCOMP, [address, pair(number, architecture), 0, 0]);
         Self { errno: data as i32, ..info }

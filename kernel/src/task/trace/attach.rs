@@ -77,7 +77,8 @@ fn forget(task: &Task, tracee: &Tracee) {
     }
 }
 
-/// Lets go of a tracee that is in none of its tracer's places any more: it runs on, and what waited for its tracer does not.
+/// Lets go of a tracee that is in none of its tracer's places any more: it runs on, and what waited
+/// for its tracer does not.
 pub(super) fn release(tracee: &Tracee) {
     let ended = {
         let mut state = tracee.state.lock();
@@ -113,7 +114,8 @@ impl Task {
         self.tid == self.process().pid
     }
 
-    /// The child `task` of this, the current, thread is traced by the same tracer, if that asked for it; see [`super::Event`].
+    /// The child `task` of this, the current, thread is traced by the same tracer, if that asked
+    /// for it; see [`super::Event`].
     ///
     /// # Errors
     /// As [`Attachment::new`]; a tracer that has ended meanwhile follows nobody.
@@ -127,7 +129,8 @@ impl Task {
         }
     }
 
-    /// The thread has ended. The tracer of one that is not its process' first is told; the first one's end is that of the process.
+    /// The thread has ended. The tracer of one that is not its process' first is told; the first
+    /// one's end is that of the process.
     pub(in crate::task) fn ended_for_tracer(&self) {
         let Some(tracee) = self.traced.tracee() else { return };
         self.traced.clear(&tracee);
@@ -159,8 +162,8 @@ impl Process {
         }
     }
 
-    /// The process ends. Where another than its parent traces it, that tracer is told first, by [`tell_of_end`](Self::tell_of_end):
-    /// returns it then, and the parent waits.
+    /// The process ends. Where another than its parent traces it, that tracer is told first, by
+    /// [`tell_of_end`](Self::tell_of_end): returns it then, and the parent waits.
     pub(in crate::task) fn hold_end(&self, status: ExitStatus) -> Option<Arc<Self>> {
         let tracee = self.leader_tracee.lock().take()?;
         let tracer = registry::find(tracee.tracer)?;
@@ -183,7 +186,8 @@ impl Process {
         self.child_changed.wake_all();
     }
 
-    /// The tracer was told of the end of this process, by its first thread's `tracee`: the parent is next.
+    /// The tracer was told of the end of this process, by its first thread's `tracee`: the parent
+    /// is next.
     pub(in crate::task) fn tell_held_end(self: &Arc<Self>, tracee: &Tracee) {
         if tracee.tid == self.pid
             && self.awaits_tracer.swap(false, Ordering::SeqCst)
@@ -193,7 +197,8 @@ impl Process {
         }
     }
 
-    /// Whether a tracer watches one of its threads that may not inspect programs of other users: execve gives no other ids then.
+    /// Whether a tracer watches one of its threads that may not inspect programs of other users:
+    /// execve gives no other ids then.
     pub(in crate::task) fn is_watched(&self) -> bool {
         self.threads().filter_map(|thread| thread.traced.tracee()).any(|tracee| {
             let tracer = registry::find(tracee.tracer);

@@ -92,7 +92,8 @@ struct CallInfo {
     architecture: u32,
     rip: u64,
     rsp: u64,
-    /// Entry: the number and the arguments. Exit: the result, and in the first byte of the next whether it is an error.
+    /// Entry: the number and the arguments. Exit: the result, and in the first byte of the next
+    /// whether it is an error.
     words: [u64; 7],
 }
 

@@ -67,7 +67,8 @@ impl UserRegisters {
     /// Changes register number `index` by Linux' rules for what a tracer may put there.
     ///
     /// # Errors
-    /// `EIO` for a selector that is no program's, a base outside the user half, or no such register.
+    /// `EIO` for a selector that is no program's, a base outside the user half, or no such
+    /// register.
     pub fn put(&mut self, index: usize, value: u64) -> Result<()> {
         let mut words = self.words();
         let word = words.get_mut(index).ok_or(Errno::EIO)?;

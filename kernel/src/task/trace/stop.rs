@@ -1,4 +1,5 @@
-//! Where a traced thread stops. All of it runs on the thread itself, on its way to or from user mode.
+//! Where a traced thread stops. All of it runs on the thread itself, on its way to or from user
+//! mode.
 
 use core::sync::atomic::Ordering;
 
@@ -55,8 +56,8 @@ fn tell(tracee: &Tracee, stop: Stop) {
 }
 
 impl Task {
-    /// Stays in a stop until the tracer lets the thread go on, lets go of it, or the thread is to end. Returns the registers that the
-    /// tracer saw.
+    /// Stays in a stop until the tracer lets the thread go on, lets go of it, or the thread is to
+    /// end. Returns the registers that the tracer saw.
     fn stop_for_tracer(
         &self,
         context: &mut UserContext,
@@ -115,8 +116,8 @@ impl Task {
         outcome
     }
 
-    /// Whether the thread is to end, and its tracer is not asked. It is asked where its end is what it tells of, unless it
-    /// was killed.
+    /// Whether the thread is to end, and its tracer is not asked. It is asked where its end is what
+    /// it tells of, unless it was killed.
     fn leaves_stop(&self, kind: StopKind) -> bool {
         let group = self.process().signals.lock();
         match (kind, group.exit) {
@@ -146,8 +147,8 @@ impl Task {
         }
     }
 
-    /// Stops where a system call may be about to be made again. It is not where the tracer has changed rax or orig_rax, as one
-    /// does that calls a function in the program.
+    /// Stops where a system call may be about to be made again. It is not where the tracer has
+    /// changed rax or orig_rax, as one does that calls a function in the program.
     fn stop_in_call(
         &self,
         context: &mut UserContext,
@@ -223,7 +224,8 @@ impl Task {
         }
     }
 
-    /// Makes the system call of a thread whose tracer watches them, between two stops, or as one step.
+    /// Makes the system call of a thread whose tracer watches them, between two stops, or as one
+    /// step.
     pub(crate) fn call_for_tracer(
         &self,
         context: &mut UserContext,
@@ -278,7 +280,8 @@ impl Task {
         !flags.contains(CloneFlags::UNTRACED) && (flags.contains(CloneFlags::PTRACE) || asked())
     }
 
-    /// Stops where the tracer asked for `event`, with `message` for PTRACE_GETEVENTMSG. Returns whether it did.
+    /// Stops where the tracer asked for `event`, with `message` for PTRACE_GETEVENTMSG. Returns
+    /// whether it did.
     pub(in crate::task) fn stop_for_event(
         &self,
         context: &mut UserContext,

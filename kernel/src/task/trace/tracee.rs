@@ -132,7 +132,8 @@ pub enum Attached {
     Seized,
 }
 
-/// What tracer and tracee tell each other. The tracee fills it at a stop, the tracer changes it while the stop lasts.
+/// What tracer and tracee tell each other. The tracee fills it at a stop, the tracer changes it
+/// while the stop lasts.
 #[derive(Debug)]
 pub struct TraceState {
     /// PTRACE_O_*.
@@ -239,7 +240,8 @@ pub struct Tracees {
     closed: bool,
 }
 
-/// The most threads that one process traces. Those count that have ended and were not waited for, which have no other limit.
+/// The most threads that one process traces. Those count that have ended and were not waited for,
+/// which have no other limit.
 const MOST_TRACEES: usize = 4096;
 
 impl Tracees {
@@ -311,7 +313,8 @@ impl Traced {
     pub fn is_traced(&self) -> bool {
         self.has(TRACED)
     }
-    /// Whether its system calls are more than system calls: it stops at them, steps over them, or they are judged.
+    /// Whether its system calls are more than system calls: it stops at them, steps over them, or
+    /// they are judged.
     #[inline]
     pub fn watches_calls(&self) -> bool {
         self.has(CALLS | STEPS | JUDGED)

@@ -4,13 +4,13 @@ use super::{TraceState, UserRegisters};
 use crate::hw::traps::Registers;
 use crate::hw::user::{self, FpuImage, USER_DATA, UserContext};
 
-/// Where the bytes of an XSAVE area begin that are software's: the components that the area has room for, as in
-/// XCR0 (Linux: `xstate_fx_sw_bytes`).
+/// Where the bytes of an XSAVE area begin that are software's: the components that the area has
+/// room for, as in XCR0 (Linux: `xstate_fx_sw_bytes`).
 const SOFTWARE: core::ops::Range<usize> = 464..512;
 const TRAP_FLAG: u64 = 1 << 8;
 
-/// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result` what rax says where the
-/// context does not have it yet.
+/// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result`
+/// what rax says where the context does not have it yet.
 pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64, result: Option<u64>) {
     if state.forced_trap_flag {
         state.forced_trap_flag = false;
@@ -108,7 +108,8 @@ fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> UserRegisters {
 }
 
 fn put(registers: &mut Registers, image: &UserRegisters) {
-    // Why the thread came into the kernel stays, with the number of the call, which the tracer may have changed.
+    // Why the thread came into the kernel stays, with the number of the call, which the tracer may
+    // have changed.
     let old = *registers;
     *registers = Registers {
         r15: image.r15,

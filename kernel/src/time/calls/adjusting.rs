@@ -1,7 +1,9 @@
-//! adjtimex and clock_adjtime: everybody reads, and CAP_SYS_TIME changes what the clock can do ([`crate::time::adjust`]).
+//! adjtimex and clock_adjtime: everybody reads, and CAP_SYS_TIME changes what the clock can do
+//! ([`crate::time::adjust`]).
 //!
-//! What it cannot is `EOPNOTSUPP`, unless it is asked to stay as it is: an offset to work off, a frequency, another tick, an
-//! offset of CLOCK_TAI, leap seconds, a phase-locked loop. Such a call changes nothing.
+//! What it cannot is `EOPNOTSUPP`, unless it is asked to stay as it is: an offset to work off, a
+//! frequency, another tick, an offset of CLOCK_TAI, leap seconds, a phase-locked loop. Such a call
+//! changes nothing.
 
 use bitflags::bitflags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -29,7 +31,8 @@ bitflags! {
         const MICRO = 0x1000;
         const NANO = 0x2000;
         const TICK = 0x4000;
-        /// The call is adjtime(3)'s: [`OFFSET`](Self::OFFSET) says so again, and 0x2000 that it only reads.
+        /// The call is adjtime(3)'s: [`OFFSET`](Self::OFFSET) says so again, and 0x2000 that it
+        /// only reads.
         const ADJTIME = 0x8000;
     }
 }
@@ -71,7 +74,8 @@ const TICK: i64 = 10_000;
 const PPM: i64 = 1 << 16;
 /// The most that Linux would slew the clock by.
 const TOLERANCE: i64 = 500 * PPM;
-/// The largest frequency that Linux takes: its PPM_SCALE times as much would be too many for 64 bits.
+/// The largest frequency that Linux takes: its PPM_SCALE times as much would be too many for 64
+/// bits.
 const MOST_FREQUENCY: i64 = i64::MAX / (1000 << 16);
 /// Status bits that only the clock sets.
 const READ_ONLY: i32 = 0xff00;

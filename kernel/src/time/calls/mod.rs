@@ -33,8 +33,8 @@ fn may_set_time() -> Result<()> {
     if task::may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// The time that the wall clock is set to: it can go on for thirty years from there before nanoseconds since 1970 are too many
-/// (Linux: timespec64_valid_settod).
+/// The time that the wall clock is set to: it can go on for thirty years from there before
+/// nanoseconds since 1970 are too many (Linux: timespec64_valid_settod).
 fn settable(nanoseconds: u64) -> Result<i64> {
     const THIRTY_YEARS: u64 = 30 * 365 * 24 * 3600 * SECOND;
     const END: u64 = i64::MAX as u64 / SECOND * SECOND - THIRTY_YEARS;

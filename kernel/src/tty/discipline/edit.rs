@@ -57,8 +57,9 @@ impl Discipline {
         self.termios.input(c::IUTF8) && byte & 0xc0 == 0x80
     }
 
-    /// The first byte and the length of the last character before the cursor. `None` at the line's start and
-    /// where the line begins in the middle of a character: half a character is never erased.
+    /// The first byte and the length of the last character before the cursor. `None` at the line's
+    /// start and where the line begins in the middle of a character: half a character is never
+    /// erased.
     pub(super) fn last_character(&self) -> Option<(u8, usize)> {
         let mut units = self.input.iter().skip(self.complete).rev();
         let at = units.position(|unit| !self.continuation(unit.byte))?;

@@ -1,12 +1,15 @@
-//! The line discipline (N_TTY) as a state machine: bytes from the wire in, bytes for the program out, and back.
+//! The line discipline (N_TTY) as a state machine: bytes from the wire in, bytes for the program
+//! out, and back.
 //!
-//! It owns two bounded queues. *Input* holds what the program has not read; in canonical mode its first
-//! `complete` units are whole lines and the rest is the line under the cursor, the only part that erasing
-//! touches. *Output* holds processed bytes for the wire, and lets echoes use a reserve that writes cannot.
-//! It never sleeps, allocates only when made, and knows no task: the terminal around it holds it under a
-//! spin lock, wakes readers and writers, and sends the signals that [`Discipline::receive`] asks for.
+//! It owns two bounded queues. *Input* holds what the program has not read; in canonical mode its
+//! first `complete` units are whole lines and the rest is the line under the cursor, the only part
+//! that erasing touches. *Output* holds processed bytes for the wire, and lets echoes use a reserve
+//! that writes cannot. It never sleeps, allocates only when made, and knows no task: the terminal
+//! around it holds it under a spin lock, wakes readers and writers, and sends the signals that
+//! [`Discipline::receive`] asks for.
 //!
-//! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for what Linux adds.
+//! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for what Linux
+//! adds.
 
 mod edit;
 mod output;
@@ -38,8 +41,8 @@ pub enum KeySignal {
 /// What a read found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
-    /// These bytes, and the read is over: a line's end was reached, or this is all there is outside canonical
-    /// mode. 0 is the end of the file.
+    /// These bytes, and the read is over: a line's end was reached, or this is all there is outside
+    /// canonical mode. 0 is the end of the file.
     Done(usize),
     /// The buffer is full, and its line goes on.
     Part(usize),
@@ -139,8 +142,8 @@ impl Discipline {
         &self.termios
     }
 
-    /// Change the settings. Turning canonical mode on makes a line of what is unread; turning it off frees
-    /// the line under the cursor.
+    /// Change the settings. Turning canonical mode on makes a line of what is unread; turning it
+    /// off frees the line under the cursor.
     pub fn set_termios(&mut self, termios: Termios) {
         let was = core::mem::replace(&mut self.termios, termios);
         if (was.lflag ^ termios.lflag) & c::ICANON != 0 {
@@ -174,9 +177,9 @@ impl Discipline {
         self.termios.local(c::ICANON)
     }
 
-    /// Whether the next byte from the wire can be dealt with. If not, it has to wait on the wire until the
-    /// program reads. A canonical line that is too long is not a reason: its surplus is dropped, so that its
-    /// end can arrive.
+    /// Whether the next byte from the wire can be dealt with. If not, it has to wait on the wire
+    /// until the program reads. A canonical line that is too long is not a reason: its surplus is
+    /// dropped, so that its end can arrive.
     pub fn accepts(&self) -> bool {
         self.input.len() + 2 <= INPUT_LIMIT || (self.canonical() && self.complete == 0)
     }
@@ -346,7 +349,8 @@ impl Discipline {
         }
     }
 
-    /// Whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough: what poll says.
+    /// Whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough: what poll
+    /// says.
     pub fn readable(&self) -> bool {
         if self.canonical() {
             return self.complete > 0;
@@ -360,8 +364,8 @@ impl Discipline {
         if self.canonical() { self.complete > 0 } else { !self.input.is_empty() }
     }
 
-    /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and VTIME are the
-    /// caller's business.
+    /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and
+    /// VTIME are the caller's business.
     pub fn read(&mut self, bytes: &mut [u8]) -> Read {
         if !self.canonical() {
             if self.input.is_empty() {
@@ -390,8 +394,8 @@ impl Discipline {
         Read::Part(count)
     }
 
-    /// After a read whose last bytes filled the program's buffer exactly: a VEOF that only pushed those bytes
-    /// is not the end of the file for the next read too.
+    /// After a read whose last bytes filled the program's buffer exactly: a VEOF that only pushed
+    /// those bytes is not the end of the file for the next read too.
     pub fn skip_end_of_file(&mut self) {
         if self.complete > 0 && self.input[0].kind == CharacterKind::EndOfFile {
             self.pop_complete();

@@ -33,7 +33,8 @@ impl Discipline {
         }
     }
 
-    /// Put one byte through output processing. `reserve` is what it may use beyond [`OUTPUT_LIMIT`].
+    /// Put one byte through output processing. `reserve` is what it may use beyond
+    /// [`OUTPUT_LIMIT`].
     pub(super) fn process(&mut self, mut byte: u8, reserve: usize) {
         let termios = self.termios;
         if !termios.output(c::OPOST) {

@@ -180,10 +180,12 @@ pub fn sys_io_submit(args: &Args) -> Result<i64> {
     Ok(count.min(context.room.requests() as usize) as i64)
 }
 
-/// io_cancel(context, control block, event): the event of what could be cancelled comes as any other.
+/// io_cancel(context, control block, event): the event of what could be cancelled comes as any
+/// other.
 ///
 /// # Errors
-/// `EINPROGRESS` where it was cancelled; `EINVAL` where it cannot be, or there is no such context or request; `EFAULT`.
+/// `EINPROGRESS` where it was cancelled; `EINVAL` where it cannot be, or there is no such context
+/// or request; `EFAULT`.
 pub fn sys_io_cancel(args: &Args) -> Result<i64> {
     if UserPtr::<u32>::new(args[1].wrapping_add(KEY_OFFSET)).read()? != 0 {
         return Err(Errno::EINVAL);
@@ -217,7 +219,8 @@ pub fn sys_io_getevents(args: &Args) -> Result<i64> {
     take_events(args, deadline(args[4])?)
 }
 
-/// io_pgetevents(context, least, most, events, time-out, signal mask): as [`sys_io_getevents`], with other signals blocked.
+/// io_pgetevents(context, least, most, events, time-out, signal mask): as [`sys_io_getevents`],
+/// with other signals blocked.
 ///
 /// # Errors
 /// As in the manual.

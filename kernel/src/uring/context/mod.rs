@@ -1,17 +1,21 @@
 //! The contexts of io_setup(2): what libaio stands on.
 //!
-//! A program hands over control blocks (`struct iocb`), and takes events (`struct io_event`) in the order in which the requests ended. Requests
-//! begin and wait as those of a ring do ([`super::request`], [`super::work`]), but what would block on a stream waits, too: Linux'
-//! io_submit blocks there. A context is named by the address of a page that io_setup maps. Linux keeps a ring of events in it, which
-//! libaio reads where it finds the ring's magic number; here it stays zero, so libaio asks the kernel.
+//! A program hands over control blocks (`struct iocb`), and takes events (`struct io_event`) in the
+//! order in which the requests ended. Requests begin and wait as those of a ring do
+//! ([`super::request`], [`super::work`]), but what would block on a stream waits, too: Linux'
+//! io_submit blocks there. A context is named by the address of a page that io_setup maps. Linux
+//! keeps a ring of events in it, which libaio reads where it finds the ring's magic number; here it
+//! stays zero, so libaio asks the kernel.
 //!
-//! **Room.** A context has room for so many requests as it was made for, from a request's begin until its event is taken, set aside when it
-//! is made: no event is ever lost. All contexts together have [`crate::fs::requests`].
+//! **Room.** A context has room for so many requests as it was made for, from a request's begin
+//! until its event is taken, set aside when it is made: no event is ever lost. All contexts
+//! together have [`crate::fs::requests`].
 //!
-//! **Locks.** `CONTEXTS` is taken alone. `IoContext::readers` (one task takes events at a time) > user memory; `IoContext::events` is taken
-//! last. All are sleeping locks of task context.
+//! **Locks.** `CONTEXTS` is taken alone. `IoContext::readers` (one task takes events at a time) >
+//! user memory; `IoContext::events` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** Contexts end with their program: at exit, at execve and by io_destroy, each time after what disks had in hand.
+//! **The end.** Contexts end with their program: at exit, at execve and by io_destroy, each time
+//! after what disks had in hand.
 
 pub mod calls;
 
@@ -175,7 +179,8 @@ impl IoContext {
         Ok(taken)
     }
 
-    /// Give the program between `least` and `most` events at `to`; fewer than `least` where `deadline` has passed. Returns how many.
+    /// Give the program between `least` and `most` events at `to`; fewer than `least` where
+    /// `deadline` has passed. Returns how many.
     ///
     /// # Errors
     /// `EINTR`, `EFAULT`, and `EINVAL` where the context ends, each where there is not one event.

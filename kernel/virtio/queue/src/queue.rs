@@ -13,7 +13,8 @@ use crate::ring::{Descriptor, DescriptorAccess, Interrupts, Ring};
 
 /// The most parts of a chain.
 pub const MAX_PARTS: usize = 4;
-/// The most descriptors of a chain. A chain whose parts lie in more pieces is refused as too long for the queue.
+/// The most descriptors of a chain. A chain whose parts lie in more pieces is refused as too long
+/// for the queue.
 pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
 /// Memory that a chain's parts lie in.
@@ -47,7 +48,8 @@ impl<S: DmaSource> PartMemory<S> {
             Self::InPlace(frames) => frames.len(),
         }
     }
-    /// Where the bytes of `range`, which it has, begin for the device, if they are known to be one piece.
+    /// Where the bytes of `range`, which it has, begin for the device, if they are known to be one
+    /// piece.
     fn one_address(&self, range: Range<usize>) -> Option<u64> {
         match self {
             Self::Bounced(mapping) => {
@@ -83,8 +85,9 @@ pub struct Part<S: DmaSource> {
     access: DescriptorAccess,
     /// The most bytes of a descriptor.
     segment: u32,
-    /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a mapping's pieces never
-    /// change, and a chain is looked through more than once. A word, since parts are moved for each transfer.
+    /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a
+    /// mapping's pieces never change, and a chain is looked through more than once. A word, since
+    /// parts are moved for each transfer.
     only: u64,
 }
 
@@ -166,8 +169,8 @@ pub struct Chain<S: DmaSource> {
 }
 
 impl<S: DmaSource> Chain<S> {
-    /// A chain that the driver knows by `tag`. `None` where a part to be read comes after one to be written,
-    /// or there is no part.
+    /// A chain that the driver knows by `tag`. `None` where a part to be read comes after one to be
+    /// written, or there is no part.
     #[inline(always)]
     pub fn new<const N: usize>(tag: usize, parts: [Part<S>; N]) -> Option<Self> {
         const { assert!(N <= MAX_PARTS, "a chain has at most MAX_PARTS parts") };
@@ -209,7 +212,8 @@ pub struct Completion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// The device said what it cannot: it gave back what it did not have. It must not be used again without a reset.
+/// The device said what it cannot: it gave back what it did not have. It must not be used again
+/// without a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken;
 
@@ -217,7 +221,8 @@ pub struct Broken;
 pub struct Queue<S: DmaSource, const SIZE: usize> {
     /// `None` once it was lost.
     ring: Option<Ring<S, SIZE>>,
-    /// By the chain's first descriptor: `SIZE` places. On the heap, since queues are moved and stacks are short.
+    /// By the chain's first descriptor: `SIZE` places. On the heap, since queues are moved and
+    /// stacks are short.
     in_flight: Vec<Option<Chain<S>>>,
     flying: usize,
     /// Descriptors that the device does not have.
@@ -244,14 +249,15 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         Ok(Self { ring, in_flight, flying: 0, room: SIZE, broken: false, is_reset: false })
     }
 
-    /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset. Drop the queue next; it
-    /// is [`Broken`]. (It is large: moving it would take much of a kernel stack.)
+    /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset.
+    /// Drop the queue next; it is [`Broken`]. (It is large: moving it would take much of a kernel
+    /// stack.)
     pub fn reclaim(&mut self, _: &DeviceReset) {
         (self.broken, self.is_reset) = (true, true);
     }
 
-    /// Takes the ring and all that is in flight out of use for ever: the device may still write to it. Returns how many
-    /// bytes that is; the queue is [`Broken`]. Dropping it does the same.
+    /// Takes the ring and all that is in flight out of use for ever: the device may still write to
+    /// it. Returns how many bytes that is; the queue is [`Broken`]. Dropping it does the same.
     pub fn lose(&mut self) -> usize {
         self.broken = true;
         let parts = self.in_flight.iter().flatten().flat_map(|chain| chain.parts.iter().flatten());
@@ -311,7 +317,8 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     pub fn wants_notice(&self) -> bool {
         self.ring.as_ref().is_some_and(Ring::wants_notice)
     }
-    /// Ask for interrupts on completions. Look for completions once more afterwards: one may just have come.
+    /// Ask for interrupts on completions. Look for completions once more afterwards: one may just
+    /// have come.
     pub fn enable_interrupts(&mut self) {
         self.set_interrupts(Interrupts::Wanted);
     }

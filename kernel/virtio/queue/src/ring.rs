@@ -1,11 +1,13 @@
 //! The memory of a split virtqueue (virtio 1.2, 2.7), and what the driver writes and reads of it.
 //!
-//! **Invariant.** All that a device may change is read by atomic loads of single words, once each time, and nothing that the
-//! driver decides by comes back from there: which descriptors follow each other, and which are free, it keeps itself.
+//! **Invariant.** All that a device may change is read by atomic loads of single words, once each
+//! time, and nothing that the driver decides by comes back from there: which descriptors follow
+//! each other, and which are free, it keeps itself.
 //!
-//! The rings of the crate `virtio-drivers` want references to the buffers. A frame that a device reaches in its place
-//! has no address in the kernel that a reference could have, so the rings are ours; the rest of its transports is the
-//! crate's. Linux' nearest relative is the split half of drivers/virtio/virtio_ring.c.
+//! The rings of the crate `virtio-drivers` want references to the buffers. A frame that a device
+//! reaches in its place has no address in the kernel that a reference could have, so the rings are
+//! ours; the rest of its transports is the crate's. Linux' nearest relative is the split half of
+//! drivers/virtio/virtio_ring.c.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -75,7 +77,8 @@ pub(crate) struct Ring<S: DmaSource, const SIZE: usize> {
 impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
     /// Where the available ring begins.
     const AVAILABLE: usize = DESCRIPTOR * SIZE;
-    /// Bytes of the two blocks. The last word of a ring is not used: it tells of notices in another way.
+    /// Bytes of the two blocks. The last word of a ring is not used: it tells of notices in another
+    /// way.
     const DRIVER_BYTES: usize = Self::AVAILABLE + ENTRIES + 2 * SIZE + 2;
     const USED_BYTES: usize = ENTRIES + USED * SIZE + 2;
 
@@ -101,7 +104,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         Ok(ring)
     }
 
-    /// Takes the ring out of use for ever: the device may still write to it. Returns how many bytes that is.
+    /// Takes the ring out of use for ever: the device may still write to it. Returns how many bytes
+    /// that is.
     pub fn lose(self) -> usize {
         self.driver.lose() + self.device.lose()
     }
@@ -114,8 +118,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
     }
     #[inline(always)]
     fn driver16(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: an aligned word in a block of whole frames in the direct map that the ring holds; the device may write it at
-        // any moment, and all accesses of the kernel are atomic.
+        // SAFETY: an aligned word in a block of whole frames in the direct map that the ring holds;
+        // the device may write it at any moment, and all accesses of the kernel are atomic.
         unsafe { AtomicU16::from_ptr(Self::place(self.frames[0], Self::DRIVER_BYTES, offset)) }
     }
     #[inline(always)]
@@ -134,7 +138,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         unsafe { AtomicU32::from_ptr(Self::place(self.frames[1], Self::USED_BYTES, offset)) }
     }
 
-    /// Makes a chain of `count` descriptors, all of which are free, available to the device. Returns the first's number.
+    /// Makes a chain of `count` descriptors, all of which are free, available to the device.
+    /// Returns the first's number.
     pub fn add(&mut self, count: usize, descriptors: impl FnOnce(&mut dyn FnMut(Descriptor))) -> u16 {
         let (head, mut at, mut left) = (self.free, self.free, count);
         descriptors(&mut |Descriptor { address, length, access }| {
@@ -165,8 +170,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         self.free = head;
     }
 
-    /// How many entries the device has added to the used ring beyond those taken. An index that went back looks like one
-    /// that is far ahead.
+    /// How many entries the device has added to the used ring beyond those taken. An index that
+    /// went back looks like one that is far ahead.
     #[inline]
     pub fn ahead(&self) -> u16 {
         self.device16(INDEX).load(Ordering::Acquire).wrapping_sub(self.taken)
@@ -186,7 +191,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
 
     /// Whether the device wants to be told of new chains.
     pub fn wants_notice(&self) -> bool {
-        // The index is visible before the flag is read, or both sides could miss the other (2.7.13.4).
+        // The index is visible before the flag is read, or both sides could miss the other
+        // (2.7.13.4).
         fence(Ordering::SeqCst);
         self.device16(0).load(Ordering::Relaxed) & NO_NOTICE == 0
     }
@@ -195,7 +201,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         let flags = if wanted == Interrupts::Wanted { 0 } else { NO_NOTICE };
         self.driver16(Self::AVAILABLE).store(flags, Ordering::Release);
         if wanted == Interrupts::Wanted {
-            // The flag is visible before the index is read once more, or both sides could miss the other (2.7.7.1).
+            // The flag is visible before the index is read once more, or both sides could miss the
+            // other (2.7.7.1).
             fence(Ordering::SeqCst);
         }
     }

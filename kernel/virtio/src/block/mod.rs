@@ -1,29 +1,36 @@
 //! A virtio disk, as a [`BlockDevice`] (virtio 1.2, 5.2).
 //!
-//! Up to [`DEPTH`] requests are with the device at once, from as many tasks; each sleeps until an interrupt
-//! wakes it and the ring says that its request is done. Every transfer goes through the DMA API.
+//! Up to [`DEPTH`] requests are with the device at once, from as many tasks; each sleeps until an
+//! interrupt wakes it and the ring says that its request is done. Every transfer goes through the
+//! DMA API.
 //!
-//! **Waiting.** No request fails for want of room or of memory. A task takes a place among the [`DEPTH`] first
-//! (`requests.rs`: the queue), memory second. Where there is less memory than the transfer wants, it goes in parts; where
-//! there is none, the task waits for the disk's own spare buffer, which was taken at start-up. So a disk waits for itself
-//! only, never for another device and never for memory: swap and write-back can rely on it. A request that fits the spare
-//! buffer begins with it where no other uses it, and takes nothing. A task that is to end leaves
-//! at once where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it answers.
+//! **Waiting.** No request fails for want of room or of memory. A task takes a place among the
+//! [`DEPTH`] first (`requests.rs`: the queue), memory second. Where there is less memory than the
+//! transfer wants, it goes in parts; where there is none, the task waits for the disk's own spare
+//! buffer, which was taken at start-up. So a disk waits for itself only, never for another device
+//! and never for memory: swap and write-back can rely on it. A request that fits the spare buffer
+//! begins with it where no other uses it, and takes nothing. A task that is to end leaves at once
+//! where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it
+//! answers.
 //!
-//! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held are not copied: the device gets
-//! them through the window of the request's place, and the request keeps the holder until the device has answered and
-//! forgotten them. The task waits for that, killed or not and however late it is (Linux waits like this for all requests). What
-//! does not fill a page is bounced, and so is all where there is no window.
+//! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held
+//! are not copied: the device gets them through the window of the request's place, and the request
+//! keeps the holder until the device has answered and forgotten them. The task waits for that,
+//! killed or not and however late it is (Linux waits like this for all requests). What does not
+//! fill a page is bounced, and so is all where there is no window.
 //!
-//! **Time-outs.** A request that the device does not answer in time ends in an error but stays the device's, memory and
-//! all, until the device answers or confirms a reset. If the device answered nothing at all in that time, it is *silent*:
-//! until it answers something, further requests fail at once instead of waiting too, so that a program that makes many
-//! does not wait many times. A task that waits for a place waits for as long as the device answers others. A late answer
-//! ends the silence, since hosts stall and recover. (Linux' virtio-blk has no time-out: its requests wait for ever.)
+//! **Time-outs.** A request that the device does not answer in time ends in an error but stays the
+//! device's, memory and all, until the device answers or confirms a reset. If the device answered
+//! nothing at all in that time, it is *silent*: until it answers something, further requests fail
+//! at once instead of waiting too, so that a program that makes many does not wait many times. A
+//! task that waits for a place waits for as long as the device answers others. A late answer ends
+//! the silence, since hosts stall and recover. (Linux' virtio-blk has no time-out: its requests
+//! wait for ever.)
 //!
 //! **Flushes** that would find nothing to do are not sent: see `write_cache.rs`.
 //!
-//! **Lies.** A device that gives back what it does not have is reset and stays out of use: see `link.rs`.
+//! **Lies.** A device that gives back what it does not have is reset and stays out of use: see
+//! `link.rs`.
 
 mod requests;
 mod write_cache;
@@ -44,14 +51,17 @@ use crate::{BlockDevice, BlockError, SECTOR_SIZE, SetupError};
 
 /// Requests that may be with the device at once.
 pub const DEPTH: usize = 16;
-/// Descriptors in the ring, a power of two: a request of 1 MiB takes six, and 18 where its memory is in pieces.
+/// Descriptors in the ring, a power of two: a request of 1 MiB takes six, and 18 where its memory
+/// is in pieces.
 const RING: usize = 64;
 /// The longest transfer in one request.
 const MAX_TRANSFER: usize = 1 << 20;
-/// Where a device says the most bytes of a descriptor, and the most descriptors of a request (virtio 1.2, 5.2.4).
+/// Where a device says the most bytes of a descriptor, and the most descriptors of a request
+/// (virtio 1.2, 5.2.4).
 const SIZE_MAX_OFFSET: usize = 8;
 const SEG_MAX_OFFSET: usize = 12;
-/// How long a device may take for one request unless told otherwise: 2 minutes, since hosts slow disks down on purpose.
+/// How long a device may take for one request unless told otherwise: 2 minutes, since hosts slow
+/// disks down on purpose.
 const TIMEOUT_MS: u32 = 120_000;
 const NS_PER_MS: u64 = 1_000_000;
 /// The most sectors: positions in files are signed numbers of bytes in 64 bits.
@@ -79,8 +89,8 @@ enum RequestKind {
 pub struct Lines {
     /// Tasks whose request is with the device, and those that wait for its memory.
     pub answers: &'static dyn Wait,
-    /// Tasks that wait for a place. An interrupt that finds no task on `answers` has to notify one of these: the answer
-    /// belongs to a request that was abandoned.
+    /// Tasks that wait for a place. An interrupt that finds no task on `answers` has to notify one
+    /// of these: the answer belongs to a request that was abandoned.
     pub turns: &'static dyn Wait,
 }
 
@@ -97,8 +107,8 @@ pub struct VirtioBlock<S: DmaSource, T: Transport> {
     timeout_ms: AtomicU32,
 }
 
-/// What the device says about descriptors. One that does not say can take any; one that says less than a descriptor of a
-/// sector is taken to mean that, as Linux does.
+/// What the device says about descriptors. One that does not say can take any; one that says less
+/// than a descriptor of a sector is taken to mean that, as Linux does.
 fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments, SetupError> {
     let limit = |feature, offset| {
         if !features.contains(feature) {
@@ -192,7 +202,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         u64::from(self.timeout_ms.load(Ordering::Relaxed)) * NS_PER_MS
     }
 
-    /// Waits on `line` until `condition` gives a value, for as long as the device answers requests at all.
+    /// Waits on `line` until `condition` gives a value, for as long as the device answers requests
+    /// at all.
     fn wait<R>(
         &self,
         line: &'static dyn Wait,
@@ -212,7 +223,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
             if let Some(value) = result? {
                 return Ok(value);
             }
-            // What woke this task, after its last look, may have been an answer of which nobody else was told.
+            // What woke this task, after its last look, may have been an answer of which nobody
+            // else was told.
             let _ = self.with(Requests::reap);
             match waited {
                 Waited::Killed => return Err(BlockError::Killed),
@@ -222,7 +234,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
     }
 
-    /// A place, after those that came earlier; with it the spare buffer, where `length` bytes fit and no request uses it.
+    /// A place, after those that came earlier; with it the spare buffer, where `length` bytes fit
+    /// and no request uses it.
     fn place(
         &self,
         length: usize,
@@ -244,7 +257,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         Ok((RequestPlace { disk: self, number }, spare))
     }
 
-    /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is free.
+    /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is
+    /// free.
     fn buffer(&self, length: usize, direction: Direction, sleep: Sleep) -> Result<Buffer<S>, BlockError> {
         let length = length.min(MAX_TRANSFER);
         if let Some(buffer) = self.allocate(length, direction) {
@@ -264,8 +278,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         if self.device.pages_in_place() == 0 { None } else { original.held() }
     }
 
-    /// How the next bytes of a transfer go: `left` of it are still to do. Heads and tails that do not fill a page are bounced,
-    /// since a page is what an IOMMU separates.
+    /// How the next bytes of a transfer go: `left` of it are still to do. Heads and tails that do
+    /// not fill a page are bounced, since a page is what an IOMMU separates.
     fn portion(&self, held: Option<&FrameHolder>, left: Range<usize>) -> Portion {
         let Some((_, first)) = held else { return Portion::Bounced(left.len()) };
         let at = first + left.start;
@@ -311,7 +325,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         Some(Buffer { memory: Arc::new(mapping).into(), length })
     }
 
-    /// Send the request of a place and sleep until it is done. Returns how many bytes the device wrote into the data.
+    /// Send the request of a place and sleep until it is done. Returns how many bytes the device
+    /// wrote into the data.
     fn request(
         &self,
         place: &RequestPlace<'_, S, T>,
@@ -329,7 +344,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         let (mut done, mut looks) = (None, 0);
         let waited = loop {
             let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
-                // Who waits looks before it joins the line and after; before, the device was told a moment ago.
+                // Who waits looks before it joins the line and after; before, the device was told a
+                // moment ago.
                 looks += 1;
                 if looks == 1 {
                     return false;
@@ -337,7 +353,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
                 done = self.with(|requests| requests.finished(number));
                 done.is_some()
             });
-            // The device has frames in their places until it answers, and so their holder waits, as on Linux.
+            // The device has frames in their places until it answers, and so their holder waits, as
+            // on Linux.
             if done.is_some() || !in_place {
                 break waited;
             }

@@ -1,19 +1,21 @@
 //! The requests of one disk: which task may send one, and how far each is.
 //!
-//! **Protocol.** A task takes a *place* first and memory second, so tasks that wait hold no memory. There are [`DEPTH`]
-//! places. A task that finds none free, or finds others waiting, joins the queue. A place that becomes free is *granted*
-//! to the queue, and one waiting task is woken for it; a newcomer cannot take a granted place without queueing. All of it
-//! happens under the disk's lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
-//! they came. A wake-up may reach a task that has just found what it wanted and still stands in the line, be it for a grant or
-//! from an interrupt that told nobody else. So whoever has waited for a place, and stands in the line no more, looks at the ring once
-//! more and wakes one while grants are left ([`Requests::leave`]); whoever ends another wait without what it came for looks at the
-//! ring, too.
-//! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
+//! **Protocol.** A task takes a *place* first and memory second, so tasks that wait hold no memory.
+//! There are [`DEPTH`] places. A task that finds none free, or finds others waiting, joins the
+//! queue. A place that becomes free is *granted* to the queue, and one waiting task is woken for
+//! it; a newcomer cannot take a granted place without queueing. All of it happens under the disk's
+//! lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
+//! they came. A wake-up may reach a task that has just found what it wanted and still stands in the
+//! line, be it for a grant or from an interrupt that told nobody else. So whoever has waited for a
+//! place, and stands in the line no more, looks at the ring once more and wakes one while grants
+//! are left ([`Requests::leave`]); whoever ends another wait without what it came for looks at the
+//! ring, too. Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
-//! **Places are taken in turn**, so that the next request has other status bytes than the last. A device that answers
-//! twice may complete a request that it has not looked at. Its status byte then still holds [`NO_STATUS`], which no
-//! answer of the standard is, and the device has broken the protocol. If the place of the request before were used
-//! again, the device's late status for that one would be taken for this one's.
+//! **Places are taken in turn**, so that the next request has other status bytes than the last. A
+//! device that answers twice may complete a request that it has not looked at. Its status byte then
+//! still holds [`NO_STATUS`], which no answer of the standard is, and the device has broken the
+//! protocol. If the place of the request before were used again, the device's late status for that
+//! one would be taken for this one's.
 //!
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 
@@ -153,8 +155,8 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> Requests<S, T> {
-    /// Takes all that the disk needs to make progress, then tells the device. Nothing fails after the device knows of
-    /// memory.
+    /// Takes all that the disk needs to make progress, then tells the device. Nothing fails after
+    /// the device knows of memory.
     pub fn new(mut transport: T, device: Device<S>, segments: Segments) -> Result<Self, SetupError> {
         let headers = Arc::new(device.buffer(DEPTH * HEADER, Direction::Bidirectional)?);
         let spare = Arc::new(device.buffer(SPARE, Direction::Bidirectional)?);
@@ -189,8 +191,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         (turns > 0 || memory || all).then(|| core::mem::take(&mut self.wakes))
     }
 
-    /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note, false at first; a task
-    /// for which it was set calls [`Self::leave`] in the end.
+    /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note,
+    /// false at first; a task for which it was set calls [`Self::leave`] in the end.
     ///
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
@@ -223,7 +225,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(number)
     }
 
-    /// The task, which stood in the queue, has left the line of those who sleep, with a place or without.
+    /// The task, which stood in the queue, has left the line of those who sleep, with a place or
+    /// without.
     pub fn leave(&mut self, is_queued: &mut bool) {
         if core::mem::take(is_queued) {
             self.waiting -= 1;
@@ -281,7 +284,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// The spare buffer where no request uses it, as far as is known without a look at the device.
     pub fn idle_spare(&mut self, length: usize) -> Option<Buffer<S>> {
-        // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
+        // Clones are made here only, and let go of without a lock: one that is seen is being used
+        // or was just used.
         if Arc::strong_count(&self.spare) > 1 {
             return None;
         }
@@ -398,8 +402,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         })
     }
 
-    /// The outcome of a request that the task does not wait for any more, which `error` says why. It may be done at the
-    /// last moment; otherwise its place and its memory stay the device's until it answers.
+    /// The outcome of a request that the task does not wait for any more, which `error` says why.
+    /// It may be done at the last moment; otherwise its place and its memory stay the device's
+    /// until it answers.
     pub fn abandon(&mut self, number: usize, error: BlockError) -> Result<(usize, u8), BlockError> {
         if let Some(done) = self.finished(number) {
             return done;
@@ -408,8 +413,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Err(error)
     }
 
-    /// Notes that a task waited in vain. `before`: answers when it began to wait. Returns whether the device answered
-    /// other requests meanwhile.
+    /// Notes that a task waited in vain. `before`: answers when it began to wait. Returns whether
+    /// the device answered other requests meanwhile.
     pub fn late(&mut self, before: u64) -> bool {
         if before != self.answers {
             return true;

@@ -1,10 +1,11 @@
 //! Whether the device's cache may hold what was written since it was last emptied.
 //!
-//! **Protocol.** All of it happens under the disk's lock. A write counts once the device has answered it, whatever it
-//! answers and whether a task still waits. A flush takes the count before it is sent, since it covers the writes that
-//! were answered before (virtio 1.2, 5.2.6.2), and hands it back if it succeeds. One is left out where no write was
-//! answered since the last one that succeeded began. What was there at start-up counts as a write. Linux sends each
-//! flush and leaves it to the device to find that there is nothing to do.
+//! **Protocol.** All of it happens under the disk's lock. A write counts once the device has
+//! answered it, whatever it answers and whether a task still waits. A flush takes the count before
+//! it is sent, since it covers the writes that were answered before (virtio 1.2, 5.2.6.2), and
+//! hands it back if it succeeds. One is left out where no write was answered since the last one
+//! that succeeded began. What was there at start-up counts as a write. Linux sends each flush and
+//! leaves it to the device to find that there is nothing to do.
 
 /// See the module's head.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! A device that plugs memory in (virtio 1.2, 5.15).
 //!
-//! The device owns a *region* of physical addresses, in blocks. It says how much of it the host wants plugged in ([`Sizes::requested`]); the
-//! driver plugs blocks in and unplugs them, one request at a time, until it is as much. Only what is plugged in is memory.
+//! The device owns a *region* of physical addresses, in blocks. It says how much of it the host
+//! wants plugged in ([`Sizes::requested`]); the driver plugs blocks in and unplugs them, one
+//! request at a time, until it is as much. Only what is plugged in is memory.
 //!
 //! | module | what |
 //! |---|---|
@@ -9,10 +10,12 @@
 //! | [`request`] | requests and answers as bytes |
 //! | [`resize`] | [`Resizer`]: from what is plugged in to what is requested |
 //!
-//! **Hostile devices.** The region and its block size are checked once and fixed from then on; sizes are limited to the region each time they are
-//! read. A device that answers what is no answer, or none in time, is reset and [`Failed`] from then on; a reset unplugs nothing (QEMU, and Linux'
-//! `virtio_mem_remove`, which resets with memory still plugged in), so what is plugged in stays in use. What is plugged in is what the driver remembers, not what the
-//! device says: a device can refuse, but cannot make the kernel use memory that it did not acknowledge.
+//! **Hostile devices.** The region and its block size are checked once and fixed from then on;
+//! sizes are limited to the region each time they are read. A device that answers what is no
+//! answer, or none in time, is reset and [`Failed`] from then on; a reset unplugs nothing (QEMU,
+//! and Linux' `virtio_mem_remove`, which resets with memory still plugged in), so what is plugged
+//! in stays in use. What is plugged in is what the driver remembers, not what the device says: a
+//! device can refuse, but cannot make the kernel use memory that it did not acknowledge.
 
 pub mod region;
 pub mod request;
@@ -60,8 +63,9 @@ struct MemInner<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> Mem<S, T> {
-    /// Start the device, whose transport notifies `wait` of its queue and its configuration, if it can; else `wait` looks by itself. `found` is the region that was
-    /// found at start-up, for which the kernel has made room.
+    /// Start the device, whose transport notifies `wait` of its queue and its configuration, if it
+    /// can; else `wait` looks by itself. `found` is the region that was found at start-up, for
+    /// which the kernel has made room.
     ///
     /// # Errors
     /// [`SetupError`]; also for a device that now says something else than then.

@@ -72,7 +72,8 @@ impl From<BadRegion> for SetupError {
     }
 }
 
-/// Where a device can plug memory in. Its *units* are what is plugged in and unplugged: blocks of the device, or pageblocks where those are larger.
+/// Where a device can plug memory in. Its *units* are what is plugged in and unplugged: blocks of
+/// the device, or pageblocks where those are larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// Bytes of a block of the device: a power of two, a page or more.
@@ -125,7 +126,8 @@ impl Region {
         Ok(Self { block, unit, frames, domain: (said == Domain::Said).then_some(domain.into()) })
     }
 
-    /// Look at a device that nobody drives yet: for start-up, which has to know where memory may come before it hands out the first frame.
+    /// Look at a device that nobody drives yet: for start-up, which has to know where memory may
+    /// come before it hands out the first frame.
     ///
     /// # Errors
     /// [`SetupError`].

@@ -21,8 +21,8 @@ pub enum ResizeRequest {
 }
 
 impl ResizeRequest {
-    /// `struct virtio_mem_req`: type, padding, address, number of blocks. A unit has at most 65,535 blocks: those are 4 KiB or more, and a unit of
-    /// more than one is 2 MiB.
+    /// `struct virtio_mem_req`: type, padding, address, number of blocks. A unit has at most 65,535
+    /// blocks: those are 4 KiB or more, and a unit of more than one is 2 MiB.
     pub fn encode(self, region: &Region) -> [u8; REQUEST_BYTES] {
         let (kind, frames) = match self {
             Self::Plug(frames) => (0u16, frames),

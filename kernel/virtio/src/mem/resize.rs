@@ -1,7 +1,8 @@
 //! From what is plugged in to what the host wants.
 //!
-//! **Invariant.** A unit is the kernel's ([`Onliner::online`]) only while the device has acknowledged it as plugged in, and the device is asked to
-//! unplug only what the kernel has let go of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
+//! **Invariant.** A unit is the kernel's ([`Onliner::online`]) only while the device has
+//! acknowledged it as plugged in, and the device is asked to unplug only what the kernel has let go
+//! of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
 //!
 //! One task runs a [`Resizer`]; nothing here is shared.
 
@@ -12,13 +13,15 @@ use freehold_machine::{PAGE_SHIFT, PfnRange};
 use super::{Answer, Region, Sizes};
 use crate::Failed;
 
-/// The most passes over all units in one go. A host that changes its mind more often than that, or a device that says something
-/// else at each look, is followed again later: the caller holds a lock meanwhile.
+/// The most passes over all units in one go. A host that changes its mind more often than that, or
+/// a device that says something else at each look, is followed again later: the caller holds a lock
+/// meanwhile.
 const PASSES: usize = 8;
 
 /// What the kernel does with units.
 pub trait Onliner {
-    /// These frames are memory now. `false`: the kernel has no room to manage them, and has not touched them.
+    /// These frames are memory now. `false`: the kernel has no room to manage them, and has not
+    /// touched them.
     fn online(&mut self, frames: PfnRange) -> bool;
     /// Let go of these frames. `false`: they are in use, and stay.
     fn offline(&mut self, frames: PfnRange) -> bool;
@@ -69,9 +72,11 @@ where
 pub enum ResizeOutcome {
     /// As much is plugged in as the host wants.
     Reached,
-    /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has no room to manage more. Try again later.
+    /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has
+    /// no room to manage more. Try again later.
     Later,
-    /// The device does not do what it asked for; as long as it wants the same, trying again is of no use.
+    /// The device does not do what it asked for; as long as it wants the same, trying again is of
+    /// no use.
     Refused,
 }
 
@@ -120,7 +125,8 @@ impl Resizer {
         self.online[(unit / 64) as usize] ^= 1 << (unit % 64);
     }
 
-    /// Plug in or unplug until as much is plugged in as the host wants, or no more can be done now. `pause` is called between units.
+    /// Plug in or unplug until as much is plugged in as the host wants, or no more can be done now.
+    /// `pause` is called between units.
     ///
     /// # Errors
     /// [`Failed`]; what is plugged in stays in use.
@@ -130,7 +136,8 @@ impl Resizer {
         memory: &mut impl Onliner,
         mut pause: impl FnMut(),
     ) -> Result<ResizeOutcome, Failed> {
-        // Each pass goes over every unit once; a host that changes its mind meanwhile starts another.
+        // Each pass goes over every unit once; a host that changes its mind meanwhile starts
+        // another.
         for _ in 0..PASSES {
             let sizes = device.sizes()?;
             let target = sizes.requested / self.unit_bytes();

@@ -1,4 +1,5 @@
-//! Hostile configurations, requests to the byte, and a modelled device that says no in every way it can.
+//! Hostile configurations, requests to the byte, and a modelled device that says no in every way it
+//! can.
 
 extern crate std;
 
@@ -73,7 +74,8 @@ fn a_region_is_understood() {
     assert_eq!((region.unit(), region.units(), region.domain()), (512, 256, Some(3)));
     assert_eq!(region.frames_of(255), PfnRange::new(Pfn(0x11_fe00), Pfn(0x12_0000)));
     assert_eq!(Region::check(&PLAIN.bytes(), Domain::Unsaid).unwrap().domain(), None);
-    // Small blocks make units of a pageblock, large ones are units; a region that begins or ends between units loses what is outside.
+    // Small blocks make units of a pageblock, large ones are units; a region that begins or ends
+    // between units loses what is outside.
     let small = Config { block: 4096, address: 4 * GIB + MIB, region: 8 * MIB, ..PLAIN }.check().unwrap();
     assert_eq!((small.frames(), small.units()), (PfnRange::new(Pfn(0x10_0200), Pfn(0x10_0800)), 3));
     let large = Config { block: 128 * MIB, ..PLAIN }.check().unwrap();
@@ -130,7 +132,8 @@ fn requests_are_as_the_specification_has_them() {
 
 const FEATURES: Features = Features::MEM_ACPI_PXM.union(Features::MEM_UNPLUGGED_INACCESSIBLE);
 
-/// The driver on a device that answers each request with what `respond` makes of it: the bytes, and how many it says.
+/// The driver on a device that answers each request with what `respond` makes of it: the bytes, and
+/// how many it says.
 fn driver(
     config: Config,
     respond: impl Fn(&[u8]) -> Option<(Vec<u8>, u32)> + Send + Sync + 'static,
@@ -208,7 +211,8 @@ fn a_device_that_is_not_what_it_was_at_start_up_is_refused() {
     assert!(matches!(short.err(), Some(SetupError::Ring(_))), "a configuration that is too short");
 }
 
-/// A device and a kernel, each of which knows what it has; the device refuses as `moods` say, one a request.
+/// A device and a kernel, each of which knows what it has; the device refuses as `moods` say, one a
+/// request.
 struct World {
     region: Region,
     requested: Cell<u64>,
@@ -412,7 +416,8 @@ proptest! {
         }
     }
 
-    /// Whatever the device answers and the kernel keeps, both agree on what is plugged in, but for what the kernel cannot manage again.
+    /// Whatever the device answers and the kernel keeps, both agree on what is plugged in, but for
+    /// what the kernel cannot manage again.
     #[test]
     fn device_and_kernel_agree_after_any_history(steps in proptest::collection::vec((0u64..80, 0u8..5, 0u64..32, 0usize..12), 1..40)) {
         let (world, mut kernel) = (World::new(), Kernel::default());

@@ -1,16 +1,20 @@
-//! A virtio-9p device, as a [`MessageDevice`]: messages to a file server of the host (virtio's 9P transport is in Linux'
-//! net/9p/trans_virtio.c and QEMU's hw/9pfs; virtio 1.2 has its device number only).
+//! A virtio-9p device, as a [`MessageDevice`]: messages to a file server of the host (virtio's 9P
+//! transport is in Linux' net/9p/trans_virtio.c and QEMU's hw/9pfs; virtio 1.2 has its device
+//! number only).
 //!
-//! Up to [`DEPTH`] requests are with the device at once; each task sleeps until the ring says that its own is done. A
-//! request is one chain: message, data to be written, room for the answer, room for data to be read.
+//! Up to [`DEPTH`] requests are with the device at once; each task sleeps until the ring says that
+//! its own is done. A request is one chain: message, data to be written, room for the answer, room
+//! for data to be read.
 //!
-//! **Waiting.** A task takes a place first and memory second (`places.rs`). Where the DMA API has no memory for the data, a
-//! page of the place's own carries it, so a place is all that a task ever waits for. There is no time-out, as on Linux: a
-//! server may take as long as it likes, and a task that is to end leaves at once where it said so
-//! ([`Sleep::Killable`]). The device then keeps the place until it has answered; Tflush asks it to be quick.
+//! **Waiting.** A task takes a place first and memory second (`places.rs`). Where the DMA API has
+//! no memory for the data, a page of the place's own carries it, so a place is all that a task ever
+//! waits for. There is no time-out, as on Linux: a server may take as long as it likes, and a task
+//! that is to end leaves at once where it said so ([`Sleep::Killable`]). The device then keeps the
+//! place until it has answered; Tflush asks it to be quick.
 //!
-//! **Lies.** An answer that is not the request's, or longer than the device says it wrote, breaks the protocol: the
-//! device is reset and stays out of use (`link.rs`). What an answer says beyond its header is for the file system to judge.
+//! **Lies.** An answer that is not the request's, or longer than the device says it wrote, breaks
+//! the protocol: the device is reset and stays out of use (`link.rs`). What an answer says beyond
+//! its header is for the file system to judge.
 
 mod places;
 
@@ -90,7 +94,8 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
         Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), line, device, tag })
     }
 
-    /// Calls `f` with the lock held; wakes those who wait once it is released, where there is something for them.
+    /// Calls `f` with the lock held; wakes those who wait once it is released, where there is
+    /// something for them.
     fn with<R>(&self, f: impl FnOnce(&mut MessagePlaces<S, T>) -> R) -> R {
         let (result, wakes) = {
             let mut places = self.places.lock();

@@ -1,13 +1,15 @@
 //! The requests of one device of messages: which task may send one, and how far each is.
 //!
-//! **Protocol.** A task has a place from before it sends until it has read the answer. A place's number is its request's tag,
-//! so a tag is used again only after the device gave the request's chain back. A task that is killed while the device has its
-//! request leaves it *abandoned*: a Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free
-//! when the device has given back both. What the task noted of it, if anything, is then there for
-//! [`MessagePlaces::take_ended`]. Rflush says nothing that is needed: the chain itself comes back, whether the server had done the
-//! request or gave it up (QEMU then gives it back empty).
+//! **Protocol.** A task has a place from before it sends until it has read the answer. A place's
+//! number is its request's tag, so a tag is used again only after the device gave the request's
+//! chain back. A task that is killed while the device has its request leaves it *abandoned*: a
+//! Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free when the
+//! device has given back both. What the task noted of it, if anything, is then there for
+//! [`MessagePlaces::take_ended`]. Rflush says nothing that is needed: the chain itself comes back,
+//! whether the server had done the request or gave it up (QEMU then gives it back empty).
 //!
-//! Everything happens under the device's lock; who waits is woken after it is released ([`MessagePlaces::take_wake`]).
+//! Everything happens under the device's lock; who waits is woken after it is released
+//! ([`MessagePlaces::take_wake`]).
 
 use alloc::sync::Arc;
 
@@ -21,9 +23,11 @@ use super::DEPTH;
 use crate::link::{Link, Why};
 use crate::{Data, Exchange, MessageError, SetupError};
 
-/// Descriptors in the ring, a power of two: a request takes three to five, and twenty where its memory is in pieces.
+/// Descriptors in the ring, a power of two: a request takes three to five, and twenty where its
+/// memory is in pieces.
 const RING: usize = 64;
-/// What a place has of its own: its message, the answer, data where there is no other memory, and a Tflush.
+/// What a place has of its own: its message, the answer, data where there is no other memory, and a
+/// Tflush.
 const REPLY_AT: usize = MAX_REQUEST;
 const BULK_AT: usize = 9216;
 const OWN_BULK: usize = 4096;
@@ -95,7 +99,8 @@ pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
-    /// Takes all that requests need, then tells the device. Nothing fails after the device knows of memory.
+    /// Takes all that requests need, then tells the device. Nothing fails after the device knows of
+    /// memory.
     pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
         let mut memory = [const { None }; DEPTH];
         for place in &mut memory {
@@ -117,8 +122,8 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         core::mem::take(&mut self.wake)
     }
 
-    /// A place; `None` where the task has to wait for one. It is counted among those who do until it
-    /// [leaves](Self::leave).
+    /// A place; `None` where the task has to wait for one. It is counted among those who do until
+    /// it [leaves](Self::leave).
     pub fn take(&mut self, is_counted: &mut bool) -> Result<Option<usize>, MessageError> {
         self.reap()?;
         let free = |place: &Place<S>| place.state == State::Free && !place.flushed;
@@ -237,7 +242,8 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         done(self.places[number].state).map_or(reaped.map(|()| None), |written| Ok(Some(written)))
     }
 
-    /// The task does not wait for its request any more, unless it is done at the last moment: then it is as if nothing was.
+    /// The task does not wait for its request any more, unless it is done at the last moment: then
+    /// it is as if nothing was.
     pub fn abandon(&mut self, number: usize, left: Option<u32>) -> Result<usize, MessageError> {
         if let Some(written) = self.finished(number)? {
             return Ok(written);

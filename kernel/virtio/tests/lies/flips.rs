@@ -12,8 +12,8 @@ use super::net::{self, Network};
 use super::p9::{self, Folder};
 use super::{Canary, Step, turn};
 
-/// Changes a byte of the rings or of the buffers in flight before a look, as `choices` say; `None` leaves all as it is.
-/// Only bytes that the driver lent are touched.
+/// Changes a byte of the rings or of the buffers in flight before a look, as `choices` say; `None`
+/// leaves all as it is. Only bytes that the driver lent are touched.
 fn meddler(fake: &Fake, choices: Vec<Option<(u16, u8)>>) -> Box<dyn FnMut()> {
     let fake = fake.clone();
     let mut choices = choices.into_iter().cycle();
@@ -32,7 +32,8 @@ fn meddler(fake: &Fake, choices: Vec<Option<(u16, u8)>>) -> Box<dyn FnMut()> {
             // Mostly where the driver looks.
             let (start, length) = [used, used, used, available][place as usize % 4];
             model::write(start + place / 4 % length, &[value]);
-            // Lengths, flags and links of descriptors; an address that changed is only the device's own loss.
+            // Lengths, flags and links of descriptors; an address that changed is only the device's
+            // own loss.
             let at = place % size * 16 + 8 + place / size % 8;
             model::write(ring.descriptors + at, &[value]);
         }
@@ -81,7 +82,8 @@ proptest! {
             let fake = Fake::new(disk::FEATURES);
             fake.set_config(&disk::config(disk::SECTORS, 0, 0, 0));
             let device = fake.clone();
-            // The device itself looks at what it changed: its own look is cut short where a chain makes no sense.
+            // The device itself looks at what it changed: its own look is cut short where a chain
+            // makes no sense.
             let step = Step::leak(move || {
                 while let Some((head, parts)) = device.take_checked(0) {
                     if let Some(status) = parts.last() {
@@ -184,7 +186,8 @@ proptest! {
             let device = fake.clone();
             let step = Step::leak_killed(move || {
                 while let Some((head, parts)) = device.take_checked(0) {
-                    // What changed may be where an answer is to be written: it is written where it is short only.
+                    // What changed may be where an answer is to be written: it is written where it
+                    // is short only.
                     let fits = parts.iter().all(|part| part.length <= 4096 || !part.writable && part.length < 1 << 16);
                     let size = if fits { p9::answer(&parts) } else { 0 };
                     device.give(0, head.into(), size);

@@ -1,8 +1,9 @@
 //! Devices that lie: what each lie leads to, for each kind of device and each moment.
 //!
-//! The table is [`table::ROWS`]. Every cell is played against the real driver over the software transport. After each cell
-//! the accounts of the DMA API must balance: what the driver took is back, or counted as lost where the cell says so, and
-//! another device's bytes are untouched. The flips (`flips.rs`) change any shared byte between any two looks of a driver.
+//! The table is [`table::ROWS`]. Every cell is played against the real driver over the software
+//! transport. After each cell the accounts of the DMA API must balance: what the driver took is
+//! back, or counted as lost where the cell says so, and another device's bytes are untouched. The
+//! flips (`flips.rs`) change any shared byte between any two looks of a driver.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
 
@@ -63,8 +64,8 @@ impl Wait for Step {
     fn notify_one(&self) {}
 }
 
-/// Tells a lie that is told in a used ring, about the chain that starts at `head` and for which `written` is the truth.
-/// Returns whether it is one.
+/// Tells a lie that is told in a used ring, about the chain that starts at `head` and for which
+/// `written` is the truth. Returns whether it is one.
 pub fn tell(ring: &mut DeviceRing, lie: Lie, head: u32, written: u32) -> bool {
     let index = |ring: &DeviceRing, value: u16| model::write(ring.used + 2, &value.to_le_bytes());
     match lie {

@@ -23,8 +23,8 @@ pub const CONFIG: [u8; 7] = *b"\x05\0share";
 /// Bytes of data that a read asks for: more than a page.
 pub const DATA: usize = 9000;
 
-/// Writes an answer to the message in `parts`: its own kind plus one, its tag, and as much data as there is room for. Returns its
-/// bytes.
+/// Writes an answer to the message in `parts`: its own kind plus one, its tag, and as much data as
+/// there is room for. Returns its bytes.
 pub fn answer(parts: &[Descriptor]) -> u32 {
     let mut message = [0; HEADER];
     model::read(parts[0].address, &mut message);

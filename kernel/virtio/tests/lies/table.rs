@@ -20,10 +20,12 @@ pub enum Lie {
     IndexForward,
     IndexJump,
     // Its configuration.
-    /// The figure that the driver uses is impossible: capacity, the region's block size, or the address. Consoles have none.
+    /// The figure that the driver uses is impossible: capacity, the region's block size, or the
+    /// address. Consoles have none.
     ConfigImpossible,
-    /// Figures that change after start-up, or that no driver here uses: capacity and plugged memory, segment limits,
-    /// block size, ports, columns, pairs of queues; and the longest packet, which is cut to what can be.
+    /// Figures that change after start-up, or that no driver here uses: capacity and plugged
+    /// memory, segment limits, block size, ports, columns, pairs of queues; and the longest packet,
+    /// which is cut to what can be.
     ConfigNonsense,
     ConfigShort,
     ConfigNeverSettles,
@@ -78,9 +80,11 @@ pub enum End {
     OneError,
     /// Requests fail at once after one time-out, until the device answers.
     Late,
-    /// The driver waits for room or bytes, as for a slow host; nothing fails, and the caller can go away.
+    /// The driver waits for room or bytes, as for a slow host; nothing fails, and the caller can go
+    /// away.
     Waits,
-    /// Every request fails from then on. The device was reset and all memory is back at once, while the driver lives.
+    /// Every request fails from then on. The device was reset and all memory is back at once, while
+    /// the driver lives.
     Dead,
     /// What the device has in flight is out of use for ever, and counted.
     Lost,
@@ -121,8 +125,8 @@ pub const ROWS: [Row; 28] = [
     row(IdInUpperBits,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(IdNotInFlight,      [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(IdTwice,            [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
-    // At attach no chain is in flight yet, so any entry is one too many. A frame has a header, and its length is all that says
-    // where it ends.
+    // At attach no chain is in flight yet, so any entry is one too many. A frame has a header, and
+    // its length is all that says where it ends.
     row(LengthZero,         [Dead,    OneError, Back],    [Dead,    Fine,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(LengthTooLong,      [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back], [Dead,    Dead,  Back]),
     row(LengthHuge,         [Dead,    Fine,     Back],    [Dead,    Fine,     Back],    [Dead,    Fine,  Back], [Dead,    Fine,  Back], [Dead,    Dead,  Back]),
@@ -132,7 +136,8 @@ pub const ROWS: [Row; 28] = [
     row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Refused, Fine,  Back], [Fine,    Fine,  Back]),
-    // A memory device's sizes are read again and again: they are all that it says of the host's wishes.
+    // A memory device's sizes are read again and again: they are all that it says of the host's
+    // wishes.
     row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     // Queues are set up once: later nothing reads their size or the features.
@@ -144,14 +149,16 @@ pub const ROWS: [Row; 28] = [
     row(FeaturesOfAllOnes,  [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
     row(FeaturesRefused,    [Refused, Fine,     Back],    [Refused, Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     row(SpuriousInterrupts, [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Fine,    Fine,  Back], [Fine,    Fine,  Back]),
-    // A memory device that does not answer is of no use; a console's host may be slow for as long as it likes.
+    // A memory device that does not answer is of no use; a console's host may be slow for as long
+    // as it likes.
     row(NoAnswer,           [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back], [Waits,   Waits, Back]),
     row(DoubleAnswer,       [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(LateAnswer,         [Late,    Late,     Back],    [Waits,   Waits,    Back],    [Dead,    Dead,  Back], [Waits,   Waits, Back], [Waits,   Waits, Back]),
     row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost], [Refused, Lost,  Lost], [Refused, Lost,  Lost]),
 ];
 
-/// What only network devices can lie about, from the first frame on and later. No other device looks at it.
+/// What only network devices can lie about, from the first frame on and later. No other device
+/// looks at it.
 pub const FRAME_ROWS: [(Lie, [End; 3]); 6] = [
     (LengthBelowHeader, [Dead, Dead, Back]),
     (HeaderFlags, [Dead, Dead, Back]),

@@ -1,10 +1,13 @@
-//! Linux' algorithm for bounce slots (SWIOTLB with a pool of fixed size), written from descriptions of it.
+//! Linux' algorithm for bounce slots (SWIOTLB with a pool of fixed size), written from descriptions
+//! of it.
 //!
-//! Facts, from Documentation/core-api/swiotlb.rst and the patch series "Allow dynamic allocation of software IO TLB bounce buffers":
-//! slots of 2 KiB; segments of 128 slots, which a buffer never leaves; areas with a lock each, chosen by the CPU; for each slot the number
-//! of free ones from it to the end of its segment, 0 where it is taken; a place per area where the next search begins; what is a page
-//! or more begins at a page; slots remember the original's address and how much of it is left; what is used is counted in one
-//! place, with the most that ever was. What is left out is in Linux' favour: interrupts are not disabled, and no pool is looked up.
+//! Facts, from Documentation/core-api/swiotlb.rst and the patch series "Allow dynamic allocation of
+//! software IO TLB bounce buffers": slots of 2 KiB; segments of 128 slots, which a buffer never
+//! leaves; areas with a lock each, chosen by the CPU; for each slot the number of free ones from it
+//! to the end of its segment, 0 where it is taken; a place per area where the next search begins;
+//! what is a page or more begins at a page; slots remember the original's address and how much of
+//! it is left; what is used is counted in one place, with the most that ever was. What is left out
+//! is in Linux' favour: interrupts are not disabled, and no pool is looked up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,12 +1,13 @@
-//! `make bench`, or `cargo run --profile bench -p freehold-bounce-bench [-- quick]`: what it takes to get slots and to give them back,
-//! beside Linux' algorithm.
+//! `make bench`, or `cargo run --profile bench -p freehold-bounce-bench [-- quick]`: what it takes
+//! to get slots and to give them back, beside Linux' algorithm.
 //!
-//! Both are timed in turn, batch by batch, in the thread's CPU time: what else the host does falls on both. `median` is that
-//! of the batches, for one take and one give; `p99.9` is of operations that were timed one by one, with the clock's own
-//! time. Two threads are timed by the wall clock and mean something where two CPUs are idle.
+//! Both are timed in turn, batch by batch, in the thread's CPU time: what else the host does falls
+//! on both. `median` is that of the batches, for one take and one give; `p99.9` is of operations
+//! that were timed one by one, with the clock's own time. Two threads are timed by the wall clock
+//! and mean something where two CPUs are idle.
 //!
-//! Exit status: 1 where a search of ours grows with the number of full segments by more than [`FLAT`], or one takes longer than
-//! Linux' algorithm.
+//! Exit status: 1 where a search of ours grows with the number of full segments by more than
+//! [`FLAT`], or one takes longer than Linux' algorithm.
 #![forbid(unsafe_code)]
 
 mod linux;
@@ -126,7 +127,8 @@ fn batch<A: Allocator>(
     }
 }
 
-/// Sizes in the shares that the authors of cc-swiotlb (2023) counted: 57.7% up to 2 KiB, 91.3% up to 4 KiB, the rest longer.
+/// Sizes in the shares that the authors of cc-swiotlb (2023) counted: 57.7% up to 2 KiB, 91.3% up
+/// to 4 KiB, the rest longer.
 fn size(rng: &mut Rng) -> usize {
     match rng.below(1000) {
         0..577 => 1 + rng.below(2048),
@@ -225,7 +227,8 @@ fn full_segments(effort: Effort) -> bool {
     good & show("256 KiB, 250 of 256 segments full", pairs(&ours, &other, SEGMENT, effort))
 }
 
-/// Not judged: Linux' algorithm has slots of 2 KiB that devices share, ours pages that they do not, and cells in them.
+/// Not judged: Linux' algorithm has slots of 2 KiB that devices share, ours pages that they do not,
+/// and cells in them.
 fn replay(effort: Effort) {
     let (ours, other) = (Ours::new(256), Linux::new(1, 256));
     let mut spent = [Vec::new(), Vec::new()];

@@ -62,7 +62,8 @@ pub struct Ours(Device<BenchFrames>);
 
 impl Ours {
     pub fn new(segments: usize) -> Self {
-        // The frames begin at a multiple of a segment's; a chunk for what the DMA API takes beside them.
+        // The frames begin at a multiple of a segment's; a chunk for what the DMA API takes beside
+        // them.
         let frames = (segments + 2) * SEGMENT / PAGE_SIZE;
         let records = FrameRecord::new_vec_zeroed(frames).unwrap_or_default();
         let source = BenchFrames {

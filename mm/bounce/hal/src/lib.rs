@@ -1,23 +1,26 @@
-//! [`Hal`] of the crate `virtio-drivers` over the DMA API: a driver of that crate, which knows nothing of bounce memory,
-//! runs on it, and its device reaches nothing else.
+//! [`Hal`] of the crate `virtio-drivers` over the DMA API: a driver of that crate, which knows
+//! nothing of bounce memory, runs on it, and its device reaches nothing else.
 //!
 //! May use `unsafe`: the trait is unsafe, and its buffers are pointers.
 //!
-//! **Invariant.** Each address that a device is told lies in memory that the DMA API gave to this device, or is
-//! [`NOWHERE`]. A buffer is copied when it is shared and when it comes back, so a device that goes on writing
-//! afterwards changes nothing of the driver's. It may keep writing into memory that another transfer of the same device
-//! gets next: what stays the device's is the device's ([`freehold_bounce`]: residue).
+//! **Invariant.** Each address that a device is told lies in memory that the DMA API gave to this
+//! device, or is [`NOWHERE`]. A buffer is copied when it is shared and when it comes back, so a
+//! device that goes on writing afterwards changes nothing of the driver's. It may keep writing into
+//! memory that another transfer of the same device gets next: what stays the device's is the
+//! device's ([`freehold_bounce`]: residue).
 //!
-//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back. It went out with the
-//! driver's own bytes, whatever its direction: what the device did not write is what was there before.
+//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back.
+//! It went out with the driver's own bytes, whatever its direction: what the device did not write
+//! is what was there before.
 //!
-//! **Waiting.** Sharing cannot fail in the trait's words. Where memory is short the caller waits ([`Place::wait`]); where
-//! the transfer can never be had, or the place gives up, the device is told [`NOWHERE`]. There is no memory, with or
-//! without an IOMMU, so that its driver sees an error of the device and nobody's bytes are touched. A buffer is in
-//! one piece, so one of up to [`LONGEST`] bytes can be had for as long as the device's rules leave room for it.
+//! **Waiting.** Sharing cannot fail in the trait's words. Where memory is short the caller waits
+//! ([`Place::wait`]); where the transfer can never be had, or the place gives up, the device is
+//! told [`NOWHERE`]. There is no memory, with or without an IOMMU, so that its driver sees an error
+//! of the device and nobody's bytes are touched. A buffer is in one piece, so one of up to
+//! [`LONGEST`] bytes can be had for as long as the device's rules leave room for it.
 //!
-//! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions and over no call of the DMA
-//! API; they order with nothing.
+//! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions
+//! and over no call of the DMA API; they order with nothing.
 #![no_std]
 #![allow(unsafe_code)]
 
@@ -34,8 +37,8 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 use spin::Mutex;
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-/// What a device is told that cannot have its memory: far beyond what any processor of x86-64 can address (52 bits), and the
-/// bytes behind it, too. Linux' nearest relative is `DMA_MAPPING_ERROR`.
+/// What a device is told that cannot have its memory: far beyond what any processor of x86-64 can
+/// address (52 bits), and the bytes behind it, too. Linux' nearest relative is `DMA_MAPPING_ERROR`.
 pub const NOWHERE: DmaAddr = DmaAddr(1 << 63);
 
 /// The longest buffer that is in one piece however fragmented memory is: a segment of the DMA API.
@@ -53,8 +56,9 @@ pub enum Patience {
 /// Whose memory it is: the trait's functions have no `self`.
 ///
 /// # Safety
-/// [`Place::pointer`] returns where the bytes of the frame, and behind them those of the frames that follow it in its
-/// block, are for as long as the frame is the DMA API's: valid, aligned to a page, and in nobody else's hands.
+/// [`Place::pointer`] returns where the bytes of the frame, and behind them those of the frames
+/// that follow it in its block, are for as long as the frame is the DMA API's: valid, aligned to a
+/// page, and in nobody else's hands.
 pub unsafe trait Place: 'static {
     /// The page allocator under the DMA API.
     type Source: DmaSource;
@@ -84,8 +88,9 @@ impl<S: DmaSource> Lent<S> {
         self.device
     }
 
-    /// Takes all that the device has out of use for ever: it does not confirm a reset and may write at any time. Returns
-    /// how many bytes that is. Call it once the driver is forgotten and not dropped: nothing is found that comes back later.
+    /// Takes all that the device has out of use for ever: it does not confirm a reset and may write
+    /// at any time. Returns how many bytes that is. Call it once the driver is forgotten and not
+    /// dropped: nothing is found that comes back later.
     pub fn lose(&self) -> usize {
         let (rings, shared) =
             (core::mem::take(&mut *self.rings.lock()), core::mem::take(&mut *self.shared.lock()));
@@ -125,7 +130,8 @@ impl<S: DmaSource> Lent<S> {
         Ok(mapping)
     }
 
-    /// Runs begin at multiples of their alignment and are no shorter, so an alignment to the length makes one of them.
+    /// Runs begin at multiples of their alignment and are no shorter, so an alignment to the length
+    /// makes one of them.
     fn in_one_piece(&self, length: usize, direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         let pages = length.next_multiple_of(PAGE_SIZE).checked_next_power_of_two();
         let align = pages.and_then(Alignment::new).ok_or(DmaError::TooLong)?;
@@ -180,8 +186,9 @@ const fn direction(of: BufferDirection) -> Direction {
 /// The [`Hal`] of the drivers of one device.
 pub struct BounceHal<P: Place>(PhantomData<P>);
 
-// SAFETY: `dma_alloc` returns zeroed frames of the bounce kind, page-aligned where `Place::pointer` says they are, that are kept
-// from every other use until `dma_dealloc`; `share` returns an address of a copy, or of no memory.
+// SAFETY: `dma_alloc` returns zeroed frames of the bounce kind, page-aligned where `Place::pointer`
+// says they are, that are kept from every other use until `dma_dealloc`; `share` returns an address
+// of a copy, or of no memory.
 unsafe impl<P: Place> Hal for BounceHal<P> {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         match P::lent().add_rings(pages) {
@@ -201,7 +208,8 @@ unsafe impl<P: Place> Hal for BounceHal<P> {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, way: BufferDirection) -> PhysAddr {
-        // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the call.
+        // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the
+        // call.
         let original = unsafe { buffer.as_ref() };
         P::lent().share(original, direction(way), P::wait).0
     }
@@ -209,8 +217,8 @@ unsafe impl<P: Place> Hal for BounceHal<P> {
     unsafe fn unshare(address: PhysAddr, mut buffer: NonNull<[u8]>, way: BufferDirection) {
         let Some(mapping) = P::lent().take_back(DmaAddr(address)) else { return };
         if direction(way).is_from_device() {
-            // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the call; one that a device
-            // writes is the driver's to write.
+            // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during
+            // the call; one that a device writes is the driver's to write.
             let original = unsafe { buffer.as_mut() };
             mapping.read(0, original);
         }

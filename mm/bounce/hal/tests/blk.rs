@@ -20,7 +20,8 @@ thread_local! {
     static WAIT: Cell<fn(usize) -> Patience> = const { Cell::new(|_| Patience::GiveUp) };
 }
 
-/// A world of its own for each test: memory, a DMA API that starts with `slabs`, a device with `quota`.
+/// A world of its own for each test: memory, a DMA API that starts with `slabs`, a device with
+/// `quota`.
 macro_rules! place {
     ($name:ident, $slabs:expr, $quota:expr) => {
         struct $name;

@@ -1,4 +1,5 @@
-//! A machine without bytes: thread-local CPU numbers and nothing else, so that the allocator alone is timed.
+//! A machine without bytes: thread-local CPU numbers and nothing else, so that the allocator alone
+//! is timed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,8 @@ pub fn become_cpu(cpu: u16) {
     CPU.set(cpu);
     let mut set = rustix::thread::CpuSet::new();
     set.set(usize::from(cpu));
-    // On a machine with fewer CPUs the thread stays where it is, and the figures say so by themselves.
+    // On a machine with fewer CPUs the thread stays where it is, and the figures say so by
+    // themselves.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
@@ -38,7 +40,8 @@ impl Cpus for Bare {
     fn node_of_cpu(self, _cpu: CpuId) -> NodeId {
         NodeId(0)
     }
-    // A kernel that does not preempt itself has nothing to do here, and a thread here stays on its CPU anyway.
+    // A kernel that does not preempt itself has nothing to do here, and a thread here stays on its
+    // CPU anyway.
     #[inline]
     fn disable_preemption(self) {}
     #[inline]

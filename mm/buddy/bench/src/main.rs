@@ -1,12 +1,15 @@
-//! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`: nanoseconds per operation beside the peers, medians.
+//! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`:
+//! nanoseconds per operation beside the peers, medians.
 //!
-//! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `bulk9`, `mixed`: that measure of ours alone, for a profiler.
-//! Single-threaded figures are thread CPU time; two threads, each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine
-//! only. All figures are medians of the rounds of one run: compare within it, by the ratio to the stack of the first row. `valgrind
-//! --tool=callgrind` counts instructions of `pair`, `bulk`, `bulk9` and `mixed` whatever the load.
+//! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `bulk9`, `mixed`: that
+//! measure of ours alone, for a profiler. Single-threaded figures are thread CPU time; two threads,
+//! each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine only.
+//! All figures are medians of the rounds of one run: compare within it, by the ratio to the stack
+//! of the first row. `valgrind --tool=callgrind` counts instructions of `pair`, `bulk`, `bulk9` and
+//! `mixed` whatever the load.
 //!
-//! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it, frees by address as they ask for, and puts our tables into
-//! large pages.
+//! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it,
+//! frees by address as they ask for, and puts our tables into large pages.
 
 mod machine;
 mod peers;
@@ -100,7 +103,8 @@ fn aged(peer: &impl Peer, frames: usize) -> f64 {
     median(gets)
 }
 
-/// Random slots of random orders 0–9: ns per operation above the harness, and the share of free memory usable at order 9 after.
+/// Random slots of random orders 0–9: ns per operation above the harness, and the share of free
+/// memory usable at order 9 after.
 fn mixed(peer: &impl Peer, frames: usize) -> (f64, f64) {
     let (times, shares) = (0..5).map(|round| mixed_once(peer, frames, 11 + 2 * round)).unzip();
     (median(times), median(shares))
@@ -150,7 +154,8 @@ fn usable(peer: &impl Peer, free: u64) -> f64 {
     share
 }
 
-/// Memory filled at order 0, a random half freed, then live frames replaced singly, `turnovers` times over.
+/// Memory filled at order 0, a random half freed, then live frames replaced singly, `turnovers`
+/// times over.
 fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     let mut rng = Rng::with_seed(13);
     let mut held: Vec<u64> = (0..frames * 99 / 100).map_while(|_| peer.get(0)).collect();
@@ -171,7 +176,8 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     share
 }
 
-/// Two threads at once, a quarter of memory each: ns per pair, get, put, and put of what the other took.
+/// Two threads at once, a quarter of memory each: ns per pair, get, put, and put of what the other
+/// took.
 fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     const ROUNDS: usize = 9;
     let barrier = Barrier::default();
@@ -232,7 +238,8 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     })
 }
 
-/// Set the allocator up over so many GiB of metadata-only memory and take the first frame: ns for both.
+/// Set the allocator up over so many GiB of metadata-only memory and take the first frame: ns for
+/// both.
 fn set_up(gib: u64) -> f64 {
     let rounds = (0..9).map(|_| {
         let start = cpu_time();

@@ -124,7 +124,8 @@ impl Peer for Stack {
     }
 }
 
-/// The floor for an allocator that always notices misuse: the thread-local stack, and a record of 8 bytes for each frame that says who owns it.
+/// The floor for an allocator that always notices misuse: the thread-local stack, and a record of 8
+/// bytes for each frame that says who owns it.
 pub struct RecordedStack {
     stack: Stack,
     table: FrameTable,

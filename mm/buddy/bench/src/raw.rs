@@ -1,7 +1,8 @@
-//! Peers that keep their metadata in the memory they manage, and are told which memory that is by its address; and tables in large pages: the only unsafe
-//! code here.
+//! Peers that keep their metadata in the memory they manage, and are told which memory that is by
+//! its address; and tables in large pages: the only unsafe code here.
 //!
-//! The peers' memory is address space that becomes pages where it is touched, and they touch their metadata only.
+//! The peers' memory is address space that becomes pages where it is touched, and they touch their
+//! metadata only.
 
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
@@ -42,7 +43,8 @@ pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
     let skip = memory.as_ptr().align_offset(LARGE);
     let start = memory[skip..].as_mut_ptr();
     if pages == Pages::Large {
-        // SAFETY: the advice is for memory that is ours, and changes nothing that can be seen in it.
+        // SAFETY: the advice is for memory that is ours, and changes nothing that can be seen in
+        // it.
         let advised = unsafe { madvise(start.cast(), bytes, Advice::LinuxHugepage) };
         // A system that has none goes on with small ones.
         let _ = advised;
@@ -62,7 +64,8 @@ fn memory(frames: u64) -> &'static mut [u8] {
 /// Memory is where its address says.
 pub enum Identity {}
 
-// SAFETY: the addresses are those of memory that `memory` leaked and whose provenance `frame_allocator` exposed.
+// SAFETY: the addresses are those of memory that `memory` leaked and whose provenance
+// `frame_allocator` exposed.
 unsafe impl Provenance for Identity {
     unsafe fn create(phys: usize) -> NonNull<u8> {
         NonNull::new(ptr::with_exposed_provenance_mut(phys)).expect("memory does not begin at 0")
@@ -107,7 +110,8 @@ impl<A: RegionInit> FrameAlloc<A> {
         let memory = memory(frames);
         let base = memory.as_mut_ptr().expose_provenance();
         let range = PhysRange { base, len: memory.len() };
-        // SAFETY: the range is ours, aligned, leaked and in use by nobody else, and this is the only initialisation.
+        // SAFETY: the range is ours, aligned, leaked and in use by nobody else, and this is the
+        // only initialisation.
         unsafe { inner.init(base, memory.len(), &[range]) };
         Self { inner, flush }
     }

@@ -9,7 +9,8 @@ use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, Topology};
 
-/// `nodes` nodes of `frames` frames each, one after the other, each behind a direct-mapped cache of `cache` frames; CPUs are dealt out in turn.
+/// `nodes` nodes of `frames` frames each, one after the other, each behind a direct-mapped cache of
+/// `cache` frames; CPUs are dealt out in turn.
 pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology {
     let mut topology = Topology::new(nodes as usize).unwrap();
     for node in 0..nodes {
@@ -58,7 +59,8 @@ pub fn model(config: Config, reserved: &[PfnRange], options: Options) -> &'stati
     buddy(machine, machine.topology(), reserved, options)
 }
 
-/// Everything agrees, but that these tests hold user frames by number and without counts; frames that are free.
+/// Everything agrees, but that these tests hold user frames by number and without counts; frames
+/// that are free.
 #[track_caller]
 pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
     let mut faults = Vec::new();

@@ -1,7 +1,9 @@
-//! A page of an address space as the protocol of `freehold_frame::transition` sees it: a leaf, its frame's record, and whoever works on them.
+//! A page of an address space as the protocol of `freehold_frame::transition` sees it: a leaf, its
+//! frame's record, and whoever works on them.
 //!
-//! What programs and devices store is kept too: a program's bytes are ordered by the counts alone, which the model checker verifies (a copy
-//! beside a store is a race, and fails); a device stores whenever it likes.
+//! What programs and devices store is kept too: a program's bytes are ordered by the counts alone,
+//! which the model checker verifies (a copy beside a store is a race, and fails); a device stores
+//! whenever it likes.
 
 #![allow(clippy::arc_with_non_send_sync, reason = "the checker's own threads share it")]
 
@@ -266,8 +268,8 @@ impl Page {
         forget_written(&self.leaf, entry, |entry| entry & !(WRITE | MARK), undo, is_written).is_some()
     }
 
-    /// Whoever sees the page, now that nothing is under way, sees `stored` or what was there before, and nobody but `pinned`'s owner what a
-    /// device has stored.
+    /// Whoever sees the page, now that nothing is under way, sees `stored` or what was there
+    /// before, and nobody but `pinned`'s owner what a device has stored.
     pub fn shows(&self, stored: usize, pinned: Option<usize>) {
         let Some(frame) = frame_of(self.entry()) else { return };
         let byte = self.frames[frame].look();

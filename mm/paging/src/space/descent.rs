@@ -102,8 +102,8 @@ impl<S: Memory, F: FnMut(VirtAddr, Entry, PageSize)> Descent<S, F> {
 
     /// Takes the leaves at `indices` of a table.
     ///
-    /// `f` is called in one place and is compiled into it: in two, or in each copy of this function,
-    /// it would be a call for each page.
+    /// `f` is called in one place and is compiled into it: in two, or in each copy of this
+    /// function, it would be a call for each page.
     #[inline(never)]
     fn take_leaves(&mut self, table: Pfn, level: u32, base: VirtAddr, indices: Range<usize>) {
         let size = if level == 1 { PageSize::Small } else { PageSize::Large };

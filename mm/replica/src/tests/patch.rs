@@ -1,8 +1,9 @@
 //! Patches, and a model of what CPUs may run meanwhile.
 //!
-//! A CPU of the model may have, of each byte, any value that the byte had in its node's copy since the CPU last executed a serialising
-//! instruction: the manuals promise no more. Values of different bytes combine freely. So the set of instructions that it may run is
-//! known exactly at every moment between two stores, and no schedule is left out.
+//! A CPU of the model may have, of each byte, any value that the byte had in its node's copy since
+//! the CPU last executed a serialising instruction: the manuals promise no more. Values of
+//! different bytes combine freely. So the set of instructions that it may run is known exactly at
+//! every moment between two stores, and no schedule is left out.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +44,8 @@ impl Patched {
         *self.places() = patches.iter().map(|&patch| (patch, cpus())).collect();
         self.synchronise(shared);
     }
-    /// A byte has changed somewhere: no CPU may run what is neither the old instruction, nor INT3, nor the new one.
+    /// A byte has changed somewhere: no CPU may run what is neither the old instruction, nor INT3,
+    /// nor the new one.
     pub(super) fn look(&self, shared: &Shared) {
         for (patch, views) in self.places().iter_mut() {
             for (cpu, view) in (0..CPUS).zip(views) {

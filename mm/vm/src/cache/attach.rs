@@ -1,13 +1,16 @@
 //! Which address spaces map a cache.
 //!
-//! A space is in the cache's list, under the cache's lock, as long as one of its areas is attached; areas are attached before they have pages. So
-//! who takes pages away finds every leaf, if he takes them out of the index first. A space that cannot be reached yet, between fork and the child's
+//! A space is in the cache's list, under the cache's lock, as long as one of its areas is attached;
+//! areas are attached before they have pages. So who takes pages away finds every leaf, if he takes
+//! them out of the index first. A space that cannot be reached yet, between fork and the child's
 //! first run, is told when it can be that it has missed something.
 //!
-//! **Stores through mappings.** Areas of a shared mapping that may store are counted, as by Linux' i_mmap_writable: while there are none they can be
-//! denied for good (F_SEAL_WRITE), and while there are some, or they are denied, the other way round is refused.
+//! **Stores through mappings.** Areas of a shared mapping that may store are counted, as by Linux'
+//! i_mmap_writable: while there are none they can be denied for good (F_SEAL_WRITE), and while
+//! there are some, or they are denied, the other way round is refused.
 //!
-//! **Locks.** Spaces are visited one at a time with no lock of the cache held; that is taken again for the next ones.
+//! **Locks.** Spaces are visited one at a time with no lock of the cache held; that is taken again
+//! for the next ones.
 
 use alloc::sync::{Arc, Weak};
 use core::ops::Range;
@@ -78,7 +81,8 @@ pub(crate) struct Attachment<S: Memory> {
 }
 
 impl<S: Memory> Attachment<S> {
-    /// The attachment of an area of `space`; `stores` is for a shared mapping that may store, or become able to.
+    /// The attachment of an area of `space`; `stores` is for a shared mapping that may store, or
+    /// become able to.
     ///
     /// # Errors
     /// [`VmError::Permission`] where such mappings are denied.
@@ -101,7 +105,8 @@ impl<S: Memory> Attachment<S> {
     pub(crate) const fn cache(&self) -> &Arc<PageCache<S>> {
         &self.cache
     }
-    /// Say how the space is reached. Whether pages have left since it was attached: it then unmaps them all.
+    /// Say how the space is reached. Whether pages have left since it was attached: it then unmaps
+    /// them all.
     #[must_use]
     pub(crate) fn set_handle(&self, handle: &Weak<dyn SpaceHandle<S>>) -> bool {
         let mut inner = self.cache.inner.lock();
@@ -168,7 +173,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Whether a page from number `from` on is pinned: looks at up to `most` pages that are there. Returns where to go on, `None` at the end.
+    /// Whether a page from number `from` on is pinned: looks at up to `most` pages that are there.
+    /// Returns where to go on, `None` at the end.
     ///
     /// # Errors
     /// [`VmError::Busy`] where one is pinned.
@@ -193,8 +199,9 @@ impl<S: Memory> PageCache<S> {
         });
     }
 
-    /// Have every address space unmap those of `pages` that it has not used since it was last asked, or whose `age` does not matter; those that stay
-    /// mapped somewhere. The caller holds no address space's lock.
+    /// Have every address space unmap those of `pages` that it has not used since it was last
+    /// asked, or whose `age` does not matter; those that stay mapped somewhere. The caller holds no
+    /// address space's lock.
     pub(super) fn unmap_idle_everywhere(&self, mut pages: PageSet, age: Age) -> u64 {
         let mut stay = 0;
         let how = match age {

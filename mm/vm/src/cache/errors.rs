@@ -1,8 +1,10 @@
-//! Errors of writing back, which every open file is told once: Linux' `errseq_t` (lib/errseq.c, Documentation/core-api/errseq.rst).
+//! Errors of writing back, which every open file is told once: Linux' `errseq_t` (lib/errseq.c,
+//! Documentation/core-api/errseq.rst).
 //!
-//! A page that its store refuses is clean afterwards, as on Linux: it would be tried again for ever, writers that are held up for too many dirty
-//! pages would never go on, and its memory would never be free again. So the loss is told instead: fsync(2) fails on each open file that has
-//! not been told of it, and on the next one that is opened if none was.
+//! A page that its store refuses is clean afterwards, as on Linux: it would be tried again for
+//! ever, writers that are held up for too many dirty pages would never go on, and its memory would
+//! never be free again. So the loss is told instead: fsync(2) fails on each open file that has not
+//! been told of it, and on the next one that is opened if none was.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +13,8 @@ use freehold_paging::Memory;
 use super::PageCache;
 use crate::VmError;
 
-/// Somebody was told of the latest error. The bits above count errors; those that come before anybody was told of one count as one.
+/// Somebody was told of the latest error. The bits above count errors; those that come before
+/// anybody was told of one count as one.
 const TOLD: u64 = 1;
 
 /// What the pages of a cache have met.
@@ -32,7 +35,8 @@ impl WriteErrors {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// For a file that is opened now: it will be told of errors that come, and of one before that nobody was told of.
+    /// For a file that is opened now: it will be told of errors that come, and of one before that
+    /// nobody was told of.
     pub fn errors_told(&self) -> ErrorsTold {
         let now = self.errors.0.load(Ordering::Acquire);
         ErrorsTold(AtomicU64::new(if now & TOLD != 0 { now } else { 0 }))
@@ -41,7 +45,8 @@ impl<S: Memory> PageCache<S> {
     /// Tell an open file of errors that it has not been told of.
     ///
     /// # Errors
-    /// [`VmError::Io`], once, where the store has refused pages since the file was opened or last told.
+    /// [`VmError::Io`], once, where the store has refused pages since the file was opened or last
+    /// told.
     pub fn tell_errors(&self, told: &ErrorsTold) -> Result<(), VmError> {
         if self.errors.0.load(Ordering::Acquire) == told.0.load(Ordering::Acquire) {
             return Ok(());

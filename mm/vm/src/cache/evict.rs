@@ -1,17 +1,20 @@
-//! Giving frames back that can be read again: which ones, and when. What has no store but memory goes to the swap, by the same clock
-//! (`swapped.rs`).
+//! Giving frames back that can be read again: which ones, and when. What has no store but memory
+//! goes to the swap, by the same clock (`swapped.rs`).
 //!
-//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once* (somebody read or wrote it, or asked for it
-//! in the first place) and *again* (somebody did after that). The hand spares what was used again, and takes that mark back; what is read
-//! once from front to back never gets it, so a long file passes through without driving out what is in use. Pages that are mapped
-//! have the CPU's marks of use instead: their spaces unmap what was not used since the hand last passed
-//! (`idle.rs`).
+//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once*
+//! (somebody read or wrote it, or asked for it in the first place) and *again* (somebody did after
+//! that). The hand spares what was used again, and takes that mark back; what is read once from
+//! front to back never gets it, so a long file passes through without driving out what is in use.
+//! Pages that are mapped have the CPU's marks of use instead: their spaces unmap what was not used
+//! since the hand last passed (`idle.rs`).
 //!
-//! **Order.** Unmap, store what changed, then take out under the lock what is idle and clean: whoever uses a page in between keeps it. The hand
-//! is under the cache's lock, so several may evict at once and go on where the others are.
+//! **Order.** Unmap, store what changed, then take out under the lock what is idle and clean:
+//! whoever uses a page in between keeps it. The hand is under the cache's lock, so several may
+//! evict at once and go on where the others are.
 //!
-//! The caller holds no address space and no spin lock; storing may sleep. A device must be able to store without new user memory:
-//! [`BackingStore`](super::BackingStore) says how the kernel promises that.
+//! The caller holds no address space and no spin lock; storing may sleep. A device must be able to
+//! store without new user memory: [`BackingStore`](super::BackingStore) says how the kernel
+//! promises that.
 
 use freehold_frame::{FrameState, NodeSet};
 use freehold_paging::Memory;
@@ -42,7 +45,8 @@ pub struct Eviction {
     pub nodes: NodeSet,
     /// What becomes of changed pages.
     pub laundry: Laundry,
-    /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy spaces are waited for.
+    /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy
+    /// spaces are waited for.
     pub age: Age,
 }
 
@@ -114,7 +118,8 @@ impl<S: Memory> PageCache<S> {
             let from = unwritten.trailing_zeros();
             let count = (unwritten >> from).trailing_ones();
             let start = (look.first + u64::from(from)) * PAGE;
-            // What cannot be stored now stays dirty, and so it stays; what never can be is lost, and the file's holders are told.
+            // What cannot be stored now stays dirty, and so it stays; what never can be is lost,
+            // and the file's holders are told.
             if self.write_back(start..start + u64::from(count) * PAGE).is_ok() {
                 done.written += u64::from(count);
             }
@@ -125,13 +130,15 @@ impl<S: Memory> PageCache<S> {
         done.freed += taken.inspect(|&page| note_evicted(self.id, page)).count() as u64;
     }
 
-    /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more: `mapped` are tried, by their `age`.
+    /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more:
+    /// `mapped` are tried, by their `age`.
     pub(super) fn unmap_cold(&self, first: u64, cold: u64, mapped: u64, age: Age) -> u64 {
         let mask = cold & mapped;
         if mask == 0 { cold } else { cold & !self.unmap_idle_everywhere(PageSet { first, mask }, age) }
     }
 
-    /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and which dirty.
+    /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and
+    /// which dirty.
     pub(super) fn judge(&self, look: ChunkPages, nodes: NodeSet) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);

@@ -9,8 +9,9 @@ use crate::VmError;
 
 /// A page of a cache, held in its frame: it is neither moved nor freed, and found without a search.
 ///
-/// Who writes through it marks nothing as changed, so it is for caches that are [kept in memory](PageCache::keep_in_memory). A page that a program
-/// cuts out of the file meanwhile stays the holder's alone.
+/// Who writes through it marks nothing as changed, so it is for caches that are [kept in
+/// memory](PageCache::keep_in_memory). A page that a program cuts out of the file meanwhile stays
+/// the holder's alone.
 #[derive(Debug)]
 pub struct HeldPage<S: Memory> {
     frame: Frame<CacheKind, S>,
@@ -33,7 +34,8 @@ impl<S: Memory> PageCache<S> {
 }
 
 impl<S: Memory> HeldPage<S> {
-    /// Run `f` on its bytes, which programs that map it may change at any moment. Inside, nothing may fault or sleep.
+    /// Run `f` on its bytes, which programs that map it may change at any moment. Inside, nothing
+    /// may fault or sleep.
     #[inline]
     pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
         self.machine.with_bytes(self.frame.pfn(), f)

@@ -1,7 +1,8 @@
 //! From page numbers to frames, or to slots of the swap.
 //!
-//! Pages come in chunks of 64, so that a file of a few pages costs half a KiB and a sparse one only what it holds. The
-//! index is the holder of one reference to each frame, and of one entry of each slot.
+//! Pages come in chunks of 64, so that a file of a few pages costs half a KiB and a sparse one only
+//! what it holds. The index is the holder of one reference to each frame, and of one entry of each
+//! slot.
 //!
 //! Each subtree of chunks knows whether it has a page that the store has not seen ([`Unsaved`];
 //! Linux: the tag PAGECACHE_TAG_DIRTY). Writing back costs as much as there is to write, however
@@ -455,12 +456,13 @@ impl<S: Memory> Index<S> {
         self.active -= u64::from(used.count_ones());
         Some(ChunkPages { first: number * PAGES, present, cold: present & !used })
     }
-    /// The first pages from `from` on, in one chunk and side by side, that some leaf may have granted writing.
+    /// The first pages from `from` on, in one chunk and side by side, that some leaf may have
+    /// granted writing.
     pub(super) fn next_writable(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writable)
     }
-    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer than the
-    /// store's and are not being stored.
+    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer
+    /// than the store's and are not being stored.
     pub(super) fn next_to_store(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, Chunk::to_store)
     }

@@ -1,8 +1,9 @@
 //! Bytes in and out, by visitors.
 //!
-//! The kernel reaches a frame's bytes through a window, and inside one nothing may fault or sleep. So the copy from or to
-//! user memory is the caller's: a closure gets at most a page of bytes at a time and says how many it dealt with. Fewer
-//! than it was given ends the call; the caller then faults its own memory in and calls again from there.
+//! The kernel reaches a frame's bytes through a window, and inside one nothing may fault or sleep.
+//! So the copy from or to user memory is the caller's: a closure gets at most a page of bytes at a
+//! time and says how many it dealt with. Fewer than it was given ends the call; the caller then
+//! faults its own memory in and calls again from there.
 
 use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes};
@@ -58,11 +59,12 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Have up to `len` bytes from `offset` on written by `f`; the file grows as far as it did. Bytes that `f` wrote.
+    /// Have up to `len` bytes from `offset` on written by `f`; the file grows as far as it did.
+    /// Bytes that `f` wrote.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], or what the store says, where not one byte could be written; [`VmError::Overflow`] past
-    /// the largest offset.
+    /// [`VmError::NoMemory`], or what the store says, where not one byte could be written;
+    /// [`VmError::Overflow`] past the largest offset.
     pub fn write_at(
         &self,
         offset: u64,
@@ -133,7 +135,8 @@ impl<S: Memory> PageCache<S> {
             self.copy_part(&frame, &old, written);
         } else {
             let pfn = frame.pfn();
-            // Someone may have made the page meanwhile, and mapped it, or it is in the swap: then the bytes go there.
+            // Someone may have made the page meanwhile, and mapped it, or it is in the swap: then
+            // the bytes go there.
             let mine = frame.try_clone().map_err(|_| VmError::NoMemory)?;
             let now = match self.insert(index, frame)? {
                 Some(now) => now,

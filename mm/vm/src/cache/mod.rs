@@ -1,15 +1,18 @@
 //! The page cache: the frames of one file, of shared anonymous memory, or of a block device.
 //!
-//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of zeroes, or in the swap (`swapped.rs`). With one,
-//! a page that is not there is read from it, and pages that changed are written back.
+//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of
+//! zeroes, or in the swap (`swapped.rs`). With one, a page that is not there is read from it, and
+//! pages that changed are written back.
 //!
-//! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no user bytes, no store. Frames
-//! are allocated before it is taken and come in by "insert unless someone was faster". Bytes are reached through
-//! windows with a reference held and the lock released, so truncation never pulls a frame from under a copy.
+//! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no
+//! user bytes, no store. Frames are allocated before it is taken and come in by "insert unless
+//! someone was faster". Bytes are reached through windows with a reference held and the lock
+//! released, so truncation never pulls a frame from under a copy.
 //!
-//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by [`SpaceHandle`](crate::SpaceHandle) how to have
-//! pages unmapped there. Truncation first takes the pages away (size, index), then has every mapper unmap, so that a
-//! fault that looked too early is undone and a later one finds the new state; then it lets go of the frames.
+//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by
+//! [`SpaceHandle`](crate::SpaceHandle) how to have pages unmapped there. Truncation first takes the
+//! pages away (size, index), then has every mapper unmap, so that a fault that looked too early is
+//! undone and a later one finds the new state; then it lets go of the frames.
 
 mod attach;
 mod errors;
@@ -48,24 +51,26 @@ pub use moved::Evacuated;
 pub use refault::refaults;
 pub use resize::{Allocation, Batch};
 
-/// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a device is asked once
-/// for what lies together.
+/// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a
+/// device is asked once for what lies together.
 ///
-/// Called without any lock of this crate that spins; may sleep. Storing is how memory is found where there is none, so it must end well
-/// without new frames for user memory.
+/// Called without any lock of this crate that spins; may sleep. Storing is how memory is found
+/// where there is none, so it must end well without new frames for user memory.
 pub trait BackingStore<S: Memory>: Send + Sync {
-    /// Fill the whole frames with the pages from `first` on; what lies past the store's end is zeroes.
+    /// Fill the whole frames with the pages from `first` on; what lies past the store's end is
+    /// zeroes.
     ///
     /// # Errors
     /// [`VmError::Io`], [`VmError::NoMemory`].
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
-    /// Run `pass`, which takes pages that changed, has them stored, and remembers what was refused. Taken pages count as clean though they
-    /// are not stored yet: a store whose users wait for that counts the passes. Called once for each.
+    /// Run `pass`, which takes pages that changed, has them stored, and remembers what was refused.
+    /// Taken pages count as clean though they are not stored yet: a store whose users wait for that
+    /// counts the passes. Called once for each.
     fn write_pass(&self, pass: &mut dyn FnMut()) {
         pass();
     }
-    /// Wait until all passes that have begun have ended: those of other threads, so a store that is not shared has nothing to do. The caller
-    /// is in none.
+    /// Wait until all passes that have begun have ended: those of other threads, so a store that is
+    /// not shared has nothing to do. The caller is in none.
     ///
     /// # Errors
     /// [`VmError::Interrupted`] where the caller is to end.
@@ -75,8 +80,8 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// Store the frames as the pages from `first` on.
     ///
     /// # Errors
-    /// As [`BackingStore::fill`]. After [`VmError::Io`] the pages count as clean, and the cache [remembers](PageCache::tell_errors) the loss; after
-    /// any other error they stay dirty.
+    /// As [`BackingStore::fill`]. After [`VmError::Io`] the pages count as clean, and the cache
+    /// [remembers](PageCache::tell_errors) the loss; after any other error they stay dirty.
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
@@ -117,8 +122,8 @@ struct CacheInner<S: Memory> {
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
     writers: Writers,
-    /// Raised whenever pages leave that may differ from what the store had when they came: a page read from the store before that may be
-    /// older than the store.
+    /// Raised whenever pages leave that may differ from what the store had when they came: a page
+    /// read from the store before that may be older than the store.
     departures: u64,
     /// Where the clock that ages pages goes on ([`evict`]).
     hand: u64,
@@ -145,7 +150,8 @@ struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// How many pages to read at `index`, which is not there: twice as many as before where it goes on from there.
+    /// How many pages to read at `index`, which is not there: twice as many as before where it goes
+    /// on from there.
     fn run_at(&self, index: u64) -> usize {
         let goes_on = self.next.load(Ordering::Relaxed) == index;
         if goes_on { (self.run.load(Ordering::Relaxed) * 2).clamp(1, MAX_RUN) } else { 1 }
@@ -164,9 +170,10 @@ impl<S: Memory> PageCache<S> {
     pub fn new(source: S) -> Arc<Self> {
         Self::build(source, None, None)
     }
-    /// An empty file in memory whose bytes are for the programs alone that map it (memfd_secret(2)). Its pages are zeroes when they
-    /// come. From then on no window shows them to the kernel: they are not pinned, read, written, moved, cut or sent to the swap.
-    /// Each page is charged to `account` when it is made, and given back with the file.
+    /// An empty file in memory whose bytes are for the programs alone that map it
+    /// (memfd_secret(2)). Its pages are zeroes when they come. From then on no window shows them to
+    /// the kernel: they are not pinned, read, written, moved, cut or sent to the swap. Each page is
+    /// charged to `account` when it is made, and given back with the file.
     pub fn secret(source: S, account: Arc<dyn PageAccount>) -> Arc<Self> {
         let cache = Self::build(source, None, Some(account));
         cache.keep_in_memory();
@@ -283,7 +290,8 @@ impl<S: Memory> PageCache<S> {
         Ok(frame)
     }
 
-    /// The frame of page `index`: a new one for a hole, one read from the store or the swap where that has it; new frames come from `place`.
+    /// The frame of page `index`: a new one for a hole, one read from the store or the swap where
+    /// that has it; new frames come from `place`.
     pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, VmError> {
         self.get_or_read(index, place, Guess::Ahead)
     }
@@ -327,7 +335,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// The count of departures, and pages that are not there and not past the end, side by side, `index` among them.
+    /// The count of departures, and pages that are not there and not past the end, side by side,
+    /// `index` among them.
     fn gap(&self, index: u64, guess: Guess) -> (u64, Range<u64>) {
         let most = MAX_RUN as u64;
         let (start, run) = match guess {
@@ -386,7 +395,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Insert `frame` unless someone was faster; a reference to what is there now. `None` where that is in the swap by now.
+    /// Insert `frame` unless someone was faster; a reference to what is there now. `None` where
+    /// that is in the swap by now.
     fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if !inner.index.has(index) {
@@ -414,15 +424,17 @@ impl<S: Memory> PageCache<S> {
         inner.index.hand_out(index)
     }
 
-    /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and look up data here and there: what lies around
-    /// is read too, as Linux does (do_sync_mmap_readahead, mm/filemap.c).
+    /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and
+    /// look up data here and there: what lies around is read too, as Linux does
+    /// (do_sync_mmap_readahead, mm/filemap.c).
     pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }
         let found = self.get_or_read(index, place, Guess::Around)?;
         if self.is_past_end(index) {
-            // Cut off meanwhile, perhaps before the page was put there: it must not wait for the file to grow again.
+            // Cut off meanwhile, perhaps before the page was put there: it must not wait for the
+            // file to grow again.
             self.drop_page(index);
             return Err(FaultError::Bus);
         }
@@ -433,7 +445,8 @@ impl<S: Memory> PageCache<S> {
         index >= self.size().div_ceil(PAGE)
     }
 
-    /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come back here.
+    /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come
+    /// back here.
     #[inline]
     pub(crate) fn visit_resident(
         &self,
@@ -444,7 +457,8 @@ impl<S: Memory> PageCache<S> {
         inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), f);
     }
 
-    /// Whether leaves may grant writing before the first store through them: nobody asks which pages changed.
+    /// Whether leaves may grant writing before the first store through them: nobody asks which
+    /// pages changed.
     pub(crate) fn maps_writable_at_once(&self) -> bool {
         self.is_memory()
     }

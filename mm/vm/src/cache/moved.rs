@@ -1,13 +1,16 @@
 //! Page-cache pages that get another frame, and how a frame says whose it is.
 //!
-//! **Protocol.** A page moves while nobody else holds its frame: first every address space unmaps it, then, under the cache's lock,
-//! it is looked at again: one reference (the index'), no mapping, no pin. New holders come through the index, under that lock, or from mappings, of
-//! which there are none; so its bytes are copied and the index changed in one hold of the lock. A page that somebody took hold of meanwhile stays
-//! ([`MigrateOutcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
+//! **Protocol.** A page moves while nobody else holds its frame: first every address space unmaps
+//! it, then, under the cache's lock, it is looked at again: one reference (the index'), no mapping,
+//! no pin. New holders come through the index, under that lock, or from mappings, of which there
+//! are none; so its bytes are copied and the index changed in one hold of the lock. A page that
+//! somebody took hold of meanwhile stays ([`MigrateOutcome::Busy`]). It stays as dirty as it was;
+//! who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
 //! under a spin lock is safe.
 //!
-//! **Reverse key.** The [`ReverseKey`] of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
-//! which the cache's index confirms: it finds the pages of a range of frames without a walk through all files.
+//! **Reverse key.** The [`ReverseKey`] of a frame in an index says which cache's and which page it
+//! is; a frame that left keeps what it said. So this is a hint, which the cache's index confirms:
+//! it finds the pages of a range of frames without a walk through all files.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -60,7 +63,8 @@ pub struct Evacuated {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Let the pages of `cache` be found by their frames, and go to the swap if memory is all it has, for as long as it lives.
+    /// Let the pages of `cache` be found by their frames, and go to the swap if memory is all it
+    /// has, for as long as it lives.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
         cache.listed.call_once(|| Arc::downgrade(self));
         let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));
@@ -75,8 +79,8 @@ impl<S: Memory> Commons<S> {
         outcome
     }
 
-    /// Move the pages of all files out of `frames`, to `place`, and have the swap cache let go of those it can read again. The caller holds no
-    /// address space.
+    /// Move the pages of all files out of `frames`, to `place`, and have the swap cache let go of
+    /// those it can read again. The caller holds no address space.
     pub fn evacuate_caches(&self, frames: PfnRange, place: NodePolicy) -> Evacuated {
         let table = self.source.table();
         let mut done = Evacuated::default();

@@ -1,11 +1,12 @@
 //! Pages that are read again soon after they were evicted.
 //!
-//! Where most evicted pages are, the pages in use do not fit into memory: taking more of them frees nothing for long. A page that is read once
-//! and never again is none of these, however fast such pages come and go. Linux keeps the same knowledge in the page cache's own index
+//! Where most evicted pages are, the pages in use do not fit into memory: taking more of them frees
+//! nothing for long. A page that is read once and never again is none of these, however fast such
+//! pages come and go. Linux keeps the same knowledge in the page cache's own index
 //! (mm/workingset.c).
 //!
-//! A page that is evicted leaves a mark in a table of fixed size, in which a later one may take its place: so what is found there went a few
-//! thousand evictions ago at most.
+//! A page that is evicted leaves a mark in a table of fixed size, in which a later one may take its
+//! place: so what is found there went a few thousand evictions ago at most.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,8 @@
 //! Growing, cutting, punching, and giving memory back.
 //!
-//! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's lock; then every mapper's leaves, with no lock of the
-//! cache held; then the frames are let go of. A fault that looked too early has its leaf taken away, a later one finds the new state. What may
+//! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's
+//! lock; then every mapper's leaves, with no lock of the cache held; then the frames are let go of.
+//! A fault that looked too early has its leaf taken away, a later one finds the new state. What may
 //! fail (reading the page that is cut in two) comes before the size changes.
 
 use alloc::vec::Vec;
@@ -48,12 +49,14 @@ impl<S: Memory> PageCache<S> {
     /// The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
-    /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must be read.
+    /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must
+    /// be read.
     pub fn truncate(&self, size: u64) -> Result<(), VmError> {
         if size > i64::MAX as u64 {
             return Err(VmError::Overflow);
         }
-        // While somebody holds its frame the last page stays where it is: nothing can fail when the size has changed.
+        // While somebody holds its frame the last page stays where it is: nothing can fail when the
+        // size has changed.
         let last =
             if size.is_multiple_of(PAGE) || size >= self.size() { None } else { self.readable(size / PAGE)? };
         let inner = self.inner.lock();
@@ -68,8 +71,8 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// The store has another size. What it has no more is unmapped everywhere and gone; no page is read or changed for it.
-    /// The caller holds no address space's lock, and others run in between.
+    /// The store has another size. What it has no more is unmapped everywhere and gone; no page is
+    /// read or changed for it. The caller holds no address space's lock, and others run in between.
     pub fn resized(&self, size: u64) {
         let inner = self.inner.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
@@ -79,8 +82,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole; the size stays.
-    /// The caller holds no address space's lock, and others run in between.
+    /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole;
+    /// the size stays. The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
     /// [`VmError::Invalid`] for an empty range; what the store says.
@@ -123,9 +126,11 @@ impl<S: Memory> PageCache<S> {
         Ok(())
     }
 
-    /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may be many.
+    /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may
+    /// be many.
     ///
-    /// Mappers are visited once for [`UNMAPPED_AT_ONCE`] batches and not for each: a program chooses how many areas they have.
+    /// Mappers are visited once for [`UNMAPPED_AT_ONCE`] batches and not for each: a program
+    /// chooses how many areas they have.
     fn remove(&self, pages: Range<u64>) {
         let mut next = pages.start;
         loop {
@@ -135,8 +140,9 @@ impl<S: Memory> PageCache<S> {
                 self.source.rest();
                 is_last
             });
-            // The last round covers all that is left: pages that were mapped before they left the index. Of a file that is cut it
-            // covers everything, since private copies go with what is past the end and not with single pages.
+            // The last round covers all that is left: pages that were mapped before they left the
+            // index. Of a file that is cut it covers everything, since private copies go with what
+            // is past the end and not with single pages.
             let from = if is_last && pages.end == u64::MAX { pages.start } else { first };
             self.zap_everywhere(&(from..if is_last { pages.end } else { next }));
             if is_last {
@@ -145,8 +151,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Take the next pages of `next..end` out of the index; moves `next` behind them. Frames that are still mapped must outlive
-    /// their TLB entries: mappings see to that, each holds its frame.
+    /// Take the next pages of `next..end` out of the index; moves `next` behind them. Frames that
+    /// are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
     fn remove_batch(&self, next: &mut u64, end: u64) -> Batch {
         let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
         let mut inner = self.inner.lock();
@@ -163,8 +169,9 @@ impl<S: Memory> PageCache<S> {
         if is_last { Batch::Last } else { Batch::More }
     }
 
-    /// Give the pages of `range` (bytes) frames now; the size stays. All or nothing: what an attempt that fails has made goes
-    /// again, so that a request for more than there is does not take all there is.
+    /// Give the pages of `range` (bytes) frames now; the size stays. All or nothing: what an
+    /// attempt that fails has made goes again, so that a request for more than there is does not
+    /// take all there is.
     ///
     /// # Errors
     /// [`VmError::NoMemory`]; what the store says.
@@ -183,8 +190,8 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Go on with `allocation`: give the next `most` of its pages frames. After an error it can be gone on with from the page
-    /// that failed, or be [taken back](PageCache::take_back_some).
+    /// Go on with `allocation`: give the next `most` of its pages frames. After an error it can be
+    /// gone on with from the page that failed, or be [taken back](PageCache::take_back_some).
     ///
     /// # Errors
     /// As [`PageCache::allocate`].
@@ -208,8 +215,8 @@ impl<S: Memory> PageCache<S> {
         Ok(if stop == allocation.end { Batch::Last } else { Batch::More })
     }
 
-    /// Take out up to `most` of the pages that `allocation` has made and that nobody maps or holds. One that has gone to the
-    /// swap meanwhile may have been stored to before: it stays.
+    /// Take out up to `most` of the pages that `allocation` has made and that nobody maps or holds.
+    /// One that has gone to the swap meanwhile may have been stored to before: it stays.
     pub fn take_back_some(&self, allocation: &mut Allocation, most: u64) -> Batch {
         let mut left = most;
         while let Some(run) = allocation.made.last_mut() {
@@ -276,16 +283,18 @@ impl<S: Memory> PageCache<S> {
         self.give_back(0..u64::MAX, count)
     }
 
-    /// Store the pages that `range` (bytes) touches where they changed, and take them out of the cache and of every
-    /// mapping: who comes next reads the store. Whether none is left; pinned pages stay, and pages that changed again. Without a
-    /// store nothing can be taken out. The caller holds no address space.
+    /// Store the pages that `range` (bytes) touches where they changed, and take them out of the
+    /// cache and of every mapping: who comes next reads the store. Whether none is left; pinned
+    /// pages stay, and pages that changed again. Without a store nothing can be taken out. The
+    /// caller holds no address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].
     pub fn forget(&self, range: Range<u64>) -> Result<bool, VmError> {
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);
         let mut inner = self.inner.lock();
-        // The caller may be about to change the store itself, or has: what is being read from it now must not come in.
+        // The caller may be about to change the store itself, or has: what is being read from it
+        // now must not come in.
         inner.departures += 1;
         if inner.index.next(pages.clone()).is_none() {
             return Ok(true);
@@ -297,7 +306,8 @@ impl<S: Memory> PageCache<S> {
         Ok(self.inner.lock().index.next(pages).is_none())
     }
 
-    /// Give back up to `count` frames of `pages` that nobody uses and the store has. How many it were.
+    /// Give back up to `count` frames of `pages` that nobody uses and the store has. How many it
+    /// were.
     fn give_back(&self, pages: Range<u64>, count: u64) -> u64 {
         if self.store.is_none() {
             return 0;
@@ -314,7 +324,8 @@ impl<S: Memory> PageCache<S> {
     /// Take the frame of `page` out if nobody uses it and the store has its bytes.
     pub(super) fn take_idle(&self, page: u64) -> Option<Frame<CacheKind, S>> {
         let mut inner = self.inner.lock();
-        // New holders come through the index, under this lock, or from mappings, of which there are none.
+        // New holders come through the index, under this lock, or from mappings, of which there are
+        // none.
         let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
         let is_idle = holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
         if !is_idle || inner.index.is_dirty(page) {

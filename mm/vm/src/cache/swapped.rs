@@ -1,7 +1,8 @@
 //! Pages of shared memory and of files in memory that are in the swap.
 //!
-//! The index names a slot instead of a frame, and has the one entry that leads to it; whoever wants the page reads it into a new frame, and the slot is
-//! free again. So there is no swap cache of such pages: a page is in one place.
+//! The index names a slot instead of a frame, and has the one entry that leads to it; whoever wants
+//! the page reads it into a new frame, and the slot is free again. So there is no swap cache of
+//! such pages: a page is in one place.
 //!
 //! | step | under which locks | page |
 //! |---|---|---|
@@ -13,12 +14,14 @@
 //! | read | a space's, where it faulted (and the device) | |
 //! | put | the cache | if it is still in that slot: the frame is the index' |
 //!
-//! *Leaving* decides whether what was written is the page's last bytes: who stores to the page has its frame from the index, or from a mapping, which came from
-//! there too, and being given it ends the leaving, even if it was given back before the end. Pins and references of devices came that way. Truncation takes frame or slot
-//! out of the index; the end then finds neither.
+//! *Leaving* decides whether what was written is the page's last bytes: who stores to the page has
+//! its frame from the index, or from a mapping, which came from there too, and being given it ends
+//! the leaving, even if it was given back before the end. Pins and references of devices came that
+//! way. Truncation takes frame or slot out of the index; the end then finds neither.
 //!
-//! A page that cannot be written stays in memory and dirty, as it were: the next look gives it another slot. One that cannot be read is an error of
-//! that page (a bus error through a mapping), and stays where it is; when its area goes it is lost.
+//! A page that cannot be written stays in memory and dirty, as it were: the next look gives it
+//! another slot. One that cannot be read is an error of that page (a bus error through a mapping),
+//! and stays where it is; when its area goes it is lost.
 //!
 //! **Locks.** The cache's, then the swap's. Stores are called with neither.
 
@@ -59,8 +62,8 @@ impl<S: Memory> Default for Outgoing<S> {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Make frames free by writing pages of shared memory and of files in memory to the swap: as [`Commons::evict`], of which `wish` means the same with caches for
-    /// spaces.
+    /// Make frames free by writing pages of shared memory and of files in memory to the swap: as
+    /// [`Commons::evict`], of which `wish` means the same with caches for spaces.
     pub fn evict_shared(&self, wish: &EvictWish) -> SwapEvicted {
         let mut done = SwapEvicted::default();
         let visit = |cache: Arc<PageCache<S>>| {
@@ -77,7 +80,8 @@ impl<S: Memory> Commons<S> {
         done
     }
 
-    /// Take the pages of shared memory of `range` out of memory that the space maps alone (MADV_PAGEOUT). The caller has no space locked.
+    /// Take the pages of shared memory of `range` out of memory that the space maps alone
+    /// (MADV_PAGEOUT). The caller has no space locked.
     pub(crate) fn page_out_shared(
         &self,
         handle: &dyn SpaceHandle<S>,
@@ -142,7 +146,8 @@ impl<S: Memory> Commons<S> {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// The first pages of `range` that are shared memory's and that only this space maps, as far as one look goes; and where to go on.
+    /// The first pages of `range` that are shared memory's and that only this space maps, as far as
+    /// one look goes; and where to go on.
     fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, ChunkPages, VirtAddr)> {
         let (area, part) = self.areas.parts(range).find(|(area, _)| area.is_shared())?;
         let last = part.end;
@@ -265,7 +270,8 @@ impl<S: Memory> PageCache<S> {
         Some(frame)
     }
 
-    /// The bytes of `page`, which were those of `frame`, are in `place`. Whether that is where it is from now on.
+    /// The bytes of `page`, which were those of `frame`, are in `place`. Whether that is where it
+    /// is from now on.
     pub(crate) fn end_leaving(&self, page: u64, place: SwapPlace, frame: Frame<CacheKind, S>) -> bool {
         let mut inner = self.inner.lock();
         // Another frame may be leaving as this page by now.
@@ -273,7 +279,8 @@ impl<S: Memory> PageCache<S> {
         if !same || !inner.index.end_leaving(page) {
             return false;
         }
-        // Of pins nothing can be said: who read a leaf before it was taken away may try one, and give it back unused.
+        // Of pins nothing can be said: who read a leaf before it was taken away may try one, and
+        // give it back unused.
         debug_assert!(
             inner.index.with(page, |now| now.record().counts().load()).is_some_and(|holders| {
                 // The index', and ours.
@@ -287,7 +294,8 @@ impl<S: Memory> PageCache<S> {
         true
     }
 
-    /// Bring those of `pages` in that are in the swap, as long as there is memory. May sleep for the device.
+    /// Bring those of `pages` in that are in the swap, as long as there is memory. May sleep for
+    /// the device.
     pub(crate) fn bring_in(&self, pages: Range<u64>, place: NodePolicy) {
         let mut next = pages.start;
         while let Some((page, _)) = self.next_swapped(next).filter(|(page, _)| pages.contains(page)) {
@@ -299,7 +307,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// The frame of page `index` of a cache without a store: there, or brought in from the swap; `None` for a hole.
+    /// The frame of page `index` of a cache without a store: there, or brought in from the swap;
+    /// `None` for a hole.
     ///
     /// # Errors
     /// [`VmError::Io`] where it cannot be read; [`VmError::NoMemory`].
@@ -324,7 +333,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Where page `index` is in the swap, and up to so many after it as shall be read with it and lie behind its place: an entry of each.
+    /// Where page `index` is in the swap, and up to so many after it as shall be read with it and
+    /// lie behind its place: an entry of each.
     pub(crate) fn enter(
         &self,
         index: u64,
@@ -349,7 +359,8 @@ impl<S: Memory> PageCache<S> {
         Ok(run)
     }
 
-    /// Frames with the bytes of `run`, the places of the pages from `index` on, or of the first one only.
+    /// Frames with the bytes of `run`, the places of the pages from `index` on, or of the first one
+    /// only.
     pub(crate) fn read_in(
         &self,
         index: u64,
@@ -372,7 +383,8 @@ impl<S: Memory> PageCache<S> {
         Ok(frames)
     }
 
-    /// Put `frames`, which have the bytes of the slots from `first` on, into the index as the pages from `index` on, as far as these are still there.
+    /// Put `frames`, which have the bytes of the slots from `first` on, into the index as the pages
+    /// from `index` on, as far as these are still there.
     pub(crate) fn put(
         &self,
         index: u64,

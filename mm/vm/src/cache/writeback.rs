@@ -1,12 +1,13 @@
 //! Writing back: pages that changed go to the store.
 //!
-//! **Clean from the take on.** A page counts as clean from the moment it is taken to be written, unless a leaf or a pin may
-//! still write it. Bytes that come later make it dirty again.
+//! **Clean from the take on.** A page counts as clean from the moment it is taken to be written,
+//! unless a leaf or a pin may still write it. Bytes that come later make it dirty again.
 //!
-//! **One write of a page at a time.** A device may end requests in any order, so of two writes of one page that it has at
-//! once the older one may be the last. Each page that is taken is marked [`Mark::Writeback`] (Linux: PG_writeback) until the
-//! store has answered, and passes leave such pages out: they stay dirty, and eviction keeps them. No pass waits
-//! for another one, since whoever frees memory runs passes too. [`PageCache::sync`], whose caller wants to know that the
+//! **One write of a page at a time.** A device may end requests in any order, so of two writes of
+//! one page that it has at once the older one may be the last. Each page that is taken is marked
+//! [`Mark::Writeback`] (Linux: PG_writeback) until the store has answered, and passes leave such
+//! pages out: they stay dirty, and eviction keeps them. No pass waits for another one, since
+//! whoever frees memory runs passes too. [`PageCache::sync`], whose caller wants to know that the
 //! bytes are stored, waits and looks a second time.
 
 use alloc::vec::Vec;
@@ -25,12 +26,13 @@ fn is_within(next: Option<Range<u64>>, range: &Range<u64>) -> bool {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Store the pages of `range` (bytes) that changed, but for those that are being stored already, which are left as they are. Nothing to
-    /// do without a store.
+    /// Store the pages of `range` (bytes) that changed, but for those that are being stored
+    /// already, which are left as they are. Nothing to do without a store.
     ///
     /// # Errors
-    /// The first error of the store; the others are tried all the same. What was refused for good ([`VmError::Io`]) is clean from now on and
-    /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
+    /// The first error of the store; the others are tried all the same. What was refused for good
+    /// ([`VmError::Io`]) is clean from now on and [remembered](PageCache::tell_errors); what failed
+    /// for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         // Most often nothing has changed: a pass would take memory, and others would wait for it.
@@ -43,18 +45,21 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Store the pages of `range` (bytes) that changed, and wait until what others began to store of them is stored, too: afterwards the
-    /// store has all bytes that came before the call. May sleep, for as long as the store needs.
+    /// Store the pages of `range` (bytes) that changed, and wait until what others began to store
+    /// of them is stored, too: afterwards the store has all bytes that came before the call. May
+    /// sleep, for as long as the store needs.
     ///
     /// # Errors
-    /// As [`PageCache::write_back`]; what the store says of [waiting](BackingStore::wait_for_passes).
+    /// As [`PageCache::write_back`]; what the store says of
+    /// [waiting](BackingStore::wait_for_passes).
     pub fn sync(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         let others = is_within(self.inner.lock().index.next_in_writeback(range.start / PAGE), &range);
         let mut outcome = self.write_back(range.clone());
         store.wait_for_passes()?;
         if others {
-            // What was being stored may have changed meanwhile, or have failed. What is left out now was taken after the call began.
+            // What was being stored may have changed meanwhile, or have failed. What is left out
+            // now was taken after the call began.
             outcome = outcome.and(self.write_back(range));
             store.wait_for_passes()?;
         }
@@ -78,7 +83,8 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Store the pages from `first` on, whose frames are `run`. From then on others may store them again.
+    /// Store the pages from `first` on, whose frames are `run`. From then on others may store them
+    /// again.
     fn write_run(
         &self,
         store: &dyn BackingStore<S>,
@@ -106,8 +112,9 @@ impl<S: Memory> PageCache<S> {
         })
     }
 
-    /// The next pages of `range` that lie together, are dirty, and are not being stored, at most [`MAX_RUN`]: which is the first. They count
-    /// as clean from now on, unless they are mapped or pinned.
+    /// The next pages of `range` that lie together, are dirty, and are not being stored, at most
+    /// [`MAX_RUN`]: which is the first. They count as clean from now on, unless they are mapped or
+    /// pinned.
     fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
         let mut inner = self.inner.lock();
         let first = inner.index.next_to_store(range.start).filter(|pages| pages.start < range.end)?.start;
@@ -128,8 +135,9 @@ impl<S: Memory> PageCache<S> {
         Some(first)
     }
 
-    /// Store what changed, pages that are mapped too, and have the next store through a mapping noticed: unlike after
-    /// [`PageCache::write_back`] all is clean then. The caller holds no address space.
+    /// Store what changed, pages that are mapped too, and have the next store through a mapping
+    /// noticed: unlike after [`PageCache::write_back`] all is clean then. The caller holds no
+    /// address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].

@@ -1,7 +1,8 @@
 //! Pages that leave their place with their bytes: for swap-out and migration.
 //!
-//! The order is `freehold_frame::transition`'s, and the types keep it: a [`Settled`] page is had from a [`Detach`] only, after its flush; a frame
-//! that is pinned never gets into one. A settled page's leaf is empty until the caller says what stands there.
+//! The order is `freehold_frame::transition`'s, and the types keep it: a [`Settled`] page is had
+//! from a [`Detach`] only, after its flush; a frame that is pinned never gets into one. A settled
+//! page's leaf is empty until the caller says what stands there.
 
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Belongs, CountError, Frame, LeafMapping};
@@ -11,7 +12,8 @@ use freehold_paging::{Backing, Entry, FlushBatch, Memory, Slot, Space};
 /// Pages of one run.
 pub(crate) const RUN: usize = 32;
 
-/// Pages whose leaves are gone and may still be in TLBs. Belongs to one space, whose lock the caller has.
+/// Pages whose leaves are gone and may still be in TLBs. Belongs to one space, whose lock the
+/// caller has.
 pub(crate) struct Detach<S: Memory> {
     batch: FlushBatch<S>,
     pages: ArrayVec<Settled<S>, RUN>,
@@ -26,11 +28,12 @@ impl<S: Memory> Detach<S> {
     pub(crate) fn is_full(&self) -> bool {
         self.pages.is_full()
     }
-    /// Take the page at `addr`, whose leaf of 4 KiB in `slot` is `entry` and leads to an anonymous frame.
+    /// Take the page at `addr`, whose leaf of 4 KiB in `slot` is `entry` and leads to an anonymous
+    /// frame.
     ///
     /// # Errors
-    /// The page stays: [`CountError::Pinned`]; [`CountError::Held`] where the kernel holds the exclusive frame; where a run is full or the
-    /// leaf is no such.
+    /// The page stays: [`CountError::Pinned`]; [`CountError::Held`] where the kernel holds the
+    /// exclusive frame; where a run is full or the leaf is no such.
     pub(crate) fn take(
         &mut self,
         source: S,
@@ -56,15 +59,16 @@ impl<S: Memory> Detach<S> {
     pub(crate) const fn batch(&mut self) -> &mut FlushBatch<S> {
         &mut self.batch
     }
-    /// Make all TLBs forget: from now on nobody stores to the frames. In place, since a run is more than a kernel's stack should copy; then
-    /// there is room for another.
+    /// Make all TLBs forget: from now on nobody stores to the frames. In place, since a run is more
+    /// than a kernel's stack should copy; then there is room for another.
     pub(crate) fn settle(&mut self) -> impl Iterator<Item = Settled<S>> {
         self.batch.flush();
         self.pages.drain(..)
     }
 }
 
-/// A page without a leaf, whose bytes stand still. Dropped without a word about its leaf, it is lost.
+/// A page without a leaf, whose bytes stand still. Dropped without a word about its leaf, it is
+/// lost.
 #[must_use = "the page's leaf is empty"]
 pub(crate) struct Settled<S: Memory> {
     addr: VirtAddr,
@@ -92,7 +96,8 @@ impl<S: Memory> Settled<S> {
     pub(crate) const fn frame(&self) -> &Frame<Anon, S> {
         &self.frame
     }
-    /// Put `entry` in its leaf's place: a swap entry, or the leaf of another frame. The reference to this one is the caller's.
+    /// Put `entry` in its leaf's place: a swap entry, or the leaf of another frame. The reference
+    /// to this one is the caller's.
     pub(crate) fn replace_by(self, entry: Entry) -> Frame<Anon, S> {
         self.slot.fill(entry);
         self.frame

@@ -1,4 +1,5 @@
-//! Pins: a page's frame for a device, or for another who works on its bytes, whatever becomes of the page.
+//! Pins: a page's frame for a device, or for another who works on its bytes, whatever becomes of
+//! the page.
 //!
 //! **Kinds.** Two things are said of a pin, both as types:
 //!
@@ -7,17 +8,22 @@
 //! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, which nobody writes under | the page's own frame |
 //! | [`LongTerm`]: as long as its holder likes | the page's own frame | the page's own frame |
 //!
-//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the page has none it gets one, by a copy or
-//! zeroes, as by a store, though its area may grant none: so what is pinned stays what the process sees, and nobody else
-//! ever sees what the process stores later. A reference is good enough for who looks once: it shows what was there.
+//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the
+//! page has none it gets one, by a copy or zeroes, as by a store, though its area may grant none:
+//! so what is pinned stays what the process sees, and nobody else ever sees what the process stores
+//! later. A reference is good enough for who looks once: it shows what was there.
 //!
-//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what the leaf leads to if that is the page's own frame already, by the protocol of
-//! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only where the leaf grants writing, since no
-//! other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under the lock.
+//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what
+//! the leaf leads to if that is the page's own frame already, by the protocol of
+//! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only
+//! where the leaf grants writing, since no other leaf tells it from a private file's.
+//! [`AddressSpace::pin`] does the rest under the lock.
 //!
-//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves say so to the fast way, its areas to the other.
+//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves
+//! say so to the fast way, its areas to the other.
 //!
-//! **Writing.** What is pinned [`ReadWrite`] counts as written (soft-dirty), and keeps its leaf dirty, until it is unpinned.
+//! **Writing.** What is pinned [`ReadWrite`] counts as written (soft-dirty), and keeps its leaf
+//! dirty, until it is unpinned.
 
 pub(crate) mod detach;
 
@@ -35,8 +41,9 @@ use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
 
-/// The most references to a frame beside which one more is given to who looks: half of what can be counted. Programs keep these as long as
-/// they like (a request that waits), and the page has to be read, faulted in and swapped beside them, by others too.
+/// The most references to a frame beside which one more is given to who looks: half of what can be
+/// counted. Programs keep these as long as they like (a request that waits), and the page has to be
+/// read, faulted in and swapped beside them, by others too.
 const LOOKS: u32 = 1 << 15;
 
 mod sealed {
@@ -98,14 +105,17 @@ impl Purpose for ReadWrite {
 pub enum Rule {
     /// The process': what it may not load or store is not pinned.
     Asked,
-    /// What its area says, to the letter: memory that may only be written is not read, though the processor would let it be.
+    /// What its area says, to the letter: memory that may only be written is not read, though the
+    /// processor would let it be.
     Stated,
-    /// A debugger's (Linux: FOLL_FORCE): whatever is mapped may be read, and written what is private, or shared and writable. A private
-    /// page gets a frame of its own first, and its leaf grants no more than before (CVE-2016-5195).
+    /// A debugger's (Linux: FOLL_FORCE): whatever is mapped may be read, and written what is
+    /// private, or shared and writable. A private page gets a frame of its own first, and its leaf
+    /// grants no more than before (CVE-2016-5195).
     Forced,
 }
 
-/// One pinned page: its frame stays this page's frame until this is dropped; see the module's head for the one kind that holds it only.
+/// One pinned page: its frame stays this page's frame until this is dropped; see the module's head
+/// for the one kind that holds it only.
 pub struct PinnedPage<S: Memory, P: Purpose> {
     hold: Hold<S>,
     purpose: PhantomData<P>,
@@ -180,17 +190,18 @@ impl<S: Memory, P: Purpose> core::fmt::Debug for PinnedPage<S, P> {
 /// The most pages that are pinned in one look at the tables: the CPU takes no interrupt meanwhile.
 const RUN: usize = 16;
 
-/// Pin the page at `addr` of the space with these roots, which this CPU has loaded, without a lock, if that is possible. Any
-/// [`Term`] will do: only the page's own frame is pinned this way.
+/// Pin the page at `addr` of the space with these roots, which this CPU has loaded, without a lock,
+/// if that is possible. Any [`Term`] will do: only the page's own frame is pinned this way.
 pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Option<PinnedPage<S, P>> {
     let mut pinned = None;
     pin_fast_run(roots, addr, 1, |page| pinned = Some(page));
     pinned
 }
 
-/// As [`pin_fast`], for up to `count` pages from `addr` on: `each` is given one after the other, and allocates and frees no frame.
-/// Returns how many it was given: not the first that cannot be pinned this way, and none behind it. Fewer than could be, now
-/// and then: at the end of a table, and at 16.
+/// As [`pin_fast`], for up to `count` pages from `addr` on: `each` is given one after the other,
+/// and allocates and frees no frame. Returns how many it was given: not the first that cannot be
+/// pinned this way, and none behind it. Fewer than could be, now and then: at the end of a table,
+/// and at 16.
 #[inline]
 pub fn pin_fast_run<S: Memory, P: Purpose>(
     roots: &Roots<S>,
@@ -250,14 +261,16 @@ fn pin_leaf<S: Memory, P: Purpose>(
         Some(PinnedPage::<S, P>::new(hold))
     };
     let serves = |first: Entry, now: Entry| {
-        // A large leaf stays one or the table in its place says the same; that is for the lock to find out.
+        // A large leaf stays one or the table in its place says the same; that is for the lock to
+        // find out.
         let same = first.frame() == now.frame() && first.is_large() == now.is_large();
         if same && grants::<P>(now) { Serves::Yes } else { Serves::No }
     };
     transition::pin(&slot, hold, serves)
 }
 
-/// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since nobody will mark it.
+/// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since
+/// nobody will mark it.
 fn grants<P: Purpose>(entry: Entry) -> bool {
     match P::ACCESS {
         Access::Write => entry.is_writable() && entry.is_dirty(),
@@ -269,7 +282,8 @@ impl<S: Memory> AddressSpace<S> {
     /// Pin the page at `addr` for `T` and `P`: see the module's head. Faults it in.
     ///
     /// # Errors
-    /// As [`AddressSpace::fault`]; a forced write to shared memory that the process may not write is refused as an access.
+    /// As [`AddressSpace::fault`]; a forced write to shared memory that the process may not write
+    /// is refused as an access.
     pub fn pin<T: Term, P: Purpose>(
         &mut self,
         addr: VirtAddr,

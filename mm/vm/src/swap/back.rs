@@ -1,10 +1,12 @@
 //! Bringing pages back: faults, read-ahead, swapoff.
 //!
-//! **Read-ahead.** Neighbours leave together and get neighbouring slots, so those around a page that is wanted whose slots lie around its own are read with it, in one
-//! go, into the swap cache. How many follows from how many were wanted of those read before.
+//! **Read-ahead.** Neighbours leave together and get neighbouring slots, so those around a page
+//! that is wanted whose slots lie around its own are read with it, in one go, into the swap cache.
+//! How many follows from how many were wanted of those read before.
 //!
-//! **swapoff** takes the area out of use for new pages and brings every page back, space by space; a page that cannot be read is lost for
-//! its processes only, which get a bus error where they touch it.
+//! **swapoff** takes the area out of use for new pages and brings every page back, space by space;
+//! a page that cannot be read is lost for its processes only, which get a bus error where they
+//! touch it.
 
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
@@ -63,7 +65,8 @@ impl<S: Memory> Resident<S> {
         Ok(kind)
     }
 
-    /// Read the page that is `away`, and up to `window` pages with it that lie around both; those go to the swap cache.
+    /// Read the page that is `away`, and up to `window` pages with it that lie around both; those
+    /// go to the swap cache.
     fn read_in(
         &self,
         area: &Area<S>,
@@ -103,8 +106,8 @@ impl<S: Memory> Resident<S> {
         Ok(wanted)
     }
 
-    /// How many pages before and after the one that is `away`, of the `window` around it, are where the page itself is, in the same order, and not
-    /// in the swap cache.
+    /// How many pages before and after the one that is `away`, of the `window` around it, are where
+    /// the page itself is, in the same order, and not in the swap cache.
     fn neighbours(&self, area: &Area<S>, away: Away, window: u64) -> (u64, u64) {
         let Away { addr, place } = away;
         let bytes = window.clamp(1, SWAP_RUN as u64).next_power_of_two() * PAGE;
@@ -123,7 +126,8 @@ impl<S: Memory> Resident<S> {
         (below.count() as u64, above.count() as u64)
     }
 
-    /// Some of the pages of `range` that are in `area`, or in any, in their order; and where to go on.
+    /// Some of the pages of `range` that are in `area`, or in any, in their order; and where to go
+    /// on.
     fn swapped_pages(
         &self,
         range: Range<VirtAddr>,
@@ -144,14 +148,16 @@ impl<S: Memory> Resident<S> {
         (found, next)
     }
 
-    /// Take the pages of `range`, which is part of `area` and of one table, back that no store has taken; they are as good as any other page then.
+    /// Take the pages of `range`, which is part of `area` and of one table, back that no store has
+    /// taken; they are as good as any other page then.
     pub(super) fn take_dirty_back(&mut self, area: &Area<S>, range: Range<VirtAddr>) {
         let mut next = range.start;
         while next < range.end {
             let (pages, resume) = self.swapped_pages(next..range.end, None);
             for (addr, _, place) in pages {
                 if self.commons.swap.is_dirty(place) {
-                    // Their frames are there, and a page that cannot be had now waits for the next walk.
+                    // Their frames are there, and a page that cannot be had now waits for the next
+                    // walk.
                     let _ = self.fault(area, addr, Want::Read);
                 }
             }
@@ -172,7 +178,8 @@ impl<S: Memory> Resident<S> {
         Ok(())
     }
 
-    /// Read the pages of `range`, which is part of `area`, into the swap cache, as long as there is memory.
+    /// Read the pages of `range`, which is part of `area`, into the swap cache, as long as there is
+    /// memory.
     pub(crate) fn read_ahead(&self, area: &Area<S>, range: Range<VirtAddr>) {
         let mut next = range.start;
         while self.swapped > 0 && next < range.end {
@@ -220,11 +227,13 @@ impl<S: Memory> Resident<S> {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Bring everything back that is in `area`, and use it no more. `go_on` is asked between steps, while no lock is held.
+    /// Bring everything back that is in `area`, and use it no more. `go_on` is asked between steps,
+    /// while no lock is held.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where there is no such area, or somebody does this already; [`VmError::NoMemory`] and [`VmError::Again`]
-    /// (where `go_on` said no): the area is in use as before.
+    /// [`VmError::Invalid`] where there is no such area, or somebody does this already;
+    /// [`VmError::NoMemory`] and [`VmError::Again`] (where `go_on` said no): the area is in use as
+    /// before.
     pub fn swap_off(
         &self,
         area: SwapArea,
@@ -239,7 +248,8 @@ impl<S: Memory> Commons<S> {
     }
 
     fn empty_area(&self, area: SwapArea, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), VmError> {
-        // More than one round only for what is being written, and for children on their way into the list of spaces.
+        // More than one round only for what is being written, and for children on their way into
+        // the list of spaces.
         while !self.swap.remove_if_empty(area) {
             let mut last = 0;
             while let Some((id, handle)) = self.next_space(last) {

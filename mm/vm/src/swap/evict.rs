@@ -1,16 +1,20 @@
 //! Choosing pages, taking them out of memory, writing them.
 //!
-//! **Which.** A clock over the page tables: each space has a hand that goes through its leaves; a page used since the hand was there last loses its
-//! mark of use and stays, one that was not goes. Spaces are visited in turn, each for a share of what it has in memory. Pinned pages, those that the
-//! kernel holds a reference to (one that was taken back before its write was done, among them), and those of locked areas
-//! stay. A 2 MiB page is split first: it is one page for the clock, and 512 for the swap.
+//! **Which.** A clock over the page tables: each space has a hand that goes through its leaves; a
+//! page used since the hand was there last loses its mark of use and stays, one that was not goes.
+//! Spaces are visited in turn, each for a share of what it has in memory. Pinned pages, those that
+//! the kernel holds a reference to (one that was taken back before its write was done, among them),
+//! and those of locked areas stay. A 2 MiB page is split first: it is one page for the clock, and
+//! 512 for the swap.
 //!
-//! **How.** A batch of [`SWAP_RUN`] pages at a time: under the space's lock they lose their leaves, are forgotten by all TLBs, and get slots; then,
-//! without any lock, they are written, neighbours in one go. Who faults on one meanwhile takes it back from the swap cache. What could not be written is
-//! taken back by the next walk that comes by, so that it goes to another slot.
+//! **How.** A batch of [`SWAP_RUN`] pages at a time: under the space's lock they lose their leaves,
+//! are forgotten by all TLBs, and get slots; then, without any lock, they are written, neighbours
+//! in one go. Who faults on one meanwhile takes it back from the swap cache. What could not be
+//! written is taken back by the next walk that comes by, so that it goes to another slot.
 //!
-//! **Given up pages** (MADV_FREE) go without a slot, unless they were written since. The hardware's mark in the old leaf says so exactly: a CPU sets it in a
-//! present leaf before it stores, and a pin that writes keeps it set.
+//! **Given up pages** (MADV_FREE) go without a slot, unless they were written since. The hardware's
+//! mark in the old leaf says so exactly: a CPU sets it in a present leaf before it stores, and a
+//! pin that writes keeps it set.
 
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
@@ -45,7 +49,8 @@ pub struct EvictWish {
     pub age: Age,
     /// Frames of these nodes only.
     pub nodes: NodeSet,
-    /// How far each space is gone through: its present pages divided by 2 to the power of this, and a few more. 0 is all.
+    /// How far each space is gone through: its present pages divided by 2 to the power of this, and
+    /// a few more. 0 is all.
     pub effort: u32,
 }
 
@@ -95,7 +100,8 @@ struct EvictionWalk<'a, S: Memory> {
     room: Room,
     /// Whether there are pages that no store has taken.
     retries: bool,
-    /// Pages whose slots wait for their bytes. Each slot holds its frame until it is told how that went.
+    /// Pages whose slots wait for their bytes. Each slot holds its frame until it is told how that
+    /// went.
     out: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
     done: SwapEvicted,
 }
@@ -156,7 +162,8 @@ impl SwapEvicted {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Write those of `pages` that lie together with the first, one by one where they cannot be written so: how that went with each.
+    /// Write those of `pages` that lie together with the first, one by one where they cannot be
+    /// written so: how that went with each.
     pub(crate) fn write_front(&self, pages: &[(SwapPlace, Pfn)]) -> ArrayVec<Wrote, SWAP_RUN> {
         let mut wrote = ArrayVec::new();
         let Some(&(first, _)) = pages.first() else { return wrote };
@@ -183,9 +190,10 @@ impl<S: Memory> Commons<S> {
         wrote
     }
 
-    /// Make frames free by taking pages out of memory: first what only the swap cache holds, then those that spaces have not used lately.
-    /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by,
-    /// unless use protects nothing. Pages that cannot be written end it: the next ones would hardly fare better.
+    /// Make frames free by taking pages out of memory: first what only the swap cache holds, then
+    /// those that spaces have not used lately. Several may do this at once. The caller has no space
+    /// locked; spaces that others have locked are passed by, unless use protects nothing. Pages
+    /// that cannot be written end it: the next ones would hardly fare better.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
         let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
         let mut walk = EvictionWalk::new(self, pick);
@@ -208,7 +216,8 @@ impl<S: Memory> Commons<S> {
     fn evict_from(handle: &dyn SpaceHandle<S>, wish: &EvictWish, walk: &mut EvictionWalk<'_, S>) {
         // Not known before the space is locked for the first time.
         let mut share = None;
-        // A process that swaps all the time is locked most of the time. In the end it is waited for: its holder waits for a device at most, never for memory.
+        // A process that swaps all the time is locked most of the time. In the end it is waited
+        // for: its holder waits for a device at most, never for memory.
         let how = match wish.age {
             Age::Respect => Locking::Try,
             Age::Ignore => Locking::Wait,
@@ -229,7 +238,8 @@ impl<S: Memory> Commons<S> {
         }
     }
 
-    /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of shared memory too. The caller has no space locked.
+    /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of
+    /// shared memory too. The caller has no space locked.
     pub fn page_out(&self, handle: &dyn SpaceHandle<S>, range: Range<VirtAddr>) -> SwapEvicted {
         let pick = Pick { age: Age::Ignore, nodes: NodeSet::ALL, of_others: OfOthers::Stays };
         let mut walk = EvictionWalk::new(self, pick);
@@ -251,7 +261,8 @@ enum Sweep {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Move the hand on, until the walk has as many pages as can be written at a time, or no looks left, or the space is at its end.
+    /// Move the hand on, until the walk has as many pages as can be written at a time, or no looks
+    /// left, or the space is at its end.
     fn sweep(&mut self, walk: &mut EvictionWalk<'_, S>) -> Sweep {
         let end = self.layout.end;
         let next = self.sweep_range(self.resident.hand..end, walk);
@@ -323,7 +334,8 @@ impl<S: Memory> Resident<S> {
         next
     }
 
-    /// Gives the page that was taken away a place in a swap area, or lets it go for good; without room it stays.
+    /// Gives the page that was taken away a place in a swap area, or lets it go for good; without
+    /// room it stays.
     fn evict(&mut self, page: Settled<S>, walk: &mut EvictionWalk<'_, S>) {
         let old = page.old();
         let swap = &walk.commons.swap;
@@ -359,7 +371,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// As [`Resident::sweep_table`] of a large page, which is split if it is to go; then it is the pieces' turn.
+    /// As [`Resident::sweep_table`] of a large page, which is split if it is to go; then it is the
+    /// pieces' turn.
     fn sweep_large(
         &mut self,
         range: Range<VirtAddr>,

@@ -8,16 +8,20 @@
 //! | `back.rs` | bringing pages back: faults, read-ahead, swapoff |
 //! | `lazy.rs` | pages that were given up (MADV_FREE) |
 //!
-//! Shared memory and files in memory use the slots, too: their cache has the one entry of each (`cache/swapped.rs`).
+//! Shared memory and files in memory use the slots, too: their cache has the one entry of each
+//! (`cache/swapped.rs`).
 //!
-//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]), and the slot counts the entries that lead to
-//! it, exactly. The last one to come back has the page to itself unless a leaf of another space, from before it left, still maps the frame. So
-//! exactness survives the round trip without a mark that could disagree: a page that was exclusive is so at once when it is
-//! mapped again, whatever else holds its frame, and one that was shared is as soon as its partners are gone.
+//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]), and
+//! the slot counts the entries that lead to it, exactly. The last one to come back has the page to
+//! itself unless a leaf of another space, from before it left, still maps the frame. So exactness
+//! survives the round trip without a mark that could disagree: a page that was exclusive is so at
+//! once when it is mapped again, whatever else holds its frame, and one that was shared is as soon
+//! as its partners are gone.
 //!
-//! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one reference. Such a frame is in no other slot, nobody stores to it
-//! (it is not exclusive, or its slot has no entries any more), and nobody pins it. Its record's reverse key names the slot; the slot's word is the
-//! truth, since reverse keys are left behind.
+//! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one
+//! reference. Such a frame is in no other slot, nobody stores to it (it is not exclusive, or its
+//! slot has no entries any more), and nobody pins it. Its record's reverse key names the slot; the
+//! slot's word is the truth, since reverse keys are left behind.
 //!
 //! | step | under which locks | slot | frame |
 //! |---|---|---|---|
@@ -28,14 +32,18 @@
 //! | in: find, else read | the space (and the device) | | a reference, or a new frame |
 //! | redeem | the space, swap | one entry less; free after the last | mapped, exclusive if the last entry led here and nothing else maps it |
 //!
-//! A page taken back before its write is done keeps its frame; the slot stays, without entries, until the device is done with the
-//! frame's bytes, and then is free. Pages that the store does not take together are written one by one. One that cannot be written stays in the swap
-//! cache for now; reclaim takes it back into its page tables when it comes by, from where it goes to another slot in its turn, and a slot that failed is
-//! never used again. A page that cannot be read is a bus error, and stays where it is.
+//! A page taken back before its write is done keeps its frame; the slot stays, without entries,
+//! until the device is done with the frame's bytes, and then is free. Pages that the store does not
+//! take together are written one by one. One that cannot be written stays in the swap cache for
+//! now; reclaim takes it back into its page tables when it comes by, from where it goes to another
+//! slot in its turn, and a slot that failed is never used again. A page that cannot be read is a
+//! bus error, and stays where it is.
 //!
-//! **Locks.** One spin lock for all areas, ordered after address spaces and before the page allocator; never held over I/O. Stores are called with no spin lock.
+//! **Locks.** One spin lock for all areas, ordered after address spaces and before the page
+//! allocator; never held over I/O. Stores are called with no spin lock.
 //!
-//! **Memory.** Eight bytes and a bit a slot, taken when the area is added; nothing on the way out allocates, but for the table under a large leaf that is split.
+//! **Memory.** Eight bytes and a bit a slot, taken when the area is added; nothing on the way out
+//! allocates, but for the table under a large leaf that is split.
 
 mod back;
 mod evict;
@@ -66,17 +74,18 @@ const HOME: u64 = ReverseKey::LAST_OBJECT;
 
 /// Where the pages of an area are kept: a device or a file, in pages from its beginning on.
 pub trait SwapStore: Send + Sync {
-    /// Fill the frames with the pages from `first` on. May sleep; called under an address space's lock.
+    /// Fill the frames with the pages from `first` on. May sleep; called under an address space's
+    /// lock.
     ///
     /// # Errors
     /// [`VmError::Io`]: these bytes are lost for now. [`VmError::NoMemory`].
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
-    /// Keep the frames' bytes as the pages from `first` on. May sleep, and must get along with the memory there is: it is called because there
-    /// is none.
+    /// Keep the frames' bytes as the pages from `first` on. May sleep, and must get along with the
+    /// memory there is: it is called because there is none.
     ///
     /// # Errors
-    /// No page is taken as kept. [`VmError::Io`]: they are tried one by one, and the place of one that fails alone is not used
-    /// again. [`VmError::NoMemory`]: the places are as good as before.
+    /// No page is taken as kept. [`VmError::Io`]: they are tried one by one, and the place of one
+    /// that fails alone is not used again. [`VmError::NoMemory`]: the places are as good as before.
     fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
 }
 
@@ -179,8 +188,8 @@ impl<S: Memory> Swap<S> {
     /// Begin to use `store`, whose pages `1..end` without the `bad` ones become slots.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where that is not a single page, or more than entries can name; [`VmError::Permission`] where there
-    /// are too many areas; [`VmError::NoMemory`].
+    /// [`VmError::Invalid`] where that is not a single page, or more than entries can name;
+    /// [`VmError::Permission`] where there are too many areas; [`VmError::NoMemory`].
     pub fn add(
         &self,
         store: Arc<dyn SwapStore>,
@@ -260,14 +269,16 @@ impl<S: Memory> Swap<S> {
         self.source.table().get(frame).map_or(0, |record| record.counts().load().mappings)
     }
 
-    /// Give the bytes of `frame`, which has left its page, a slot with one entry; `None` where there is none. Of a new slot ([`Stowed::ToWrite`]) the
-    /// caller's reference becomes the slot's.
+    /// Give the bytes of `frame`, which has left its page, a slot with one entry; `None` where
+    /// there is none. Of a new slot ([`Stowed::ToWrite`]) the caller's reference becomes the
+    /// slot's.
     fn stow(&self, frame: &Frame<Anon, S>) -> Option<(SwapPlace, Stowed)> {
         let number = frame.pfn();
         let mut areas = self.areas.lock();
         if let Some((place, word)) = self.slot_of(&areas, number) {
-            // Without entries, the slot waits for the device to be done with bytes that are others by now. A dirty page is to have another slot, as soon
-            // as the others have taken it back.
+            // Without entries, the slot waits for the device to be done with bytes that are others
+            // by now. A dirty page is to have another slot, as soon as the others have taken it
+            // back.
             let is_open = word.entries() > 0 && !word.is_dirty();
             let open = |area: &&mut SwapInfo| area.state == AreaState::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
@@ -286,7 +297,8 @@ impl<S: Memory> Swap<S> {
         Some((place, Stowed::ToWrite))
     }
 
-    /// A slot with one entry for a page that its cache keeps until its bytes are written; `None` where there is none. [`Swap::finish`] is to be called.
+    /// A slot with one entry for a page that its cache keeps until its bytes are written; `None`
+    /// where there is none. [`Swap::finish`] is to be called.
     pub(crate) fn reserve(&self) -> Option<SwapPlace> {
         take_best(&mut self.areas.lock(), None)
     }
@@ -345,8 +357,8 @@ impl<S: Memory> Swap<S> {
         area_of(&mut self.areas.lock(), place).map_or(1, |area| area.slots.word(place.slot).entries())
     }
 
-    /// Give up one entry that leads to `place` for a mapping of `frame`, which has the bytes, and of which the caller has a reference. To whom it
-    /// belongs now.
+    /// Give up one entry that leads to `place` for a mapping of `frame`, which has the bytes, and
+    /// of which the caller has a reference. To whom it belongs now.
     fn redeem(
         &self,
         place: SwapPlace,
@@ -365,8 +377,8 @@ impl<S: Memory> Swap<S> {
             let theirs = frame.try_clone().map_err(|_| OutOfMemory)?;
             Self::keep(area, place, theirs, ReadFor::Fault);
         }
-        // A space whose page is on its way out, and has no slot yet, has a reference and no mapping: the
-        // bytes are that page's too. Without mappings nobody can come to that now.
+        // A space whose page is on its way out, and has no slot yet, has a reference and no
+        // mapping: the bytes are that page's too. Without mappings nobody can come to that now.
         let own = 1 + u32::from(word.frame() == Some(frame.pfn()));
         let counts = self.source.table().get(frame.pfn()).map(|record| record.counts().load());
         let others = others || counts.is_none_or(|now| now.mappings > 0 || now.references > own);
@@ -398,8 +410,8 @@ impl<S: Memory> Swap<S> {
         drop(self.held(gone));
     }
 
-    /// Keep `frame` for whoever asks for `place` next, unless that is in the swap cache already, or free. The caller's space has an entry
-    /// that leads there.
+    /// Keep `frame` for whoever asks for `place` next, unless that is in the swap cache already, or
+    /// free. The caller's space has an entry that leads there.
     fn keep_for_later(&self, place: SwapPlace, frame: Frame<Anon, S>) {
         let mut areas = self.areas.lock();
         let empty = |area: &&mut SwapInfo| area.slots.word(place.slot).frame().is_none();
@@ -412,8 +424,9 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// What `alone` says of `frame`, which one leaf maps that is about to be written, when it is told how many of the references to the frame are
-    /// the swap's and stand for nobody's bytes; that number stays right while it looks. No, where an entry needs the bytes.
+    /// What `alone` says of `frame`, which one leaf maps that is about to be written, when it is
+    /// told how many of the references to the frame are the swap's and stand for nobody's bytes;
+    /// that number stays right while it looks. No, where an entry needs the bytes.
     pub(crate) fn spares(&self, frame: Pfn, alone: impl FnOnce(u32) -> bool) -> bool {
         if self.is_off() {
             return alone(0);
@@ -440,7 +453,8 @@ impl<S: Memory> Swap<S> {
         self.spares(frame, |_| true);
     }
 
-    /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored; how many.
+    /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored;
+    /// how many.
     pub fn shrink_cache(&self, want: usize) -> usize {
         let mut freed = 0;
         // Each frame of the cache is looked at once at most.
@@ -548,7 +562,8 @@ impl Ahead {
             slot: AtomicU64::new(0),
         }
     }
-    /// How many pages to read around `slot`, itself included: more where that was of use before, less where it was not.
+    /// How many pages to read around `slot`, itself included: more where that was of use before,
+    /// less where it was not.
     fn window(&self, slot: u64) -> u32 {
         let hits = self.hits.swap(0, Ordering::Relaxed);
         let near = self.slot.swap(slot, Ordering::Relaxed).abs_diff(slot) == 1;

@@ -1,7 +1,7 @@
 //! The slots of one swap area: one word each, which is all that is known of the page in it.
 //!
-//! A word holds how many entries of page tables lead to the slot, the frame that has the same bytes (the swap cache; the slot holds one reference
-//! to it), and where the bytes are:
+//! A word holds how many entries of page tables lead to the slot, the frame that has the same bytes
+//! (the swap cache; the slot holds one reference to it), and where the bytes are:
 //!
 //! | entries | frame | marks | what it is |
 //! |---|---|---|---|
@@ -14,8 +14,9 @@
 //! | 1 | none | writing | a page cache's bytes on their way to the store; the cache has the frame |
 //! | 0 | none | bad | the store fails here: never handed out |
 //!
-//! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and no allocation afterwards. Sets of bits beside
-//! them ([`Bits`]) say which clusters have room, are empty, or have frames, and which of their slots: none is looked for by visiting all.
+//! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and
+//! no allocation afterwards. Sets of bits beside them ([`Bits`]) say which clusters have room, are
+//! empty, or have frames, and which of their slots: none is looked for by visiting all.
 //!
 //! **Locks.** `&mut` for all changes; the lock is the swap's.
 
@@ -64,7 +65,8 @@ impl SlotWord {
     pub const fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
-    /// Whether only the frame has the bytes, and they are on their way nowhere: the store did not take them.
+    /// Whether only the frame has the bytes, and they are on their way nowhere: the store did not
+    /// take them.
     pub const fn is_dirty(self) -> bool {
         self.frame().is_some() && self.0 & (WRITING | STORED) == 0
     }
@@ -181,7 +183,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The slots `1..end` without the `bad` ones, all free. Slot 0 is where a swap area's header is.
+    /// The slots `1..end` without the `bad` ones, all free. Slot 0 is where a swap area's header
+    /// is.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -273,8 +276,9 @@ impl Slots {
         self.free += 1;
     }
 
-    /// A free slot for the bytes of `frame`, to which the slot gets a reference, or of one that somebody else keeps: with one entry, and on its way to the
-    /// store. The one after the last where possible, since what leaves together is wanted together.
+    /// A free slot for the bytes of `frame`, to which the slot gets a reference, or of one that
+    /// somebody else keeps: with one entry, and on its way to the store. The one after the last
+    /// where possible, since what leaves together is wanted together.
     pub fn take(&mut self, frame: Option<Pfn>) -> Option<u64> {
         let slot = self.find_free()?;
         let word = SlotWord(ENTRY | WRITING);
@@ -331,7 +335,8 @@ impl Slots {
         Ok(())
     }
 
-    /// One entry less. The frame whose reference is the caller's to drop, if the slot is free now and had one.
+    /// One entry less. The frame whose reference is the caller's to drop, if the slot is free now
+    /// and had one.
     #[must_use = "the slot's reference is the caller's"]
     pub fn leave(&mut self, slot: u64) -> Option<Pfn> {
         let word = self.word(slot);
@@ -345,7 +350,8 @@ impl Slots {
         word.frame()
     }
 
-    /// The write of `slot` is over. The frame whose reference is the caller's to drop, if the slot is free now.
+    /// The write of `slot` is over. The frame whose reference is the caller's to drop, if the slot
+    /// is free now.
     #[must_use = "the slot's reference is the caller's"]
     pub fn wrote(&mut self, slot: u64, how: Wrote) -> Option<Pfn> {
         let word = SlotWord(self.word(slot).0 & !WRITING);

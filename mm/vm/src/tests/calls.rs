@@ -53,8 +53,9 @@ fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
     world.end();
 }
 
-/// Maps and unmaps just below the base, where every hole counts; a walk over all areas says after each step where holes are.
-/// With an area that grows down above them, the highest of these holes is in the gap that it keeps from its neighbour.
+/// Maps and unmaps just below the base, where every hole counts; a walk over all areas says after
+/// each step where holes are. With an area that grows down above them, the highest of these holes
+/// is in the gap that it keeps from its neighbour.
 fn holes_are_where_a_walk_finds_them(grows_down: bool) {
     const PAGES: u64 = 40;
     let highest = if grows_down { 11 } else { 1 };
@@ -331,7 +332,8 @@ fn a_move_that_is_interrupted_has_moved_what_it_reached_and_left_the_rest() {
                 })
             })
         };
-        // While the tables are made nothing has moved; then there are three pauses between four steps.
+        // While the tables are made nothing has moved; then there are three pauses between four
+        // steps.
         assert_eq!(until(2), Err(VmError::Interrupted));
         assert!((0..4).all(|n| p.load(to + n * BLOCK + 5 * PAGE) == Err(MAPERR)));
         assert!((0..4).all(|n| p.frame(at + n * BLOCK + 5 * PAGE) == frames[n as usize]));

@@ -19,7 +19,8 @@ fn world() -> World {
     World::with(Config { cpus: 4, nodes: 2, frames: 16 * 512, seed: 7 })
 }
 
-/// A process with `blocks` blocks of which page n of each has the byte n + 1, for `n < pages`; in small pages.
+/// A process with `blocks` blocks of which page n of each has the byte n + 1, for `n < pages`; in
+/// small pages.
 fn with_pages(world: &World, blocks: u64, pages: u64) -> Process {
     let p = world.process(0);
     p.map(AreaPlace::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
@@ -144,8 +145,8 @@ fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
     world.end();
 }
 
-/// A program stores, reads and takes its page apart again, a device counts in pages that are pinned without a lock, and all the while
-/// somebody makes the page large.
+/// A program stores, reads and takes its page apart again, a device counts in pages that are pinned
+/// without a lock, and all the while somebody makes the page large.
 #[test]
 fn stores_pins_splits_and_collapse_at_once_lose_no_byte() {
     const PAGES: u64 = 40;

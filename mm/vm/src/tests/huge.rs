@@ -17,7 +17,8 @@ fn world() -> World {
     world
 }
 
-/// A process with `blocks` large pages from `AT` on, of which every piece 0, 3 and 7 holds its number plus 1.
+/// A process with `blocks` large pages from `AT` on, of which every piece 0, 3 and 7 holds its
+/// number plus 1.
 fn with_blocks(world: &World, blocks: u64) -> Process {
     let p = world.process(0);
     p.map(AreaPlace::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();

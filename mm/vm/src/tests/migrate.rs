@@ -58,7 +58,8 @@ fn a_frame_on_its_way_belongs_to_nobody_alone() {
     let mut migration = Migration::new(SharedPages::Move);
     move_all(&parent, &mut migration);
     let old = child.frame(at);
-    // The child is the only one that maps the old frame, which the parent's new one was copied from.
+    // The child is the only one that maps the old frame, which the parent's new one was copied
+    // from.
     child.store(at, 2).unwrap();
     assert_ne!(child.frame(at), old);
     drop(migration);
@@ -188,7 +189,8 @@ fn a_files_page_is_found_by_its_frame_and_keeps_its_bytes_and_marks() {
     world.end();
 }
 
-/// The policies that allocations were asked with cannot be seen on a machine whose allocator has none: they are asked here.
+/// The policies that allocations were asked with cannot be seen on a machine whose allocator has
+/// none: they are asked here.
 #[test]
 fn areas_go_before_tasks_and_take_turns_by_address() {
     let world = World::new();

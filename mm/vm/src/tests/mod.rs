@@ -1,4 +1,5 @@
-//! Promises of address spaces, each under the eye of the software machine's TLB judge; every test ends with all frames back.
+//! Promises of address spaces, each under the eye of the software machine's TLB judge; every test
+//! ends with all frames back.
 
 mod basics;
 mod cache;

@@ -33,7 +33,8 @@ fn after_clearing_only_what_is_stored_to_counts_as_written_and_no_frame_is_copie
     [a, s, a + 2 * PAGE].iter().for_each(|&at| p.store(at, 2).unwrap());
     assert_eq!(all.map(|at| written(&p, at)), [true, false, true, false]);
     assert_eq!(all.map(|at| p.frame(at)), frames, "row 01");
-    // Through a change of protection, which may grant writing again, and a fork the marks stay what they are.
+    // Through a change of protection, which may grant writing again, and a fork the marks stay what
+    // they are.
     p.protect(a, 2, Protection::READ).unwrap();
     p.protect(a, 2, RW).unwrap();
     let child = p.fork(1);

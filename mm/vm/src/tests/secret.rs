@@ -26,7 +26,8 @@ impl PageAccount for Account {
     }
 }
 
-/// A process that has stored 7 to the first page of a secret file, whose frame nobody may look at from then on.
+/// A process that has stored 7 to the first page of a secret file, whose frame nobody may look at
+/// from then on.
 fn world() -> (World, Arc<Cache>, Process, u64) {
     let world = World::new();
     let cache = Cache::secret(world.frames, Arc::new(Account::default()));

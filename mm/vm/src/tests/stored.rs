@@ -1,4 +1,5 @@
-//! Page caches of a disk: reading ahead, writing back, errors, and what becomes of pages while the device has them.
+//! Page caches of a disk: reading ahead, writing back, errors, and what becomes of pages while the
+//! device has them.
 
 use std::boxed::Box;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,13 +25,15 @@ pub struct Disk {
     starved: Mutex<bool>,
     /// Write-backs under way.
     passes: AtomicUsize,
-    /// Pages of them that the device has: no two writes of one page at once, since it may end them in any order.
+    /// Pages of them that the device has: no two writes of one page at once, since it may end them
+    /// in any order.
     with_device: Mutex<BTreeSet<u64>>,
     /// How often somebody waited for them.
     waits: AtomicUsize,
     /// What happens between a read's bytes and its end.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// What happens between the device's sight of a write's bytes and the time when the disk has them.
+    /// What happens between the device's sight of a write's bytes and the time when the disk has
+    /// them.
     under_way: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -313,7 +316,8 @@ fn a_page_that_changes_while_it_is_being_stored_is_not_overtaken_by_its_older_by
 
 #[test]
 fn a_sync_is_over_when_what_others_store_is_stored_and_its_own_bytes_after_that() {
-    // Whether the page changes while somebody else stores it, and whether that fails for want of memory.
+    // Whether the page changes while somebody else stores it, and whether that fails for want of
+    // memory.
     for (changes, starves) in [(false, false), (true, false), (false, true), (true, true)] {
         let world = World::new();
         let (disk, cache) = disk(&world, 4);

@@ -143,7 +143,8 @@ impl Process {
             let result = f();
             match self.judge {
                 Judge::EachRun => self.model.assert_coherent(),
-                // Others are between a change and its flush, which is their right: start afresh each time.
+                // Others are between a change and its flush, which is their right: start afresh
+                // each time.
                 Judge::AtTheEnd => self.leave(),
             }
             result

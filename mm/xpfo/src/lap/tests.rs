@@ -1,4 +1,5 @@
-//! Runs of one CPU, and the exhaustive model: two CPUs, three frames, and an attacker who caches at any moment.
+//! Runs of one CPU, and the exhaustive model: two CPUs, three frames, and an attacker who caches at
+//! any moment.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeSet, VecDeque};
@@ -159,7 +160,8 @@ const SLOTS: usize = 3;
 const FRAMES: u8 = 3;
 const NONE: u8 = 0xff;
 
-/// A CPU of the model: the real [`Lap`]'s numbers, its entries, what its TLB holds, and the windows that are open.
+/// A CPU of the model: the real [`Lap`]'s numbers, its entries, what its TLB holds, and the windows
+/// that are open.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Cpu {
     next: u32,
@@ -261,8 +263,8 @@ struct World {
 }
 
 impl World {
-    /// The stated stale set under `lap`: frames whose window closed since the CPU last forgot. A CPU that has nothing to
-    /// forget shows what is open and nothing else.
+    /// The stated stale set under `lap`: frames whose window closed since the CPU last forgot. A
+    /// CPU that has nothing to forget shows what is open and nothing else.
     fn check(&self) -> Result<(), &'static str> {
         for cpu in &self.cpus {
             let open: Vec<u8> = cpu.open.iter().map(|slot| cpu.entries[usize::from(*slot)]).collect();
@@ -325,7 +327,8 @@ impl World {
 
 /// Every state that can be reached; how many, or what broke.
 fn explore(mutant: Mutant) -> Result<usize, &'static str> {
-    // The CPUs share nothing, so the second one adds no state of its own beyond what three steps of it show.
+    // The CPUs share nothing, so the second one adds no state of its own beyond what three steps of
+    // it show.
     let first = World { cpus: [Cpu::new(), Cpu::new()] };
     let mut seen = BTreeSet::from([first.cpus[0].clone()]);
     let mut queue = VecDeque::from([first]);

@@ -1,4 +1,5 @@
-//! The way of an access: comparisons that nearly always succeed, and what is done where one does not.
+//! The way of an access: comparisons that nearly always succeed, and what is done where one does
+//! not.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::frames::{Frames, Mark, User};
 use crate::guest::{NOWHERE, walk};
 
 impl Cpu {
-    /// The instruction at `pc` has accessed `address`, and so many bytes; `physical` asks the emulator where that is.
+    /// The instruction at `pc` has accessed `address`, and so many bytes; `physical` asks the
+    /// emulator where that is.
     #[inline]
     pub fn access<C: Choice>(
         &mut self,
@@ -66,7 +68,8 @@ impl Cpu {
         self.first_data[slot] = line << 1 | u64::from(access == AccessKind::Write);
     }
 
-    /// The page, its scope and its size, as the tables say or (where the kernel does not tell its tables) as it looks.
+    /// The page, its scope and its size, as the tables say or (where the kernel does not tell its
+    /// tables) as it looks.
     pub(super) fn key_of(&mut self, address: u64, base: u64) -> TlbKey {
         let upper = address >> 63 != 0;
         let watch = Arc::clone(&self.watch);
@@ -86,7 +89,8 @@ impl Cpu {
                 None => TlbKey::new(address, PageSize::Small, Scope::Space(0)),
             };
         }
-        // Linux maps its text and its direct map in pages of 2 MiB, whose addresses agree with the frames' modulo that.
+        // Linux maps its text and its direct map in pages of 2 MiB, whose addresses agree with the
+        // frames' modulo that.
         let large = upper && base != NO_TAG && (address & !0xfff ^ base) & 0x1f_ffff == 0;
         let size = if large { PageSize::Large } else { PageSize::Small };
         TlbKey::new(address, size, if upper { Scope::Global } else { Scope::Space(0) })
@@ -124,8 +128,8 @@ impl Cpu {
         }
     }
 
-    /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from before the frame
-    /// changed hands?
+    /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from
+    /// before the frame changed hands?
     pub(super) fn check_cached<C: Choice>(&mut self, key: TlbKey, base: u64, pc: u64, address: u64) {
         if !C::TLB || base == NO_TAG {
             return;
@@ -138,7 +142,8 @@ impl Cpu {
             if now.generation() == then.generation() && other == key && frame == base >> 12 {
                 continue;
             }
-            // The frame of a large page is told by its first use; its other frames have marks of their own.
+            // The frame of a large page is told by its first use; its other frames have marks of
+            // their own.
             if now.generation() != then.generation() && self.watch.frames.published().is_some() {
                 self.watch.frames.report(
                     Rule::Stale,
@@ -150,7 +155,8 @@ impl Cpu {
         }
     }
 
-    /// Something about the page is not as it was when its entry was made, or it is stored to and watched.
+    /// Something about the page is not as it was when its entry was made, or it is stored to and
+    /// watched.
     #[inline(never)]
     fn look_closely(&mut self, slot: usize, pc: u64, address: u64, access: AccessKind) {
         let Page { base, mark, flags, key, .. } = self.pages[slot];

@@ -1,4 +1,5 @@
-//! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are due in them.
+//! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are
+//! due in them.
 
 use freehold_scope_model::{AccessKind, FirstLevel};
 use freehold_scope_record::Rule;

@@ -1,8 +1,10 @@
-//! How long this CPU holds translations of programs' frames that the kernel could use: windows, open and closed, and the direct map's.
+//! How long this CPU holds translations of programs' frames that the kernel could use: windows,
+//! open and closed, and the direct map's.
 //!
-//! The modelled TLB tells when such a translation ends. A window closes with the store that empties its entry, which its own CPU
-//! makes. In the direct map a translation becomes an *alias* of a program's frame when the program first uses the frame after the
-//! kernel did: from then on nothing of the kernel needs it.
+//! The modelled TLB tells when such a translation ends. A window closes with the store that empties
+//! its entry, which its own CPU makes. In the direct map a translation becomes an *alias* of a
+//! program's frame when the program first uses the frame after the kernel did: from then on nothing
+//! of the kernel needs it.
 
 use std::collections::HashMap;
 
@@ -126,7 +128,8 @@ impl Cpu {
         }
     }
 
-    /// A page of memory is used at `address`: is it now a program's, and does this CPU hold the kernel's translation of it?
+    /// A page of memory is used at `address`: is it now a program's, and does this CPU hold the
+    /// kernel's translation of it?
     pub(super) fn watch_alias(&mut self, address: u64, base: u64) {
         let user = if address >> 63 != 0 { User::Kernel } else { User::Program };
         let direct = self.watch.frames.direct_address(base);

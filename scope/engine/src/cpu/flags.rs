@@ -1,4 +1,5 @@
-//! RFLAGS.AC of a CPU: instructions that change or show it, and blocks that run with it set. The rule is in `smap`.
+//! RFLAGS.AC of a CPU: instructions that change or show it, and blocks that run with it set. The
+//! rule is in `smap`.
 
 use freehold_scope_record::Rule;
 
@@ -37,8 +38,8 @@ impl Cpu {
         }
     }
 
-    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap handler's first push, the
-    /// frame is above.
+    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap
+    /// handler's first push, the frame is above.
     pub fn handler_pushed(&mut self, pc: u64, address: u64, physical: impl FnOnce() -> Option<u64>) {
         let found = self.watch.frames.rules().and_then(|rules| rules.frame(pc, address));
         let Some((frame, opening)) = found else { return };

@@ -1,4 +1,5 @@
-//! What this CPU's accesses do to programs' bytes, and whether the kernel keeps away from free frames.
+//! What this CPU's accesses do to programs' bytes, and whether the kernel keeps away from free
+//! frames.
 
 use freehold_scope_model::AccessKind;
 use freehold_scope_record::Rule;

@@ -1,14 +1,16 @@
 //! How often each block ran: in the program's time, and in what is not that.
 //!
-//! A phase's runs are put where they belong when the CPU leaves it. Which phases are the program's is known late: what
-//! runs after a phase named closing is not, unless another of that name begins later.
+//! A phase's runs are put where they belong when the CPU leaves it. Which phases are the program's
+//! is known late: what runs after a phase named closing is not, unless another of that name begins
+//! later.
 
 use crate::watch::ProgramTime;
 
 /// Whoever takes the steps of blocks, and so counts their runs beside the boards.
 pub trait Counted: Send + Sync {
-    /// Calls `add` with the number of a block, and the runs of that and those that follow it on this CPU since the last
-    /// time. The CPU has begun to run; this is its thread, or none of its blocks runs.
+    /// Calls `add` with the number of a block, and the runs of that and those that follow it on
+    /// this CPU since the last time. The CPU has begun to run; this is its thread, or none of its
+    /// blocks runs.
     fn take(&self, cpu: usize, add: &mut dyn FnMut(usize, &[u64]));
 }
 

@@ -1,4 +1,5 @@
-//! Translations of programs' frames, from the window that closes to the translation's end; programs' bytes that stay behind.
+//! Translations of programs' frames, from the window that closes to the translation's end;
+//! programs' bytes that stay behind.
 
 use super::half::with_table;
 use super::*;

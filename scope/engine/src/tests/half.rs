@@ -132,7 +132,8 @@ fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
     machine.kernel(1);
     load(&mut machine, own);
     machine.run(1, TEXT, REPLICA, 10);
-    // Its kernel said before that there is no memory for a root of its own: it may, until it is at home again.
+    // Its kernel said before that there is no memory for a root of its own: it may, until it is at
+    // home again.
     machine.words.store(SHARED_LOADS + 8, 1);
     load(&mut machine, ROOT);
     machine.kernel(1);

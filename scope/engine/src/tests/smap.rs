@@ -1,4 +1,5 @@
-//! RFLAGS.AC on the machine made by hand: where the kernel may run with it set, and where that is found.
+//! RFLAGS.AC on the machine made by hand: where the kernel may run with it set, and where that is
+//! found.
 
 use freehold_scope_record::Rule;
 
@@ -13,7 +14,8 @@ const KERNEL_CODE: u64 = 0x10;
 const AC: u64 = 1 << 18;
 
 impl Machine {
-    /// A trap by `vector` (without an error code) finds these flags and this code selector; its handler's first block runs.
+    /// A trap by `vector` (without an error code) finds these flags and this code selector; its
+    /// handler's first block runs.
     fn trap(&mut self, vector: u64, flags: u64, code: u64) {
         let handler = HANDLERS + 16 * vector;
         self.words.store(STACK_FRAME + 0x108, code);

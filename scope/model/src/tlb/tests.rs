@@ -118,7 +118,8 @@ fn the_end_of_an_entry_that_was_asked_for_is_told_once() {
 
 #[test]
 fn pseudo_lru_keeps_what_was_used_last_and_drives_out_what_lru_would_keep() {
-    // 1, 2, 3 are used, then 1 again. Bits: all but the fourth are set when 4 comes, which clears the others; 5 takes the place of 1.
+    // 1, 2, 3 are used, then 1 again. Bits: all but the fourth are set when 4 comes, which clears
+    // the others; 5 takes the place of 1.
     let left = |replacement| {
         let mut tlb = Tlb::new(TlbShape { data: level(1, 1), replacement, ..TINY });
         for page in [1u64, 2, 3, 1, 4, 5] {

@@ -68,7 +68,8 @@ impl Link {
     }
 }
 
-/// What /proc/PID/fd shows of a file without a path: "pipe:[7]", "socket:[8]", "anon_inode:[eventfd]".
+/// What /proc/PID/fd shows of a file without a path: "pipe:[7]", "socket:[8]",
+/// "anon_inode:[eventfd]".
 pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Result<Vec<u8>> {
     let node = file.node();
     let any: &dyn core::any::Any = &*node;

@@ -1,8 +1,8 @@
-//! Memory of the host that plays physical memory, and a device's view of a ring in it, so that drivers can be
-//! tested against devices that behave, misbehave, or answer late.
+//! Memory of the host that plays physical memory, and a device's view of a ring in it, so that
+//! drivers can be tested against devices that behave, misbehave, or answer late.
 //!
-//! What a device does is judged: without an IOMMU it touches frames of the DMA API only, behind one ([`as_device`]) what it was given.
-//! Any other access panics.
+//! What a device does is judged: without an IOMMU it touches frames of the DMA API only, behind one
+//! ([`as_device`]) what it was given. Any other access panics.
 
 extern crate std;
 
@@ -53,8 +53,9 @@ std::thread_local! {
     static MEDDLER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// Calls `meddler` from now on before this thread's kernel side reaches for bytes that a device may share: a device that
-/// changes them between any two looks. `None` ends it. Calls of [`read`] and [`write`] are the device's side.
+/// Calls `meddler` from now on before this thread's kernel side reaches for bytes that a device may
+/// share: a device that changes them between any two looks. `None` ends it. Calls of [`read`] and
+/// [`write`] are the device's side.
 pub fn meddle(meddler: Option<Box<dyn FnMut()>>) {
     MEDDLER.with(|place| *place.borrow_mut() = meddler);
 }
@@ -85,8 +86,8 @@ pub struct HostMemory;
 
 impl PhysicalBytes for HostMemory {
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        // SAFETY: `pointer` is the start of a page of the model's memory, which is never freed; windows are short
-        // and tests play the device only between a driver's calls.
+        // SAFETY: `pointer` is the start of a page of the model's memory, which is never freed;
+        // windows are short and tests play the device only between a driver's calls.
         f(unsafe { pointer(frame).cast().as_mut() })
     }
 }
@@ -170,8 +171,8 @@ pub fn device() -> Device<HostMemory> {
 
 /// A page as a device reaches it.
 fn with_page<R>(frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-    // SAFETY: `place` is the start of a page of the model's memory, which is never freed; tests play the device only
-    // between a driver's looks, so no other reference to the page lives.
+    // SAFETY: `place` is the start of a page of the model's memory, which is never freed; tests
+    // play the device only between a driver's looks, so no other reference to the page lives.
     f(unsafe { place(frame).cast().as_mut() })
 }
 
@@ -199,8 +200,8 @@ fn reached(page: Pfn, access: DeviceAccess) -> Pfn {
     page
 }
 
-/// Calls `f` with each page of `length` bytes at `address` as the device of this thread reaches it, the bytes' places in the page, and
-/// how many came before.
+/// Calls `f` with each page of `length` bytes at `address` as the device of this thread reaches it,
+/// the bytes' places in the page, and how many came before.
 fn each_page(
     address: u64,
     length: usize,
@@ -297,8 +298,8 @@ impl DeviceRing {
         }
         Some((head, parts))
     }
-    /// As [`DeviceRing::take`], but over a ring whose bytes may be anything: `None` also for a chain that is none, or that
-    /// is not in memory.
+    /// As [`DeviceRing::take`], but over a ring whose bytes may be anything: `None` also for a
+    /// chain that is none, or that is not in memory.
     pub fn take_checked(&mut self) -> Option<(u16, Vec<Descriptor>)> {
         let head = self.next_head()?;
         let (mut parts, mut next) = (Vec::new(), Some(head));

@@ -70,7 +70,8 @@ impl Source {
         (0..length as u64)
             .map(|at| {
                 let place = self.place(address.checked_add(at)?)?;
-                // SAFETY: a byte of memory that is never freed; the driver waits while the device works.
+                // SAFETY: a byte of memory that is never freed; the driver waits while the device
+                // works.
                 Some(unsafe { place.read_volatile() })
             })
             .collect()
@@ -90,7 +91,8 @@ impl Source {
 
 impl PhysicalBytes for Source {
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        // SAFETY: a page of memory that is never freed, and its owner calls; devices work between such calls only.
+        // SAFETY: a page of memory that is never freed, and its owner calls; devices work between
+        // such calls only.
         f(unsafe { self.pointer(frame).cast().as_mut() })
     }
 }

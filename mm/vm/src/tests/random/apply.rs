@@ -293,7 +293,8 @@ impl Run {
                     self.carry(p, at, to, (moved, moved), source);
                 }
             }
-            // Whether a range is one area is not the model's to know; but then nothing but the destination changed.
+            // Whether a range is one area is not the model's to know; but then nothing but the
+            // destination changed.
             Err(_) => self.after_failure(p),
         }
         Ok(())
@@ -350,7 +351,8 @@ impl Run {
         match advice {
             // It shows only as memory.
             Advice::Collapse => return Ok(()),
-            // A refused area ends it; the pages before it are populated, which shows only as memory.
+            // A refused area ends it; the pages before it are populated, which shows only as
+            // memory.
             Advice::PopulateRead => return Ok(()),
             Advice::PopulateWrite => {
                 let (pages, shared, sizes) = (&mut self.pages[p], &self.shared, &self.sizes);

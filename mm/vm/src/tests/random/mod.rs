@@ -1,8 +1,9 @@
-//! Random steps of three processes with two CPUs each, against a naive model that knows no page tables: one byte a page; and again
-//! where a page of the model is an eighth of a large page.
+//! Random steps of three processes with two CPUs each, against a naive model that knows no page
+//! tables: one byte a page; and again where a page of the model is an eighth of a large page.
 //!
-//! After every step no TLB may be stale, the counts of present pages must be exact, and the areas must be what the model says.
-//! Some runs let allocations fail at random: then a step may do less, but never something else.
+//! After every step no TLB may be stale, the counts of present pages must be exact, and the areas
+//! must be what the model says. Some runs let allocations fail at random: then a step may do less,
+//! but never something else.
 
 mod apply;
 mod moves;
@@ -37,7 +38,8 @@ fn slots(area: usize) -> u64 {
 }
 
 std::thread_local! {
-    /// How many pages one of the model's stands for, by its first byte: 1, or an eighth of a large page.
+    /// How many pages one of the model's stands for, by its first byte: 1, or an eighth of a large
+    /// page.
     static TOGETHER: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -324,12 +326,14 @@ impl Run {
         self.failing && TOGETHER.get() > 1 && outcome.is_err_and(|error| error == VmError::NoMemory)
     }
 
-    /// Whether a failure there would not say if it was for a hole, with the rest done, or for want of a table, with nothing done.
+    /// Whether a failure there would not say if it was for a hole, with the rest done, or for want
+    /// of a table, with nothing done.
     fn is_ambiguous(&self, p: usize, mut range: core::ops::Range<u64>) -> bool {
         self.failing && TOGETHER.get() > 1 && !range.all(|page| self.pages[p].contains_key(&page))
     }
 
-    /// A step failed for want of memory: it may have unmapped what it was to replace. What is left must be as it was.
+    /// A step failed for want of memory: it may have unmapped what it was to replace. What is left
+    /// must be as it was.
     fn after_failure(&mut self, p: usize) {
         let mapped: Vec<u64> = {
             let space = self.processes[p].space();

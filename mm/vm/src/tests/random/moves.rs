@@ -1,4 +1,5 @@
-//! Pages that get other frames: a range of one process, or whatever is in a pageblock, wherever it is mapped.
+//! Pages that get other frames: a range of one process, or whatever is in a pageblock, wherever it
+//! is mapped.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;

@@ -43,7 +43,8 @@ impl Run {
         }
     }
 
-    /// What is known of stores to shared memory goes with its leaves (Documentation/admin-guide/mm/pagemap.rst, "Exceptions for Shared Memory").
+    /// What is known of stores to shared memory goes with its leaves
+    /// (Documentation/admin-guide/mm/pagemap.rst, "Exceptions for Shared Memory").
     fn forget_stores_to_shared(&mut self) {
         for p in 0..self.processes.len() {
             let gone = |at| self.processes[p].space_entry(at).is_empty();

@@ -1,5 +1,6 @@
-//! Every interleaving of a page's way out and back with what its partner after a fork does: the steps of `swap` on one slot and its frame, with the
-//! real slots and the real counts. Spaces have no lock in common; the slots' lock is the only one here.
+//! Every interleaving of a page's way out and back with what its partner after a fork does: the
+//! steps of `swap` on one slot and its frame, with the real slots and the real counts. Spaces have
+//! no lock in common; the slots' lock is the only one here.
 
 use freehold_frame::{AtomicWord, Belongs, Counts, Order, Owner, Tag};
 use freehold_machine::{NodeId, Pfn};
@@ -127,8 +128,8 @@ impl System {
         drop(slots);
         self.unreference(gone);
     }
-    /// The partner's way out, after the first's: detached, stowed. The frame that is mapped again where
-    /// that could not be.
+    /// The partner's way out, after the first's: detached, stowed. The frame that is mapped again
+    /// where that could not be.
     fn follow_out(&self) -> Option<usize> {
         let belonged = self.counts(SHARED).vacate().unwrap();
         let number = Pfn(SHARED as u64 + 1);
@@ -260,8 +261,8 @@ fn a_page_that_goes_and_comes_back_has_its_bytes_whatever_its_partner_stores() {
 
 #[test]
 fn a_page_taken_back_and_stored_to_before_its_write_is_done_is_nobody_elses() {
-    // Three threads have too many interleavings; up to two switches that nobody had to make find what there is (each of this file's
-    // steps was broken to see).
+    // Three threads have too many interleavings; up to two switches that nobody had to make find
+    // what there is (each of this file's steps was broken to see).
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {
@@ -326,8 +327,8 @@ enum Written {
     After,
 }
 
-/// A page comes back and is stored to while its partner's, of the same frame, is anywhere on its way out:
-/// its leaf may be gone, and no slot be its own yet.
+/// A page comes back and is stored to while its partner's, of the same frame, is anywhere on its
+/// way out: its leaf may be gone, and no slot be its own yet.
 fn back_beside_a_partner_on_its_way_out(written: Written, redeem: Redeem) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

@@ -1,4 +1,5 @@
-//! Promises of swap: with a disk in memory that can fail, and that can have things done while it writes.
+//! Promises of swap: with a disk in memory that can fail, and that can have things done while it
+//! writes.
 
 mod device;
 mod interleavings;
@@ -154,12 +155,14 @@ impl Swapping {
     pub fn evict(&self, p: &Process, pages: u64, age: Age) -> SwapEvicted {
         p.run(|| self.world.commons.evict(&wish(pages, age)))
     }
-    /// No copy was made for nobody; entries in page tables and slots agree, then everything is given back.
+    /// No copy was made for nobody; entries in page tables and slots agree, then everything is
+    /// given back.
     pub fn end(self) {
         assert_eq!(self.count(Event::CowUnneeded), 0);
         self.end_of_storm();
     }
-    /// As [`Swapping::end`], where a partner's page may have gone to the swap just as a copy of it was put in its place.
+    /// As [`Swapping::end`], where a partner's page may have gone to the swap just as a copy of it
+    /// was put in its place.
     pub fn end_of_storm(self) {
         self.check();
         assert_eq!(self.used(), 0, "slots that nobody leads to");
@@ -217,7 +220,8 @@ pub fn assert_filled(p: &Process, addr: u64, pages: u64, first: u8) {
     assert_eq!(found, expected);
 }
 
-/// One area of `slots` pages, and a process with `pages` of the bytes 1, 2 and so on at the address that comes last.
+/// One area of `slots` pages, and a process with `pages` of the bytes 1, 2 and so on at the address
+/// that comes last.
 pub fn with_filled(slots: u64, pages: u64) -> (Swapping, Process, u64) {
     let s = Swapping::new(slots);
     let p = s.world.process(0);

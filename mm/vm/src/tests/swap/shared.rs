@@ -1,4 +1,5 @@
-//! Shared memory, and files that are in memory only: their pages go to the swap and come back, whoever looks at them in whatever way.
+//! Shared memory, and files that are in memory only: their pages go to the swap and come back,
+//! whoever looks at them in whatever way.
 
 use std::boxed::Box;
 use std::sync::Arc;
@@ -317,7 +318,8 @@ fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
     swapping.end();
 }
 
-/// A file, shared memory and their mappings against a list of bytes, with evictions, failing disks and areas that go in between.
+/// A file, shared memory and their mappings against a list of bytes, with evictions, failing disks
+/// and areas that go in between.
 #[test]
 fn random_use_finds_the_bytes_that_a_plain_list_has() {
     const PAGES: u64 = 150;

@@ -1,5 +1,6 @@
-//! Every order of the steps by which a page of shared memory goes and comes back, with the real cache and the real slots. Each step is what one
-//! hold of a lock does, or what is done without any.
+//! Every order of the steps by which a page of shared memory goes and comes back, with the real
+//! cache and the real slots. Each step is what one hold of a lock does, or what is done without
+//! any.
 
 use std::sync::Arc;
 use std::vec::Vec;

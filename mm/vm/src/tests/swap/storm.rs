@@ -9,7 +9,8 @@ use freehold_machine::model::Config;
 use super::shared::file;
 use super::*;
 
-/// Runs what `start` starts, while two others take pages out of memory by `evict` and one of them a swap area itself, again and again.
+/// Runs what `start` starts, while two others take pages out of memory by `evict` and one of them a
+/// swap area itself, again and again.
 fn storm<'env>(
     s: &'env Swapping,
     evict: fn(&Commons<ModelFrames>, &EvictWish) -> SwapEvicted,
@@ -44,7 +45,8 @@ fn storm<'env>(
     });
 }
 
-/// Stores to pages of its own and reads them again, forks children that check theirs, and pins pages for a device that counts in them.
+/// Stores to pages of its own and reads them again, forks children that check theirs, and pins
+/// pages for a device that counts in them.
 fn store_fork_and_pin(s: &Swapping, p: &Process, enough: impl Fn() -> bool) {
     const PAGES: u64 = 24;
     let a = p.anonymous(PAGES);
@@ -93,7 +95,8 @@ fn stores_forks_pins_eviction_and_swapoff_at_once_lose_no_byte() {
     s.end_of_storm();
 }
 
-/// Pages of a file in memory that two processes map, then those that are written by calls, then one that is cut.
+/// Pages of a file in memory that two processes map, then those that are written by calls, then one
+/// that is cut.
 const MAPPED: u64 = 24;
 const WRITTEN: u64 = 8;
 
