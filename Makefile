@@ -8,6 +8,7 @@
 #   make lint       format and clippy, no warning let through; not part of make test, whose answer does not depend on the newest clippy
 #   make bench      time the page allocator beside its peers, over 1 and 8 GiB, and bounce buffers beside Linux' algorithm
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
+#   make uninstall  takes all of that away again
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -20,7 +21,7 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 # What the command itself puts into guests.
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
-.PHONY: build run test test-long lint bench install setup command kernel guest
+.PHONY: build run test test-long lint bench install uninstall setup command kernel guest
 .DEFAULT_GOAL := build
 
 build: command kernel guest
@@ -103,3 +104,10 @@ install: build
 	$(TARGET)/freehold completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/freehold
 	$(TARGET)/freehold completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold
 	$(TARGET)/freehold completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/freehold $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1 \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/freehold \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish
+	rm -rf $(DESTDIR)$(PREFIX)/share/freehold
