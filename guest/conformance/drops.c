@@ -231,6 +231,44 @@ static void too_many(void)
 	PROMISE("what has arrived counts no more", exits_cleanly(status));
 }
 
+/* A user has much in flight and lets it go, then hides full queues in sockets that hold each other.
+ * Another program of the user finds memory, and may send files. */
+static void hidden(void)
+{
+	static char bytes[8192];
+	int status;
+	IN_CHILD(status, {
+		struct rlimit limit;
+		NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+		limit.rlim_cur = limit.rlim_max < 4096 ? limit.rlim_max : 4096;
+		NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0 && setuid(1235) == 0);
+		close(wrap(SOCK_DGRAM, memfd_create("inner", 0), (int)limit.rlim_cur - 6));
+		for (int i = 0; i < 900; i++) {
+			int pair[2];
+			NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+			for (int end = 0; end < 2; end++) {
+				/* Linux collects behind one's back, and refuses meanwhile. */
+				send_files(pair[end], &pair[1 - end], 1, MSG_DONTWAIT);
+				while (send(pair[end], bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+					;
+			}
+			close(pair[0]);
+			close(pair[1]);
+		}
+	});
+	PROMISE("a user may hide full queues in each other", exits_cleanly(status));
+	IN_CHILD(status, {
+		size_t size = 150 << 20;
+		int pair[2];
+		NEED(setuid(1235) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+		NEED(COMES_TRUE(send_files(pair[0], &pair[0], 1, MSG_DONTWAIT) == 1));
+		char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		NEED(memory != MAP_FAILED);
+		memset(memory, 1, size);
+	});
+	PROMISE("and nobody lacks memory or places in flight for them", exits_cleanly(status));
+}
+
 /* Instances of epoll, each of which watches the next, built from the top: how many watches there
  * can be. */
 static int chain(int from_top, int *innermost)
@@ -340,6 +378,7 @@ int main(int argc, char **argv)
 	garbage();
 	rings();
 	too_many();
+	hidden();
 	polls();
 	trees();
 	lazily();

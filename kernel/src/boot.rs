@@ -363,6 +363,9 @@ impl task::Above for KernelAbove {
             socket::garbage::collect();
         }
     }
+    fn close_unreachable(&self) -> bool {
+        socket::garbage::collect_if_rested()
+    }
     fn leave_terminal(&self, session: &Arc<task::Session>) {
         tty::leave_session(session);
     }

@@ -172,7 +172,12 @@ impl Channel {
     #[cold]
     fn carry_some(self: &Receiver<Self>, ancillary: &mut Ancillary) -> Result<()> {
         garbage::collect_if_much();
-        ancillary.files.depart(task::try_current().as_ref().map(|task| &**task.process()))?;
+        let sender = task::try_current();
+        let sender = sender.as_ref().map(|task| &**task.process());
+        match ancillary.files.depart(sender) {
+            Err(Errno::ETOOMANYREFS) if garbage::collect_if_rested() => ancillary.files.depart(sender)?,
+            departed => departed?,
+        }
         if !self.carries.swap(true, Ordering::Relaxed) {
             garbage::enter(self).inspect_err(|_| self.carries.store(false, Ordering::Relaxed))?;
         }

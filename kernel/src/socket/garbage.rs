@@ -15,12 +15,15 @@
 //! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
 //! the last one left ([`collect_if_much`]), so that its cost is a constant number of visits per
 //! file sent; and when a process ends, if few are in flight or the process had a socket
-//! ([`is_due_at_exit`]): else each end in the system would pay for all.
+//! ([`is_due_at_exit`]): else each end in the system would pay for all. Once in [`PAUSE`] it also
+//! runs at the end of any process, before a send is refused for too many files in flight, and
+//! before a process is killed for want of memory ([`collect_if_rested`]): no user can hide files,
+//! or memory, behind what he had in flight before.
 //!
 //! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. Nobody else
 //! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Vec, reserve::ArcMethods};
 
@@ -28,7 +31,7 @@ use super::channel::Channel;
 use super::{SocketFile, flight};
 use crate::fs::{FileTable, OpenFile};
 use crate::sync::WeakRegistry;
-use crate::{Result, sched};
+use crate::{Result, sched, time};
 
 /// Channels that files were sent into.
 static CARRIERS: WeakRegistry<Channel> = WeakRegistry::new();
@@ -36,6 +39,11 @@ static CARRIERS: WeakRegistry<Channel> = WeakRegistry::new();
 static LEFT: AtomicUsize = AtomicUsize::new(0);
 /// So many files in flight are no reason to collect.
 const FEW: usize = 1024;
+/// When the last collection ended.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+/// Nanoseconds from the end of a collection until others than senders and owners of sockets pay for
+/// one.
+const PAUSE: u64 = 20_000_000;
 
 /// Files are about to be in flight to `channel`, for the first time.
 ///
@@ -52,14 +60,32 @@ pub fn is_due_at_exit(files: &FileTable) -> bool {
     match flight::total() {
         0 => false,
         1..=FEW => true,
-        _ => files.receives_files(),
+        _ => files.receives_files() || has_rested(),
     }
+}
+
+fn has_rested() -> bool {
+    time::now() >= ENDED.load(Ordering::Relaxed) + PAUSE
+}
+
+/// Collects if anything is in flight and the last collection was a while ago. Returns whether
+/// files were closed. May sleep; the caller holds no lock.
+pub fn collect_if_rested() -> bool {
+    let before = flight::total();
+    if before == 0 || !has_rested() {
+        return false;
+    }
+    collect();
+    flight::total() < before
 }
 
 /// Collects if the number of files in flight has doubled since the last time. May sleep; the caller
 /// holds no lock.
 pub(super) fn collect_if_much() {
-    if flight::total() > FEW + 2 * LEFT.load(Ordering::Relaxed) {
+    let total = flight::total();
+    // What arrived since is no reason to wait for more.
+    let left = LEFT.fetch_min(total, Ordering::Relaxed).min(total);
+    if total > FEW + 2 * left {
         collect();
     }
 }
@@ -70,6 +96,7 @@ pub(super) fn collect_if_much() {
 pub fn collect() {
     while collect_some() == Ok(GarbageFound::Garbage) {}
     LEFT.store(flight::total(), Ordering::Relaxed);
+    ENDED.store(time::now(), Ordering::Relaxed);
 }
 
 #[derive(PartialEq, Eq)]

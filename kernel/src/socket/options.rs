@@ -148,6 +148,9 @@ impl Socket {
                     PassCredentials::No
                 });
             }
+            c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE if !task::may(Capability::NetAdmin) => {
+                return Err(Errno::EPERM);
+            }
             // The size is one for all.
             c::SO_SNDBUF | c::SO_RCVBUF | c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE => {
                 number()?;

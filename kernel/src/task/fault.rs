@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
+use super::oom::out_of_memory_inside;
 use super::out_of_memory;
 use crate::hw::traps;
 use crate::mem::ProcessSpace;
@@ -30,6 +31,14 @@ pub fn handle_user_fault(
     space: &ProcessSpace,
     addr: VirtAddr,
     access: Access,
+) -> core::result::Result<(), ProgramFault> {
+    serve_fault(space, (addr, access), out_of_memory)
+}
+
+fn serve_fault(
+    space: &ProcessSpace,
+    (addr, access): (VirtAddr, Access),
+    out_of_memory: fn(&'static str),
 ) -> core::result::Result<(), ProgramFault> {
     let limits = || task::with_current(|task| task.process().memory_limits());
     let outcome = space.lock().fault_within(addr, access, limits);
@@ -62,7 +71,7 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
         return Err(traps::Unresolved);
     }
     let space = task::with_current(|task| task.process().space());
-    let served = handle_user_fault(&space, addr, access);
+    let served = serve_fault(&space, (addr, access), out_of_memory_inside);
     // A call may copy as much as its program wishes, and every page of that may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)

@@ -98,11 +98,21 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
 /// back in user mode. A task that is to end already finds nothing and kills none: its own end gives
 /// memory back.
 pub fn out_of_memory(doing: &'static str) {
+    find_or_kill(doing, || above().close_unreachable());
+}
+
+/// As [`out_of_memory`], for a caller that may hold locks that sleep: a copy of the kernel's from
+/// or to a program.
+pub(super) fn out_of_memory_inside(doing: &'static str) {
+    find_or_kill(doing, || false);
+}
+
+fn find_or_kill(doing: &'static str, close_unreachable: impl FnOnce() -> bool) {
     if thread::current_was_injected() {
         return try_injected_again(doing);
     }
-    if find_more() == GrowthOutcome::None && !thread::is_current_dying() && oom_kill(doing) == OomKill::Killed
-    {
+    let is_short = find_more() == GrowthOutcome::None && !thread::is_current_dying();
+    if is_short && !close_unreachable() && oom_kill(doing) == OomKill::Killed {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

@@ -18,6 +18,8 @@ pub trait Above: Sync {
     fn cancel_operations(&self, process: Pid);
     /// Closes all files of a table that nobody has any more.
     fn close_files(&self, files: &FileTable);
+    /// Closes files that nobody can reach any more, if there are any. The caller holds no lock.
+    fn close_unreachable(&self) -> bool;
     /// Takes the terminal from a session whose leader ends.
     fn leave_terminal(&self, session: &Arc<Session>);
     /// Tells the user of the machine why a program is gone.

@@ -65,7 +65,9 @@ pub fn sys_process_madvise(args: &Args) -> Result<i64> {
     }
     let runs = Iovecs::read(args[1], args[2] as usize)?;
     let process = pidfd::process_of(args.fd(0))?;
-    let space = inspect::space_of(&process, Mode::READ_FS)?;
+    // Linux' mm_access says EACCES where other inspectors are told EPERM.
+    let denied = |error| if error == Errno::EPERM { Errno::EACCES } else { error };
+    let space = inspect::space_of(&process, Mode::READ_FS).map_err(denied)?;
     let number = args.int(3);
     if !space.is_same(&super::current_space()) {
         if !REMOTE_ADVICE.contains(&number) {
