@@ -588,7 +588,9 @@ static int mounts_are_ones_own(void)
 	unsigned long number = number_of("/proc/self/ns/mnt");
 	int old = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	HOLDS(own_mounts() == 0 && number_of("/proc/self/ns/mnt") != number);
-	HOLDS(mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0 && mkdir(FOLDER "/tree/inside", 0755) == 0);
+	struct stat about;
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", 0, "uid=5,gid=7") == 0 && mkdir(FOLDER "/tree/inside", 0755) == 0);
+	HOLDS(stat(FOLDER "/tree", &about) == 0 && about.st_uid == 5 && about.st_gid == 7);
 	HOLDS(is_mounted("/proc/self/mounts", FOLDER "/tree") && is_mounted("/proc/self/mountinfo", FOLDER "/tree"));
 	snprintf(path, sizeof path, "/proc/%d/mounts", getppid());
 	HOLDS(!is_mounted(path, FOLDER "/tree"));
@@ -662,7 +664,9 @@ static int root_inside_mounts(void)
 	HOLDS(become_root_inside() == 0);
 	REFUSED(unshare(CLONE_NEWNS | CLONE_THREAD | 1), EINVAL);
 	HOLDS(unshare(CLONE_NEWNS) == 0);
-	HOLDS(mount("none", FOLDER "/tree", "tmpfs", MS_NOSUID, "size=1m") == 0);
+	REFUSED(mount("none", FOLDER "/tree", "tmpfs", 0, "uid=5"), EINVAL);
+	REFUSED(mount("none", FOLDER "/tree", "tmpfs", 0, "gid=x"), EINVAL);
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", MS_NOSUID, "size=1m,uid=0,gid=0") == 0);
 	HOLDS(stat(FOLDER "/tree", &about) == 0 && about.st_uid == 0 && about.st_gid == 0);
 	HOLDS(mkdir(FOLDER "/tree/usr", 0755) == 0 && mkdir(FOLDER "/tree/old", 0755) == 0 && mkdir(FOLDER "/tree/shown", 0755) == 0);
 	HOLDS(mount(FOLDER "/shown", FOLDER "/tree/shown", NULL, MS_BIND | MS_REC, NULL) == 0);

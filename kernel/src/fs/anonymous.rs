@@ -3,8 +3,6 @@
 //! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its
 //! kind allows it.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use freehold_collections::{Arc, Box, Receiver, reserve};
 
 use super::device::make_device;

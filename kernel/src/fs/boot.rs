@@ -11,7 +11,7 @@ use super::context::FsContext;
 use super::flags::RenameFlags;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::names;
-use super::node::{NewNode, NodeKind};
+use super::node::{NewNode, NodeKind, SetMetadata};
 use super::overlay::{Layers, OverlayFs, UpperTree};
 use super::path::Path;
 use super::root::{self, add_device, make_dirs, mount_at};
@@ -166,7 +166,12 @@ const LINKS: &[(&[u8], &[u8])] = &[
 /// unpacked, whose files below these directories they cover. `devpts` is the directory of pseudo
 /// terminals, where there is one.
 pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
-    mount_at(tmpfs::mount("devtmpfs", b"mode=755")?, b"devtmpfs", b"/dev", MountFlags::NOSUID)?;
+    mount_at(
+        tmpfs::mount("devtmpfs", b"mode=755", &SetMetadata::default())?,
+        b"devtmpfs",
+        b"/dev",
+        MountFlags::NOSUID,
+    )?;
     for node in STANDARD {
         add_device(node.name, node.kind, node.mode, node.number)?;
     }
@@ -176,7 +181,7 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
         names::symlink(&walk, target, path)?;
     }
     let quiet = MountFlags::NOSUID | MountFlags::NODEV;
-    mount_at(tmpfs::mount("tmpfs", b"")?, b"tmpfs", b"/dev/shm", quiet)?;
+    mount_at(tmpfs::mount("tmpfs", b"", &SetMetadata::default())?, b"tmpfs", b"/dev/shm", quiet)?;
     if let Some(devpts) = devpts {
         mount_at(devpts, b"devpts", b"/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC)?;
     }

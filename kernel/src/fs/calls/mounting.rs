@@ -80,11 +80,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     };
     let own = process().credentials();
     may_mount_anew(&own, &kind)?;
-    let fs = new_file_system(&kind, &source, &options)?;
-    if matches!(&kind[..], b"tmpfs" | b"ramfs") {
-        let owner = SetMetadata { uid: Some(own.fsuid), gid: Some(own.fsgid), ..SetMetadata::default() };
-        fs.root().set_metadata(&owner)?;
-    }
+    let fs = new_file_system(&own, (&kind, &source, &options))?;
     let mount = Mount::new(fs, &source, MountFlags::from_bits_truncate(flags as u32))?;
     let mount = if own.user_ns.is_initial() { mount } else { mount.owned_by(&own.user_ns)? };
     attach(&namespace, &mount, place).map(|()| 0)
@@ -191,9 +187,16 @@ fn may_mount_anew(own: &Credentials, kind: &[u8]) -> Result<()> {
 }
 
 /// A file system to mount: `ENODEV` for types that there are none of.
-fn new_file_system(kind: &[u8], source: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+fn new_file_system(
+    own: &Credentials,
+    (kind, source, options): (&[u8], &[u8], &[u8]),
+) -> Result<Arc<dyn FileSystem>> {
     match kind {
-        b"tmpfs" | b"ramfs" | b"devtmpfs" => tmpfs::mount("tmpfs", options),
+        b"tmpfs" | b"ramfs" => {
+            let owner = SetMetadata { uid: Some(own.fsuid), gid: Some(own.fsgid), ..SetMetadata::default() };
+            tmpfs::mount("tmpfs", options, &owner)
+        }
+        b"devtmpfs" => tmpfs::mount("tmpfs", options, &SetMetadata::default()),
         b"proc" => Ok(procfs::ProcFs::new()?),
         b"sysfs" => sysfs::instance(),
         b"debugfs" => Ok(sysfs::debugfs()),

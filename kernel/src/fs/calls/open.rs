@@ -130,6 +130,10 @@ pub fn sys_close_range(args: &Args) -> Result<i64> {
     }
     let process = process();
     if flags & CLOSE_RANGE_UNSHARE != 0 {
+        // Descriptors belong to the process: one of several threads cannot have its own.
+        if process.thread_count() > 1 {
+            return Err(Errno::EINVAL);
+        }
         process.unshare_files()?;
     }
     let files = process.files();

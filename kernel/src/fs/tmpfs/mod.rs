@@ -27,10 +27,11 @@ pub use regular::Seals;
 use super::content::{ContentSource, FileContent};
 use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
-use super::node::{NewNode, Node, NodeKind};
+use super::node::{NewNode, Node, NodeKind, SetMetadata};
 use crate::hw::PAGE;
 use crate::sync::SpinLock;
-use crate::{Errno, Result};
+use crate::task::userns::IdKind;
+use crate::{Errno, Result, task};
 
 const MAGIC: u64 = 0x0102_1994;
 
@@ -62,8 +63,9 @@ pub fn unnamed_file(mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
 }
 
 /// A new, empty tmpfs of the type `name`, with mount(2)'s `options`.
-pub fn mount(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+pub fn mount(name: &'static str, options: &[u8], owner: &SetMetadata) -> Result<Arc<dyn FileSystem>> {
     let fs = TmpFs::new(name, with_common(|common| common.contents.clone()), 0o1777)?;
+    fs.root.set_metadata(owner)?;
     fs.configure(options)?;
     Ok(fs)
 }
@@ -274,13 +276,25 @@ impl FileSystem for TmpFs {
                     let mode = core::str::from_utf8(value).ok().and_then(|v| u32::from_str_radix(v, 8).ok());
                     self.root.set_mode(mode.ok_or(Errno::EINVAL)? & 0o7777);
                 }
-                (b"uid" | b"gid" | b"huge" | b"mpol", Some(_))
-                | (b"noswap" | b"inode32" | b"inode64", None) => {}
+                (b"uid", Some(value)) => {
+                    let uid = Some(task::kernel_id(IdKind::User, parse_id(value)?)?);
+                    self.root.set_metadata(&SetMetadata { uid, ..SetMetadata::default() })?;
+                }
+                (b"gid", Some(value)) => {
+                    let gid = Some(task::kernel_id(IdKind::Group, parse_id(value)?)?);
+                    self.root.set_metadata(&SetMetadata { gid, ..SetMetadata::default() })?;
+                }
+                (b"huge" | b"mpol", Some(_)) | (b"noswap" | b"inode32" | b"inode64", None) => {}
                 _ => return Err(Errno::EINVAL),
             }
         }
         Ok(())
     }
+}
+
+/// The number of a user or a group.
+fn parse_id(text: &[u8]) -> Result<u32> {
+    core::str::from_utf8(text).ok().and_then(|digits| digits.parse().ok()).ok_or(Errno::EINVAL)
 }
 
 /// "123", "64k", "10M", "1G", "50%" (of `whole`).

@@ -82,7 +82,8 @@ fn settle_undo(process: &Process) {
 /// unshare(flags)
 ///
 /// # Errors
-/// As in the manual; `EINVAL` for a process of several threads that asks for a namespace.
+/// As in the manual; `EINVAL` for a process of several threads that asks for a namespace, or for
+/// descriptors or a place in the tree of names of the thread's own: these belong to the process.
 pub fn sys_unshare(args: &Args) -> Result<i64> {
     let mut flags = CloneFlags::from_bits(args[0]).ok_or(Errno::EINVAL)?;
     let alone = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
@@ -101,7 +102,8 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
     if wants(flags, NamespaceKind::User) || wants(flags, NamespaceKind::Mount) {
         flags |= CloneFlags::FS;
     }
-    if flags.intersects(alone) && process.signals.lock().threads.len() > 1 {
+    let of_processes = alone | CloneFlags::FS | CloneFlags::FILES;
+    if flags.intersects(of_processes) && process.signals.lock().threads.len() > 1 {
         return Err(Errno::EINVAL);
     }
     let fs = process.fs();
