@@ -1,6 +1,6 @@
 //! dup, fcntl, ioctl.
 
-use super::{file, files, only, process};
+use super::{file, only, process, with_files};
 use crate::fs::OpenFile;
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
@@ -15,7 +15,7 @@ use crate::{Errno, Result};
 /// dup(fd)
 pub fn sys_dup(args: &Args) -> Result<i64> {
     let process = process();
-    let file = process.files().get(args.fd(0))?;
+    let file = process.file(args.fd(0))?;
     process.files().insert(file, OnExec::Keep, process.descriptor_limit()).map(i64::from)
 }
 
@@ -34,7 +34,7 @@ fn duplicate_to(old: i32, new: i32, on_exec: OnExec) -> Result<i64> {
 pub fn sys_dup2(args: &Args) -> Result<i64> {
     let (old, new) = (args.fd(0), args.fd(1));
     if old == new {
-        return files().get(old).map(|_| i64::from(new));
+        return file(old).map(|_| i64::from(new));
     }
     duplicate_to(old, new, OnExec::Keep)
 }
@@ -177,8 +177,8 @@ pub fn sys_ioctl(args: &Args) -> Result<i64> {
     let file = file(fd)?;
     file.check_not_path()?;
     match request {
-        FIOCLEX => files().set_on_exec(fd, OnExec::Close).map(|()| 0),
-        FIONCLEX => files().set_on_exec(fd, OnExec::Keep).map(|()| 0),
+        FIOCLEX => with_files(|files| files.set_on_exec(fd, OnExec::Close)).map(|()| 0),
+        FIONCLEX => with_files(|files| files.set_on_exec(fd, OnExec::Keep)).map(|()| 0),
         FIONBIO => {
             let on = UserPtr::<i32>::new(argument).read()? != 0;
             file.set_blocking(if on { Blocking::Never } else { Blocking::Wait });

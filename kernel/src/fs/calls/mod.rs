@@ -64,10 +64,6 @@ fn with_files<R>(look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
     task::with_current(|task| task.with_files(look))
 }
 
-fn files() -> Arc<FileTable> {
-    with_files(|files| files.clone())
-}
-
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
     task::with_current(|task| task.process().file(fd))
@@ -78,7 +74,7 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     if dirfd == AT_FDCWD {
         return Ok(process.with_fs(FsContext::cwd));
     }
-    let file = process.files().get(dirfd)?;
+    let file = process.file(dirfd)?;
     match file.path() {
         Some(path) if path.node.kind() == NodeKind::Directory => Ok(path.clone()),
         _ => Err(Errno::ENOTDIR),

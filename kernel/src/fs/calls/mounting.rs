@@ -79,8 +79,9 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         user::bounded_string(args[0], 4096, Errno::EINVAL)?
     };
     let own = process().credentials();
-    may_mount_anew(&own, &kind)?;
-    let fs = new_file_system(&own, (&kind, &source, &options))?;
+    let kind = FsType::named(&kind)?;
+    may_mount_anew(&own, kind)?;
+    let fs = new_file_system(&own, (kind, &source, &options))?;
     let mount = Mount::new(fs, &source, MountFlags::from_bits_truncate(flags as u32))?;
     let mount = if own.user_ns.is_initial() { mount } else { mount.owned_by(&own.user_ns)? };
     attach(&namespace, &mount, place).map(|()| 0)
@@ -166,51 +167,78 @@ fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<(
     from.mount.hand_over(&source.mount, place)
 }
 
-/// Whether a caller with these rights may mount a new file system of this type (Linux:
-/// `mount_capable`, FS_USERNS_MOUNT). Those of /proc and /sys show processes and networks, whose
-/// only namespaces are the initial user namespace's.
-fn may_mount_anew(own: &Credentials, kind: &[u8]) -> Result<()> {
-    let in_memory = matches!(kind, b"tmpfs" | b"ramfs");
-    let known = in_memory
-        || matches!(
-            kind,
-            b"devtmpfs" | b"proc" | b"sysfs" | b"debugfs" | b"9p" | b"overlay" | b"devpts" | b"mqueue"
-        );
-    let in_ipc = || own.may_in(ipc::objects::of_caller().owner(), Capability::SysAdmin);
-    match (own.may(Capability::SysAdmin), known) {
-        (_, false) => Err(Errno::ENODEV),
-        (true, _) => Ok(()),
-        (false, _) if in_memory && own.may_within(Capability::SysAdmin) => Ok(()),
-        (false, _) if kind == b"mqueue" && in_ipc() => Ok(()),
-        (false, _) => Err(Errno::EPERM),
+/// The types of file systems that can be mounted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FsType {
+    Tmpfs,
+    Devtmpfs,
+    Proc,
+    Sysfs,
+    Debugfs,
+    NineP,
+    Overlay,
+    Devpts,
+    Mqueue,
+}
+
+impl FsType {
+    /// The type with this name.
+    ///
+    /// # Errors
+    /// `ENODEV` where there is none.
+    fn named(name: &[u8]) -> Result<Self> {
+        Ok(match name {
+            b"tmpfs" | b"ramfs" => Self::Tmpfs,
+            b"devtmpfs" => Self::Devtmpfs,
+            b"proc" => Self::Proc,
+            b"sysfs" => Self::Sysfs,
+            b"debugfs" => Self::Debugfs,
+            b"9p" => Self::NineP,
+            b"overlay" => Self::Overlay,
+            b"devpts" => Self::Devpts,
+            b"mqueue" => Self::Mqueue,
+            _ => return Err(Errno::ENODEV),
+        })
     }
 }
 
-/// A file system to mount: `ENODEV` for types that there are none of.
+/// Whether a caller with these rights may mount a new file system of this type (Linux:
+/// `mount_capable`, FS_USERNS_MOUNT). Those of /proc and /sys show processes and networks, whose
+/// only namespaces are the initial user namespace's.
+fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
+    let may = own.may(Capability::SysAdmin)
+        || match kind {
+            FsType::Tmpfs => own.may_within(Capability::SysAdmin),
+            FsType::Mqueue => own.may_in(ipc::objects::of_caller().owner(), Capability::SysAdmin),
+            _ => false,
+        };
+    if may { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// A file system to mount.
 fn new_file_system(
     own: &Credentials,
-    (kind, source, options): (&[u8], &[u8], &[u8]),
+    (kind, source, options): (FsType, &[u8], &[u8]),
 ) -> Result<Arc<dyn FileSystem>> {
     match kind {
-        b"tmpfs" | b"ramfs" => {
+        FsType::Tmpfs => {
             let owner = SetMetadata { uid: Some(own.fsuid), gid: Some(own.fsgid), ..SetMetadata::default() };
             tmpfs::mount("tmpfs", options, &owner)
         }
-        b"devtmpfs" => tmpfs::mount("tmpfs", options, &SetMetadata::default()),
-        b"proc" => Ok(procfs::ProcFs::new()?),
-        b"sysfs" => sysfs::instance(),
-        b"debugfs" => Ok(sysfs::debugfs()),
-        b"9p" => share::mount(source, options),
-        b"overlay" => {
+        FsType::Devtmpfs => tmpfs::mount("tmpfs", options, &SetMetadata::default()),
+        FsType::Proc => Ok(procfs::ProcFs::new()?),
+        FsType::Sysfs => sysfs::instance(),
+        FsType::Debugfs => Ok(sysfs::debugfs()),
+        FsType::NineP => share::mount(source, options),
+        FsType::Overlay => {
             overlay::mount(options, &|text| walk_from(AT_FDCWD, text, |walk| walk.find(text, Final::Follow)))
         }
-        b"devpts" => Ok(DevPts::file_system()),
-        b"mqueue" => {
+        FsType::Devpts => Ok(DevPts::file_system()),
+        FsType::Mqueue => {
             let queues = ipc::objects::of_caller().posix_queues.file_system();
             queues.configure(options)?;
             Ok(queues)
         }
-        _ => Err(Errno::ENODEV),
     }
 }
 
