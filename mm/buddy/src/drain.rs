@@ -19,6 +19,11 @@ use crate::zone::{NotTaken, Zone};
 /// Most blocks that go back to an arena under one hold of its lock.
 const DRAIN_CHUNK: u64 = 512;
 
+/// A CPU whose lists had no surplus idles so many times before they are looked through again: a
+/// look reads a line of each list, and what it would give back goes back at once when it is asked
+/// for.
+const PAUSE: u64 = 7;
+
 /// What a CPU is about to do when it [polls](Buddy::poll).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
@@ -43,15 +48,21 @@ impl<M: Machine> Buddy<M> {
         }
         if asked || zone.free() < zone.marks().high {
             self.drain_pcp(&pinned, pcp);
-        } else if pcp.refills() == 0 {
+        } else if pcp.refills() > 0 {
+            pcp.set_pause(0);
+        } else if pcp.pause() > 0 {
+            pcp.set_pause(pcp.pause() - 1);
+        } else {
             // Each sleep of a program that waits for a device comes by here.
+            let mut changed = pcp.shrink_all();
             for list in 0..LISTS {
                 let surplus = pcp.len(list).saturating_sub(self.shapes.shape(list).batch);
                 if surplus > 1 {
                     self.drain_list(&pinned, pcp, list, surplus / 2);
+                    changed += 1;
                 }
             }
-            pcp.shrink_all();
+            pcp.set_pause(if changed > 0 { 0 } else { PAUSE });
         }
     }
     /// Give back all that this CPU's lists hold.

@@ -68,6 +68,8 @@ pub struct Pcp {
     passed_back: AtomicU64,
     /// Refills since [`Pcp::refills`] was last called.
     refills: AtomicU64,
+    /// See [`Pcp::pause`].
+    pause: AtomicU64,
     /// Frames of the blocks that no list serves, by owner: handed out less given back.
     passed_frames: [AtomicU64; Owner::COUNT],
     /// For each order, the number of the line of the list that took the last block of it.
@@ -316,6 +318,7 @@ impl Pcp {
             passed_out: AtomicU64::new(0),
             passed_back: AtomicU64::new(0),
             refills: AtomicU64::new(0),
+            pause: AtomicU64::new(0),
             passed_frames: [const { AtomicU64::new(0) }; Owner::COUNT],
             guesses: [const { AtomicU64::new(0) }; GUESSES],
             batches: [const { AtomicU64::new(0) }; LISTS.div_ceil(4)],
@@ -357,7 +360,8 @@ impl Pcp {
     }
     /// Forgets what was counted, asked and found out.
     fn clear(&self) {
-        let scalars = [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.drain.0];
+        let scalars =
+            [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.pause, &self.drain.0];
         let lists = self.lists.iter().flat_map(|line| [&line.taken, &line.passed]);
         let words = scalars.into_iter().chain(&self.passed_frames).chain(&self.batches).chain(lists);
         words.for_each(|word| word.set(0));
@@ -546,14 +550,24 @@ impl Pcp {
         self.set_batch(list, (now * 2).min(most));
         now
     }
-    /// Ask for half next time, from each list.
-    pub(crate) fn shrink_all(&self) {
+    /// Ask for half next time, from each list. 0 where no list asks for any.
+    pub(crate) fn shrink_all(&self) -> usize {
+        let mut shrunk = 0;
         for four in &self.batches {
             let batches = four.get();
             if batches != 0 {
                 four.set(batches >> 1 & 0x7fff_7fff_7fff_7fff);
+                shrunk += 1;
             }
         }
+        shrunk
+    }
+    /// For how many more idles the lists are not looked through.
+    pub(crate) fn pause(&self) -> u64 {
+        self.pause.get()
+    }
+    pub(crate) fn set_pause(&self, idles: u64) {
+        self.pause.set(idles);
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {
@@ -599,50 +613,4 @@ const _: () = assert!(NOWHERE < LINES_PER_CPU && (Order::MAX.log2() as usize) < 
 const _: () = assert!(size_of::<ListLine>() == LINE * 8 && size_of::<DrainFlag>() == 2 * LINE * 8);
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use std::boxed::Box;
-    use std::vec::Vec;
-
-    use freehold_frame::{FrameRecord, FrameTable, Request};
-    use freehold_machine::model::{Config, Model};
-
-    use super::*;
-    use crate::{Buddy, InitError, Managed, Options};
-
-    /// The allocator of two CPUs and four pageblocks over these lists.
-    fn over(pcps: &'static [Pcp]) -> Result<&'static Buddy<Model>, InitError> {
-        let machine = Model::new(Config { cpus: 2, frames: 4 * 512, ..Config::default() });
-        let records = Vec::from_iter((0..4 * 512).map(|_| FrameRecord::EMPTY)).leak();
-        let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
-        let metadata = Vec::from_iter((0..words).map(|_| AtomicU64::new(0))).leak();
-        let table = FrameTable::new(records);
-        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
-        Ok(Box::leak(Box::new(Buddy::new(machine, managed, Options::default())?)))
-    }
-
-    #[test]
-    fn an_allocator_over_used_lists_begins_with_empty_ones() {
-        let pcps = Vec::from_iter((0..2).map(|_| Pcp::new())).leak();
-        let first = over(pcps).unwrap();
-        for order in [Order::FRAME, Order::PAGEBLOCK, Order::new(10).unwrap()] {
-            let block = first.allocate(Request::new(Owner::Anon).order(order)).unwrap();
-            first.release(block, order);
-        }
-        first.request_drain();
-        assert!(first.pcp(CpuId(0)).traffic() != (0, 0) && first.pcp(CpuId(0)).len(2) > 0);
-        let second = over(pcps).unwrap();
-        for cpu in [0, 1].map(CpuId) {
-            let pcp = second.pcp(cpu);
-            assert_eq!((pcp.traffic(), pcp.frames(&second.shapes), pcp.refills()), ((0, 0), 0, 0));
-            assert_eq!(Owner::ALL.map(|owner| pcp.frames_of(owner, &second.shapes)), [0; Owner::COUNT]);
-            assert!(!pcp.drain_requested() && (0..LISTS).all(|list| pcp.batch(list) == 0));
-        }
-        assert_eq!(second.free_frames(), 4 * 512);
-    }
-
-    #[test]
-    fn lists_for_fewer_cpus_than_there_are_are_refused() {
-        assert_eq!(over(Box::leak(Box::new([Pcp::new()]))).err(), Some(InitError::TooFewPcps(2)));
-    }
-}
+mod tests;

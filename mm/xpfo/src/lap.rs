@@ -89,7 +89,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
             (held, from, found) = (open, 0, Renewal::NewLap);
         }
         let first = Self::first_free(held, from).expect("all windows of this CPU are in use");
-        let end = (first..SLOTS).find(|slot| held >> slot & 1 != 0).unwrap_or(SLOTS);
+        let end = (held & u64::MAX << first).trailing_zeros().min(SLOTS as u32) as usize;
         self.held.store(held, Ordering::Relaxed);
         self.next.store(first as u32, Ordering::Relaxed);
         self.limit.store(end as u32, Ordering::Relaxed);
@@ -101,7 +101,9 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     }
 
     fn first_free(held: u64, from: usize) -> Option<usize> {
-        (from..SLOTS).find(|slot| held >> slot & 1 == 0)
+        let free = !held & u64::MAX.checked_shl(from as u32)?;
+        let first = free.trailing_zeros() as usize;
+        (first < SLOTS).then_some(first)
     }
 
     /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if

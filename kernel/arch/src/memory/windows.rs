@@ -336,9 +336,8 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     assert!(has_windows, "no windows on this CPU yet");
     assert!(may_open(), "a window in an interrupt");
     let open = if has_more_than::<1>() { windows.open() } else { 0 };
-    let mut others = (0..SLOTS).filter(|slot| open >> slot & 1 != 0);
     assert!(
-        !others.any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
+        !each_of(open).any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
         "{frame:?} is in a window already"
     );
     let slot = windows.lap.take().unwrap_or_else(|| renew(windows, open));
@@ -369,11 +368,17 @@ fn forget_slots(windows: &Windows, slots: u64) {
     if slots.count_ones() > MOST_SLOTS {
         return X86.flush_local(Flush::NonGlobal);
     }
-    let (base, mut left) = (windows.base.load(Ordering::Relaxed), slots);
-    while left != 0 {
-        registers::invlpg(base + u64::from(left.trailing_zeros()) * PAGE_SIZE as u64);
-        left &= left - 1;
-    }
+    let base = windows.base.load(Ordering::Relaxed);
+    each_of(slots).for_each(|slot| registers::invlpg(base + (slot * PAGE_SIZE) as u64));
+}
+
+/// The slots that have a bit in `slots`.
+fn each_of(mut slots: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let slot = (slots != 0).then(|| slots.trailing_zeros() as usize)?;
+        slots &= slots - 1;
+        Some(slot)
+    })
 }
 
 /// The first slot of the next run. `open` has a bit for each slot that is in use.
