@@ -4,6 +4,8 @@
 //! [`IrqSpinLock`] is for what interrupt handlers touch too: interrupts are off on this CPU while
 //! it is held. Both are taken in the order that their owners document; neither is re-entrant.
 
+mod per_cpu_rw;
+
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::MaybeUninit;
@@ -13,6 +15,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use alloc::sync::Arc;
 
+pub use self::per_cpu_rw::{PerCpuRwGuard, PerCpuRwLock, ReadAttempt};
 use crate::irq::{self, InterruptsOff};
 
 /// A spin lock for data that no interrupt handler touches.

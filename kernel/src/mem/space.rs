@@ -3,6 +3,10 @@
 //! A [`ProcessSpace`] is an address space behind one sleeping lock; its translation (the roots a
 //! CPU loads) is reached without that lock, so that a context switch never waits for a fault. A CPU
 //! that has a space's root loaded holds an `Arc` of it, so the roots outlive their use.
+//!
+//! Where several tasks run in a space, the lock lets first touches of anonymous memory in beside
+//! each other ([`ProcessSpace::fault_shared`]). Who holds the lock alone waits for these, for the
+//! time of 4 KiB of zeroes at most.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +16,20 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_vm::{Locking, SpaceHandle, Visited};
+use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Visited};
 
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
 use crate::sched::{self, whereabouts::ConcurrencyIds};
-use crate::sync::{Mutex, MutexGuard, SpinLock};
+use crate::sync::{PerCpuRwGuard, PerCpuRwLock, Sleeping, SleepingGuard, SpinLock};
 use crate::task::credentials::Dumpable;
 
 /// The roots of one address space, as a context switch loads them.
 pub type Translation = freehold_vm::Translation<Frames>;
+
+/// The proof that a space is locked.
+pub type SpaceGuard<'a> = SleepingGuard<'a, PerCpuRwGuard<'a, AddressSpace>>;
 
 /// Where a program's memory lies; chosen at execve.
 pub type ProgramLayout = freehold_vm::Layout;
@@ -52,7 +59,7 @@ pub struct Program {
 pub struct ProcessSpace {
     id: u64,
     translation: Arc<Translation>,
-    areas: Mutex<AddressSpace>,
+    areas: Sleeping<PerCpuRwLock<AddressSpace>>,
     program: SpinLock<Program>,
     /// See [`Dumpable`].
     hidden: AtomicBool,
@@ -82,7 +89,7 @@ impl ProcessSpace {
     fn around(areas: AddressSpace, program: Program, dumpable: Dumpable) -> Arc<Self> {
         let translation = areas.translation().clone();
         let id = areas.id();
-        let (areas, program) = (Mutex::new(areas), SpinLock::new(program));
+        let (areas, program) = (Sleeping::around(PerCpuRwLock::new(areas)), SpinLock::new(program));
         let hidden = AtomicBool::new(dumpable == Dumpable::No);
         let concurrency_ids = SpinLock::new(None);
         let space = reserve::arc(Self { id, translation, areas, program, hidden, concurrency_ids });
@@ -97,16 +104,32 @@ impl ProcessSpace {
         self.id
     }
     /// The areas, locked. May sleep; the holder must not touch user addresses.
-    pub fn lock(&self) -> MutexGuard<'_, AddressSpace> {
+    pub fn lock(&self) -> SpaceGuard<'_> {
         Self::acted_for(self.areas.lock())
     }
     /// Faults of the running task obey its memory policy.
     #[inline]
-    fn acted_for(mut areas: MutexGuard<'_, AddressSpace>) -> MutexGuard<'_, AddressSpace> {
+    fn acted_for(mut areas: SpaceGuard<'_>) -> SpaceGuard<'_> {
+        areas.add_filled();
         if let Some(policy) = super::policy::acting() {
             areas.act_for(policy);
         }
         areas
+    }
+    /// From now on several tasks may run in it. Where memory is short, they serve their faults one
+    /// after the other.
+    pub fn share(&self) {
+        if !self.areas.inner().is_readable() && sched::online().len() > 1 {
+            // Without room for the counts nothing changes.
+            let _ = self.areas.lock().inner().let_read(sched::online().len());
+        }
+    }
+    /// Serve a fault of the running task beside others that do the same, if that is possible:
+    /// `None`, and nothing changed, where the lock is needed.
+    #[inline]
+    pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
+        self.areas
+            .read(|space| space.fault_shared(addr, access, super::policy::acting().flatten().as_deref()))?
     }
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {
@@ -156,13 +179,15 @@ impl ProcessSpace {
 
 impl SpaceHandle<Frames> for ProcessSpace {
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace)) -> Visited {
-        match how {
-            Locking::Wait => f(&mut self.areas.lock()),
+        let mut areas = match how {
+            Locking::Wait => self.areas.lock(),
             Locking::Try => match self.areas.try_lock() {
-                Some(mut areas) => f(&mut areas),
+                Some(areas) => areas,
                 None => return Visited::Busy,
             },
-        }
+        };
+        areas.add_filled();
+        f(&mut areas);
         Visited::Done
     }
 }

@@ -4,6 +4,8 @@ mod completion;
 pub mod deferred;
 mod lock;
 mod numbers;
+#[cfg(test)]
+mod per_cpu_rw_model;
 mod wait;
 #[cfg(test)]
 mod wait_model;
@@ -12,7 +14,8 @@ mod weak_registry;
 pub use completion::Completion;
 pub use deferred::{Deferred, LetGo, ReleaseList, release};
 pub use lock::{
-    ArcSlot, IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard,
+    ArcSlot, IrqSpinLock, Mutex, MutexGuard, PerCpuRwGuard, PerCpuRwLock, ReadGuard, RwLock, Sleeping,
+    SleepingGuard, SpinLock, SpinLockGuard, WriteGuard,
 };
 pub use numbers::UniqueNumbers;
 pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};

@@ -252,6 +252,9 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     let flags = request.flags;
     let child_context = child_context(context, request)?;
     let tid = registry::lock().allocate()?;
+    if flags.contains(CloneFlags::VM) && !flags.contains(CloneFlags::VFORK) {
+        parent.process().space().share();
+    }
     let made = if flags.contains(CloneFlags::THREAD) {
         Ok(parent.process().clone())
     } else {

@@ -1,7 +1,8 @@
 //! Page faults: of a program, and of the kernel on a program's address.
 //!
 //! Task context, interrupts on, nothing held that spins and no address space: the space's lock is
-//! taken here, and given back before memory is looked for, which may sleep for a disk or the host.
+//! taken here, where the fault cannot be served beside others, and given back before memory is
+//! looked for, which may sleep for a disk or the host.
 
 use core::sync::atomic::Ordering;
 
@@ -40,8 +41,13 @@ fn serve_fault(
     (addr, access): (VirtAddr, Access),
     out_of_memory: fn(&'static str),
 ) -> core::result::Result<(), ProgramFault> {
-    let limits = || task::with_current(|task| task.process().memory_limits());
-    let outcome = space.lock().fault_within(addr, access, limits);
+    let outcome = match space.fault_shared(addr, access) {
+        Some(kind) => Ok(kind),
+        None => {
+            let limits = || task::with_current(|task| task.process().memory_limits());
+            space.lock().fault_within(addr, access, limits)
+        }
+    };
     match outcome {
         Ok(kind) => {
             let sort = usize::from(kind == FaultKind::Major);

@@ -35,6 +35,8 @@ struct PagingModelState {
     budget: AtomicU64,
     /// How often somebody let others run.
     rests: AtomicU64,
+    /// See [`ModelFrames::during_next_allocation`].
+    during_next: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// What is free. Single frames come at random out of pageblocks that are begun already, so that
@@ -128,6 +130,7 @@ impl ModelFrames {
             total,
             budget: AtomicU64::new(NEVER),
             rests: AtomicU64::new(0),
+            during_next: Mutex::new(None),
         })))
     }
 
@@ -142,6 +145,10 @@ impl ModelFrames {
     /// Allocate as long as there is memory.
     pub fn fail_never(self) {
         self.0.budget.store(NEVER, Ordering::SeqCst);
+    }
+    /// Do `f` when a frame is asked for next: what another CPU might do meanwhile.
+    pub fn during_next_allocation(self, f: impl FnOnce() + Send + 'static) {
+        *self.0.during_next.lock().expect("no test panicked inside the allocator") = Some(Box::new(f));
     }
     /// Frames that are free.
     pub fn free(self) -> usize {
@@ -217,6 +224,10 @@ impl FrameSource for ModelFrames {
         assert!(is_block || request.order == Order::FRAME, "single frames and a user's pageblocks only");
         let take = |left: u64| if left == NEVER { Some(NEVER) } else { left.checked_sub(1) };
         self.0.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).map_err(|_| OutOfMemory)?;
+        let meanwhile = self.0.during_next.lock().expect("no test panicked inside the allocator").take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
         let random = self.0.model.random_u64() as usize;
         let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
         let taken = if is_block {

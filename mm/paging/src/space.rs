@@ -71,6 +71,16 @@ impl<M: Tables> Slot<M> {
         debug_assert!(self.load().is_empty());
         self.machine.store_entry(self.table, self.index, entry.bits());
     }
+    /// Fill the slot if it is empty, beside others that do the same.
+    ///
+    /// # Errors
+    /// It is not: `entry` is still the caller's.
+    #[inline]
+    pub fn try_fill(self, entry: Entry) -> Result<(), Entry> {
+        let empty = Entry::EMPTY.bits();
+        let filled = self.machine.compare_exchange_entry(self.table, self.index, empty, entry.bits());
+        filled.map(|_| ()).map_err(|_| entry)
+    }
     /// The slot that is `count` entries behind this one, in the same table.
     ///
     /// # Panics

@@ -48,6 +48,7 @@ mod search;
 mod tests;
 
 use core::ops::Bound;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use arena::{Arena, ArenaNode, NONE};
 pub use arena::{NoMemory, SPARE};
@@ -78,6 +79,28 @@ pub struct Slot(u32);
 impl Slot {
     /// No entry's place.
     pub const NONE: Self = Self(NONE);
+}
+
+/// A place that those remember who share the tree. Loads and stores are relaxed: what was
+/// remembered is looked at again before it is used ([`Tree::at_slot`]).
+#[derive(Debug)]
+pub struct AtomicSlot(AtomicU32);
+
+impl AtomicSlot {
+    /// Remembers `slot`.
+    pub const fn new(slot: Slot) -> Self {
+        Self(AtomicU32::new(slot.0))
+    }
+    /// What is remembered.
+    #[inline]
+    pub fn get(&self) -> Slot {
+        Slot(self.0.load(Ordering::Relaxed))
+    }
+    /// Remember `slot`.
+    #[inline]
+    pub fn set(&self, slot: Slot) {
+        self.0.store(slot.0, Ordering::Relaxed);
+    }
 }
 
 /// An ordered map with summaries. See the [crate's description](crate).

@@ -5,7 +5,7 @@
 //! no page of a private file has a frame of its own.
 
 use alloc::sync::Arc;
-use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Memory, Rights};
@@ -84,6 +84,27 @@ impl<S: Memory> AreaContent<S> {
     }
 }
 
+/// Whether it happened; once it did, it stays so.
+#[derive(Debug, Default)]
+pub(crate) struct Copied(AtomicBool);
+
+impl Copied {
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+    #[inline]
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Clone for Copied {
+    fn clone(&self) -> Self {
+        Self(AtomicBool::new(self.is_set()))
+    }
+}
+
 /// An area. Its start is its key in the tree and is kept here too.
 pub(crate) struct Area<S: Memory> {
     pub start: VirtAddr,
@@ -94,7 +115,7 @@ pub(crate) struct Area<S: Memory> {
     pub content: AreaContent<S>,
     /// Some page here was made present for writing, or got a frame of its own to be read, so a
     /// private area of a file may have such frames.
-    pub copied: Cell<bool>,
+    pub copied: Copied,
 }
 
 impl<S: Memory> Clone for Area<S> {
@@ -118,7 +139,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
             AreaContent::Anonymous => true,
-            AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => self.copied.get(),
+            AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => self.copied.is_set(),
             AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => false,
         }
     }
@@ -201,7 +222,9 @@ impl<S: Memory> Area<S> {
     /// Be one area with `next`, which it joins.
     pub(crate) fn absorb(&mut self, next: &Self) {
         self.end = next.end;
-        self.copied.set(self.copied.get() || next.copied.get());
+        if next.copied.is_set() {
+            self.copied.set();
+        }
         // Rather said to be written than not, and rather asked again than not at all.
         self.flags |= next.flags & AreaFlags::SOFTDIRTY;
         self.flags &= next.flags | !AreaFlags::ACCOUNT;

@@ -11,7 +11,7 @@ use core::ops::Range;
 
 use freehold_machine::VirtAddr;
 use freehold_paging::Memory;
-use freehold_tree::{Slot, Summary, Tree};
+use freehold_tree::{AtomicSlot, Slot, Summary, Tree};
 
 use crate::VmError;
 use crate::area::Area;
@@ -70,7 +70,7 @@ pub(crate) struct Areas<S: Memory> {
     tree: Tree<VirtAddr, Area<S>, Ground>,
     /// The area that was found or added last, or that before the one that went last, if it is still
     /// there: faults come in runs, and what is mapped is often unmapped next.
-    last: Cell<Slot>,
+    last: AtomicSlot,
     full: Full,
     /// The lowest start that an area which grows downwards ever had.
     lowest_growing: VirtAddr,
@@ -82,7 +82,7 @@ impl<S: Memory> Areas<S> {
     }
     const fn of(source: S, tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
         let nowhere = VirtAddr(u64::MAX);
-        Self { source, tree, last: Cell::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
+        Self { source, tree, last: AtomicSlot::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
@@ -141,6 +141,11 @@ impl<S: Memory> Areas<S> {
             Some(area) => Some(area),
             None => self.find(addr),
         }
+    }
+    /// As [`Areas::at`], for many CPUs at once: nothing is remembered, so no line is stored.
+    pub(crate) fn at_shared(&self, addr: VirtAddr) -> Option<&Area<S>> {
+        let (_, _, area) = self.tree.floor(&addr)?;
+        (addr < area.end).then_some(area)
     }
     fn find(&self, addr: VirtAddr) -> Option<&Area<S>> {
         let (slot, _, area) = self.tree.floor(&addr)?;

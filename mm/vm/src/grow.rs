@@ -1,11 +1,10 @@
 //! Areas that grow: the stack and the break.
 
-use core::cell::Cell;
 use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
-use crate::area::{Area, AreaContent};
+use crate::area::{Area, AreaContent, Copied};
 use crate::areas::STACK_GAP;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::{AreaFlags, Limits, Protection};
@@ -78,7 +77,7 @@ impl<S: Memory> AddressSpace<S> {
             flags,
             policy: None,
             content: AreaContent::Anonymous,
-            copied: Cell::new(false),
+            copied: Copied::default(),
         });
         self.count_in(pages);
         if Self::is_locked_now(flags) {

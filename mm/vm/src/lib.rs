@@ -16,10 +16,12 @@
 //!   unshares first; [`pin_fast`] asks no lock).
 //!
 //! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may
-//! sleep, since a fault may read from a device. Order: a file's own locks > address space > the
-//! turn to copy a frame (`turns`) > page cache and swap (spin locks inside, never held over
-//! sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file,
-//! in any order and one at a time, so its caller holds none ([`SpaceHandle`]).
+//! sleep, since a fault may read from a device. First touches of anonymous memory, which many
+//! threads may do at once, need no more than `&self` ([`AddressSpace::fault_shared`]). Order: a
+//! file's own locks > address space > the turn to copy a frame (`turns`) > page cache and swap
+//! (spin locks inside, never held over sleeping or user bytes) > page allocator. Truncation needs
+//! the address spaces that map the file, in any order and one at a time, so its caller holds none
+//! ([`SpaceHandle`]).
 //!
 //! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and
 //! what was there before is still right: pages may have become read-only or absent, never
@@ -59,6 +61,7 @@ mod remove;
 mod request;
 mod resident;
 mod scan;
+mod shared_fault;
 mod space;
 mod swap;
 mod turns;

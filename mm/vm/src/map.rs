@@ -4,14 +4,13 @@
 //! then the leaves. The batch of the leaves is flushed before the call returns, so no CPU does
 //! afterwards what the areas forbid.
 
-use core::cell::Cell;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
-use crate::area::{Area, AreaContent};
+use crate::area::{Area, AreaContent, Copied};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{
@@ -72,7 +71,7 @@ impl<S: Memory> AddressSpace<S> {
             flags,
             policy: None,
             content: self.content(backing, protection, len)?,
-            copied: Cell::new(false),
+            copied: Copied::default(),
         };
         let replaced: u64 =
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };

@@ -107,7 +107,24 @@ impl<S: Memory> Resident<S> {
     }
     #[inline]
     fn place_sized(&self, area: &Area<S>, addr: VirtAddr, size: PageSize) -> NodePolicy {
-        match (area.policy, &self.acting) {
+        Self::place_by(area, (addr, size), self.acting.as_deref())
+    }
+    /// As [`Resident::place`], for a task with the policy `acting`.
+    pub(crate) fn place_for(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        acting: Option<&TaskPolicy>,
+    ) -> NodePolicy {
+        Self::place_by(area, (addr, PageSize::Small), acting)
+    }
+    #[inline]
+    fn place_by(
+        area: &Area<S>,
+        (addr, size): (VirtAddr, PageSize),
+        acting: Option<&TaskPolicy>,
+    ) -> NodePolicy {
+        match (area.policy, acting) {
             (None, None) => NodePolicy::Local,
             (Some(policy), _) => area.place_of(policy, addr, size),
             (None, Some(acting)) => acting.place(),

@@ -156,7 +156,7 @@ impl<S: Memory> Resident<S> {
         };
         let mut entry = slot.load();
         if want == Want::Write {
-            area.copied.set(true);
+            area.copied.set();
         }
         if size == PageSize::Large && want == Want::Write {
             if let Some(kind) = self.fault_write_large(area, EntryAt { addr, slot, entry })? {
@@ -245,7 +245,7 @@ impl<S: Memory> Resident<S> {
     ) -> Result<(), OutOfMemory> {
         let at = EntryAt { addr, slot, entry: Entry::EMPTY };
         let page = self.new_page(self.place(area, addr))?;
-        area.copied.set(true);
+        area.copied.set();
         self.put(at, page, area.protection.rights(), CopyFrom::from(frame));
         self.count(area, LeafKind::Anon);
         Ok(())
@@ -387,7 +387,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Let the page in `slot`, whose frame is its own, be written.
-    fn grant(&self, slot: Slot<S::Machine>, rights: Rights) -> FaultKind {
+    pub(crate) fn grant(&self, slot: Slot<S::Machine>, rights: Rights) -> FaultKind {
         slot.update(|entry| entry.with_rights(rights).marked_dirty());
         self.commons.count(Event::Reuse);
         FaultKind::Minor

@@ -17,6 +17,7 @@ use crate::huge::LARGE;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
+use crate::shared_fault::Filled;
 use crate::swap::Swap;
 use crate::turns::Turns;
 use crate::{PageCache, Vdso, VmError};
@@ -128,6 +129,7 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) due: Option<Range<VirtAddr>>,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
+    pub(crate) filled: Filled,
 }
 
 /// Areas of most programs: segments, heap, libraries' beginnings, stack, vDSO.
@@ -156,6 +158,7 @@ impl<S: Memory> AddressSpace<S> {
             due: None,
             minor_faults: 0,
             major_faults: 0,
+            filled: Filled::default(),
         })
     }
 
@@ -295,6 +298,7 @@ impl DataKind {
 
 impl<S: Memory> Drop for AddressSpace<S> {
     fn drop(&mut self) {
+        self.add_filled();
         self.resident.commons.spaces.remove(self.id);
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

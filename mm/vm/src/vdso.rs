@@ -78,7 +78,7 @@ impl<S: Memory> Resident<S> {
         if want == Want::Write {
             let copy = self.copy_of_vdso(area, addr)?;
             slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
-            area.copied.set(true);
+            area.copied.set();
             self.count(area, LeafKind::Anon);
             return Ok(FaultKind::Minor);
         }

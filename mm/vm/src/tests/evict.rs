@@ -110,7 +110,7 @@ fn pages_in_use_and_those_of_a_busy_space_go_where_age_is_ignored() {
     let holder = std::thread::spawn({
         let began = began.clone();
         move || {
-            let held = space.0.lock().unwrap();
+            let held = space.lock();
             began.wait();
             began.wait();
             std::thread::sleep(std::time::Duration::from_millis(20));

@@ -14,6 +14,7 @@ mod refs;
 mod registry;
 mod remote;
 mod secret;
+mod shared_fault;
 mod stored;
 mod swap;
 mod vdso;

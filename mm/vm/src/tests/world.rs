@@ -1,6 +1,6 @@
 //! A small world: processes on the software machine's CPUs.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
 pub use freehold_machine::PAGE;
 use freehold_machine::model::{Config, Model};
@@ -86,15 +86,36 @@ pub fn read(cache: &Cache, offset: u64, len: usize) -> std::vec::Vec<u8> {
     out
 }
 
-pub struct Locked(pub Mutex<AddressSpace<ModelFrames>>);
+pub struct Locked(RwLock<AddressSpace<ModelFrames>>);
+
+impl Locked {
+    pub fn lock(&self) -> RwLockWriteGuard<'_, AddressSpace<ModelFrames>> {
+        let mut space = self.0.write().unwrap();
+        space.add_filled();
+        space
+    }
+    /// Serve a fault beside other CPUs that do, or else alone.
+    pub fn fault(&self, addr: VirtAddr, access: Access, limits: &Limits) -> Result<FaultKind, FaultError> {
+        match self.fault_shared(addr, access) {
+            Some(kind) => Ok(kind),
+            None => self.lock().fault(addr, access, limits),
+        }
+    }
+    pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
+        self.0.read().unwrap().fault_shared(addr, access, None)
+    }
+}
 
 impl SpaceHandle<ModelFrames> for Locked {
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<ModelFrames>)) -> Visited {
-        match (how, self.0.try_lock()) {
-            (_, Ok(mut space)) => f(&mut space),
-            (Locking::Wait, Err(_)) => f(&mut self.0.lock().unwrap()),
-            (Locking::Try, Err(_)) => return Visited::Busy,
-        }
+        let mut space = match (how, self.0.try_write()) {
+            (_, Ok(space)) => space,
+            (Locking::Wait, Err(_)) => self.0.write().unwrap(),
+            (Locking::Try, Err(TryLockError::WouldBlock)) => return Visited::Busy,
+            (Locking::Try, Err(TryLockError::Poisoned(_))) => panic!("who had the space has panicked"),
+        };
+        space.add_filled();
+        f(&mut space);
         Visited::Done
     }
 }
@@ -127,14 +148,19 @@ impl Drop for Process {
 impl Process {
     pub fn around(model: Model, space: AddressSpace<ModelFrames>, cpu: u16) -> Self {
         let roots = space.translation().clone();
-        let locked = Arc::new(Locked(Mutex::new(space)));
+        let locked = Arc::new(Locked(RwLock::new(space)));
         let handle: Weak<dyn SpaceHandle<ModelFrames>> =
             Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
-        locked.0.lock().unwrap().set_handle(handle);
+        locked.lock().set_handle(handle);
         Self { model, locked, roots, cpu: CpuId(cpu), limits: Limits::NONE, judge: Judge::EachRun }
     }
-    pub fn space(&self) -> std::sync::MutexGuard<'_, AddressSpace<ModelFrames>> {
-        self.locked.0.lock().unwrap()
+    pub fn space(&self) -> RwLockWriteGuard<'_, AddressSpace<ModelFrames>> {
+        self.locked.lock()
+    }
+    /// Another thread of it, on `cpu`.
+    pub fn thread(&self, cpu: u16) -> Self {
+        let (locked, roots, cpu) = (self.locked.clone(), self.roots.clone(), CpuId(cpu));
+        Self { model: self.model, locked, roots, cpu, limits: Limits::NONE, judge: self.judge }
     }
     /// Run `f` as the process, on its CPU. Afterwards no TLB may hold what the tables do not.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {

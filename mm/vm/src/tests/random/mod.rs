@@ -307,7 +307,13 @@ impl Run {
                 if let Ok(result) = f() {
                     return Ok(result);
                 }
-                process.space().fault(address(page), access, &process.limits)?;
+                // Half of the pages are filled beside others, the rest alone.
+                let (at, limits) = (address(page), &process.limits);
+                if page % 2 == 0 {
+                    process.locked.fault(at, access, limits)?;
+                } else {
+                    process.space().fault(at, access, limits)?;
+                }
             }
             panic!("{access:?} of page {page} on CPU {cpu} faults for ever");
         })

@@ -102,7 +102,7 @@ fn a_page_taken_back_while_it_is_written_is_written_in_place_and_its_slot_freed(
     let frame = p.frame(a);
     let (locked, model) = (p.locked.clone(), s.world.model());
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        let mut space = locked.0.lock().unwrap();
+        let mut space = locked.lock();
         space.fault(VirtAddr(a), Access::Read, &Limits::NONE).unwrap();
         space.fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
         drop(space);
@@ -122,7 +122,7 @@ fn a_page_taken_back_while_it_is_written_stays_until_that_is_over() {
     let (s, p, a) = with_filled(64, 1);
     let (locked, commons) = (p.locked.clone(), s.world.commons.clone());
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        locked.0.lock().unwrap().fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
+        locked.lock().fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
         assert_eq!(commons.page_out(&*locked, VirtAddr(a)..VirtAddr(a + PAGE)).written, 0);
         assert_eq!(commons.swap().validate(), 0);
     }));
@@ -139,7 +139,7 @@ fn a_page_taken_back_stored_to_and_shared_while_it_is_written_does_not_go_where_
     let born: Arc<Mutex<Option<AddressSpace<ModelFrames>>>> = Arc::default();
     let cradle = born.clone();
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        let mut space = parent.0.lock().unwrap();
+        let mut space = parent.lock();
         space.fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
         model.store(VirtAddr(a), 2).unwrap();
         *cradle.lock().unwrap() = Some(space.fork().unwrap());
@@ -160,7 +160,7 @@ fn a_page_dropped_while_it_is_written_is_freed_when_that_is_over() {
     let (s, p, a) = with_filled(64, 1);
     let locked = p.locked.clone();
     *s.disk.during_write.lock().unwrap() =
-        Some(std::boxed::Box::new(move || locked.0.lock().unwrap().unmap(VirtAddr(a), PAGE).unwrap()));
+        Some(std::boxed::Box::new(move || locked.lock().unmap(VirtAddr(a), PAGE).unwrap()));
     let free = s.world.frames.free();
     assert_eq!(s.page_out(&p, a, 1).freed, 1);
     assert_eq!((s.used(), s.world.frames.free() > free), (0, true));
@@ -194,7 +194,7 @@ fn two_who_read_a_page_at_once_share_what_they_shared_before() {
     let (child, third) = (p.fork(1), p.fork(2));
     let other = child.locked.clone();
     *s.disk.during_read.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        other.0.lock().unwrap().fault(VirtAddr(a), Access::Read, &Limits::NONE).unwrap();
+        other.lock().fault(VirtAddr(a), Access::Read, &Limits::NONE).unwrap();
     }));
     assert_eq!((p.load(a), child.load(a), third.load(a)), (Ok(1), Ok(1), Ok(1)));
     assert_eq!((p.frame(a), child.frame(a)), (third.frame(a), third.frame(a)));
@@ -252,7 +252,7 @@ fn a_child_that_is_forked_while_the_page_is_written_has_the_bytes_of_then() {
     let born: Arc<Mutex<Option<AddressSpace<ModelFrames>>>> = Arc::default();
     let cradle = born.clone();
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        let mut space = parent.0.lock().unwrap();
+        let mut space = parent.lock();
         *cradle.lock().unwrap() = Some(space.fork().unwrap());
         space.fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
         drop(space);

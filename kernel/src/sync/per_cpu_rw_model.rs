@@ -1,0 +1,168 @@
+//! Readers beside a writer, step by step as `freehold_arch::sync::PerCpuRwLock` and
+//! [`super::lock::Sleeping::read`] take the steps; and wake-ups that are passed on.
+
+use std::vec::Vec;
+
+use shuttle::scheduler::RandomScheduler;
+use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use shuttle::sync::{Arc, Condvar, Mutex};
+use shuttle::{Config, Runner, thread};
+
+const CPUS: usize = 2;
+const ROUNDS: usize = 2;
+const WRITERS: usize = 2;
+const SCHEDULES: usize = 10_000;
+const SEED: u64 = 23;
+
+/// How it is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Steps {
+    Right,
+    /// A reader looks at the flag before it is counted.
+    LookedEarly,
+    /// The writer looks at the counts before it sets the flag.
+    CountedEarly,
+    /// A reader that was woken wakes nobody.
+    KeptWakeUp,
+}
+
+/// Sleepers, of which a wake-up reaches the first.
+#[derive(Default)]
+struct Sleepers {
+    /// Wake-ups that were given and not taken yet, and those who sleep.
+    state: Mutex<(usize, usize)>,
+    woken: Condvar,
+}
+
+impl Sleepers {
+    fn wait_until<R>(&self, mut condition: impl FnMut() -> Option<R>) -> R {
+        loop {
+            let mut state = self.state.lock().unwrap();
+            if let Some(value) = condition() {
+                return value;
+            }
+            state.1 += 1;
+            while state.0 == 0 {
+                state = self.woken.wait(state).unwrap();
+            }
+            state.0 -= 1;
+        }
+    }
+    fn wake_one(&self) {
+        let mut state = self.state.lock().unwrap();
+        if state.1 > 0 {
+            *state = (state.0 + 1, state.1 - 1);
+            self.woken.notify_one();
+        }
+    }
+}
+
+struct RwWorld {
+    steps: Steps,
+    is_written: AtomicBool,
+    counts: [AtomicUsize; CPUS],
+    /// Those who are at the value, for the assertions.
+    reading: AtomicUsize,
+    writing: AtomicUsize,
+    sleepers: Sleepers,
+}
+
+impl RwWorld {
+    fn try_write(&self) -> Option<()> {
+        let wait = || {
+            for count in &self.counts {
+                while count.load(Ordering::SeqCst) != 0 {
+                    thread::yield_now();
+                }
+            }
+        };
+        if self.steps == Steps::CountedEarly {
+            wait();
+        }
+        self.is_written.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        if self.steps != Steps::CountedEarly {
+            wait();
+        }
+        Some(())
+    }
+    fn try_read(&self, cpu: usize) -> Option<()> {
+        let looked = self.steps == Steps::LookedEarly && !self.is_written.load(Ordering::SeqCst);
+        if self.steps == Steps::LookedEarly && !looked {
+            return None;
+        }
+        self.counts[cpu].fetch_add(1, Ordering::SeqCst);
+        let may_read = looked || !self.is_written.load(Ordering::SeqCst);
+        if may_read {
+            self.reading.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(self.writing.load(Ordering::SeqCst), 0, "a reader beside a writer");
+            self.reading.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.counts[cpu].fetch_sub(1, Ordering::SeqCst);
+        may_read.then_some(())
+    }
+    fn read(&self, cpu: usize) {
+        if self.try_read(cpu).is_none() {
+            self.sleepers.wait_until(|| self.try_read(cpu));
+            if self.steps != Steps::KeptWakeUp {
+                self.sleepers.wake_one();
+            }
+        }
+    }
+    fn write(&self) {
+        self.try_write().unwrap_or_else(|| self.sleepers.wait_until(|| self.try_write()));
+        assert_eq!(self.writing.fetch_add(1, Ordering::SeqCst), 0, "two writers");
+        assert_eq!(self.reading.load(Ordering::SeqCst), 0, "a writer beside a reader");
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+        self.is_written.store(false, Ordering::SeqCst);
+        self.sleepers.wake_one();
+    }
+}
+
+fn explore(steps: Steps) {
+    let mut config = Config::new();
+    config.failure_persistence = shuttle::FailurePersistence::None;
+    let scheduler = RandomScheduler::new_from_seed(SEED, SCHEDULES);
+    Runner::new(scheduler, config).run(move || {
+        let world = Arc::new(RwWorld {
+            steps,
+            is_written: AtomicBool::new(false),
+            counts: [const { AtomicUsize::new(0) }; CPUS],
+            reading: AtomicUsize::new(0),
+            writing: AtomicUsize::new(0),
+            sleepers: Sleepers::default(),
+        });
+        let readers = (0..CPUS).map(|cpu| {
+            let world = world.clone();
+            thread::spawn(move || (0..ROUNDS).for_each(|_| world.read(cpu)))
+        });
+        let writers = (0..WRITERS).map(|_| {
+            let world = world.clone();
+            thread::spawn(move || (0..ROUNDS).for_each(|_| world.write()))
+        });
+        let all: Vec<_> = readers.chain(writers).collect();
+        all.into_iter().for_each(|one| one.join().unwrap());
+    });
+}
+
+#[test]
+fn nobody_reads_while_somebody_writes_and_nobody_sleeps_for_ever() {
+    explore(Steps::Right);
+}
+
+#[test]
+#[should_panic(expected = "a reader beside a writer")]
+fn a_reader_that_looks_before_it_is_counted_meets_a_writer() {
+    explore(Steps::LookedEarly);
+}
+
+#[test]
+#[should_panic(expected = "beside a")]
+fn a_writer_that_looks_before_it_is_announced_meets_a_reader() {
+    explore(Steps::CountedEarly);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_wake_up_that_is_not_passed_on_is_missed() {
+    explore(Steps::KeptWakeUp);
+}

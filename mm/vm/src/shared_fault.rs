@@ -1,0 +1,123 @@
+//! Faults that many CPUs serve at once, in one address space.
+//!
+//! **Protocol.** Threads that touch anonymous memory for the first time need nothing of each other:
+//! each fills an entry that nobody else has filled. So the space's owner may let several CPUs in
+//! with `&AddressSpace`, as long as nobody has `&mut AddressSpace` (a reader-writer lock). What
+//! these change is the state that they share:
+//! - an entry goes from empty to a leaf by compare-exchange; who loses frees its page and has
+//!   nothing more to do, since the page is there;
+//! - a leaf is only given more rights, by compare-exchange, where its frame is exclusive; no leaf
+//!   goes, and none leads to another frame, so no CPU has to forget anything;
+//! - tables are neither made nor freed;
+//! - pages and faults are counted in [`Filled`], which the next one with `&mut` adds to the rest.
+//!
+//! Everything else is left to [`AddressSpace::fault`].
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{Anon, LeafMapping};
+use freehold_machine::{Access, PhysicalBytes, VirtAddr};
+use freehold_paging::{Backing, Entry, EntryAt, Marks, Memory, PageSize};
+
+use crate::AddressSpace;
+use crate::area::{Area, AreaContent};
+use crate::error::FaultKind;
+use crate::policy::TaskPolicy;
+use crate::resident::{LeafKind, Resident, Want, leaf};
+
+/// Faults that were served at once, in the upper half, and pages that they filled, in the lower.
+#[derive(Debug, Default)]
+pub(crate) struct Filled(AtomicU64);
+
+impl Filled {
+    const FAULT: u64 = 1 << 32;
+    const PAGE: u64 = 1;
+
+    fn add(&self, what: u64) {
+        self.0.fetch_add(what, Ordering::Relaxed);
+    }
+    /// Faults and pages since the last time.
+    #[inline]
+    fn take(&mut self) -> Option<(u64, u64)> {
+        let filled = core::mem::take(self.0.get_mut());
+        (filled != 0).then_some((filled / Self::FAULT, filled % Self::FAULT))
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// As [`AddressSpace::fault`], for a task with the policy `acting`, beside other CPUs that do
+    /// the same. `None`, and nothing changed, where that has to serve it. Neither sleeps nor waits
+    /// for another CPU. The caller stays on its CPU.
+    pub fn fault_shared(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        acting: Option<&TaskPolicy>,
+    ) -> Option<FaultKind> {
+        let area = self.areas.at_shared(addr)?;
+        if !area.protection.allows(access) || !matches!(area.content, AreaContent::Anonymous) {
+            return None;
+        }
+        let filled = self.resident.fault_shared(area, addr.page_start(), access.into(), acting)?;
+        self.filled.add(Filled::FAULT + filled);
+        Some(FaultKind::Minor)
+    }
+
+    /// Add what faults that were served at once have changed to the counts. Whoever takes the
+    /// space's lock says this first.
+    #[inline]
+    pub fn add_filled(&mut self) {
+        if let Some((faults, pages)) = self.filled.take() {
+            self.minor_faults += faults;
+            self.resident.rss.anon += pages;
+        }
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// What it adds to [`Filled`], besides the fault.
+    fn fault_shared(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        want: Want,
+        acting: Option<&TaskPolicy>,
+    ) -> Option<u64> {
+        let Some((slot, PageSize::Small)) = self.tables.find(addr) else { return None };
+        let entry = slot.load();
+        if entry.is_leaf() {
+            // Somebody else was faster, or this CPU remembered less than the tables grant.
+            let is_granted = want == Want::Read || entry.is_writable();
+            return if is_granted { Some(0) } else { self.grant_shared(area, EntryAt { addr, slot, entry }) };
+        }
+        if !entry.is_empty() {
+            return None;
+        }
+        if want == Want::Read {
+            let (zero, rights) = (self.commons.zero_page(), area.shared_frame_rights());
+            // Whoever was faster has made the page present.
+            let _ = slot.try_fill(Entry::leaf(zero, rights, Marks::Accessed, Backing::Uncounted));
+            return Some(0);
+        }
+        let page = self.new_page(self.place_for(area, addr, acting)).ok()?;
+        self.source().machine().zero(page.pfn());
+        match slot.try_fill(leaf(page, area.protection.rights(), Marks::Dirty)) {
+            Ok(()) => Some(Filled::PAGE),
+            Err(unused) => {
+                drop(self.mapping_of(unused));
+                Some(0)
+            }
+        }
+    }
+
+    /// Let an anonymous page be written whose frame is its own; `None` where it is not.
+    fn grant_shared(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Option<u64> {
+        if self.kind_of(at.entry) != LeafKind::Anon {
+            return None;
+        }
+        let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), at.entry.frame()).ok()?;
+        self.reuse(&held).ok()?;
+        self.grant(at.slot, area.protection.rights());
+        Some(0)
+    }
+}
