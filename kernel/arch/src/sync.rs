@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use alloc::sync::Arc;
 
-pub use self::per_cpu_rw::{PerCpuRwGuard, PerCpuRwLock, ReadAttempt};
+pub use self::per_cpu_rw::{PerCpuRwGuard, PerCpuRwKept, PerCpuRwLock, ReadAttempt};
 use crate::irq::{self, InterruptsOff};
 
 /// A spin lock for data that no interrupt handler touches.

@@ -103,7 +103,7 @@ pub fn detach(space: &ProcessSpace, start: u64) -> Result<Arc<dyn Any + Send + S
     let mut found: Option<Arc<dyn Any + Send + Sync>> = None;
     let mut from = start;
     while let Some((first, end, held)) = next_area(space, start, from, found.as_ref()) {
-        space.lock().unmap(VirtAddr(first), end - first)?;
+        space.unmap(VirtAddr(first), end - first)?;
         (found, from) = (Some(held), end);
         crate::sched::checkpoint()?;
     }

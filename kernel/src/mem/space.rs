@@ -16,7 +16,7 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Visited};
+use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Unmapped, Visited};
 
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
@@ -130,6 +130,17 @@ impl ProcessSpace {
     pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
         self.areas
             .read(|space| space.fault_shared(addr, access, super::policy::acting().flatten().as_deref()))?
+    }
+    /// Unmap `len` bytes from `start` on. While CPUs forget what was there, others may fill pages
+    /// elsewhere.
+    pub fn unmap(&self, start: VirtAddr, len: u64) -> Result<()> {
+        let mut unmapped = Unmapped::default();
+        let mut areas = self.lock();
+        areas.unmap_first(start, len, &mut unmapped)?;
+        let kept = areas.downgrade();
+        drop(unmapped);
+        drop(kept);
+        Ok(())
     }
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {

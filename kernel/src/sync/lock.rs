@@ -15,7 +15,7 @@ use freehold_machine::Cpus;
 use super::wait::WaitQueue;
 
 pub use crate::hw::sync::{
-    ArcSlot, IrqSpinLock, PerCpuRwGuard, PerCpuRwLock, ReadAttempt, SpinLock, SpinLockGuard,
+    ArcSlot, IrqSpinLock, PerCpuRwGuard, PerCpuRwKept, PerCpuRwLock, ReadAttempt, SpinLock, SpinLockGuard,
 };
 use crate::hw::{Hardware, LOCK_SPINS};
 
@@ -199,6 +199,16 @@ impl<G> SleepingGuard<'_, G> {
     /// The proof that what is taken is held.
     pub fn inner(&self) -> &G {
         self.held.as_ref().expect(HELD)
+    }
+}
+
+impl<'a, T> SleepingGuard<'a, PerCpuRwGuard<'a, T>> {
+    /// Let readers see the value, and no other writer. Readers that sleep already are not woken:
+    /// what is left to do is short.
+    pub fn downgrade(mut self) -> SleepingGuard<'a, PerCpuRwKept<'a, T>> {
+        let (held, waiters) = (self.held.take().expect(HELD), self.waiters);
+        core::mem::forget(self);
+        SleepingGuard { held: Some(held.downgrade()), waiters }
     }
 }
 

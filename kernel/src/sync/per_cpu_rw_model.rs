@@ -4,7 +4,7 @@
 use std::vec::Vec;
 
 use shuttle::scheduler::RandomScheduler;
-use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use shuttle::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::{Config, Runner, thread};
 
@@ -24,6 +24,8 @@ enum Steps {
     CountedEarly,
     /// A reader that was woken wakes nobody.
     KeptWakeUp,
+    /// A writer that lets readers in lets writers in, too.
+    LetAllIn,
 }
 
 /// Sleepers, of which a wake-up reaches the first.
@@ -57,13 +59,18 @@ impl Sleepers {
     }
 }
 
+const FREE: u8 = 0;
+const WRITTEN: u8 = 1;
+const KEPT: u8 = 2;
+
 struct RwWorld {
     steps: Steps,
-    is_written: AtomicBool,
+    state: AtomicU8,
     counts: [AtomicUsize; CPUS],
     /// Those who are at the value, for the assertions.
     reading: AtomicUsize,
     writing: AtomicUsize,
+    keeping: AtomicUsize,
     sleepers: Sleepers,
 }
 
@@ -79,19 +86,20 @@ impl RwWorld {
         if self.steps == Steps::CountedEarly {
             wait();
         }
-        self.is_written.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        self.state.compare_exchange(FREE, WRITTEN, Ordering::SeqCst, Ordering::SeqCst).ok()?;
         if self.steps != Steps::CountedEarly {
             wait();
         }
         Some(())
     }
     fn try_read(&self, cpu: usize) -> Option<()> {
-        let looked = self.steps == Steps::LookedEarly && !self.is_written.load(Ordering::SeqCst);
+        let is_written = || self.state.load(Ordering::SeqCst) == WRITTEN;
+        let looked = self.steps == Steps::LookedEarly && !is_written();
         if self.steps == Steps::LookedEarly && !looked {
             return None;
         }
         self.counts[cpu].fetch_add(1, Ordering::SeqCst);
-        let may_read = looked || !self.is_written.load(Ordering::SeqCst);
+        let may_read = looked || !is_written();
         if may_read {
             self.reading.fetch_add(1, Ordering::SeqCst);
             assert_eq!(self.writing.load(Ordering::SeqCst), 0, "a reader beside a writer");
@@ -111,9 +119,19 @@ impl RwWorld {
     fn write(&self) {
         self.try_write().unwrap_or_else(|| self.sleepers.wait_until(|| self.try_write()));
         assert_eq!(self.writing.fetch_add(1, Ordering::SeqCst), 0, "two writers");
+        assert_eq!(self.keeping.load(Ordering::SeqCst), 0, "a writer beside one that keeps others out");
         assert_eq!(self.reading.load(Ordering::SeqCst), 0, "a writer beside a reader");
         self.writing.fetch_sub(1, Ordering::SeqCst);
-        self.is_written.store(false, Ordering::SeqCst);
+        // Beside readers from here on, but still beside no writer.
+        self.state.store(if self.steps == Steps::LetAllIn { FREE } else { KEPT }, Ordering::SeqCst);
+        assert_eq!(
+            self.keeping.fetch_add(1, Ordering::SeqCst),
+            0,
+            "a writer beside one that keeps others out"
+        );
+        thread::yield_now();
+        self.keeping.fetch_sub(1, Ordering::SeqCst);
+        self.state.store(FREE, Ordering::SeqCst);
         self.sleepers.wake_one();
     }
 }
@@ -125,10 +143,11 @@ fn explore(steps: Steps) {
     Runner::new(scheduler, config).run(move || {
         let world = Arc::new(RwWorld {
             steps,
-            is_written: AtomicBool::new(false),
+            state: AtomicU8::new(FREE),
             counts: [const { AtomicUsize::new(0) }; CPUS],
             reading: AtomicUsize::new(0),
             writing: AtomicUsize::new(0),
+            keeping: AtomicUsize::new(0),
             sleepers: Sleepers::default(),
         });
         let readers = (0..CPUS).map(|cpu| {
@@ -150,7 +169,7 @@ fn nobody_reads_while_somebody_writes_and_nobody_sleeps_for_ever() {
 }
 
 #[test]
-#[should_panic(expected = "a reader beside a writer")]
+#[should_panic(expected = "beside a")]
 fn a_reader_that_looks_before_it_is_counted_meets_a_writer() {
     explore(Steps::LookedEarly);
 }
@@ -165,4 +184,10 @@ fn a_writer_that_looks_before_it_is_announced_meets_a_reader() {
 #[should_panic(expected = "deadlock")]
 fn a_wake_up_that_is_not_passed_on_is_missed() {
     explore(Steps::KeptWakeUp);
+}
+
+#[test]
+#[should_panic(expected = "a writer beside")]
+fn a_writer_that_lets_all_in_meets_another() {
+    explore(Steps::LetAllIn);
 }

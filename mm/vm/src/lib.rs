@@ -81,7 +81,7 @@ pub use freehold_machine::Access;
 pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
-pub use map::whole_pages;
+pub use map::{Unmapped, whole_pages};
 pub use migrate::{CachedPage, MigrateOutcome, Migration, PageNode, SharedPages};
 pub use pin::{
     LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast, pin_fast_run,

@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use freehold_machine::{PAGE, VirtAddr};
-use freehold_paging::Memory;
+use freehold_paging::{FlushBatch, Memory};
 
 use crate::area::{Area, AreaContent, Copied};
 use crate::error::VmError;
@@ -21,6 +21,33 @@ use crate::{AddressSpace, PageCache, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
+
+/// Areas that were unmapped last, and the flush that is due for them: see
+/// [`AddressSpace::unmap_first`].
+pub struct Unmapped<S: Memory> {
+    // The areas outlive the batch with their pages: fields are dropped in this order.
+    batch: Option<FlushBatch<S>>,
+    removed: ArrayVec<Area<S>, REMOVED_AT_ONCE>,
+}
+
+impl<S: Memory> Unmapped<S> {
+    fn finish(&mut self) {
+        self.batch = None;
+        self.removed.clear();
+    }
+}
+
+impl<S: Memory> Default for Unmapped<S> {
+    fn default() -> Self {
+        Self { batch: None, removed: ArrayVec::new() }
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Unmapped<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Unmapped({} areas, {:?})", self.removed.len(), self.batch)
+    }
+}
 
 /// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing
 /// is left.
@@ -189,23 +216,46 @@ impl<S: Memory> AddressSpace<S> {
     /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's;
     /// [`VmError::NoMemory`] where an area would be cut and there are too many.
     pub fn unmap(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
+        self.unmap_first(start, len, &mut Unmapped::default())
+    }
+
+    /// As [`AddressSpace::unmap`], but CPUs may know what was there, and frames are held, until
+    /// `unmapped` is dropped. Nobody else changes the space until then; who only looks may
+    /// ([`AddressSpace::fault_shared`]), since nothing is filled where no area is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unmap_first(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        unmapped: &mut Unmapped<S>,
+    ) -> Result<(), VmError> {
         let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() || range.end > self.layout.end {
             return Err(VmError::Invalid);
         }
-        self.unmap_range(range)
+        self.unmap_range_first(range, unmapped)
     }
 
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
+        self.unmap_range_first(range, &mut Unmapped::default())
+    }
+
+    fn unmap_range_first(
+        &mut self,
+        range: Range<VirtAddr>,
+        unmapped: &mut Unmapped<S>,
+    ) -> Result<(), VmError> {
         // Most often it is just one area.
         if !self.areas.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end)
         {
             self.cut_out(&range)?;
         }
         loop {
-            // A few at a time, without a list: unmapping needs no memory. They outlive the batch
-            // with their pages.
-            let mut removed = ArrayVec::<_, REMOVED_AT_ONCE>::new();
+            // A few at a time, without a list: unmapping needs no memory.
+            unmapped.finish();
+            let Unmapped { batch, removed } = unmapped;
             let mut reached = range.start;
             while !removed.is_full()
                 && reached < range.end
@@ -218,15 +268,15 @@ impl<S: Memory> AddressSpace<S> {
                 return Ok(());
             }
             self.resident.source().rest();
-            let mut batch = self.resident.tables.batch();
-            for area in &removed {
-                self.resident.zap(area, area.start..area.end, &mut batch);
+            let batch = batch.insert(self.resident.tables.batch());
+            for area in &*removed {
+                self.resident.zap(area, area.start..area.end, batch);
                 self.total -= area.pages();
             }
             let is_last = reached == range.end || !removed.is_full();
             if is_last || self.areas.overlapping(range.clone()).next().is_none() {
                 let span = self.room_around(range.clone());
-                self.resident.tables.free_tables(range, span, &mut batch);
+                self.resident.tables.free_tables(range, span, batch);
                 return Ok(());
             }
         }

@@ -1,9 +1,12 @@
 //! A lock whose readers store to no line in common.
 //!
-//! **Protocol.** A writer sets a flag, then waits until the reader counts of all CPUs are 0. A
-//! reader adds itself to the count of its CPU, then looks at the flag: where it is set, it subtracts
-//! itself and reads nothing. All four steps are sequentially consistent, so either the reader sees
-//! the flag, or the writer sees the reader and waits for it.
+//! **Protocol.** A writer makes the state be *written*, then waits until the reader counts of all
+//! CPUs are 0. A reader adds itself to the count of its CPU, then looks at the state: where it is
+//! *written*, it subtracts itself and reads nothing. All four steps are sequentially consistent, so
+//! either the reader sees the state, or the writer sees the reader and waits for it.
+//!
+//! A writer that needs the value no longer, but no other writer beside it, makes the state be
+//! *kept* ([`PerCpuRwGuard::downgrade`]): readers come in, writers do not.
 //!
 //! Writers wait without sleeping, so readers are short and do not sleep. Which count a reader uses
 //! is nobody's concern but the cache lines': a reader that moves to another CPU still subtracts
@@ -19,16 +22,20 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use alloc::vec::Vec;
 
 use crate::memory::OutOfMemory;
 
+const FREE: u8 = 0;
+const WRITTEN: u8 = 1;
+const KEPT: u8 = 2;
+
 /// One value, for one writer or many readers. See the module's head.
 pub struct PerCpuRwLock<T> {
-    /// There is a writer, which may still wait for readers.
-    is_written: AtomicBool,
+    /// [`FREE`], [`WRITTEN`] (the writer may still wait for readers) or [`KEPT`].
+    state: AtomicU8,
     /// By CPU; none where no reader was let in yet.
     readers: spin::Once<Vec<Readers>>,
     value: UnsafeCell<T>,
@@ -57,13 +64,13 @@ pub enum ReadAttempt<R> {
 impl<T> PerCpuRwLock<T> {
     /// A free lock around `value`, which lets no readers in.
     pub const fn new(value: T) -> Self {
-        Self { is_written: AtomicBool::new(false), readers: spin::Once::new(), value: UnsafeCell::new(value) }
+        Self { state: AtomicU8::new(FREE), readers: spin::Once::new(), value: UnsafeCell::new(value) }
     }
 
     /// Take the lock for writing, unless another writer has it. Waits for readers.
     #[inline]
     pub fn try_write(&self) -> Option<PerCpuRwGuard<'_, T>> {
-        self.is_written.compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed).ok()?;
+        self.state.compare_exchange(FREE, WRITTEN, Ordering::SeqCst, Ordering::Relaxed).ok()?;
         if let Some(readers) = self.readers.get() {
             Self::wait_for(readers);
         }
@@ -80,18 +87,19 @@ impl<T> PerCpuRwLock<T> {
         }
     }
 
-    /// Show `f` the value, on CPU `cpu`, if there is no writer. `f` is short and does not sleep; the
-    /// caller keeps its CPU.
+    /// Show `f` the value, on CPU `cpu`, if there is no writer. `f` is short and does not sleep;
+    /// the caller keeps its CPU.
     #[inline]
     pub fn read<R>(&self, cpu: usize, f: impl FnOnce(&T) -> R) -> ReadAttempt<R> {
         let Some(readers) = self.readers.get() else { return ReadAttempt::Closed };
         let _counted = Counted::new(&readers[cpu % readers.len()].0);
-        if self.is_written.load(Ordering::SeqCst) {
+        if self.state.load(Ordering::SeqCst) == WRITTEN {
             return ReadAttempt::Written;
         }
-        // SAFETY: a writer makes a reference when it has seen each count at 0 after it had set the
-        // flag. This reader was counted before it found the flag not set, and is until it is done
-        // with the reference, so no writer has one meanwhile.
+        // SAFETY: a writer makes a reference when it has seen each count at 0 after it had said
+        // that it writes, and has none when it says no longer so. This reader was counted before it
+        // found that nobody writes, and is until it is done with the reference, so no writer has
+        // one meanwhile.
         ReadAttempt::Done(f(unsafe { &*self.value.get() }))
     }
 
@@ -130,7 +138,15 @@ pub struct PerCpuRwGuard<'a, T> {
     lock: &'a PerCpuRwLock<T>,
 }
 
-impl<T> PerCpuRwGuard<'_, T> {
+impl<'a, T> PerCpuRwGuard<'a, T> {
+    /// Let readers see the value, and no other writer.
+    pub fn downgrade(self) -> PerCpuRwKept<'a, T> {
+        let lock = self.lock;
+        core::mem::forget(self);
+        lock.state.store(KEPT, Ordering::Release);
+        PerCpuRwKept { lock }
+    }
+
     /// Let readers in from now on, on `cpus` CPUs. Changes nothing where they are.
     ///
     /// # Errors
@@ -165,7 +181,19 @@ impl<T> DerefMut for PerCpuRwGuard<'_, T> {
 impl<T> Drop for PerCpuRwGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.is_written.store(false, Ordering::Release);
+        self.lock.state.store(FREE, Ordering::Release);
+    }
+}
+
+/// The right that nobody writes a [`PerCpuRwLock`]'s value.
+#[must_use]
+pub struct PerCpuRwKept<'a, T> {
+    lock: &'a PerCpuRwLock<T>,
+}
+
+impl<T> Drop for PerCpuRwKept<'_, T> {
+    fn drop(&mut self) {
+        self.lock.state.store(FREE, Ordering::Release);
     }
 }
 
@@ -189,6 +217,11 @@ mod tests {
         assert!(lock.try_write().is_none());
         drop(guard);
         assert_eq!(lock.read(5, |value| *value), ReadAttempt::Done(8));
+        let kept = lock.try_write().unwrap().downgrade();
+        assert_eq!(lock.read(0, |value| *value), ReadAttempt::Done(8));
+        assert!(lock.try_write().is_none());
+        drop(kept);
+        assert!(lock.try_write().is_some());
         assert_eq!(lock.read(0, |_| lock.read(1, |value| *value)), ReadAttempt::Done(ReadAttempt::Done(8)));
     }
 

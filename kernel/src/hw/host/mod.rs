@@ -155,7 +155,7 @@ pub mod serial {
 
 /// Locks.
 pub mod sync {
-    pub use freehold_arch::sync::{ArcSlot, Once, PerCpuRwGuard, PerCpuRwLock, ReadAttempt};
+    pub use freehold_arch::sync::{ArcSlot, Once, PerCpuRwGuard, PerCpuRwKept, PerCpuRwLock, ReadAttempt};
 
     pub use super::locks::{SpinLock, SpinLockGuard};
 

@@ -228,8 +228,7 @@ fn file_backing(
 
 /// munmap(addr, length)
 pub fn sys_munmap(args: &Args) -> Result<i64> {
-    let space = current_space();
-    space.lock().unmap(VirtAddr(args[0]), args[1])?;
+    current_space().unmap(VirtAddr(args[0]), args[1])?;
     Ok(0)
 }
 

@@ -251,7 +251,7 @@ fn enter(requests: u32) -> Result<u64> {
 /// Unmap the page of a context.
 fn unmap(id: u64) {
     // Holes may stay where areas may not: the program can have changed what is there.
-    let _ = task::current().process().space().lock().unmap(VirtAddr(id), PAGE_SIZE as u64);
+    let _ = task::current().process().space().unmap(VirtAddr(id), PAGE_SIZE as u64);
 }
 
 /// End the context at `id` of the current process.

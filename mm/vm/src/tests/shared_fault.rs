@@ -139,3 +139,26 @@ fn of_two_that_touch_a_page_at_the_same_time_one_page_stays_whichever_is_first()
         world.end();
     }
 }
+
+#[test]
+fn while_cpus_forget_what_was_unmapped_pages_are_filled_elsewhere_and_no_frame_is_given_away() {
+    let world = World::new();
+    let p = world.process(0);
+    let (a, b) = (p.anonymous(4), p.map(AreaPlace::Anywhere, 2, RW, Backing::Anonymous).unwrap());
+    for page in 0..4 {
+        p.store(a + page * PAGE, 1).unwrap();
+    }
+    p.store(b, 1).unwrap();
+    let mut unmapped = Unmapped::default();
+    let free = world.frames.free();
+    p.model.on_cpu(p.cpu, || p.space().unmap_first(VirtAddr(a), 4 * PAGE, &mut unmapped)).unwrap();
+    assert_eq!(world.frames.free(), free, "CPUs may still store there");
+    let fault = |addr, access| p.model.on_cpu(p.cpu, || p.locked.fault_shared(VirtAddr(addr), access));
+    assert_eq!(fault(a, Access::Write), None);
+    assert_eq!(fault(b + PAGE, Access::Write), Some(FaultKind::Minor));
+    p.model.on_cpu(p.cpu, || drop(unmapped));
+    assert!(world.frames.free() >= free + 3);
+    assert_eq!((p.load(a), p.load(b + PAGE)), (Err(MAPERR), Ok(0)));
+    drop(p);
+    world.end();
+}
