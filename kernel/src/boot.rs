@@ -8,6 +8,7 @@ use core::fmt::{self, Display, Formatter};
 
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_firmware::Firmware;
+use freehold_machine::topology::Emulation;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
@@ -44,7 +45,7 @@ pub fn main(info: &'static BootInfo) -> ! {
         Mitigations::Auto => WantedMitigations::Auto,
         Mitigations::Off => WantedMitigations::Off,
     });
-    let (firmware, pluggable) = read_firmware(info);
+    let (firmware, pluggable) = read_firmware(info, settings.numa);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     let (bounce, planted) =
         (BounceSettings { limits: settings.slots, restricted: settings.restricted }, settings.plant);
@@ -102,7 +103,10 @@ fn start_scheduling(cpu: CpuId) {
 /// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug
 /// memory in.
 #[inline(never)]
-fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::FoundMemory>) {
+fn read_firmware(
+    info: &'static BootInfo,
+    numa: Option<Emulation>,
+) -> (&'static Firmware, Vec<host::FoundMemory>) {
     let usable = info.memory_map().iter().filter(|region| region.kind == MemoryKind::Usable).map(|region| {
         let end = region.start.0 + region.len;
         PfnRange::new(Pfn(region.start.0.div_ceil(4096)), Pfn(end / 4096))
@@ -117,8 +121,25 @@ fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::Found
             log::warn!("firmware: {warning}");
         },
     ));
-    let pluggable = find_pluggable(read);
+    let mut pluggable = find_pluggable(read);
+    if let Some(emulation) = numa {
+        emulate_nodes(read, emulation, &mut pluggable);
+    }
     (read, pluggable)
+}
+
+/// Have the machine's memory on other nodes than firmware says, as the parameter `numa` asks.
+fn emulate_nodes(firmware: &mut Firmware, emulation: Emulation, pluggable: &mut [host::FoundMemory]) {
+    let cpus = firmware.platform.cpus().len();
+    match firmware.topology.emulate(emulation, cpus) {
+        Ok(topology) => firmware.topology = topology,
+        Err(reason) => return log::warn!("kernel parameter numa ignored: {reason}"),
+    }
+    for found in pluggable {
+        let node = firmware.topology.node_of(found.region.frames().start);
+        found.node = node.expect("where memory can be plugged in belongs to a node");
+    }
+    log::info!("NUMA: {} nodes, as the parameter numa asks", firmware.topology.node_count());
 }
 
 /// Find where memory may be plugged in, before the frame table and the page allocator are made for

@@ -11,6 +11,7 @@ use core::fmt;
 use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
 use freehold_iommu::Transfers;
+use freehold_machine::topology::Emulation;
 use freehold_replica::Setting;
 use freehold_vm::HugeMode;
 use freehold_xpfo::Policy;
@@ -116,6 +117,8 @@ pub struct Settings {
     pub mitigations: Mitigations,
     /// How strictly frames of programs are kept out of the kernel's map.
     pub xpfo: Policy,
+    /// What is made of the machine's nodes; `None`: they stay as firmware says.
+    pub numa: Option<Emulation>,
     /// Which nodes get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
     /// Whether system calls are counted by number.
@@ -145,6 +148,7 @@ impl Default for Settings {
             huge_pages: None,
             mitigations: Mitigations::default(),
             xpfo: Policy::default(),
+            numa: None,
             numa_replica: Setting::default(),
             syscall_counts: KeyState::Off,
             plant: None,
@@ -309,6 +313,16 @@ pub const KNOWN: &[Known] = &[
         help: "leave the kernel where it is linked, for a debugger",
         // Start-up reads it for itself, before this list exists.
         set: |_, _| Ok(()),
+    },
+    Known {
+        name: "numa",
+        values: "off|fake=N|fake=NU|fake=SIZE",
+        help: "have memory and CPUs on other nodes than firmware says: off: on one; fake=N: on N; fake=NU: each node split in N; fake=SIZE (M or G): in nodes of that size",
+        set: |settings, parameter| {
+            let emulation = parameter.value.and_then(Emulation::parse);
+            settings.numa = Some(emulation.ok_or("off, fake=N, fake=NU or fake=SIZE with M or G")?);
+            Ok(())
+        },
     },
     Known {
         name: "numa_replica",

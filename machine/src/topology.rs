@@ -5,7 +5,11 @@
 //! [`Topology::validate`]: ranges are sorted and disjoint, every range's node exists, the distance
 //! of a node to itself is 10.
 
+mod emulate;
+
 use crate::{CpuId, MAX_CPUS, NodeId, Pfn, PfnRange};
+
+pub use self::emulate::{Emulation, EmulationError, LEAST_PART};
 
 /// The most nodes.
 pub const MAX_NODES: usize = 16;

@@ -29,6 +29,24 @@ fn nodes_have_the_memory_and_the_distances_that_were_asked_for() {
 }
 
 #[test]
+fn the_kernel_can_be_told_to_see_other_nodes() {
+    let line = "cd /sys/devices/system/node; cat online node0/cpulist node0/distance; \
+                for node in node*; do head -n 1 $node/meminfo; done | \
+                awk '$4 < 90000 { print \"small\" }'; dmesg | grep -o 'parameter numa.*'";
+    let told = |numa: &str| {
+        let parameter = format!("numa={numa}");
+        let options = ["--cpus", "4", "--numa", "2", "-m", "512M", "--append", &parameter];
+        run(&options, &["busybox", "ash", "-c", line], b"").expect(0).text()
+    };
+    let asked = "parameter numa asks";
+    assert_eq!(told("fake=4"), format!("0-3\n0\n10 20 10 20\n{asked}\n"));
+    assert_eq!(told("fake=2U"), format!("0-3\n0\n10 10 20 20\n{asked}\n"));
+    assert_eq!(told("fake=128M"), format!("0-3\n0\n10 20 10 20\n{asked}\n"));
+    assert_eq!(told("off"), format!("0\n0-3\n10\n{asked}\n"));
+    assert_eq!(told("fake=17"), "0-1\n0-1\n10 20\nparameter numa ignored: there can be 16 nodes at most\n");
+}
+
+#[test]
 fn disks_keep_what_is_written_and_read_only_ones_refuse() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let bytes = all_bytes(64 << 10);

@@ -45,7 +45,7 @@ fn known_parameters_are_set_and_dashes_are_underscores() {
 #[test]
 fn unknown_parameters_and_values_are_reported_and_change_nothing() {
     let mut problems = Vec::new();
-    let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager numa_replica=all syscall_counts=1";
+    let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager numa_replica=all numa=fake syscall_counts=1";
     let settings = parse(line, |problem| problems.push(problem.to_string()));
     assert_eq!(settings.page_allocator.shuffle, Shuffle::Auto);
     assert_eq!(settings.max_cpus, freehold_machine::MAX_CPUS);
@@ -57,6 +57,7 @@ fn unknown_parameters_and_values_are_reported_and_change_nothing() {
         "kernel parameter maxcpus= ignored: it can be 1 or more",
         "kernel parameter xpfo=eager ignored: it can be off, lap, on or strict",
         "kernel parameter numa_replica=all ignored: it can be auto, on, off or a number of nodes",
+        "kernel parameter numa=fake ignored: it can be off, fake=N, fake=NU or fake=SIZE with M or G",
         "kernel parameter syscall_counts=1 ignored: it can be on or off",
     ];
     assert_eq!(problems, expected);
