@@ -387,6 +387,15 @@ static void namespaces(void) {
         (void)!put("/proc/self/uid_map", "0 0 1000\n2000 2000 1000");
         (void)!put("/proc/self/gid_map", "0 0 1000");
     }
+    // One of PIDs, in which a process is left when the first one ends.
+    if (unshare(CLONE_NEWPID) == 0) {
+        pid_t first = fork();
+        if (first == 0) {
+            if (fork() == 0) pause();
+            _exit(0);
+        }
+        if (first > 0) waitpid(first, 0, 0);
+    }
     if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP | CLONE_NEWNET) == 0) {
         if (mount("none", "/tmp/fail-nth", "tmpfs", 0, 0) == 0) {
             mkdir("/tmp/fail-nth/all", 0700);

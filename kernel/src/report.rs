@@ -318,7 +318,7 @@ impl AuditVerdict {
             map_violations,
             misplaced_timers,
             misplaced_tasks: sched::misplaced() as u64,
-            process_fault: task::registry::validate().err(),
+            process_fault: task::registry::audit::validate().err(),
             replica_faults,
         }
     }

@@ -200,6 +200,11 @@ fn namespaces() {
 }
 
 #[test]
+fn pidns() {
+    conforms("pidns");
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

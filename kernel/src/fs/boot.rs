@@ -18,6 +18,7 @@ use super::root::{self, add_device, make_dirs, mount_at};
 use super::tmpfs::{self, TmpFs};
 use super::walk::{Final, PathWalk};
 use crate::sync::SpinLock;
+use crate::task::pidns::PidNs;
 use crate::{Errno, Result};
 use freehold_collections::{Arc, TryCollect, Vec, try_format};
 
@@ -191,7 +192,7 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
         names::change_mode(&walk, &tmp, 0o1777)?;
     }
     let generated = quiet | MountFlags::NOEXEC;
-    mount_at(super::procfs::ProcFs::new()?, b"proc", b"/proc", generated)?;
+    mount_at(super::procfs::ProcFs::new(&PidNs::INITIAL)?, b"proc", b"/proc", generated)?;
     super::sysfs::fill();
     mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)?;
     if let Some(rootfs) = ROOTFS.lock().take() {

@@ -8,6 +8,7 @@ use super::endpoint::{Socket, SocketKind};
 use super::message::PassCredentials;
 use super::netlink;
 use super::remembered::{Remembered, TCP};
+use crate::task::registry;
 use crate::task::userns::IdKind;
 use crate::task::{Capability, Process};
 use crate::time::TimeVal;
@@ -47,17 +48,18 @@ impl Credentials {
     /// As the caller's user namespace shows them.
     pub fn shown(self) -> Self {
         let (uid, gid) = task::shown_ids(self.uid, self.gid);
-        Self { uid, gid, ..self }
+        Self { pid: registry::shown(self.pid), uid, gid }
     }
 
     /// What the caller passed, with the kernel's ids.
     ///
     /// # Errors
-    /// `EINVAL` for ids that its user namespace does not map.
+    /// `EINVAL` for ids that its user namespace does not map; `ESRCH` for a process that its PID
+    /// namespace does not know.
     pub fn of_kernel(self) -> Result<Self> {
         let (uid, gid) =
             (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
-        Ok(Self { uid, gid, ..self })
+        Ok(Self { pid: registry::pid_by_number(self.pid).ok_or(Errno::ESRCH)?, uid, gid })
     }
 
     /// Whether the caller may send them as its own: each is one of its own, or it has the
@@ -65,7 +67,7 @@ impl Credentials {
     pub fn may_be_claimed(&self) -> bool {
         task::with_current(|task| {
             let (process, own) = (task.process(), task.process().credentials());
-            (self.pid == process.pid || own.may(Capability::SysAdmin))
+            (self.pid == process.pid || own.may_in(&process.pid_ns().owner(), Capability::SysAdmin))
                 && ([own.uid, own.euid, own.suid].contains(&self.uid) || own.may_within(Capability::SetUid))
                 && ([own.gid, own.egid, own.sgid].contains(&self.gid) || own.may_within(Capability::SetGid))
         })

@@ -46,6 +46,8 @@ pub enum Capability {
     SetFcap = 31,
     /// The kernel's log read.
     Syslog = 34,
+    /// IDs of processes chosen.
+    CheckpointRestore = 40,
 }
 
 /// Every capability that there is (CAP_LAST_CAP is 40).

@@ -44,7 +44,7 @@ pub fn sys_capget(args: &Args) -> Result<i64> {
 pub fn sys_capset(args: &Args) -> Result<i64> {
     let (words, pid) = header(UserPtr::new(args[0]))?;
     let process = super::current().process().clone();
-    if pid != 0 && pid.unsigned_abs() != process.pid {
+    if pid != 0 && pid.unsigned_abs() != process.number() {
         return Err(Errno::EPERM);
     }
     let mut new = Capabilities { effective: 0, permitted: 0, inheritable: 0 };

@@ -1,5 +1,6 @@
 //! The clocks that programs read, by the numbers of clock_gettime(2).
 
+use super::registry::pid_by_number;
 use super::{Pid, current, find, find_task};
 use crate::time::{self, now, wall_nanoseconds};
 use crate::{Errno, Result};
@@ -42,9 +43,9 @@ impl Clock {
                 let of = u32::try_from(of).map_err(|_| Errno::EINVAL)?;
                 match (id & 4 != 0, of) {
                     (true, 0) => Self::Thread(current().tid),
-                    (true, tid) => Self::Thread(tid),
+                    (true, tid) => Self::Thread(pid_by_number(tid).ok_or(Errno::EINVAL)?),
                     (false, 0) => Self::Process(current().process().pid),
-                    (false, pid) => Self::Process(pid),
+                    (false, pid) => Self::Process(pid_by_number(pid).ok_or(Errno::EINVAL)?),
                 }
             }
             _ => return Err(Errno::EINVAL),

@@ -4,19 +4,22 @@ use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::io_context::IoSharing;
-use super::namespaces::calls::{of_child, wants_inseparable};
+use super::namespaces::Namespaces;
+use super::namespaces::calls::of_child;
 use super::pidfd::Given;
+use super::pidns::{FIRST, Levels, MOST_LEVELS, Numbers, PidNs};
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
 use super::trace::Event;
-use super::{Pid, Resource, Task, current, registry, spawn, users};
+use super::{Capability, Credentials, Pid, Resource, Task, current, registry, spawn, users};
+use crate::fs::FsContext;
 use crate::hw::user::{USER_END, UserContext};
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
@@ -68,6 +71,8 @@ bitflags! {
         const NEW_IPC = 0x800_0000;
         /// Users of its own.
         const NEW_USER = 0x1000_0000;
+        /// Process IDs of its own.
+        const NEW_PID = 0x2000_0000;
         /// Same I/O context.
         const IO = 0x8000_0000;
         /// Handlers become the default (clone3).
@@ -87,6 +92,8 @@ struct CloneRequest {
     tls: u64,
     /// Where the number of a descriptor of the child goes.
     pidfd: Option<u64>,
+    /// The numbers to be given, that in the child's own PID namespace first.
+    set_tid: Vec<Pid>,
 }
 
 /// clone3's argument, as far as it is known here.
@@ -130,6 +137,7 @@ pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
         child_tid: args[3],
         tls: args[4],
         pidfd: flags.contains(CloneFlags::PIDFD).then_some(args[2]),
+        set_tid: Vec::new(),
     };
     make(context, &request)
 }
@@ -159,8 +167,8 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     if flags.intersects(CloneFlags::THREAD | CloneFlags::PARENT) && given.exit_signal != 0 {
         return Err(Errno::EINVAL);
     }
-    if given.set_tid_size > 0 {
-        return Err(Errno::EPERM);
+    if given.set_tid_size > MOST_LEVELS as u64 || (given.set_tid == 0) != (given.set_tid_size == 0) {
+        return Err(Errno::EINVAL);
     }
     let request = CloneRequest {
         flags,
@@ -170,6 +178,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
         child_tid: given.child_tid,
         tls: given.tls,
         pidfd: flags.contains(CloneFlags::PIDFD).then_some(given.pidfd),
+        set_tid: UserPtr::new(given.set_tid).read_many(given.set_tid_size as usize)?,
     };
     make(context, &request)
 }
@@ -184,6 +193,7 @@ impl CloneRequest {
             child_tid: 0,
             tls: 0,
             pidfd: None,
+            set_tid: Vec::new(),
         }
     }
 
@@ -221,7 +231,7 @@ impl CloneRequest {
         }
         let namespaces = CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS;
         // Nor do namespaces: they belong to the process.
-        if (has(CloneFlags::THREAD) && self.flags.intersects(namespaces)) || wants_inseparable(self.flags) {
+        if has(CloneFlags::THREAD) && self.flags.intersects(namespaces) {
             return Err(Errno::EINVAL);
         }
         if has(CloneFlags::SETTLS) && self.tls >= USER_END {
@@ -251,17 +261,18 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     users::check_threads(parent.process())?;
     let flags = request.flags;
     let child_context = child_context(context, request)?;
-    let tid = registry::lock().allocate()?;
     if flags.contains(CloneFlags::VM) && !flags.contains(CloneFlags::VFORK) {
         parent.process().space().share();
     }
-    let made = if flags.contains(CloneFlags::THREAD) {
-        Ok(parent.process().clone())
-    } else {
-        new_process(&parent, tid, request)
+    let surroundings = Surroundings::of_child(&parent, request)?;
+    let numbers = give_numbers(&parent, surroundings.as_ref(), request)?;
+    let tid = numbers.id();
+    let made = match surroundings {
+        None => Ok(parent.process().clone()),
+        Some(surroundings) => new_process(&parent, numbers.clone(), request, surroundings),
     };
     let made = made.and_then(|process| {
-        let task = new_task(&parent, tid, process, flags);
+        let task = new_task(&parent, numbers.clone(), process, flags);
         if flags.contains(CloneFlags::CHILD_CLEARTID) {
             task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
         }
@@ -269,7 +280,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
         task.make_user_thread(child_context, move |task| {
             if let Some(address) = set_tid {
                 // As Linux: a bad address is the program's own affair.
-                let _ = UserPtr::<u32>::new(address).write(&task.tid);
+                let _ = UserPtr::<u32>::new(address).write(&task.number());
             }
         })?;
         Ok(task)
@@ -283,11 +294,77 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
         }
     };
     // Nothing fails from here on. It does not run yet.
+    let told = numbers.in_view(parent.process().pid_view());
     if flags.contains(CloneFlags::PARENT_SETTID) {
-        let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
+        let _ = UserPtr::<u32>::new(request.parent_tid).write(&told);
     }
     start(context, &parent, task, request);
-    Ok(i64::from(tid))
+    Ok(i64::from(told))
+}
+
+/// What is around a new process.
+struct Surroundings {
+    fs: Arc<FsContext>,
+    credentials: Arc<Credentials>,
+    namespaces: Arc<Namespaces>,
+}
+
+impl Surroundings {
+    /// What a child of `parent` has around it; `None` for a thread.
+    ///
+    /// # Errors
+    /// `EINVAL` for a thread of a process whose children are in another PID namespace, and for a
+    /// sibling of the first process of one (Linux: `copy_process`); what making namespaces gives.
+    fn of_child(parent: &Task, request: &CloneRequest) -> Result<Option<Self>> {
+        let (flags, old) = (request.flags, parent.process());
+        if flags.contains(CloneFlags::PARENT) && old.is_namespace_init() {
+            return Err(Errno::EINVAL);
+        }
+        if flags.contains(CloneFlags::THREAD) {
+            let stays = old.namespaces().pid_for_children == *old.pid_ns();
+            return if stays { Ok(None) } else { Err(Errno::EINVAL) };
+        }
+        let fs = if flags.contains(CloneFlags::FS) { old.fs() } else { old.fs().duplicate() };
+        let (credentials, namespaces) = of_child(old, flags, &fs)?;
+        Ok(Some(Self { fs, credentials, namespaces }))
+    }
+}
+
+/// The ID and the numbers of a new thread or process, which are in use from now on.
+fn give_numbers(
+    parent: &Task,
+    surroundings: Option<&Surroundings>,
+    request: &CloneRequest,
+) -> Result<Numbers> {
+    let own = parent.process().pid_ns();
+    let namespace = surroundings.map_or(own, |new| &new.namespaces.pid_for_children);
+    if !request.set_tid.is_empty() {
+        check_set_tid(parent, namespace, &request.set_tid)?;
+    }
+    let levels = Levels::new(namespace)?;
+    registry::lock().allocate(levels, &request.set_tid)
+}
+
+/// Whether a task may choose the numbers of a child in `namespace` and those above, in Linux' order
+/// (`alloc_pid`).
+fn check_set_tid(parent: &Task, namespace: &PidNs, wanted: &[Pid]) -> Result<()> {
+    if wanted.len() > namespace.level() + 1 {
+        return Err(Errno::EINVAL);
+    }
+    let own = parent.process().credentials();
+    let mut here = Some(namespace);
+    for &number in wanted {
+        let Some(at) = here else { return Err(Errno::EINVAL) };
+        if !(1..registry::PID_MAX).contains(&number) || (number != FIRST && !at.has_init()) {
+            return Err(Errno::EINVAL);
+        }
+        let may = |capability| own.may_in(&at.owner(), capability);
+        if !may(Capability::CheckpointRestore) && !may(Capability::SysAdmin) {
+            return Err(Errno::EPERM);
+        }
+        here = at.parent();
+    }
+    Ok(())
 }
 
 /// Enter the new thread where threads, processes and tracees are known.
@@ -314,7 +391,8 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> R
 
 /// Let the new thread run, tell the parent's tracer, and wait for the child of a vfork.
 fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request: &CloneRequest) {
-    let (tid, flags) = (task.tid.into(), request.flags);
+    let flags = request.flags;
+    let tid = parent.traced.view().map_or(0, |view| task.numbers().in_view(view).into());
     let released = flags.contains(CloneFlags::VFORK).then(|| reserve::arc(Completion::new()));
     *task.vfork.lock() = released.clone();
     task.start();
@@ -333,10 +411,10 @@ fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request
 }
 
 /// A task of `process` with what it has from its parent.
-fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFlags) -> Arc<Task> {
+fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: CloneFlags) -> Arc<Task> {
     let schedule = Schedule::new(Idle::No, hw::current_cpu());
     schedule.inherit(&parent.schedule);
-    let task = Task::new(tid, process, schedule, parent.name());
+    let task = Task::new(numbers, process, schedule, parent.name());
     task.blocked.store(parent.blocked().0, Ordering::Relaxed);
     // The same policy, but its own turn.
     let policy = parent.memory_policy().map(|policy| reserve::arc(TaskPolicy::new(policy.policy())));
@@ -360,12 +438,16 @@ fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFla
     task
 }
 
-fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<Arc<Process>> {
+fn new_process(
+    parent: &Arc<Task>,
+    numbers: Numbers,
+    request: &CloneRequest,
+    Surroundings { fs, credentials, namespaces }: Surroundings,
+) -> Result<Arc<Process>> {
     let flags = request.flags;
     let old = parent.process();
     let space = if flags.contains(CloneFlags::VM) { old.space() } else { old.space().fork()? };
     let files = if flags.contains(CloneFlags::FILES) { old.files() } else { old.files().duplicate()? };
-    let fs = if flags.contains(CloneFlags::FS) { old.fs() } else { old.fs().duplicate() };
     let actions = {
         let shared = old.actions.lock().clone();
         if flags.contains(CloneFlags::SIGHAND) {
@@ -378,11 +460,10 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &CloneRequest) -> Result<A
             reserve::arc(IrqSpinLock::new(copy))
         }
     };
-    let (credentials, namespaces) = of_child(old, flags, &fs)?;
     let mother = if flags.contains(CloneFlags::PARENT) { old.parent() } else { None };
     let mother = mother.unwrap_or_else(|| old.clone());
     let process = Process::new(
-        pid,
+        numbers,
         mother.downgrade(),
         Beginnings {
             space,

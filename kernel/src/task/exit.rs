@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve::ArcMethods};
 
+use super::pidns::FIRST;
 use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
@@ -65,7 +66,7 @@ pub(super) fn leave_program(task: &Task) {
     task.leave_rseq();
     let robust = task.robust_list.swap(0, Ordering::Relaxed);
     if robust != 0 {
-        futex::release_robust_list(robust, task.tid);
+        futex::release_robust_list(robust, task.number());
     }
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear != 0 && UserPtr::<u32>::new(clear).write(&0).is_ok() {
@@ -104,6 +105,9 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         above().leave_terminal(&process.session());
     }
     process.release_tracees();
+    if process.is_namespace_init() {
+        end_namespace(process);
+    }
     hand_over_children(process);
     // Its own group, if the tie to its parent was what kept it from being orphaned.
     hang_up_if_stopped(process.group());
@@ -116,6 +120,36 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         Some(tracer) => tracer.tell_of_end(process, status),
         None => wait::tell_parent_of_end(process, status),
     }
+}
+
+/// Ends every other process of the namespace whose first process has ended, those of the
+/// namespaces below included, and waits until all are gone (Linux: `zap_pid_ns_processes`).
+///
+/// Each was killed, and nothing new comes. Those with a parent outside stay until that one waits
+/// for them. The task is no program's any more: a signal has nothing to end in it.
+fn end_namespace(process: &Arc<Process>) {
+    let view = process.pid_view();
+    // The first process is that with the number 1.
+    let next = |least| {
+        let pids = registry::pids_from(view, least);
+        let last = pids.last().map(|&(number, _)| number);
+        last.map(|last| (pids, last + 1))
+    };
+    registry::lock().end_namespace(process.pid_ns());
+    let mut least = FIRST + 1;
+    while let Some((pids, after)) = next(least) {
+        for (_, pid) in pids {
+            if let Some(other) = registry::find(pid).filter(|other| other.number_in(view) != 0) {
+                other.signal(SigInfo::kernel(Signal::KILL));
+            }
+        }
+        crate::sched::rest();
+        least = after;
+    }
+    process.child_changed.wait_uninterruptible(|| {
+        wait::reap_ended(process);
+        next(FIRST + 1).is_none().then_some(())
+    });
 }
 
 /// Give the children to the next reaper, one by one: there may be many, and no memory.
@@ -131,7 +165,7 @@ fn hand_over_children(process: &Arc<Process>) {
         child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let signal = child.parent_death_signal.load(Ordering::Relaxed);
         if let Some(signal) = Signal::new(i64::from(signal)) {
-            child.signal(SigInfo::user(signal, code::USER, process.pid, 0));
+            child.signal(SigInfo::user(signal, code::USER, process.number_for(&child), 0));
         }
         if let Some(status) = child.exit_status()
             && !child.awaits_tracer.load(Ordering::SeqCst)

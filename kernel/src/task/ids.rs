@@ -3,7 +3,7 @@
 use super::capabilities::{Capabilities, Capability};
 use super::credentials::Groups;
 use super::userns::IdKind;
-use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
+use super::{Credentials, Pid, Process, Session, current, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -14,17 +14,17 @@ use freehold_collections::{
 
 /// getpid()
 pub fn sys_getpid(_args: &Args) -> Result<i64> {
-    Ok(with_current(|task| i64::from(task.process().pid)))
+    Ok(with_current(|task| i64::from(task.process().number())))
 }
 
 /// gettid()
 pub fn sys_gettid(_args: &Args) -> Result<i64> {
-    Ok(with_current(|task| i64::from(task.tid)))
+    Ok(with_current(|task| i64::from(task.number())))
 }
 
 /// getppid()
 pub fn sys_getppid(_args: &Args) -> Result<i64> {
-    Ok(with_current(|task| i64::from(task.process().parent_pid())))
+    Ok(with_current(|task| i64::from(task.process().parent_number())))
 }
 
 /// The process that `pid` means; 0 is the caller's.
@@ -32,23 +32,23 @@ pub(super) fn named(pid: i32) -> Result<Arc<Process>> {
     match pid {
         0 => Ok(current().process().clone()),
         pid if pid < 0 => Err(Errno::ESRCH),
-        pid => find(pid.unsigned_abs()).ok_or(Errno::ESRCH),
+        pid => registry::find_by_number(pid.unsigned_abs()).ok_or(Errno::ESRCH),
     }
 }
 
 /// getpgrp()
 pub fn sys_getpgrp(_args: &Args) -> Result<i64> {
-    Ok(i64::from(current().process().group()))
+    Ok(i64::from(registry::shown(current().process().group())))
 }
 
 /// getpgid(pid)
 pub fn sys_getpgid(args: &Args) -> Result<i64> {
-    Ok(i64::from(named(args.int(0))?.group()))
+    Ok(i64::from(registry::shown(named(args.int(0))?.group())))
 }
 
 /// getsid(pid)
 pub fn sys_getsid(args: &Args) -> Result<i64> {
-    Ok(i64::from(named(args.int(0))?.session().id))
+    Ok(i64::from(registry::shown(named(args.int(0))?.session().id)))
 }
 
 /// setpgid(pid, group)
@@ -58,7 +58,11 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let process = named(args.int(0))?;
-    let group: Pid = if args.int(1) == 0 { process.pid } else { args.uint(1) };
+    // A number that means nothing is no group's: 0 is not either.
+    let group: Pid = match args.uint(1) {
+        0 => process.pid,
+        number => registry::pid_by_number(number).unwrap_or(0),
+    };
     let mut registry = registry::lock();
     if !registry.knows(&process) {
         return Err(Errno::ESRCH);
@@ -106,7 +110,7 @@ pub fn sys_setsid(_args: &Args) -> Result<i64> {
         registry.set_session(&process, session)
     };
     drop(old);
-    Ok(i64::from(process.pid))
+    Ok(i64::from(process.number()))
 }
 
 fn credentials() -> Arc<Credentials> {

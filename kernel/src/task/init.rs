@@ -142,7 +142,8 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
 }
 
 fn start(spec: &Arc<Spec>) -> Result<ExitStatus> {
-    let pid = registry::lock().allocate()?;
+    let numbers = registry::lock().allocate(None, &[])?;
+    let pid = numbers.id();
     debug_assert_eq!(pid, super::INIT);
     let with = Beginnings::of_leader(
         pid,
@@ -150,12 +151,12 @@ fn start(spec: &Arc<Spec>) -> Result<ExitStatus> {
         kernel_process().fs(),
         reserve::arc(Credentials::default()),
     );
-    let init = reserve::arc(Process::new(pid, reserve::no_weak(), with));
+    let init = reserve::arc(Process::new(numbers.clone(), reserve::no_weak(), with));
     INIT.call_once(|| init.clone());
     let done = reserve::arc(Completion::new());
     let outcome = reserve::arc(SpinLock::new(Ok(ExitStatus::Exited(0))));
     let task =
-        Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
+        Task::new(numbers, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
     let (tell, result, spec) = (done.clone(), outcome.clone(), spec.clone());
     task.run_in_kernel(move || {
         *result.lock() = reap_until_end(&spec);

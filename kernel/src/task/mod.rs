@@ -31,6 +31,7 @@ pub mod namespaces;
 mod oom;
 pub mod personality;
 pub mod pidfd;
+pub mod pidns;
 mod process;
 pub mod registers;
 pub mod registry;

@@ -121,9 +121,9 @@ pub fn sys_pidfd_open(args: &Args) -> Result<i64> {
     if !OpenFlags::NONBLOCK.contains(flags) || args.int(0) <= 0 {
         return Err(Errno::EINVAL);
     }
-    let Some(process) = registry::find(args.uint(0)) else {
+    let Some(process) = registry::find_by_number(args.uint(0)) else {
         // A thread that is not the first of its process has no descriptor of its own.
-        let is_thread = registry::find_task(args.uint(0)).is_some();
+        let is_thread = registry::find_task_by_number(args.uint(0)).is_some();
         return Err(if is_thread { Errno::EINVAL } else { Errno::ESRCH });
     };
     let flags = flags | OpenFlags::RDWR | OpenFlags::CLOEXEC;

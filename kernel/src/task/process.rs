@@ -14,6 +14,7 @@ use super::inspect::{self, Dumpable};
 use super::kept::Shared;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
+use super::pidns::{FIRST, Numbers, PidNs, PidView};
 use super::registry::Family;
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
@@ -199,6 +200,11 @@ pub(super) const ADDR_NO_RANDOMIZE: u32 = 0x4_0000;
 pub struct Process {
     /// The process ID (thread group ID), also of its first thread.
     pub pid: Pid,
+    /// The ID with its numbers in PID namespaces.
+    numbers: Numbers,
+    /// It is the first process of a PID namespace below the initial one, and no fault of its own
+    /// has taken that protection away (Linux: SIGNAL_UNKILLABLE).
+    is_shielded: AtomicBool,
     /// When it was made (nanoseconds of [`crate::time::now`]).
     pub started: u64,
     pub(super) parent: SpinLock<Weak<Process>>,
@@ -308,9 +314,11 @@ impl Beginnings {
 
 impl Process {
     /// A process without thread that the registry does not know yet.
-    pub(super) fn new(pid: Pid, parent: Weak<Process>, with: Beginnings) -> Self {
+    pub(super) fn new(numbers: Numbers, parent: Weak<Process>, with: Beginnings) -> Self {
         Self {
-            pid,
+            pid: numbers.id(),
+            is_shielded: AtomicBool::new(!numbers.is_initial() && numbers.own() == FIRST),
+            numbers,
             started: crate::time::now(),
             parent: SpinLock::new(parent),
             family: Family::default(),
@@ -364,6 +372,48 @@ impl Process {
     /// Whether its tasks run in the kernel only, and so in any address space.
     pub fn is_kernel(&self) -> bool {
         self.pid <= 1
+    }
+    /// Its number in its own PID namespace, which it knows itself by.
+    #[inline]
+    pub const fn number(&self) -> Pid {
+        self.numbers.own()
+    }
+    /// Its number in a PID namespace; 0 where it has none there.
+    #[inline]
+    pub fn number_in(&self, view: PidView) -> Pid {
+        self.numbers.in_view(view)
+    }
+    /// What `reader` knows it by.
+    #[inline]
+    pub fn number_for(&self, reader: &Process) -> Pid {
+        self.numbers.in_view(reader.pid_view())
+    }
+    /// Its ID with all its numbers.
+    pub const fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+    /// Its PID namespace, for good.
+    pub fn pid_ns(&self) -> &PidNs {
+        self.numbers.namespace()
+    }
+    /// What tells its PID namespace from others.
+    #[inline]
+    pub fn pid_view(&self) -> PidView {
+        if self.numbers.is_initial() { PidView::INITIAL } else { self.pid_ns().view() }
+    }
+    /// Whether it is the first process of a PID namespace below the initial one.
+    pub fn is_namespace_init(&self) -> bool {
+        !self.numbers.is_initial() && self.numbers.own() == FIRST
+    }
+    /// Whether signals without a handler do nothing to it, SIGKILL and SIGSTOP from outside of its
+    /// PID namespace left out.
+    #[inline]
+    pub(super) fn is_shielded(&self) -> bool {
+        self.is_shielded.load(Ordering::Relaxed)
+    }
+    /// A fault of its own ends it though it is the first process of its namespace.
+    pub(super) fn drop_shield(&self) {
+        self.is_shielded.store(false, Ordering::Relaxed);
     }
     /// What its end takes back of its semaphore operations.
     pub fn undo_slot(&self) -> Arc<UndoSlot> {
@@ -509,6 +559,10 @@ impl Process {
     /// The parent's ID; 0 where that is the kernel.
     pub fn parent_pid(&self) -> Pid {
         self.parent().map_or(0, |parent| parent.pid)
+    }
+    /// The parent's number in this process' PID namespace; 0 where it is outside.
+    pub fn parent_number(&self) -> Pid {
+        self.parent().map_or(0, |parent| parent.number_for(self))
     }
     /// The process group.
     pub fn group(&self) -> Pid {

@@ -12,8 +12,13 @@
 //! **Who is known.** Between finding a process and taking the lock, anybody may wait for it. So
 //! what changes a process' place asks under the lock whether the registry still knows it, and a
 //! process is forgotten once, whoever comes first. What a new process inherits of its maker's
-//! place, it gets under the lock too: the maker may be moved while it forks. [`validate`] counts
+//! place, it gets under the lock too: the maker may be moved while it forks. [`audit`] counts
 //! all of it anew.
+//!
+//! **Namespaces.** An ID is a number in the initial PID namespace. Its numbers in others are made
+//! and go with its slot, and are found by namespace and number: see [`pidns`](super::pidns).
+
+pub mod audit;
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -24,9 +29,10 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
+use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
 use super::process::Process;
 use super::session::Session;
-use super::{Pid, Task};
+use super::{Pid, Task, try_with_current, with_current};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
@@ -75,6 +81,8 @@ struct IdSlot {
     members: usize,
     /// Processes whose session has this ID.
     session_members: usize,
+    /// Its numbers below the initial namespace.
+    levels: Option<Arc<Levels>>,
 }
 
 impl IdSlot {
@@ -92,9 +100,11 @@ pub struct Registry {
     /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
     slots: Map<Pid, IdSlot>,
     last: Pid,
+    /// The IDs by their numbers below the initial namespace.
+    below: Map<(PidView, Pid), Pid>,
 }
 
-static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry { slots: Map::new(), last: 0 });
+static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry::empty());
 static TASKS: AtomicUsize = AtomicUsize::new(0);
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -123,9 +133,10 @@ pub fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// The last ID that was given out.
+/// The last number that was given out in the caller's namespace.
 pub fn last_pid() -> Pid {
-    REGISTRY.lock().last
+    let own = try_with_current(|task| task.process().pid_ns().last()).flatten();
+    own.unwrap_or_else(|| REGISTRY.lock().last)
 }
 
 /// The process with this ID, ended ones that were not waited for included.
@@ -138,29 +149,88 @@ pub fn find_task(tid: Pid) -> Option<Arc<Task>> {
     REGISTRY.lock().slots.get(&tid)?.task.upgrade()
 }
 
+/// The next number that the caller's namespace gives out is the first free one after `last`.
+pub fn set_last_pid(last: Pid) {
+    let mut registry = REGISTRY.lock();
+    with_current(|task| match task.process().pid_ns() {
+        namespace if namespace.is_initial() => registry.last = last,
+        namespace => namespace.set_last(last),
+    });
+}
+
+/// The caller's PID namespace.
+fn own_view() -> PidView {
+    try_with_current(|task| task.process().pid_view()).unwrap_or(PidView::INITIAL)
+}
+
+/// The ID with this number in a namespace; in the initial one each number is an ID.
+pub fn pid_in(view: PidView, number: Pid) -> Option<Pid> {
+    if view.is_initial() { Some(number) } else { REGISTRY.lock().pid_below(view, number) }
+}
+
+/// The ID with this number in the caller's namespace; in the initial one each number is an ID.
+pub fn pid_by_number(number: Pid) -> Option<Pid> {
+    pid_in(own_view(), number)
+}
+
+/// The process with this number in the caller's namespace; see [`find`].
+pub fn find_by_number(number: Pid) -> Option<Arc<Process>> {
+    find(pid_by_number(number)?)
+}
+
+/// The thread with this number in the caller's namespace.
+pub fn find_task_by_number(number: Pid) -> Option<Arc<Task>> {
+    find_task(pid_by_number(number)?)
+}
+
+/// The number of an ID in a namespace; 0 where it has none there.
+pub fn number_in(view: PidView, pid: Pid) -> Pid {
+    if view.is_initial() {
+        return pid;
+    }
+    let registry = REGISTRY.lock();
+    let levels = registry.slots.get(&pid).and_then(|slot| slot.levels.as_ref());
+    let mut levels = levels.into_iter().flat_map(|levels| levels.iter());
+    levels.find(|(namespace, _)| namespace.view() == view).map_or(0, |(_, number)| number)
+}
+
+/// The numbers of an ID in its namespace and those above; only the ID where nothing has it.
+pub fn numbers_of(pid: Pid) -> Numbers {
+    Numbers::new(pid, REGISTRY.lock().slots.get(&pid).and_then(|slot| slot.levels.clone()))
+}
+
+/// What the caller is told of an ID: its number in the caller's namespace.
+pub fn shown(pid: Pid) -> Pid {
+    number_in(own_view(), pid)
+}
+
 /// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
 pub fn processes() -> ProcessWalk {
     ProcessWalk { at: 0, end: PID_MAX, again: 0, group: None, left: usize::MAX }
 }
 
-/// The IDs of the first processes with an ID of `least` or more, ascending; none where no process
-/// is left. One search finds up to [`PIDS_AT_ONCE`].
-pub fn pids_from(least: Pid) -> ArrayVec<Pid, PIDS_AT_ONCE> {
+/// The first processes with a number of `least` or more in a namespace, ascending: number and ID.
+/// There are none where no process is left. One search finds up to [`PIDS_AT_ONCE`].
+pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE> {
     let mut pids = ArrayVec::new();
     let mut at = Some(least);
     while let Some(from) = at.take().filter(|_| pids.is_empty()) {
         let registry = REGISTRY.lock();
-        for (looked, (&pid, slot)) in registry.slots.iter_from(Bound::Included(&from)).enumerate() {
-            if pids.is_full() {
-                break;
-            }
+        let mut look = |(looked, (number, pid)): (usize, (Pid, Pid))| {
             if looked == WALK_STEP {
-                at = Some(pid);
-                break;
+                at = Some(number);
+            } else if registry.process(pid).is_some() {
+                pids.push((number, pid));
             }
-            if slot.process.is_some() {
-                pids.push(pid);
-            }
+            looked < WALK_STEP && !pids.is_full()
+        };
+        if view.is_initial() {
+            let slots = registry.slots.iter_from(Bound::Included(&from)).map(|(&pid, _)| (pid, pid));
+            let _ = slots.enumerate().all(&mut look);
+        } else {
+            let below = registry.below.iter_from(Bound::Included(&(view, from)));
+            let own = below.take_while(|&(&(of, _), _)| of == view);
+            let _ = own.map(|(&(_, number), &pid)| (number, pid)).enumerate().all(&mut look);
         }
     }
     pids
@@ -228,26 +298,82 @@ impl Iterator for ProcessWalk {
 }
 
 impl Registry {
-    /// An ID that nobody uses.
+    /// One that knows nothing.
+    pub const fn empty() -> Self {
+        Self { slots: Map::new(), last: 0, below: Map::new() }
+    }
+    /// An ID that is not in use, with a number for each of `levels` and in the initial namespace.
+    /// `wanted` has those to be given, the innermost first.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none, `ENOMEM`.
-    pub fn allocate(&mut self) -> Result<Pid> {
+    /// `EAGAIN` where there is none; `ENOMEM`, also where a namespace is ending, or its first
+    /// process is not known yet; `EEXIST` and `EINVAL` for a number that cannot be given.
+    pub fn allocate(&mut self, levels: Option<Arc<Levels>>, wanted: &[Pid]) -> Result<Numbers> {
         // Processes that nobody waited for count too, as on Linux.
         if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= TASKS_MAX {
             return Err(Errno::EAGAIN);
         }
-        for _ in 0..PID_MAX {
-            self.last += 1;
-            if self.last >= PID_MAX {
-                self.last = RESERVED;
+        let depth = levels.as_ref().map_or(0, |levels| levels.iter().count());
+        let id = match wanted.get(depth) {
+            Some(id) if self.slots.contains_key(id) => return Err(Errno::EEXIST),
+            Some(&id) => id,
+            None => {
+                self.last = next_number(self.last, |id| self.slots.contains_key(&id))?;
+                self.last
             }
-            if !self.slots.contains_key(&self.last) {
-                self.slots.try_insert(self.last, IdSlot { reserved: true, ..IdSlot::default() })?;
-                return Ok(self.last);
+        };
+        let slot = IdSlot { reserved: true, levels: levels.clone(), ..IdSlot::default() };
+        self.slots.try_insert(id, slot)?;
+        if let Some(levels) = &levels
+            && let Err(error) = self.give_numbers(id, levels, wanted)
+        {
+            self.change(id, |slot| slot.reserved = false);
+            return Err(error);
+        }
+        Ok(Numbers::new(id, levels))
+    }
+    /// Gives an ID its numbers below the initial namespace; where it fails, the slot has those that
+    /// were given.
+    fn give_numbers(&mut self, id: Pid, levels: &Levels, wanted: &[Pid]) -> Result<()> {
+        let depth = levels.iter().count();
+        for (index, (namespace, _)) in levels.iter().enumerate() {
+            let number = self.free_number(namespace, wanted.get(depth - 1 - index).copied())?;
+            self.below.try_insert((namespace.view(), number), id)?;
+            levels.set(index, number);
+        }
+        Ok(())
+    }
+    /// A number that is free in a namespace below the initial one.
+    fn free_number(&self, namespace: &PidNs, wanted: Option<Pid>) -> Result<Pid> {
+        let is_taken = |number| self.below.contains_key(&(namespace.view(), number));
+        if namespace.is_ending() {
+            return Err(Errno::ENOMEM);
+        }
+        match wanted {
+            Some(number) if number != FIRST && !namespace.has_init() => Err(Errno::EINVAL),
+            Some(number) if is_taken(number) => Err(Errno::EEXIST),
+            Some(number) => Ok(number),
+            None if !namespace.has_init() => {
+                if is_taken(FIRST) {
+                    Err(Errno::ENOMEM)
+                } else {
+                    Ok(FIRST)
+                }
+            }
+            None => {
+                let number = next_number(namespace.last().unwrap_or(0).max(FIRST), is_taken)?;
+                namespace.set_last(number);
+                Ok(number)
             }
         }
-        Err(Errno::EAGAIN)
+    }
+    /// The ID with this number in a namespace below the initial one.
+    pub fn pid_below(&self, view: PidView, number: Pid) -> Option<Pid> {
+        self.below.get(&(view, number)).copied()
+    }
+    /// The sum of the numbers in use in all namespaces below the initial one.
+    pub fn numbers_below(&self) -> usize {
+        self.below.len()
     }
     /// Give an ID back that no task came to use.
     pub fn release(&mut self, pid: Pid) {
@@ -274,8 +400,21 @@ impl Registry {
     /// Enter a process, its group and its session, and make it its parent's child. One that has a
     /// `maker` is of the maker's group and session, as they are now. The caller drops what comes
     /// back without the lock.
-    #[must_use]
-    pub fn add_process(&mut self, process: &Arc<Process>, maker: Option<&Process>) -> Option<Arc<Session>> {
+    ///
+    /// # Errors
+    /// `ENOMEM` where the process' namespace is ending; nothing is known of it then.
+    pub fn add_process(
+        &mut self,
+        process: &Arc<Process>,
+        maker: Option<&Process>,
+    ) -> Result<Option<Arc<Session>>> {
+        let namespace = process.pid_ns();
+        if namespace.is_ending() {
+            return Err(Errno::ENOMEM);
+        }
+        if process.number() == FIRST {
+            namespace.set_init(process.pid);
+        }
         let outdated = maker.map(|maker| {
             process.group_id.store(maker.group(), Ordering::Release);
             let session = maker.session();
@@ -287,7 +426,7 @@ impl Registry {
         if let Some(parent) = process.parent() {
             self.adopt(process, &parent);
         }
-        outdated
+        Ok(outdated)
     }
     /// Whether the process was entered and nobody has waited for it.
     pub fn knows(&self, process: &Process) -> bool {
@@ -343,17 +482,24 @@ impl Registry {
         self.adopt(&child, &reaper);
         Some(child)
     }
-    /// The nearest ancestor that asked for orphans, or the kernel's init.
+    /// The nearest ancestor in the process' namespace that asked for orphans, or the namespace's
+    /// init, or the kernel's.
     fn reaper_of(&self, process: &Process) -> Option<Arc<Process>> {
+        let namespace = process.pid_ns();
+        let lives = |candidate: &Process| !candidate.family.disowns.load(Ordering::Relaxed);
         let mut ancestor = process.parent();
-        while let Some(candidate) = ancestor {
-            let lives = !candidate.family.disowns.load(Ordering::Relaxed);
-            if candidate.is_subreaper.load(Ordering::Relaxed) && lives {
+        while let Some(candidate) = ancestor.filter(|candidate| candidate.pid_ns() == namespace) {
+            if candidate.is_subreaper.load(Ordering::Relaxed) && lives(&candidate) {
                 return Some(candidate);
             }
             ancestor = candidate.parent();
         }
-        self.process(super::INIT).cloned()
+        let init = self.process(namespace.init()).filter(|init| lives(init));
+        init.or_else(|| self.process(super::INIT)).cloned()
+    }
+    /// Nothing comes into being in a namespace any more.
+    pub fn end_namespace(&mut self, namespace: &PidNs) {
+        namespace.set_ending();
     }
     /// Make `child` the youngest child of `parent`, or of its reaper where `parent` has ended.
     fn adopt(&self, child: &Process, parent: &Arc<Process>) {
@@ -415,47 +561,28 @@ impl Registry {
     fn change(&mut self, pid: Pid, f: impl FnOnce(&mut IdSlot)) {
         let slot = self.slots.get_mut(&pid).expect("an ID in use has a slot");
         f(slot);
-        if slot.is_free() {
-            self.slots.remove(&pid);
+        if slot.is_free()
+            && let Some(slot) = self.slots.remove(&pid)
+        {
+            for (namespace, number) in slot.levels.iter().flat_map(|levels| levels.iter()) {
+                // A number that was not given is 0, which nothing has.
+                self.below.remove(&(namespace.view(), number));
+            }
         }
     }
 }
 
-/// Counts the members of all groups and sessions anew, and walks all families. Needs no memory.
-///
-/// # Errors
-/// What is wrong.
-pub fn validate() -> core::result::Result<(), &'static str> {
-    let registry = REGISTRY.lock();
-    let known = || registry.slots.values().filter_map(|slot| slot.process.as_ref());
-    // Sums of what differs from ID to ID: a list of counts would need memory.
-    let mark = |pid: Pid| u64::from(pid + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let sum = |marks: &mut dyn Iterator<Item = u64>| marks.fold(0, u64::wrapping_add);
-    let counted = |of: fn(&IdSlot) -> usize| {
-        sum(&mut registry.slots.iter().map(|(&pid, slot)| mark(pid).wrapping_mul(of(slot) as u64)))
-    };
-    if counted(|slot| slot.members) != sum(&mut known().map(|process| mark(process.group()))) {
-        return Err("members of groups are miscounted");
-    }
-    if counted(|slot| slot.session_members) != sum(&mut known().map(|process| mark(process.session().id))) {
-        return Err("members of sessions are miscounted");
-    }
-    if registry.slots.values().any(IdSlot::is_free) {
-        return Err("an ID is kept for nobody");
-    }
-    for process in known() {
-        let mut before = 0;
-        for child in registry.children(process) {
-            if child.parent_pid() != process.pid || get(&child.family.previous_sibling) != before {
-                return Err("children are not linked");
-            }
-            before = child.pid;
-        }
-        if get(&process.family.last_child) != before {
-            return Err("the youngest child is another");
+/// The number after `last` that is not taken. After the largest, numbers begin again at
+/// [`RESERVED`].
+fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
+    let mut number = last;
+    for _ in 0..PID_MAX {
+        number = if number + 1 >= PID_MAX { RESERVED } else { number + 1 };
+        if !is_taken(number) {
+            return Ok(number);
         }
     }
-    Ok(())
+    Err(Errno::EAGAIN)
 }
 
 /// The session of a group, if the group has members.

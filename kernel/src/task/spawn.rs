@@ -7,6 +7,7 @@ use freehold_collections::{
 use freehold_machine::{CpuId, CpuSet};
 
 use super::namespaces::Namespaces;
+use super::pidns::Numbers;
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fs::{FileTable, FsContext};
@@ -27,7 +28,7 @@ pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
     let files = FileTable::new();
     KERNEL.call_once(|| {
         reserve::arc(Process::new(
-            0,
+            Numbers::initial(0),
             reserve::no_weak(),
             Beginnings {
                 space,
@@ -65,7 +66,12 @@ pub(super) fn short(name: &[u8]) -> [u8; 16] {
 /// # Errors
 /// `ENOMEM`.
 pub fn start_cpu(cpu: CpuId) -> Result<()> {
-    let idle = Task::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
+    let idle = Task::new(
+        Numbers::initial(0),
+        kernel_process().clone(),
+        Schedule::new(Idle::Yes, cpu),
+        short(b"idle"),
+    );
     sched::start(cpu, idle.thread().clone())?;
     // It never ends.
     thread::show_for_ever(reserve::leaked(idle));
@@ -128,7 +134,7 @@ pub fn spawn_kernel_on(cpu: CpuId, body: Box<dyn FnOnce() + Send>) -> Result<Arc
 }
 
 fn spawn(name: &'static str, schedule: Schedule, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
-    let task = Task::new(0, kernel_process().clone(), schedule, short(name.as_bytes()));
+    let task = Task::new(Numbers::initial(0), kernel_process().clone(), schedule, short(name.as_bytes()));
     registry::count_kernel_task();
     let body = move || {
         body();
@@ -157,10 +163,12 @@ pub struct FirstProgram {
 /// # Errors
 /// What execve gives, `ENOMEM`.
 pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Process>, Arc<Task>)> {
-    let pid = registry::lock().allocate()?;
+    let numbers = registry::lock().allocate(None, &[])?;
+    let pid = numbers.id();
     let with = Beginnings::of_leader(pid, first.files, first.fs, first.credentials);
-    let process = reserve::arc(Process::new(pid, parent.downgrade(), with));
-    let task = Task::new(pid, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
+    let process = reserve::arc(Process::new(numbers.clone(), parent.downgrade(), with));
+    let task =
+        Task::new(numbers, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
     let mut context = UserContext::new().map_err(|_| Errno::ENOMEM)?;
     let loaded = super::exec::load(&process, first.program)?;
     loaded.begin(&task, &mut context);
@@ -176,12 +184,21 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
 /// `ENOMEM`; nothing is known of them then.
 pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Process>) -> Result<()> {
     add_thread(process, task)?;
-    let outdated = {
+    let added = {
         let mut registry = registry::lock();
-        registry.add_task(task);
-        registry.add_process(process, maker)
+        let added = registry.add_process(process, maker);
+        if added.is_ok() {
+            registry.add_task(task);
+        }
+        added
     };
-    drop(outdated);
+    if added.is_err() {
+        // The two would keep each other.
+        let threads = process.signals.lock().threads.move_to(Vec::new());
+        let last = process.signals.lock().threads.pop();
+        drop((threads, last));
+    }
+    drop(added?);
     Ok(())
 }
 

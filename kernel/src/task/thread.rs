@@ -13,6 +13,7 @@ use super::Pid;
 use super::credentials::Credentials;
 use super::io_context::IoContext;
 use super::kept::Kept;
+use super::pidns::Numbers;
 use super::process::{Process, Usage};
 use super::reserve::Drawn;
 use super::rseq::Registration;
@@ -34,6 +35,8 @@ pub type Restart = Box<dyn FnOnce() -> Result<i64> + Send>;
 pub struct Task {
     /// The thread ID.
     pub tid: Pid,
+    /// The ID with its numbers in PID namespaces.
+    numbers: Numbers,
     me: Weak<Task>,
     process: Arc<Process>,
     thread: Arc<Thread>,
@@ -82,7 +85,12 @@ const FINISHED: u32 = 1 << 31;
 
 impl Task {
     /// A task of `process` that nothing runs yet.
-    pub(super) fn new(tid: Pid, process: Arc<Process>, schedule: Schedule, name: [u8; 16]) -> Arc<Self> {
+    pub(super) fn new(
+        numbers: Numbers,
+        process: Arc<Process>,
+        schedule: Schedule,
+        name: [u8; 16],
+    ) -> Arc<Self> {
         let runs = if process.is_kernel() { RunsPrograms::Kernel } else { RunsPrograms::Programs };
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
@@ -90,7 +98,8 @@ impl Task {
                 thread.set_translation(process.space().translation().clone());
             }
             Self {
-                tid,
+                tid: numbers.id(),
+                numbers,
                 me: me.clone(),
                 process,
                 thread,
@@ -136,6 +145,15 @@ impl Task {
         self.me.upgrade().expect("whoever calls a method of a task holds a reference to it")
     }
 
+    /// Its number in its process' PID namespace.
+    #[inline]
+    pub const fn number(&self) -> Pid {
+        self.numbers.own()
+    }
+    /// Its ID with all its numbers.
+    pub const fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
     /// The process it belongs to.
     pub fn process(&self) -> &Arc<Process> {
         &self.process

@@ -17,9 +17,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::clock::Clock;
 use super::limits::{INFINITY, Limit};
 use super::process::Process;
+use super::registry::find_task_by_number;
 use super::signal::{SigInfo, Signal, code};
 use super::users::{Payer, QueuedSignal};
-use super::{Task, current, find_task};
+use super::{Task, current};
 use crate::sync::{IrqSpinLock, SpinLock};
 use crate::syscall::Args;
 use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
@@ -426,7 +427,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
             SIGEV_SIGNAL | SIGEV_THREAD => whole(info(event.signal, event.value)?),
             SIGEV_NONE => Notify::None,
             SIGEV_THREAD_ID => {
-                let task = find_task(event.tid.unsigned_abs()).ok_or(Errno::EINVAL)?;
+                let task = find_task_by_number(event.tid.unsigned_abs()).ok_or(Errno::EINVAL)?;
                 if !task.process().is_same(&process) {
                     return Err(Errno::EINVAL);
                 }

@@ -47,6 +47,7 @@ pub(super) enum Selector {
 
 /// What a child did.
 pub(super) struct ChildChange {
+    /// Its number in its parent's or tracer's PID namespace.
     pub pid: Pid,
     pub uid: u32,
     /// As wait4 gives it.
@@ -142,7 +143,7 @@ fn look_at_tracees(
             drop(removed);
             process.tell_held_end(&tracee);
         }
-        return Ok(ChildChange { pid: tracee.tid, uid, status, code, value, usage });
+        return Ok(ChildChange { pid: tracee.shown(), uid, status, code, value, usage });
     }
 }
 
@@ -211,7 +212,7 @@ fn look_at_children(
             continue;
         }
         if let Some(outcome) = take_report(child, flags) {
-            return Ok(Some(outcome));
+            return Ok(Some(ChildChange { pid: child.number_for(parent), ..outcome }));
         }
     }
     let Some((child, status)) = zombie else {
@@ -221,7 +222,7 @@ fn look_at_children(
     let mut usage = child.signals.lock().past;
     usage.add(&child.children_usage());
     let outcome = ChildChange {
-        pid: child.pid,
+        pid: child.number_for(parent),
         uid: child.credentials().uid,
         status: status.wait_status(),
         code,
@@ -233,6 +234,7 @@ fn look_at_children(
         drop(registry);
         parent.children_usage.lock().add(&usage);
         drop(removed);
+        tell_ending_namespaces(&child);
     }
     Ok(Some(outcome))
 }
@@ -256,6 +258,32 @@ pub(super) fn reap_one() -> Option<(Pid, i32)> {
     wait_for(Selector::Any, flags).ok().flatten().map(|outcome| (outcome.pid, outcome.status))
 }
 
+/// Takes the ended children of a process that has ended itself.
+pub(super) fn reap_ended(process: &Arc<Process>) {
+    let flags = WaitFlags::EXITED | WaitFlags::ALL;
+    while let Ok(Some(_)) = look_at_children(process, Selector::Any, flags) {}
+}
+
+/// A process is gone: where its PID namespace, or one above, is ending, the first process of that
+/// one looks whether it was the last.
+fn tell_ending_namespaces(gone: &Process) {
+    let mut namespace = gone.pid_ns();
+    while let Some(parent) = namespace.parent() {
+        if namespace.is_ending()
+            && let Some(init) = registry::find(namespace.init())
+        {
+            init.child_changed.wake_all();
+        }
+        namespace = parent;
+    }
+}
+
+/// The ID that the caller means by a number or its negative. None is a child's or a group's whose
+/// number means nothing.
+pub(super) fn meant(number: i32) -> Result<Pid> {
+    registry::pid_by_number(number.unsigned_abs()).ok_or(Errno::ECHILD)
+}
+
 /// wait4(pid, status, options, rusage)
 pub fn sys_wait4(args: &Args) -> Result<i64> {
     let flags = WaitFlags::from_bits_retain(args.uint(2));
@@ -272,8 +300,8 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
         i32::MIN => return Err(Errno::ESRCH),
         -1 => Selector::Any,
         0 => Selector::Group(current().process().group()),
-        pid if pid < 0 => Selector::Group(pid.unsigned_abs()),
-        pid => Selector::One(pid.unsigned_abs()),
+        pid if pid < 0 => Selector::Group(meant(pid)?),
+        pid => Selector::One(meant(pid)?),
     };
     let Some(outcome) = wait_for(selector, flags | WaitFlags::EXITED)? else { return Ok(0) };
     UserPtr::<i32>::new(args[1]).write_optional(&outcome.status)?;
@@ -292,13 +320,14 @@ pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
         && !(reaps_itself && action.handler == SIG_IGN)
     {
         let (code, value) = code_of(status);
-        let mut info = child_info(process, code, value);
+        let mut info = child_info(process, &parent, code, value);
         info.number = i32::from(signal.number());
         parent.signal(info);
     }
     if reaps_itself {
         let removed = registry::lock().remove_process(process);
         drop(removed);
+        tell_ending_namespaces(process);
     }
     parent.child_changed.wake_all();
 }
@@ -316,15 +345,16 @@ pub(crate) fn tell_parent_of_stop(process: &Arc<Process>, signal: Signal) {
 fn tell_parent(process: &Arc<Process>, code: i32, status: i32) {
     let Some(parent) = process.parent() else { return };
     if parent.action(Signal::CHLD).flags & SA_NOCLDSTOP == 0 {
-        parent.signal(child_info(process, code, status));
+        parent.signal(child_info(process, &parent, code, status));
     }
     parent.child_changed.wake_all();
 }
 
-/// The siginfo of a SIGCHLD about `child`; times are in ticks of 10 ms.
-pub(crate) fn child_info(child: &Process, code: i32, status: i32) -> SigInfo {
+/// The siginfo of a SIGCHLD about `child` for `reader`; times are in ticks of 10 ms.
+pub(crate) fn child_info(child: &Process, reader: &Process, code: i32, status: i32) -> SigInfo {
     const TICK: u64 = 10_000_000;
     let usage = child.usage();
     let uid = child.credentials().uid;
-    SigInfo::child(code, child.pid, uid, status).with_ticks(usage.user / TICK, usage.system / TICK)
+    SigInfo::child(code, child.number_for(reader), uid, status)
+        .with_ticks(usage.user / TICK, usage.system / TICK)
 }

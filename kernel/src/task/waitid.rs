@@ -1,7 +1,7 @@
 //! waitid: waiting for children by ID, by group, and by descriptor.
 
 use super::signal::{SigInfo, write_whole};
-use super::wait::{ChildChange, Selector, WaitFlags, wait_for};
+use super::wait::{ChildChange, Selector, WaitFlags, meant, wait_for};
 use super::{current, pidfd};
 use crate::fs::OpenFlags;
 use crate::syscall::Args;
@@ -21,9 +21,9 @@ pub fn sys_waitid(args: &Args) -> Result<i64> {
     let id = args.int(1);
     let selector = match args.int(0) {
         P_ALL => Selector::Any,
-        P_PID if id > 0 => Selector::One(id.unsigned_abs()),
+        P_PID if id > 0 => Selector::One(meant(id)?),
         P_PGID if id == 0 => Selector::Group(current().process().group()),
-        P_PGID if id > 0 => Selector::Group(id.unsigned_abs()),
+        P_PGID if id > 0 => Selector::Group(meant(id)?),
         P_PIDFD if id >= 0 => return wait_for_opened(args, flags),
         _ => return Err(Errno::EINVAL),
     };

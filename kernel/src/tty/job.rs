@@ -13,7 +13,7 @@ use freehold_collections::{
 use linux_raw_sys::general as c;
 
 use super::{LineState, Tty};
-use crate::task::{self, Pid, Process, Session, Signal};
+use crate::task::{self, Pid, Process, Session, Signal, registry};
 use crate::{Errno, Result};
 
 /// The calling process; none for kernel tasks, to whom job control means nothing.
@@ -170,7 +170,7 @@ pub(super) fn release(tty: &Arc<Tty>) -> Result<()> {
 /// TIOCGPGRP.
 pub(super) fn foreground(tty: &Arc<Tty>) -> Result<Pid> {
     let process = caller().ok_or(Errno::ENOTTY)?;
-    if controls(&process.session(), tty) { Ok(tty.foreground()) } else { Err(Errno::ENOTTY) }
+    if controls(&process.session(), tty) { Ok(registry::shown(tty.foreground())) } else { Err(Errno::ENOTTY) }
 }
 
 /// TIOCSPGRP.
@@ -182,6 +182,7 @@ pub(super) fn set_foreground(tty: &Arc<Tty>, group: i32) -> Result<()> {
         return Err(Errno::ENOTTY);
     }
     let group = Pid::try_from(group).map_err(|_| Errno::EINVAL)?;
+    let group = registry::pid_by_number(group).ok_or(Errno::ESRCH)?;
     match task::group_session(group) {
         None => Err(Errno::ESRCH),
         Some(id) if id != session.id => Err(Errno::EPERM),
@@ -195,5 +196,5 @@ pub(super) fn set_foreground(tty: &Arc<Tty>, group: i32) -> Result<()> {
 /// TIOCGSID.
 pub(super) fn session(tty: &Arc<Tty>) -> Result<Pid> {
     let session = caller().ok_or(Errno::ENOTTY)?.session();
-    if controls(&session, tty) { Ok(session.id) } else { Err(Errno::ENOTTY) }
+    if controls(&session, tty) { Ok(registry::shown(session.id)) } else { Err(Errno::ENOTTY) }
 }

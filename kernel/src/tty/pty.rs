@@ -15,6 +15,7 @@ use super::{LineState, Tty, Wire, control};
 use crate::fs::bytes::send_in_chunks;
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
+use crate::task::registry;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result, time};
 
@@ -264,10 +265,10 @@ impl File for Master {
                 Ok(0)
             }
             io::TCFLSH => tty.flush_queue(argument),
-            io::TIOCGPGRP => control::put(argument, || tty.foreground() as i32),
+            io::TIOCGPGRP => control::put(argument, || registry::shown(tty.foreground()) as i32),
             io::TIOCGSID => {
                 let session = tty.control().0.ok_or(Errno::ENOTTY)?;
-                control::put(argument, || session.id as i32)
+                control::put(argument, || registry::shown(session.id) as i32)
             }
             _ => Err(Errno::ENOTTY),
         }

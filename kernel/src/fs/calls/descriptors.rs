@@ -9,6 +9,7 @@ use crate::fs::node::NodeKind;
 use crate::fs::pipe::PipeEnd;
 use crate::fs::table::OnExec;
 use crate::syscall::Args;
+use crate::task::registry;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -137,20 +138,32 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
     }
 }
 
+/// The owner with the kernel's ID for one that the caller passed; a group is negative.
+fn owner_meant(owner: i32) -> Result<i32> {
+    let id = registry::pid_by_number(owner.unsigned_abs()).ok_or(Errno::ESRCH)?;
+    Ok(if owner < 0 { 0i32.wrapping_sub_unsigned(id) } else { id as i32 })
+}
+
+/// What the caller is told of an owner.
+fn owner_shown(owner: i32) -> i32 {
+    let number = registry::shown(owner.unsigned_abs());
+    if owner < 0 { 0i32.wrapping_sub_unsigned(number) } else { number as i32 }
+}
+
 /// fcntl's commands about whom a file's readiness is told, and by which signal.
 fn notify(file: &OpenFile, command: u32, argument: u64) -> Result<i64> {
     match command {
-        F_SETOWN => file.set_owner(argument as i32),
-        F_GETOWN => return Ok(i64::from(file.owner())),
+        F_SETOWN => file.set_owner(owner_meant(argument as i32)?),
+        F_GETOWN => return Ok(i64::from(owner_shown(file.owner()))),
         F_SETOWN_EX => {
             let [kind, id] = UserPtr::<[i32; 2]>::new(argument).read()?;
             if !(0..=OWNER_GROUP).contains(&kind) {
                 return Err(Errno::EINVAL);
             }
-            file.set_owner(if kind == OWNER_GROUP { -id } else { id });
+            file.set_owner(owner_meant(if kind == OWNER_GROUP { -id } else { id })?);
         }
         F_GETOWN_EX => {
-            let owner = file.owner();
+            let owner = owner_shown(file.owner());
             let pair = if owner < 0 { [OWNER_GROUP, -owner] } else { [1, owner] };
             UserPtr::new(argument).write(&pair)?;
         }

@@ -7,6 +7,7 @@ use crate::fs::file::Blocking;
 use crate::fs::locks::{self, Lock, LockSharing, LockSpace, Owner};
 use crate::fs::open_file::OpenFile;
 use crate::syscall::Args;
+use crate::task::registry;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -63,7 +64,8 @@ pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i6
             flock.whence = 0;
             flock.start = held.start as i64;
             flock.len = if held.end == u64::MAX { 0 } else { (held.end - held.start) as i64 };
-            flock.pid = if let Owner::Process(_) = held.owner { held.pid as i32 } else { -1 };
+            flock.pid =
+                if let Owner::Process(_) = held.owner { registry::shown(held.pid) as i32 } else { -1 };
         }
     }
     pointer.write(&flock).map(|()| 0)

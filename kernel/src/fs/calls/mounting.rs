@@ -81,6 +81,9 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     let own = process().credentials();
     let kind = FsType::named(&kind)?;
     may_mount_anew(&own, kind)?;
+    if kind == FsType::Proc {
+        may_reveal_processes(&namespace, MountFlags::from_bits_truncate(flags as u32))?;
+    }
     let fs = new_file_system(&own, (kind, &source, &options))?;
     let mount = Mount::new(fs, &source, MountFlags::from_bits_truncate(flags as u32))?;
     let mount = if own.user_ns.is_initial() { mount } else { mount.owned_by(&own.user_ns)? };
@@ -203,16 +206,37 @@ impl FsType {
 }
 
 /// Whether a caller with these rights may mount a new file system of this type (Linux:
-/// `mount_capable`, FS_USERNS_MOUNT). Those of /proc and /sys show processes and networks, whose
-/// only namespaces are the initial user namespace's.
+/// `mount_capable`, FS_USERNS_MOUNT). That of /sys shows devices, which are the initial user
+/// namespace's.
 fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
     let may = own.may(Capability::SysAdmin)
         || match kind {
             FsType::Tmpfs => own.may_within(Capability::SysAdmin),
+            FsType::Proc => own.may_in(&process().pid_ns().owner(), Capability::SysAdmin),
             FsType::Mqueue => own.may_in(ipc::objects::of_caller().owner(), Capability::SysAdmin),
             _ => false,
         };
     if may { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Whether a /proc with these flags shows no more than one that the mount namespace has: what its
+/// maker hid below that, its user namespace may not lay open by another (Linux:
+/// `mount_too_revealing`).
+fn may_reveal_processes(namespace: &MountNamespace, flags: MountFlags) -> Result<()> {
+    if namespace.head().owner().is_initial() {
+        return Ok(());
+    }
+    for mount in namespace.root().tree()? {
+        let fs = mount.file_system();
+        let is_whole = fs.name() == "proc" && mount.root().identity() == fs.root().identity();
+        if is_whole
+            && mount.check_flags(flags).is_ok()
+            && !mount.children()?.iter().any(|child| child.is_locked())
+        {
+            return Ok(());
+        }
+    }
+    Err(Errno::EPERM)
 }
 
 /// A file system to mount.
@@ -226,7 +250,7 @@ fn new_file_system(
             tmpfs::mount("tmpfs", options, &owner)
         }
         FsType::Devtmpfs => tmpfs::mount("tmpfs", options, &SetMetadata::default()),
-        FsType::Proc => Ok(procfs::ProcFs::new()?),
+        FsType::Proc => Ok(procfs::ProcFs::new(process().pid_ns())?),
         FsType::Sysfs => sysfs::instance(),
         FsType::Debugfs => Ok(sysfs::debugfs()),
         FsType::NineP => share::mount(source, options),

@@ -1,7 +1,8 @@
 //! /proc: processes, and what the kernel counts.
 //!
 //! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and
-//! hold a process ID only, so they show the process of that number or nothing once it is gone.
+//! hold a process ID only, so they show the process of that number or nothing once it is gone. The
+//! numbers are those of one PID namespace, whichever process looks.
 
 mod cpuinfo;
 mod frames;
@@ -25,6 +26,7 @@ use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
 use crate::sched::checkpoint;
+use crate::task::pidns::PidNs;
 use crate::{Errno, Result};
 use freehold_collections::{Arc, reserve};
 
@@ -35,12 +37,12 @@ pub struct ProcFs {
 }
 
 impl ProcFs {
-    /// A file system of its own for each mount. Its nodes together are more than a call's reserve,
-    /// which is set aside anew between the folders.
+    /// A file system of its own for each mount, with the processes of `namespace`. Its nodes
+    /// together are more than a call's reserve, which is set aside anew between the folders.
     ///
     /// # Errors
     /// `ENOMEM`; `EINTR` where the task is to end.
-    pub fn new() -> Result<Arc<Self>> {
+    pub fn new(namespace: &PidNs) -> Result<Arc<Self>> {
         let device = unnamed_device();
         let root = PseudoDir::new_root(device, Refusal::NoSuchName);
         settings::fill(&root);
@@ -52,7 +54,7 @@ impl ProcFs {
             frames::fill(&root);
             zones::fill(&root);
             sysvipc::fill(&root);
-            root.set_dynamic(reserve::arc(processes::Processes));
+            root.set_dynamic(reserve::arc(processes::Processes(namespace.clone())));
         }
         root.link("mounts", "self/mounts");
         root.link("net", "self/net");

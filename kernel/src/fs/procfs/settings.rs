@@ -14,7 +14,7 @@ use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::task::userns::{self, NamespaceKind};
 use crate::task::uts::{self, Name};
-use crate::task::{self, Capability, registry};
+use crate::task::{self, Capability, Pid, registry};
 use crate::{Errno, Result};
 
 /// The number in a text that a program wrote, with blanks around it.
@@ -130,6 +130,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.generated("hostname", 0o644, Named(Name::Host));
     kernel.generated("domainname", 0o644, Named(Name::Domain));
     kernel.constant("pid_max", registry::PID_MAX);
+    kernel.generated("ns_last_pid", 0o666, LastPid);
     kernel.constant("threads-max", registry::TASKS_MAX);
     kernel.constant("cap_last_cap", "40");
     kernel.constant("ngroups_max", "65536");
@@ -196,6 +197,28 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
     reclaim(vm);
+}
+
+/// The last number that the reader's PID namespace gave out; a process with the right to choose
+/// numbers there sets it.
+struct LastPid;
+
+impl Generate for LastPid {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", registry::last_pid());
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let owner = task::current().process().pid_ns().owner();
+        let may = |capability| task::may_in(&owner, capability);
+        if !may(Capability::CheckpointRestore) && !may(Capability::SysAdmin) {
+            return Err(Errno::EPERM);
+        }
+        let last = Pid::try_from(parse_number(bytes)?).ok().filter(|&last| last < registry::PID_MAX);
+        registry::set_last_pid(last.ok_or(Errno::EINVAL)?);
+        Ok(())
+    }
 }
 
 /// The most namespaces of each kind.

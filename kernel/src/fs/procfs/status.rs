@@ -12,7 +12,8 @@ use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
 use crate::task::inspect::{self, Mode};
-use crate::task::{Capability, capabilities};
+use crate::task::pidns::{Numbers, PidView};
+use crate::task::{Capability, Pid, capabilities, registry};
 use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
 
@@ -176,13 +177,34 @@ fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
 }
 
 /// The terminal's device number as /proc shows it and the foreground group, or 0 and -1.
-fn terminal(process: &Process) -> (u64, i64) {
+fn terminal(process: &Process, view: PidView) -> (u64, i64) {
     let session = process.session();
     let terminal = crate::tty::terminal_of(&session);
     match terminal {
         None => (0, -1),
-        Some(tty) => (tty.device(), i64::from(tty.control().1)),
+        Some(tty) => (tty.device(), i64::from(registry::number_in(view, tty.control().1))),
     }
+}
+
+/// The numbers of a subject.
+fn numbers(subject: Subject, process: &Process) -> Numbers {
+    match subject.tid.filter(|&tid| tid != process.pid) {
+        Some(tid) => registry::numbers_of(tid),
+        None => process.numbers().clone(),
+    }
+}
+
+/// The numbers of a process' parent, group and session in a PID namespace.
+fn relatives(process: &Process, view: PidView) -> [Pid; 3] {
+    let parent = process.parent().map_or(0, |parent| parent.number_in(view));
+    [parent, registry::number_in(view, process.group()), registry::number_in(view, process.session().id)]
+}
+
+/// A row with the numbers of an ID from a PID namespace inwards, down to that of a process.
+fn namespace_row(out: &mut Text, name: &str, shown: &Numbers, (process, view): (&Process, PidView)) {
+    write!(out, "{name}:");
+    process.numbers().each_from(view, |level, _| write!(out, "\t{}", shown.in_view(level)));
+    out.push(b"\n");
 }
 
 fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {
@@ -191,7 +213,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let children = process.children_usage();
     let space = usage_of(process);
     let program = process.space().program();
-    let (tty, foreground) = terminal(process);
+    let (tty, foreground) = terminal(process, subject.view);
     let (letter, _) = state(process, task.as_ref());
     let nice = task.as_ref().map_or(0, |task| task.schedule.nice());
     let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
@@ -199,11 +221,12 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
     let policy = task.as_ref().map_or(0, |task| task.schedule.policy() as u64);
-    out.push(ShortLine::of_number(subject.tid.unwrap_or(process.pid).into()).bytes());
+    let [parent, group, session] = relatives(process, subject.view);
+    out.push(ShortLine::of_number(numbers(subject, process).in_view(subject.view).into()).bytes());
     out.push(b" (");
     push_name(out, subject, process)?;
     out.push(&[b')', b' ', letter as u8]);
-    out.numbers(&[process.parent_pid().into(), process.group().into(), process.session().id.into(), tty]);
+    out.numbers(&[parent.into(), group.into(), session.into(), tty]);
     out.signed_number(foreground);
     out.numbers(&[
         TASK_FLAGS,
@@ -264,17 +287,17 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
         line.push(part);
     }
     out.push(line.bytes());
-    let (group, id) = (process.pid.into(), subject.tid.unwrap_or(process.pid).into());
+    let (view, numbers) = (subject.view, numbers(subject, process));
     let c = &process.credentials();
     let reader = crate::task::current().process().credentials();
     let (user, group_of) =
         (|id| u64::from(reader.user_ns.shown_user(id)), |id| reader.user_ns.shown_group(id));
-    out.row("Tgid", &[group]);
+    out.row("Tgid", &[process.number_in(view).into()]);
     out.row("Ngid", &[0]);
-    out.row("Pid", &[id]);
-    out.row("PPid", &[process.parent_pid().into()]);
+    out.row("Pid", &[numbers.in_view(view).into()]);
+    out.row("PPid", &[relatives(process, view)[0].into()]);
     let tracer = task.and_then(|task| task.traced.tracee()).map_or(0, |tracee| tracee.tracer);
-    out.row("TracerPid", &[tracer.into()]);
+    out.row("TracerPid", &[registry::number_in(view, tracer).into()]);
     out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(user));
     out.row("Gid", &[c.gid, c.egid, c.sgid, c.fsgid].map(|id| group_of(id).into()));
     out.row("FDSize", &[process.files().size() as u64]);
@@ -285,10 +308,11 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
         out.push(line.bytes());
     }
     out.push(b"\n");
-    out.row("NStgid", &[group]);
-    out.row("NSpid", &[id]);
-    out.row("NSpgid", &[process.group().into()]);
-    out.row("NSsid", &[process.session().id.into()]);
+    let place = (&**process, view);
+    namespace_row(out, "NStgid", process.numbers(), place);
+    namespace_row(out, "NSpid", &numbers, place);
+    namespace_row(out, "NSpgid", &registry::numbers_of(process.group()), place);
+    namespace_row(out, "NSsid", &registry::numbers_of(process.session().id), place);
 }
 
 /// What memory it has.

@@ -252,6 +252,12 @@ impl Parts for LockLines {
     fn next(&mut self, out: &mut Text) -> Result<More> {
         while out.length() < PART {
             let Some((file, lock)) = self.cursor.advance() else { return Ok(More::No) };
+            // One whose owner the reader cannot name is not shown (Linux: `locks_show`).
+            let owner = registry::shown(lock.pid);
+            if owner == 0 && lock.pid != 0 {
+                continue;
+            }
+            let lock = Lock { pid: owner, ..lock };
             self.shown += 1;
             show_lock(out, self.shown, file, &lock);
         }

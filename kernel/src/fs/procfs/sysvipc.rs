@@ -11,6 +11,7 @@ use crate::ipc::objects::{IpcObjects, of_caller};
 use crate::ipc::permission::Permission;
 use crate::ipc::sem::Set;
 use crate::ipc::shm::Segment;
+use crate::task::registry::shown;
 use crate::task::shown_ids;
 use freehold_collections::{Arc, Box, reserve};
 
@@ -83,7 +84,8 @@ fn show_segment(out: &mut Text, segment: &Segment) {
     let owner = head.permission();
     let (resident, swapped) = segment.resident();
     write!(out, "{:10} {:10}  {:4o} {:21} ", head.key(), head.id(), owner.mode, segment.size);
-    write!(out, "{:5} {:5}  {:5} ", segment.creator_pid, times.last_pid, segment.attachments());
+    let (creator, last) = (shown(segment.creator_pid), shown(times.last_pid));
+    write!(out, "{creator:5} {last:5}  {:5} ", segment.attachments());
     show_owner(out, &owner);
     write!(out, "{:10} {:10} {:10} ", times.attached, times.detached, times.changed);
     writeln!(out, "{:21} {:21}", resident * PAGE, swapped * PAGE);
@@ -116,7 +118,7 @@ fn show_queue(out: &mut Text, queue: &MessageQueue) {
         figures.bytes,
         figures.count
     );
-    write!(out, "{:5} {:5} ", figures.sender_pid, figures.receiver_pid);
+    write!(out, "{:5} {:5} ", shown(figures.sender_pid), shown(figures.receiver_pid));
     show_owner(out, &owner);
     writeln!(out, "{:10} {:10} {:10}", figures.sent, figures.received, figures.changed);
 }

@@ -11,6 +11,7 @@ use super::{
     IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Named, caller, find_to_change, find_to_tell, of_caller, valid,
 };
 use crate::syscall::Args;
+use crate::task::registry;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -138,8 +139,8 @@ fn tell(id: i32, to: u64, named: Named) -> Result<i64> {
         bytes: figures.bytes,
         count: figures.count,
         most: figures.most,
-        sender_pid: figures.sender_pid,
-        receiver_pid: figures.receiver_pid,
+        sender_pid: registry::shown(figures.sender_pid),
+        receiver_pid: registry::shown(figures.receiver_pid),
         unused: [0; 2],
     };
     UserPtr::new(to).write(&told)?;

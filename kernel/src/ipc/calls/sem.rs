@@ -15,6 +15,7 @@ use super::{
     set_permission, valid,
 };
 use crate::syscall::Args;
+use crate::task::registry;
 use crate::time::{self, TimeSpec};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
@@ -217,7 +218,7 @@ pub fn sys_semctl(args: &Args) -> Result<i64> {
         SEM_STAT_ANY => tell(id, argument, Named::ByPlaceForAll),
         IPC_SET => change(id, argument),
         IPC_RMID => find_to_change(&of_caller().sets, id)?.remove().map(|()| 0),
-        GETPID => figure(id, number, SemFigure::Pid),
+        GETPID => figure(id, number, SemFigure::Pid).map(|pid| registry::shown(pid as u32).into()),
         GETVAL => figure(id, number, SemFigure::Value),
         GETNCNT => figure(id, number, SemFigure::WaitForMore),
         GETZCNT => figure(id, number, SemFigure::WaitForZero),

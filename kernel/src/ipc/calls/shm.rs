@@ -14,7 +14,7 @@ use crate::fs::OpenFlags;
 use crate::hw::PAGE;
 use crate::mem::{self, SegmentMap, SegmentPlace, SegmentUse};
 use crate::syscall::Args;
-use crate::task::{self, Resource};
+use crate::task::{self, Resource, registry};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -134,8 +134,8 @@ fn tell(segment: &Segment) -> UserSegment {
         attached: times.attached,
         detached: times.detached,
         changed: times.changed,
-        creator_pid: segment.creator_pid,
-        last_pid: times.last_pid,
+        creator_pid: registry::shown(segment.creator_pid),
+        last_pid: registry::shown(times.last_pid),
         attachments: segment.attachments(),
         unused: [0; 2],
     }

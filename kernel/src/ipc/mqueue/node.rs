@@ -10,6 +10,7 @@ use crate::fs::{
     Blocking, File, Identity, Metadata, Node, NodeKind, OpenFlags, Ready, Seekable, SetMetadata, notify,
 };
 use crate::sync::{PollWaiter, SpinLock};
+use crate::task::registry;
 use crate::time::wall;
 use crate::user::Sink;
 use crate::{Errno, Result};
@@ -103,6 +104,7 @@ impl File for QueueNode {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         let (how, signal, pid) = self.queue.told_registration();
+        let pid = registry::shown(pid);
         let bytes = self.queue.figures().bytes;
         let text = try_format!("QSIZE:{bytes:<10} NOTIFY:{how:<5} SIGNO:{signal:<5} NOTIFY_PID:{pid:<6}\n")?;
         let from = usize::try_from(offset).unwrap_or(usize::MAX);

@@ -70,7 +70,7 @@ impl Registration {
                 let owner = self.owner.upgrade().filter(|owner| owner.space().id() == self.space);
                 let Some(owner) = owner else { return };
                 let sender = current().process().clone();
-                let mut info = SigInfo::user(*signal, code::MESGQ, sender.pid, sender.uid());
+                let mut info = SigInfo::user(*signal, code::MESGQ, sender.number_for(&owner), sender.uid());
                 info.fields[1] = *value;
                 owner.signal(info);
             }

@@ -96,8 +96,8 @@ pub fn sys_process_madvise(args: &Args) -> Result<i64> {
 /// `ESRCH` where there is none, `EPERM`, and `ended` for a process that has no memory any more.
 pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<ProcessSpace>> {
     let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
-    let process = registry::find(pid)
-        .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
+    let process = registry::find_by_number(pid)
+        .or_else(|| registry::find_task_by_number(pid).map(|task| task.process().clone()))
         .ok_or(Errno::ESRCH)?;
     inspect::space_of(&process, mode).map_err(|error| if error == Errno::ESRCH { ended } else { error })
 }

@@ -186,7 +186,7 @@ impl Netlink {
 
     /// The caller's process ID, or a free port that is nobody's process ID.
     fn take_any(&self) -> Result<u32> {
-        let own = task::try_with_current(|task| task.process().pid).unwrap_or(PORTS_OF_NOBODY);
+        let own = task::try_with_current(|task| task.process().number()).unwrap_or(PORTS_OF_NOBODY);
         match self.take(own) {
             Err(Errno::EADDRINUSE) => {}
             taken => return taken.map(|()| own),

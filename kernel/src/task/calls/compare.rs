@@ -10,8 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::fs::epoll::Epoll;
 use crate::sync::SpinLock;
 use crate::syscall::Args;
+use crate::task::Task;
 use crate::task::inspect::{self, Mode};
-use crate::task::{Task, find_task};
+use crate::task::registry::find_task_by_number;
 use crate::user::UserPtr;
 use crate::{Errno, Result, hw};
 
@@ -87,7 +88,7 @@ fn thing(task: &Task, kind: i32) -> Result<usize> {
 
 /// kcmp(pid, pid, kind, index, index)
 pub fn sys_kcmp(args: &Args) -> Result<i64> {
-    let task = |index| find_task(args.uint(index)).ok_or(Errno::ESRCH);
+    let task = |index| find_task_by_number(args.uint(index)).ok_or(Errno::ESRCH);
     let (first, second) = (task(0)?, task(1)?);
     inspect::may_inspect(first.process(), Mode::READ_REAL)?;
     inspect::may_inspect(second.process(), Mode::READ_REAL)?;

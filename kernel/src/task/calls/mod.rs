@@ -17,10 +17,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
 use super::userns::IdKind;
-use super::{
-    Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, may, registry, seccomp,
-};
+use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp};
 use crate::syscall::Args;
+use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::time;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, hw, sched};
@@ -28,14 +27,14 @@ use crate::{Errno, Result, hw, sched};
 fn named_process(pid: i32) -> Result<Arc<Process>> {
     match pid {
         0 => Ok(current().process().clone()),
-        pid => find(u32::try_from(pid).map_err(|_| Errno::ESRCH)?).ok_or(Errno::ESRCH),
+        pid => find_by_number(u32::try_from(pid).map_err(|_| Errno::ESRCH)?).ok_or(Errno::ESRCH),
     }
 }
 
 fn named_task(tid: i32) -> Result<Arc<Task>> {
     match tid {
         0 => Ok(current()),
-        tid => find_task(u32::try_from(tid).map_err(|_| Errno::EINVAL)?).ok_or(Errno::ESRCH),
+        tid => find_task_by_number(u32::try_from(tid).map_err(|_| Errno::EINVAL)?).ok_or(Errno::ESRCH),
     }
 }
 
@@ -132,9 +131,12 @@ fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Resu
     let caller = current();
     let (processes, uid) = match among {
         Among::Thread if who == 0 => return f(&caller),
-        Among::Thread => return f(&find_task(who).ok_or(Errno::ESRCH)?),
+        Among::Thread => return f(&find_task_by_number(who).ok_or(Errno::ESRCH)?),
         Among::Group => {
-            let group = if who == 0 { caller.process().group() } else { who };
+            let group = match who {
+                0 => caller.process().group(),
+                number => registry::pid_by_number(number).ok_or(Errno::ESRCH)?,
+            };
             (registry::group_members(group), None)
         }
         Among::User => {
@@ -147,7 +149,10 @@ fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Resu
         }
     };
     let mut any = false;
-    for process in processes.filter(|process| uid.is_none_or(|uid| process.credentials().uid == uid)) {
+    let view = caller.process().pid_view();
+    // A user's are those that the caller sees.
+    let is_meant = |process: &Process, uid| process.credentials().uid == uid && process.number_in(view) != 0;
+    for process in processes.filter(|process| uid.is_none_or(|uid| is_meant(process, uid))) {
         for task in process.threads() {
             any = true;
             f(&task)?;

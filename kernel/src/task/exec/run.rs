@@ -459,10 +459,10 @@ fn exec(context: &mut UserContext, request: ExecRequest, argv: u64, envp: u64) -
     let arguments = Strings::read(argv, limit)?;
     let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
     let prepared = load(process, ExecRequest { arguments, environment, ..request })?;
-    let (number, former) = (context.syscall_number(), task.tid);
+    let number = context.syscall_number();
     prepared.replace(&task, context)?;
     context.set_return(0);
-    task.executed(context, number, former);
+    task.executed(context, number);
     Ok(0)
 }
 

@@ -502,5 +502,5 @@ pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
 pub fn sys_set_tid_address(args: &Args) -> Result<i64> {
     let task = current();
     task.clear_child_tid.store(args[0], Ordering::Relaxed);
-    Ok(i64::from(task.tid))
+    Ok(i64::from(task.number()))
 }

@@ -20,6 +20,7 @@ use crate::task::capabilities::{ALL, Capabilities};
 use crate::task::clone::CloneFlags;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidfd::PidFile;
+use crate::task::pidns::PidNs;
 use crate::task::userns::{NamespaceKind, UserNs};
 use crate::task::{Capability, Credentials, Process, current};
 use crate::{Errno, Result};
@@ -36,12 +37,6 @@ const WHOLE: Capabilities = Capabilities { effective: ALL, permitted: ALL, inher
 /// Whether `flags` ask for a namespace of this kind.
 fn wants(flags: CloneFlags, kind: NamespaceKind) -> bool {
     flags.bits() & u64::from(kind.clone_flag()) != 0
-}
-
-/// Whether `flags` ask for a namespace of a kind that there is only one of.
-pub(in crate::task) fn wants_inseparable(flags: CloneFlags) -> bool {
-    let separable = |kind: &NamespaceKind| *kind == NamespaceKind::User || SEPARATE.contains(kind);
-    NamespaceKind::ALL.iter().any(|kind| !separable(kind) && wants(flags, *kind))
 }
 
 /// Makes the namespaces that `flags` ask for, for a process with the root and working directory of
@@ -61,6 +56,11 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
         credentials = Some(Credentials { user_ns, capabilities: WHOLE, ..Credentials::clone(&own) });
     }
     let maker = credentials.as_ref().unwrap_or(&own);
+    // Whose children are elsewhere makes no third one (Linux: `copy_pid_ns`).
+    let has_other = || process.namespaces().pid_for_children != *process.pid_ns();
+    if wants(flags, NamespaceKind::Pid) && maker.may_within(Capability::SysAdmin) && has_other() {
+        return Err(Errno::EINVAL);
+    }
     let is_new = |kind| wants(flags, kind);
     let namespaces = if SEPARATE.into_iter().any(is_new) {
         if !maker.may_within(Capability::SysAdmin) {
@@ -93,7 +93,7 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
         | CloneFlags::NEW_NAMESPACES
         | CloneFlags::NEWNS;
     let process = current().process().clone();
-    if !(known | alone).contains(flags) || wants_inseparable(flags) {
+    if !(known | alone).contains(flags) {
         return Err(Errno::EINVAL);
     }
     if flags.intersects(CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS) {
@@ -134,6 +134,8 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
 struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,
+    /// What it is in itself, whatever its children are in.
+    own_pid: PidNs,
     changes_user: bool,
     /// The new root and working directory.
     entrance: Option<Path>,
@@ -171,8 +173,14 @@ impl Entering {
                 self.entrance = Some(mount.entrance());
             }
             NamespaceRef::Cgroup(cgroup) => self.namespaces.cgroup = cgroup.clone(),
-            // The process is in it already.
-            NamespaceRef::Only(_) | NamespaceRef::User(_) => {}
+            NamespaceRef::Pid(pid) => {
+                if !self.own_pid.contains(pid) {
+                    return Err(Errno::EINVAL);
+                }
+                self.namespaces.pid_for_children = pid.clone();
+            }
+            // That was entered above.
+            NamespaceRef::User(_) => {}
         }
         Ok(())
     }
@@ -202,6 +210,7 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
     let mut entering = Entering {
         credentials: Credentials::clone(&process.credentials()),
         namespaces: Namespaces::clone(&process.namespaces()),
+        own_pid: process.pid_ns().clone(),
         changes_user: false,
         entrance: None,
     };

@@ -14,9 +14,10 @@ use crate::fs::flags::OpenFlags;
 use crate::fs::namespace::MountNamespace;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, made_by_kernel};
 use crate::fs::{File, Timestamp};
+use crate::task::pidns::PidNs;
 use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
 use crate::task::uts::UtsNamespace;
-use crate::task::{Process, current, install, shown_ids};
+use crate::task::{Process, current, install, registry, shown_ids};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -34,8 +35,8 @@ pub enum NamespaceRef {
     Mount(Arc<MountNamespace>),
     /// Networks.
     Network(Arc<NetworkNamespace>),
-    /// The only one of its kind that there is.
-    Only(NamespaceKind),
+    /// Process IDs.
+    Pid(PidNs),
     /// Users.
     User(UserNs),
     /// Names.
@@ -45,7 +46,7 @@ pub enum NamespaceRef {
 impl NamespaceRef {
     /// The namespace of a kind that `process` is in.
     pub fn of(process: &Process, kind: NamespaceKind) -> Self {
-        let Namespaces { uts, ipc, mount, network, cgroup } = &*process.namespaces();
+        let Namespaces { uts, ipc, mount, network, cgroup, .. } = &*process.namespaces();
         match kind {
             NamespaceKind::Cgroup => Self::Cgroup(cgroup.clone()),
             NamespaceKind::Ipc => Self::Ipc(ipc.clone()),
@@ -53,8 +54,14 @@ impl NamespaceRef {
             NamespaceKind::Uts => Self::Uts(uts.clone()),
             NamespaceKind::Mount => Self::Mount(mount.clone()),
             NamespaceKind::Network => Self::Network(network.clone()),
-            NamespaceKind::Pid => Self::Only(kind),
+            NamespaceKind::Pid => Self::Pid(process.pid_ns().clone()),
         }
+    }
+
+    /// The PID namespace of the children of `process`, unless that has no process yet.
+    pub fn of_children(process: &Process) -> Option<Self> {
+        let pid = process.namespaces().pid_for_children.clone();
+        pid.has_init().then_some(Self::Pid(pid))
     }
 
     /// Its kind.
@@ -64,7 +71,7 @@ impl NamespaceRef {
             Self::Ipc(_) => NamespaceKind::Ipc,
             Self::Mount(_) => NamespaceKind::Mount,
             Self::Network(_) => NamespaceKind::Network,
-            Self::Only(kind) => *kind,
+            Self::Pid(_) => NamespaceKind::Pid,
             Self::User(_) => NamespaceKind::User,
             Self::Uts(_) => NamespaceKind::Uts,
         }
@@ -77,7 +84,7 @@ impl NamespaceRef {
             Self::Ipc(ipc) => ipc.head().inode(),
             Self::Mount(mount) => mount.head().inode(),
             Self::Network(network) => network.number(),
-            Self::Only(kind) => kind.initial_inode(),
+            Self::Pid(pid) => pid.inode(),
             Self::User(user) => user.inode(),
             Self::Uts(uts) => uts.head().inode(),
         }
@@ -91,7 +98,7 @@ impl NamespaceRef {
             Self::Ipc(ipc) => Some(ipc.head().owner().clone()),
             Self::Mount(mount) => Some(mount.head().owner().clone()),
             Self::Network(network) => Some(network.head().owner().clone()),
-            Self::Only(_) => Some(UserNs::INITIAL),
+            Self::Pid(pid) => Some(pid.owner()),
             Self::User(user) => user.parent().cloned(),
             Self::Uts(uts) => Some(uts.head().owner().clone()),
         }
@@ -138,6 +145,35 @@ const NS_GET_USERNS: u32 = 0xb701;
 const NS_GET_PARENT: u32 = 0xb702;
 const NS_GET_NSTYPE: u32 = 0xb703;
 const NS_GET_OWNER_UID: u32 = 0xb704;
+const NS_GET_PID_FROM_PIDNS: u32 = 0x8004_b706;
+const NS_GET_TGID_FROM_PIDNS: u32 = 0x8004_b707;
+const NS_GET_PID_IN_PIDNS: u32 = 0x8004_b708;
+const NS_GET_TGID_IN_PIDNS: u32 = 0x8004_b709;
+
+/// A descriptor of the namespace above a PID namespace, for a caller in that one or above it.
+fn open_parent(pid: &PidNs) -> Result<i64> {
+    let process = current().process().clone();
+    let visible = pid.parent().filter(|parent| process.pid_ns().contains(parent)).ok_or(Errno::EPERM)?;
+    let node = reserve::arc(NamespaceNode(NamespaceRef::Pid(visible.clone())));
+    install(reserve::arc(NamespaceFile(node)), OpenFlags::CLOEXEC).map(i64::from)
+}
+
+/// Translates the number of a thread between the caller's PID namespace and `pid`; of the thread,
+/// or of its process.
+fn translate(pid: &PidNs, request: u32, number: u64) -> Result<i64> {
+    let number = number as u32;
+    let own = current().process().pid_view();
+    let (from, to) = match request {
+        NS_GET_PID_FROM_PIDNS | NS_GET_TGID_FROM_PIDNS => (pid.view(), own),
+        _ => (own, pid.view()),
+    };
+    let task = registry::pid_in(from, number).and_then(registry::find_task).ok_or(Errno::ESRCH)?;
+    let shown = match request {
+        NS_GET_PID_FROM_PIDNS | NS_GET_PID_IN_PIDNS => task.numbers().in_view(to),
+        _ => task.process().number_in(to),
+    };
+    if shown == 0 { Err(Errno::ESRCH) } else { Ok(shown.into()) }
+}
 
 /// A descriptor of a user namespace, for a caller in it or above it.
 fn open_user_ns(user: Option<UserNs>) -> Result<i64> {
@@ -161,8 +197,14 @@ impl File for NamespaceFile {
                 UserPtr::new(argument).write(&shown_ids(user.owner(), 0).0)?;
                 Ok(0)
             }
-            // That of processes has a parent on Linux, but not the initial one.
-            (NS_GET_PARENT, NamespaceRef::Only(NamespaceKind::Pid)) => Err(Errno::EPERM),
+            (NS_GET_PARENT, NamespaceRef::Pid(pid)) => open_parent(pid),
+            (
+                NS_GET_PID_FROM_PIDNS | NS_GET_TGID_FROM_PIDNS | NS_GET_PID_IN_PIDNS | NS_GET_TGID_IN_PIDNS,
+                namespace,
+            ) => match namespace {
+                NamespaceRef::Pid(pid) => translate(pid, request, argument),
+                _ => Err(Errno::EINVAL),
+            },
             (NS_GET_PARENT | NS_GET_OWNER_UID, _) => Err(Errno::EINVAL),
             _ => Err(Errno::ENOTTY),
         }

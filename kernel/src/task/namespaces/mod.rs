@@ -8,8 +8,8 @@
 //! circle.
 //!
 //! Namespaces belong to a process, not to its threads as on Linux: one with several threads can
-//! neither make nor enter one. Of process IDs there is one namespace: its flag is refused, and its
-//! file names the one that is.
+//! neither make nor enter one. A process stays in its PID namespace for good: what it makes or
+//! enters is that of its children.
 //!
 //! Callers: fork, unshare, setns, /proc. Task context.
 
@@ -23,6 +23,7 @@ use freehold_collections::{Arc, reserve};
 use spin::Once;
 
 use self::network::NetworkNamespace;
+use super::pidns::PidNs;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use super::uts::UtsNamespace;
 use crate::Result;
@@ -66,14 +67,17 @@ pub struct Namespaces {
     /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
     /// namespace.
     pub cgroup: Arc<NamespaceHead>,
+    /// What its children are in; its own is with its numbers.
+    pub pid_for_children: PidNs,
 }
 
 /// The kinds of [`Namespaces`] that can be made.
-pub const SEPARATE: [NamespaceKind; 5] = [
+pub const SEPARATE: [NamespaceKind; 6] = [
     NamespaceKind::Uts,
     NamespaceKind::Ipc,
     NamespaceKind::Cgroup,
     NamespaceKind::Network,
+    NamespaceKind::Pid,
     NamespaceKind::Mount,
 ];
 
@@ -86,6 +90,7 @@ impl Namespaces {
             mount: root::namespace(),
             network: NetworkNamespace::initial().clone(),
             cgroup: reserve::arc(NamespaceHead::initial(NamespaceKind::Cgroup)),
+            pid_for_children: PidNs::INITIAL,
         })
     }
 
@@ -113,6 +118,9 @@ impl Namespaces {
         }
         if is_new(NamespaceKind::Network) {
             new.network = NetworkNamespace::new(owner.clone())?;
+        }
+        if is_new(NamespaceKind::Pid) {
+            new.pid_for_children = self.pid_for_children.make_below(owner)?;
         }
         if is_new(NamespaceKind::Mount) {
             new.mount = self.mount.copy(owner, fs)?;

@@ -294,7 +294,7 @@ fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::re
         return Ok(());
     }
     if let Some(apart) = group.threads.iter().find(|thread| !thread.seccomp.get().is_part_of(&chain)) {
-        return Err(Refused::Thread(apart.tid));
+        return Err(Refused::Thread(apart.number()));
     }
     for thread in &group.threads {
         // What they had is part of the chain: nothing ends here.

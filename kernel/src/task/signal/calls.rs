@@ -4,8 +4,10 @@ use super::set::code;
 use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal, write_whole};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
+use crate::task::pidns::FIRST;
+use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::task::userns::{IdKind, OVERFLOW_ID};
-use crate::task::{Pid, Process, Task, current, find, find_task, kernel_id, pidfd, registry};
+use crate::task::{Pid, Process, Task, current, kernel_id, pidfd, registry, with_current};
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -161,23 +163,27 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
     let send = |target: &Arc<Process>| -> Result<()> {
         may_signal(&sender, target, signal)?;
         if let Some(signal) = signal {
-            target.queue_signal(SigInfo::user(signal, code::USER, sender.pid, uid))?;
+            target.queue_signal(SigInfo::user(signal, code::USER, sender.number_for(target), uid))?;
         }
         Ok(())
     };
     let (targets, everybody) = match args.int(0) {
         i32::MIN => return Err(Errno::ESRCH),
         pid if pid > 0 => {
-            send(&find(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
+            send(&find_by_number(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
             return Ok(0);
         }
         0 => (registry::group_members(sender.group()), false),
         -1 => (registry::processes(), true),
-        group => (registry::group_members(group.unsigned_abs()), false),
+        group => {
+            let group = registry::pid_by_number(group.unsigned_abs()).ok_or(Errno::ESRCH)?;
+            (registry::group_members(group), false)
+        }
     };
+    let view = sender.pid_view();
     let mut outcome = Err(Errno::ESRCH);
     for target in targets {
-        if everybody && (target.pid <= 1 || target.pid == sender.pid) {
+        if everybody && (target.number_in(view) <= FIRST || target.pid == sender.pid) {
             continue;
         }
         match send(&target) {
@@ -194,15 +200,16 @@ fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let signal = signal_argument(number)?;
-    let task = find_task(tid.unsigned_abs()).ok_or(Errno::ESRCH)?;
-    if process.is_some_and(|pid| task.process().pid != pid) {
+    let task = find_task_by_number(tid.unsigned_abs()).ok_or(Errno::ESRCH)?;
+    if process.is_some_and(|pid| registry::pid_by_number(pid) != Some(task.process().pid)) {
         return Err(Errno::ESRCH);
     }
     let sender = current();
     let sender = sender.process();
     may_signal(sender, task.process(), signal)?;
     if let Some(signal) = signal {
-        task.queue_signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.uid()))?;
+        let number = sender.number_for(task.process());
+        task.queue_signal(SigInfo::user(signal, code::TKILL, number, sender.uid()))?;
     }
     Ok(0)
 }
@@ -224,7 +231,7 @@ pub fn sys_tgkill(args: &Args) -> Result<i64> {
 fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signal)> {
     let signal = Signal::new(i64::from(number)).ok_or(Errno::EINVAL)?;
     let mut info = UserPtr::<SigInfo>::new(address).read()?;
-    if (info.code >= 0 || info.code == code::TKILL) && target != current().process().pid {
+    if (info.code >= 0 || info.code == code::TKILL) && target != current().process().number() {
         return Err(Errno::EPERM);
     }
     info.number = number;
@@ -240,12 +247,19 @@ fn of_kernel(info: SigInfo) -> SigInfo {
     info.with_user(kernel_id(IdKind::User, info.user_id()).unwrap_or(OVERFLOW_ID))
 }
 
+/// What a program sends along, for `target`: a sender that this does not see has no number. What
+/// the program claims stays else (Linux: `send_signal_locked`).
+fn from_sender(info: SigInfo, target: &Process) -> SigInfo {
+    let sees = with_current(|task| task.process().number_for(target)) != 0;
+    if sees || !info.names_user() { info } else { info.about(0) }
+}
+
 /// rt_sigqueueinfo(pid, signal, info)
 pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
     let (info, signal) = queued_info(args[2], args.int(1), args.uint(0))?;
-    let target = find(args.uint(0)).ok_or(Errno::ESRCH)?;
+    let target = find_by_number(args.uint(0)).ok_or(Errno::ESRCH)?;
     may_signal(current().process(), &target, Some(signal))?;
-    target.queue_signal(info)?;
+    target.queue_signal(from_sender(info, &target))?;
     Ok(0)
 }
 
@@ -269,8 +283,9 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
     let signal = signal_argument(args.int(1))?;
     may_signal(&sender, &target, signal)?;
     if let Some(signal) = signal {
-        let own = SigInfo::user(signal, code::USER, sender.pid, sender.uid());
-        target.queue_signal(given.map_or(own, |info| of_kernel(SigInfo { pad: 0, ..info })))?;
+        let own = SigInfo::user(signal, code::USER, sender.number_for(&target), sender.uid());
+        let given = given.map(|info| from_sender(of_kernel(SigInfo { pad: 0, ..info }), &target));
+        target.queue_signal(given.unwrap_or(own))?;
     }
     Ok(0)
 }
@@ -278,11 +293,11 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
 /// rt_tgsigqueueinfo(pid, tid, signal, info)
 pub fn sys_rt_tgsigqueueinfo(args: &Args) -> Result<i64> {
     let (info, signal) = queued_info(args[3], args.int(2), args.uint(0))?;
-    let task = find_task(args.uint(1)).ok_or(Errno::ESRCH)?;
-    if task.process().pid != args.uint(0) {
+    let task = find_task_by_number(args.uint(1)).ok_or(Errno::ESRCH)?;
+    if registry::pid_by_number(args.uint(0)) != Some(task.process().pid) {
         return Err(Errno::ESRCH);
     }
     may_signal(current().process(), task.process(), Some(signal))?;
-    task.queue_signal(info)?;
+    task.queue_signal(from_sender(info, task.process()))?;
     Ok(0)
 }

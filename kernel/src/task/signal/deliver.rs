@@ -167,6 +167,8 @@ impl Task {
         let action = self.process().action(signal);
         match action.handler {
             SIG_IGN => None,
+            // SIGKILL and SIGSTOP were sent from outside.
+            SIG_DFL if self.process().is_shielded() && !SigSet::UNSTOPPABLE.contains(signal) => None,
             SIG_DFL => match signal.default_action() {
                 DefaultAction::Ignore | DefaultAction::Continue => None,
                 DefaultAction::Stop => Some(Delivery::Stop(signal)),

@@ -14,7 +14,7 @@ use super::set::{SigInfo, SigSet, Signal};
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, WaitReport};
 use crate::task::users::Payer;
-use crate::task::{INIT, Pid, Task, registry};
+use crate::task::{INIT, Pid, Task, registry, with_current};
 use crate::{Errno, Result};
 
 /// Whom a signal is for.
@@ -106,6 +106,10 @@ impl Process {
             // It handles none, and nothing a program does may end or stop it.
             return Ok(Parent::Leave);
         }
+        let shield = self.shield_against(signal, payer.as_ref());
+        if shield == Shield::Whole {
+            return Ok(Parent::Leave);
+        }
         let mut group = self.signals.lock();
         let group = &mut *group;
         if group.threads.is_empty() || group.exit.is_some() {
@@ -123,7 +127,7 @@ impl Process {
         };
         // A blocked signal is kept even where it is ignored now: that may change before it is
         // unblocked.
-        if !blocked && self.ignores(signal) {
+        if !blocked && (self.ignores(signal) || self.holds(shield, signal)) {
             let keeps = match target {
                 Target::Thread(thread) => thread.keeps_ignored(signal),
                 Target::Process => group.threads.iter().any(|thread| thread.keeps_ignored(signal)),
@@ -148,6 +152,36 @@ impl Process {
         }
         self.signal_arrival.wake_all();
         Ok(parent)
+    }
+}
+
+/// How much of a signal is kept from the first process of a PID namespace.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shield {
+    /// Nothing.
+    None,
+    /// What it has no handler for.
+    Default,
+    /// All of it.
+    Whole,
+}
+
+impl Process {
+    /// What is kept from this process of a signal, which a program sent where somebody pays for it.
+    #[inline]
+    fn shield_against(&self, signal: Signal, payer: Option<&Payer>) -> Shield {
+        if !self.is_shielded() {
+            return Shield::None;
+        }
+        if !SigSet::UNSTOPPABLE.contains(signal) {
+            return Shield::Default;
+        }
+        let from_inside = || with_current(|task| task.process().number_for(self)) != 0;
+        if payer.is_some() && from_inside() { Shield::Whole } else { Shield::None }
+    }
+
+    fn holds(&self, shield: Shield, signal: Signal) -> bool {
+        shield == Shield::Default && self.action(signal).handler == super::SIG_DFL
     }
 }
 
@@ -261,6 +295,9 @@ impl Task {
             if self.blocked().contains(signal) || action.handler == super::SIG_IGN {
                 self.process().set_action(signal, Action::default());
                 self.set_blocked(self.blocked().without(signal));
+            }
+            if self.process().action(signal).handler == super::SIG_DFL && !self.traced.is_traced() {
+                self.process().drop_shield();
             }
         }
         self.signal(info);

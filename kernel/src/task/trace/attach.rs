@@ -30,8 +30,9 @@ impl Attachment {
         task: &Arc<Task>,
         (attached, options): (Attached, Options),
     ) -> Result<Self> {
-        let ids = [task.tid, task.process().pid, tracer.pid];
-        let tracee = Tracee::new(ids, attached, options, crate::hw::vector_bytes())?;
+        let (pid, by) = (task.process().pid, (tracer.pid, tracer.pid_view()));
+        let numbers = task.numbers().clone();
+        let tracee = Tracee::new(numbers, (pid, by), attached, options, crate::hw::vector_bytes())?;
         task.traced.set(&tracee)?;
         if task.is_leader() {
             *task.process().leader_tracee.lock() = Some(tracee.clone());
@@ -182,7 +183,7 @@ impl Process {
     /// Tells this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
     pub(in crate::task) fn tell_of_end(self: &Receiver<Self>, process: &Self, status: ExitStatus) {
         let (code, value) = wait::code_of(status);
-        self.signal(wait::child_info(process, code, value));
+        self.signal(wait::child_info(process, self, code, value));
         self.child_changed.wake_all();
     }
 

@@ -114,7 +114,7 @@ pub fn sys_ptrace(args: &Args) -> Result<i64> {
         _ => {}
     }
     let tracer = current().process().clone();
-    let tid = Pid::try_from(tid).map_err(|_| Errno::ESRCH)?;
+    let tid = named(tid)?;
     let tracee = tracer.tracees.lock().get(tid).cloned().ok_or(Errno::ESRCH)?;
     let task =
         registry::find_task(tid).filter(|task| task.process().pid == tracee.pid).ok_or(Errno::ESRCH)?;
@@ -208,9 +208,14 @@ fn trace_me() -> Result<i64> {
     Ok(0)
 }
 
+/// The ID of the thread with this number in the caller's PID namespace.
+fn named(tid: i32) -> Result<Pid> {
+    u32::try_from(tid).ok().and_then(registry::pid_by_number).ok_or(Errno::ESRCH)
+}
+
 fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
-    let (caller, tid) = (current(), Pid::try_from(tid).map_err(|_| Errno::ESRCH)?);
-    let task = registry::find_task(tid).ok_or(Errno::ESRCH)?;
+    let caller = current();
+    let task = registry::find_task(named(tid)?).ok_or(Errno::ESRCH)?;
     let process = task.process();
     if process.pid == caller.process().pid || process.is_kernel() {
         return Err(Errno::EPERM);
@@ -221,7 +226,7 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     }
     Attachment::new(caller.process(), &task, (attached, options))?.keep();
     if attached == Attached::Classic {
-        let (pid, uid) = (caller.process().pid, caller.process().uid());
+        let (pid, uid) = (caller.process().number_for(process), caller.process().uid());
         task.signal(SigInfo::user(Signal::STOP, code::USER, pid, uid));
     }
     // One that job control has stopped comes out of that stop, into its tracer's.
@@ -402,7 +407,7 @@ fn stop_info(tracee: &Tracee, state: &TraceState) -> Result<SigInfo> {
         _ => Ok(SigInfo {
             number: stop.code & 0x7f,
             code: stop.code,
-            ..SigInfo::user(Signal::TRAP, 0, tracee.tid, 0)
+            ..SigInfo::user(Signal::TRAP, 0, tracee.numbers.own(), 0)
         }),
     }
 }

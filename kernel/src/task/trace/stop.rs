@@ -12,7 +12,7 @@ use crate::task::clone::CloneFlags;
 use crate::task::process::{ExitStatus, Group, WaitReport};
 use crate::task::signal::deliver::Interrupted;
 use crate::task::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};
-use crate::task::{Pid, Task, registry, wait};
+use crate::task::{Task, registry, wait};
 use crate::{Errno, Result};
 
 /// Added to SIGTRAP at system calls with PTRACE_O_TRACESYSGOOD.
@@ -49,8 +49,8 @@ fn tell(tracee: &Tracee, stop: Stop) {
         return;
     };
     if tracer.action(Signal::CHLD).flags & SA_NOCLDSTOP == 0 {
-        let info = wait::child_info(&process, code::CLD_TRAPPED, stop.code & 0x7f);
-        tracer.signal(info.about(tracee.tid));
+        let info = wait::child_info(&process, &tracer, code::CLD_TRAPPED, stop.code & 0x7f);
+        tracer.signal(info.about(tracee.shown()));
     }
     tracer.child_changed.wake_all();
 }
@@ -184,8 +184,9 @@ impl Task {
         if info.signal() == Some(inject) {
             return Some(info);
         }
-        let uid = registry::find(tracee.tracer).map_or(0, |tracer| tracer.uid());
-        Some(SigInfo::user(inject, code::USER, tracee.tracer, uid))
+        let tracer = registry::find(tracee.tracer);
+        let (pid, uid) = tracer.map_or((0, 0), |tracer| (tracer.number_for(self.process()), tracer.uid()));
+        Some(SigInfo::user(inject, code::USER, pid, uid))
     }
 
     /// Job control stopped the process of a traced thread.
@@ -256,7 +257,7 @@ impl Task {
                 return Ok(());
             }
         } else if self.traced.steps() {
-            let (pid, uid) = (self.process().pid, self.process().uid());
+            let (pid, uid) = (self.process().number(), self.process().uid());
             self.force_signal(SigInfo::user(Signal::TRAP, code::TRAP_BRKPT, pid, uid));
         }
         outcome
@@ -306,11 +307,12 @@ impl Task {
     }
 
     /// A program was executed by the system call `number`.
-    pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64, former: Pid) {
+    pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64) {
         let Some(tracee) = self.traced.tracee() else { return };
-        let told = (former.into(), Call::unfinished(number));
+        let told = (tracee.shown().into(), Call::unfinished(number));
         if !self.stop_for(context, Event::Exec, told) && tracee.attached == Attached::Classic {
-            self.signal(SigInfo::user(Signal::TRAP, code::USER, self.process().pid, self.process().uid()));
+            let (pid, uid) = (self.process().number(), self.process().uid());
+            self.signal(SigInfo::user(Signal::TRAP, code::USER, pid, uid));
         }
     }
 

@@ -7,6 +7,7 @@ use freehold_collections::{Arc, Map, Vec, reserve};
 
 use super::UserRegisters;
 use crate::sync::SpinLock;
+use crate::task::pidns::{Numbers, PidView};
 use crate::task::signal::{Pid, SigInfo, Signal};
 use crate::{Errno, Result};
 
@@ -175,6 +176,10 @@ pub struct Tracee {
     pub pid: Pid,
     /// The process that traces it.
     pub tracer: Pid,
+    /// The thread's ID with its numbers in PID namespaces.
+    pub numbers: Numbers,
+    /// The tracer's PID namespace.
+    pub view: PidView,
     /// How it came to be.
     pub attached: Attached,
     /// Everything that changes.
@@ -187,12 +192,12 @@ impl Tracee {
     /// # Errors
     /// `ENOMEM`.
     pub fn new(
-        ids: [Pid; 3],
+        numbers: Numbers,
+        (pid, (tracer, view)): (Pid, (Pid, PidView)),
         attached: Attached,
         options: Options,
         vector_bytes: usize,
     ) -> Result<Arc<Self>> {
-        let [tid, pid, tracer] = ids;
         let vectors = Vec::try_filled(0, vector_bytes)?;
         let info = SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] };
         let state = TraceState {
@@ -212,7 +217,7 @@ impl Tracee {
             ended: None,
         };
         let state = SpinLock::new(state);
-        Ok(reserve::arc(Self { tid, pid, tracer, attached, state }))
+        Ok(reserve::arc(Self { tid: numbers.id(), pid, tracer, numbers, view, attached, state }))
     }
 
     /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
@@ -225,6 +230,11 @@ impl Tracee {
             return Err(Errno::ESRCH);
         }
         f(&mut state)
+    }
+
+    /// The thread's number in its tracer's PID namespace.
+    pub fn shown(&self) -> Pid {
+        self.numbers.in_view(self.view)
     }
 
     /// Whether an event of this kind stops it.
@@ -339,6 +349,10 @@ impl Traced {
     pub fn tracee(&self) -> Option<Arc<Tracee>> {
         if self.is_traced() { self.tracee.lock().clone() } else { None }
     }
+    /// The PID namespace of whoever traces the thread.
+    pub fn view(&self) -> Option<PidView> {
+        self.tracee().map(|tracee| tracee.view)
+    }
     /// Lets `tracee` be the shared part.
     ///
     /// # Errors
@@ -396,7 +410,8 @@ mod tests {
     use super::*;
 
     fn tracee() -> Arc<Tracee> {
-        Tracee::new([5, 4, 3], Attached::Classic, Options::empty(), 512).expect("memory")
+        Tracee::new(Numbers::initial(5), (4, (3, PidView::INITIAL)), Attached::Classic, Options::empty(), 512)
+            .expect("memory")
     }
 
     #[test]
@@ -440,8 +455,16 @@ mod tests {
     #[test]
     fn a_tracer_has_a_bounded_number_of_tracees_and_none_when_it_ends() {
         let mut tracees = Tracees::default();
-        let numbered =
-            |tid| Tracee::new([tid, tid, 3], Attached::Classic, Options::empty(), 0).expect("memory");
+        let numbered = |tid| {
+            Tracee::new(
+                Numbers::initial(tid),
+                (tid, (3, PidView::INITIAL)),
+                Attached::Classic,
+                Options::empty(),
+                0,
+            )
+            .expect("memory")
+        };
         for tid in 0..MOST_TRACEES as Pid {
             assert_eq!(tracees.insert(&numbered(tid)), Ok(()));
         }

@@ -80,16 +80,16 @@ const ENTRIES: &[(&str, What)] = &[
 
 /// Node numbers of the files of "net" begin behind those of the entries above.
 const NET_NODES: u64 = 1 << 8;
-/// The entries of "ns". There is one namespace of processes, so children are in none other.
-const NAMESPACES: [(&str, NamespaceKind); 8] = [
-    ("cgroup", NamespaceKind::Cgroup),
-    ("ipc", NamespaceKind::Ipc),
-    ("mnt", NamespaceKind::Mount),
-    ("net", NamespaceKind::Network),
-    ("pid", NamespaceKind::Pid),
-    ("pid_for_children", NamespaceKind::Pid),
-    ("user", NamespaceKind::User),
-    ("uts", NamespaceKind::Uts),
+/// The entries of "ns".
+const NAMESPACES: [(&str, LinkKind); 8] = [
+    ("cgroup", LinkKind::Namespace(NamespaceKind::Cgroup)),
+    ("ipc", LinkKind::Namespace(NamespaceKind::Ipc)),
+    ("mnt", LinkKind::Namespace(NamespaceKind::Mount)),
+    ("net", LinkKind::Namespace(NamespaceKind::Network)),
+    ("pid", LinkKind::Namespace(NamespaceKind::Pid)),
+    ("pid_for_children", LinkKind::ChildrensPids),
+    ("user", LinkKind::Namespace(NamespaceKind::User)),
+    ("uts", LinkKind::Namespace(NamespaceKind::Uts)),
 ];
 /// Node numbers of the links of "ns".
 const NAMESPACE_NODES: u64 = 1 << 9;
@@ -176,14 +176,10 @@ impl Dir {
             }
             DirKind::Tasks => {
                 let least = Pid::try_from(from).ok()?;
-                let tid = self.subject.process().ok()?.threads_from(least).next()?.tid;
-                let inode = Subject { pid: self.subject.pid, tid: Some(tid) }.inode(0);
-                Some((
-                    u64::from(tid),
-                    ShortLine::of_number(tid.into()),
-                    inode,
-                    NodeKind::Directory.dirent_kind(),
-                ))
+                let task = self.subject.process().ok()?.threads_from(least).next()?;
+                let inode = Subject { tid: Some(task.tid), ..self.subject }.inode(0);
+                let name = ShortLine::of_number(task.numbers().in_view(self.subject.view).into());
+                Some((u64::from(task.tid), name, inode, NodeKind::Directory.dirent_kind()))
             }
             DirKind::Namespaces => {
                 let (name, _) = NAMESPACES.get(usize::try_from(from).ok()?)?;
@@ -269,10 +265,11 @@ impl Node for Dir {
                 if has(self.subject, what) { Ok(self.entry(index, name, what)) } else { Err(Errno::ENOENT) }
             }
             DirKind::Tasks => {
-                let tid: Pid = number(name).ok_or(Errno::ENOENT)?;
+                let tid = number(name).and_then(|number| registry::pid_in(self.subject.view, number));
+                let tid = tid.ok_or(Errno::ENOENT)?;
                 let task = registry::find_task(tid).filter(|task| task.process().pid == process.pid);
                 task.ok_or(Errno::ENOENT)?;
-                let subject = Subject { pid: process.pid, tid: Some(tid) };
+                let subject = Subject { tid: Some(tid), ..self.subject };
                 Ok(Dir::new(self.device, subject, (DirKind::Whole, 0o555), self.me(), name))
             }
             DirKind::Namespaces => {
@@ -280,7 +277,7 @@ impl Node for Dir {
                 let index = found.ok_or(Errno::ENOENT)?;
                 let inode = self.subject.inode(NAMESPACE_NODES + index as u64);
                 let (identity, subject) = (Identity { device: self.device, inode }, self.subject);
-                Ok(reserve::arc(Link { identity, subject, kind: LinkKind::Namespace(NAMESPACES[index].1) }))
+                Ok(reserve::arc(Link { identity, subject, kind: NAMESPACES[index].1 }))
             }
             DirKind::Net => {
                 let found = net::FILES.iter().position(|(known, _)| known.as_bytes() == name);

@@ -14,6 +14,8 @@ use crate::fs::pseudo;
 use crate::fs::root;
 use crate::mem::ProcessSpace;
 use crate::task::inspect::{self, Mode};
+use crate::task::pidfd::PidFile;
+use crate::task::pidns::PidView;
 use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials, Process};
 use crate::{Errno, Result};
@@ -213,7 +215,7 @@ impl Generate for ProcessFile {
             _ => {}
         }
         match kind {
-            FileKind::DescriptorInfo(fd) => descriptor_info(out, &process, fd),
+            FileKind::DescriptorInfo(fd) => descriptor_info(out, &process, subject.view, fd),
             kind => status::show(out, subject, &process, kind),
         }
     }
@@ -223,7 +225,7 @@ impl Generate for ProcessFile {
     }
 }
 
-fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
+fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) -> Result<()> {
     let files = process.files();
     let file = files.get(fd).map_err(|_| Errno::ENOENT)?;
     let mut flags = file.flags();
@@ -236,7 +238,26 @@ fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
     if let Some(instance) = file.file().downcast::<InotifyFile>() {
         watches(out, instance);
     }
+    if let Some(opened) = file.file().downcast::<PidFile>() {
+        opened_process(out, opened, view);
+    }
     Ok(())
+}
+
+/// The process behind a pidfd; -1 once it was waited for, 0 where the reader's /proc does not show
+/// it.
+fn opened_process(out: &mut Text, opened: &PidFile, view: PidView) {
+    let Ok(process) = opened.process() else {
+        writeln!(out, "Pid:\t-1\nNSpid:\t-1");
+        return;
+    };
+    let number = process.number_in(view);
+    write!(out, "Pid:\t{number}\nNSpid:");
+    if number == 0 {
+        out.push(b"\t0");
+    }
+    process.numbers().each_from(view, |_, number| write!(out, "\t{number}"));
+    out.push(b"\n");
 }
 
 /// The watches of an inotify instance, in base 16 as on Linux. There are no file handles.

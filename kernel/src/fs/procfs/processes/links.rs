@@ -22,6 +22,8 @@ pub(super) enum LinkKind {
     Root,
     Descriptor(i32),
     Namespace(NamespaceKind),
+    /// The PID namespace of its children.
+    ChildrensPids,
 }
 
 /// A link to what a subject has.
@@ -53,6 +55,9 @@ impl Link {
                     return Err(Errno::ENOENT);
                 }
                 Target::Namespace(NamespaceRef::of(&process, kind))
+            }
+            LinkKind::ChildrensPids => {
+                Target::Namespace(NamespaceRef::of_children(&process).ok_or(Errno::ENOENT)?)
             }
             LinkKind::Descriptor(fd) => {
                 let file = process.files().get(fd).map_err(|_| Errno::ENOENT)?;

@@ -26,6 +26,7 @@ use crate::fs::node::{Identity, Metadata, Node, NodeKind};
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
 use crate::mem::ProcessSpace;
 use crate::task::inspect::{self, Dumpable, Mode};
+use crate::task::pidns::{PidNs, PidView};
 use crate::task::{self, Pid, Process, Task, registry};
 use crate::{Errno, Result};
 
@@ -34,6 +35,8 @@ use crate::{Errno, Result};
 pub(super) struct Subject {
     pub pid: Pid,
     pub tid: Option<Pid>,
+    /// Whose numbers are shown.
+    pub view: PidView,
 }
 
 impl Subject {
@@ -59,23 +62,23 @@ impl Subject {
     }
 }
 
-/// The numbered directories, "self" and "thread-self" of a /proc.
-pub struct Processes;
+/// The numbered directories, "self" and "thread-self" of a /proc that shows a PID namespace.
+pub struct Processes(pub PidNs);
 
 impl Dynamic for Processes {
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>> {
-        let device = dir.identity().device;
+        let (device, view) = (dir.identity().device, self.0.view());
         match name {
-            b"self" => return Ok(reserve::arc(SelfLink { device, of: Of::Process })),
-            b"thread-self" => return Ok(reserve::arc(SelfLink { device, of: Of::Thread })),
+            b"self" => return Ok(reserve::arc(SelfLink { device, of: Of::Process, view })),
+            b"thread-self" => return Ok(reserve::arc(SelfLink { device, of: Of::Thread, view })),
             _ => {}
         }
-        let pid: Pid = number(name).ok_or(Errno::ENOENT)?;
+        let pid = number(name).and_then(|number| registry::pid_in(view, number)).ok_or(Errno::ENOENT)?;
         // A thread's number leads to its process' directory, though it is not listed.
         let process = registry::find(pid)
             .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
             .ok_or(Errno::ENOENT)?;
-        let subject = Subject { pid: process.pid, tid: None };
+        let subject = Subject { pid: process.pid, tid: None, view };
         Ok(Dir::new(device, subject, (DirKind::Whole, LISTED), dir.clone(), name))
     }
 
@@ -88,12 +91,13 @@ impl Dynamic for Processes {
         }
         let Ok(mut least) = Pid::try_from(from.saturating_sub(2)) else { return };
         loop {
-            let pids = registry::pids_from(least);
-            let Some(&last) = pids.last() else { return };
-            for pid in pids {
-                let inode = Subject { pid, tid: None }.inode(0);
-                let number = u64::from(pid) + 2;
-                if !emit(number, ShortLine::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()) {
+            let view = self.0.view();
+            let pids = registry::pids_from(view, least);
+            let Some(&(last, _)) = pids.last() else { return };
+            for (number, pid) in pids {
+                let inode = Subject { pid, tid: None, view }.inode(0);
+                let name = ShortLine::of_number(number.into());
+                if !emit(u64::from(number) + 2, name, inode, NodeKind::Directory.dirent_kind()) {
                     return;
                 }
             }
@@ -119,6 +123,7 @@ enum Of {
 struct SelfLink {
     device: u64,
     of: Of,
+    view: PidView,
 }
 
 impl Node for SelfLink {
@@ -136,10 +141,13 @@ impl Node for SelfLink {
     }
     fn read_link(&self) -> Result<Vec<u8>> {
         let task = task::current();
-        let pid = task.process().pid;
+        let pid = task.process().number_in(self.view);
+        if pid == 0 {
+            return Err(Errno::ENOENT);
+        }
         let target = match self.of {
             Of::Process => try_format!("{pid}")?,
-            Of::Thread => try_format!("{pid}/task/{}", task.tid)?,
+            Of::Thread => try_format!("{pid}/task/{}", task.numbers().in_view(self.view))?,
         };
         Ok(target.into_bytes())
     }

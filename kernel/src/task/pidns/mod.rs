@@ -1,0 +1,328 @@
+//! PID namespaces (Linux: `struct pid_namespace`): which processes a program can name, and by which
+//! numbers.
+//!
+//! **Numbers.** Inside the kernel every process and thread has one ID, its number in the initial
+//! namespace: [`Pid`]. Below the initial namespace it has one more number per level, its own
+//! namespace's being the last: [`Numbers`]. They are given out with the ID and go with it; the
+//! [registry](super::registry) leads back from them. So a task in the initial namespace costs what
+//! it would cost without namespaces: it has no levels, and its number is its ID.
+//!
+//! **The border.** IDs are translated where a program passes a number (`registry::find_by_number`,
+//! `find_task_by_number`, `pid_by_number`: `ESRCH` or what the call says for a number that means
+//! nothing), and where it is told one (`Process::number`, `Numbers::in_view`, `registry::shown`: 0
+//! for what has no number there). The rules, by place:
+//!
+//! | place | the number is that of |
+//! |---|---|
+//! | getpid, gettid, set_tid_address | the task in its own namespace: one load |
+//! | getppid | the parent in the caller's namespace; 0 where it is outside |
+//! | fork, clone, CLONE_PARENT_SETTID, PTRACE_GETEVENTMSG | the child in the caller's (tracer's) |
+//! | CLONE_CHILD_SETTID, robust list of futexes | the task in its own |
+//! | clone3's set_tid | the child per level, innermost first |
+//! | wait4, waitid, SIGCHLD | the child in the parent's (tracer's) |
+//! | kill, tkill, tgkill, sigqueue, pidfd_open, ptrace | the target in the caller's |
+//! | kill(-1), setpriority and ioprio_set of a user | visible ones only, init and caller left out |
+//! | si_pid | the sender in the receiver's; 0 from outside |
+//! | getpgid, getsid, setpgid, tcgetpgrp, tcsetpgrp, tcgetsid | the group in the caller's |
+//! | F_SETOWN, F_GETOWN, F_GETLK, sched_*, prlimit, kcmp, process_vm_*, capget, move_pages | the caller's |
+//! | CPU clocks, SIGEV_THREAD_ID, seccomp's TSYNC | the caller's |
+//! | SO_PEERCRED, SCM_CREDENTIALS, IPC figures, mqueue's notifier, /proc/locks | the reader's |
+//! | Pid and NSpid of a pidfd's fdinfo, everything below /proc/PID | that of the mounted /proc |
+//! | netlink ports that the kernel chooses | the process in its own |
+//! | the kernel's log, /sys | the initial namespace |
+//!
+//! An object that remembers an ID (a socket, a semaphore, a lock) shows 0 in a namespace below the
+//! initial one once nothing has the ID any more.
+//!
+//! **Init.** The first process of a namespace has the number 1 there; until it is known, and from
+//! its end on, no other process comes into being in it. Orphans go to it, and its end waits for
+//! that of all others: see [`super::exit`]. It is *shielded*: what it has no handler for does
+//! nothing, but SIGKILL and SIGSTOP from outside and faults of its own ([`super::signal`]).
+//!
+//! **Invariant.** [`Nested`]'s figures change under the registry's lock. A namespace refers to the
+//! one above it and to no process; its depth is at most [`MOST_LEVELS`].
+//!
+//! Callers in any context; only making allocates.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use freehold_collections::{Arc, Vec, reserve};
+
+use super::signal::Pid;
+use super::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::{Errno, Result};
+
+/// The most levels below the initial namespace (Linux: `MAX_PID_NS_LEVEL`).
+pub const MOST_LEVELS: usize = 32;
+
+/// The number of the first process of a namespace there.
+pub const FIRST: Pid = 1;
+
+/// What tells a namespace from all others, those that were included: its number in /proc/PID/ns.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct PidView(u64);
+
+impl PidView {
+    /// That of the initial namespace.
+    pub const INITIAL: Self = Self(NamespaceKind::Pid.initial_inode());
+
+    /// Whether it is that of the initial namespace.
+    pub const fn is_initial(self) -> bool {
+        self.0 == Self::INITIAL.0
+    }
+}
+
+struct Nested {
+    head: NamespaceHead,
+    parent: PidNs,
+    level: usize,
+    /// The last number that was given out.
+    last: AtomicU32,
+    /// The ID of its first process; 0 before that is known.
+    init: AtomicU32,
+    /// Its first process is ending: nothing comes into being here any more.
+    is_ending: AtomicBool,
+}
+
+/// A PID namespace. The initial one is the default.
+#[derive(Clone, Default)]
+pub struct PidNs(Option<Arc<Nested>>);
+
+static INITIAL: PidNs = PidNs(None);
+
+impl PartialEq for PidNs {
+    fn eq(&self, other: &Self) -> bool {
+        self.view() == other.view()
+    }
+}
+
+impl Eq for PidNs {}
+
+impl core::fmt::Debug for PidNs {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "pid:[{}]", self.view().0)
+    }
+}
+
+impl PidNs {
+    /// The initial namespace.
+    pub const INITIAL: Self = Self(None);
+
+    /// A namespace below `self` that `owner` owns, without processes.
+    ///
+    /// # Errors
+    /// `ENOSPC` where it were too deep, or there are too many; `EINVAL` where `owner` is not in or
+    /// below the user namespace that owns `self`.
+    pub fn make_below(&self, owner: &UserNs) -> Result<Self> {
+        if !self.owner().contains(owner) {
+            return Err(Errno::EINVAL);
+        }
+        let level = self.level() + 1;
+        if level > MOST_LEVELS {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(Self(Some(reserve::arc(Nested {
+            head: NamespaceHead::new(NamespaceKind::Pid, owner.clone())?,
+            parent: self.clone(),
+            level,
+            last: AtomicU32::new(0),
+            init: AtomicU32::new(0),
+            is_ending: AtomicBool::new(false),
+        }))))
+    }
+
+    /// What tells it from others.
+    pub fn view(&self) -> PidView {
+        self.0.as_ref().map_or(PidView::INITIAL, |nested| PidView(nested.head.inode()))
+    }
+
+    /// Its number in /proc/PID/ns.
+    pub fn inode(&self) -> u64 {
+        self.view().0
+    }
+
+    /// Whether it is the initial one.
+    pub const fn is_initial(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// The levels above it.
+    pub fn level(&self) -> usize {
+        self.0.as_ref().map_or(0, |nested| nested.level)
+    }
+
+    /// The namespace above it; `None` for the initial one.
+    pub fn parent(&self) -> Option<&Self> {
+        self.0.as_ref().map(|nested| &nested.parent)
+    }
+
+    /// The user namespace that owns it.
+    pub fn owner(&self) -> UserNs {
+        self.0.as_ref().map_or(UserNs::INITIAL, |nested| nested.head.owner().clone())
+    }
+
+    /// Whether `other` is this namespace or one below it.
+    pub fn contains(&self, other: &Self) -> bool {
+        let mut here = Some(other);
+        while let Some(namespace) = here.filter(|namespace| namespace.level() > self.level()) {
+            here = namespace.parent();
+        }
+        here == Some(self)
+    }
+
+    /// The ID of its first process; 0 for the initial namespace, and before there is one.
+    pub fn init(&self) -> Pid {
+        self.0.as_ref().map_or(0, |nested| nested.init.load(Ordering::Relaxed))
+    }
+
+    /// Whether its first process is known, ended or not.
+    pub fn has_init(&self) -> bool {
+        self.is_initial() || self.init() != 0
+    }
+
+    /// The process with this ID is its first one; under the registry's lock.
+    pub(super) fn set_init(&self, init: Pid) {
+        if let Some(nested) = &self.0 {
+            nested.init.store(init, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing comes into being in it any more: it or one above it is ending.
+    pub fn is_ending(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|nested| nested.is_ending.load(Ordering::Relaxed) || nested.parent.is_ending())
+    }
+
+    /// From now on nothing comes into being in it; under the registry's lock.
+    pub(super) fn set_ending(&self) {
+        if let Some(nested) = &self.0 {
+            nested.is_ending.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The last number that was given out in it, but for the initial namespace.
+    pub(super) fn last(&self) -> Option<Pid> {
+        self.0.as_ref().map(|nested| nested.last.load(Ordering::Relaxed))
+    }
+
+    /// Notes the last number that was given out; under the registry's lock.
+    pub(super) fn set_last(&self, last: Pid) {
+        if let Some(nested) = &self.0 {
+            nested.last.store(last, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The numbers of one ID below the initial namespace. They are 0 until they are given out, and
+/// never change after that.
+pub struct Levels {
+    namespace: PidNs,
+    /// From the outermost level, which is 1, to that of `namespace`.
+    numbers: Vec<(PidNs, AtomicU32)>,
+}
+
+impl Levels {
+    /// Room for the numbers of an ID in `namespace`; `None` for the initial one.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(namespace: &PidNs) -> Result<Option<Arc<Self>>> {
+        if namespace.is_initial() {
+            return Ok(None);
+        }
+        let mut numbers = Vec::try_with_capacity(namespace.level())?;
+        let mut here = Some(namespace);
+        while let Some(at) = here.filter(|at| !at.is_initial()) {
+            numbers.push_reserved((at.clone(), AtomicU32::new(0)));
+            here = at.parent();
+        }
+        numbers.as_mut_slice().reverse();
+        Ok(Some(reserve::arc(Self { namespace: namespace.clone(), numbers })))
+    }
+
+    /// The namespaces with the number in each, from the outermost.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&PidNs, Pid)> {
+        self.numbers.iter().map(|(namespace, number)| (namespace, number.load(Ordering::Relaxed)))
+    }
+
+    /// The namespace at `index`, from the outermost, gives this number.
+    pub(super) fn set(&self, index: usize, number: Pid) {
+        self.numbers[index].1.store(number, Ordering::Relaxed);
+    }
+}
+
+/// The ID of a process or thread, with its numbers in its namespace and in those above.
+#[derive(Clone)]
+pub struct Numbers {
+    id: Pid,
+    own: Pid,
+    levels: Option<Arc<Levels>>,
+}
+
+impl core::fmt::Debug for Numbers {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} ({} in {:?})", self.id, self.own, self.namespace())
+    }
+}
+
+impl Numbers {
+    /// Those of an ID in the initial namespace.
+    pub const fn initial(id: Pid) -> Self {
+        Self { id, own: id, levels: None }
+    }
+
+    /// Those of an ID that has been given all its numbers.
+    pub(super) fn new(id: Pid, levels: Option<Arc<Levels>>) -> Self {
+        let own = levels.as_ref().and_then(|levels| levels.iter().last());
+        Self { id, own: own.map_or(id, |(_, number)| number), levels }
+    }
+
+    /// The ID.
+    pub const fn id(&self) -> Pid {
+        self.id
+    }
+
+    /// The number in its own namespace.
+    #[inline]
+    pub const fn own(&self) -> Pid {
+        self.own
+    }
+
+    /// Its own namespace.
+    pub fn namespace(&self) -> &PidNs {
+        self.levels.as_ref().map_or(&INITIAL, |levels| &levels.namespace)
+    }
+
+    /// Whether its own namespace is the initial one.
+    #[inline]
+    pub const fn is_initial(&self) -> bool {
+        self.levels.is_none()
+    }
+
+    /// The number in a namespace; 0 where it has none there.
+    #[inline]
+    pub fn in_view(&self, view: PidView) -> Pid {
+        if view.is_initial() { self.id } else { self.below(view) }
+    }
+
+    #[cold]
+    fn below(&self, view: PidView) -> Pid {
+        let mut levels = self.levels.iter().flat_map(|levels| levels.iter());
+        levels.find(|(namespace, _)| namespace.view() == view).map_or(0, |(_, number)| number)
+    }
+
+    /// Visits the numbers from that in a namespace down to its own (NSpid), with what tells the
+    /// namespace of each.
+    pub fn each_from(&self, view: PidView, mut f: impl FnMut(PidView, Pid)) {
+        if view.is_initial() {
+            f(view, self.id);
+        }
+        let levels = self.levels.iter().flat_map(|levels| levels.iter());
+        let seen = levels.skip_while(|(namespace, _)| !view.is_initial() && namespace.view() != view);
+        seen.for_each(|(namespace, number)| f(namespace.view(), number));
+    }
+}
+
+#[cfg(test)]
+mod tests;
