@@ -641,6 +641,20 @@ static int pivots(const char *new, const char *old)
 	return syscall(SYS_pivot_root, new, old);
 }
 
+static int a_bound_file_has_its_places_name(void)
+{
+	char link[64], name[128] = { 0 };
+	HOLDS(unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+	HOLDS(mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
+	close(open(FOLDER "/tree/place", O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+	HOLDS(mount(FOLDER "/secret", FOLDER "/tree/place", NULL, MS_BIND, NULL) == 0);
+	int file = open(FOLDER "/tree/place", O_PATH | O_CLOEXEC);
+	HOLDS(file >= 0);
+	snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+	HOLDS(readlink(link, name, sizeof name - 1) > 0 && strcmp(name, FOLDER "/tree/place") == 0);
+	return 0;
+}
+
 static int another_root(void)
 {
 	HOLDS(own_mounts() == 0);
@@ -944,6 +958,7 @@ int main(int count, char **arguments)
 	PROMISE("mounts are a namespace's own", in_child(mounts_are_ones_own, 0));
 	PROMISE("MS_REC copies, and MNT_DETACH takes away, a whole tree", in_child(a_tree_goes_whole, 0));
 	PROMISE("a namespace can be kept in a mount, one of mounts cannot", in_child(a_namespace_in_a_mount, 0));
+	PROMISE("a file that is bound over another has the name of that place", in_child(a_bound_file_has_its_places_name, 0));
 	PROMISE("pivot_root gives another root", in_child(another_root, 0));
 	PROMISE("root inside mounts what is in memory and what it sees, and makes that its root", in_child(root_inside_mounts, USER));
 	PROMISE("it undoes neither what root mounted outside nor how", in_child(locks_hold, 0));

@@ -1,7 +1,7 @@
 /*
- * PID namespaces: by which numbers processes know each other, what their first process is spared and
- * owes, and what a /proc shows of them. Runs as user 0. Each promise is about a child, which ends
- * with the line that was broken; so nothing of it is left for the next one.
+ * PID namespaces: by which numbers processes know each other, what their first process is spared
+ * and owes, and what a /proc shows of them. Runs as user 0. Each promise is about a child, which
+ * ends with the line that was broken; so nothing of it is left for the next one.
  */
 #include "promise.h"
 #include <grp.h>
@@ -693,6 +693,18 @@ static int a_pidfd_leads_in(void)
 	return 0;
 }
 
+static int a_pidfd_from_outside_signals_nobody(void)
+{
+	int pidfd = syscall(SYS_pidfd_open, getpid(), 0);
+	HOLDS(pidfd >= 0);
+	pid_t child = make(CLONE_NEWPID);
+	if (child == 0)
+		_exit(syscall(SYS_pidfd_send_signal, pidfd, SIGTERM, NULL, 0) != -1 || errno != EINVAL);
+	HOLDS(ends_well(child));
+	HOLDS(syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) == 0);
+	return 0;
+}
+
 static int init_waits_for_the_entered(void)
 {
 	int status;
@@ -1132,6 +1144,7 @@ int main(void)
 	PROMISE("/proc/PID/ns tells a process' own and its children's", in_child(files_name_them, 0));
 	PROMISE("setns is for the children, and leads downwards only", in_child(setns_is_for_children, 0));
 	PROMISE("a pidfd leads in", in_child(a_pidfd_leads_in, 0));
+	PROMISE("a pidfd of a process outside signals nobody", in_child(a_pidfd_from_outside_signals_nobody, 0));
 	PROMISE("the first process stays until those are waited for that entered", in_child(init_waits_for_the_entered, 0));
 	PROMISE("a file tells the namespace above and the owner", in_child(files_lead_on, 0));
 	PROMISE("a file translates numbers", in_child(numbers_are_translated_by_file, 0));

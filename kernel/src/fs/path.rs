@@ -117,6 +117,11 @@ impl Path {
         Ok(text)
     }
 
+    /// Whether it is a file that a mount lays over another: the place of that one is its name.
+    fn is_bound_file(&self) -> bool {
+        self.is_mount_root() && self.mount.mountpoint().is_some()
+    }
+
     /// The text of the path as seen from `root`.
     pub fn describe(&self, root: &Path) -> Result<Description> {
         // Built backwards: each name is pushed reversed, then the whole is turned round.
@@ -127,7 +132,7 @@ impl Path {
         if let Some(entry) = &self.entry {
             presence = push_current_name(&mut text, entry, &self.node)?;
             here = Path { mount: here.mount, node: entry.dir.clone(), entry: None };
-        } else if self.node.kind() != NodeKind::Directory {
+        } else if self.node.kind() != NodeKind::Directory && !self.is_bound_file() {
             // Made without a name (O_TMPFILE): Linux invents one from the inode number.
             let name = try_format!("#{}", self.node.identity().inode)?;
             push_reversed(&mut text, name.as_bytes())?;

@@ -302,7 +302,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     Ok(i64::from(told))
 }
 
-/// What is around a new process.
+/// The surroundings of a new process.
 struct Surroundings {
     fs: Arc<FsContext>,
     credentials: Arc<Credentials>,
@@ -310,7 +310,7 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    /// What a child of `parent` has around it; `None` for a thread.
+    /// Those of a child of `parent`; `None` for a thread.
     ///
     /// # Errors
     /// `EINVAL` for a thread of a process whose children are in another PID namespace, and for a

@@ -383,7 +383,7 @@ impl Process {
     pub fn number_in(&self, view: PidView) -> Pid {
         self.numbers.in_view(view)
     }
-    /// What `reader` knows it by.
+    /// Its number in the PID namespace of `reader`.
     #[inline]
     pub fn number_for(&self, reader: &Process) -> Pid {
         self.numbers.in_view(reader.pid_view())
@@ -396,7 +396,7 @@ impl Process {
     pub fn pid_ns(&self) -> &PidNs {
         self.numbers.namespace()
     }
-    /// What tells its PID namespace from others.
+    /// The identity of its PID namespace.
     #[inline]
     pub fn pid_view(&self) -> PidView {
         if self.numbers.is_initial() { PidView::INITIAL } else { self.pid_ns().view() }

@@ -199,7 +199,7 @@ pub fn numbers_of(pid: Pid) -> Numbers {
     Numbers::new(pid, REGISTRY.lock().slots.get(&pid).and_then(|slot| slot.levels.clone()))
 }
 
-/// What the caller is told of an ID: its number in the caller's namespace.
+/// The number of an ID in the caller's namespace, for the caller to be told; 0 for none.
 pub fn shown(pid: Pid) -> Pid {
     number_in(own_view(), pid)
 }

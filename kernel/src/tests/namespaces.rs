@@ -33,7 +33,7 @@ fn make_all(p: &mut Program) -> i32 {
     p.must(Sysno::setresuid, &[1000, 1000, 1000]);
     p.must(Sysno::prctl, &[4, 1]);
     assert_eq!(p.call(Sysno::unshare, &[NEW_NS]), -1);
-    assert_eq!(p.call(Sysno::unshare, &[NEW_USER | NEW_PID]), -22);
+    assert_eq!(p.call(Sysno::unshare, &[NEW_PID]), -1);
     p.must(Sysno::unshare, &[NEW_USER]);
     assert_eq!(p.must(Sysno::getuid, &[]), 65_534);
     assert!(p.write_file("/proc/self/uid_map", b"0 1000 1\n") > 0);
@@ -79,6 +79,47 @@ fn make_all(p: &mut Program) -> i32 {
     0
 }
 
+/// A process that is not the first of its namespace, whose orphan the first one gets.
+fn inside(p: &mut Program) -> i32 {
+    assert_eq!((p.must(Sysno::getpid, &[]), p.must(Sysno::getppid, &[])), (1, 0));
+    let middle = p.fork(|p| {
+        assert_eq!((p.must(Sysno::getpid, &[]), p.must(Sysno::getppid, &[])), (2, 1));
+        assert_eq!(p.call(Sysno::kill, &[1, 9]), 0);
+        let below = p.fork(|p| {
+            while p.must(Sysno::getppid, &[]) != 1 {
+                p.must(Sysno::sched_yield, &[]);
+            }
+            7
+        });
+        assert_eq!(below, 3);
+        0
+    });
+    assert_eq!(p.wait_for(middle), 0);
+    assert_eq!(p.wait_for(3), 7 << 8);
+    assert_eq!(mount(p, "none", "/tmp", "proc", 0), 0);
+    assert!(text(p, "/tmp/self/status").contains("\nPid:\t1\n"));
+    assert!(text(p, "/tmp/1/stat").starts_with("1 ("));
+    // This one is left over, and in a namespace below.
+    p.must(Sysno::unshare, &[NEW_PID]);
+    p.fork_idle();
+    5
+}
+
+/// Root makes a namespace of processes, and all in it ends with the first.
+fn number(p: &mut Program) -> i32 {
+    p.must(Sysno::unshare, &[NEW_PID | NEW_NS]);
+    let own = p.must(Sysno::getpid, &[]);
+    let first = p.fork(inside);
+    assert_eq!(p.must(Sysno::getpid, &[]), own);
+    assert_eq!(p.wait_for(first), 5 << 8);
+    let file = p.open("/proc/self/ns/pid_for_children", 0);
+    assert_eq!(p.call(Sysno::ioctl, &[file as u64, 0xb703]), NEW_PID as i64);
+    assert!(p.call(Sysno::ioctl, &[file as u64, 0xb702]) >= 0);
+    assert_eq!(p.call(Sysno::ioctl, &[file as u64, 0x8004_b706, 1]), -3);
+    assert_eq!(p.call(Sysno::fork, &[]), -12);
+    0
+}
+
 /// Root makes namespaces by clone, and enters those of a child by its pidfd.
 fn enter(p: &mut Program) -> i32 {
     let child = p.fork(|p| {
@@ -111,7 +152,7 @@ on_machine! {
     namespaces_are_made_entered_and_left,
     Setup::default(),
     |p| {
-        for part in [make_all, enter] {
+        for part in [make_all, enter, number] {
             let child = p.fork(part);
             assert_eq!(p.wait_for(child), 0);
         }

@@ -144,7 +144,7 @@ fn owner_meant(owner: i32) -> Result<i32> {
     Ok(if owner < 0 { 0i32.wrapping_sub_unsigned(id) } else { id as i32 })
 }
 
-/// What the caller is told of an owner.
+/// The owner, a group if negative, by its number in the caller's PID namespace.
 fn owner_shown(owner: i32) -> i32 {
     let number = registry::shown(owner.unsigned_abs());
     if owner < 0 { 0i32.wrapping_sub_unsigned(number) } else { number as i32 }

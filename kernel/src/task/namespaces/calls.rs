@@ -56,7 +56,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
         credentials = Some(Credentials { user_ns, capabilities: WHOLE, ..Credentials::clone(&own) });
     }
     let maker = credentials.as_ref().unwrap_or(&own);
-    // Whose children are elsewhere makes no third one (Linux: `copy_pid_ns`).
+    // A process with children elsewhere makes no third one (Linux: `copy_pid_ns`).
     let has_other = || process.namespaces().pid_for_children != *process.pid_ns();
     if wants(flags, NamespaceKind::Pid) && maker.may_within(Capability::SysAdmin) && has_other() {
         return Err(Errno::EINVAL);
@@ -134,7 +134,7 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
 struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,
-    /// What it is in itself, whatever its children are in.
+    /// Its own PID namespace, whatever its children are in.
     own_pid: PidNs,
     changes_user: bool,
     /// The new root and working directory.

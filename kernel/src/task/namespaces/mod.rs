@@ -67,7 +67,7 @@ pub struct Namespaces {
     /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
     /// namespace.
     pub cgroup: Arc<NamespaceHead>,
-    /// What its children are in; its own is with its numbers.
+    /// That of its children; its own is with its numbers.
     pub pid_for_children: PidNs,
 }
 

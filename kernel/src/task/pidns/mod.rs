@@ -21,6 +21,7 @@
 //! | clone3's set_tid | the child per level, innermost first |
 //! | wait4, waitid, SIGCHLD | the child in the parent's (tracer's) |
 //! | kill, tkill, tgkill, sigqueue, pidfd_open, ptrace | the target in the caller's |
+//! | pidfd_send_signal | none; `EINVAL` for a target outside of the caller's namespace |
 //! | kill(-1), setpriority and ioprio_set of a user | visible ones only, init and caller left out |
 //! | si_pid | the sender in the receiver's; 0 from outside |
 //! | getpgid, getsid, setpgid, tcgetpgrp, tcsetpgrp, tcgetsid | the group in the caller's |
@@ -36,7 +37,10 @@
 //!
 //! **Init.** The first process of a namespace has the number 1 there; until it is known, and from
 //! its end on, no other process comes into being in it. Orphans go to it, and its end waits for
-//! that of all others: see [`super::exit`]. It is *shielded*: what it has no handler for does
+//! that of all others: see [`super::exit`]. Under the registry's lock the namespace is marked as
+//! ending; then each process in it is killed; a new one is entered under the same lock, and refused
+//! once the mark is there. So each that was entered is killed, and the wait ends (the model is in
+//! `model.rs`). It is *shielded*: what it has no handler for does
 //! nothing, but SIGKILL and SIGSTOP from outside and faults of its own ([`super::signal`]).
 //!
 //! **Invariant.** [`Nested`]'s figures change under the registry's lock. A namespace refers to the
@@ -58,7 +62,7 @@ pub const MOST_LEVELS: usize = 32;
 /// The number of the first process of a namespace there.
 pub const FIRST: Pid = 1;
 
-/// What tells a namespace from all others, those that were included: its number in /proc/PID/ns.
+/// The identity of a namespace: its number in /proc/PID/ns, which no other namespace ever has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PidView(u64);
 
@@ -131,7 +135,7 @@ impl PidNs {
         }))))
     }
 
-    /// What tells it from others.
+    /// Its identity.
     pub fn view(&self) -> PidView {
         self.0.as_ref().map_or(PidView::INITIAL, |nested| PidView(nested.head.inode()))
     }
@@ -312,8 +316,8 @@ impl Numbers {
         levels.find(|(namespace, _)| namespace.view() == view).map_or(0, |(_, number)| number)
     }
 
-    /// Visits the numbers from that in a namespace down to its own (NSpid), with what tells the
-    /// namespace of each.
+    /// Visits the numbers from that in a namespace down to its own (NSpid), each with its
+    /// namespace.
     pub fn each_from(&self, view: PidView, mut f: impl FnMut(PidView, Pid)) {
         if view.is_initial() {
             f(view, self.id);
@@ -324,5 +328,7 @@ impl Numbers {
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -62,7 +62,7 @@ impl Model {
     }
 }
 
-/// What giving numbers along `path` gives: the numbers, or why none are.
+/// The numbers that are to be given along `path`, or the reason why none are.
 fn expected(all: &[Model], path: &[usize], wanted: &[Pid]) -> Result<List<Pid>> {
     path.iter()
         .enumerate()

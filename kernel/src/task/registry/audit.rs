@@ -1,4 +1,4 @@
-//! What the registry keeps, counted anew from what it is about.
+//! An audit of the registry: its counts and links, made anew from the processes.
 //!
 //! Callers: the closing audit and tests, in task context.
 

@@ -247,8 +247,8 @@ fn of_kernel(info: SigInfo) -> SigInfo {
     info.with_user(kernel_id(IdKind::User, info.user_id()).unwrap_or(OVERFLOW_ID))
 }
 
-/// What a program sends along, for `target`: a sender that this does not see has no number. What
-/// the program claims stays else (Linux: `send_signal_locked`).
+/// The siginfo that a program sends along, for `target`: a sender that the target does not see has
+/// no number. Otherwise the program's claim stays (Linux: `send_signal_locked`).
 fn from_sender(info: SigInfo, target: &Process) -> SigInfo {
     let sees = with_current(|task| task.process().number_for(target)) != 0;
     if sees || !info.names_user() { info } else { info.about(0) }
@@ -280,6 +280,10 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
         }
     }
     let target = target?;
+    // A pidfd may have come from a process that sees more (Linux: `access_pidfd_pidns`).
+    if !sender.pid_ns().contains(target.pid_ns()) {
+        return Err(Errno::EINVAL);
+    }
     let signal = signal_argument(args.int(1))?;
     may_signal(&sender, &target, signal)?;
     if let Some(signal) = signal {

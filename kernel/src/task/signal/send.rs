@@ -160,14 +160,14 @@ impl Process {
 enum Shield {
     /// Nothing.
     None,
-    /// What it has no handler for.
+    /// Its default action.
     Default,
     /// All of it.
     Whole,
 }
 
 impl Process {
-    /// What is kept from this process of a signal, which a program sent where somebody pays for it.
+    /// How much of a signal is kept from this process. A program sent it where `payer` is given.
     #[inline]
     fn shield_against(&self, signal: Signal, payer: Option<&Payer>) -> Shield {
         if !self.is_shielded() {

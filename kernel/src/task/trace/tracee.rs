@@ -349,7 +349,7 @@ impl Traced {
     pub fn tracee(&self) -> Option<Arc<Tracee>> {
         if self.is_traced() { self.tracee.lock().clone() } else { None }
     }
-    /// The PID namespace of whoever traces the thread.
+    /// The PID namespace of the thread's tracer.
     pub fn view(&self) -> Option<PidView> {
         self.tracee().map(|tracee| tracee.view)
     }

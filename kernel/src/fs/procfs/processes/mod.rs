@@ -35,7 +35,7 @@ use crate::{Errno, Result};
 pub(super) struct Subject {
     pub pid: Pid,
     pub tid: Option<Pid>,
-    /// Whose numbers are shown.
+    /// The PID namespace that the numbers are those of.
     pub view: PidView,
 }
 
