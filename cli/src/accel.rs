@@ -222,6 +222,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         window: (24, 80),
         symbols: Symbols::None,
         swap: None,
+        events: None,
         shares: Vec::new(),
         network: None,
     };

@@ -1,6 +1,7 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
 mod container;
+mod events;
 mod habits;
 mod help;
 mod network;
@@ -15,6 +16,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::{Result, print};
 pub use container::ContainerOptions;
+pub use events::EventOptions;
 use habits::HABITS;
 use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
 pub use network::{NetworkMode, NetworkOptions};
@@ -263,6 +265,9 @@ pub struct RunOptions {
     /// Count system calls and print a summary at the end
     #[arg(long, help_heading = "Outcome")]
     pub syscalls: bool,
+
+    #[command(flatten)]
+    pub events: EventOptions,
 
     /// When to print what the program's memory did
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", help_heading = "Outcome")]

@@ -29,14 +29,19 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if is_stdout(path) {
         return print::stdout(bytes);
     }
+    write_pieces(path, |file| file.write_all(bytes))
+}
+
+/// As [`write_whole`], what `fill` writes piece by piece, to a file or a stream.
+pub fn write_pieces(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let failed = |e: &std::io::Error| Failure::io("write", path, e);
     if is_stream(path) {
         let mut stream = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| failed(&e))?;
-        return stream.write_all(bytes).map_err(|e| failed(&e));
+        return fill(&mut stream).map_err(|e| failed(&e));
     }
     let path = &target(path);
     let mut file = temporary_beside(path)?;
-    file.write_all(bytes).map_err(|e| failed(&e))?;
+    fill(file.as_file_mut()).map_err(|e| failed(&e))?;
     file.as_file().set_permissions(PermissionsExt::from_mode(0o644)).map_err(|e| failed(&e))?;
     file.persist(path).map_err(|e| failed(&e.error))?;
     Ok(())

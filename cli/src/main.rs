@@ -15,6 +15,7 @@ mod changes;
 mod container;
 mod coverage;
 mod doctor;
+mod events;
 mod failure;
 mod files;
 mod host_view;

@@ -61,6 +61,9 @@ pub struct RunOutcome {
     audit: Option<Value>,
     /// System calls with their counts.
     syscalls: Option<Value>,
+    /// With `--events`: how many records were written (`recorded`) and how many were overwritten
+    /// before they could be (`lost`).
+    events: Option<Value>,
     /// Files that were sought and not found.
     missing: Option<Value>,
     /// With `--changes`: how much of this run is kept.
@@ -85,6 +88,7 @@ impl RunOutcome {
         outcome.memory = field(&ended.report, "memory");
         outcome.audit = field(&ended.report, "audit");
         outcome.syscalls = field(&ended.report, "syscalls");
+        outcome.events = field(&ended.report, "events").filter(|events| !events.is_null());
         outcome.missing = field(&ended.report, "missing");
         if let End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) = &ended.end {
             match ending {

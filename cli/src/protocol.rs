@@ -71,6 +71,8 @@ pub enum FromGuest {
     Symbols(String),
     /// Where each thread is.
     Threads(serde_json::Value),
+    /// Records of tracepoints.
+    Events(Vec<u8>),
     /// This memory device should plug in so many bytes in all.
     Memory(u8, u64),
 }
@@ -144,6 +146,7 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
             [] => return Err("MEMORY frame without a device".into()),
         },
         24 => FromGuest::Threads(json()?),
+        25 => FromGuest::Events(payload.to_vec()),
         _ => return Ok(None),
     }))
 }

@@ -292,6 +292,17 @@ pub fn syscalls(ended: &Ended) -> String {
     text
 }
 
+/// What `--events` came to: how many records were written, and how many were lost.
+pub fn events(ended: &Ended) -> String {
+    let events = ended.report.as_ref().and_then(|report| report.get("events"));
+    let count = |name: &str| events.and_then(|events| events.get(name)).and_then(Value::as_u64);
+    match (count("recorded"), count("lost")) {
+        (Some(recorded), Some(0)) => format!("── events: {recorded} recorded, none lost\n"),
+        (Some(recorded), Some(lost)) => format!("── events: {recorded} recorded, {lost} lost\n"),
+        _ => "── events: the kernel did not say whether any were lost\n".into(),
+    }
+}
+
 /// Files that the program sought and that were not in the image: a hint for `-a`.
 pub fn missing_files(ended: &Ended) -> Vec<String> {
     let list = ended.report.as_ref().and_then(|report| report.get("missing")).and_then(Value::as_array);

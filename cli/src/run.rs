@@ -34,7 +34,7 @@ use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
 use crate::volume::{self, FolderSharing, Volume};
-use crate::{Result, files, print};
+use crate::{Result, events, files, print};
 
 /// Where the guest looks for its orders.
 pub const SPEC: &str = "/.freehold/spec";
@@ -47,7 +47,8 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         let hint = "name a file; bench, lab, doctor and scope take -";
         return Err(Failure::new("--json -: the program's output goes to stdout", hint));
     }
-    files::check_writable([&options.json])?;
+    events::check_options(&options.events)?;
+    files::check_writable([&options.json, &options.events.events_out])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
         RunOutcome::of_failure(failure).write(file)?;
@@ -65,11 +66,12 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
         Some(_) => Engine::Tcg,
         None => accel::choose(options.accel, prepared.machine.clock)?,
     };
-    let ended = prepared.run(engine)?;
+    let mut ended = prepared.run(engine)?;
     if let Some(watched) = watched {
         watched.add(&ended.words)?;
     }
     let outcome = conclude(options, &prepared, engine, &ended)?;
+    events::conclude(&options.events, &mut ended)?;
     if let Some(file) = &options.json {
         outcome.write(file)?;
     }
@@ -156,6 +158,7 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
+            events: options.events.events.clone(),
             network: machine.network.clone(),
         };
         let mut image = build_image((options, &volumes, &base), &files, &spec, &kernel)?;
@@ -164,6 +167,7 @@ impl Prepared {
         if purpose == Purpose::Measurement {
             image.forget_times();
         }
+        events::check_family(&options.events, kernel.family)?;
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };

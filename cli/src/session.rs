@@ -15,7 +15,7 @@ mod recall;
 mod signals;
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -162,6 +162,10 @@ struct VmSession<'a> {
     ended: Option<ProgramEnd>,
     panic: Option<Value>,
     symbols: Option<String>,
+    /// Records of tracepoints, as they came.
+    events: Option<File>,
+    /// Why some of them were not kept.
+    events_lost: Option<String>,
     asked_for_threads: bool,
     /// QEMU was asked where the CPUs are.
     asked_for_cpus: bool,
@@ -263,6 +267,8 @@ impl<'a> VmSession<'a> {
             ended: None,
             panic: None,
             symbols: None,
+            events: None,
+            events_lost: None,
             asked_for_threads: false,
             asked_for_cpus: false,
             threads: None,
@@ -324,6 +330,7 @@ impl<'a> VmSession<'a> {
         Ok(Ended {
             end,
             symbols: self.symbols,
+            events: self.events,
             output,
             error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
@@ -444,6 +451,7 @@ impl<'a> VmSession<'a> {
             FromGuest::Log(text) => self.log.add_text(&text),
             FromGuest::Notice(text) => self.notice(text),
             FromGuest::Threads(threads) => self.threads = Some(threads),
+            FromGuest::Events(records) => self.keep_events(&records),
             FromGuest::Memory(device, bytes) => self.monitor.resize(device, bytes),
         }
     }
@@ -495,6 +503,23 @@ impl<'a> VmSession<'a> {
     fn let_qemu_block(&mut self) {
         for end in self.far_ends.drain(..) {
             channel::make_blocking(&end);
+        }
+    }
+
+    /// Records wait in a file without a name until the run is over. Where that cannot be written,
+    /// the user hears of it once, and later ones are not kept.
+    fn keep_events(&mut self, records: &[u8]) {
+        let file = match &mut self.events {
+            Some(file) => Ok(file),
+            none => keep().map(|file| none.insert(file)),
+        };
+        let kept = file.and_then(|file| {
+            file.write_all(records).map_err(|e| Failure::new(format!("cannot keep events: {e}"), ""))
+        });
+        if let (Err(failure), None) = (&kept, &self.events_lost) {
+            let told = format!("{failure}");
+            self.notice(told.clone());
+            self.events_lost = Some(told);
         }
     }
 

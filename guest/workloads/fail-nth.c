@@ -295,7 +295,18 @@ static void calls(void) {
         close(watcher);
     }
     rmdir("/tmp/fail-nth");
-    static const char *const shown[] = {"/proc/self/maps", "/proc/self/status", "/proc/self/mountinfo", "/proc/locks",
+    (void)!put("/sys/kernel/tracing/events/sched/enable", "1");
+    (void)!put("/sys/kernel/tracing/trace_marker", "fails");
+    (void)!put("/sys/kernel/tracing/buffer_size_kb", "64");
+    (void)!put("/sys/kernel/tracing/events/sched/enable", "0");
+    (void)!put("/sys/kernel/tracing/buffer_size_kb", "32");
+    int pipe_file = open("/sys/kernel/tracing/trace_pipe", O_RDONLY | O_NONBLOCK);
+    if (pipe_file >= 0) {
+        static char text[4096];
+        (void)!read(pipe_file, text, sizeof text);
+        close(pipe_file);
+    }
+    static const char *const shown[] = {"/sys/kernel/tracing/trace", "/proc/self/maps", "/proc/self/status", "/proc/self/mountinfo", "/proc/locks",
                                         "/proc/self/stat", "/proc/vmstat"};
     for (unsigned i = 0; i < sizeof shown / sizeof *shown; i++) {
         int fd = open(shown[i], O_RDONLY);

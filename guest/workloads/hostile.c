@@ -148,6 +148,10 @@ static void prepare_files(int index)
 	add(open("/proc/self/maps", O_RDONLY));
 	snprintf(text, sizeof text, "/proc/%d/stat", getppid());
 	add(open(text, O_RDONLY));
+	add(open("/sys/kernel/tracing/trace_pipe", O_RDONLY | O_NONBLOCK));
+	add(open("/sys/kernel/tracing/trace", O_RDWR));
+	add(open("/sys/kernel/tracing/set_event", O_RDWR));
+	add(open("/sys/kernel/tracing/trace_marker", O_WRONLY));
 	add(open("/dev/zero", O_RDWR));
 	add(open("/dev/vda", O_RDWR));
 	add(eventfd(0, EFD_NONBLOCK));

@@ -418,6 +418,18 @@ static void write_sys(const char *path, const char *what)
 	int fd = open(path, O_WRONLY);
 	FOREVER(pwrite(fd, what, strlen(what), 0));
 }
+static void do_trace_size(void)
+{
+	int fd = open("/sys/kernel/tracing/buffer_size_kb", O_WRONLY), on = open("/sys/kernel/tracing/events/raw_syscalls/enable", O_WRONLY);
+	(void)!write(on, "1", 1);
+	FOREVER((void)!pwrite(fd, "2048", 4, 0); (void)!pwrite(fd, "4096", 4, 0));
+}
+static void do_trace_read(void)
+{
+	int on = open("/sys/kernel/tracing/events/raw_syscalls/enable", O_WRONLY);
+	(void)!write(on, "1", 1);
+	read_proc("/sys/kernel/tracing/trace", 65536);
+}
 static void do_drop_caches(void) { write_sys("/proc/sys/vm/drop_caches", "3"); }
 static void do_compact_memory(void) { write_sys("/proc/sys/vm/compact_memory", "1"); }
 static void do_hotplug_write(void)
@@ -850,6 +862,8 @@ static const struct row rows[] = {
 	{ SYS_write, "write clear_refs", do_clear_refs },
 	{ SYS_write, "write drop_caches", do_drop_caches },
 	{ SYS_write, "write compact_memory", do_compact_memory },
+	{ SYS_write, "write buffer_size_kb", do_trace_size },
+	{ SYS_read, "read trace", do_trace_read },
 	{ SYS_write, "write memory1/state", do_hotplug_write },
 	{ SYS_ioctl, "ioctl PAGEMAP_SCAN", do_pagemap_scan },
 	{ SYS_close_range, "close_range", do_close_range },

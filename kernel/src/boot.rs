@@ -9,7 +9,8 @@ use core::fmt::{self, Display, Formatter};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_firmware::Firmware;
 use freehold_machine::topology::Emulation;
-use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
+use freehold_machine::{Access, CpuId, Cpus, Pfn, PfnRange, VirtAddr};
+use freehold_tracepoints::trace;
 use freehold_virtio::mem::Region;
 
 use crate::cmdline::{Mitigations, Plant};
@@ -23,11 +24,11 @@ use crate::hw::memory::{OutOfMemory, pluggable};
 use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
-use crate::hw::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
+use crate::hw::{Hardware, boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::socket::attachment::Attachment;
 use crate::{
-    Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, share, socket,
-    swap, syscall, task, tty, uring,
+    Errno, Result, backtraces, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem, report, sched,
+    share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -49,7 +50,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     let (bounce, planted) =
         (BounceSettings { limits: settings.slots, restricted: settings.restricted }, settings.plant);
-    let (iommu, transfers) = (settings.iommu, settings.transfers);
+    let (iommu, transfers, traced) = (settings.iommu, settings.transfers, settings.trace_events);
     raise(settings, firmware, (info.command_line(), cpus));
     irq::enable();
     start_cpus(firmware, cpus);
@@ -59,7 +60,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
         log::error!("{function:?}: {error}")
     });
-    sched::spawn_kernel("start", move || start(info, planted)).expect("memory for the first task");
+    sched::spawn_kernel("start", move || start(info, planted, traced)).expect("memory for the first task");
     sched::idle_forever()
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn raise(
     cpu::set_topology(&firmware.topology, cpus);
     let exclusion = (settings.xpfo, settings.numa_replica);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
-    if let Err(error) = mem::turn_key(StaticKey::SyscallCounts, settings.syscall_counts) {
+    if let Err(error) = mem::turn_key(StaticKey::COUNTS_SYSCALLS, settings.syscall_counts) {
         log::warn!("syscall_counts: {error:?}, calls are not counted");
     }
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
@@ -182,7 +183,7 @@ fn secondary(cpu: CpuId) -> ! {
 }
 
 /// The first task: devices, files, the program, its end.
-fn start(info: &'static BootInfo, planted: Option<Plant>) {
+fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     let ending = match prepare() {
         Ok((spec, changes)) => {
             report::ready(info);
@@ -193,7 +194,14 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
                 log::error!("freehold.plant: {error:?}");
             }
             let wanted = spec.report;
+            if let Err(error) = fs::tracefs::enable_numbered(traced) {
+                log::error!("trace_event: {error:?}");
+            }
+            if let Some(Err(error)) = spec.events.as_deref().map(event_stream::start) {
+                host::notice(format_args!("events cannot be recorded: {error:?}"));
+            }
             let ending = task::init::run(spec);
+            event_stream::finish();
             watch::program_ended();
             if let Some(changes) = changes {
                 keep(&changes);
@@ -346,6 +354,11 @@ fn connect(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
+/// The error code of the kernel's access, as far as the access tells it: bit 1 is a store.
+fn kernel_fault_code(access: Access) -> u64 {
+    u64::from(access == Access::Write) << 1
+}
+
 /// What the kernel does when hardware or the host calls.
 struct KernelAbove;
 
@@ -355,6 +368,7 @@ impl traps::Handlers for KernelAbove {
         addr: VirtAddr,
         access: Access,
     ) -> core::result::Result<(), traps::Unresolved> {
+        trace!(Hardware, PageFaultKernel { address: addr.0, error_code: kernel_fault_code(access) });
         task::handle_kernel_fault(addr, access)
     }
     fn timer(&self, late: u64, interrupted: traps::Interrupted) {
@@ -364,6 +378,11 @@ impl traps::Handlers for KernelAbove {
     fn reschedule(&self) {}
     fn goes_on(&self, place: traps::ImageOffset) {
         sched::latency::kernel_goes_on(place);
+    }
+    fn record_event(&self, event: usize, fields: &[u64]) {
+        sched::thread::with_current(|thread| {
+            tracing::record(event, (thread.label.pid(), thread.label.comm()), fields);
+        });
     }
     fn thread_finished(&self) -> ! {
         sched::exit_current()

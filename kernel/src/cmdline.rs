@@ -16,6 +16,8 @@ use freehold_replica::Setting;
 use freehold_vm::HugeMode;
 use freehold_xpfo::Policy;
 
+use freehold_tracepoints::{COUNT, selections};
+
 use crate::hw::static_keys::KeyState;
 
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
@@ -102,6 +104,9 @@ pub enum Iommu {
     Strict,
 }
 
+// An event has a bit in `Settings::trace_events`.
+const _: () = assert!(COUNT <= 64);
+
 /// What the parameters set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -123,6 +128,8 @@ pub struct Settings {
     pub numa_replica: Setting,
     /// Whether system calls are counted by number.
     pub syscall_counts: KeyState,
+    /// Events that are recorded from the start: a bit for each number.
+    pub trace_events: u64,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
     /// How much memory devices may see.
@@ -151,6 +158,7 @@ impl Default for Settings {
             numa: None,
             numa_replica: Setting::default(),
             syscall_counts: KeyState::Off,
+            trace_events: 0,
             plant: None,
             slots: Limits::default(),
             restricted: None,
@@ -415,6 +423,18 @@ pub const KNOWN: &[Known] = &[
                 Some("off") => KeyState::Off,
                 _ => return Err("on or off"),
             };
+            Ok(())
+        },
+    },
+    Known {
+        name: "trace_event",
+        values: "EVENTS",
+        help: "events that are recorded from the start, as set_event names them, with commas between them",
+        set: |settings, parameter| {
+            for (_, selection) in selections(parameter.value.unwrap_or("").as_bytes()) {
+                let selection = selection.map_err(|_| "names of events")?;
+                selection.events().for_each(|event| settings.trace_events |= 1 << event.number());
+            }
             Ok(())
         },
     },

@@ -25,6 +25,7 @@ pub mod boot;
 pub mod cmdline;
 pub mod dev;
 pub mod errno;
+mod event_stream;
 pub mod fault_inject;
 pub mod fs;
 pub mod host;
@@ -44,6 +45,7 @@ pub mod task;
 #[cfg(test)]
 mod tests;
 pub mod time;
+pub mod tracing;
 pub mod tty;
 pub mod uring;
 pub mod user;

@@ -30,7 +30,7 @@ use crate::hw::boot::BootInfo;
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
-use crate::{block, boot, fs, host, mem, sched, socket, swap, time};
+use crate::{block, boot, event_stream, fs, host, mem, sched, socket, swap, time};
 
 /// How long the processes that the program left behind have to end, counted from when a disk
 /// answered last: a process that is to end stores what it wrote before.
@@ -182,6 +182,10 @@ impl Display for ClosingReport {
         }
         write!(f, "}},\"audit\":\"{}\",\"syscalls\":", self.verdict)?;
         write_calls(f)?;
+        match event_stream::counts() {
+            Some((recorded, lost)) => write!(f, ",\"events\":{{\"recorded\":{recorded},\"lost\":{lost}}}")?,
+            None => f.write_str(",\"events\":null")?,
+        }
         f.write_str(",\"missing\":[")?;
         for (at, path) in self.missing.iter().enumerate() {
             write!(f, "{}{}", comma(at), Quoted(path))?;

@@ -35,6 +35,14 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     /// that tries interleavings lets others go first here.
     #[inline(always)]
     fn about_to_lock(self) {}
+    /// Whether event number `EVENT` of the table of tracepoints is on; a no-op in a kernel's text
+    /// while it is off.
+    #[inline(always)]
+    fn is_traced<const EVENT: usize>(self) -> bool {
+        false
+    }
+    /// Records an event that is on. Any context but NMIs, double faults and machine checks.
+    fn record_event(self, _event: usize, _fields: &[u64]) {}
     /// Stay on this CPU until the guard is dropped.
     fn pin(self) -> Pinned<Self> {
         self.disable_preemption();

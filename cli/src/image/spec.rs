@@ -51,6 +51,8 @@ pub struct Spec {
     pub swap: Option<PathBuf>,
     /// Folders of the host that it sees.
     pub shares: Vec<FolderShare>,
+    /// The events that are recorded while the program runs.
+    pub events: Option<String>,
     /// How it is connected, if it is.
     pub network: Option<Network>,
 }
@@ -94,6 +96,9 @@ impl Spec {
         }
         if let Some(network) = &self.network {
             record("net", OsStr::new(network.record()));
+        }
+        if let Some(events) = &self.events {
+            record("events", OsStr::new(events));
         }
         match self.symbols {
             Symbols::None => {}

@@ -1,5 +1,6 @@
 //! How a run ended, and everything that is known then.
 
+use std::fs::File;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -81,6 +82,8 @@ pub struct Ended {
     pub log: String,
     /// A stock Linux' functions, if it was asked for them.
     pub symbols: Option<String>,
+    /// Records of tracepoints, as they came.
+    pub events: Option<File>,
     /// stdout of a measurement.
     pub output: Vec<u8>,
     /// stderr of a measurement.

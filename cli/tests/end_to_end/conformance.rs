@@ -184,6 +184,12 @@ fn pidfd() {
 }
 
 #[test]
+fn tracepoints() {
+    conforms("tracepoints");
+    conforms_with("tracepoints", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn tracing() {
     conforms("tracing");
     conforms_with("tracing", &["--cpus", "1"], &[], &[]);

@@ -41,5 +41,6 @@ mod static_keys;
 mod streams;
 mod swap;
 mod terminal;
+mod tracepoints;
 mod tracing;
 mod xpfo;

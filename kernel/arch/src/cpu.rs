@@ -12,6 +12,7 @@ use freehold_machine::{
     CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Tlb, Topology,
     VirtAddr,
 };
+use freehold_tracepoints::trace;
 
 use crate::apic::{self, Ipi};
 use crate::entropy::CpuRandom;
@@ -25,6 +26,7 @@ use crate::registers::{
     read_cr4, write_cr0, write_cr3, write_cr4,
 };
 use crate::speculation;
+use crate::static_keys;
 use crate::thread::Threads;
 use crate::traps::{self, Descriptors, OWN_STACKS};
 use crate::user::{self, Resident};
@@ -309,6 +311,28 @@ impl Cpus for X86 {
         let count = &this().preemption;
         count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
+    #[inline(always)]
+    fn is_traced<const EVENT: usize>(self) -> bool {
+        static_keys::is_on::<EVENT>()
+    }
+    #[cold]
+    #[inline(never)]
+    fn record_event(self, event: usize, fields: &[u64]) {
+        traps::handlers().record_event(event, fields);
+    }
+}
+
+/// The tracepoint's reasons of a flush, which are Linux'.
+const REMOTE_SEND: i32 = 4;
+const LOCAL: i32 = 3;
+
+/// How many pages the tracepoint of a flush tells; -1 for all.
+fn pages_of(what: Flush) -> i64 {
+    match what {
+        Flush::Range { pages, .. } => pages as i64,
+        Flush::Blocks { blocks, .. } => (blocks * PAGEBLOCK_FRAMES) as i64,
+        Flush::NonGlobal | Flush::All => -1,
+    }
 }
 
 /// Above this many pages forgetting everything is cheaper.
@@ -349,9 +373,11 @@ impl Tlb for X86 {
         let this_cpu = pinned.cpu();
         let others = cpus.without(this_cpu).0 & online().0;
         if others != 0 {
+            trace!(self, TlbFlush { reason: REMOTE_SEND, pages: pages_of(what) });
             this().flush.send(CpuSet(others), what);
         }
         if cpus.contains(this_cpu) {
+            trace!(self, TlbFlush { reason: LOCAL, pages: pages_of(what) });
             self.flush_local(what);
         }
         if others != 0 {

@@ -20,17 +20,18 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::VirtAddr;
 use freehold_replica::{Instruction, LENGTH, Patch};
+use freehold_tracepoints::{EVENTS, EventDescription};
 
 #[cfg(target_os = "none")]
 use crate::linker_table;
 use crate::linker_table::absolute;
 
-/// The keys. All are off at the start.
+/// A key. All are off at the start.
+///
+/// Each event of the table of tracepoints has one, whose number is the event's. The first event,
+/// which programs write, has none: its number is that of the key `syscall_counts`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StaticKey {
-    /// System calls are counted by number.
-    SyscallCounts = 0,
-}
+pub struct StaticKey(usize);
 
 /// The state of a key: the answer that it gives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,20 +42,42 @@ pub enum KeyState {
     On,
 }
 
-impl StaticKey {
-    /// All keys, by number.
-    pub const ALL: [Self; 1] = [Self::SyscallCounts];
-
-    /// Its name, as the kernel parameter and the file in debugfs have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SyscallCounts => "syscall_counts",
+impl KeyState {
+    /// Reads `0` or `1`, with white space around it.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        match text.trim_ascii() {
+            b"0" => Some(Self::Off),
+            b"1" => Some(Self::On),
+            _ => None,
         }
     }
 }
 
+impl StaticKey {
+    /// The number of the key [`COUNTS_SYSCALLS`](Self::COUNTS_SYSCALLS), for [`is_on`].
+    pub const SYSCALL_COUNTS: usize = 0;
+    /// System calls are counted by number.
+    pub const COUNTS_SYSCALLS: Self = Self(Self::SYSCALL_COUNTS);
+    /// The keys that are no event's: those that are turned by hand.
+    pub const BY_HAND: [Self; 1] = [Self::COUNTS_SYSCALLS];
+    /// How many keys there are.
+    const COUNT: usize = freehold_tracepoints::COUNT;
+
+    /// The key of an event; `None` of one that programs write.
+    pub const fn of_event(event: &EventDescription) -> Option<Self> {
+        if event.is_marker() { None } else { Some(Self(event.number())) }
+    }
+    /// Its name, as the kernel parameter and the file in debugfs have it; an event's is the
+    /// event's.
+    pub fn name(self) -> &'static str {
+        if self == Self::COUNTS_SYSCALLS { "syscall_counts" } else { EVENTS[self.0].name }
+    }
+}
+
+const _: () = assert!(EVENTS[StaticKey::SYSCALL_COUNTS].is_marker());
+
 /// What each key says, or will say when it has been turned.
-static STATES: [AtomicBool; StaticKey::ALL.len()] = [const { AtomicBool::new(false) }; StaticKey::ALL.len()];
+static STATES: [AtomicBool; StaticKey::COUNT] = [const { AtomicBool::new(false) }; StaticKey::COUNT];
 
 /// `nop dword ptr [rax + rax + 0]`
 const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
@@ -63,7 +86,7 @@ const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
 #[cfg(target_os = "none")]
 #[inline(always)]
 pub fn is_on<const KEY: usize>() -> bool {
-    const { assert!(KEY < StaticKey::ALL.len()) };
+    const { assert!(KEY < StaticKey::COUNT) };
     // SAFETY: a no-op, in whose place there may be a jump to the label; both change nothing.
     unsafe {
         core::arch::asm!(
@@ -87,18 +110,18 @@ pub fn is_on<const KEY: usize>() -> bool {
 
 /// The state of a key.
 pub fn state(key: StaticKey) -> KeyState {
-    if STATES[key as usize].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
+    if STATES[key.0].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
 }
 
 /// From now on an INT3 at a site of `key` does what the state says; on a host, the key says it.
 /// Before its sites are patched.
 pub fn turn(key: StaticKey, state: KeyState) {
-    STATES[key as usize].store(state == KeyState::On, Ordering::Release);
+    STATES[key.0].store(state == KeyState::On, Ordering::Release);
 }
 
 /// The patches that turn `key` to `state` from the other.
 pub fn patches(key: StaticKey, state: KeyState) -> impl Iterator<Item = Patch> {
-    sites().filter(move |site| site.key == key as u32).map(move |site| site.patch(state))
+    sites().filter(move |site| site.key as usize == key.0).map(move |site| site.patch(state))
 }
 
 /// Where to go on after an INT3, whose next instruction is at `rip`; `None` where there is no site.

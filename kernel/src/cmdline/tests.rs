@@ -72,6 +72,7 @@ fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
         let value = known.values.split(between).next().filter(|value| !value.is_empty());
         let value = match known.values {
             FAULT_NUMBERS => Some("1,0,0,-1"),
+            "EVENTS" => Some("sched:*,sys_enter"),
             SLABS => Some("128,2,force"),
             values if values.starts_with("BYTES") => Some("2M"),
             values if values.starts_with("DISK") => Some("vda:1M"),

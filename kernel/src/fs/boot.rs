@@ -194,7 +194,10 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     let generated = quiet | MountFlags::NOEXEC;
     mount_at(super::procfs::ProcFs::new(&PidNs::INITIAL)?, b"proc", b"/proc", generated)?;
     super::sysfs::fill();
+    super::sysfs::root().dirs("kernel/tracing");
+    super::sysfs::root().dirs("kernel/debug").link("tracing", "/sys/kernel/tracing");
     mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)?;
+    mount_at(super::tracefs::instance()?, b"tracefs", b"/sys/kernel/tracing", generated)?;
     if let Some(rootfs) = ROOTFS.lock().take() {
         rootfs.end_boot();
     }

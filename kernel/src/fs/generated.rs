@@ -234,6 +234,10 @@ pub trait Generate: Send + Sync {
     fn parts(&self) -> Option<Box<dyn Parts>> {
         None
     }
+    /// A program cut the file to nothing, or opened it so.
+    fn truncate(&self) -> Result<()> {
+        Ok(())
+    }
     /// Take what a program wrote in one call (at most 4096 bytes); `EACCES` where nothing can be
     /// changed.
     fn store(&self, _bytes: &[u8]) -> Result<()> {

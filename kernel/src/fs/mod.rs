@@ -70,6 +70,7 @@ pub mod table;
 pub mod text;
 pub mod timerfd;
 pub mod tmpfs;
+pub mod tracefs;
 pub mod walk;
 
 pub use caller::{Access, Caller, Power};

@@ -52,6 +52,8 @@ const DYNAMIC: u64 = 1 << 20;
 struct Tree {
     device: u64,
     refusal: Refusal,
+    /// Permission bits of the root.
+    root_mode: u32,
     /// An entry could not be made.
     incomplete: AtomicBool,
 }
@@ -90,7 +92,15 @@ impl Refusal {
 impl PseudoDir {
     /// The root of a tree with device number `device`.
     pub fn new_root(device: u64, refusal: Refusal) -> Arc<Self> {
-        Self::make(reserve::arc(Tree { device, refusal, incomplete: AtomicBool::new(false) }), None)
+        Self::new_root_with(device, refusal, 0o555)
+    }
+
+    /// As [`new_root`](Self::new_root), with these permission bits.
+    pub fn new_root_with(device: u64, refusal: Refusal, root_mode: u32) -> Arc<Self> {
+        Self::make(
+            reserve::arc(Tree { device, refusal, root_mode, incomplete: AtomicBool::new(false) }),
+            None,
+        )
     }
 
     fn make(tree: Arc<Tree>, parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>) -> Arc<Self> {
@@ -200,7 +210,8 @@ impl Node for PseudoDir {
     }
 
     fn metadata(&self) -> Metadata {
-        metadata(self.identity, NodeKind::Directory, 0o555, self.made)
+        let mode = if self.parent.is_none() { self.tree.root_mode } else { 0o555 };
+        metadata(self.identity, NodeKind::Directory, mode, self.made)
     }
 
     fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
@@ -304,6 +315,9 @@ impl Generate for Arc<dyn Generate> {
     fn store(&self, bytes: &[u8]) -> Result<()> {
         (**self).store(bytes)
     }
+    fn truncate(&self) -> Result<()> {
+        (**self).truncate()
+    }
 }
 
 impl Node for PseudoFile {
@@ -320,7 +334,8 @@ impl Node for PseudoFile {
     }
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
-        set_metadata(change)
+        set_metadata(change)?;
+        if change.size == Some(0) { self.source.truncate() } else { Ok(()) }
     }
 
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

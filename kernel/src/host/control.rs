@@ -91,6 +91,13 @@ pub fn threads(threads: impl core::fmt::Display) {
     send_text(ToHost::Threads, threads);
 }
 
+/// Records of tracepoints.
+pub fn events(records: &[u8]) {
+    let Some(control) = devices::control() else { return };
+    let _one_at_a_time = SENDER.lock();
+    Frame::begin(control, ToHost::Events, records.len()).put(records);
+}
+
 /// Text for the user.
 pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);

@@ -47,6 +47,8 @@ pub enum ToHost {
     Memory = 23,
     /// Where each thread is (JSON).
     Threads = 24,
+    /// Records of tracepoints: for each its CPU, its length in words (16 bits each), its words.
+    Events = 25,
 }
 
 /// Bytes in a frame's head.

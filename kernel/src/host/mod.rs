@@ -21,7 +21,7 @@ mod last_words;
 mod memory;
 mod pci;
 
-pub use control::{Ending, Events, end, listen, notice, ready, report, threads, want_memory};
+pub use control::{Ending, Events, end, events, listen, notice, ready, report, threads, want_memory};
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{

@@ -79,6 +79,8 @@ pub struct Spec {
     pub swap: Option<Vec<u8>>,
     /// Folders of the host, in the order in which they are mounted.
     pub shares: Vec<ShareSpec>,
+    /// The events that are recorded while the program runs.
+    pub events: Option<Vec<u8>>,
     /// How the machine is connected, if it is.
     pub net: Option<NetSpec>,
 }
@@ -113,6 +115,7 @@ impl Spec {
             report: ClosingTables::default(),
             swap: None,
             shares: Vec::new(),
+            events: None,
             net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
@@ -131,6 +134,7 @@ impl Spec {
                 b"cols" => spec.columns = number(value)?,
                 b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"share" => spec.shares.try_push(share(value)?)?,
+                b"events" => spec.events = Some(Vec::try_from_slice(value)?),
                 b"net" => spec.net = Some(net(value)?),
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
@@ -198,7 +202,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0\
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0events=sched:*\0\
             net=10.0.2.15/24,10.0.2.2\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
@@ -219,6 +223,7 @@ mod tests {
             ]
         );
         assert_eq!(spec.user, (7, 8));
+        assert_eq!(spec.events.as_deref(), Some(&b"sched:*"[..]));
         let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };
         assert_eq!(spec.net, Some(net));
     }

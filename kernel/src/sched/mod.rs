@@ -32,7 +32,8 @@ pub mod whereabouts;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Vec};
-use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
+use freehold_machine::{CpuId, CpuSet, Cpus, MAX_CPUS};
+use freehold_tracepoints::trace;
 
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
@@ -133,6 +134,21 @@ impl Schedule {
     /// [`set_affinity`].
     pub fn begin_on(&self, cpus: CpuSet) {
         self.affinity.store(cpus.0, Ordering::Relaxed);
+    }
+    /// The priority that tracepoints show: 120 and the nice value.
+    pub fn shown_priority(&self) -> i32 {
+        120 + self.nice()
+    }
+    /// What a thread that leaves its CPU does, in Linux' bits of `prev_state`.
+    fn traced_state(&self) -> i64 {
+        match self.state.load(Ordering::Relaxed) {
+            RUNNABLE => 0,
+            1 => 1,
+            2 | 5 => 2,
+            3 => 4,
+            6 => 8,
+            _ => 16,
+        }
     }
     /// The letter that /proc shows.
     pub fn state_letter(&self) -> u8 {
@@ -243,6 +259,15 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
         }
         let leaving = schedule.on_cpu.load(Ordering::Acquire);
         let target = if leaving { home } else { place(task, home) };
+        trace!(
+            crate::hw::Hardware,
+            SchedWakeup {
+                comm: task.label.comm(),
+                pid: task.label.pid(),
+                prio: schedule.shown_priority(),
+                target_cpu: i32::from(target.0),
+            }
+        );
         if target == home {
             queue.enqueue_woken(task.arc());
             let preempt = queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1;

@@ -5,6 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_frame::{Frame, PageTable};
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::SchedSwitch;
 
 use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
@@ -82,12 +84,38 @@ pub fn reschedule() {
         queue.previous = queue.current.replace(next.clone());
         next
     };
+    trace_switch(&next);
     activate(this, &next, &interrupts);
     machine::switch(next.stack());
     drop(interrupts);
     finish_switch();
     // Not before: this may be the last reference, and nothing is freed while interrupts are off.
     drop(next);
+}
+
+/// The tracepoint of a switch to `next`. Interrupts are off.
+#[inline(always)]
+fn trace_switch(next: &Thread) {
+    if hw::Hardware.is_traced::<{ SchedSwitch::NUMBER }>() {
+        record_switch(next);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn record_switch(next: &Thread) {
+    thread::with_current(|previous| {
+        let event = SchedSwitch {
+            prev_comm: previous.label.comm(),
+            prev_pid: previous.label.pid(),
+            prev_prio: previous.schedule.shown_priority(),
+            prev_state: previous.schedule.traced_state(),
+            next_comm: next.label.comm(),
+            next_pid: next.label.pid(),
+            next_prio: next.schedule.shown_priority(),
+        };
+        hw::Hardware.record_event(SchedSwitch::NUMBER, &event.words());
+    });
 }
 
 /// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever
@@ -280,6 +308,7 @@ pub fn exit_current() -> ! {
         this.wanted.store(true, Ordering::Relaxed);
     }
     this.idle.store(true, Ordering::Relaxed);
+    trace_switch(idle);
     activate(this, idle, &interrupts);
     core::mem::forget(interrupts);
     machine::switch(idle.stack());
@@ -292,6 +321,12 @@ pub fn exit_current() -> ! {
 /// `ENOMEM`.
 pub fn start(id: CpuId, idle: Arc<Thread>) -> Result<()> {
     idle.adopt();
+    let mut name = *b"swapper/\0\0\0\0\0\0\0\0";
+    (name[8], name[9]) = match id.0 {
+        number @ 0..10 => (b'0' + number as u8, 0),
+        number => (b'0' + (number / 10) as u8, b'0' + (number % 10) as u8),
+    };
+    idle.label.set_name(name);
     idle.schedule.state.store(RUNNABLE, Ordering::Relaxed);
     idle.schedule.on_cpu.store(true, Ordering::Relaxed);
     machine::show_for_ever(IDLE[usize::from(id.0)].call_once(|| idle.clone()));

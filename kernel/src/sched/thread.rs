@@ -6,11 +6,12 @@
 //! was started holds its task until it has ended. What a lower layer asks of the task goes through
 //! [`ThreadOwner`].
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
 use freehold_collections::{Arc, Box, Weak, reserve};
 use freehold_machine::CpuId;
+use freehold_tracepoints::{Comm, Pid};
 use freehold_vm::TaskPolicy;
 use freehold_xpfo::Closing;
 
@@ -76,6 +77,36 @@ pub enum RunsPrograms {
     Kernel,
 }
 
+/// The number and the name of a thread, as tracepoints record them: readable in any context. A
+/// reader beside a change of the name may see the halves of two names.
+#[derive(Debug, Default)]
+pub struct TraceLabel {
+    pid: AtomicU32,
+    name: [AtomicU64; 2],
+}
+
+impl TraceLabel {
+    /// Sets the number, before the thread runs.
+    pub fn set_pid(&self, pid: u32) {
+        self.pid.store(pid, Ordering::Relaxed);
+    }
+    /// Sets the name.
+    pub fn set_name(&self, name: [u8; 16]) {
+        let name = u128::from_le_bytes(name);
+        self.name[0].store(name as u64, Ordering::Relaxed);
+        self.name[1].store((name >> 64) as u64, Ordering::Relaxed);
+    }
+    /// The number.
+    pub fn pid(&self) -> Pid {
+        Pid(self.pid.load(Ordering::Relaxed) as i32)
+    }
+    /// The name.
+    pub fn comm(&self) -> Comm {
+        let [low, high] = [0, 1].map(|half: usize| u128::from(self.name[half].load(Ordering::Relaxed)));
+        Comm((low | high << 64).to_le_bytes())
+    }
+}
+
 /// One thread of execution.
 pub struct Thread {
     me: Weak<Thread>,
@@ -83,6 +114,8 @@ pub struct Thread {
     runs: RunsPrograms,
     /// Its share in scheduling.
     pub schedule: Schedule,
+    /// What tracepoints call it.
+    pub label: TraceLabel,
     stack: spin::Once<crate::hw::thread::Thread>,
     /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by
     /// itself.
@@ -140,6 +173,7 @@ impl Thread {
             owner,
             runs,
             schedule,
+            label: TraceLabel::default(),
             stack: spin::Once::new(),
             translation: SpinLock::new(None),
             kept: IrqSpinLock::new(None),

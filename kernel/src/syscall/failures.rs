@@ -49,7 +49,7 @@ impl FailureList {
 /// The call `number` ends with `error`, as the program sees it.
 #[inline(always)]
 pub fn note(number: u64, error: Errno) {
-    if static_keys::is_on::<{ StaticKey::SyscallCounts as usize }>() {
+    if static_keys::is_on::<{ StaticKey::SYSCALL_COUNTS }>() {
         count(number, error);
     }
 }

@@ -54,7 +54,7 @@ static NAMED: [AtomicU64; COUNT.div_ceil(64)] = [const { AtomicU64::new(0) }; CO
 pub fn enter(number: u64) -> Option<Handler> {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
     let handler = TABLE.get(index)?;
-    if static_keys::is_on::<{ StaticKey::SyscallCounts as usize }>() {
+    if static_keys::is_on::<{ StaticKey::SYSCALL_COUNTS }>() {
         count(index);
     }
     *handler
@@ -90,7 +90,7 @@ pub fn counts() -> Option<impl Iterator<Item = (u64, u64, Implemented)>> {
         let implemented = if TABLE[number].is_some() { Implemented::Yes } else { Implemented::No };
         (calls > 0).then_some((number as u64, calls, implemented))
     });
-    (static_keys::state(StaticKey::SyscallCounts) == KeyState::On).then_some(counts)
+    (static_keys::state(StaticKey::COUNTS_SYSCALLS) == KeyState::On).then_some(counts)
 }
 
 /// Whether a call has a handler.

@@ -5,11 +5,12 @@ use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
 
 use freehold_collections::Arc;
-use freehold_machine::VirtAddr;
+use freehold_machine::{Cpus, VirtAddr};
+use freehold_tracepoints::trace;
 
 use super::{dispatch, failures};
-use crate::hw::time;
 use crate::hw::user::{USER_END, UserContext, UserEvent};
+use crate::hw::{Hardware, time};
 use crate::mem;
 use crate::sched::Thread;
 use crate::task::seccomp::Judgement;
@@ -60,9 +61,9 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 }
             }
             UserEvent::PageFault { addr, access, code } => {
-                let space = task.process().space();
                 thread.schedule.left.store(false, Relaxed);
-                if let Err(fault) = handle_user_fault(&space, addr, access) {
+                trace!(Hardware, PageFaultUser { address: addr.0, ip: context.regs().rip, error_code: code });
+                if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
                     trap = page_fault_trap(addr, code);
                     force_fault(task, fault, addr);
                 }
@@ -116,6 +117,7 @@ fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
 // In both of its callers: a call costs each system call nine instructions.
 #[inline(always)]
 fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
+    trace!(Hardware, SysEnter { id: context.syscall_number() as i64, args: context.syscall_args() });
     let outcome = mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
         Ok(outcome) => outcome,
         Err(_) => {
@@ -123,6 +125,13 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
             Err(Errno::ERESTARTNOINTR)
         }
     });
+    trace!(
+        Hardware,
+        SysExit {
+            id: context.syscall_number() as i64,
+            ret: outcome.unwrap_or_else(|error| error.to_return_value()),
+        }
+    );
     match outcome {
         Ok(value) => context.set_return(value as u64),
         Err(

@@ -7,6 +7,8 @@ use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods},
 };
+use freehold_machine::Cpus;
+use freehold_tracepoints::trace;
 use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -395,6 +397,15 @@ fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request
     let tid = parent.traced.view().map_or(0, |view| task.numbers().in_view(view).into());
     let released = flags.contains(CloneFlags::VFORK).then(|| reserve::arc(Completion::new()));
     *task.vfork.lock() = released.clone();
+    trace!(
+        hw::Hardware,
+        SchedFork {
+            parent_comm: parent.label.comm(),
+            parent_pid: parent.label.pid(),
+            child_comm: task.label.comm(),
+            child_pid: task.label.pid(),
+        }
+    );
     task.start();
     drop(task);
     let untraced = flags.contains(CloneFlags::UNTRACED);

@@ -7,14 +7,17 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve::ArcMethods};
 
+use freehold_machine::Cpus;
+use freehold_tracepoints::trace;
+
 use super::pidns::FIRST;
 use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, above, current, futex, registry, wait};
-use crate::Result;
 use crate::syscall::Args;
 use crate::user::UserPtr;
+use crate::{Result, hw};
 
 /// exit(status): the thread ends.
 pub fn sys_exit(args: &Args) -> Result<i64> {
@@ -48,6 +51,15 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         (group.threads.is_empty(), counted, removed)
     };
     drop(removed);
+    trace!(
+        hw::Hardware,
+        SchedExit {
+            comm: task.label.comm(),
+            pid: task.label.pid(),
+            prio: task.schedule.shown_priority(),
+            group_dead: last,
+        }
+    );
     task.ended_for_tracer();
     if task.tid == process.pid {
         process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);

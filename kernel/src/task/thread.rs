@@ -94,6 +94,8 @@ impl Task {
         let runs = if process.is_kernel() { RunsPrograms::Kernel } else { RunsPrograms::Programs };
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
+            thread.label.set_pid(tid);
+            thread.label.set_name(name);
             if runs == RunsPrograms::Programs {
                 thread.set_translation(process.space().translation().clone());
             }
@@ -183,6 +185,7 @@ impl Task {
         let length = name.len().min(15);
         bytes[..length].copy_from_slice(&name[..length]);
         *self.name.lock() = bytes;
+        self.thread.label.set_name(bytes);
         if self.tid == self.process.pid {
             *self.process.name.lock() = bytes;
         }

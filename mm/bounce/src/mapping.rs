@@ -4,7 +4,8 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
+use freehold_tracepoints::{Comm, trace};
 
 use crate::cells::Cell;
 use crate::constraint::Boundary;
@@ -34,6 +35,13 @@ pub struct DmaMapping<S: DmaSource> {
     direction: Direction,
     /// Set once and never cleared.
     is_lost: AtomicBool,
+}
+
+/// Which way bytes are copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    ToDevice,
+    FromDevice,
 }
 
 impl<S: DmaSource> DmaMapping<S> {
@@ -136,6 +144,7 @@ impl<S: DmaSource> DmaMapping<S> {
     ) {
         if self.direction.is_from_device() {
             let length = self.common(original, to, offset, length);
+            self.trace_copy(offset, length, Copied::FromDevice);
             self.each_part(offset, length, |part, range| original.copy_from(to + range.start, part));
         }
     }
@@ -179,7 +188,21 @@ impl<S: DmaSource> DmaMapping<S> {
     }
     fn copy_part_in<O: Original + ?Sized>(&self, original: &O, from: usize, offset: usize, length: usize) {
         let length = self.common(original, from, offset, length);
+        self.trace_copy(offset, length, Copied::ToDevice);
         self.each_part(offset, length, |part, range| original.copy_to(from + range.start, part));
+    }
+    /// The tracepoint of a copy.
+    #[inline(always)]
+    fn trace_copy(&self, offset: usize, size: usize, copied: Copied) {
+        trace!(
+            self.device.dma().bytes(),
+            SwiotlbBounced {
+                dev_name: Comm::of(self.device.rules().name.as_bytes()),
+                dev_addr: self.address().0 + offset as u64,
+                size: size as u64,
+                from_device: copied == Copied::FromDevice,
+            }
+        );
     }
     /// How many of `length` bytes both have: the original from `start` on, the mapping from
     /// `offset` on.

@@ -8,6 +8,7 @@ use freehold_frame::{
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
+use freehold_tracepoints::trace;
 
 use crate::arena::Arena;
 use crate::block::Blocks;
@@ -100,6 +101,7 @@ impl<M: Machine> Buddy<M> {
             self.report_owned(block);
             return None;
         }
+        self.trace_owner(block, order, (Owner::Free, owner));
         drop(pinned);
         if content == Content::Zeroed {
             self.zero(block, order);
@@ -118,6 +120,7 @@ impl<M: Machine> Buddy<M> {
             && list.push(block, self.blocks)
         {
             record.take_back(list.trace);
+            self.trace_owner(block, order, (list.tag.owner(), Owner::Free));
             return;
         }
         self.release_slowly(pinned, block, order);
@@ -131,8 +134,18 @@ impl<M: Machine> Buddy<M> {
         let stamped = self.table.get(block).is_some_and(|record| record.hand_out(tag).is_ok());
         if !stamped {
             self.report_owned(block);
+        } else {
+            self.trace_owner(block, tag.order(), (Owner::Free, tag.owner()));
         }
         stamped
+    }
+    /// The tracepoint of an owner's change.
+    #[inline(always)]
+    fn trace_owner(&self, block: Pfn, order: Order, (from, to): (Owner, Owner)) {
+        trace!(
+            self.machine,
+            FrameOwner { pfn: block.0, order: order.log2(), from: from as u32, to: to as u32 }
+        );
     }
     #[cold]
     fn zero(&self, block: Pfn, order: Order) {
@@ -199,6 +212,7 @@ impl<M: Machine> Buddy<M> {
             self.scrub(block, Freed { owner: tag.owner(), order, cpu });
         }
         record.take_back(tag.trace(cpu));
+        self.trace_owner(block, order, (tag.owner(), Owner::Free));
         let Some(list) = self.shapes.serving(tag) else {
             pcp.count_passed_back(tag.owner(), order.frames());
             // No list ever holds such a block: its pageblock gets it at once.
@@ -244,6 +258,7 @@ impl<M: Machine> Buddy<M> {
                 (Some(record), Some(node)) if record.state().owner() == Owner::Reserved => {
                     let freed = Freed { owner: Owner::Reserved, order: Order::FRAME, cpu: pinned.cpu() };
                     record.set_state(FrameState::Unowned(Some(freed)));
+                    self.trace_owner(frame, Order::FRAME, (Owner::Reserved, Owner::Free));
                     let zone = self.zone(node);
                     zone.manage(&zone.lock(&pinned, self.machine), 1);
                     self.give_back_one(&pinned, node, frame, Order::FRAME);

@@ -60,3 +60,12 @@ pub enum Event {
 
 /// How many there are.
 pub(crate) const EVENTS: usize = Event::HugeScanShared as usize + 1;
+
+/// What a store to a page that may be shared comes to, by the number that its tracepoint has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CowDecision {
+    /// The frame is the space's own.
+    Reused = 0,
+    /// A copy takes its place.
+    Copied = 1,
+}

@@ -32,7 +32,7 @@ use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSi
 
 use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
-use crate::events::Event;
+use crate::events::{CowDecision, Event};
 use crate::request::AreaFlags;
 use crate::resident::{Resident, Want};
 use crate::{AddressSpace, Commons};
@@ -300,6 +300,7 @@ impl<S: Memory> Resident<S> {
             Some(block) if block.reuse().is_ok() => {
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
                 self.commons.count(Event::Reuse);
+                self.trace_decision(EntryAt { addr, slot, entry }, CowDecision::Reused);
                 return Ok(Some(FaultKind::Minor));
             }
             None if self.block_for(area, addr).is_some() => {

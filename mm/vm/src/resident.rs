@@ -13,13 +13,14 @@ use freehold_frame::{
     Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner, PageCache as CacheKind,
     User, UserKind,
 };
-use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, VirtAddr};
+use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
+use freehold_tracepoints::trace;
 
 use crate::Commons;
 use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
-use crate::events::Event;
+use crate::events::{CowDecision, Event};
 use crate::huge::HugeUse;
 use crate::new_page::{Bytes, Zeroes};
 use crate::policy::TaskPolicy;
@@ -342,7 +343,7 @@ impl<S: Memory> Resident<S> {
         let rights = area.protection.rights();
         let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
         let shared = match self.reuse(&held) {
-            Ok(()) => return Ok(self.grant(slot, rights)),
+            Ok(()) => return Ok(self.grant(at, rights)),
             Err(shared) => shared,
         };
         // Another leaf maps the frame: nothing more has to be asked.
@@ -358,17 +359,17 @@ impl<S: Memory> Resident<S> {
         // Held until the old leaf is forgotten and its mapping let go of, below.
         let _turn = self.commons.turns.take(entry.frame());
         if has_become_own() {
-            return Ok(self.grant(slot, rights));
+            return Ok(self.grant(at, rights));
         }
         let page = self.new_page(self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
         if has_become_own() {
-            return Ok(self.grant(slot, rights));
+            return Ok(self.grant(at, rights));
         }
         if let Err(page) = self.put_in_place(at, page, rights, &shared) {
             shared.write(self.source().machine(), page.pfn());
             if has_become_own() {
-                return Ok(self.grant(slot, rights));
+                return Ok(self.grant(at, rights));
             }
             let old = slot.replace(leaf(page, rights, Marks::Dirty));
             self.tables.forget::<Anon>(addr, old, None);
@@ -376,8 +377,22 @@ impl<S: Memory> Resident<S> {
         if was_nobody_elses && is_last() && self.is_nobody_elses(&held) {
             self.commons.count(Event::CowUnneeded);
         }
+        self.trace_decision(at, CowDecision::Copied);
         drop(ManuallyDrop::into_inner(held));
         Ok(FaultKind::Minor)
+    }
+
+    /// The tracepoint of a decision about the page that `at` leads to.
+    #[inline(always)]
+    pub(crate) fn trace_decision(
+        &self,
+        EntryAt { addr, entry, .. }: EntryAt<S::Machine>,
+        decision: CowDecision,
+    ) {
+        trace!(
+            self.source().machine(),
+            CopyOnWrite { address: addr.0, pfn: entry.frame().0, decision: decision as u32 }
+        );
     }
 
     #[cold]
@@ -387,7 +402,9 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Let the page in `slot`, whose frame is its own, be written.
-    pub(crate) fn grant(&self, slot: Slot<S::Machine>, rights: Rights) -> FaultKind {
+    pub(crate) fn grant(&self, at: EntryAt<S::Machine>, rights: Rights) -> FaultKind {
+        let EntryAt { slot, .. } = at;
+        self.trace_decision(at, CowDecision::Reused);
         slot.update(|entry| entry.with_rights(rights).marked_dirty());
         self.commons.count(Event::Reuse);
         FaultKind::Minor

@@ -117,7 +117,7 @@ impl<S: Memory> Resident<S> {
         }
         let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), at.entry.frame()).ok()?;
         self.reuse(&held).ok()?;
-        self.grant(at.slot, area.protection.rights());
+        self.grant(at, area.protection.rights());
         Some(0)
     }
 }

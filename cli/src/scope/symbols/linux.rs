@@ -73,6 +73,7 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         window: (24, 80),
         symbols: Symbols::All,
         swap: None,
+        events: None,
         shares: Vec::new(),
         network: None,
     };

@@ -26,6 +26,7 @@ use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
+use freehold_tracepoints::trace;
 use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
@@ -307,6 +308,7 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
         // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of
         // them.
         unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
+        trace!(X86, XpfoWindow { pfn: frame.0, access: u32::from(BITS != READING) });
         return Reached { bytes: bytes as *mut _, entry };
     }
     reach_slowly(frame, BITS)
@@ -324,6 +326,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     let has_windows = !windows.entries.load(Ordering::Relaxed).is_null();
     if is_programs(frame) && !has_more_than::<1>() && has_windows {
         let slot = windows.lap.take().unwrap_or_else(|| renew(windows, 0));
+        trace!(X86, XpfoWindow { pfn: frame.0, access: u32::from(bits != READING) });
         return windows.show(slot, frame, bits);
     }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);

@@ -62,6 +62,9 @@ pub trait Handlers: Sync {
     /// An interrupt was served, and the kernel goes on where it was interrupted. Interrupts are
     /// off.
     fn goes_on(&self, place: ImageOffset);
+    /// An event that is on happens here. Any context but that of NMIs, double faults and machine
+    /// checks; interrupts may be off and locks held: it waits for nothing.
+    fn record_event(&self, event: usize, fields: &[u64]);
     /// The body of the current thread returned: leave it for good.
     fn thread_finished(&self) -> !;
 }

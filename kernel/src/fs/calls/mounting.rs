@@ -11,7 +11,7 @@ use crate::fs::namespace::{self, CopyDepth, MOST_MOUNTS, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
-use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs};
+use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs, tracefs};
 use crate::ipc;
 use crate::share;
 use crate::syscall::Args;
@@ -178,6 +178,7 @@ enum FsType {
     Proc,
     Sysfs,
     Debugfs,
+    Tracefs,
     NineP,
     Overlay,
     Devpts,
@@ -196,6 +197,7 @@ impl FsType {
             b"proc" => Self::Proc,
             b"sysfs" => Self::Sysfs,
             b"debugfs" => Self::Debugfs,
+            b"tracefs" => Self::Tracefs,
             b"9p" => Self::NineP,
             b"overlay" => Self::Overlay,
             b"devpts" => Self::Devpts,
@@ -253,6 +255,7 @@ fn new_file_system(
         FsType::Proc => Ok(procfs::ProcFs::new(process().pid_ns())?),
         FsType::Sysfs => sysfs::instance(),
         FsType::Debugfs => Ok(sysfs::debugfs()),
+        FsType::Tracefs => tracefs::instance(),
         FsType::NineP => share::mount(source, options),
         FsType::Overlay => {
             overlay::mount(options, &|text| walk_from(AT_FDCWD, text, |walk| walk.find(text, Final::Follow)))

@@ -42,7 +42,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     });
     root.constant(
         "filesystems",
-        "nodev\tsysfs\nnodev\tdebugfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs\nnodev\tmqueue\nnodev\t9p",
+        "nodev\tsysfs\nnodev\tdebugfs\nnodev\ttracefs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs\nnodev\tmqueue\nnodev\t9p",
     );
     root.file("devices", devices);
     root.file("partitions", |out| {

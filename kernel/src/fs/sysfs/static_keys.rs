@@ -11,7 +11,7 @@ use crate::{Errno, Result, mem};
 /// Puts the directory into debugfs.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"static_keys");
-    for key in StaticKey::ALL {
+    for key in StaticKey::BY_HAND {
         dir.generated(key.name(), 0o600, KeyFile(key));
     }
 }
@@ -25,11 +25,7 @@ impl Generate for KeyFile {
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        let state = match bytes.trim_ascii() {
-            b"0" => KeyState::Off,
-            b"1" => KeyState::On,
-            _ => return Err(Errno::EINVAL),
-        };
+        let state = KeyState::parse(bytes).ok_or(Errno::EINVAL)?;
         mem::turn_key(self.0, state)
     }
 }

@@ -138,6 +138,14 @@ impl Cpus for Hardware {
     fn relax(self) {
         model().relax();
     }
+    fn is_traced<const EVENT: usize>(self) -> bool {
+        freehold_arch::static_keys::is_on::<EVENT>()
+    }
+    fn record_event(self, event: usize, fields: &[u64]) {
+        if let Some(handlers) = super::traps::handlers() {
+            handlers.record_event(event, fields);
+        }
+    }
 }
 
 impl Tables for Hardware {

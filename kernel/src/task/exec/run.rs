@@ -7,7 +7,8 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
     try_format,
 };
-use freehold_machine::{Entropy, VirtAddr};
+use freehold_machine::{Cpus, Entropy, VirtAddr};
+use freehold_tracepoints::{Pid, trace};
 use freehold_vdso::AT_SYSINFO_EHDR;
 use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequest, Protection};
 
@@ -387,6 +388,10 @@ impl Prepared {
             process.set_credentials(credentials);
         }
         task.set_name(&self.name);
+        trace!(
+            Hardware,
+            SchedExec { comm: task.label.comm(), pid: Pid(process.pid as i32), old_pid: task.label.pid() }
+        );
         task.set_translation(self.space.translation().clone());
         drop(process.replace_space(self.space));
         process.has_executed.store(true, Ordering::Relaxed);

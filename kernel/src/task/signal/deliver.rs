@@ -4,6 +4,8 @@ use core::mem::offset_of;
 use core::ops::ControlFlow;
 
 use freehold_collections::Receiver;
+use freehold_machine::Cpus;
+use freehold_tracepoints::trace;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::frame::{
@@ -15,7 +17,7 @@ use super::{
 };
 use crate::hw::traps::Registers;
 use crate::hw::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
-use crate::hw::{self, Faults};
+use crate::hw::{self, Faults, Hardware};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
@@ -165,6 +167,16 @@ impl Task {
     fn act_on(&self, info: SigInfo) -> Option<Delivery> {
         let signal = info.signal()?;
         let action = self.process().action(signal);
+        trace!(
+            Hardware,
+            SignalDeliver {
+                sig: info.number,
+                errno: info.errno,
+                code: info.code,
+                sa_handler: action.handler,
+                sa_flags: action.flags,
+            }
+        );
         match action.handler {
             SIG_IGN => None,
             // SIGKILL and SIGSTOP were sent from outside.

@@ -9,15 +9,35 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Receiver, VecDeque};
 
+use freehold_machine::Cpus;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::SignalGenerate;
+
 use super::pending::{Action, Queued};
 use super::set::{SigInfo, SigSet, Signal};
+use crate::hw::Hardware;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, WaitReport};
 use crate::task::users::Payer;
 use crate::task::{INIT, Pid, Task, registry, with_current};
 use crate::{Errno, Result};
 
+/// The tracepoint of a signal that is sent to one of these threads, or to all.
+#[cold]
+#[inline(never)]
+fn trace_sent(target: Target<'_>, threads: &[Arc<Task>], info: SigInfo) {
+    let (group, thread) = match target {
+        Target::Thread(thread) => (0, Some(thread)),
+        Target::Process => (1, threads.first().map(|first| &**first)),
+    };
+    let Some(thread) = thread else { return };
+    let (comm, pid) = (thread.label.comm(), thread.label.pid());
+    let event = SignalGenerate { sig: info.number, errno: info.errno, code: info.code, comm, pid, group };
+    Hardware.record_event(SignalGenerate::NUMBER, &event.words());
+}
+
 /// Whom a signal is for.
+#[derive(Clone, Copy)]
 enum Target<'a> {
     Process,
     Thread(&'a Task),
@@ -114,6 +134,9 @@ impl Process {
         let group = &mut *group;
         if group.threads.is_empty() || group.exit.is_some() {
             return Ok(Parent::Leave);
+        }
+        if Hardware.is_traced::<{ SignalGenerate::NUMBER }>() {
+            trace_sent(target, &group.threads, info);
         }
         let parent = stop_or_go_on(group, signal);
         if signal == Signal::KILL {

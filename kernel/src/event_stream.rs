@@ -1,0 +1,118 @@
+//! `freehold run --events`: events are turned on before the program starts, and the host gets their
+//! records while it runs.
+//!
+//! A task takes records every [`INTERVAL`] and sends them; what is overwritten before is counted.
+//! It is the reader of `trace_pipe` meanwhile. What it does is recorded, too.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Vec, reserve};
+
+use crate::fs::tracefs::{self, TraceReader};
+use crate::hw::static_keys::KeyState;
+use crate::sync::{Mutex, WaitQueue};
+use crate::tracing::{self, Taken, Which};
+use crate::{Errno, Result, host, hw, sched, time};
+
+/// How often records are taken (nanoseconds).
+const INTERVAL: u64 = 5_000_000;
+/// Bytes of records in one message.
+const MESSAGE: usize = 48 << 10;
+
+static RECORDED: AtomicU64 = AtomicU64::new(0);
+static LOST: AtomicU64 = AtomicU64::new(0);
+/// Whether records are sent in this run.
+static SENDING: AtomicBool = AtomicBool::new(false);
+/// One sender at a time, with its buffer.
+static BUFFER: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+/// Turns on the events that `selection` names, and sends their records from now on.
+///
+/// # Errors
+/// `EINVAL` where it names no event; `EBUSY`; `ENOMEM`.
+pub fn start(selection: &[u8]) -> Result<()> {
+    let reader = TraceReader::of(Which::All)?;
+    BUFFER.lock().try_reserve(MESSAGE)?;
+    tracefs::enable_selected(selection)?;
+    SENDING.store(true, Ordering::Relaxed);
+    let pause: Arc<WaitQueue> = reserve::arc(WaitQueue::new());
+    sched::spawn_kernel("events", move || {
+        let _reader = reader;
+        while SENDING.load(Ordering::Relaxed) {
+            send();
+            let deadline = time::now() + INTERVAL;
+            pause.wait_uninterruptible_until(deadline, || None::<()>);
+        }
+    })?;
+    Ok(())
+}
+
+/// Turns all events off and sends what is left. Returns how many records were sent and how many were
+/// lost; `None` where nothing was to be sent.
+pub fn finish() -> Option<(u64, u64)> {
+    if !SENDING.load(Ordering::Relaxed) {
+        return None;
+    }
+    // What cannot be turned off goes on being recorded, which harms nobody.
+    let _ = tracefs::turn_all(KeyState::Off);
+    send();
+    SENDING.store(false, Ordering::Relaxed);
+    counts()
+}
+
+/// How many records were sent and how many were lost; `None` where none were to be sent.
+pub fn counts() -> Option<(u64, u64)> {
+    let (recorded, lost) = (RECORDED.load(Ordering::Relaxed), LOST.load(Ordering::Relaxed));
+    (recorded + lost > 0 || SENDING.load(Ordering::Relaxed)).then_some((recorded, lost))
+}
+
+/// Sends the records that there are now, some more may come meanwhile.
+fn send() {
+    let mut buffer = BUFFER.lock();
+    // A few messages at most: events of sending itself would otherwise go on for ever.
+    for _ in 0..64 {
+        buffer.clear();
+        if take(&mut buffer).is_err() || buffer.is_empty() {
+            return;
+        }
+        host::events(&buffer);
+        if buffer.len() < MESSAGE / 2 {
+            return;
+        }
+    }
+}
+
+/// Takes records as entries of their CPU's number, their length in words, and their words, of which
+/// the first is the time in nanoseconds.
+fn take(buffer: &mut Vec<u8>) -> Result<()> {
+    let mut failed = Ok(());
+    tracing::consume(Which::All, |line| {
+        let bytes = 4 + line.words.len() * 8;
+        if buffer.len() + bytes > MESSAGE {
+            return Taken::Nothing;
+        }
+        let put = |buffer: &mut Vec<u8>| -> Result<()> {
+            buffer.try_reserve(bytes)?;
+            buffer.try_extend_from_slice(&(line.cpu as u16).to_le_bytes())?;
+            buffer.try_extend_from_slice(&(line.words.len() as u16).to_le_bytes())?;
+            let time = line.words.first().map_or(0, |&ticks| hw::time::nanoseconds(ticks));
+            buffer.try_extend_from_slice(&time.to_le_bytes())?;
+            line.words
+                .iter()
+                .skip(1)
+                .try_for_each(|word| buffer.try_extend_from_slice(&word.to_le_bytes()))?;
+            Ok(())
+        };
+        failed = put(buffer);
+        if failed.is_err() {
+            return Taken::Nothing;
+        }
+        RECORDED.fetch_add(1, Ordering::Relaxed);
+        LOST.fetch_add(line.missed, Ordering::Relaxed);
+        Taken::More
+    })?;
+    match failed {
+        Err(Errno::ENOMEM) | Ok(()) => failed,
+        Err(other) => Err(other),
+    }
+}

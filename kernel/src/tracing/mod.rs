@@ -1,0 +1,370 @@
+//! Records of tracepoints: a ring for each CPU, and who reads them.
+//!
+//! **Writing.** [`record`] runs on the CPU of the event with interrupts off, so a ring has one
+//! writer at a time (the protocol is `freehold_tracepoints::ring`'s). It takes its ring out of its
+//! CPU's place by an exchange and puts it back by another: it waits for nobody, and no other CPU
+//! touches the place. Any context may record but NMIs, double faults and machine checks, where no
+//! static key is asked.
+//!
+//! **Other rings.** Rings are made when the first event is turned on, or the first marker written,
+//! and made anew when their size changes. Then (1) [`RECORDING`] says no, (2) every CPU passes
+//! through the kernel, so nobody is between the two exchanges, (3) the places get the new rings,
+//! (4) [`RECORDING`] says what it said. What happens in between is not recorded.
+//!
+//! **Reading.** Readers hold references to the rings, and never make a writer wait. `trace` reads
+//! copies from where consuming readers are; `trace_pipe` consumes under [`BUFFERS`]' lock. What was
+//! lost is the difference of records' numbers ([`Statistics`]).
+//!
+//! **Waking.** An event may happen under a run queue's lock, so it wakes nobody. While somebody
+//! waits for records a timer looks for them ([`has_records`]).
+//!
+//! Rings stay until their size changes, as on Linux. Linux' relative is kernel/trace/trace.c.
+
+mod merge;
+mod ring;
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, TryCollect, Vec, reserve};
+use freehold_machine::{Cpus, MAX_CPUS};
+use freehold_tracepoints::ring::RingPlace;
+use freehold_tracepoints::table::Print;
+use freehold_tracepoints::{Comm, MOST_PAYLOAD, Pid, RecordHead, TraceEvent};
+
+pub use merge::{Merge, RingReader, TraceLine};
+pub use ring::Ring;
+
+use crate::hw::{self, irq};
+use crate::sync::{ArcSlot, IrqSpinLock, Mutex};
+use crate::{Errno, Result};
+
+/// KiB of a ring unless somebody says otherwise.
+const DEFAULT_KIB: u64 = 1024;
+/// KiB of the largest ring.
+pub const MOST_KIB: u64 = 64 << 10;
+
+/// Where a CPU's writer finds its ring; no two CPUs share a line.
+#[repr(align(128))]
+struct WriterPlace(ArcSlot<Ring>);
+
+static WRITERS: [WriterPlace; MAX_CPUS] = [const { WriterPlace(ArcSlot::new()) }; MAX_CPUS];
+/// Whether events are recorded now.
+static RECORDING: AtomicBool = AtomicBool::new(true);
+/// The rings, as readers know them.
+static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers::NONE);
+
+/// The rings once more, for [`has_records`], which does not sleep.
+static SHOWN: IrqSpinLock<Vec<Arc<Ring>>> = IrqSpinLock::new(Vec::new());
+
+/// The rings of all CPUs.
+struct Buffers {
+    rings: Vec<ReadRing>,
+    kib: u64,
+    /// `tracing_on`.
+    switch: Switch,
+}
+
+impl Buffers {
+    const NONE: Self = Self { rings: Vec::new(), kib: DEFAULT_KIB, switch: Switch::On };
+}
+
+/// Whether tracing is on as a whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// Events that are on are recorded.
+    On,
+    /// Nothing is.
+    Off,
+}
+
+/// A ring and how far it is consumed.
+struct ReadRing {
+    ring: Arc<Ring>,
+    consumed: RingPlace,
+    /// Where counting began: at the last clearing.
+    cleared: u64,
+    /// Records that consumers found to be lost, since then.
+    lost: u64,
+}
+
+/// What a ring's records came to since it was cleared. `entries` + `overrun` + `read` are all that
+/// were written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Statistics {
+    /// Records that can be read.
+    pub entries: u64,
+    /// Records that were overwritten unread.
+    pub overrun: u64,
+    /// Records that were consumed.
+    pub read: u64,
+    /// Bytes of the entries.
+    pub bytes: u64,
+    /// The time of the oldest entry in nanoseconds.
+    pub oldest: Option<u64>,
+}
+
+impl ReadRing {
+    fn new(ring: Arc<Ring>) -> Self {
+        Self { ring, consumed: RingPlace::default(), cleared: 0, lost: 0 }
+    }
+
+    /// Shows how far it is consumed.
+    fn note(&self) {
+        self.ring.consumed.store(self.consumed.number, Ordering::Relaxed);
+    }
+
+    fn clear(&mut self) {
+        self.consumed = self.ring.ends.end();
+        self.cleared = self.consumed.number;
+        self.lost = 0;
+        self.note();
+    }
+
+    fn statistics(&self) -> Statistics {
+        let end = self.ring.ends.end();
+        let Some((oldest, time)) = self.ring.oldest(self.consumed) else {
+            let read = self.consumed.number - self.cleared - self.lost;
+            return Statistics { overrun: self.lost, read, ..Statistics::default() };
+        };
+        let (first, position) = (oldest.number.max(self.consumed.number), oldest.position);
+        Statistics {
+            entries: end.number.saturating_sub(first),
+            overrun: self.lost + (first - self.consumed.number),
+            read: self.consumed.number - self.cleared - self.lost,
+            bytes: end.position.saturating_sub(position) * 8,
+            oldest: Some(hw::time::nanoseconds(time)),
+        }
+    }
+}
+
+/// Records an event of a thread. Any context but NMIs, double faults and machine checks.
+pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
+    let off = irq::disable();
+    // Behind the barrier that interrupts are: who turned this off waits until every CPU had them.
+    if RECORDING.load(Ordering::Relaxed) {
+        let place = &WRITERS[usize::from(hw::current_cpu().0)].0;
+        if let Some(ring) = place.take() {
+            let head = RecordHead { time: hw::time::ticks(), event, pid: pid.0, comm };
+            ring.ends.write(&*ring, &head, fields);
+            let replaced = place.put(ring);
+            debug_assert!(replaced.is_none(), "rings change while nobody records");
+        }
+    }
+    drop(off);
+}
+
+/// Records a marker that a program wrote. More than a record can hold is cut; returns how many
+/// bytes were taken.
+///
+/// # Errors
+/// `ENOMEM`; those of `step`; `EBADF` where tracing is off.
+pub fn mark(text: &[u8], by: (Pid, Comm), step: &mut dyn FnMut() -> Result<()>) -> Result<usize> {
+    provide(step)?;
+    if switch() == Switch::Off {
+        return Err(Errno::EBADF);
+    }
+    let text = &text[..text.len().min(MOST_MARKER)];
+    let mut words = [0u64; MOST_MARKER / 8];
+    for (word, bytes) in words.iter_mut().zip(text.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    record(Print::NUMBER, by, &words[..text.len().div_ceil(8)]);
+    Ok(text.len())
+}
+
+/// The longest marker.
+pub const MOST_MARKER: usize = 1024;
+const _: () = assert!(MOST_MARKER / 8 <= MOST_PAYLOAD);
+
+/// Sees to it that there are rings. `step` is asked between two steps of work.
+///
+/// # Errors
+/// `ENOMEM`; those of `step`.
+pub fn provide(step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    let mut buffers = BUFFERS.lock_killable()?;
+    if buffers.rings.is_empty() {
+        let new = make(buffers.kib, step)?;
+        replace(&mut buffers, new)?;
+    }
+    Ok(())
+}
+
+/// Rings of `kib` KiB for all CPUs.
+fn make(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ReadRing>> {
+    let mut rings = Vec::new();
+    for _ in 0..hw::Hardware.cpu_count() {
+        rings.try_push(ReadRing::new(reserve::arc(Ring::new(kib, step)?)))?;
+    }
+    Ok(rings)
+}
+
+/// Puts other rings into the writers' places; see the module's head.
+///
+/// # Errors
+/// `ENOMEM`: then nothing has changed.
+fn replace(buffers: &mut Buffers, new: Vec<ReadRing>) -> Result<()> {
+    let shown = new.iter().map(|read| read.ring.clone()).try_collect_vec()?;
+    let unshown = core::mem::replace(&mut *SHOWN.lock(), shown);
+    RECORDING.store(false, Ordering::SeqCst);
+    hw::interrupt_all();
+    for (place, read) in WRITERS.iter().zip(&new) {
+        drop(place.0.put(read.ring.clone()));
+    }
+    let old = core::mem::replace(&mut buffers.rings, new);
+    RECORDING.store(buffers.switch == Switch::On, Ordering::SeqCst);
+    drop((unshown, old));
+    Ok(())
+}
+
+/// Gives the rings another size in KiB, rounded up to a power of two; what they hold is lost. Rings
+/// that are not there yet will have it.
+///
+/// # Errors
+/// `EINVAL` for 0; `ENOMEM` where there is no memory, or for more than [`MOST_KIB`]: then the old
+/// ones stay. Those of `step`.
+pub fn resize(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    if kib == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if kib > MOST_KIB {
+        return Err(Errno::ENOMEM);
+    }
+    let kib = kib.next_power_of_two().max(4);
+    let mut buffers = BUFFERS.lock_killable()?;
+    if buffers.kib != kib && !buffers.rings.is_empty() {
+        let new = make(kib, step)?;
+        replace(&mut buffers, new)?;
+    }
+    buffers.kib = kib;
+    Ok(())
+}
+
+/// The size of a ring in KiB, and whether there are rings yet.
+pub fn size() -> (u64, Provided) {
+    let buffers = BUFFERS.lock();
+    (buffers.kib, if buffers.rings.is_empty() { Provided::No } else { Provided::Yes })
+}
+
+/// Whether there are rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provided {
+    /// Yes.
+    Yes,
+    /// Not before an event is turned on.
+    No,
+}
+
+/// Whether tracing is on.
+pub fn switch() -> Switch {
+    BUFFERS.lock().switch
+}
+
+/// Turns tracing on or off; events keep their own switches.
+pub fn set_switch(switch: Switch) {
+    let mut buffers = BUFFERS.lock();
+    buffers.switch = switch;
+    RECORDING.store(switch == Switch::On, Ordering::SeqCst);
+}
+
+/// Which rings somebody asks about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// All.
+    All,
+    /// That of the CPU with this number.
+    Cpu(usize),
+}
+
+impl Which {
+    fn has(self, cpu: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::Cpu(one) => one == cpu,
+        }
+    }
+}
+
+/// Forgets all records.
+pub fn clear(which: Which) {
+    let mut buffers = BUFFERS.lock();
+    let rings = buffers.rings.iter_mut().enumerate().filter(|(cpu, _)| which.has(*cpu));
+    rings.for_each(|(_, ring)| ring.clear());
+}
+
+/// What the records of these rings come to.
+pub fn statistics(which: Which) -> Statistics {
+    let buffers = BUFFERS.lock();
+    let rings = buffers.rings.iter().enumerate().filter(|(cpu, _)| which.has(*cpu));
+    rings.map(|(_, ring)| ring.statistics()).fold(Statistics::default(), |sum, one| Statistics {
+        entries: sum.entries + one.entries,
+        overrun: sum.overrun + one.overrun,
+        read: sum.read + one.read,
+        bytes: sum.bytes + one.bytes,
+        oldest: match (sum.oldest, one.oldest) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        },
+    })
+}
+
+/// The records that are there now, by time, without consuming them.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn snapshot(which: Which) -> Result<Merge> {
+    let buffers = BUFFERS.lock_killable()?;
+    let mut merge = Merge::new();
+    for (cpu, read) in buffers.rings.iter().enumerate().filter(|(cpu, _)| which.has(*cpu)) {
+        let end = read.ring.ends.end().position;
+        merge.add(RingReader::new(cpu, read.ring.clone(), read.consumed, Some(end))?)?;
+    }
+    Ok(merge)
+}
+
+/// Consumes records by time as long as `take` says so.
+///
+/// # Errors
+/// `ENOMEM`; `EINTR`.
+pub fn consume(which: Which, mut take: impl FnMut(&TraceLine<'_>) -> Taken) -> Result<()> {
+    let mut buffers = BUFFERS.lock_killable()?;
+    let mut merge = Merge::new();
+    for (cpu, read) in buffers.rings.iter().enumerate().filter(|(cpu, _)| which.has(*cpu)) {
+        merge.add(RingReader::new(cpu, read.ring.clone(), read.consumed, None)?)?;
+    }
+    while let Some(line) = merge.peek() {
+        let (cpu, missed, next) = (line.cpu, line.missed, line.next);
+        let taken = take(&line);
+        if taken == Taken::Nothing {
+            break;
+        }
+        let read = &mut buffers.rings[cpu];
+        read.lost += missed;
+        read.consumed = next;
+        read.note();
+        merge.advance();
+        if taken == Taken::Last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a consumer did with a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// It took it and wants more.
+    More,
+    /// It took it and has enough.
+    Last,
+    /// It left it where it is.
+    Nothing,
+}
+
+/// Whether these rings have records that were not consumed. Any context.
+pub fn has_records(which: Which) -> bool {
+    let shown = SHOWN.lock();
+    let mut rings = shown.iter().enumerate().filter(|(cpu, _)| which.has(*cpu));
+    rings.any(|(_, ring)| ring.ends.written() > ring.consumed.load(Ordering::Relaxed))
+}

@@ -1,0 +1,75 @@
+//! The memory of a ring: pages, so that a large ring needs no large piece of memory.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::Vec;
+use freehold_tracepoints::ring::{Ends, RingPlace, Words};
+
+use crate::Result;
+
+/// Words of a page.
+const CHUNK: usize = 512;
+
+/// A ring with its memory.
+pub struct Ring {
+    /// Where records begin and end.
+    pub ends: Ends,
+    /// The number of the next record that nobody consumed, for those who ask whether there is one.
+    pub(super) consumed: AtomicU64,
+    /// A power of two of pages.
+    chunks: Vec<Vec<AtomicU64>>,
+}
+
+impl Ring {
+    /// A ring of `kib` KiB, a power of two from 4 on. `step` is asked between two pages.
+    ///
+    /// # Errors
+    /// `ENOMEM`; those of `step`.
+    pub(super) fn new(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+        let count = (kib / 4).next_power_of_two() as usize;
+        let mut chunks = Vec::try_with_capacity(count)?;
+        for _ in 0..count {
+            step()?;
+            let mut chunk = Vec::try_with_capacity(CHUNK)?;
+            (0..CHUNK).for_each(|_| chunk.push_reserved(AtomicU64::new(0)));
+            chunks.push_reserved(chunk);
+        }
+        Ok(Self { ends: Ends::new(), consumed: AtomicU64::new(0), chunks })
+    }
+
+    /// Where the oldest record is that is not before `from`, and its time in ticks.
+    pub(super) fn oldest(&self, from: RingPlace) -> Option<(RingPlace, u64)> {
+        let mut time = [0];
+        let found = self.ends.read(self, from, None, &mut time)?;
+        let position = found.next.position - found.length as u64;
+        Some((RingPlace { position, number: found.next.number - 1 }, time[0]))
+    }
+
+    fn chunk(&self, position: u64) -> (&[AtomicU64], usize) {
+        let place = position as usize / CHUNK & (self.chunks.len() - 1);
+        (&self.chunks[place], position as usize % CHUNK)
+    }
+}
+
+impl Words for Ring {
+    fn count(&self) -> u64 {
+        (self.chunks.len() * CHUNK) as u64
+    }
+    #[inline(always)]
+    fn word(&self, position: u64) -> &AtomicU64 {
+        let (chunk, at) = self.chunk(position);
+        &chunk[at]
+    }
+    #[inline(always)]
+    fn store(&self, position: u64, values: &[u64]) {
+        let (chunk, at) = self.chunk(position);
+        // Most records do not go over the end of a page.
+        if let Some(places) = chunk.get(at..at + values.len()) {
+            places.iter().zip(values).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
+            return;
+        }
+        for (place, &value) in (position..).zip(values) {
+            self.word(place).store(value, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! A record: what the ring keeps of one event, in words of 8 bytes.
+//!
+//! | word | content |
+//! |---|---|
+//! | 0 | time stamp, in ticks |
+//! | 1 | the record's length in words (8 bits), its number on its CPU (56 bits) |
+//! | 2 | Linux' common fields: type (2 bytes), flags, preempt count (0 both), pid (4 bytes) |
+//! | 3, 4 | the thread's name |
+//! | 5… | the fields, as `format` says; offsets there count from word 2, without the name |
+//!
+//! The name is in each record so that a reader need not ask for the name of a thread that has
+//! ended.
+
+use crate::field::Comm;
+use crate::format::FieldText;
+use crate::table::{EVENTS, EventDescription, id_of, number_of};
+
+/// Words before the fields.
+pub(crate) const HEAD_WORDS: usize = 5;
+/// The most words of a record: the length has 8 bits.
+pub const MOST_WORDS: usize = 255;
+/// The most words of fields.
+pub const MOST_PAYLOAD: usize = MOST_WORDS - HEAD_WORDS;
+/// Bits of a record's number.
+const NUMBER_BITS: u32 = 56;
+
+/// The length in words that a record's second word tells; at least 1, so that a walk goes on.
+pub(crate) const fn length_of(second: u64) -> u64 {
+    let length = second >> NUMBER_BITS;
+    if length == 0 { 1 } else { length }
+}
+
+/// What precedes the fields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordHead {
+    /// In ticks of the machine's counter.
+    pub time: u64,
+    /// Which event.
+    pub event: usize,
+    /// Whose thread.
+    pub pid: i32,
+    /// Its name.
+    pub comm: Comm,
+}
+
+impl RecordHead {
+    /// The first words of record `number`, which has `payload` words of fields.
+    #[inline(always)]
+    pub(crate) fn words(&self, number: u64, payload: usize) -> [u64; HEAD_WORDS] {
+        let length = (HEAD_WORDS + payload) as u64;
+        let common = u64::from(id_of(self.event)) | u64::from(self.pid as u32) << 32;
+        let name = u128::from_le_bytes(self.comm.0);
+        let second = length << NUMBER_BITS | number & ((1 << NUMBER_BITS) - 1);
+        [self.time, second, common, name as u64, (name >> 64) as u64]
+    }
+}
+
+/// A whole record, as it was read.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordView<'a> {
+    /// Its head.
+    pub head: RecordHead,
+    /// Its number on its CPU.
+    pub number: u64,
+    /// The words of its fields.
+    pub payload: &'a [u64],
+}
+
+impl<'a> RecordView<'a> {
+    /// Reads words of unknown origin; `None` where they are no record of an event of the table.
+    pub fn parse(words: &'a [u64]) -> Option<Self> {
+        let (head, payload) = words.split_at_checked(HEAD_WORDS)?;
+        if length_of(head[1]) != words.len() as u64 {
+            return None;
+        }
+        let event = number_of(head[2] as u16)?;
+        if payload.len() * 8 < EVENTS[event].bytes() {
+            return None;
+        }
+        let name = u128::from(head[3]) | u128::from(head[4]) << 64;
+        Some(Self {
+            head: RecordHead {
+                time: head[0],
+                event,
+                pid: (head[2] >> 32) as i32,
+                comm: Comm(name.to_le_bytes()),
+            },
+            number: head[1] & ((1 << NUMBER_BITS) - 1),
+            payload,
+        })
+    }
+
+    /// What its event is.
+    pub fn event(&self) -> &'static EventDescription {
+        &EVENTS[self.head.event]
+    }
+
+    /// The byte at `offset` of the fields.
+    pub(crate) fn byte(&self, offset: usize) -> u8 {
+        self.payload.get(offset / 8).map_or(0, |word| word.to_le_bytes()[offset % 8])
+    }
+
+    /// The number of `size` bytes at `offset` of the fields, its sign extended if it has one.
+    pub(crate) fn number_at(&self, offset: usize, size: usize, signed: bool) -> u64 {
+        let value =
+            (0..size.min(8)).fold(0, |value, at| value | u64::from(self.byte(offset + at)) << (8 * at));
+        let spare = 64 - 8 * size.clamp(1, 8) as u32;
+        if signed { ((value << spare) as i64 >> spare) as u64 } else { value }
+    }
+
+    /// The field `name` as text, where there is one.
+    pub fn shown<'b>(&'b self, name: &'b str) -> Option<FieldText<'b>> {
+        self.event().fields().any(|field| field.name == name).then_some(FieldText { record: self, name })
+    }
+
+    /// The value of the field `name`, where it is a number.
+    pub fn value(&self, name: &str) -> Option<i64> {
+        let field = self.event().fields().find(|field| field.name == name)?;
+        let known = field.kind;
+        (known.after.is_empty() && known.conversion != "%s")
+            .then(|| self.number_at(field.offset, known.size, known.signed) as i64)
+    }
+}

@@ -1,0 +1,173 @@
+//! The ring of one CPU's records: one writer, who never waits, and any number of readers.
+//!
+//! **Words.** The ring is a power of two of words. Positions count words ever written; a position's
+//! word is at its remainder. A record may begin anywhere and go on at the ring's beginning.
+//!
+//! **The writer** is the ring's CPU with interrupts off, so there is one at a time and none is
+//! interrupted by another. It
+//! 1. moves `tail` past the oldest records until the new one fits,
+//! 2. fence (release): whoever sees a word of step 3 sees `tail` as it was moved before,
+//! 3. stores the record's words,
+//! 4. stores `head` behind them (release): whoever sees it sees the words.
+//!
+//! **A reader** has a position. It
+//! 1. loads `head` (acquire): records before it are complete, or overwritten,
+//! 2. loads `tail`: a position before it goes on there,
+//! 3. loads the record's words,
+//! 4. fence (acquire), and loads `tail` again. If its position is before it now, words of step 3 may
+//!    be another record's: they are thrown away, and it begins anew.
+//!
+//! A reader never makes the writer wait. It can be overtaken again and again by a writer that is
+//! faster; each time it goes on at the oldest record, so it makes progress whenever it reads one
+//! record in the time of a whole ring.
+//!
+//! **Counting.** Each record has its number on its CPU. So a reader knows exactly how many records
+//! it missed: the difference between the number that it expected and the one that it found.
+//! Nothing is counted on the writer's way.
+//!
+//! `tests/loom.rs` tries the interleavings, and two broken variants. Linux' relative is
+//! kernel/trace/ring_buffer.c, whose writers interrupt each other and whose readers exchange
+//! pages.
+
+use super::atomic::{AtomicU64, Ordering, fence};
+use super::record::{RecordHead, length_of};
+
+/// Where a ring's words are: the length is a power of two, at least twice the longest
+/// record's.
+pub trait Words {
+    /// How many there are.
+    fn count(&self) -> u64;
+    /// The word at a position's remainder.
+    fn word(&self, position: u64) -> &AtomicU64;
+    /// Stores `values` from a position on.
+    #[inline(always)]
+    fn store(&self, position: u64, values: &[u64]) {
+        for (place, &value) in (position..).zip(values) {
+            self.word(place).store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The positions of a ring; only the writer stores here.
+#[derive(Debug)]
+pub struct Ends {
+    /// Behind the newest record.
+    head: AtomicU64,
+    /// Where the oldest record begins.
+    tail: AtomicU64,
+    /// Records ever written.
+    written: AtomicU64,
+}
+
+/// How far a reader is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingPlace {
+    /// The position of the next record, unless that was overwritten.
+    pub position: u64,
+    /// The next record's number.
+    pub number: u64,
+}
+
+/// What a reader found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// How many records were overwritten before this one could be read.
+    pub missed: u64,
+    /// The record's length in words.
+    pub length: usize,
+    /// Behind it.
+    pub next: RingPlace,
+}
+
+impl Ends {
+    /// Nothing was written.
+    #[expect(clippy::new_without_default, reason = "loom has no const atomics, and one way is enough")]
+    pub fn new() -> Self {
+        Self { head: AtomicU64::new(0), tail: AtomicU64::new(0), written: AtomicU64::new(0) }
+    }
+
+    /// Records ever written.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Where the next record will be. Exact where nobody writes meanwhile.
+    pub fn end(&self) -> RingPlace {
+        loop {
+            let number = self.written.load(Ordering::Acquire);
+            let position = self.head.load(Ordering::Acquire);
+            if self.written.load(Ordering::Acquire) == number {
+                return RingPlace { position, number };
+            }
+        }
+    }
+
+    /// Writes a record: `payload` has no more than [`MOST_PAYLOAD`](crate::MOST_PAYLOAD) words. The
+    /// ring's writer only.
+    #[inline]
+    pub fn write(&self, words: &impl Words, head: &RecordHead, payload: &[u64]) {
+        let number = self.written.load(Ordering::Relaxed);
+        let first = head.words(number, payload.len());
+        let start = self.head.load(Ordering::Relaxed);
+        let end = start + (first.len() + payload.len()) as u64;
+        self.make_room(words, end);
+        words.store(start, &first);
+        words.store(start + first.len() as u64, payload);
+        // The number first: who sees the new head finds a count that is at least as new.
+        self.written.store(number + 1, Ordering::Release);
+        self.head.store(end, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn make_room(&self, words: &impl Words, end: u64) {
+        let mut tail = self.tail.load(Ordering::Relaxed);
+        if end - tail > words.count() {
+            while end - tail > words.count() {
+                tail += length_of(words.word(tail + 1).load(Ordering::Relaxed));
+            }
+            self.tail.store(tail, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
+    }
+
+    /// Reads the record at `place`, or the oldest one, where that was overwritten. `None` at the
+    /// end, which is `end` or the ring's, whichever comes first. Of a record that is longer than
+    /// `into` the beginning is read. Any number of readers.
+    pub fn read(
+        &self,
+        words: &impl Words,
+        place: RingPlace,
+        end: Option<u64>,
+        into: &mut [u64],
+    ) -> Option<Found> {
+        loop {
+            let head = self.head.load(Ordering::Acquire);
+            let tail = self.tail.load(Ordering::Acquire);
+            let position = place.position.max(tail);
+            if position >= end.map_or(head, |end| end.min(head)) {
+                return None;
+            }
+            let second = words.word(position + 1).load(Ordering::Relaxed);
+            let length = length_of(second);
+            for (at, into) in into.iter_mut().enumerate().take(length as usize) {
+                *into = words.word(position + at as u64).load(Ordering::Relaxed);
+            }
+            fence(Ordering::Acquire);
+            if self.tail.load(Ordering::Relaxed) > position {
+                continue;
+            }
+            let number = second & (u64::MAX >> 8);
+            let next = RingPlace { position: position + length, number: number + 1 };
+            return Some(Found {
+                missed: number.saturating_sub(place.number),
+                length: length as usize,
+                next,
+            });
+        }
+    }
+
+    /// Whether a record is at `place` or behind it.
+    pub fn has_more(&self, place: RingPlace) -> bool {
+        self.head.load(Ordering::Acquire) > place.position
+    }
+}

@@ -1,0 +1,115 @@
+//! The grammar of `set_event`: `[!]SYSTEM:EVENT`, where either may be left out or be `*`, which
+//! stands for all; a word without a colon is a system or an event. As on Linux, an asterisk is no
+//! pattern within a name.
+
+use crate::table::{EVENTS, EventDescription};
+
+/// Whether events are turned on or off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// On.
+    Enable,
+    /// Off (`!`).
+    Disable,
+}
+
+/// A word of `set_event`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Selection<'a> {
+    /// What is to be done.
+    pub action: Action,
+    /// The system; `None` where the word has no colon.
+    system: Option<&'a str>,
+    /// The event.
+    event: &'a str,
+}
+
+/// Why a word says nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SelectError {
+    /// It is not text.
+    NotText,
+    /// It selects no event.
+    NoSuchEvent,
+}
+
+/// Reads one word.
+///
+/// # Errors
+/// Where no event is selected.
+pub fn parse(word: &[u8]) -> Result<Selection<'_>, SelectError> {
+    let word = core::str::from_utf8(word).map_err(|_| SelectError::NotText)?;
+    let (action, word) = match word.strip_prefix('!') {
+        Some(rest) => (Action::Disable, rest),
+        None => (Action::Enable, word),
+    };
+    let selection = match word.split_once(':') {
+        Some((system, event)) => Selection {
+            action,
+            system: Some(if system.is_empty() { "*" } else { system }),
+            event: if event.is_empty() { "*" } else { event },
+        },
+        None => Selection { action, system: None, event: word },
+    };
+    if selection.events().next().is_none() { Err(SelectError::NoSuchEvent) } else { Ok(selection) }
+}
+
+/// Reads words with blanks, commas or line feeds between them, each with what it says.
+pub fn selections(text: &[u8]) -> impl Iterator<Item = (&[u8], Result<Selection<'_>, SelectError>)> {
+    let words = text.split(|byte| byte.is_ascii_whitespace() || *byte == b',');
+    words.filter(|word| !word.is_empty()).map(|word| (word, parse(word)))
+}
+
+impl Selection<'_> {
+    /// Whether it selects an event.
+    pub fn selects(&self, event: &EventDescription) -> bool {
+        if event.is_marker() {
+            return false;
+        }
+        match self.system {
+            Some(system) => matches(system, event.system) && matches(self.event, event.name),
+            None => matches(self.event, event.system) || matches(self.event, event.name),
+        }
+    }
+    /// The events that it selects.
+    pub fn events(&self) -> impl Iterator<Item = &'static EventDescription> {
+        EVENTS.iter().filter(|event| self.selects(event))
+    }
+}
+
+/// Whether a word of the selection means `name`.
+fn matches(word: &str, name: &str) -> bool {
+    word == "*" || word == name
+}
+
+/// The event whose name is nearest to `word`, by the number of letters to change.
+pub fn nearest(word: &str) -> &'static EventDescription {
+    let word = word.trim_start_matches('!');
+    let (system, name) = word.split_once(':').unwrap_or(("", word));
+    let distance = |event: &&EventDescription| {
+        let own = edits(name, event.name);
+        if system.is_empty() { own.min(edits(name, event.system)) } else { own + edits(system, event.system) }
+    };
+    let switched = EVENTS.iter().filter(|event| !event.is_marker());
+    switched.min_by_key(distance).unwrap_or(&EVENTS[0])
+}
+
+/// Letters to insert, remove or replace, as far as the first 63 letters of each go.
+fn edits(from: &str, to: &str) -> usize {
+    const MOST: usize = 63;
+    let from = &from.as_bytes()[..from.len().min(MOST)];
+    let to = &to.as_bytes()[..to.len().min(MOST)];
+    let mut row = [0; MOST + 1];
+    row.iter_mut().enumerate().for_each(|(at, cost)| *cost = at);
+    for (line, one) in from.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for (column, other) in to.iter().enumerate() {
+            let above = row[column + 1];
+            let replaced = diagonal + usize::from(one != other);
+            row[column + 1] = replaced.min(above + 1).min(row[column] + 1);
+            diagonal = above;
+        }
+    }
+    row[to.len()]
+}
