@@ -264,8 +264,9 @@ mod tests {
     struct Memory(Vec<AtomicU64>);
 
     impl Words for Memory {
-        fn count(&self) -> u64 {
-            self.0.len() as u64
+        const PAGE: u64 = 256;
+        fn pages(&self) -> u64 {
+            self.0.len() as u64 / Self::PAGE
         }
         fn word(&self, position: u64) -> &AtomicU64 {
             &self.0[position as usize % self.0.len()]

@@ -16,6 +16,8 @@ use crate::{Errno, Result, host, hw, sched, time};
 
 /// How often records are taken (nanoseconds).
 const INTERVAL: u64 = 5_000_000;
+/// The word of a record that is its time.
+const TIME_WORD: usize = 1;
 /// Bytes of records in one message.
 const MESSAGE: usize = 48 << 10;
 
@@ -82,8 +84,8 @@ fn send() {
     }
 }
 
-/// Takes records as entries of their CPU's number, their length in words, and their words, of which
-/// the first is the time in nanoseconds.
+/// Takes records as entries of their CPU's number, their length in words, and their words, with the
+/// time in nanoseconds.
 fn take(buffer: &mut Vec<u8>) -> Result<()> {
     let mut failed = Ok(());
     tracing::consume(Which::All, |line| {
@@ -95,12 +97,10 @@ fn take(buffer: &mut Vec<u8>) -> Result<()> {
             buffer.try_reserve(bytes)?;
             buffer.try_extend_from_slice(&(line.cpu as u16).to_le_bytes())?;
             buffer.try_extend_from_slice(&(line.words.len() as u16).to_le_bytes())?;
-            let time = line.words.first().map_or(0, |&ticks| hw::time::nanoseconds(ticks));
-            buffer.try_extend_from_slice(&time.to_le_bytes())?;
-            line.words
-                .iter()
-                .skip(1)
-                .try_for_each(|word| buffer.try_extend_from_slice(&word.to_le_bytes()))?;
+            for (at, &word) in line.words.iter().enumerate() {
+                let word = if at == TIME_WORD { hw::time::nanoseconds(word) } else { word };
+                buffer.try_extend_from_slice(&word.to_le_bytes())?;
+            }
             Ok(())
         };
         failed = put(buffer);

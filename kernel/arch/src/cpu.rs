@@ -12,7 +12,8 @@ use freehold_machine::{
     CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Tlb, Topology,
     VirtAddr,
 };
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::TlbFlush;
 
 use crate::apic::{self, Ipi};
 use crate::entropy::CpuRandom;
@@ -326,6 +327,20 @@ impl Cpus for X86 {
 const REMOTE_SEND: i32 = 4;
 const LOCAL: i32 = 3;
 
+/// The tracepoint of a flush.
+#[inline(always)]
+fn trace_flush(reason: i32, what: Flush) {
+    if X86.is_traced::<{ TlbFlush::NUMBER }>() {
+        record_flush(reason, what);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn record_flush(reason: i32, what: Flush) {
+    X86.record_event(TlbFlush::NUMBER, &TlbFlush { reason, pages: pages_of(what) }.words());
+}
+
 /// How many pages the tracepoint of a flush tells; -1 for all.
 fn pages_of(what: Flush) -> i64 {
     match what {
@@ -373,11 +388,11 @@ impl Tlb for X86 {
         let this_cpu = pinned.cpu();
         let others = cpus.without(this_cpu).0 & online().0;
         if others != 0 {
-            trace!(self, TlbFlush { reason: REMOTE_SEND, pages: pages_of(what) });
+            trace_flush(REMOTE_SEND, what);
             this().flush.send(CpuSet(others), what);
         }
         if cpus.contains(this_cpu) {
-            trace!(self, TlbFlush { reason: LOCAL, pages: pages_of(what) });
+            trace_flush(LOCAL, what);
             self.flush_local(what);
         }
         if others != 0 {

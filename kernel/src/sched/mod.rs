@@ -33,8 +33,10 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize
 
 use freehold_collections::{Arc, Vec};
 use freehold_machine::{CpuId, CpuSet, Cpus, MAX_CPUS};
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::SchedWakeup;
 
+use crate::hw::Hardware;
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
@@ -259,15 +261,9 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
         }
         let leaving = schedule.on_cpu.load(Ordering::Acquire);
         let target = if leaving { home } else { place(task, home) };
-        trace!(
-            crate::hw::Hardware,
-            SchedWakeup {
-                comm: task.label.comm(),
-                pid: task.label.pid(),
-                prio: schedule.shown_priority(),
-                target_cpu: i32::from(target.0),
-            }
-        );
+        if Hardware.is_traced::<{ SchedWakeup::NUMBER }>() {
+            trace_wakeup(task, target);
+        }
         if target == home {
             queue.enqueue_woken(task.arc());
             let preempt = queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1;
@@ -282,6 +278,19 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
         }
         return Woken::Sleeper;
     }
+}
+
+/// The tracepoint of a wake-up. A run queue's lock is held.
+#[cold]
+#[inline(never)]
+fn trace_wakeup(task: &Thread, target: CpuId) {
+    let event = SchedWakeup {
+        comm: task.label.comm(),
+        pid: task.label.pid(),
+        prio: task.schedule.shown_priority(),
+        target_cpu: i32::from(target.0),
+    };
+    Hardware.record_event(SchedWakeup::NUMBER, &event.words());
 }
 
 /// Put a task whose `cpu` is `target` and that is on no queue in line there.

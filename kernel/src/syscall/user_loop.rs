@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use freehold_collections::Arc;
 use freehold_machine::{Cpus, VirtAddr};
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit};
 
 use super::{dispatch, failures};
 use crate::hw::user::{USER_END, UserContext, UserEvent};
@@ -62,7 +63,9 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             UserEvent::PageFault { addr, access, code } => {
                 thread.schedule.left.store(false, Relaxed);
-                trace!(Hardware, PageFaultUser { address: addr.0, ip: context.regs().rip, error_code: code });
+                if Hardware.is_traced::<{ PageFaultUser::NUMBER }>() {
+                    trace_fault(context, addr, code);
+                }
                 if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
                     trap = page_fault_trap(addr, code);
                     force_fault(task, fault, addr);
@@ -117,7 +120,9 @@ fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
 // In both of its callers: a call costs each system call nine instructions.
 #[inline(always)]
 fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
-    trace!(Hardware, SysEnter { id: context.syscall_number() as i64, args: context.syscall_args() });
+    if Hardware.is_traced::<{ SysEnter::NUMBER }>() {
+        trace_enter(context);
+    }
     let outcome = mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
         Ok(outcome) => outcome,
         Err(_) => {
@@ -125,13 +130,9 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
             Err(Errno::ERESTARTNOINTR)
         }
     });
-    trace!(
-        Hardware,
-        SysExit {
-            id: context.syscall_number() as i64,
-            ret: outcome.unwrap_or_else(|error| error.to_return_value()),
-        }
-    );
+    if Hardware.is_traced::<{ SysExit::NUMBER }>() {
+        trace_exit(context, outcome);
+    }
     match outcome {
         Ok(value) => context.set_return(value as u64),
         Err(
@@ -146,6 +147,31 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
         }
     }
     Ok(())
+}
+
+// The tracepoints' own functions: what they need is at hand where they are called, so that one that
+// is off costs its no-op and no register.
+
+#[cold]
+#[inline(never)]
+fn trace_enter(context: &UserContext) {
+    let event = SysEnter { id: context.syscall_number() as i64, args: context.syscall_args() };
+    Hardware.record_event(SysEnter::NUMBER, &event.words());
+}
+
+#[cold]
+#[inline(never)]
+fn trace_exit(context: &UserContext, outcome: Result<i64>) {
+    let ret = outcome.unwrap_or_else(|error| error.to_return_value());
+    let event = SysExit { id: context.syscall_number() as i64, ret };
+    Hardware.record_event(SysExit::NUMBER, &event.words());
+}
+
+#[cold]
+#[inline(never)]
+fn trace_fault(context: &UserContext, addr: VirtAddr, code: u64) {
+    let event = PageFaultUser { address: addr.0, ip: context.regs().rip, error_code: code };
+    Hardware.record_event(PageFaultUser::NUMBER, &event.words());
 }
 
 #[cold]

@@ -94,7 +94,7 @@ impl Task {
         let runs = if process.is_kernel() { RunsPrograms::Kernel } else { RunsPrograms::Programs };
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
-            thread.label.set_pid(tid);
+            thread.label.set_pid(numbers.id());
             thread.label.set_name(name);
             if runs == RunsPrograms::Programs {
                 thread.set_translation(process.space().translation().clone());

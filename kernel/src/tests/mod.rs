@@ -20,6 +20,7 @@ mod server;
 mod shares;
 mod shortage;
 mod smoke;
+mod tracing;
 mod views;
 mod waiting;
 mod written_shares;

@@ -67,7 +67,7 @@ impl Merge {
     /// The cursor whose record is the oldest.
     fn first(&self) -> Option<usize> {
         let with = self.0.iter().enumerate().filter(|(_, cursor)| cursor.next.is_some());
-        with.min_by_key(|(_, cursor)| cursor.words[0]).map(|(at, _)| at)
+        with.min_by_key(|(_, cursor)| cursor.words[1]).map(|(at, _)| at)
     }
     /// The next record.
     pub fn peek(&self) -> Option<TraceLine<'_>> {

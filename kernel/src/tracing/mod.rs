@@ -26,7 +26,7 @@ mod ring;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
-use freehold_machine::{Cpus, MAX_CPUS};
+use freehold_machine::MAX_CPUS;
 use freehold_tracepoints::ring::RingPlace;
 use freehold_tracepoints::table::Print;
 use freehold_tracepoints::{Comm, MOST_PAYLOAD, Pid, RecordHead, TraceEvent};
@@ -36,7 +36,7 @@ pub use ring::Ring;
 
 use crate::hw::{self, irq};
 use crate::sync::{ArcSlot, IrqSpinLock, Mutex};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// KiB of a ring unless somebody says otherwise.
 const DEFAULT_KIB: u64 = 1024;
@@ -194,7 +194,9 @@ pub fn provide(step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
 /// Rings of `kib` KiB for all CPUs.
 fn make(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ReadRing>> {
     let mut rings = Vec::new();
-    for _ in 0..hw::Hardware.cpu_count() {
+    // A CPU that starts later records nothing until the rings are made anew.
+    let cpus = sched::online().iter().last().map_or(1, |last| usize::from(last.0) + 1);
+    for _ in 0..cpus {
         rings.try_push(ReadRing::new(reserve::arc(Ring::new(kib, step)?)))?;
     }
     Ok(rings)
@@ -231,7 +233,7 @@ pub fn resize(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     if kib > MOST_KIB {
         return Err(Errno::ENOMEM);
     }
-    let kib = kib.next_power_of_two().max(4);
+    let kib = kib.next_power_of_two().max(8);
     let mut buffers = BUFFERS.lock_killable()?;
     if buffers.kib != kib && !buffers.rings.is_empty() {
         let new = make(kib, step)?;

@@ -3,11 +3,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::Vec;
+use freehold_tracepoints::HEAD_WORDS;
 use freehold_tracepoints::ring::{Ends, RingPlace, Words};
 
 use crate::Result;
 
-/// Words of a page.
+/// Words of a page; more than the longest record has.
 const CHUNK: usize = 512;
 
 /// A ring with its memory.
@@ -21,7 +22,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of `kib` KiB, a power of two from 4 on. `step` is asked between two pages.
+    /// A ring of `kib` KiB, a power of two from 8 on. `step` is asked between two pages.
     ///
     /// # Errors
     /// `ENOMEM`; those of `step`.
@@ -39,10 +40,10 @@ impl Ring {
 
     /// Where the oldest record is that is not before `from`, and its time in ticks.
     pub(super) fn oldest(&self, from: RingPlace) -> Option<(RingPlace, u64)> {
-        let mut time = [0];
-        let found = self.ends.read(self, from, None, &mut time)?;
+        let mut words = [0; 2];
+        let found = self.ends.read(self, from, None, &mut words)?;
         let position = found.next.position - found.length as u64;
-        Some((RingPlace { position, number: found.next.number - 1 }, time[0]))
+        Some((RingPlace { position, number: found.next.number - 1 }, words[1]))
     }
 
     fn chunk(&self, position: u64) -> (&[AtomicU64], usize) {
@@ -52,8 +53,9 @@ impl Ring {
 }
 
 impl Words for Ring {
-    fn count(&self) -> u64 {
-        (self.chunks.len() * CHUNK) as u64
+    const PAGE: u64 = CHUNK as u64;
+    fn pages(&self) -> u64 {
+        self.chunks.len() as u64
     }
     #[inline(always)]
     fn word(&self, position: u64) -> &AtomicU64 {
@@ -61,15 +63,20 @@ impl Words for Ring {
         &chunk[at]
     }
     #[inline(always)]
-    fn store(&self, position: u64, values: &[u64]) {
+    fn store(&self, position: u64, first: &[u64; HEAD_WORDS], payload: &[u64]) {
         let (chunk, at) = self.chunk(position);
-        // Most records do not go over the end of a page.
-        if let Some(places) = chunk.get(at..at + values.len()) {
-            places.iter().zip(values).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
-            return;
+        let places = &chunk[at..at + HEAD_WORDS + payload.len()];
+        let (head, mut rest) = places.split_at(HEAD_WORDS);
+        head.iter().zip(first).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
+        // Four at a time: most of what an event costs is its fields' way here.
+        let mut four = payload.chunks_exact(4);
+        for values in &mut four {
+            let (places, more) = rest.split_at(4);
+            for at in 0..4 {
+                places[at].store(values[at], Ordering::Relaxed);
+            }
+            rest = more;
         }
-        for (place, &value) in (position..).zip(values) {
-            self.word(place).store(value, Ordering::Relaxed);
-        }
+        rest.iter().zip(four.remainder()).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
     }
 }

@@ -29,7 +29,7 @@ mod tests;
 
 pub use field::{Comm, FieldType, Pid};
 pub use format::{FieldText, Format, Line, Stamp};
-pub use record::{MOST_PAYLOAD, MOST_WORDS, RecordHead, RecordView};
+pub use record::{HEAD_WORDS, MOST_PAYLOAD, MOST_WORDS, RecordHead, RecordView};
 pub use select::{Action, SelectError, Selection, nearest, parse, selections};
 pub use table::{COUNT, EVENTS, EventDescription, TraceEvent};
 

@@ -2,8 +2,8 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | time stamp, in ticks |
-//! | 1 | the record's length in words (8 bits), its number on its CPU (56 bits) |
+//! | 0 | the record's length in words (8 bits), its number on its CPU (56 bits; all set: padding) |
+//! | 1 | time stamp, in ticks |
 //! | 2 | Linux' common fields: type (2 bytes), flags, preempt count (0 both), pid (4 bytes) |
 //! | 3, 4 | the thread's name |
 //! | 5… | the fields, as `format` says; offsets there count from word 2, without the name |
@@ -16,7 +16,7 @@ use crate::format::FieldText;
 use crate::table::{EVENTS, EventDescription, id_of, number_of};
 
 /// Words before the fields.
-pub(crate) const HEAD_WORDS: usize = 5;
+pub const HEAD_WORDS: usize = 5;
 /// The most words of a record: the length has 8 bits.
 pub const MOST_WORDS: usize = 255;
 /// The most words of fields.
@@ -24,9 +24,26 @@ pub const MOST_PAYLOAD: usize = MOST_WORDS - HEAD_WORDS;
 /// Bits of a record's number.
 const NUMBER_BITS: u32 = 56;
 
-/// The length in words that a record's second word tells; at least 1, so that a walk goes on.
-pub(crate) const fn length_of(second: u64) -> u64 {
-    let length = second >> NUMBER_BITS;
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+
+/// The first word of `length` words that are no record.
+pub(crate) const fn padding(length: u64) -> u64 {
+    length << NUMBER_BITS | NUMBER_MASK
+}
+
+/// Whether the first word says that there is no record.
+pub(crate) const fn is_padding(first: u64) -> bool {
+    number_in(first) == NUMBER_MASK
+}
+
+/// The number of the record whose first word this is.
+pub(crate) const fn number_in(first: u64) -> u64 {
+    first & NUMBER_MASK
+}
+
+/// The length in words that a record's first word tells; at least 1, so that a walk goes on.
+pub(crate) const fn length_of(first: u64) -> u64 {
+    let length = first >> NUMBER_BITS;
     if length == 0 { 1 } else { length }
 }
 
@@ -50,8 +67,7 @@ impl RecordHead {
         let length = (HEAD_WORDS + payload) as u64;
         let common = u64::from(id_of(self.event)) | u64::from(self.pid as u32) << 32;
         let name = u128::from_le_bytes(self.comm.0);
-        let second = length << NUMBER_BITS | number & ((1 << NUMBER_BITS) - 1);
-        [self.time, second, common, name as u64, (name >> 64) as u64]
+        [length << NUMBER_BITS | number_in(number), self.time, common, name as u64, (name >> 64) as u64]
     }
 }
 
@@ -70,7 +86,7 @@ impl<'a> RecordView<'a> {
     /// Reads words of unknown origin; `None` where they are no record of an event of the table.
     pub fn parse(words: &'a [u64]) -> Option<Self> {
         let (head, payload) = words.split_at_checked(HEAD_WORDS)?;
-        if length_of(head[1]) != words.len() as u64 {
+        if length_of(head[0]) != words.len() as u64 || is_padding(head[0]) {
             return None;
         }
         let event = number_of(head[2] as u16)?;
@@ -80,12 +96,12 @@ impl<'a> RecordView<'a> {
         let name = u128::from(head[3]) | u128::from(head[4]) << 64;
         Some(Self {
             head: RecordHead {
-                time: head[0],
+                time: head[1],
                 event,
                 pid: (head[2] >> 32) as i32,
                 comm: Comm(name.to_le_bytes()),
             },
-            number: head[1] & ((1 << NUMBER_BITS) - 1),
+            number: number_in(head[0]),
             payload,
         })
     }

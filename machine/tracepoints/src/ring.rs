@@ -1,11 +1,13 @@
 //! The ring of one CPU's records: one writer, who never waits, and any number of readers.
 //!
-//! **Words.** The ring is a power of two of words. Positions count words ever written; a position's
-//! word is at its remainder. A record may begin anywhere and go on at the ring's beginning.
+//! **Words.** The ring is a number of pages of words. Positions count words ever written; a
+//! position's word is at its remainder. No record goes over the end of a page: where one does not
+//! fit, the rest of the page is padding, and the record begins the next page. So the oldest records
+//! make room a page at a time, and nobody has to walk over them.
 //!
 //! **The writer** is the ring's CPU with interrupts off, so there is one at a time and none is
 //! interrupted by another. It
-//! 1. moves `tail` past the oldest records until the new one fits,
+//! 1. where it begins a page, moves `tail` to the page behind the one that it takes,
 //! 2. fence (release): whoever sees a word of step 3 sees `tail` as it was moved before,
 //! 3. stores the record's words,
 //! 4. stores `head` behind them (release): whoever sees it sees the words.
@@ -30,19 +32,20 @@
 //! pages.
 
 use super::atomic::{AtomicU64, Ordering, fence};
-use super::record::{RecordHead, length_of};
+use super::record::{HEAD_WORDS, RecordHead, is_padding, length_of, number_in, padding};
 
-/// Where a ring's words are: the length is a power of two, at least twice the longest
-/// record's.
+/// Where a ring's words are.
 pub trait Words {
-    /// How many there are.
-    fn count(&self) -> u64;
+    /// Words of a page: a power of two, and enough for the longest record.
+    const PAGE: u64;
+    /// How many pages there are, at least 2.
+    fn pages(&self) -> u64;
     /// The word at a position's remainder.
     fn word(&self, position: u64) -> &AtomicU64;
-    /// Stores `values` from a position on.
+    /// Stores a record's words from a position on; they are all in one page.
     #[inline(always)]
-    fn store(&self, position: u64, values: &[u64]) {
-        for (place, &value) in (position..).zip(values) {
+    fn store(&self, position: u64, first: &[u64; HEAD_WORDS], payload: &[u64]) {
+        for (place, &value) in (position..).zip(first.iter().chain(payload)) {
             self.word(place).store(value, Ordering::Relaxed);
         }
     }
@@ -105,29 +108,35 @@ impl Ends {
     /// Writes a record: `payload` has no more than [`MOST_PAYLOAD`](crate::MOST_PAYLOAD) words. The
     /// ring's writer only.
     #[inline]
-    pub fn write(&self, words: &impl Words, head: &RecordHead, payload: &[u64]) {
+    pub fn write<W: Words>(&self, words: &W, head: &RecordHead, payload: &[u64]) {
         let number = self.written.load(Ordering::Relaxed);
         let first = head.words(number, payload.len());
-        let start = self.head.load(Ordering::Relaxed);
-        let end = start + (first.len() + payload.len()) as u64;
-        self.make_room(words, end);
-        words.store(start, &first);
-        words.store(start + first.len() as u64, payload);
+        let length = (first.len() + payload.len()) as u64;
+        let mut start = self.head.load(Ordering::Relaxed);
+        let used = start % W::PAGE;
+        if used == 0 || used + length > W::PAGE {
+            start = self.begin_page(words, start);
+        }
+        words.store(start, &first, payload);
         // The number first: who sees the new head finds a count that is at least as new.
         self.written.store(number + 1, Ordering::Release);
-        self.head.store(end, Ordering::Release);
+        self.head.store(start + length, Ordering::Release);
     }
 
-    #[inline(always)]
-    fn make_room(&self, words: &impl Words, end: u64) {
-        let mut tail = self.tail.load(Ordering::Relaxed);
-        if end - tail > words.count() {
-            while end - tail > words.count() {
-                tail += length_of(words.word(tail + 1).load(Ordering::Relaxed));
-            }
-            self.tail.store(tail, Ordering::Relaxed);
+    /// Goes on at the beginning of a page, from `at` on. What was there is gone.
+    #[cold]
+    fn begin_page<W: Words>(&self, words: &W, at: u64) -> u64 {
+        let start = at.next_multiple_of(W::PAGE);
+        if start > at {
+            words.word(at).store(padding(start - at), Ordering::Relaxed);
+        }
+        let end = start + W::PAGE;
+        let all = words.pages() * W::PAGE;
+        if end > all {
+            self.tail.store(end - all, Ordering::Relaxed);
         }
         fence(Ordering::Release);
+        start
     }
 
     /// Reads the record at `place`, or the oldest one, where that was overwritten. `None` at the
@@ -140,23 +149,30 @@ impl Ends {
         end: Option<u64>,
         into: &mut [u64],
     ) -> Option<Found> {
+        let mut from = place.position;
         loop {
             let head = self.head.load(Ordering::Acquire);
             let tail = self.tail.load(Ordering::Acquire);
-            let position = place.position.max(tail);
+            let position = from.max(tail);
             if position >= end.map_or(head, |end| end.min(head)) {
                 return None;
             }
-            let second = words.word(position + 1).load(Ordering::Relaxed);
-            let length = length_of(second);
-            for (at, into) in into.iter_mut().enumerate().take(length as usize) {
-                *into = words.word(position + at as u64).load(Ordering::Relaxed);
+            let first = words.word(position).load(Ordering::Relaxed);
+            let length = length_of(first);
+            if !is_padding(first) {
+                for (at, into) in into.iter_mut().enumerate().take(length as usize) {
+                    *into = words.word(position + at as u64).load(Ordering::Relaxed);
+                }
             }
             fence(Ordering::Acquire);
             if self.tail.load(Ordering::Relaxed) > position {
                 continue;
             }
-            let number = second & (u64::MAX >> 8);
+            if is_padding(first) {
+                from = position + length;
+                continue;
+            }
+            let number = number_in(first);
             let next = RingPlace { position: position + length, number: number + 1 };
             return Some(Found {
                 missed: number.saturating_sub(place.number),

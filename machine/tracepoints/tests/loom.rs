@@ -47,14 +47,16 @@ use loom::thread;
 use record::{MOST_WORDS, RecordHead, RecordView};
 use ring::{Ends, RingPlace, Words};
 
-/// A ring for one record of six words and a few more.
-const WORDS: u64 = 8;
+/// Two pages for one record of seven words each.
+const PAGE: u64 = 8;
+const WORDS: u64 = 2 * PAGE;
 
 struct Small(Vec<AtomicU64>);
 
 impl Words for Small {
-    fn count(&self) -> u64 {
-        WORDS
+    const PAGE: u64 = PAGE;
+    fn pages(&self) -> u64 {
+        WORDS / PAGE
     }
     fn word(&self, position: u64) -> &AtomicU64 {
         &self.0[(position % WORDS) as usize]
@@ -73,9 +75,10 @@ fn model() {
     builder.check(|| {
         let ring = Arc::new((Ends::new(), Small((0..WORDS).map(|_| AtomicU64::new(0)).collect())));
         ring.0.write(&ring.1, &head(1), &[100, 200]);
+        ring.0.write(&ring.1, &head(2), &[101, 201]);
         let writer = {
             let ring = ring.clone();
-            thread::spawn(move || ring.0.write(&ring.1, &head(2), &[101, 201]))
+            thread::spawn(move || ring.0.write(&ring.1, &head(3), &[102, 202]))
         };
         let mut buffer = [0; MOST_WORDS];
         let mut place = RingPlace::default();
@@ -94,7 +97,7 @@ fn model() {
             seen += 1 + found.missed;
             place = found.next;
         }
-        assert_eq!((seen, place.number, ring.0.written()), (2, 2, 2), "read and missed are all");
+        assert_eq!((seen, place.number, ring.0.written()), (3, 3, 3), "read and missed are all");
     });
 }
 

@@ -5,7 +5,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
-use freehold_tracepoints::{Comm, trace};
+use freehold_tracepoints::table::SwiotlbBounced;
+use freehold_tracepoints::{Comm, TraceEvent};
 
 use crate::cells::Cell;
 use crate::constraint::Boundary;
@@ -194,15 +195,20 @@ impl<S: DmaSource> DmaMapping<S> {
     /// The tracepoint of a copy.
     #[inline(always)]
     fn trace_copy(&self, offset: usize, size: usize, copied: Copied) {
-        trace!(
-            self.device.dma().bytes(),
-            SwiotlbBounced {
-                dev_name: Comm::of(self.device.rules().name.as_bytes()),
-                dev_addr: self.address().0 + offset as u64,
-                size: size as u64,
-                from_device: copied == Copied::FromDevice,
-            }
-        );
+        if self.device.dma().bytes().is_traced::<{ SwiotlbBounced::NUMBER }>() {
+            self.record_copy(offset, size, copied);
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn record_copy(&self, offset: usize, size: usize, copied: Copied) {
+        let event = SwiotlbBounced {
+            dev_name: Comm::of(self.device.rules().name.as_bytes()),
+            dev_addr: self.address().0 + offset as u64,
+            size: size as u64,
+            from_device: copied == Copied::FromDevice,
+        };
+        self.device.dma().bytes().record_event(SwiotlbBounced::NUMBER, &event.words());
     }
     /// How many of `length` bytes both have: the original from `start` on, the mapping from
     /// `offset` on.

@@ -8,7 +8,8 @@ use freehold_frame::{
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::FrameOwner;
 
 use crate::arena::Arena;
 use crate::block::Blocks;
@@ -141,11 +142,10 @@ impl<M: Machine> Buddy<M> {
     }
     /// The tracepoint of an owner's change.
     #[inline(always)]
-    fn trace_owner(&self, block: Pfn, order: Order, (from, to): (Owner, Owner)) {
-        trace!(
-            self.machine,
-            FrameOwner { pfn: block.0, order: order.log2(), from: from as u32, to: to as u32 }
-        );
+    fn trace_owner(&self, block: Pfn, order: Order, owners: (Owner, Owner)) {
+        if self.machine.is_traced::<{ FrameOwner::NUMBER }>() {
+            record_owner(self.machine, block, order, owners);
+        }
     }
     #[cold]
     fn zero(&self, block: Pfn, order: Order) {
@@ -331,4 +331,12 @@ impl<M: Machine> FrameSource for &'static Buddy<M> {
     fn release(self, block: Pfn, order: Order) {
         Buddy::release(self, block, order);
     }
+}
+
+/// Records an owner's change. Not in line: what hands frames out stays short.
+#[cold]
+#[inline(never)]
+fn record_owner(machine: impl Machine, block: Pfn, order: Order, (from, to): (Owner, Owner)) {
+    let event = FrameOwner { pfn: block.0, order: order.log2(), from: from as u32, to: to as u32 };
+    machine.record_event(FrameOwner::NUMBER, &event.words());
 }

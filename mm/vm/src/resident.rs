@@ -15,7 +15,8 @@ use freehold_frame::{
 };
 use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::CopyOnWrite;
 
 use crate::Commons;
 use crate::area::{Area, AreaContent};
@@ -384,15 +385,11 @@ impl<S: Memory> Resident<S> {
 
     /// The tracepoint of a decision about the page that `at` leads to.
     #[inline(always)]
-    pub(crate) fn trace_decision(
-        &self,
-        EntryAt { addr, entry, .. }: EntryAt<S::Machine>,
-        decision: CowDecision,
-    ) {
-        trace!(
-            self.source().machine(),
-            CopyOnWrite { address: addr.0, pfn: entry.frame().0, decision: decision as u32 }
-        );
+    pub(crate) fn trace_decision(&self, at: EntryAt<S::Machine>, decision: CowDecision) {
+        let machine = self.source().machine();
+        if machine.is_traced::<{ CopyOnWrite::NUMBER }>() {
+            record_decision(machine, at, decision);
+        }
     }
 
     #[cold]
@@ -580,4 +577,12 @@ pub(crate) fn leaf<K: UserKind, S: FrameSource>(
     marks: Marks,
 ) -> Entry {
     Entry::leaf(mapping.into_leaf(), rights, marks, Backing::Counted)
+}
+
+/// Records a decision of copy-on-write. Not in line: a fault stays short.
+#[cold]
+#[inline(never)]
+fn record_decision<M: Cpus>(machine: M, at: EntryAt<M>, decision: CowDecision) {
+    let event = CopyOnWrite { address: at.addr.0, pfn: at.entry.frame().0, decision: decision as u32 };
+    machine.record_event(CopyOnWrite::NUMBER, &event.words());
 }

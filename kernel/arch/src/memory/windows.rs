@@ -26,7 +26,8 @@ use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::XpfoWindow;
 use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
@@ -287,8 +288,9 @@ impl Drop for Reached {
 /// Bring a frame's bytes within reach, for what `BITS` ([`WINDOW`] or [`READING`]) allows. `NTH` is
 /// 1, or 2 where the caller has one window open, on another frame.
 ///
-/// **Cost.** 34 instructions with the question for the policy before it and [`Reached`]'s drop: the
-/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4. Counting costs
+/// **Cost.** 35 instructions with the question for the policy before it and [`Reached`]'s drop: the
+/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op for the
+/// tracepoint. Counting costs
 /// none, a 64th of a lap's begin one more. The floor is 25: what is left without the checks of
 /// owner and context.
 ///
@@ -308,10 +310,25 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
         // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of
         // them.
         unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
-        trace!(X86, XpfoWindow { pfn: frame.0, access: u32::from(BITS != READING) });
+        trace_window(frame, BITS);
         return Reached { bytes: bytes as *mut _, entry };
     }
     reach_slowly(frame, BITS)
+}
+
+/// The tracepoint of a window that opens.
+#[inline(always)]
+fn trace_window(frame: Pfn, bits: u64) {
+    if X86.is_traced::<{ XpfoWindow::NUMBER }>() {
+        record_window(frame, bits);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn record_window(frame: Pfn, bits: u64) {
+    let event = XpfoWindow { pfn: frame.0, access: u32::from(bits != READING) };
+    X86.record_event(XpfoWindow::NUMBER, &event.words());
 }
 
 /// What [`reach`] does not: another run of slots, a further window, a frame that is no program's,
@@ -326,7 +343,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     let has_windows = !windows.entries.load(Ordering::Relaxed).is_null();
     if is_programs(frame) && !has_more_than::<1>() && has_windows {
         let slot = windows.lap.take().unwrap_or_else(|| renew(windows, 0));
-        trace!(X86, XpfoWindow { pfn: frame.0, access: u32::from(bits != READING) });
+        trace_window(frame, bits);
         return windows.show(slot, frame, bits);
     }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);

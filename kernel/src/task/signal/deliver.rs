@@ -5,7 +5,8 @@ use core::ops::ControlFlow;
 
 use freehold_collections::Receiver;
 use freehold_machine::Cpus;
-use freehold_tracepoints::trace;
+use freehold_tracepoints::TraceEvent;
+use freehold_tracepoints::table::SignalDeliver;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::frame::{
@@ -167,16 +168,9 @@ impl Task {
     fn act_on(&self, info: SigInfo) -> Option<Delivery> {
         let signal = info.signal()?;
         let action = self.process().action(signal);
-        trace!(
-            Hardware,
-            SignalDeliver {
-                sig: info.number,
-                errno: info.errno,
-                code: info.code,
-                sa_handler: action.handler,
-                sa_flags: action.flags,
-            }
-        );
+        if Hardware.is_traced::<{ SignalDeliver::NUMBER }>() {
+            trace_delivery(&info, &action);
+        }
         match action.handler {
             SIG_IGN => None,
             // SIGKILL and SIGSTOP were sent from outside.
@@ -497,3 +491,12 @@ pub fn sys_sigaltstack(context: &mut UserContext, args: &Args) -> Result<i64> {
 }
 
 const _: () = assert!(FRAME_SIZE == 440);
+
+/// The tracepoint of a signal's action.
+#[cold]
+#[inline(never)]
+fn trace_delivery(info: &SigInfo, action: &Action) {
+    let (sig, errno, code) = (info.number, info.errno, info.code);
+    let event = SignalDeliver { sig, errno, code, sa_handler: action.handler, sa_flags: action.flags };
+    Hardware.record_event(SignalDeliver::NUMBER, &event.words());
+}
