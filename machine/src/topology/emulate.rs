@@ -1,8 +1,8 @@
 //! Nodes that are not there: a machine's memory as if it were on more of them, or on one.
 //!
-//! As Linux' `numa=` (mm/numa_emulation.c): parts of a node have its distances to others, and are as
-//! near to each other as to themselves. Unlike there, a CPU belongs to one part: those of a node are
-//! dealt out among its parts. Where memory can be plugged in belongs to the node's last part. A
+//! As Linux' `numa=` (mm/numa_emulation.c): parts of a node have its distances to others, and are
+//! as near to each other as to themselves. Unlike there, a CPU belongs to one part: those of a node
+//! are dealt out among its parts. Where memory can be plugged in belongs to the node's last part. A
 //! memory-side cache is said to be in front of each part.
 
 use core::fmt;
