@@ -49,8 +49,8 @@ pub fn start(selection: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Turns all events off and sends what is left. Returns how many records were sent and how many were
-/// lost; `None` where nothing was to be sent.
+/// Turns all events off and sends what is left. Returns how many records were sent and how many
+/// were lost; `None` where nothing was to be sent.
 pub fn finish() -> Option<(u64, u64)> {
     if !SENDING.load(Ordering::Relaxed) {
         return None;

@@ -39,7 +39,8 @@ fn events_of_a_run_are_in_a_file_that_perfetto_reads() {
     assert!(named.iter().any(|event| event["tid"] == *thread), "its thread has a name");
     let ends = events.iter().filter(|event| event["ph"] == "E" && event["tid"] == *thread);
     assert!(ends.count() > 3, "calls end");
-    assert!(of("i", "sched_process_exec").len() >= 2 && of("i", "sched_process_fork").len() >= 2);
+    // The shell runs its last command itself.
+    assert!(of("i", "sched_process_exec").len() >= 2 && !of("i", "sched_process_fork").is_empty());
     assert!(
         events.iter().any(|event| event["ph"] == "X" && event["dur"].as_f64() > Some(0.0)),
         "CPUs run threads"

@@ -43,6 +43,7 @@ pub mod static_keys;
 pub mod sync;
 pub mod thread;
 pub mod time;
+mod tracepoints;
 pub mod traps;
 pub mod user;
 pub mod usercopy;

@@ -63,9 +63,7 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             UserEvent::PageFault { addr, access, code } => {
                 thread.schedule.left.store(false, Relaxed);
-                if Hardware.is_traced::<{ PageFaultUser::NUMBER }>() {
-                    trace_fault(context, addr, code);
-                }
+                trace_fault(context, addr, code);
                 if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
                     trap = page_fault_trap(addr, code);
                     force_fault(task, fault, addr);
@@ -167,9 +165,16 @@ fn trace_exit(context: &UserContext, outcome: Result<i64>) {
     Hardware.record_event(SysExit::NUMBER, &event.words());
 }
 
+#[inline(always)]
+fn trace_fault(context: &UserContext, addr: VirtAddr, code: u64) {
+    if Hardware.is_traced::<{ PageFaultUser::NUMBER }>() {
+        record_fault(context, addr, code);
+    }
+}
+
 #[cold]
 #[inline(never)]
-fn trace_fault(context: &UserContext, addr: VirtAddr, code: u64) {
+fn record_fault(context: &UserContext, addr: VirtAddr, code: u64) {
     let event = PageFaultUser { address: addr.0, ip: context.regs().rip, error_code: code };
     Hardware.record_event(PageFaultUser::NUMBER, &event.words());
 }

@@ -16,8 +16,8 @@
 //! 1. loads `head` (acquire): records before it are complete, or overwritten,
 //! 2. loads `tail`: a position before it goes on there,
 //! 3. loads the record's words,
-//! 4. fence (acquire), and loads `tail` again. If its position is before it now, words of step 3 may
-//!    be another record's: they are thrown away, and it begins anew.
+//! 4. fence (acquire), and loads `tail` again. If its position is before it now, words of step 3
+//!    may be another record's: they are thrown away, and it begins anew.
 //!
 //! A reader never makes the writer wait. It can be overtaken again and again by a writer that is
 //! faster; each time it goes on at the oldest record, so it makes progress whenever it reads one

@@ -26,14 +26,13 @@ use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
-use freehold_tracepoints::TraceEvent;
-use freehold_tracepoints::table::XpfoWindow;
 use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable};
 use crate::cpu::{self, PerCpu};
 use crate::sync::Once;
+use crate::tracepoints::trace_window;
 use crate::{X86, boot, irq, registers, time, usercopy};
 
 /// Windows of one CPU.
@@ -289,10 +288,9 @@ impl Drop for Reached {
 /// 1, or 2 where the caller has one window open, on another frame.
 ///
 /// **Cost.** 35 instructions with the question for the policy before it and [`Reached`]'s drop: the
-/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op for the
-/// tracepoint. Counting costs
-/// none, a 64th of a lap's begin one more. The floor is 25: what is left without the checks of
-/// owner and context.
+/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op for
+/// the tracepoint. Counting costs none, a 64th of a lap's begin one more. The floor is 25: what is
+/// left without the checks of owner and context.
 ///
 /// # Panics
 /// When it is no memory, the kernel's image (but for reading text and read-only data), or in a
@@ -314,21 +312,6 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
         return Reached { bytes: bytes as *mut _, entry };
     }
     reach_slowly(frame, BITS)
-}
-
-/// The tracepoint of a window that opens.
-#[inline(always)]
-fn trace_window(frame: Pfn, bits: u64) {
-    if X86.is_traced::<{ XpfoWindow::NUMBER }>() {
-        record_window(frame, bits);
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn record_window(frame: Pfn, bits: u64) {
-    let event = XpfoWindow { pfn: frame.0, access: u32::from(bits != READING) };
-    X86.record_event(XpfoWindow::NUMBER, &event.words());
 }
 
 /// What [`reach`] does not: another run of slots, a further window, a frame that is no program's,
