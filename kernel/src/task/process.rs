@@ -386,7 +386,7 @@ impl Process {
     /// Its number in the PID namespace of `reader`.
     #[inline]
     pub fn number_for(&self, reader: &Process) -> Pid {
-        self.numbers.in_view(reader.pid_view())
+        if reader.numbers.is_initial() { self.pid } else { self.numbers.in_view(reader.pid_view()) }
     }
     /// Its ID with all its numbers.
     pub const fn numbers(&self) -> &Numbers {
@@ -562,7 +562,11 @@ impl Process {
     }
     /// The parent's number in this process' PID namespace; 0 where it is outside.
     pub fn parent_number(&self) -> Pid {
-        self.parent().map_or(0, |parent| parent.number_for(self))
+        let parent = self.parent();
+        if self.numbers.is_initial() {
+            return parent.map_or(0, |parent| parent.pid);
+        }
+        parent.map_or(0, |parent| parent.number_for(self))
     }
     /// The process group.
     pub fn group(&self) -> Pid {

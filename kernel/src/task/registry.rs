@@ -32,7 +32,7 @@ use freehold_collections::{
 use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
 use super::process::Process;
 use super::session::Session;
-use super::{Pid, Task, try_with_current, with_current};
+use super::{Pid, Task, pidns, try_with_current, with_current};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
@@ -158,17 +158,23 @@ pub fn set_last_pid(last: Pid) {
     });
 }
 
-/// The caller's PID namespace.
+/// The caller's PID namespace. Without any below the initial one it need not be looked for.
+#[inline]
 fn own_view() -> PidView {
+    if pidns::is_only_one() {
+        return PidView::INITIAL;
+    }
     try_with_current(|task| task.process().pid_view()).unwrap_or(PidView::INITIAL)
 }
 
 /// The ID with this number in a namespace; in the initial one each number is an ID.
+#[inline]
 pub fn pid_in(view: PidView, number: Pid) -> Option<Pid> {
     if view.is_initial() { Some(number) } else { REGISTRY.lock().pid_below(view, number) }
 }
 
 /// The ID with this number in the caller's namespace; in the initial one each number is an ID.
+#[inline]
 pub fn pid_by_number(number: Pid) -> Option<Pid> {
     pid_in(own_view(), number)
 }
@@ -184,10 +190,13 @@ pub fn find_task_by_number(number: Pid) -> Option<Arc<Task>> {
 }
 
 /// The number of an ID in a namespace; 0 where it has none there.
+#[inline]
 pub fn number_in(view: PidView, pid: Pid) -> Pid {
-    if view.is_initial() {
-        return pid;
-    }
+    if view.is_initial() { pid } else { number_below(view, pid) }
+}
+
+#[cold]
+fn number_below(view: PidView, pid: Pid) -> Pid {
     let registry = REGISTRY.lock();
     let levels = registry.slots.get(&pid).and_then(|slot| slot.levels.as_ref());
     let mut levels = levels.into_iter().flat_map(|levels| levels.iter());
@@ -200,6 +209,7 @@ pub fn numbers_of(pid: Pid) -> Numbers {
 }
 
 /// The number of an ID in the caller's namespace, for the caller to be told; 0 for none.
+#[inline]
 pub fn shown(pid: Pid) -> Pid {
     number_in(own_view(), pid)
 }
@@ -216,21 +226,34 @@ pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE
     let mut at = Some(least);
     while let Some(from) = at.take().filter(|_| pids.is_empty()) {
         let registry = REGISTRY.lock();
-        let mut look = |(looked, (number, pid)): (usize, (Pid, Pid))| {
+        if view.is_initial() {
+            for (looked, (&pid, slot)) in registry.slots.iter_from(Bound::Included(&from)).enumerate() {
+                if pids.is_full() {
+                    break;
+                }
+                if looked == WALK_STEP {
+                    at = Some(pid);
+                    break;
+                }
+                if slot.process.is_some() {
+                    pids.push((pid, pid));
+                }
+            }
+            continue;
+        }
+        let below = registry.below.iter_from(Bound::Included(&(view, from)));
+        let own = below.take_while(|&(&(of, _), _)| of == view);
+        for (looked, (&(_, number), &pid)) in own.enumerate() {
+            if pids.is_full() {
+                break;
+            }
             if looked == WALK_STEP {
                 at = Some(number);
-            } else if registry.process(pid).is_some() {
+                break;
+            }
+            if registry.process(pid).is_some() {
                 pids.push((number, pid));
             }
-            looked < WALK_STEP && !pids.is_full()
-        };
-        if view.is_initial() {
-            let slots = registry.slots.iter_from(Bound::Included(&from)).map(|(&pid, _)| (pid, pid));
-            let _ = slots.enumerate().all(&mut look);
-        } else {
-            let below = registry.below.iter_from(Bound::Included(&(view, from)));
-            let own = below.take_while(|&(&(of, _), _)| of == view);
-            let _ = own.map(|(&(_, number), &pid)| (number, pid)).enumerate().all(&mut look);
         }
     }
     pids

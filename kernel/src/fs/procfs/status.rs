@@ -12,7 +12,7 @@ use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
 use crate::task::inspect::{self, Mode};
-use crate::task::pidns::{Numbers, PidView};
+use crate::task::pidns::PidView;
 use crate::task::{Capability, Pid, capabilities, registry};
 use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
@@ -186,22 +186,22 @@ fn terminal(process: &Process, view: PidView) -> (u64, i64) {
     }
 }
 
-/// The numbers of a subject.
-fn numbers(subject: Subject, process: &Process) -> Numbers {
-    match subject.tid.filter(|&tid| tid != process.pid) {
-        Some(tid) => registry::numbers_of(tid),
-        None => process.numbers().clone(),
-    }
+/// The ID of a subject.
+fn id(subject: Subject, process: &Process) -> Pid {
+    subject.tid.unwrap_or(process.pid)
 }
 
-/// The numbers of a process' parent, group and session in a PID namespace.
-fn relatives(process: &Process, view: PidView) -> [Pid; 3] {
-    let parent = process.parent().map_or(0, |parent| parent.number_in(view));
-    [parent, registry::number_in(view, process.group()), registry::number_in(view, process.session().id)]
+/// The number of a process' parent in a PID namespace.
+fn parent_number(process: &Process, view: PidView) -> Pid {
+    process.parent().map_or(0, |parent| parent.number_in(view))
 }
 
 /// A row with the numbers of an ID from a PID namespace inwards, down to that of a process.
-fn namespace_row(out: &mut Text, name: &str, shown: &Numbers, (process, view): (&Process, PidView)) {
+fn namespace_row(out: &mut Text, name: &str, id: Pid, (process, view): (&Process, PidView)) {
+    if process.numbers().is_initial() {
+        return out.row(name, &[id.into()]);
+    }
+    let shown = registry::numbers_of(id);
     write!(out, "{name}:");
     process.numbers().each_from(view, |level, _| write!(out, "\t{}", shown.in_view(level)));
     out.push(b"\n");
@@ -221,12 +221,14 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
     let policy = task.as_ref().map_or(0, |task| task.schedule.policy() as u64);
-    let [parent, group, session] = relatives(process, subject.view);
-    out.push(ShortLine::of_number(numbers(subject, process).in_view(subject.view).into()).bytes());
+    let view = subject.view;
+    let shown = |id| u64::from(registry::number_in(view, id));
+    out.push(ShortLine::of_number(shown(id(subject, process))).bytes());
     out.push(b" (");
     push_name(out, subject, process)?;
     out.push(&[b')', b' ', letter as u8]);
-    out.numbers(&[parent.into(), group.into(), session.into(), tty]);
+    let parent = parent_number(process, view).into();
+    out.numbers(&[parent, shown(process.group()), shown(process.session().id), tty]);
     out.signed_number(foreground);
     out.numbers(&[
         TASK_FLAGS,
@@ -287,15 +289,15 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
         line.push(part);
     }
     out.push(line.bytes());
-    let (view, numbers) = (subject.view, numbers(subject, process));
+    let (view, id) = (subject.view, id(subject, process));
     let c = &process.credentials();
     let reader = crate::task::current().process().credentials();
     let (user, group_of) =
         (|id| u64::from(reader.user_ns.shown_user(id)), |id| reader.user_ns.shown_group(id));
     out.row("Tgid", &[process.number_in(view).into()]);
     out.row("Ngid", &[0]);
-    out.row("Pid", &[numbers.in_view(view).into()]);
-    out.row("PPid", &[relatives(process, view)[0].into()]);
+    out.row("Pid", &[registry::number_in(view, id).into()]);
+    out.row("PPid", &[parent_number(process, view).into()]);
     let tracer = task.and_then(|task| task.traced.tracee()).map_or(0, |tracee| tracee.tracer);
     out.row("TracerPid", &[registry::number_in(view, tracer).into()]);
     out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(user));
@@ -309,10 +311,10 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     }
     out.push(b"\n");
     let place = (&**process, view);
-    namespace_row(out, "NStgid", process.numbers(), place);
-    namespace_row(out, "NSpid", &numbers, place);
-    namespace_row(out, "NSpgid", &registry::numbers_of(process.group()), place);
-    namespace_row(out, "NSsid", &registry::numbers_of(process.session().id), place);
+    namespace_row(out, "NStgid", process.pid, place);
+    namespace_row(out, "NSpid", id, place);
+    namespace_row(out, "NSpgid", process.group(), place);
+    namespace_row(out, "NSsid", process.session().id, place);
 }
 
 /// What memory it has.

@@ -53,7 +53,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use freehold_collections::{Arc, Vec, reserve};
 
 use super::signal::Pid;
-use super::userns::{NamespaceHead, NamespaceKind, UserNs};
+use super::userns::{NamespaceHead, NamespaceKind, UserNs, count};
 use crate::{Errno, Result};
 
 /// The most levels below the initial namespace (Linux: `MAX_PID_NS_LEVEL`).
@@ -93,6 +93,12 @@ struct Nested {
 pub struct PidNs(Option<Arc<Nested>>);
 
 static INITIAL: PidNs = PidNs(None);
+
+/// Whether there is no namespace but the initial one: then all numbers are IDs.
+#[inline]
+pub fn is_only_one() -> bool {
+    count(NamespaceKind::Pid) == 0
+}
 
 impl PartialEq for PidNs {
     fn eq(&self, other: &Self) -> bool {
