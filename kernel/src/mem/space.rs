@@ -134,11 +134,11 @@ impl ProcessSpace {
     /// Unmap `len` bytes from `start` on. While CPUs forget what was there, others may fill pages
     /// elsewhere.
     pub fn unmap(&self, start: VirtAddr, len: u64) -> Result<()> {
-        let mut unmapped = Unmapped::default();
         let mut areas = self.lock();
+        let mut unmapped = Unmapped::new(&self.translation);
         areas.unmap_first(start, len, &mut unmapped)?;
         let kept = areas.downgrade();
-        drop(unmapped);
+        unmapped.finish();
         drop(kept);
         Ok(())
     }

@@ -139,7 +139,15 @@ impl<S: Memory> FlushBatch<S> {
     }
 
     /// Make the CPUs forget, then let go of what was held.
+    #[inline]
     pub fn flush(&mut self) {
+        let holds = !self.frames.is_empty() || !self.tables.is_empty() || !self.blocks.is_empty();
+        if self.start < self.end || holds {
+            self.flush_now();
+        }
+    }
+
+    fn flush_now(&mut self) {
         if self.start < self.end {
             let pages = (self.end.0 - self.start.0) / PAGE_SIZE as u64;
             let range = Flush::Range { start: self.start, pages };

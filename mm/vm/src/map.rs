@@ -4,6 +4,7 @@
 //! then the leaves. The batch of the leaves is flushed before the call returns, so no CPU does
 //! afterwards what the areas forbid.
 
+use alloc::sync::Arc;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
@@ -17,7 +18,7 @@ use crate::request::{
     AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
 use crate::space::{DataKind, MAX_AREAS};
-use crate::{AddressSpace, PageCache, VdsoPart};
+use crate::{AddressSpace, PageCache, Translation, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
@@ -26,20 +27,22 @@ const REMOVED_AT_ONCE: usize = 8;
 /// [`AddressSpace::unmap_first`].
 pub struct Unmapped<S: Memory> {
     // The areas outlive the batch with their pages: fields are dropped in this order.
-    batch: Option<FlushBatch<S>>,
+    batch: FlushBatch<S>,
     removed: ArrayVec<Area<S>, REMOVED_AT_ONCE>,
 }
 
 impl<S: Memory> Unmapped<S> {
-    fn finish(&mut self) {
-        self.batch = None;
-        self.removed.clear();
+    /// Nothing, of the space that CPUs load by `roots`.
+    #[inline]
+    pub fn new(roots: &Arc<Translation<S>>) -> Self {
+        Self { batch: FlushBatch::new(roots), removed: ArrayVec::new() }
     }
-}
-
-impl<S: Memory> Default for Unmapped<S> {
-    fn default() -> Self {
-        Self { batch: None, removed: ArrayVec::new() }
+    /// Have the CPUs forget, and let go of what was there. (In its place: dropping it by name would
+    /// copy it.)
+    #[inline]
+    pub fn finish(&mut self) {
+        self.batch.flush();
+        self.removed.clear();
     }
 }
 
@@ -216,12 +219,14 @@ impl<S: Memory> AddressSpace<S> {
     /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's;
     /// [`VmError::NoMemory`] where an area would be cut and there are too many.
     pub fn unmap(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
-        self.unmap_first(start, len, &mut Unmapped::default())
+        let mut unmapped = Unmapped::new(self.translation());
+        self.unmap_first(start, len, &mut unmapped)
     }
 
     /// As [`AddressSpace::unmap`], but CPUs may know what was there, and frames are held, until
-    /// `unmapped` is dropped. Nobody else changes the space until then; who only looks may
-    /// ([`AddressSpace::fault_shared`]), since nothing is filled where no area is.
+    /// `unmapped` is [finished](Unmapped::finish) or dropped. Nobody else changes the space until
+    /// then; who only looks may ([`AddressSpace::fault_shared`]), since nothing is filled where no
+    /// area is.
     ///
     /// # Errors
     /// As there.
@@ -239,7 +244,8 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
-        self.unmap_range_first(range, &mut Unmapped::default())
+        let mut unmapped = Unmapped::new(self.translation());
+        self.unmap_range_first(range, &mut unmapped)
     }
 
     fn unmap_range_first(
@@ -254,7 +260,9 @@ impl<S: Memory> AddressSpace<S> {
         }
         loop {
             // A few at a time, without a list: unmapping needs no memory.
-            unmapped.finish();
+            if !unmapped.removed.is_empty() {
+                unmapped.finish();
+            }
             let Unmapped { batch, removed } = unmapped;
             let mut reached = range.start;
             while !removed.is_full()
@@ -268,7 +276,6 @@ impl<S: Memory> AddressSpace<S> {
                 return Ok(());
             }
             self.resident.source().rest();
-            let batch = batch.insert(self.resident.tables.batch());
             for area in &*removed {
                 self.resident.zap(area, area.start..area.end, batch);
                 self.total -= area.pages();

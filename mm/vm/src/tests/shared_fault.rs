@@ -149,7 +149,7 @@ fn while_cpus_forget_what_was_unmapped_pages_are_filled_elsewhere_and_no_frame_i
         p.store(a + page * PAGE, 1).unwrap();
     }
     p.store(b, 1).unwrap();
-    let mut unmapped = Unmapped::default();
+    let mut unmapped = Unmapped::new(&p.roots);
     let free = world.frames.free();
     p.model.on_cpu(p.cpu, || p.space().unmap_first(VirtAddr(a), 4 * PAGE, &mut unmapped)).unwrap();
     assert_eq!(world.frames.free(), free, "CPUs may still store there");
