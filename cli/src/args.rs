@@ -1,6 +1,7 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
 mod container;
+mod diff;
 mod events;
 mod habits;
 mod help;
@@ -16,9 +17,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::{Result, print};
 pub use container::ContainerOptions;
+pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
-use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
+use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
 pub use network::{NetworkMode, NetworkOptions};
 pub use scope::{CoverageOptions, ScopeOptions};
 
@@ -56,6 +58,9 @@ pub enum Command {
     /// Repeat an experiment: one question, one command, one report
     #[command(after_help = LAB_HELP)]
     Lab(LabOptions),
+    /// Compare two records that run, bench, lab or scope wrote with --json
+    #[command(after_help = DIFF_HELP)]
+    Diff(DiffOptions),
     /// Say what is installed, whether KVM really works, and how to fix problems
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorOptions),
@@ -360,6 +365,10 @@ pub struct BenchOptions {
     #[arg(long, value_name = "FILE", help_heading = "Outcome")]
     pub json: Option<PathBuf>,
 
+    /// Write a line for each row and side, for spreadsheets, to FILE (- is stdout)
+    #[arg(long, value_name = "FILE", conflicts_with = "list", help_heading = "Outcome")]
+    pub csv: Option<PathBuf>,
+
     /// Write a report to look at: one file, no network
     #[arg(long, value_name = "FILE", help_heading = "Outcome")]
     pub html: Option<PathBuf>,
@@ -510,7 +519,7 @@ pub fn print_man() -> Result<()> {
         let top = clap_mangen::Man::new(command.clone());
         top.render_title(&mut page)?;
         top.render_name_section(&mut page)?;
-        for name in ["run", "scope", "coverage", "bench", "lab", "doctor"] {
+        for name in ["run", "scope", "coverage", "bench", "lab", "diff", "doctor"] {
             let sub = command.find_subcommand(name).cloned().unwrap_or_default();
             let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
             page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
@@ -519,7 +528,7 @@ pub fn print_man() -> Result<()> {
             man.render_options_section(&mut page)?;
         }
         page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
-        for line in [RUN_HELP, "", SCOPE_HELP, "", COVERAGE_HELP, "", BENCH_HELP, "", LAB_HELP]
+        for line in [RUN_HELP, "", SCOPE_HELP, "", COVERAGE_HELP, "", BENCH_HELP, "", LAB_HELP, "", DIFF_HELP]
             .iter()
             .flat_map(|help| help.lines())
         {

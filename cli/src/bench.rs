@@ -2,7 +2,8 @@
 //! two command lines), and what can be said about the difference.
 //!
 //! options → [`plan`] → [`measure`] (VMs, as `freehold run` starts them) → [`parse`] → [`compare`]
-//! ([`statistics`]) → [`report`] → [`table`], [`json`], [`page`].
+//! ([`statistics`]) → [`report`] → [`table`], [`json`], [`sheet`],
+//! [`page`].
 
 pub mod compare;
 mod json;
@@ -12,8 +13,9 @@ mod parse;
 mod plan;
 mod report;
 mod rows;
+mod sheet;
 pub mod statistics;
-mod table;
+pub mod table;
 
 use serde_json::Value;
 
@@ -21,6 +23,7 @@ use crate::args::BenchOptions;
 use crate::html::{Page, Tile};
 use crate::{Result, files, print};
 use compare::Comparison;
+pub use measure::show;
 pub use plan::LEAN;
 use plan::Plan;
 use report::BenchReport;
@@ -41,7 +44,7 @@ pub fn bench(options: &BenchOptions) -> Result<u8> {
 /// The same with another title for the report.
 pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
     // Everything that can be wrong is found before minutes are spent.
-    files::check_writable([&options.json, &options.html])?;
+    files::check_writable([&options.json, &options.html, &options.csv])?;
     let compared = match compare(options)? {
         Ok(compared) => compared,
         Err(status) => return Ok(status),
@@ -50,10 +53,13 @@ pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
     if let Some(path) = &options.json {
         files::write_json(path, &json::value(&report))?;
     }
+    if let Some(path) = &options.csv {
+        sheet::sheet(&report)?.write(path)?;
+    }
     if let Some(path) = &options.html {
         page::page(&report, title).write(path)?;
     }
-    files::print_beside(&table::render(&report), [&options.json, &options.html])?;
+    files::print_beside(&table::render(&report), [&options.json, &options.html, &options.csv])?;
     Ok(compared.tell_failures())
 }
 

@@ -10,7 +10,7 @@ use crate::accel::{self, Kvm};
 use crate::args::DoctorOptions;
 use crate::failure::OWN_ERROR;
 use crate::size::MIB;
-use crate::{Result, files, kernel, linux, program, qemu, scope};
+use crate::{Result, files, kernel, linux, program, qemu, schema, scope};
 
 /// Free space below which a note is worth printing: the default VM's files and memory fit well into
 /// it.
@@ -60,7 +60,7 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8> {
     let status = if bad { OWN_ERROR } else { 0 };
     if let Some(path) = &options.json {
         let version = env!("CARGO_PKG_VERSION");
-        let record = DoctorRecord { schema: "freehold-doctor/1", version, status, findings: &findings };
+        let record = DoctorRecord { schema: schema::DOCTOR, version, status, findings: &findings };
         files::write_json(path, &record)?;
     }
     let text: String = findings.iter().map(Finding::lines).collect();

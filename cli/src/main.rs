@@ -14,6 +14,7 @@ mod bench;
 mod changes;
 mod container;
 mod coverage;
+mod diff;
 mod doctor;
 mod events;
 mod failure;
@@ -31,8 +32,10 @@ mod protocol;
 mod qemu;
 mod report;
 mod run;
+mod schema;
 mod scope;
 mod session;
+mod sheet;
 mod size;
 mod stuck;
 mod terminal;
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Coverage(options) => coverage::coverage(&options),
         Command::Bench(options) => bench::bench(&options),
         Command::Lab(options) => lab::lab(&options),
+        Command::Diff(options) => diff::diff(&options),
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Completion { shell } => args::print_completion(shell).map(|()| 0),
         Command::Man => args::print_man().map(|()| 0),

@@ -9,6 +9,7 @@ use crate::backtrace::Symbols;
 use crate::changes::KeptCounts;
 use crate::failure::{Failure, OWN_ERROR, READER_GONE};
 use crate::protocol::Ending;
+use crate::schema::{self, RunMachine};
 use crate::session::{End, Ended};
 use crate::{Result, files, report};
 
@@ -22,6 +23,8 @@ pub const GUEST_DIED: u8 = 255;
 /// What `--json FILE` holds. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
 pub struct RunOutcome {
+    /// Name and version of this form.
+    schema: &'static str,
     /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended
     /// as `exit` or `signal` says, but the kernel's closing audit found that frames were lost or
     /// counted twice.
@@ -51,6 +54,8 @@ pub struct RunOutcome {
     version: Option<Value>,
     /// tcg or kvm.
     accel: Option<&'static str>,
+    /// Where it ran; null where it could not.
+    pub machine: Option<RunMachine>,
     /// Guest time from the first instruction to the program's start, in nanoseconds.
     boot_ns: Option<Value>,
     /// Host time of the whole VM, in milliseconds.
@@ -76,6 +81,7 @@ impl RunOutcome {
     /// Of a run that took place; `symbols` say whether a certificate names addresses.
     pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> RunOutcome {
         let mut outcome = RunOutcome {
+            schema: schema::RUN,
             accel: Some(accel),
             wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
             notices: ended.notices.clone(),
@@ -137,6 +143,7 @@ impl RunOutcome {
     /// Of a run that could not take place.
     pub fn of_failure(failure: &Failure) -> RunOutcome {
         RunOutcome {
+            schema: schema::RUN,
             outcome: "error",
             status: failure.status(),
             message: Some(failure.to_string()),

@@ -28,6 +28,7 @@ use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
 use crate::report;
+use crate::schema::RunMachine;
 use crate::session::{self, End, Ended, Job, LastSeen, LogTo, OutputTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::stuck;
@@ -288,6 +289,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     if let Some(changes) = &run.changes {
         outcome.changes = changes.conclude(&ended.end)?;
     }
+    outcome.machine = options.json.as_ref().map(|_| RunMachine::of(machine, &run.kernel));
     let show = options.shows_report();
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };

@@ -30,7 +30,7 @@ use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
 use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
-use crate::{Result, files, kernel, print};
+use crate::{Result, files, kernel, print, schema};
 use digest::Digest;
 use lines::SharedLines;
 use summary::Rows;
@@ -44,6 +44,7 @@ const PHASE: (&str, &str) = ("guest/tools/phase", "/usr/local/bin/phase");
 /// What `--json FILE` holds.
 #[derive(Serialize)]
 struct ScopeRecord<'a> {
+    schema: &'static str,
     /// The program and its arguments.
     command: &'a [String],
     /// As `freehold run --json` writes it.
@@ -271,7 +272,7 @@ fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
     if let Some(path) = &options.run.json {
         let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
-        let record = ScopeRecord { command, outcome, symbols, shared_lines, results };
+        let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
         files::write_whole(path, &text)?;
     }

@@ -636,7 +636,7 @@ static void together(void)
 	char *names[3] = { "one", "two", "one" };
 	for (int i = 0; i < 3; i++)
 		NEED(pthread_create(&threads[i], NULL, churn, names[i]) == 0);
-	int ends = 0, made = 0, largest = 0;
+	int ends = 0, made = 0, largest = 0, lost = 0;
 	for (int round = 0; round < 2000; round++) {
 		int dir = inotify_add_watch(fd, ".", IN_ALL_EVENTS), file = inotify_add_watch(fd, "one", IN_ALL_EVENTS);
 		made += dir > largest;
@@ -650,15 +650,19 @@ static void together(void)
 				struct inotify_event *event = (void *)at;
 				at += sizeof *event + event->len;
 				ends += !!(event->mask & IN_IGNORED);
+				lost |= event->mask & IN_Q_OVERFLOW;
 			}
 	}
 	stop = 1;
 	for (int i = 0; i < 3; i++)
 		pthread_join(threads[i], NULL);
 	unlink("one");
-	for (const char *at = events_of(fd); (at = strstr(at, "IGNORED")); at++)
+	const char *rest = events_of(fd);
+	lost |= strstr(rest, "OVERFLOW") != NULL;
+	for (const char *at = rest; (at = strstr(at, "IGNORED")); at++)
 		ends++;
-	PROMISE("every watch has one end", made > 2000 && ends == made);
+	/* Where this thread's CPU is taken away for long, the queue may be too short. */
+	PROMISE("every watch has one end", made > 2000 && (lost ? ends < made : ends == made));
 	if (ends != made)
 		printf("# %d watches, %d ends\n", made, ends);
 	finish();

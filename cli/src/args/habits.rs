@@ -1,7 +1,7 @@
 //! Habits of users of container tools.
 
 /// Options of container tools that users type by habit, with what to use here.
-pub const HABITS: [(&[&str], &str); 9] = [
+pub const HABITS: [(&[&str], &str); 10] = [
     (
         &["-i", "-t", "-it", "--interactive", "--tty"],
         "leave it out: stdin always reaches the program, and a terminal is used where there is one",
@@ -13,5 +13,6 @@ pub const HABITS: [(&[&str], &str); 9] = [
     (&["-u"], "use --user UID[:GID]"),
     (&["--network"], "use --net user, or -p HOST:GUEST for a port of the program's"),
     (&["--pull", "--platform"], "save the image first: docker save NAME -o FILE, then --image FILE"),
+    (&["--csv"], "freehold bench and freehold diff write CSV; --json FILE has the figures of the others"),
     (&["--privileged", "--cap-add"], "leave it out: a program is root unless --user says otherwise"),
 ];

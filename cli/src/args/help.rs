@@ -67,6 +67,7 @@ Examples:
   freehold bench 'cow*' fork-exec                       some rows; freehold bench --list names all
   freehold bench --against-append page_alloc.shuffle=0  one kernel with two command lines
   freehold bench --against ./other-kernel --html out.html
+  freehold bench --csv bench.csv 'cow*'                 for a spreadsheet: a line for each row and side
   freehold bench --wall --cpus 2 --runs 10              the host's time, by 1 worker and by 2
 
 Guest instructions (--icount, the default) do not depend on how busy the host is, and two runs agree to the instruction. The
@@ -74,6 +75,21 @@ host's time (--wall) is shown with its spread. A ratio's 95% interval that holds
 
 Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
 125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
+
+/// Of `freehold diff`.
+pub const DIFF_HELP: &str = "\
+Examples:
+  freehold bench --json old.json; git switch new; make build; freehold bench --json new.json
+  freehold diff old.json new.json                       what an operation costs, with intervals and a verdict
+  freehold diff --threshold 5 old.json new.json         a row that costs up to 5% more is no regression
+  freehold diff old.json new.json --csv diff.csv        for a spreadsheet
+  freehold scope --json - -- ./program | freehold diff before.json - --json diff.json
+
+Both files are of one command: run, bench, lab (of one experiment) or scope. What differs and makes the comparison unfair is said first.
+Of bench the first side of each file is compared. Figures of the host's time are shown, and judged where there are three runs or more.
+
+Exit status: 0 no regression; 1 a regression: a row of bench costs more, beyond its 95% interval and by more than --threshold, or fails;
+a program ended otherwise; an audit found what it did not find in A; 125 trouble, files that cannot be compared among it.";
 
 /// Of `freehold lab`.
 pub const LAB_HELP: &str = "\

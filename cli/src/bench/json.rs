@@ -3,11 +3,8 @@
 use serde_json::{Value, json};
 
 use super::compare::{Cell, distinguishable};
-use super::plan::Measure;
 use super::report::BenchReport;
-
-/// Name and version of the form.
-const SCHEMA: &str = "freehold-bench-1";
+use crate::schema;
 
 /// All that is known.
 pub fn value(report: &BenchReport<'_>) -> Value {
@@ -23,6 +20,7 @@ pub fn value(report: &BenchReport<'_>) -> Value {
                 "label": side.label,
                 "version": version,
                 "kernel": prepared.kernel.path.display().to_string(),
+                "kernel_build": schema::build(&prepared.kernel.path),
                 "parameters": prepared.machine.parameters(prepared.kernel.family),
             })
         })
@@ -43,8 +41,8 @@ pub fn value(report: &BenchReport<'_>) -> Value {
         })
         .collect();
     json!({
-        "schema": SCHEMA,
-        "unit": match plan.measure { Measure::Instructions => "instructions", Measure::Wall => "nanoseconds" },
+        "schema": schema::BENCH,
+        "unit": plan.measure.unit(),
         "cpus": plan.sides[0].prepared.machine.cpus,
         "memory": plan.sides[0].prepared.machine.memory,
         "runs": plan.extent.runs,

@@ -18,7 +18,8 @@ pub fn cost(measure: Measure, value: f64) -> String {
     }
 }
 
-fn grouped(value: u64) -> String {
+/// A whole number.
+pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -83,7 +84,11 @@ pub fn render(report: &BenchReport<'_>) -> String {
         rows.push(row);
     }
     let mut text = format!("{}\n\n", report.unit());
-    text.push_str(&aligned(&rows, report.plan.sides.len()));
+    let sides = report.plan.sides.len();
+    // After the name comes the first side's cost, then cost and ratio of each other.
+    text.push_str(&aligned(&rows, |column| {
+        column == 1 || (column > 1 && column.is_multiple_of(2) && column < 2 * sides)
+    }));
     text.push('\n');
     for line in notes(report.comparison, &report.labels()) {
         let _ = writeln!(text, "{line}");
@@ -127,11 +132,8 @@ pub fn notes(comparison: &Comparison, labels: &[&str]) -> Vec<String> {
     notes
 }
 
-/// Columns of one width, costs set from the right. After the name comes the first side's cost, then
-/// cost and ratio of each other.
-fn aligned(rows: &[Vec<String>], sides: usize) -> String {
-    let is_cost =
-        |column: usize| column == 1 || (column > 1 && column.is_multiple_of(2) && column < 2 * sides);
+/// Columns of one width, separated by two spaces; those of numbers are set from the right.
+pub fn aligned(rows: &[Vec<String>], is_number: impl Fn(usize) -> bool) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -140,7 +142,7 @@ fn aligned(rows: &[Vec<String>], sides: usize) -> String {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = " ".repeat(width - cell.chars().count());
-            let (left, right) = if is_cost(column) { (gap.as_str(), "") } else { ("", gap.as_str()) };
+            let (left, right) = if is_number(column) { (gap.as_str(), "") } else { ("", gap.as_str()) };
             let _ = write!(line, "{left}{cell}{right}  ");
         }
         let _ = writeln!(text, "{}", line.trim_end());
@@ -176,7 +178,10 @@ mod tests {
     #[test]
     fn columns_stand_below_each_other() {
         let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
-        let text = aligned(&[row(["operation", "A", "B", "ratio"]), row(["x", "1 000", "20", "0.05"])], 2);
+        let text =
+            aligned(&[row(["operation", "A", "B", "ratio"]), row(["x", "1 000", "20", "0.05"])], |column| {
+                column == 1 || column == 2
+            });
         assert_eq!(text, "operation      A   B  ratio\nx          1 000  20  0.05\n");
     }
 }

@@ -9,7 +9,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::{Result, files};
+use crate::{Result, files, schema};
 
 /// The form of the file.
 const VERSION: u32 = 1;
@@ -43,6 +43,9 @@ pub struct Code {
 /// What `--coverage FILE` writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoverageRecord {
+    /// Name and version of the form. Records that were written before it was a field lack it.
+    #[serde(default = "schema_name")]
+    schema: String,
     version: u32,
     /// The kernel's code: a hash of its executable sections.
     kernel: String,
@@ -61,12 +64,17 @@ pub struct CoverageRecord {
     pub functions: Vec<Function>,
 }
 
+fn schema_name() -> String {
+    schema::COVERAGE.to_owned()
+}
+
 impl CoverageRecord {
     /// A record in which nothing ran.
     pub fn new(code: Code) -> CoverageRecord {
         let Code { sum, base, functions } = code;
         let bytes = functions.iter().map(|function| function.bytes).sum();
         CoverageRecord {
+            schema: schema_name(),
             version: VERSION,
             kernel: sum,
             base,

@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
+use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, print, scope};
 
 /// In the registry.
@@ -145,7 +146,8 @@ impl BounceRow {
 
 #[derive(Serialize)]
 struct BounceRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     how: &'static str,
     rows: &'a [BounceRow],
 }
@@ -167,7 +169,7 @@ fn run(settings: &Settings) -> Result<u8> {
         rows.extend(rows_of(&extents, load, (&program, &disk))?);
     }
     if let Some(path) = &settings.json {
-        files::write_json(path, &BounceRecord { experiment: EXPERIMENT.name, how: HOW, rows: &rows })?;
+        files::write_json(path, &BounceRecord { head: LabHead::of(EXPERIMENT.name), how: HOW, rows: &rows })?;
     }
     if let Some(path) = &settings.html {
         page(&rows).write(path)?;

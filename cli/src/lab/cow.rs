@@ -15,6 +15,7 @@ use crate::args::BenchOptions;
 use crate::bench::{self, Compared};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::schema::LabHead;
 use crate::{Result, files, kernel, print};
 
 /// In the registry.
@@ -125,7 +126,8 @@ impl Pattern {
 
 #[derive(Serialize)]
 struct CowRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     machine: String,
     needless: &'a [Pattern],
     /// As `freehold bench --json` has it.
@@ -158,7 +160,7 @@ fn run(settings: &Settings) -> Result<u8> {
     };
     if let Some(path) = &settings.json {
         let record = CowRecord {
-            experiment: EXPERIMENT.name,
+            head: LabHead::of(EXPERIMENT.name),
             machine: extents.machine(),
             needless: &patterns,
             costs: costs.json(),

@@ -13,6 +13,7 @@ use super::{Experiment, Extent, Settings};
 use crate::args::BenchOptions;
 use crate::bench::{self, BenchRow, COUNTS, Compared, GROWTH, GrowthRows};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Tile, Tone, Unit};
+use crate::schema::LabHead;
 use crate::{Result, files};
 
 /// In the registry.
@@ -44,7 +45,8 @@ struct Course {
 
 #[derive(Serialize)]
 struct GrowthRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     most: f64,
     courses: &'a [Course],
     /// As `freehold bench --json` has it.
@@ -76,10 +78,9 @@ fn run(settings: &Settings) -> Result<u8> {
         Err(status) => return Ok(status),
     };
     let courses: Vec<Course> = rows.iter().flat_map(|row| courses(row, counts, &compared)).collect();
-    print!("{}", text(&courses, counts));
     if let Some(path) = &settings.json {
         let record = GrowthRecord {
-            experiment: EXPERIMENT.name,
+            head: LabHead::of(EXPERIMENT.name),
             most: MOST,
             courses: &courses,
             costs: compared.json(),
@@ -89,6 +90,7 @@ fn run(settings: &Settings) -> Result<u8> {
     if let Some(path) = &settings.html {
         page(&courses).write(path)?;
     }
+    settings.print(&text(&courses, counts))?;
     let failed = compared.tell_failures();
     Ok(if courses.iter().any(Course::misses) { GROWS } else { failed })
 }

@@ -56,6 +56,7 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
+use crate::schema::LabHead;
 use crate::size::{MIB, show_size};
 use crate::{Result, args, files, kernel, print, scope};
 use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
@@ -298,7 +299,8 @@ struct Confirmed {
 
 #[derive(Serialize)]
 struct NearCacheRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     cache_bytes: u64,
     memory_bytes: u64,
     boots: u32,
@@ -323,7 +325,7 @@ fn run(settings: &Settings) -> Result<u8> {
     }
     if let Some(path) = &settings.json {
         let record = NearCacheRecord {
-            experiment: EXPERIMENT.name,
+            head: LabHead::of(EXPERIMENT.name),
             cache_bytes: extents.cache,
             memory_bytes: extents.memory,
             boots: extents.boots,

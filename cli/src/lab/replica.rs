@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, print, scope};
 
 /// In the registry.
@@ -103,7 +104,8 @@ impl Pair<'_> {
 
 #[derive(Serialize)]
 struct ReplicaRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     local_instructions: f64,
     factors: [f64; 3],
     rows: &'a [ReplicaRow],
@@ -130,7 +132,7 @@ fn run(settings: &Settings) -> Result<u8> {
     }
     if let Some(path) = &settings.json {
         let record = ReplicaRecord {
-            experiment: EXPERIMENT.name,
+            head: LabHead::of(EXPERIMENT.name),
             local_instructions: LOCAL,
             factors: FACTORS,
             rows: &rows,

@@ -16,6 +16,7 @@ use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::protocol::Ending;
 use crate::qemu::Engine;
 use crate::run::Prepared;
+use crate::schema::LabHead;
 use crate::session::End;
 use crate::{Result, args, bench, files, print, scope};
 
@@ -63,7 +64,8 @@ struct Measured {
 
 #[derive(Serialize)]
 struct SlowdownRecord<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     qemu: &'a str,
     interface: u32,
     counting: Counting,
@@ -97,7 +99,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let report = SlowdownReport { measured: &measured, qemu: bench::emulator(), emulator };
     if let Some(path) = &settings.json {
         let record = SlowdownRecord {
-            experiment: EXPERIMENT.name,
+            head: LabHead::of(EXPERIMENT.name),
             qemu: &report.qemu,
             interface: emulator.interface,
             counting: emulator.counting,

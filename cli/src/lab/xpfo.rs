@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
+use crate::schema::LabHead;
 use crate::{Result, args, files, print, scope};
 
 /// In the registry.
@@ -116,7 +117,8 @@ struct Skipped {
 /// All that was found.
 #[derive(Serialize)]
 struct XpfoRecord {
-    experiment: &'static str,
+    #[serde(flatten)]
+    head: LabHead,
     how: &'static str,
     /// Policies that the kernel does not have.
     missing: Vec<&'static str>,
@@ -129,7 +131,7 @@ struct XpfoRecord {
 impl XpfoRecord {
     fn new(experiment: &'static str) -> XpfoRecord {
         XpfoRecord {
-            experiment,
+            head: LabHead::of(experiment),
             how: HOW,
             missing: Vec::new(),
             skipped: Vec::new(),

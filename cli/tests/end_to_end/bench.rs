@@ -40,7 +40,7 @@ fn every_row_is_measured_and_counted_runs_agree_to_the_instruction() {
     assert!(text.contains("both runs of every side agree to the instruction"), "{text}");
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
-    assert_eq!(report["schema"], "freehold-bench-1");
+    has_schema(&report, "freehold-bench-1");
     assert_eq!(report["differences"], serde_json::json!([]));
     assert_eq!(report["failures"], serde_json::json!([]));
     let rows = report["rows"].as_array().expect("rows");
@@ -73,6 +73,7 @@ fn the_experiment_of_costs_compares_three_kernels() {
     assert!(text.contains("both runs of every side agree to the instruction"), "{text}");
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
+    has_schema(&report, "freehold-bench-1");
     let rows = report["rows"].as_array().expect("rows");
     assert!(rows.len() >= 6, "{text}");
     for row in rows {
@@ -94,6 +95,8 @@ fn costs_do_not_grow_with_the_things_that_are_there() {
     let text = finish(command, b"").expect(0).text();
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
+    has_schema(&report, "freehold-lab-1");
+    has_schema(&report["costs"], "freehold-bench-1");
     let courses = report["courses"].as_array().expect("courses");
     assert_eq!(courses.len(), 8, "four on each kernel: {text}");
     for course in courses.iter().filter(|course| course["side"] == "Freehold") {
@@ -131,6 +134,7 @@ fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost
     let text = finish(command, b"").expect(0).text();
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    has_schema(&report, "freehold-lab-1");
     let patterns = report["needless"].as_array().expect("patterns");
     assert_eq!(patterns.len(), 18, "nine on each kernel: {text}");
     for pattern in patterns {

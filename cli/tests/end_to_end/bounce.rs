@@ -159,6 +159,7 @@ fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() 
     command.args(["lab", "bounce", "--quick", "--json", text(&json)]);
     let said = finish(command, b"").expect(0).text();
     let record: Value = serde_json::from_slice(&std::fs::read(&json).expect("a record")).expect("JSON");
+    has_schema(&record, "freehold-lab-1");
     let rows = record["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 4, "{said}");
     for row in rows {

@@ -52,9 +52,12 @@ fn help_comes_without_an_option_and_by_its_name() {
 
 #[test]
 fn a_mistyped_command_is_answered_with_what_was_meant() {
-    for (typed, meant) in
-        [("rnu", "freehold run"), ("bnech", "freehold bench"), ("docter", "freehold doctor")]
-    {
+    for (typed, meant) in [
+        ("rnu", "freehold run"),
+        ("bnech", "freehold bench"),
+        ("docter", "freehold doctor"),
+        ("dif", "freehold diff"),
+    ] {
         let line = refuses(&[typed]);
         assert!(line.contains(&format!("did you mean {meant}?")), "{line}");
     }
@@ -130,7 +133,7 @@ fn the_json_tells_a_missing_program_from_a_program_that_returned_127() {
 #[test]
 fn json_goes_to_stdout_where_stdout_is_free() {
     let record: Value = serde_json::from_str(&says(&["doctor", "--json", "-"])).expect("JSON alone");
-    assert_eq!(record["schema"], "freehold-doctor/1");
+    has_schema(&record, "freehold-doctor/1");
     let network = record["findings"].as_array().expect("a list").iter().find(|one| one["about"] == "network");
     assert_eq!(network.expect("it is looked for")["verdict"], "ok");
     let line = refuses(&["run", "--json", "-", "--", "busybox", "true"]);

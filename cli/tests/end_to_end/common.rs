@@ -305,3 +305,11 @@ pub fn run_with_failing_disk(folder: &tempfile::TempDir, bytes: u64, rules: &str
     command.env("FREEHOLD_QEMU", &wrapper);
     (command, disk)
 }
+
+/// Fails unless the record begins with `schema`, and that is `name`.
+#[track_caller]
+pub fn has_schema(record: &serde_json::Value, name: &str) {
+    let first = record.as_object().and_then(|fields| fields.iter().next());
+    let (field, value) = first.expect("an object with fields");
+    assert_eq!((field.as_str(), value.as_str()), ("schema", Some(name)));
+}

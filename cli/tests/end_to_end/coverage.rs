@@ -13,7 +13,10 @@ fn is_ours() -> bool {
 }
 
 fn record(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).expect("the record is there")).expect("it is JSON")
+    let text = std::fs::read(path).expect("the record is there");
+    let record = serde_json::from_slice(&text).expect("it is JSON");
+    has_schema(&record, "freehold-coverage-1");
+    record
 }
 
 /// Bytes that ran of the functions whose name ends so.

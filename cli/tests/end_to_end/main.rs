@@ -16,6 +16,7 @@ mod common;
 mod conformance;
 mod coverage;
 mod devices;
+mod diff;
 mod disks;
 mod dry_run;
 mod errors;

@@ -220,7 +220,9 @@ fn quick_near_cache(folder: &Path, terminal: &str) -> (String, Value) {
     command.args(["lab", "near-cache", "--quick", "--json", "near.json", "--html", "near.html"]);
     command.current_dir(folder).env("TERM", terminal);
     let outcome = finish(command, b"").expect(0);
-    (outcome.text(), json(&folder.join("near.json")))
+    let record = json(&folder.join("near.json"));
+    has_schema(&record, "freehold-lab-1");
+    (outcome.text(), record)
 }
 
 #[test]
@@ -274,6 +276,7 @@ fn what_the_microscope_costs_is_measured_against_the_same_run_without() {
     let outcome = finish(command, b"").expect(0);
     assert!(outcome.text().contains("plugin interface"), "{}", outcome.text());
     let record = json(&file);
+    has_schema(&record, "freehold-lab-1");
     let [plain, all] = &record["measured"].as_array().expect("ways")[..] else { panic!("{record}") };
     let seconds = |way: &serde_json::Value| way["cpu_seconds"][0].as_f64().expect("seconds");
     let ratio = all["ratio"].as_f64().expect("a ratio");

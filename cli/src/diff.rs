@@ -1,0 +1,193 @@
+//! `freehold diff A.json B.json`: the changes between two runs, commits or kernels.
+//!
+//! [`record`] reads what `run`, `bench`, `lab` and `scope` wrote with `--json`. [`context`] finds
+//! what makes the comparison unfair, [`rows`] compares rows of bench, [`outcome`] ends of programs,
+//! [`figures`] everything else that is a number. All of them fill a [`DiffResult`], which
+//! [`output`] shows as text, JSON and CSV.
+
+mod context;
+mod figures;
+mod outcome;
+mod output;
+mod record;
+mod result;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use freehold_scope_record::Phase;
+use serde_json::Value;
+
+use crate::args::DiffOptions;
+use crate::failure::Failure;
+use crate::{Result, files};
+use figures::{Judge, PathFigures};
+use output::Output;
+use record::{KeptRecord, Part, RecordKind, finite};
+use result::DiffResult;
+
+/// The largest threshold, in percent.
+const MOST_PERCENT: f64 = 1_000_000.0;
+/// What a record of the microscope has below `results` that is not compared: addresses, lists by
+/// address or time, and what the host did.
+const NOT_COMPARED: [&str; 9] = [
+    "results.version",
+    "results.settings",
+    "results.blocks",
+    "results.slices",
+    "results.regions",
+    "results.near",
+    "results.cost",
+    "results.oracle.layout",
+    "results.oracle.violations",
+];
+/// The phase that does not repeat.
+const CLOSING_PHASE: &str = "results.phases[closing]";
+/// What an instruction adds to a total at the most: the bytes that it stores.
+const PER_INSTRUCTION: f64 = 8.0;
+/// What is said of two runs with counted instructions.
+const EXACT: &str = "both runs counted instructions: every difference of the program's time is shown; \
+                     totals of the whole run may differ as far as the closing phases do";
+
+/// Compares the two files of `options`; returns the exit status of this command.
+///
+/// # Errors
+/// Where they cannot be read or compared, or the result cannot be written.
+pub fn diff(options: &DiffOptions) -> Result<u8> {
+    let percent = threshold(&options.threshold)?;
+    if [&options.a, &options.b].iter().all(|path| files::is_stdout(path)) {
+        return Err(Failure::new("both records are to come from stdin", "name a file for one of them"));
+    }
+    files::check_writable([&options.json, &options.csv])?;
+    let (a, b) = (KeptRecord::read(&options.a)?, KeptRecord::read(&options.b)?);
+    let result = compare(&a, &b, percent / 100.0)?;
+    let output = Output { a: &a, b: &b, percent, result: &result };
+    if let Some(path) = &options.json {
+        files::write_json(path, &output.json())?;
+    }
+    if let Some(path) = &options.csv {
+        output.sheet()?.write(path)?;
+    }
+    files::print_beside(&output.text(), [&options.json, &options.csv])?;
+    Ok(result.status())
+}
+
+fn threshold(text: &str) -> Result<f64> {
+    let number = text.trim_end_matches('%').parse().ok();
+    number.filter(|percent| (0.0..=MOST_PERCENT).contains(percent)).ok_or_else(|| {
+        Failure::new(format!("--threshold {text}: not a share in percent"), "0 or more, 1 if it is not given")
+    })
+}
+
+/// What the two records have in common, and what not. `threshold` is a share.
+///
+/// # Errors
+/// Where they are of two commands or experiments, or one is damaged.
+fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult> {
+    let refused = |what: &str, of_a: &str, of_b: &str| {
+        let message = format!("the records are of two {what}: {} of {of_a}, {} of {of_b}", a.file, b.file);
+        Failure::new(message, "compare two of one").in_one_line()
+    };
+    if a.kind != b.kind {
+        return Err(refused("commands", a.kind.command(), b.kind.command()));
+    }
+    let mut result = DiffResult { not_same: context::not_same(a, b), ..DiffResult::default() };
+    let (part_a, part_b) = (a.part(), b.part());
+    match a.kind {
+        RecordKind::Bench => rows::compare(part_a, part_b, threshold, &mut result)?,
+        RecordKind::Run => outcome::compare(part_a, part_b, "", threshold, &mut result)?,
+        RecordKind::Scope => scope(part_a, part_b, threshold, &mut result)?,
+        RecordKind::Lab => {
+            let (of_a, of_b) = (part_a.text("experiment", "")?, part_b.text("experiment", "")?);
+            if of_a != of_b {
+                return Err(refused("experiments", of_a, of_b));
+            }
+            lab(part_a, part_b, threshold, &mut result)?;
+        }
+    }
+    Ok(result)
+}
+
+/// Runs under the microscope.
+fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Result<()> {
+    let outcome = |part: Part<'_>| part.get("outcome").map_or(Value::Null, Value::clone);
+    let (of_a, of_b) = (outcome(a), outcome(b));
+    outcome::compare(a.with(&of_a), b.with(&of_b), "outcome.", threshold, into)?;
+    let broken = |part: Part<'_>| {
+        let total = part.value.pointer("/results/oracle/total");
+        let total = total.and_then(finite).filter(|total| *total >= 0.0);
+        total.ok_or_else(|| part.damaged("results.oracle.total", "a number of violations"))
+    };
+    if broken(a)? == 0.0 && broken(b)? > 0.0 {
+        into.regressions.push("the kernel broke its rules of memory isolation".into());
+    }
+    let exact = context::are_exact(&of_a, &of_b);
+    // A function that no instruction was spent in is not in the list.
+    let is_zero = |path: &str| path.starts_with("symbols[") || path.starts_with("shared_lines[");
+    let program = Judge { noise: if exact { 0.0 } else { threshold }, slack: 0.0, is_zero: &is_zero };
+    let is_closing = |path: &str| path == CLOSING_PHASE;
+    for place in ["/results/phases", "/symbols", "/shared_lines"] {
+        let path = place[1..].replace('/', ".");
+        let found = |part: Part<'_>| part.value.pointer(place).cloned().unwrap_or(Value::Null);
+        let figures = |value: &Value| PathFigures::of(value, &path, &is_closing);
+        program.compare(&figures(&found(a)), &figures(&found(b)), into);
+    }
+    let closing = (closing_instructions(a) - closing_instructions(b)).abs();
+    let totals = match exact && closing == 0.0 {
+        true => program,
+        false => Judge { noise: threshold, slack: closing * PER_INSTRUCTION, is_zero: &is_zero },
+    };
+    let is_left_out = |path: &str| NOT_COMPARED.contains(&path) || path == "results.phases";
+    let figures = |part: Part<'_>| {
+        PathFigures::of(part.get("results").unwrap_or(&Value::Null), "results", &is_left_out)
+    };
+    totals.compare(&figures(a), &figures(b), into);
+    into.remarks.push(match exact {
+        true => EXACT.to_owned(),
+        false => noise_in_words(threshold),
+    });
+    Ok(())
+}
+
+/// Instructions of the phase in which the kernel takes stock at the end. It waits for the host, so
+/// that it does not repeat, and all totals hold it.
+fn closing_instructions(part: Part<'_>) -> f64 {
+    let phases = part.value.pointer("/results/phases").and_then(Value::as_array);
+    let is_closing = |phase: &&Value| phase.get("name").and_then(Value::as_str) == Some(Phase::CLOSING);
+    let closing = phases.into_iter().flatten().filter(is_closing);
+    let cpus = closing.filter_map(|phase| phase.get("cpus")?.as_array()).flatten();
+    let places = ["/modes/user/instructions", "/modes/kernel/instructions"];
+    cpus.flat_map(|cpu| places.map(|place| cpu.pointer(place))).flatten().filter_map(finite).sum()
+}
+
+/// Experiments: their figures, and the costs that some of them have from bench.
+fn lab(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Result<()> {
+    // What is not in a list is a setting, and was compared as such; ratios of host times and their
+    // intervals follow from what is compared.
+    let is_left_out = |path: &str| {
+        path == "costs"
+            || (!path.is_empty() && !path.contains('[') && !is_list_at(path, a, b))
+            || path.ends_with("].ratio")
+            || path.ends_with("].interval")
+    };
+    let judge = Judge { noise: threshold, slack: 0.0, is_zero: &|_| false };
+    let figures = |part: Part<'_>| PathFigures::of(part.value, "", &is_left_out);
+    judge.compare(&figures(a), &figures(b), into);
+    into.remarks.push(noise_in_words(threshold));
+    if let (Some(costs_a), Some(costs_b)) = (a.get("costs"), b.get("costs")) {
+        rows::compare(a.with(costs_a), b.with(costs_b), threshold, into)?;
+    }
+    Ok(())
+}
+
+/// Whether a field of the record is a list of findings.
+fn is_list_at(path: &str, a: Part<'_>, b: Part<'_>) -> bool {
+    [a, b].iter().any(|part| {
+        let list = part.get(path).and_then(Value::as_array);
+        list.is_some_and(|list| list.iter().any(|value| value.is_object() || value.is_array()))
+    })
+}
+
+fn noise_in_words(noise: f64) -> String {
+    format!("figures that differ by at most {}% are not told apart", noise * 100.0)
+}

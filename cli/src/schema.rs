@@ -1,0 +1,138 @@
+//! What the records that commands write with `--json` have in common: each begins with `schema`,
+//! its name and its version, and says where it was measured. docs/book/records.md describes them.
+//!
+//! Fields may be added to a version. A change of meaning makes a new one.
+
+use std::io::Read;
+use std::path::Path;
+
+use serde::Serialize;
+use sha2::Digest as _;
+
+use crate::kernel::{self, KernelChoice};
+use crate::qemu::{Clock, Devices, VirtualMachine};
+use crate::{bench, print};
+
+/// Of `freehold run`.
+pub const RUN: &str = "freehold-run-1";
+/// Of `freehold scope`.
+pub const SCOPE: &str = "freehold-scope-1";
+/// Of `freehold scope --coverage` and `freehold coverage`.
+pub const COVERAGE: &str = "freehold-coverage-1";
+/// Of `freehold bench`.
+pub const BENCH: &str = "freehold-bench-1";
+/// Of every experiment but `costs`, which writes a record of `freehold bench`.
+pub const LAB: &str = "freehold-lab-1";
+/// Of `freehold diff`.
+pub const DIFF: &str = "freehold-diff-1";
+/// Of `freehold doctor`.
+pub const DOCTOR: &str = "freehold-doctor/1";
+
+/// Where a program ran. Comparing two runs that differ here is not fair.
+#[derive(Debug, Serialize)]
+pub struct RunMachine {
+    /// Bytes at the start, by node.
+    memory: Vec<u64>,
+    /// Bytes that may be plugged in, by node.
+    growth: Vec<(usize, u64)>,
+    cpus: u32,
+    /// Whether it has something to swap to.
+    swap: bool,
+    /// What is between devices and memory: nothing, iommu or in-place.
+    devices: &'static str,
+    /// Kernel parameters, those of the command's own among them.
+    parameters: String,
+    /// instructions (`--icount`: 1 ns is 1 instruction) or real.
+    clock: &'static str,
+    /// With counted instructions.
+    seed: Option<u64>,
+    /// QEMU and its version.
+    qemu: String,
+    /// The kernel's file.
+    kernel_file: String,
+    /// SHA-256 of that file; null where it cannot be read.
+    kernel_build: Option<String>,
+}
+
+impl RunMachine {
+    /// Of a run of `kernel` on `machine`.
+    pub fn of(machine: &VirtualMachine, kernel: &KernelChoice) -> RunMachine {
+        let (clock, seed) = match machine.clock {
+            Clock::Instructions { seed } => ("instructions", Some(seed)),
+            Clock::Real => ("real", None),
+        };
+        RunMachine {
+            memory: machine.topology.sizes(),
+            growth: machine.topology.growth().collect(),
+            cpus: machine.cpus,
+            swap: machine.swap.is_some(),
+            devices: match machine.devices {
+                Devices::Unchecked => "nothing",
+                Devices::BehindIommu => "iommu",
+                Devices::InPlace => "in-place",
+            },
+            parameters: machine.parameters(kernel.family),
+            clock,
+            seed,
+            qemu: bench::emulator(),
+            kernel_file: kernel.path.display().to_string(),
+            kernel_build: build(&kernel.path),
+        }
+    }
+}
+
+/// The first fields of an experiment's record.
+#[derive(Debug, Serialize)]
+pub struct LabHead {
+    schema: &'static str,
+    experiment: &'static str,
+    /// QEMU and its version.
+    emulator: String,
+    /// SHA-256 of our own kernel's file; null where there is none.
+    kernel_build: Option<String>,
+}
+
+impl LabHead {
+    /// Of the experiment with this name.
+    pub fn of(experiment: &'static str) -> LabHead {
+        let kernel_build = kernel::own_kernel().ok().and_then(|path| build(&path));
+        LabHead { schema: LAB, experiment, emulator: bench::emulator(), kernel_build }
+    }
+}
+
+/// SHA-256 of a kernel's file, which tells one build from another. `None`, and a line on stderr,
+/// where it cannot be read.
+pub fn build(path: &Path) -> Option<String> {
+    digest(path)
+        .inspect_err(|error| {
+            print::stderr(format!("freehold: cannot read {} for its hash: {error}\n", path.display()));
+        })
+        .ok()
+}
+
+fn digest(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let (mut hasher, mut piece) = (sha2::Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            count => hasher.update(&piece[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_is_the_file_s_hash() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("kernel");
+        std::fs::write(&file, "abc").expect("written");
+        // FIPS 180-2's example.
+        let told = build(&file).expect("readable");
+        assert_eq!(told, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(build(&folder.path().join("none")), None);
+    }
+}
