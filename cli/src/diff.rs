@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::args::DiffOptions;
 use crate::failure::Failure;
 use crate::{Result, files};
-use figures::{Judge, PathFigures};
+use figures::{Judge, PathFigures, Tolerance};
 use output::Output;
 use record::{KeptRecord, Part, RecordKind, finite};
 use result::DiffResult;
@@ -30,7 +30,8 @@ use result::DiffResult;
 const MOST_PERCENT: f64 = 1_000_000.0;
 /// What a record of the microscope has below `results` that is not compared: addresses, lists by
 /// address or time, and what the host did.
-const NOT_COMPARED: [&str; 9] = [
+const NOT_COMPARED: [&str; 10] = [
+    "results.phases[closing]",
     "results.version",
     "results.settings",
     "results.blocks",
@@ -41,13 +42,13 @@ const NOT_COMPARED: [&str; 9] = [
     "results.oracle.layout",
     "results.oracle.violations",
 ];
-/// The phase that does not repeat.
-const CLOSING_PHASE: &str = "results.phases[closing]";
+/// By how many a count of accesses may differ between equal runs.
+const FEW: f64 = 100.0;
 /// What an instruction adds to a total at the most: the bytes that it stores.
 const PER_INSTRUCTION: f64 = 8.0;
 /// What is said of two runs with counted instructions.
-const EXACT: &str = "both runs counted instructions: every difference of the program's time is shown; \
-                     totals of the whole run may differ as far as the closing phases do";
+const EXACT: &str = "both runs counted instructions: every difference of these is shown; other counts may differ by the \
+                     threshold, by 100, or as far as the closing phases do";
 
 /// Compares the two files of `options`; returns the exit status of this command.
 ///
@@ -95,7 +96,15 @@ fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult>
     let (part_a, part_b) = (a.part(), b.part());
     match a.kind {
         RecordKind::Bench => rows::compare(part_a, part_b, threshold, &mut result)?,
-        RecordKind::Run => outcome::compare(part_a, part_b, "", threshold, &mut result)?,
+        RecordKind::Run => {
+            outcome::compare(part_a, part_b, "", threshold, &mut result)?;
+            result.remarks.push(match context::are_exact(&a.value, &b.value) {
+                true => {
+                    "both runs counted instructions (1 ns is 1 of them): every difference is shown".into()
+                }
+                false => noise_in_words(threshold),
+            });
+        }
         RecordKind::Scope => scope(part_a, part_b, threshold, &mut result)?,
         RecordKind::Lab => {
             let (of_a, of_b) = (part_a.text("experiment", "")?, part_b.text("experiment", "")?);
@@ -124,29 +133,31 @@ fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Res
     let exact = context::are_exact(&of_a, &of_b);
     // A function that no instruction was spent in is not in the list.
     let is_zero = |path: &str| path.starts_with("symbols[") || path.starts_with("shared_lines[");
-    let program = Judge { noise: if exact { 0.0 } else { threshold }, slack: 0.0, is_zero: &is_zero };
-    let is_closing = |path: &str| path == CLOSING_PHASE;
-    for place in ["/results/phases", "/symbols", "/shared_lines"] {
-        let path = place[1..].replace('/', ".");
-        let found = |part: Part<'_>| part.value.pointer(place).cloned().unwrap_or(Value::Null);
-        let figures = |value: &Value| PathFigures::of(value, &path, &is_closing);
-        program.compare(&figures(&found(a)), &figures(&found(b)), into);
-    }
     let closing = (closing_instructions(a) - closing_instructions(b)).abs();
-    let totals = match exact && closing == 0.0 {
-        true => program,
-        false => Judge { noise: threshold, slack: closing * PER_INSTRUCTION, is_zero: &is_zero },
+    let tolerance = |path: &str| match exact {
+        true if is_instructions(path) => Tolerance::of(0.0),
+        true => Tolerance { share: threshold, count: FEW.max(closing * PER_INSTRUCTION) },
+        false => Tolerance::of(threshold),
     };
-    let is_left_out = |path: &str| NOT_COMPARED.contains(&path) || path == "results.phases";
-    let figures = |part: Part<'_>| {
-        PathFigures::of(part.get("results").unwrap_or(&Value::Null), "results", &is_left_out)
-    };
-    totals.compare(&figures(a), &figures(b), into);
+    let judge = Judge { tolerance: &tolerance, is_zero: &is_zero };
+    let is_left_out = |path: &str| NOT_COMPARED.contains(&path);
+    for name in ["results", "symbols", "shared_lines"] {
+        let figures =
+            |part: Part<'_>| PathFigures::of(part.get(name).unwrap_or(&Value::Null), name, &is_left_out);
+        judge.compare(&figures(a), &figures(b), into);
+    }
     into.remarks.push(match exact {
         true => EXACT.to_owned(),
         false => noise_in_words(threshold),
     });
     Ok(())
+}
+
+/// Whether a figure of the microscope is a number of instructions that an equal run repeats. All
+/// other counts are of accesses, of which a busy host was seen to add a few.
+fn is_instructions(path: &str) -> bool {
+    let repeats = path.starts_with("results.phases[") || path.starts_with("symbols[");
+    repeats && ["instructions", "share", "start", "end"].contains(&figures::last(path))
 }
 
 /// Instructions of the phase in which the kernel takes stock at the end. It waits for the host, so
@@ -170,7 +181,7 @@ fn lab(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Resul
             || path.ends_with("].ratio")
             || path.ends_with("].interval")
     };
-    let judge = Judge { noise: threshold, slack: 0.0, is_zero: &|_| false };
+    let judge = Judge { tolerance: &|_| Tolerance::of(threshold), is_zero: &|_| false };
     let figures = |part: Part<'_>| PathFigures::of(part.value, "", &is_left_out);
     judge.compare(&figures(a), &figures(b), into);
     into.remarks.push(noise_in_words(threshold));

@@ -28,13 +28,11 @@ const OF_RUN: [(&str, &str); 13] = [
     ("devices behind", "/machine/devices"),
 ];
 /// Of bench: the first side's.
-const OF_BENCH: [(&str, &str); 10] = [
+const OF_BENCH: [(&str, &str); 8] = [
     ("kernel version", "/sides/0/version"),
     ("kernel build", "/sides/0/kernel_build"),
     ("parameters", "/sides/0/parameters"),
     ("machine", "/settings/machine"),
-    ("CPUs", "/cpus"),
-    ("memory", "/memory"),
     ("clock", "/settings/clock"),
     ("runs", "/runs"),
     ("samples", "/samples"),

@@ -92,8 +92,20 @@ impl PathFigures {
     }
 }
 
-fn last(path: &str) -> &str {
+/// The name of the field that a path leads to.
+pub fn last(path: &str) -> &str {
     path.rsplit(['.', ']']).next().unwrap_or(path)
+}
+
+/// What a figure counts, as far as its name says it.
+fn unit(path: &str) -> &'static str {
+    let name = last(path);
+    // A boot's time is compared where instructions were counted: 1 ns is 1 of them.
+    if name == "boot_ns" || name.ends_with("instructions") {
+        return "instructions";
+    }
+    const UNITS: [(&str, &str); 4] = [("_kib", "KiB"), ("_ms", "ms"), ("_ns", "ns"), ("bytes", "bytes")];
+    UNITS.iter().find(|(end, _)| name.ends_with(end)).map_or("", |(_, unit)| unit)
 }
 
 fn is_observations(path: &str) -> bool {
@@ -113,12 +125,26 @@ fn identity(value: &Value) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
+/// By how much figures of equal runs may differ: the larger of both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// As a share of the figure.
+    pub share: f64,
+    /// Whatever the figure is.
+    pub count: f64,
+}
+
+impl Tolerance {
+    /// A share alone.
+    pub fn of(share: f64) -> Tolerance {
+        Tolerance { share, count: 0.0 }
+    }
+}
+
 /// How two figures are judged.
 pub struct Judge<'a> {
-    /// The share by which figures of equal runs may differ.
-    pub noise: f64,
-    /// By how much they may differ, whatever they are.
-    pub slack: f64,
+    /// By how much a figure may differ between equal runs.
+    pub tolerance: &'a dyn Fn(&str) -> Tolerance,
     /// Whether a figure that one record lacks is 0 there.
     pub is_zero: &'a dyn Fn(&str) -> bool,
 }
@@ -147,15 +173,17 @@ impl Judge<'_> {
         let verdict = if HOST_TIME.contains(&last(path)) && a != b {
             DiffVerdict::NotJudged
         } else if a.len() == 1 && b.len() == 1 {
-            match DiffVerdict::of_figure(a[0], b[0], self.noise) {
+            let Tolerance { share, count } = (self.tolerance)(path);
+            match DiffVerdict::of_figure(a[0], b[0], share) {
                 DiffVerdict::Same => DiffVerdict::Same,
-                _ if (a[0] - b[0]).abs() <= self.slack => DiffVerdict::NotDistinguishable,
+                _ if (a[0] - b[0]).abs() <= count => DiffVerdict::NotDistinguishable,
                 verdict => verdict,
             }
         } else {
             of_ranges(a, b)
         };
-        DiffLine::figures(path, (median(a), median(b)), verdict)
+        let line = DiffLine::figures(path, (median(a), median(b)), verdict);
+        DiffLine { unit: unit(path), ..line }
     }
 }
 
@@ -206,7 +234,7 @@ mod tests {
 
     #[test]
     fn repeated_observations_are_one_figure_that_differs_where_the_ranges_do_not_overlap() {
-        let judge = Judge { noise: 0.01, slack: 0.0, is_zero: &|_| false };
+        let judge = Judge { tolerance: &|_| Tolerance::of(0.01), is_zero: &|_| false };
         let verdicts = |a: Value, b: Value| -> Vec<DiffVerdict> {
             let mut result = DiffResult::default();
             judge.compare(&figures(&a), &figures(&b), &mut result);
@@ -224,8 +252,15 @@ mod tests {
     }
 
     #[test]
+    fn a_figure_s_unit_is_told_by_its_name() {
+        let paths =
+            ["boot_ns", "a[b].kernel_instructions", "memory.free_kib", "x.bytes", "syscalls[read].calls"];
+        assert_eq!(paths.map(unit), ["instructions", "instructions", "KiB", "bytes", ""]);
+    }
+
+    #[test]
     fn what_one_record_lacks_is_named_or_zero() {
-        let judge = Judge { noise: 0.0, slack: 0.0, is_zero: &|path| path.starts_with("calls") };
+        let judge = Judge { tolerance: &|_| Tolerance::of(0.0), is_zero: &|path| path.starts_with("calls") };
         let mut result = DiffResult::default();
         let a = figures(&json!({"calls": [{"name": "read", "count": 2}], "old": 1}));
         judge.compare(&a, &figures(&json!({"new": 1})), &mut result);

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::context::are_exact;
-use super::figures::{Judge, PathFigures};
+use super::figures::{Judge, PathFigures, Tolerance};
 use super::record::Part;
 use super::result::{DiffLine, DiffResult};
 use crate::Result;
@@ -52,7 +52,8 @@ pub fn compare(a: Part<'_>, b: Part<'_>, prefix: &str, threshold: f64, into: &mu
     let have_calls = [a, b].iter().all(|part| part.get("syscalls").is_some());
     let calls = format!("{prefix}syscalls[");
     let is_zero = |path: &str| have_calls && path.starts_with(&calls);
-    let judge = Judge { noise: if exact { 0.0 } else { threshold }, slack: 0.0, is_zero: &is_zero };
+    let tolerance = Tolerance::of(if exact { 0.0 } else { threshold });
+    let judge = Judge { tolerance: &|_| tolerance, is_zero: &is_zero };
     for name in FIGURES {
         let figures = |part: Part<'_>| {
             PathFigures::of(part.get(name).unwrap_or(&Value::Null), &format!("{prefix}{name}"), &is_left_out)

@@ -221,7 +221,7 @@ fn table<'a>([name, ratio_name]: [&str; 2], lines: impl Iterator<Item = &'a Diff
 fn shown(value: &DiffValue, unit: &str) -> String {
     match value {
         DiffValue::Number(number) if unit == "nanoseconds" => Unit::Nanoseconds.show(*number),
-        DiffValue::Number(number) if unit == "instructions" => decimal(number.round()),
+        DiffValue::Number(number) if unit == "instructions" && *number >= 100.0 => decimal(number.round()),
         DiffValue::Number(number) => decimal(*number),
         DiffValue::Text(text) => plain(text),
     }

@@ -91,9 +91,10 @@ fn the_closing_phase_waits_for_the_host_and_totals_may_differ_as_far_as_it_does(
         assert!(result.lines.iter().all(|line| !line.name.contains("closing")));
         result.lines.iter().find(|line| line.name == "results.instructions").map(|line| line.verdict)
     };
-    assert_eq!(verdict(10, 1024), Some(result::DiffVerdict::NotDistinguishable));
-    assert_eq!(verdict(10, 1100), Some(result::DiffVerdict::More));
-    assert_eq!(verdict(7, 1001), Some(result::DiffVerdict::More), "the closing phases are equal");
+    assert_eq!(verdict(107, 1800), Some(result::DiffVerdict::NotDistinguishable));
+    assert_eq!(verdict(107, 1900), Some(result::DiffVerdict::More));
+    assert_eq!(verdict(7, 1100), Some(result::DiffVerdict::NotDistinguishable), "a hundred accesses");
+    assert_eq!(verdict(7, 1101), Some(result::DiffVerdict::More), "the closing phases are equal");
 }
 
 #[test]
