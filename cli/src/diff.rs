@@ -47,7 +47,7 @@ const FEW: f64 = 100.0;
 /// What an instruction adds to a total at the most: the bytes that it stores.
 const PER_INSTRUCTION: f64 = 8.0;
 /// What is said of two runs with counted instructions.
-const EXACT: &str = "both runs counted instructions: every difference of these is shown; other counts may differ by the \
+const EXACT: &str = "both runs counted instructions: every difference of the program's is shown, of the boot's beyond 1,000; other counts may differ by the \
                      threshold, by 100, or as far as the closing phases do";
 
 /// Compares the two files of `options`; returns the exit status of this command.
@@ -100,7 +100,7 @@ fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult>
             outcome::compare(part_a, part_b, "", threshold, &mut result)?;
             result.remarks.push(match context::are_exact(&a.value, &b.value) {
                 true => {
-                    "both runs counted instructions (1 ns is 1 of them): every difference is shown".into()
+                    "both runs counted instructions (1 ns is 1 of them): every difference is shown, of the boot beyond 1,000".into()
                 }
                 false => noise_in_words(threshold),
             });
@@ -135,7 +135,12 @@ fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Res
     let is_zero = |path: &str| path.starts_with("symbols[") || path.starts_with("shared_lines[");
     let closing = (closing_instructions(a) - closing_instructions(b)).abs();
     let tolerance = |path: &str| match exact {
-        true if is_instructions(path) => Tolerance::of(0.0),
+        true if is_instructions(path) && path.contains("].cpus[") && !path.contains("[boot") => {
+            Tolerance::of(0.0)
+        }
+        true if path.starts_with("symbols[") => Tolerance::of(0.0),
+        // Where a phase begins and ends is counted from the first instruction of the boot.
+        true if is_instructions(path) => Tolerance::BOOT,
         true => Tolerance { share: threshold, count: FEW.max(closing * PER_INSTRUCTION) },
         false => Tolerance::of(threshold),
     };

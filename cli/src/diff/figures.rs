@@ -135,6 +135,10 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
+    /// Of instructions until the program starts: the kernel waits for devices, which are the
+    /// host's. A busy host was seen to add some tens.
+    pub const BOOT: Tolerance = Tolerance { share: 0.0, count: 1000.0 };
+
     /// A share alone.
     pub fn of(share: f64) -> Tolerance {
         Tolerance { share, count: 0.0 }

@@ -52,8 +52,12 @@ pub fn compare(a: Part<'_>, b: Part<'_>, prefix: &str, threshold: f64, into: &mu
     let have_calls = [a, b].iter().all(|part| part.get("syscalls").is_some());
     let calls = format!("{prefix}syscalls[");
     let is_zero = |path: &str| have_calls && path.starts_with(&calls);
-    let tolerance = Tolerance::of(if exact { 0.0 } else { threshold });
-    let judge = Judge { tolerance: &|_| tolerance, is_zero: &is_zero };
+    let tolerance = |path: &str| match exact {
+        true if path.ends_with("boot_ns") => Tolerance::BOOT,
+        true => Tolerance::of(0.0),
+        false => Tolerance::of(threshold),
+    };
+    let judge = Judge { tolerance: &tolerance, is_zero: &is_zero };
     for name in FIGURES {
         let figures = |part: Part<'_>| {
             PathFigures::of(part.get(name).unwrap_or(&Value::Null), &format!("{prefix}{name}"), &is_left_out)

@@ -70,6 +70,18 @@ fn counted_figures_of_the_microscope_differ_exactly_and_addresses_are_left_out()
         .collect();
     assert_eq!(changed, ["outcome.wall_ms", "symbols[read, kernel].instructions"]);
     assert_eq!(result.status(), 0);
+    // The boot waits for devices.
+    let booted = |instructions: u64| {
+        let mut record = scope_record(5, 0);
+        record["outcome"]["boot_ns"] = json!(instructions);
+        record
+    };
+    let verdict = |instructions: u64| {
+        let result = compared(&booted(1_000_000), &booted(instructions)).expect("whole records");
+        result.lines.iter().find(|line| line.name == "outcome.boot_ns").map(|line| line.verdict)
+    };
+    assert_eq!(verdict(1_001_000), Some(result::DiffVerdict::NotDistinguishable));
+    assert_eq!(verdict(1_001_001), Some(result::DiffVerdict::More));
     let broken = compared(&scope_record(5, 0), &scope_record(5, 2)).expect("whole records");
     assert_eq!(broken.regressions, ["the kernel broke its rules of memory isolation"]);
     assert_eq!(compared(&scope_record(5, 2), &scope_record(5, 3)).expect("whole records").status(), 0);
