@@ -458,6 +458,23 @@ static int a_fault_ends_init(void)
 	return 0;
 }
 
+/* Process 1 stops for its tracer where it would not without one. */
+static int a_traced_init_stops(void)
+{
+	int status;
+	pid_t child = make(CLONE_NEWPID);
+	HOLDS(child >= 0);
+	if (child == 0) {
+		ptrace(PTRACE_TRACEME, 0, 0, 0);
+		raise(SIGSTOP);
+		_exit(3);
+	}
+	HOLDS(waitpid(child, &status, 0) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+	HOLDS(ptrace(PTRACE_CONT, child, 0, 0) == 0);
+	HOLDS(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+	return 0;
+}
+
 static int everybody_is_those_inside(void)
 {
 	pid_t first = sleeper(), second = sleeper();
@@ -1131,6 +1148,7 @@ int main(void)
 	PROMISE("a sender outside is 0", in_child(senders_from_outside_have_none, 0));
 	PROMISE("signals from inside without a handler do nothing to the first process", in_child(init_is_shielded_inside_there, 0));
 	PROMISE("SIGKILL and SIGSTOP from outside do, others do not", in_child(ancestors_kill_and_stop, 0));
+	PROMISE("and signals that a tracer is told of", in_child(a_traced_init_stops, 0));
 	PROMISE("a fault of its own ends it", in_child(a_fault_ends_init, 0));
 	PROMISE("kill(-1) is for those inside, the first and the caller left out", in_child(everybody_is_those_inside_there, 0));
 	PROMISE("orphans become the first process' children", in_child(orphans_go_to_init_there, 0));

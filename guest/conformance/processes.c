@@ -1,6 +1,7 @@
 /* Processes: fork, exec, wait, groups, threads' ends, what is inherited and what is not. */
 #include "promise.h"
 
+#include <poll.h>
 #include <sys/sendfile.h>
 #include <sys/prctl.h>
 
@@ -143,6 +144,24 @@ static void inheritance(void)
 	IN_CHILD(status, if (fork() == 0) _exit(COMES_TRUE(getppid() == self) ? 8 : 9));
 	PROMISE("an orphan goes to the subreaper", wait(&status) > 0 && WEXITSTATUS(status) == 8);
 	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	/* An orphaned group with a stopped member: whoever makes an orphan in it changes nothing. */
+	IN_CHILD(status, setsid(); pid_t sleeper = fork(); if (sleeper == 0) for (;;) pause();
+		 kill(sleeper, SIGSTOP); waitpid(sleeper, &status, WUNTRACED);
+		 if (fork() == 0) { if (fork() == 0) _exit(0); _exit(0); }
+		 wait(&status); int stays = waitpid(sleeper, &status, WNOHANG) == 0; kill(sleeper, SIGKILL);
+		 waitpid(sleeper, &status, 0); _exit(stays && WTERMSIG(status) == SIGKILL));
+	PROMISE("a group that was orphaned before is not hung up", WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	/* The leader of a job ties it to the shell; its stopped member is told when it ends. */
+	int told[2];
+	NEED(pipe(told) == 0);
+	IN_CHILD(status, setsid(); pid_t leader = fork(); if (leader == 0) { setpgid(0, 0); pid_t sleeper = fork();
+		 if (sleeper == 0) { signal(SIGHUP, SIG_DFL); for (;;) pause(); }
+		 kill(sleeper, SIGSTOP); waitpid(sleeper, &status, WUNTRACED); _exit(0); }
+		 waitpid(leader, &status, 0); _exit(1));
+	close(told[1]);
+	struct pollfd end = { .fd = told[0] };
+	PROMISE("one that loses its tie is", poll(&end, 1, 5000) == 1 && read(told[0], &byte, 1) == 0);
+	close(told[0]);
 	IN_CHILD(status, alarm(100); if (fork() == 0) _exit(alarm(0)); wait(&status); _exit(WEXITSTATUS(status)));
 	PROMISE("an alarm is not inherited", WEXITSTATUS(status) == 0);
 }

@@ -32,8 +32,8 @@ use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
 use crate::{block, boot, event_stream, fs, host, mem, sched, socket, swap, time};
 
-/// How long the processes that the program left behind have to end, counted from when a disk
-/// answered last: a process that is to end stores what it wrote before.
+/// How long the processes that the program left behind have to end, counted from when one of them
+/// ended last, or a disk answered: a process that is to end stores what it wrote before.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
 /// How long frames may keep coming and going after that before the audit gives up.
 const UNREST_NS: u64 = 60_000_000_000;
@@ -108,7 +108,7 @@ fn verdict(left: usize) -> AuditVerdict {
 
 /// Kill every process but init and wait for their ends; how many are still there after all that.
 fn end_the_rest() -> usize {
-    let (mut moved, mut since) = (block::traffic(), time::now());
+    let (mut moved, mut least, mut since) = (block::traffic(), usize::MAX, time::now());
     loop {
         let mut left = 0;
         task::for_each(|process| {
@@ -118,8 +118,8 @@ fn end_the_rest() -> usize {
             }
         });
         let (traffic, now) = (block::traffic(), time::now());
-        if traffic != moved {
-            (moved, since) = (traffic, now);
+        if traffic != moved || left < least {
+            (moved, least, since) = (traffic, left.min(least), now);
         }
         if left == 0 || now > since + LAST_RESPECTS_NS {
             return left;

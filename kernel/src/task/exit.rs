@@ -122,7 +122,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     }
     hand_over_children(process);
     // Its own group, if the tie to its parent was what kept it from being orphaned.
-    hang_up_if_stopped(process.group());
+    hang_up_if_orphaned(process, process.parent().as_ref(), Some(process.pid));
     let tracer = process.hold_end(status);
     let late = Usage { peak_resident: peak, ..task.usage().since(counted) };
     process.signals.lock().past.add(&late);
@@ -167,7 +167,7 @@ fn end_namespace(process: &Arc<Process>) {
 /// Give the children to the next reaper, one by one: there may be many, and no memory.
 fn hand_over_children(process: &Arc<Process>) {
     // Children of one group mostly come together.
-    let mut settled = process.group();
+    let mut settled = None;
     loop {
         // A statement of its own: what follows runs without the registry's lock.
         let next = registry::lock().hand_over_child(process);
@@ -184,21 +184,28 @@ fn hand_over_children(process: &Arc<Process>) {
         {
             wait::tell_parent_of_end(&child, status);
         }
-        if child.group() != settled {
-            settled = child.group();
-            hang_up_if_stopped(settled);
+        if settled.replace(child.group()) != Some(child.group()) {
+            hang_up_if_orphaned(&child, Some(process), None);
         }
     }
 }
 
-/// A stopped group that nobody can continue any more is told so (POSIX, _exit).
-fn hang_up_if_stopped(group: super::Pid) {
+/// A stopped group that nobody can continue any more is told so (POSIX, _exit): the group of
+/// `member`, which loses `parent`, if that was what tied it to its session. `leaver` is about to
+/// end and ties nothing.
+fn hang_up_if_orphaned(member: &Process, parent: Option<&Arc<Process>>, leaver: Option<super::Pid>) {
     if !is_any_stopped() {
+        return;
+    }
+    let group = member.group();
+    let was_tied =
+        |parent: &Arc<Process>| parent.group() != group && parent.session().id == member.session().id;
+    if !parent.is_some_and(was_tied) {
         return;
     }
     let living = || registry::group_members(group).filter(|member| member.exit_status().is_none());
     let stopped = living().any(|member| member.signals.lock().stop().is_some());
-    if stopped && registry::group_is_orphaned(group) {
+    if stopped && registry::group_is_orphaned_without(group, leaver) {
         for member in living() {
             member.signal(SigInfo::kernel(Signal::HUP));
             member.signal(SigInfo::kernel(Signal::CONT));

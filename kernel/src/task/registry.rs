@@ -569,11 +569,12 @@ impl Registry {
         self.change(old.id, |slot| slot.session_members -= 1);
         old
     }
-    /// Whether the group has a member with a parent outside of it in the same session, that is,
-    /// somebody who could continue it.
-    pub fn is_orphaned(&self, group: Pid) -> bool {
+    /// Whether no member of the group but `leaver` has a parent outside of it in the same session,
+    /// that is, somebody who could continue it.
+    pub fn is_orphaned(&self, group: Pid, leaver: Option<Pid>) -> bool {
         !self.members(group).any(|member| {
-            member.exit_status().is_none()
+            Some(member.pid) != leaver
+                && member.exit_status().is_none()
                 && member.parent().is_some_and(|parent| {
                     parent.group() != group && parent.session().id == member.session().id
                 })
@@ -616,7 +617,12 @@ pub fn group_session(group: Pid) -> Option<Pid> {
 
 /// See [`Registry::is_orphaned`].
 pub fn group_is_orphaned(group: Pid) -> bool {
-    REGISTRY.lock().is_orphaned(group)
+    REGISTRY.lock().is_orphaned(group, None)
+}
+
+/// Whether it is one when `leaver` has ended.
+pub fn group_is_orphaned_without(group: Pid, leaver: Option<Pid>) -> bool {
+    REGISTRY.lock().is_orphaned(group, leaver)
 }
 
 /// Whether a process has children.

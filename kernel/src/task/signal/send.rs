@@ -127,11 +127,13 @@ impl Process {
             return Ok(Parent::Leave);
         }
         let shield = self.shield_against(signal, payer.as_ref());
-        if shield == Shield::Whole {
-            return Ok(Parent::Leave);
-        }
         let mut group = self.signals.lock();
         let group = &mut *group;
+        // A tracer is told of what it would not get without one, but for SIGKILL.
+        let is_traced = || group.threads.iter().any(|thread| thread.traced.is_traced());
+        if shield == Shield::Whole && (signal == Signal::KILL || !is_traced()) {
+            return Ok(Parent::Leave);
+        }
         if group.threads.is_empty() || group.exit.is_some() {
             return Ok(Parent::Leave);
         }
