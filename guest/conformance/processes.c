@@ -2,6 +2,8 @@
 #include "promise.h"
 
 #include <poll.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/prctl.h>
 
@@ -164,6 +166,47 @@ static void inheritance(void)
 	close(told[0]);
 	IN_CHILD(status, alarm(100); if (fork() == 0) _exit(alarm(0)); wait(&status); _exit(WEXITSTATUS(status)));
 	PROMISE("an alarm is not inherited", WEXITSTATUS(status) == 0);
+}
+
+/* Each makes children until there were so many altogether. */
+static void multiply(atomic_int *made)
+{
+	while (atomic_fetch_add(made, 1) < 600)
+		if (fork() < 0)
+			usleep(100);
+	for (;;)
+		pause();
+}
+
+/* SIGKILL for a group that grows at the same time reaches those who come meanwhile, too. */
+static void growing(void)
+{
+	atomic_int *made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int left = 0;
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	for (int round = 0; round < 4; round++) {
+		atomic_store(made, 0);
+		pid_t group = fork();
+		if (group == 0) {
+			setpgid(0, 0);
+			multiply(made);
+		}
+		setpgid(group, group);
+		while (atomic_load(made) < 100)
+			usleep(100);
+		NEED(kill(-group, SIGKILL) == 0);
+		int ended = 0;
+		for (int wait = 0; wait < 2000 && !ended; wait++) {
+			while (waitpid(-group, NULL, WNOHANG) > 0);
+			ended = kill(-group, 0) < 0 && errno == ESRCH;
+			if (!ended)
+				usleep(1000);
+		}
+		left += !ended;
+		kill(-group, SIGKILL);
+	}
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	PROMISE("a group that is killed while it grows is gone", left == 0);
 }
 
 /* A group outlives its leader; its last member may be put into it again, and away. */
@@ -409,6 +452,7 @@ int main(int argc, char **argv, char **envp)
 	kinds_of_fork();
 	inheritance();
 	groups();
+	growing();
 	exec(self);
 	threads_and_ends(self);
 	rights();

@@ -18,7 +18,7 @@ use super::namespaces::calls::of_child;
 use super::pidfd::Given;
 use super::pidns::{FIRST, Levels, MOST_LEVELS, Numbers, PidNs};
 use super::process::{Beginnings, Process};
-use super::signal::{AlternateStack, Signal};
+use super::signal::{AlternateStack, SigInfo, Signal};
 use super::trace::Event;
 use super::{Capability, Credentials, Pid, Resource, Task, current, registry, spawn, users};
 use crate::fs::FsContext;
@@ -260,6 +260,10 @@ fn child_context(context: &mut UserContext, request: &CloneRequest) -> Result<Us
 fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     request.check()?;
     let parent = current();
+    if parent.signal_pending() {
+        // Who sent it to a group meant what is in it now, and not what comes after that.
+        return Err(Errno::ERESTARTNOINTR);
+    }
     users::check_threads(parent.process())?;
     let flags = request.flags;
     let child_context = child_context(context, request)?;
@@ -296,6 +300,10 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
         }
     };
     // Nothing fails from here on. It does not run yet.
+    if parent.is_dying() && !flags.contains(CloneFlags::THREAD) {
+        // Whoever killed all of a group may not have seen the child: it goes with its parent.
+        task.process().signal(SigInfo::kernel(Signal::KILL));
+    }
     let told = numbers.in_view(parent.process().pid_view());
     if flags.contains(CloneFlags::PARENT_SETTID) {
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&told);

@@ -110,7 +110,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     fs.set_cwd(walk.find(&spec.cwd, Final::Follow)?);
     give_consoles(&walk, spec.user)?;
     let files = FileTable::new();
-    let limit = Limits::initial().get(super::Resource::Files).soft as usize;
+    let limit = Limits::initial(registry::tasks_max()).get(super::Resource::Files).soft as usize;
     let mut terminal: Option<Arc<OpenFile>> = None;
     for (stream, standard) in spec.streams.iter().zip([Standard::Input, Standard::Output, Standard::Error]) {
         let flags = if standard == Standard::Input { OpenFlags::empty() } else { OpenFlags::WRONLY };

@@ -70,8 +70,8 @@ pub struct Limit {
 pub struct Limits([Limit; 16]);
 
 impl Limits {
-    /// The limits of the first process; Linux' defaults.
-    pub const fn initial() -> Self {
+    /// The limits of the first process, where there may be so many threads; Linux' defaults.
+    pub const fn initial(threads: usize) -> Self {
         const fn limit(soft: u64, hard: u64) -> Limit {
             Limit { soft, hard }
         }
@@ -79,7 +79,8 @@ impl Limits {
         let mut limits = [ANY; 16];
         limits[Resource::Stack as usize] = limit(8 << 20, INFINITY);
         limits[Resource::Core as usize] = limit(0, INFINITY);
-        limits[Resource::Processes as usize] = limit(30_000, 30_000);
+        let half = threads as u64 / 2;
+        limits[Resource::Processes as usize] = limit(half, half);
         limits[Resource::Files as usize] = limit(1024, 4096);
         limits[Resource::Memlock as usize] = limit(8 << 20, 8 << 20);
         limits[Resource::SigPending as usize] = limit(30_000, 30_000);

@@ -304,7 +304,7 @@ impl Beginnings {
             fs,
             credentials,
             namespaces: super::spawn::kernel_process().namespaces(),
-            limits: Limits::initial(),
+            limits: Limits::initial(super::registry::tasks_max()),
             actions: reserve::arc(IrqSpinLock::new(Actions::new())),
             session: reserve::arc(Session::new(pid)),
             group_id: pid,

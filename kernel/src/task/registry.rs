@@ -41,8 +41,13 @@ pub const PID_MAX: Pid = 32_768;
 /// After a wrap, IDs begin again here.
 const RESERVED: Pid = 300;
 
-/// The most threads at one time.
-pub const TASKS_MAX: usize = 16_384;
+/// The most threads at one time, however much memory there is.
+const TASKS_MOST: usize = 16_384;
+/// Where there is little memory there may be so many threads, which may be more than fit it.
+const TASKS_LEAST: usize = 512;
+/// Of all memory, so many frames are there for each thread that there may be (Linux:
+/// `set_max_threads`).
+const FRAMES_PER_TASK: u64 = 32;
 
 /// The most slots that a [`ProcessWalk`] looks at while it holds the lock once.
 const WALK_STEP: usize = 64;
@@ -111,6 +116,12 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// Take the lock.
 pub(super) fn lock() -> SpinLockGuard<'static, Registry> {
     REGISTRY.lock()
+}
+
+/// The most threads at one time: what is left of memory when there are so many is enough to go on.
+pub fn tasks_max() -> usize {
+    let fit = crate::mem::frames().managed_frames() / FRAMES_PER_TASK;
+    (fit as usize).clamp(TASKS_LEAST, TASKS_MOST)
 }
 
 /// Threads that exist.
@@ -333,7 +344,7 @@ impl Registry {
     /// process is not known yet; `EEXIST` and `EINVAL` for a number that cannot be given.
     pub fn allocate(&mut self, levels: Option<Arc<Levels>>, wanted: &[Pid]) -> Result<Numbers> {
         // Processes that nobody waited for count too, as on Linux.
-        if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= TASKS_MAX {
+        if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= tasks_max() {
             return Err(Errno::EAGAIN);
         }
         let depth = levels.as_ref().map_or(0, |levels| levels.iter().count());

@@ -36,7 +36,7 @@ pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
                 fs,
                 credentials: reserve::arc(Credentials::default()),
                 namespaces: Namespaces::initial(),
-                limits: Limits::initial(),
+                limits: Limits::initial(registry::tasks_max()),
                 actions: reserve::arc(IrqSpinLock::new(Actions::new())),
                 session: reserve::arc(Session::new(0)),
                 group_id: 0,

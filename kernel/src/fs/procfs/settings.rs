@@ -131,7 +131,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.generated("domainname", 0o644, Named(Name::Domain));
     kernel.constant("pid_max", registry::PID_MAX);
     kernel.generated("ns_last_pid", 0o666, LastPid);
-    kernel.constant("threads-max", registry::TASKS_MAX);
+    kernel.file("threads-max", |out| {
+        writeln!(out, "{}", registry::tasks_max());
+        Ok(())
+    });
     kernel.constant("cap_last_cap", "40");
     kernel.constant("ngroups_max", "65536");
     kernel.constant("overflowuid", "65534");

@@ -5,7 +5,7 @@ use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal, wr
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
 use crate::task::pidns::FIRST;
-use crate::task::registry::{find_by_number, find_task_by_number};
+use crate::task::registry::{ProcessWalk, find_by_number, find_task_by_number};
 use crate::task::userns::{IdKind, OVERFLOW_ID};
 use crate::task::{Pid, Process, Task, current, kernel_id, pidfd, registry, with_current};
 use crate::time::{self, TimeSpec};
@@ -167,33 +167,47 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
         }
         Ok(())
     };
-    let (targets, everybody) = match args.int(0) {
+    let (targets, whom): (fn(Pid) -> ProcessWalk, Pid) = match args.int(0) {
         i32::MIN => return Err(Errno::ESRCH),
         pid if pid > 0 => {
             send(&find_by_number(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
             return Ok(0);
         }
-        0 => (registry::group_members(sender.group()), false),
-        -1 => (registry::processes(), true),
+        0 => (registry::group_members, sender.group()),
+        -1 => (|_| registry::processes(), EVERYBODY),
         group => {
             let group = registry::pid_by_number(group.unsigned_abs()).ok_or(Errno::ESRCH)?;
-            (registry::group_members(group), false)
+            (registry::group_members, group)
         }
     };
     let view = sender.pid_view();
     let mut outcome = Err(Errno::ESRCH);
-    for target in targets {
-        if everybody && (target.number_in(view) <= FIRST || target.pid == sender.pid) {
-            continue;
+    loop {
+        let mut is_new = false;
+        for target in targets(whom) {
+            let is_spared = target.number_in(view) <= FIRST || target.pid == sender.pid;
+            if whom == EVERYBODY && is_spared {
+                continue;
+            }
+            let ends = || signal == Some(Signal::KILL) && target.signals.lock().exit.is_some();
+            let ended = ends();
+            match send(&target) {
+                Ok(()) => outcome = Ok(0),
+                Err(error) if outcome != Ok(0) => outcome = Err(error),
+                Err(_) => {}
+            }
+            is_new |= !ended && ends();
         }
-        match send(&target) {
-            Ok(()) => outcome = Ok(0),
-            Err(error) if outcome != Ok(0) => outcome = Err(error),
-            Err(_) => {}
+        // Children that came meanwhile are found the next time; those of the killed are killed.
+        if !is_new {
+            return outcome;
         }
+        crate::sched::checkpoint()?;
     }
-    outcome
 }
+
+/// No group's ID.
+const EVERYBODY: Pid = 0;
 
 fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
     if tid <= 0 {
