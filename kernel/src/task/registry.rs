@@ -427,10 +427,6 @@ impl Registry {
         TASKS.fetch_sub(1, Ordering::Relaxed);
         self.change(tid, |slot| slot.task = reserve::no_weak());
     }
-    /// The thread `task` takes over the ID of the process' first one (execve).
-    pub fn rename_task(&mut self, task: &Arc<Task>, tid: Pid) {
-        self.change(tid, |slot| slot.task = task.downgrade());
-    }
     /// Enter a process, its group and its session, and make it its parent's child. One that has a
     /// `maker` is of the maker's group and session, as they are now. The caller drops what comes
     /// back without the lock.

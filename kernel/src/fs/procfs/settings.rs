@@ -121,6 +121,11 @@ fn random_pair() -> [u64; 2] {
     [Hardware.random_u64(), Hardware.random_u64()]
 }
 
+fn threads_max(out: &mut Text) -> Result<()> {
+    writeln!(out, "{}", registry::tasks_max());
+    Ok(())
+}
+
 /// Put /proc/sys into `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let kernel = root.dirs("sys/kernel");
@@ -131,10 +136,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.generated("domainname", 0o644, Named(Name::Domain));
     kernel.constant("pid_max", registry::PID_MAX);
     kernel.generated("ns_last_pid", 0o666, LastPid);
-    kernel.file("threads-max", |out| {
-        writeln!(out, "{}", registry::tasks_max());
-        Ok(())
-    });
+    kernel.file("threads-max", threads_max);
     kernel.constant("cap_last_cap", "40");
     kernel.constant("ngroups_max", "65536");
     kernel.constant("overflowuid", "65534");
