@@ -228,11 +228,11 @@ on_machine! {
 }
 
 on_machine! {
-    /// With 4,096 processes and no free frame the one that uses most is killed, and it alone; each
+    /// With 2,048 processes and no free frame the one that uses most is killed, and it alone; each
     /// of the others lives.
-    the_largest_of_4096_is_killed_alone, Setup { nodes: &[96 << 10], ..Setup::default() }, |p| {
+    the_largest_of_2048_is_killed_alone, Setup { nodes: &[96 << 10], ..Setup::default() }, |p| {
         let first = p.fork_idle();
-        let others = (1..4096).map(|_| p.fork_idle()).collect::<std::vec::Vec<_>>();
+        let others = (1..2048).map(|_| p.fork_idle()).collect::<std::vec::Vec<_>>();
         let large = p.fork(takes_all);
         assert_eq!(p.wait_for(large), 9);
         assert_eq!(figure(p, "/proc/vmstat", "oom_kill"), 1);
