@@ -4,6 +4,7 @@
  * broken; so nothing of it is left for the next one.
  */
 #include "promise.h"
+#include "inside.h"
 #include <grp.h>
 #include <mqueue.h>
 #include <arpa/inet.h>
@@ -23,85 +24,13 @@
 #include <sys/utsname.h>
 
 #define NS_GET_USERNS 0xb701
-#define NS_GET_PARENT 0xb702
-#define NS_GET_NSTYPE 0xb703
 #define NS_GET_OWNER_UID 0xb704
 #define FOLDER "/tmp/namespaces"
-#define USER 1000
-
-/* Ends the child's part with the line whose condition does not hold. */
-#define HOLDS(condition)                                                                            \
-	do {                                                                                        \
-		errno = 0;                                                                          \
-		if (!(condition)) {                                                                 \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #condition, errno);   \
-			return __LINE__;                                                            \
-		}                                                                                   \
-	} while (0)
-#define REFUSED(call, error) HOLDS((long)(call) == -1 && errno == (error))
-
-/* Whether `part` holds in a child that begins as `user`. */
-static int in_child(int (*part)(void), int user)
-{
-	int status = 0;
-	fflush(stdout);
-	pid_t child = fork();
-	NEED(child >= 0);
-	if (child == 0) {
-		if (user && (setgroups(0, NULL) || setresgid(user, user, user) || setresuid(user, user, user)))
-			_exit(2);
-		prctl(PR_SET_DUMPABLE, 1);
-		_exit(part() ? 1 : 0);
-	}
-	NEED(waitpid(child, &status, 0) == child);
-	return status == 0;
-}
-
-static int writes(const char *path, const char *text)
-{
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return -1;
-	ssize_t done = write(file, text, strlen(text));
-	int error = errno;
-	close(file);
-	errno = error;
-	return done == (ssize_t)strlen(text) ? 0 : -1;
-}
-
-static char *reads(const char *path)
-{
-	static char text[16384];
-	int file = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
-	close(file);
-	text[length < 0 ? 0 : length] = 0;
-	return text;
-}
-
-/* The number in a link of /proc/PID/ns, 0 for none. */
-static unsigned long number_of(const char *path)
-{
-	char text[64] = { 0 };
-	if (readlink(path, text, sizeof text - 1) < 0)
-		return 0;
-	char *digits = strchr(text, '[');
-	return digits ? strtoul(digits + 1, NULL, 10) : 0;
-}
 
 static int hostname_is(const char *name)
 {
 	struct utsname names;
 	return uname(&names) == 0 && strcmp(names.nodename, name) == 0;
-}
-
-/* A user namespace in which USER is user and group 0. */
-static int become_root_inside(void)
-{
-	char map[64];
-	snprintf(map, sizeof map, "0 %d 1", USER);
-	return unshare(CLONE_NEWUSER) || writes("/proc/self/uid_map", map) || writes("/proc/self/setgroups", "deny") ||
-	       writes("/proc/self/gid_map", map);
 }
 
 static int names_are_ones_own(void)

@@ -4,6 +4,7 @@
  * ends with the line that was broken; so nothing of it is left for the next one.
  */
 #include "promise.h"
+#include "inside.h"
 #include <grp.h>
 #include <linux/capability.h>
 #include <linux/futex.h>
@@ -17,47 +18,11 @@
 #include <termios.h>
 
 #define NS_GET_USERNS 0xb701
-#define NS_GET_PARENT 0xb702
-#define NS_GET_NSTYPE 0xb703
 #define NS_GET_PID_FROM_PIDNS _IOR(0xb7, 0x6, int)
 #define NS_GET_TGID_FROM_PIDNS _IOR(0xb7, 0x7, int)
 #define NS_GET_PID_IN_PIDNS _IOR(0xb7, 0x8, int)
 #define NS_GET_TGID_IN_PIDNS _IOR(0xb7, 0x9, int)
 #define FOLDER "/tmp/pidns"
-#define USER 1000
-
-/* Ends the child's part with the line whose condition does not hold. */
-#define HOLDS(condition)                                                                            \
-	do {                                                                                        \
-		errno = 0;                                                                          \
-		if (!(condition)) {                                                                 \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #condition, errno);   \
-			return __LINE__;                                                            \
-		}                                                                                   \
-	} while (0)
-#define REFUSED(call, error) HOLDS((long)(call) == -1 && errno == (error))
-
-/* Whether a child ends with 0. */
-static int ends_well(pid_t child)
-{
-	int status = -1;
-	return waitpid(child, &status, __WALL) == child && status == 0;
-}
-
-/* Whether `part` holds in a child that begins as `user`. */
-static int in_child(int (*part)(void), int user)
-{
-	fflush(stdout);
-	pid_t child = fork();
-	NEED(child >= 0);
-	if (child == 0) {
-		if (user && (setgroups(0, NULL) || setresgid(user, user, user) || setresuid(user, user, user)))
-			_exit(2);
-		prctl(PR_SET_DUMPABLE, 1);
-		_exit(part() ? 1 : 0);
-	}
-	return ends_well(child);
-}
 
 static pid_t make(unsigned long flags)
 {
@@ -89,28 +54,6 @@ static int with_proc(int (*part)(void))
 	return ends_well(child);
 }
 
-static char *reads(const char *path)
-{
-	static char text[16384];
-	int file = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
-	close(file);
-	text[length < 0 ? 0 : length] = 0;
-	return text;
-}
-
-static int writes(const char *path, const char *text)
-{
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return -1;
-	ssize_t done = write(file, text, strlen(text));
-	int error = errno;
-	close(file);
-	errno = error;
-	return done == (ssize_t)strlen(text) ? 0 : -1;
-}
-
 /* What follows `name` in the lines of a text, without the end of the line. */
 static char *row(char *text, const char *name)
 {
@@ -120,23 +63,6 @@ static char *row(char *text, const char *name)
 	if (at)
 		snprintf(found, sizeof found, "%.*s", (int)strcspn(at + strlen(name), "\n"), at + strlen(name));
 	return found;
-}
-
-static unsigned long number_of(const char *path)
-{
-	char text[64] = { 0 };
-	if (readlink(path, text, sizeof text - 1) < 0)
-		return 0;
-	char *digits = strchr(text, '[');
-	return digits ? strtoul(digits + 1, NULL, 10) : 0;
-}
-
-static int become_root_inside(void)
-{
-	char map[64];
-	snprintf(map, sizeof map, "0 %d 1", USER);
-	return unshare(CLONE_NEWUSER) || writes("/proc/self/uid_map", map) || writes("/proc/self/setgroups", "deny") ||
-	       writes("/proc/self/gid_map", map);
 }
 
 /* A child that waits for a signal. */

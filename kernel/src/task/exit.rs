@@ -205,7 +205,7 @@ fn hang_up_if_orphaned(member: &Process, parent: Option<&Arc<Process>>, leaver: 
     }
     let living = || registry::group_members(group).filter(|member| member.exit_status().is_none());
     let stopped = living().any(|member| member.signals.lock().stop().is_some());
-    if stopped && registry::group_is_orphaned_without(group, leaver) {
+    if stopped && registry::lock().is_orphaned(group, leaver) {
         for member in living() {
             member.signal(SigInfo::kernel(Signal::HUP));
             member.signal(SigInfo::kernel(Signal::CONT));

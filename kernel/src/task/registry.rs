@@ -208,10 +208,7 @@ pub fn number_in(view: PidView, pid: Pid) -> Pid {
 
 #[cold]
 fn number_below(view: PidView, pid: Pid) -> Pid {
-    let registry = REGISTRY.lock();
-    let levels = registry.slots.get(&pid).and_then(|slot| slot.levels.as_ref());
-    let mut levels = levels.into_iter().flat_map(|levels| levels.iter());
-    levels.find(|(namespace, _)| namespace.view() == view).map_or(0, |(_, number)| number)
+    numbers_of(pid).in_view(view)
 }
 
 /// The numbers of an ID in its namespace and those above; only the ID where nothing has it.
@@ -625,11 +622,6 @@ pub fn group_session(group: Pid) -> Option<Pid> {
 /// See [`Registry::is_orphaned`].
 pub fn group_is_orphaned(group: Pid) -> bool {
     REGISTRY.lock().is_orphaned(group, None)
-}
-
-/// Whether it is one when `leaver` has ended.
-pub fn group_is_orphaned_without(group: Pid, leaver: Option<Pid>) -> bool {
-    REGISTRY.lock().is_orphaned(group, leaver)
 }
 
 /// Whether a process has children.
