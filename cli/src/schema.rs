@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 use sha2::Digest as _;
 
+use crate::container::hexadecimal;
 use crate::kernel::{self, KernelChoice};
 use crate::qemu::{Clock, Devices, VirtualMachine};
 use crate::{bench, print};
@@ -115,7 +116,7 @@ fn digest(path: &Path) -> std::io::Result<String> {
     let (mut hasher, mut piece) = (sha2::Sha256::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut piece)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hexadecimal(&hasher.finalize())),
             count => hasher.update(&piece[..count]),
         }
     }

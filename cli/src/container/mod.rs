@@ -38,6 +38,7 @@ mod tree;
 use std::path::Path;
 
 pub use launch::Launch;
+pub use stream::hexadecimal;
 pub use tree::{FileAttributes, MappedTree};
 
 use crate::Result;
