@@ -41,6 +41,12 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn is_traced<const EVENT: usize>(self) -> bool {
         false
     }
+    /// Whether frames are charged to accounts; a no-op in a kernel's text until they are. While the
+    /// answer changes from "no" to "yes", which it does once, some may still be told "no".
+    #[inline(always)]
+    fn charges_frames(self) -> bool {
+        false
+    }
     /// Records an event that is on. Any context but NMIs, double faults and machine checks.
     fn record_event(self, _event: usize, _fields: &[u64]) {}
     /// Stay on this CPU until the guard is dropped.

@@ -316,6 +316,10 @@ impl Cpus for X86 {
     fn is_traced<const EVENT: usize>(self) -> bool {
         static_keys::is_on::<EVENT>()
     }
+    #[inline(always)]
+    fn charges_frames(self) -> bool {
+        static_keys::is_on::<{ static_keys::StaticKey::CHARGES }>()
+    }
     #[cold]
     #[inline(never)]
     fn record_event(self, event: usize, fields: &[u64]) {

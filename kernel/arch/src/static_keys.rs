@@ -60,8 +60,12 @@ impl StaticKey {
     pub const COUNTS_SYSCALLS: Self = Self(Self::SYSCALL_COUNTS);
     /// The keys that are no event's: those that are turned by hand.
     pub const BY_HAND: [Self; 1] = [Self::COUNTS_SYSCALLS];
+    /// The number of the key [`FRAME_CHARGES`](Self::FRAME_CHARGES), for [`is_on`].
+    pub const CHARGES: usize = freehold_tracepoints::COUNT;
+    /// Frames are charged to accounts.
+    pub const FRAME_CHARGES: Self = Self(Self::CHARGES);
     /// How many keys there are.
-    const COUNT: usize = freehold_tracepoints::COUNT;
+    const COUNT: usize = freehold_tracepoints::COUNT + 1;
 
     /// The key of an event; `None` of one that programs write.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
@@ -70,7 +74,11 @@ impl StaticKey {
     /// Its name, as the kernel parameter and the file in debugfs have it; an event's is the
     /// event's.
     pub fn name(self) -> &'static str {
-        if self == Self::COUNTS_SYSCALLS { "syscall_counts" } else { EVENTS[self.0].name }
+        match self {
+            Self::COUNTS_SYSCALLS => "syscall_counts",
+            Self::FRAME_CHARGES => "frame_charges",
+            Self(event) => EVENTS[event].name,
+        }
     }
 }
 

@@ -17,10 +17,10 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
-use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
+use freehold_frame::{Frame, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
-use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
+use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, MAX_RUN, VmError};
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
 use spin::Once;
@@ -337,11 +337,10 @@ impl DiskContent {
         }
         let frames = frames();
         if hotplug::may_grow() && frames.free_frames() < frames.total_frames() / RESERVE {
-            let nodes = NodeSet::ALL;
             evict(Eviction {
                 want: RELIEF,
                 most: DiskCaches.pages(),
-                nodes,
+                frames: FrameChoice::ALL,
                 laundry: Laundry::Leave,
                 age: Age::Respect,
             });

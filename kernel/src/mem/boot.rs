@@ -15,7 +15,7 @@ use freehold_vm::{Commons, HugeMode, KernelRoots};
 use freehold_xpfo::Policy;
 use zerocopy::FromZeros;
 
-use super::{Frames, frames, hotplug, oom, reclaim, replica};
+use super::{Frames, charge, frames, hotplug, oom, reclaim, replica};
 use crate::cmdline::Plant;
 use crate::hw::memory::{self, FrameProvider, pluggable};
 use crate::hw::plant as breach;
@@ -62,6 +62,7 @@ pub fn init(
         fault_hook: Some(fault_inject::page),
         object_reserve: Some(|| heap::ensure(OBJECTS).map_err(|_| OutOfMemory)),
         rest: Some(crate::sched::rest),
+        ledger: Some(charge::LEDGER),
         ..options
     };
     let (records, reverse_keys) = memory::frame_table().expect("memory for the frame table: 1/170 of all");

@@ -10,6 +10,7 @@
 
 mod boot;
 pub mod calls;
+pub mod charge;
 mod content;
 pub mod evacuate;
 pub mod hotplug;

@@ -8,10 +8,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::Request;
+use freehold_frame::{AccountId, Request};
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 
+use super::charge;
 use super::frames;
 use super::hotplug::{self, GrowthOutcome};
 use super::reclaim::{self, ReclaimOutcome, blocks};
@@ -28,8 +29,8 @@ pub fn stalls() -> u64 {
 /// Pages of disks that are given back before anything else is tried: 4 MiB.
 const IDLE: u64 = 1024;
 
-/// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no
-/// address space and nothing that spins.
+/// Find memory without hurting anybody but processes whose account has all it may. May sleep, for
+/// the host and for disks; the caller holds no address space and nothing that spins.
 pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.
@@ -39,6 +40,9 @@ pub fn find_more() -> GrowthOutcome {
     if thread::is_current_dying() {
         // It needs no more memory than it takes to end, and others wait for what it has.
         return GrowthOutcome::None;
+    }
+    if let Some(account) = charge::take_refusal() {
+        return charge::find_room(account);
     }
     let helps = !reclaim::is_in_vain();
     let found = helps && reclaim::free_idle(IDLE) > 0
@@ -68,6 +72,16 @@ pub(super) fn note_denial(request: &Request) {
         thread::with_current(|task| {
             task.was_denied.store(true, Ordering::Relaxed);
             task.injection.note_denial();
+        });
+    }
+}
+
+/// `account` has all it may: no room for a block of so many frames of the current task's.
+pub(super) fn note_refusal(frames: u64, account: AccountId) {
+    if frames <= 1 << COSTLY {
+        thread::with_current(|task| {
+            task.was_denied.store(true, Ordering::Relaxed);
+            task.refused_by.store(account.number(), Ordering::Relaxed);
         });
     }
 }
@@ -109,7 +123,7 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
             break;
         }
         // Where there is some for everybody, it has become free since.
-        if !made && is_scarce() && find_more() == GrowthOutcome::None {
+        if !made && (charge::is_refused() || is_scarce()) && find_more() == GrowthOutcome::None {
             break;
         }
         sched::yield_now();

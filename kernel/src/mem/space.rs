@@ -9,12 +9,13 @@
 //! time of 4 KiB of zeroes at most.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use freehold_collections::{
     Arc, Vec, Weak,
     reserve::{self, ArcMethods},
 };
+use freehold_frame::AccountId;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Unmapped, Visited};
 
@@ -63,6 +64,8 @@ pub struct ProcessSpace {
     program: SpinLock<Program>,
     /// See [`Dumpable`].
     hidden: AtomicBool,
+    /// The account that its program pays with, by its number: see [`SpaceHandle::account`].
+    account: AtomicU16,
     /// Those of its threads; made when the first thread asks.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
@@ -91,8 +94,9 @@ impl ProcessSpace {
         let id = areas.id();
         let (areas, program) = (Sleeping::around(PerCpuRwLock::new(areas)), SpinLock::new(program));
         let hidden = AtomicBool::new(dumpable == Dumpable::No);
-        let concurrency_ids = SpinLock::new(None);
-        let space = reserve::arc(Self { id, translation, areas, program, hidden, concurrency_ids });
+        let (account, concurrency_ids) =
+            (AtomicU16::new(sched::thread::account().number()), SpinLock::new(None));
+        let space = reserve::arc(Self { id, translation, areas, program, hidden, account, concurrency_ids });
         let handle: Weak<dyn SpaceHandle<Frames>> =
             (space.clone() as Arc<dyn SpaceHandle<Frames>>).downgrade();
         space.areas.lock().set_handle(handle);
@@ -178,6 +182,10 @@ impl ProcessSpace {
         drop(unused);
         Some(ids)
     }
+    /// Its program pays with another account from now on.
+    pub fn set_account(&self, account: AccountId) {
+        self.account.store(account.number(), Ordering::Relaxed);
+    }
     /// What /proc and prctl want to know of the program.
     pub fn program(&self) -> Program {
         self.program.lock().clone()
@@ -200,6 +208,9 @@ impl SpaceHandle<Frames> for ProcessSpace {
         areas.add_filled();
         f(&mut areas);
         Visited::Done
+    }
+    fn account(&self) -> AccountId {
+        AccountId::new(self.account.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the
 //! next who asks. The frame is a user-side one: its bytes are reached through a window only, and
-//! nobody reads what nobody wrote.
+//! nobody reads what nobody wrote. Where frames are charged to accounts no page is kept: the next
+//! who asks may be another's.
 //!
 //! **Protocol.** A slot holds a frame's number, or [`NONE`]. Whoever takes the number out, by an
 //! atomic swap, has the frame alone; whoever puts one in does so where [`NONE`] was, by a
@@ -14,9 +15,10 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Frame, PageCache};
-use freehold_machine::{MAX_CPUS, Pfn};
+use freehold_machine::{Cpus as _, MAX_CPUS, Pfn};
 
 use super::{Frames, frames};
+use crate::hw::Hardware;
 use crate::{Result, hw};
 
 /// No frame has this number: physical addresses have 52 bits.
@@ -81,7 +83,9 @@ impl TransitPage {
     /// `ENOMEM`.
     #[inline]
     pub fn allocate() -> Result<Self> {
-        match slots().take() {
+        // What another had may be charged to that one.
+        let kept = if Hardware.charges_frames() { None } else { slots().take() };
+        match kept {
             Some(frame) => Ok(Self(frame)),
             None => Ok(Self(Frame::<PageCache, Frames>::allocate(frames())?.into_raw())),
         }
@@ -96,7 +100,7 @@ impl TransitPage {
 impl Drop for TransitPage {
     #[inline]
     fn drop(&mut self) {
-        if !slots().put(self.0) {
+        if Hardware.charges_frames() || !slots().put(self.0) {
             release(self.0);
         }
     }

@@ -6,10 +6,11 @@
 //! was started holds its task until it has ended. What a lower layer asks of the task goes through
 //! [`ThreadOwner`].
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
 use freehold_collections::{Arc, Box, Weak, reserve};
+use freehold_frame::AccountId;
 use freehold_machine::CpuId;
 use freehold_tracepoints::{Comm, Pid};
 use freehold_vm::TaskPolicy;
@@ -144,6 +145,13 @@ pub struct Thread {
     /// It asked for frames and there were none, since somebody looked last. Only the thread itself
     /// changes it.
     pub(crate) was_denied: AtomicBool,
+    /// The account that pays for what it asks for, by its number.
+    account: AtomicU16,
+    /// The account whose limit it met since somebody looked last, or 0. Only the thread itself
+    /// changes it.
+    pub(crate) refused_by: AtomicU16,
+    /// The account whose soft limit it passed, or 0. Only the thread itself changes it.
+    passed_high: AtomicU16,
     /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at
     /// it.
     pub(crate) releases: ReleaseList,
@@ -155,6 +163,8 @@ pub struct Thread {
 pub const SIGNAL: u8 = 1;
 /// The program is to be told where it runs, or that it was interrupted ([`Whereabouts`]).
 pub const PLACE: u8 = 2;
+/// The thread has passed the soft limit of an account ([`Thread::pass_high`]).
+pub const CHARGE: u8 = 4;
 
 /// Threads with a stack of their own.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
@@ -187,6 +197,13 @@ impl Thread {
             forgets_windows: AtomicBool::new(false),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
+            account: AtomicU16::new(if runs == RunsPrograms::Programs {
+                running::account().number()
+            } else {
+                0
+            }),
+            refused_by: AtomicU16::new(0),
+            passed_high: AtomicU16::new(0),
             releases: ReleaseList::new(),
             injection: TaskFaults::default(),
         })
@@ -252,6 +269,29 @@ impl Thread {
     /// Its memory policy, if it has one.
     pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {
         self.memory_policy.lock().clone()
+    }
+    /// The account that pays for the frames it asks for.
+    #[inline]
+    pub fn account(&self) -> AccountId {
+        AccountId::new(self.account.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+    }
+    /// Has another account pay from now on. What it asks for meanwhile is paid by either.
+    pub fn set_account(&self, account: AccountId) {
+        self.account.store(account.number(), Ordering::Relaxed);
+    }
+    /// It has passed the soft limit of `account`, and takes memory back before it returns to user
+    /// mode. The thread itself.
+    pub fn pass_high(&self, account: AccountId) {
+        self.passed_high.store(account.number(), Ordering::Relaxed);
+        self.call_attention(CHARGE);
+    }
+    /// The account whose soft limit it passed since it was asked last. The thread itself.
+    pub fn take_passed_high(&self) -> Option<AccountId> {
+        if !self.answer_call(CHARGE) {
+            return None;
+        }
+        AccountId::new(self.passed_high.swap(0, Ordering::Relaxed))
+            .filter(|account| *account != AccountId::ROOT)
     }
     /// Gives it a memory policy, or none.
     pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
@@ -408,6 +448,13 @@ mod running {
         machine::with_current(look)
     }
 
+    /// The account that pays for what the running thread asks for; the root before this CPU takes
+    /// part in scheduling.
+    #[inline]
+    pub fn account() -> AccountId {
+        with_current(|thread| thread.account()).unwrap_or(AccountId::ROOT)
+    }
+
     /// Makes and starts a thread that runs `body` in the kernel and then ends.
     ///
     /// # Errors
@@ -421,7 +468,7 @@ mod running {
     }
 }
 
-pub use running::{spawn_kernel, with_current};
+pub use running::{account, spawn_kernel, with_current};
 
 /// The running thread, if this CPU takes part in scheduling.
 #[inline]

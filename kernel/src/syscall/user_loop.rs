@@ -96,6 +96,9 @@ fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlo
             task.note_preemption();
         }
     }
+    if let Some(account) = thread.take_passed_high() {
+        mem::charge::attend(account);
+    }
     if thread.is_called() {
         task.attend_place(context);
     }

@@ -2,11 +2,15 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_charge::{AccountEvent, AccountLimit};
 use freehold_collections::Arc;
+use freehold_frame::AccountId;
+use freehold_vm::SpaceHandle as _;
 
 use super::process::{ExitStatus, Process};
 use super::{Signal, above, current, registry};
 use crate::fault_inject::FAULTS_IN_A_ROW;
+use crate::mem::charge;
 use crate::mem::find_more;
 use crate::mem::hotplug::GrowthOutcome;
 use crate::sched::{self, thread};
@@ -55,40 +59,89 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
 /// else.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Kill the process whose death gives most memory back; says who and why in the log.
-pub fn oom_kill(doing: &'static str) -> OomKill {
-    let turn = TURN.lock();
-    let total = crate::mem::frames().managed_frames();
+/// The process to be killed, and its badness.
+struct Victim(i64, Arc<Process>);
+
+/// Those that may be chosen of the living processes that pay with `top` or an account below.
+fn living(top: AccountId) -> impl Iterator<Item = Arc<Process>> {
+    let accounts = charge::accounts();
+    let alive = |process: &Arc<Process>| process.pid > 1 && process.exit_status().is_none();
     // There is no memory for a list: the walk needs none.
-    let living = registry::processes().filter(|process| process.pid > 1 && process.exit_status().is_none());
-    let mut worst: Option<(i64, Arc<Process>)> = None;
-    for process in living {
+    registry::processes()
+        .filter(move |process| alive(process) && accounts.is_below(process.space().account(), top))
+}
+
+/// Of the processes that pay with `top` or an account below the one whose death gives most memory
+/// back, where there are `total` pages.
+///
+/// # Errors
+/// Why there is none: [`OomKill::Ending`], [`OomKill::Nobody`].
+fn choose(top: AccountId, total: u64) -> Result<Victim, OomKill> {
+    let mut worst: Option<Victim> = None;
+    for process in living(top) {
         if process.signals.lock().exit == Some(ExitStatus::Signaled(Signal::KILL)) {
             // It gives its memory back as soon as it runs.
-            return OomKill::Ending;
+            return Err(OomKill::Ending);
         }
         let score = badness(&process, total);
-        if score != i64::MIN && worst.as_ref().is_none_or(|(most, _)| score > *most) {
-            worst = Some((score, process));
+        if score != i64::MIN && worst.as_ref().is_none_or(|Victim(most, _)| score > *most) {
+            worst = Some(Victim(score, process));
         }
     }
-    let Some((score, victim)) = worst else { return OomKill::Nobody };
+    worst.ok_or(OomKill::Nobody)
+}
+
+/// Kills it, and says who and why in the log.
+fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     let name = victim.name();
     let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
-    let asker = current();
-    let (by, pid) = (asker.process().pid, victim.pid);
-    let resident = score.max(0) * 4;
+    let (by, pid) = (current().process().pid, victim.pid);
+    let resident = score.max(&0) * 4;
     let adjusted = victim.oom_score_adj.load(Ordering::Relaxed);
     let report = format_args!(
-        "out of memory ({doing} by process {by}): killed process {pid} ({name}), {resident} KiB resident, oom_score_adj {adjusted}"
+        "out of memory ({why} by process {by}): killed process {pid} ({name}), {resident} KiB resident, oom_score_adj {adjusted}"
     );
     log::error!("{report}");
     victim.end(ExitStatus::Signaled(Signal::KILL));
-    drop(turn);
     // Whoever watches from the host is told without asking for the log: this is why a program is
     // gone.
     above().notice(report);
-    OomKill::Killed
+}
+
+/// Kill the process whose death gives most memory back; says who and why in the log.
+pub fn oom_kill(doing: &'static str) -> OomKill {
+    let _turn = TURN.lock();
+    match choose(AccountId::ROOT, crate::mem::frames().managed_frames()) {
+        Ok(victim) => {
+            kill(&victim, format_args!("{doing}"));
+            OomKill::Killed
+        }
+        Err(why) => why,
+    }
+}
+
+/// Kill the process whose death gives most memory back of those that pay with `top`, which has all
+/// it may, or an account below; with it all that are to end together. Returns whether one ends.
+pub fn kill_charged(top: AccountId) -> bool {
+    let _turn = TURN.lock();
+    let accounts = charge::accounts();
+    let victim = match choose(top, accounts.limit(top, AccountLimit::Max)) {
+        Ok(victim) => victim,
+        Err(why) => return why == OomKill::Ending,
+    };
+    let account = victim.1.space().account();
+    kill(&victim, format_args!("memory.max of its group"));
+    accounts.note(account, AccountEvent::OomKill);
+    if let Some(together) = accounts.ends_together(account, top) {
+        accounts.note(together, AccountEvent::OomGroupKill);
+        let others =
+            living(together).filter(|process| process.oom_score_adj.load(Ordering::Relaxed) != NEVER);
+        for process in others.filter(|process| process.pid != victim.1.pid) {
+            accounts.note(process.space().account(), AccountEvent::OomKill);
+            process.end(ExitStatus::Signaled(Signal::KILL));
+        }
+    }
+    true
 }
 
 /// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then
@@ -111,8 +164,10 @@ fn find_or_kill(doing: &'static str, close_unreachable: impl FnOnce() -> bool) {
     if thread::current_was_injected() {
         return try_injected_again(doing);
     }
+    // Where its account has all it may, one of its own processes was chosen already.
+    let was_refused = charge::is_refused();
     let is_short = find_more() == GrowthOutcome::None && !thread::is_current_dying();
-    if is_short && !close_unreachable() && oom_kill(doing) == OomKill::Killed {
+    if is_short && !was_refused && !close_unreachable() && oom_kill(doing) == OomKill::Killed {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

@@ -106,6 +106,8 @@ struct ModelState {
     is_shaken: AtomicBool,
     /// See [`Model::let_flushes_be_late`].
     is_late: AtomicBool,
+    /// See [`Model::charge_frames`].
+    charges_frames: AtomicBool,
     /// See [`Model::before_flush`].
     before_flush: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     counters: Counters,
@@ -141,6 +143,11 @@ impl Model {
         Self::with_topology(topology, config.cpus, config.seed)
     }
 
+    /// From now on frames are charged to accounts.
+    pub fn charge_frames(self) {
+        self.0.charges_frames.store(true, Ordering::Relaxed);
+    }
+
     /// A machine with the memory that `topology` describes.
     pub fn with_topology(topology: Topology, cpus: usize, seed: u64) -> Self {
         let frames = topology.end().0;
@@ -154,6 +161,7 @@ impl Model {
             random: AtomicU64::new(seed),
             is_shaken: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
+            charges_frames: AtomicBool::new(false),
             before_flush: Mutex::new(None),
             counters: Counters::default(),
             topology,
@@ -297,6 +305,9 @@ impl Cpus for Model {
     }
     fn relax(self) {
         std::thread::yield_now();
+    }
+    fn charges_frames(self) -> bool {
+        self.0.charges_frames.load(Ordering::Relaxed)
     }
 }
 

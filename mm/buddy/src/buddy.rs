@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::{
     Content, FrameSource, FrameState, FrameTable, Freed, NodePolicy, NotGiven, Order, OutOfMemory, Owner,
-    Pressure, Request, Tag,
+    Payer, Pressure, Request, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
@@ -72,6 +72,14 @@ impl<M: Machine> Buddy<M> {
     /// [`OutOfMemory`]; never waits for memory.
     #[inline(always)]
     pub fn allocate(&self, request: Request) -> Result<Pfn, OutOfMemory> {
+        if request.owner.is_charged() && self.machine.charges_frames() {
+            return self.allocate_for(Payer::Asker, request);
+        }
+        self.allocate_uncharged(request)
+    }
+    /// As [`Buddy::allocate`]; nobody pays.
+    #[inline(always)]
+    pub(crate) fn allocate_uncharged(&self, request: Request) -> Result<Pfn, OutOfMemory> {
         // Taken apart here, so that it never has to be in memory for a hit.
         let Request { owner, order, content, policy, pressure } = request;
         match policy {
@@ -114,6 +122,9 @@ impl<M: Machine> Buddy<M> {
     /// as [`Misuse`] and left alone.
     #[inline(always)]
     pub fn release(&self, block: Pfn, order: Order) {
+        if self.machine.charges_frames() {
+            self.uncharge(block, order);
+        }
         let pinned = self.machine.pin();
         let list = self.list_lines.guess(pinned.cpu(), order);
         if let Some(record) = self.table.get(block)
@@ -318,6 +329,9 @@ impl<M: Machine> FrameSource for &'static Buddy<M> {
     #[inline]
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         Buddy::allocate(self, request)
+    }
+    fn allocate_for(self, payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
+        Buddy::allocate_for(self, payer, request)
     }
     fn ensure_objects(self) -> Result<(), OutOfMemory> {
         self.options.object_reserve.map_or(Ok(()), |fill| fill())

@@ -26,6 +26,7 @@
 mod arena;
 mod block;
 mod buddy;
+mod charge;
 mod drain;
 mod fill;
 mod find;
@@ -57,8 +58,8 @@ pub use init::{InitError, Managed};
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};
 pub use options::{
-    BadParameter, Check, DenialSink, FaultHook, MisuseSink, ObjectReserve, Options, Placement, PressureSink,
-    Shuffle, Wipe,
+    BadParameter, Bill, Check, DenialSink, FaultHook, Ledger, MisuseSink, ObjectReserve, Options, Placement,
+    PressureSink, Shuffle, Wipe,
 };
 pub use pcp::Pcp;
 pub use validate::{AllocatorFault, Disagreement};

@@ -1,7 +1,7 @@
 //! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and
 //! `init_on_*`.
 
-use freehold_frame::{Order, OutOfMemory, Owner, Request};
+use freehold_frame::{AccountId, Order, OutOfMemory, Owner, Pressure, Request};
 use freehold_machine::topology::Indexing;
 use freehold_machine::{NodeId, Topology};
 
@@ -76,6 +76,32 @@ pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 /// Lets other tasks have the CPU; see [`FrameSource::rest`](freehold_frame::FrameSource::rest).
 pub type Rest = fn();
 
+/// Who pays for frames, once [`charges_frames`](freehold_machine::Cpus::charges_frames) says that
+/// somebody does. Called in the context of whoever asks for a block or gives one back, with no lock
+/// of the allocator held: neither may sleep or allocate.
+#[derive(Clone, Copy, Debug)]
+pub struct Ledger {
+    /// Charges a block, before it is looked for, to the account that it says. Where it fails, so
+    /// does the request.
+    pub charge: fn(Bill) -> Result<AccountId, OutOfMemory>,
+    /// Gives back what a block was charged: its owner, its frames, and the account, never
+    /// [`AccountId::ROOT`].
+    pub uncharge: fn(Owner, u64, AccountId),
+}
+
+/// A block that is to be charged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bill {
+    /// Who will own it.
+    pub owner: Owner,
+    /// Its frames.
+    pub frames: u64,
+    /// Whether a reserve may be used: then no limit holds.
+    pub pressure: Pressure,
+    /// The account that pays; `None`: that of whoever asks.
+    pub account: Option<AccountId>,
+}
+
 /// How the allocator is to behave.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -111,6 +137,8 @@ pub struct Options {
     pub object_reserve: Option<ObjectReserve>,
     /// How long work on memory lets other tasks run in between.
     pub rest: Option<Rest>,
+    /// Who pays for frames.
+    pub ledger: Option<Ledger>,
 }
 
 impl Default for Options {
@@ -129,6 +157,7 @@ impl Default for Options {
             fault_hook: None,
             object_reserve: None,
             rest: None,
+            ledger: None,
         }
     }
 }

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{check, model};
-use freehold_buddy::{Buddy, Moment, Options};
+use freehold_buddy::{Moment, Options};
 use freehold_frame::{FrameSource, Order, Owner, Request};
 use freehold_machine::CpuId;
-use freehold_machine::model::{Config, Model};
+use freehold_machine::model::Config;
 
 #[test]
 fn a_cpu_that_idles_gives_back_its_surplus_also_when_it_had_none_for_long() {

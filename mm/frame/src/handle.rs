@@ -22,7 +22,7 @@ use crate::counts::Hold;
 use crate::transition::CopyFrom;
 use crate::{
     Anon, Belongs, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Order, OutOfMemory, Owner,
-    PageCache, Request, ReverseKey, UserKind,
+    PageCache, Payer, Request, ReverseKey, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -148,13 +148,25 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     /// # Errors
     /// [`OutOfMemory`].
     pub fn allocate_with(source: S, request: Request) -> Result<Self, OutOfMemory> {
-        let frame = source.allocate(Request { owner: K::OWNER, ..request })?;
+        source
+            .allocate(Request { owner: K::OWNER, ..request })
+            .map(|frame| Self::start(source, frame, request.order))
+    }
+    /// The same, and `payer` is charged.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn allocate_for(source: S, payer: Payer, request: Request) -> Result<Self, OutOfMemory> {
+        let frame = source.allocate_for(payer, Request { owner: K::OWNER, ..request })?;
+        Ok(Self::start(source, frame, request.order))
+    }
+    fn start(source: S, frame: Pfn, order: Order) -> Self {
         match K::OWNER {
             Owner::Anon => record(source, frame).counts().start(Belongs::Exclusive),
             Owner::PageCache => record(source, frame).counts().start(Belongs::Shared),
             _ => {}
         }
-        Ok(Self(Handle::new(source, frame, request.order)))
+        Self(Handle::new(source, frame, order))
     }
     /// Say where the first frame's page is found. Before others can find the frame.
     ///

@@ -9,7 +9,7 @@ use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
 use crate::whole::{LastHold, NotWhole};
 use crate::{
     Anon, Belongs, CountError, Counts, FrameRecord, FrameSource, Holders, LeafMapping, Order, OutOfMemory,
-    Owner, Request,
+    Owner, Payer, Request,
 };
 
 /// The hold of one large leaf on 512 anonymous frames. Dropping it lets go of them.
@@ -25,7 +25,15 @@ impl<S: FrameSource> LargeMapping<S> {
     /// # Errors
     /// [`OutOfMemory`]: there is no free pageblock.
     pub fn allocate(source: S, request: Request) -> Result<Self, OutOfMemory> {
-        let head = source.allocate(Request { owner: Owner::Anon, order: Order::PAGEBLOCK, ..request })?;
+        Self::allocate_for(source, Payer::Asker, request)
+    }
+    /// The same, and `payer` is charged.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn allocate_for(source: S, payer: Payer, request: Request) -> Result<Self, OutOfMemory> {
+        let request = Request { owner: Owner::Anon, order: Order::PAGEBLOCK, ..request };
+        let head = source.allocate_for(payer, request)?;
         let this = Self { source, head };
         this.counts(0).start_whole();
         Ok(this)

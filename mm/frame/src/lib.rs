@@ -64,6 +64,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod account;
 mod counts;
 mod handle;
 mod large;
@@ -77,6 +78,7 @@ mod table;
 pub mod transition;
 mod whole;
 
+pub use account::AccountId;
 pub use counts::{AtomicWord, Belongs, CountError, Counts, Holders};
 pub use handle::{Frame, Handle, LeafMapping, Pin, WrongOwner};
 pub use large::{LargeMapping, Shattered};
@@ -87,6 +89,6 @@ pub use owner::{
 };
 pub use record::{FrameRecord, FrameState, Freed, NotGiven, RecordLayout, Tag, Trace};
 pub use reverse_key::ReverseKey;
-pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
+pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Payer, Pressure, Request};
 pub use table::{Audit, Beside, Contradiction, FrameTable};
 pub use whole::{LastHold, NotWhole};

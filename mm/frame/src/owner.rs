@@ -78,6 +78,11 @@ impl Owner {
     pub const fn is_user(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache)
     }
+    /// Whether frames of this owner are charged to accounts, where frames are charged at all: what
+    /// exists for the sake of one process.
+    pub const fn is_charged(self) -> bool {
+        matches!(self, Self::Anon | Self::PageCache | Self::PageTable)
+    }
     /// Whether the frame may not be in the kernel's map, but for windows: it has an owner, who is
     /// on the user side.
     pub const fn is_outside(self) -> bool {

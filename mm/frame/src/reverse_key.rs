@@ -1,24 +1,30 @@
-//! Where a user frame's page is found, and who writes it past its leaves: 16 bytes beside the
-//! record, in a table of their own.
+//! Where a user frame's page is found, who writes it past its leaves, and which account it is
+//! charged to: 16 bytes beside the record, in a table of their own.
 //!
-//! Whoever allocates, maps, shares or frees a frame reads its record and not this. So the records
-//! lie as closely as they can: eight to a cache line.
+//! Whoever allocates, maps, shares or frees a frame reads its record and not this, unless frames
+//! are charged to accounts. So the records lie as closely as they can: eight to a cache line.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::AccountId;
+
 /// An object's number, and the page's index in it: what that means is the owner's affair, and the
-/// page allocator leaves it as it is. And how many may write the frame through a pin: nobody, when
-/// its last pin is gone.
+/// page allocator leaves it as it is. How many may write the frame through a pin: nobody, when its
+/// last pin is gone. And the [`AccountId`] that the frame is charged to, which is the page
+/// allocator's to set.
 #[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct ReverseKey {
     /// The object's number (48 bits), and above it the writers, of which there are no more than
     /// pins.
     object: AtomicU64,
+    /// The page's index (51 bits), and above it the account.
     index: AtomicU64,
 }
 
 const WRITER: u64 = 1 << 48;
+/// Where in the second word the account is. A file of 2^63 bytes has 2^51 pages.
+const ACCOUNT: u32 = 64 - AccountId::BITS;
 
 const _: () = assert!(size_of::<ReverseKey>() == 16);
 
@@ -29,6 +35,8 @@ impl ReverseKey {
 
     /// The highest number of an object.
     pub const LAST_OBJECT: u64 = WRITER - 1;
+    /// The highest index of a page.
+    pub const LAST_INDEX: u64 = (1 << ACCOUNT) - 1;
 
     /// Make it that of a frame that never had an owner, whatever it was.
     pub(crate) fn clear(&self) {
@@ -37,15 +45,28 @@ impl ReverseKey {
     }
     /// The object's number and the page's index.
     pub fn get(&self) -> (u64, u64) {
-        (self.object.load(Ordering::Acquire) & Self::LAST_OBJECT, self.index.load(Ordering::Relaxed))
+        let object = self.object.load(Ordering::Acquire) & Self::LAST_OBJECT;
+        (object, self.index.load(Ordering::Relaxed) & Self::LAST_INDEX)
     }
     /// Only the frame's owner calls this, before others can find the frame. Of `object` the lowest
-    /// 48 bits are kept.
+    /// 48 bits are kept, of `index` the lowest 51.
     pub fn set(&self, object: u64, index: u64) {
-        self.index.store(index, Ordering::Relaxed);
+        // Nobody else writes this word while the frame has an owner.
+        let account = self.index.load(Ordering::Relaxed) & !Self::LAST_INDEX;
+        self.index.store(account | index & Self::LAST_INDEX, Ordering::Relaxed);
         let with_writers = |now| Some(now & !Self::LAST_OBJECT | object & Self::LAST_OBJECT);
         let was = self.object.fetch_update(Ordering::Release, Ordering::Relaxed, with_writers);
         debug_assert!(was.is_ok(), "it never refuses");
+    }
+    /// The account that the frame is charged to: what was [set](ReverseKey::set_account) last.
+    pub fn account(&self) -> AccountId {
+        AccountId::from_bits(self.index.load(Ordering::Relaxed) >> ACCOUNT)
+    }
+    /// Only the frame's owner calls this, before others can find the frame, or while no page is
+    /// found by its key.
+    pub fn set_account(&self, account: AccountId) {
+        let index = self.index.load(Ordering::Relaxed) & Self::LAST_INDEX;
+        self.index.store(account.bits() << ACCOUNT | index, Ordering::Relaxed);
     }
     /// Someone will write the frame without a leaf, through a pin, until
     /// [`ReverseKey::remove_writer`].
@@ -67,17 +88,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_home_is_told_apart_from_its_writers() {
+    fn a_home_is_told_apart_from_its_writers_and_its_account() {
         let reverse_key = ReverseKey::EMPTY;
-        reverse_key.set(ReverseKey::LAST_OBJECT, u64::MAX);
-        assert!(!reverse_key.has_writers());
+        let last = (ReverseKey::LAST_OBJECT, ReverseKey::LAST_INDEX);
+        reverse_key.set(last.0, u64::MAX);
+        assert!(!reverse_key.has_writers() && reverse_key.account() == AccountId::ROOT);
         reverse_key.add_writer();
         reverse_key.add_writer();
-        assert_eq!(
-            (reverse_key.get(), reverse_key.has_writers()),
-            ((ReverseKey::LAST_OBJECT, u64::MAX), true)
-        );
+        let account = AccountId::new(AccountId::LAST).unwrap();
+        reverse_key.set_account(account);
+        assert_eq!((reverse_key.get(), reverse_key.has_writers()), (last, true));
         reverse_key.set(7, 8);
+        assert_eq!(reverse_key.account(), account);
         reverse_key.remove_writer();
         assert!(reverse_key.has_writers());
         reverse_key.remove_writer();

@@ -73,6 +73,18 @@ pub enum NodePolicy {
     Interleave(NodeSet, u64),
 }
 
+/// Who is charged for a block, where frames are charged to accounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payer {
+    /// The account of whoever asks.
+    Asker,
+    /// The account that this frame is charged to: the block is for the same page's sake.
+    SameAs(Pfn),
+    /// Nobody, until the charge of another frame is moved to it
+    /// ([`FrameTable::move_charge`]).
+    Nobody,
+}
+
 /// A wish for one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
@@ -132,6 +144,13 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     /// # Errors
     /// [`OutOfMemory`]; never waits.
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory>;
+    /// As [`FrameSource::allocate`], which charges whoever asks: `payer` is charged.
+    ///
+    /// # Errors
+    /// The same.
+    fn allocate_for(self, _payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
+        self.allocate(request)
+    }
     /// Makes sure that a few small objects can be allocated next. A loop over a number of things
     /// that a program chooses asks before each, where it makes an object for each. Costs a load
     /// where there is memory.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::ready::Ready;
-use crate::{FrameRecord, FrameState, Holders, Order, Owner, ReverseKey};
+use crate::{AccountId, FrameRecord, FrameState, Holders, Order, Owner, ReverseKey};
 
 /// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
 ///
@@ -101,6 +101,29 @@ impl FrameTable {
     #[inline]
     pub fn reverse_key(self, frame: Pfn) -> Option<&'static ReverseKey> {
         self.beside?.reverse_keys.get(usize::try_from(frame.0).ok()?)
+    }
+    /// The account that `frame` is charged to. [`AccountId::ROOT`] past the end, and in a table
+    /// without reverse keys.
+    pub fn account(self, frame: Pfn) -> AccountId {
+        self.reverse_key(frame).map_or(AccountId::ROOT, ReverseKey::account)
+    }
+    /// The frames of a block are charged to `account` from now on. For the page allocator, which
+    /// has the block alone.
+    pub fn set_account(self, block: Pfn, order: Order, account: AccountId) {
+        for frame in 0..order.frames() {
+            if let Some(key) = self.reverse_key(block.offset(frame)) {
+                key.set_account(account);
+            }
+        }
+    }
+    /// What was charged for `old` is charged for `new` from now on, which nobody was charged for:
+    /// a page has moved. The caller owns both.
+    pub fn move_charge(self, old: Pfn, new: Pfn) {
+        if let (Some(old), Some(new)) = (self.reverse_key(old), self.reverse_key(new)) {
+            debug_assert_eq!(new.account(), AccountId::ROOT);
+            new.set_account(old.account());
+            old.set_account(AccountId::ROOT);
+        }
     }
     /// Read the frames' records ahead of their use.
     #[inline]

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order, OutOfMemory, Owner, Request,
-    ReverseKey, Side,
+    AccountId, Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order, OutOfMemory, Owner,
+    Payer, Request, ReverseKey, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -25,6 +25,9 @@ pub const JUNK: u8 = 0xa5;
 
 /// Never fail.
 const NEVER: u64 = u64::MAX;
+
+/// The account that pays for whatever is asked.
+const ASKER: AccountId = AccountId::new(7).expect("a small number");
 
 struct PagingModelState {
     model: Model,
@@ -122,6 +125,7 @@ impl ModelFrames {
             withheld: (PfnRange::default(), Vec::new()),
         };
         let total = free.len();
+        model.charge_frames();
         Self(Box::leak(Box::new(PagingModelState {
             model,
             table: FrameTable::new(Vec::leak(records))
@@ -185,11 +189,14 @@ impl ModelFrames {
     }
 
     /// # Panics
-    /// Where a record contradicts itself or another.
+    /// Where a record contradicts itself or another, or nobody pays for a frame.
     pub fn assert_consistent(self) {
         let all = PfnRange::new(Pfn(0), self.0.table.end());
         let audit = self.0.table.audit([all], |found| std::eprintln!("{found:?}"));
         assert_eq!(audit.contradictions, 0, "the frame table contradicts itself");
+        for frame in all.iter().filter(|&frame| self.0.table.state(frame).owner().is_charged()) {
+            assert_eq!(self.0.table.account(frame), ASKER, "nobody pays for {frame:?}");
+        }
     }
 
     /// # Panics
@@ -220,6 +227,9 @@ impl FrameSource for ModelFrames {
         self.0.rests.fetch_add(1, Ordering::SeqCst);
     }
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
+        self.allocate_for(Payer::Asker, request)
+    }
+    fn allocate_for(self, payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
         let is_block = request.order == Order::PAGEBLOCK && request.owner.side() == Side::User;
         assert!(is_block || request.order == Order::FRAME, "single frames and a user's pageblocks only");
         let take = |left: u64| if left == NEVER { Some(NEVER) } else { left.checked_sub(1) };
@@ -246,6 +256,14 @@ impl FrameSource for ModelFrames {
         }
         let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
         debug_assert!(usize::from(node.0) < self.0.model.node_count());
+        let account = match payer {
+            Payer::Asker => ASKER,
+            Payer::SameAs(other) => self.0.table.account(other),
+            Payer::Nobody => AccountId::ROOT,
+        };
+        if request.owner.is_charged() {
+            self.0.table.set_account(frame, request.order, account);
+        }
         let record = self.0.table.get(frame).expect("free frames have records");
         record.set_state(FrameState::Owned { owner: request.owner, order: request.order, node });
         Ok(frame)

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
-use freehold_frame::{Anon, Belongs, Frame, LargeMapping, LeafMapping, Owner, Request};
+use freehold_frame::{Anon, Belongs, Frame, LargeMapping, LeafMapping, Owner, Payer, Request};
 use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights};
 
@@ -63,6 +63,8 @@ struct Survey {
     used: u64,
     /// Pages in swap areas.
     swapped: u64,
+    /// The first frame.
+    first: Option<Pfn>,
     /// Where the block would start that the first frame is part of.
     head: Option<Pfn>,
     /// Whether a frame lies apart from that block.
@@ -99,6 +101,7 @@ impl<S: Memory> Resident<S> {
             }
             let counts = self.source().table().get(entry.frame()).map(|record| record.counts().load());
             let index = (addr.0 - start.0) / PAGE;
+            survey.first.get_or_insert(entry.frame());
             let head = *survey.head.get_or_insert(Pfn(entry.frame().0.wrapping_sub(index)));
             survey.apart |= head.0.wrapping_add(index) != entry.frame().0;
             survey.present += 1;
@@ -137,7 +140,8 @@ impl<S: Memory> Resident<S> {
             }
             None if survey.pinned > 0 => return Err(VmError::Again),
             None => {
-                let block = self.collapse_copy(area, start, &mut batch)?;
+                let payer = survey.first.map_or(Payer::Asker, Payer::SameAs);
+                let block = self.collapse_copy(area, start, payer, &mut batch)?;
                 self.rss.anon += PAGEBLOCK_FRAMES - survey.present;
                 block
             }
@@ -152,17 +156,19 @@ impl<S: Memory> Resident<S> {
         Ok(())
     }
 
-    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone.
+    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone; `payer` pays
+    /// for all of it.
     fn collapse_copy(
         &mut self,
         area: &Area<S>,
         start: VirtAddr,
+        payer: Payer,
         batch: &mut FlushBatch<S>,
     ) -> Result<LargeMapping<S>, VmError> {
         let mut gone = Vec::new();
         let room = gone.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
         let request = Request::new(Owner::Anon).policy(self.place_large(area, start));
-        let new = LargeMapping::allocate(self.source(), request);
+        let new = LargeMapping::allocate_for(self.source(), payer, request);
         let (true, Ok(block)) = (room, new) else {
             self.commons.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);

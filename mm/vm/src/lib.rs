@@ -39,6 +39,7 @@ mod advise;
 mod area;
 mod areas;
 mod cache;
+mod choice;
 mod collapse;
 mod error;
 mod events;
@@ -73,6 +74,7 @@ pub use cache::{
     Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage, Laundry, MAX_RUN,
     PageAccount, PageCache, refaults,
 };
+pub use choice::FrameChoice;
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;

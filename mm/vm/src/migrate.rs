@@ -23,13 +23,14 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Frame, LargeMapping, LeafMapping, NodePolicy, Owner, Request};
+use freehold_frame::{Anon, Frame, LargeMapping, LeafMapping, NodePolicy, Owner, Payer, Request};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Memory, PageSize};
 
 use crate::area::Area;
 use crate::events::Event;
 use crate::huge::LARGE;
+use crate::new_page::move_charge;
 use crate::pin::detach::{Detach, RUN};
 use crate::resident::{LeafKind, Resident};
 use crate::{AddressSpace, Commons, PageCache};
@@ -318,7 +319,7 @@ impl<S: Memory> Resident<S> {
             }
         }
         let request = Request::new(Owner::Anon).policy(place);
-        let Ok(new) = Frame::<Anon, S>::allocate_with(self.source(), request) else {
+        let Ok(new) = Frame::<Anon, S>::allocate_for(self.source(), Payer::Nobody, request) else {
             return Some(MigrateOutcome::NoMemory);
         };
         if alone {
@@ -334,6 +335,7 @@ impl<S: Memory> Resident<S> {
         }
         let Ok(old) = mapping.reference() else { return Some(MigrateOutcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
+        move_charge(self.source(), entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };
         let outcome = self.follow(&forward, at, run.pages.batch());
         migration.forwards.insert(entry.frame(), forward);
@@ -366,6 +368,7 @@ impl<S: Memory> Resident<S> {
             let outcome = match new.into_mapping() {
                 Ok(new) => {
                     self.source().machine().copy(page.frame().pfn(), new.pfn());
+                    move_charge(self.source(), page.frame().pfn(), new.pfn());
                     let leaf = page.old().piece(new.into_leaf());
                     drop(page.replace_by(leaf));
                     MigrateOutcome::Moved
@@ -398,14 +401,15 @@ impl<S: Memory> Resident<S> {
         if !block.holders(0).whole {
             block.gather().map_err(|_| InPieces)?;
         }
-        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon).policy(place))
-            .map_err(|_| InPieces)?;
+        let request = Request::new(Owner::Anon).policy(place);
+        let new = LargeMapping::allocate_for(self.source(), Payer::Nobody, request).map_err(|_| InPieces)?;
         let old = slot.replace(Entry::EMPTY);
         batch.unmapped_large(addr, old, None);
         batch.flush();
         let machine = self.source().machine();
         for index in 0..PAGEBLOCK_FRAMES {
             machine.copy(old.frame().offset(index), new.pfn().offset(index));
+            move_charge(self.source(), old.frame().offset(index), new.pfn().offset(index));
         }
         slot.fill(old.piece(new.into_leaf()).large());
         drop(ManuallyDrop::into_inner(block));

@@ -14,10 +14,18 @@
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{Anon, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};
-use freehold_machine::{Flush, Pfn, PhysicalBytes, Tlb, VirtAddr};
+use freehold_machine::{Cpus, Flush, Pfn, PhysicalBytes, Tlb, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, Rights};
 
 use crate::resident::{Resident, leaf};
+
+/// The page in `old` is in `new` from now on, which nobody was charged for; so is its charge.
+#[inline]
+pub(crate) fn move_charge<S: Memory>(source: S, old: Pfn, new: Pfn) {
+    if source.machine().charges_frames() {
+        source.table().move_charge(old, new);
+    }
+}
 
 /// What a new page holds.
 pub(crate) trait Bytes {

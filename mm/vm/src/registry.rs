@@ -18,6 +18,7 @@ use alloc::sync::{Arc, Weak};
 use core::ops::{Bound, ControlFlow};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_frame::AccountId;
 use freehold_paging::Memory;
 
 use crate::{AddressSpace, Commons};
@@ -44,6 +45,11 @@ pub enum Visited {
 pub trait SpaceHandle<S: Memory>: Send + Sync {
     /// Lock the space and show it to `f`, once.
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<S>)) -> Visited;
+    /// The account that its program pays with now. A hint: what it was charged for before stays
+    /// where it is.
+    fn account(&self) -> AccountId {
+        AccountId::ROOT
+    }
 }
 
 /// The list, by the spaces' numbers.

@@ -141,6 +141,9 @@ impl Cpus for Hardware {
     fn is_traced<const EVENT: usize>(self) -> bool {
         freehold_arch::static_keys::is_on::<EVENT>()
     }
+    fn charges_frames(self) -> bool {
+        freehold_arch::static_keys::is_on::<{ freehold_arch::static_keys::StaticKey::CHARGES }>()
+    }
     fn record_event(self, event: usize, fields: &[u64]) {
         if let Some(handlers) = super::traps::handlers() {
             handlers.record_event(event, fields);

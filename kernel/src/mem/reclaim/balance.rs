@@ -9,6 +9,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_charge::{Below, ChargedKind};
 use freehold_frame::Owner;
 use freehold_vm::Event;
 
@@ -74,8 +75,12 @@ pub(super) struct ReclaimShare {
 }
 
 impl ReclaimShare {
-    /// The shares of `want` frames as things are.
-    pub(super) fn now(want: u64) -> Self {
+    /// The shares of `want` frames as things are: of all, or of those that are `charged` to some
+    /// accounts.
+    pub(super) fn now(want: u64, charged: Option<Below>) -> Self {
+        if let Some(below) = charged {
+            return Self::of_charged(want, below);
+        }
         let files = caches::pages();
         let shared = frames().frames_of(Owner::PageCache).saturating_sub(files);
         let anonymous = frames().frames_of(Owner::Anon) + shared;
@@ -92,6 +97,19 @@ impl ReclaimShare {
         let [of_anonymous, files] = split(want, [anonymous, files], costs, swappiness());
         let shared = (of_anonymous * shared).div_ceil(anonymous.max(1));
         Self { private: of_anonymous - shared, shared, files }
+    }
+
+    /// An account does not know which of its pages of files are disks' and which are shared memory:
+    /// both are asked for what files owe. What came back lately is not counted by account.
+    fn of_charged(want: u64, below: Below) -> Self {
+        let pages = [ChargedKind::Anon, ChargedKind::File].map(|kind| below.charged_as(kind));
+        if commons().swap().usage().free == 0 {
+            let given_up = commons().count_of(Event::LazyFree) > 0;
+            return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
+        }
+        let [private, files] = split(want, pages, [0; 2], swappiness());
+        let files = if pages[1] == 0 { 0 } else { files };
+        Self { private, shared: files, files }
     }
 
     /// The same of whoever has it: what is asked of one kind of anonymous memory is asked of the

@@ -22,6 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_frame::NodeSet;
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PfnRange};
+use freehold_vm::FrameChoice;
 
 use super::{BATCH, ReclaimOutcome, UnderWay, Who, is_under_way, note_progress, shrink};
 use crate::mem::{evacuate, frames, hotplug};
@@ -106,7 +107,7 @@ fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
         if missing == 0 {
             break;
         }
-        if shrink(missing.max(BATCH), NodeSet::single(node), who).freed == 0 {
+        if shrink(missing.max(BATCH), FrameChoice::on(NodeSet::single(node)), who).freed == 0 {
             return ReclaimOutcome::Nothing;
         }
         frames().drain_local();

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_frame::NodeSet;
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
+use freehold_vm::FrameChoice;
 
 use super::{BATCH, ReclaimOutcome, UnderWay, Who, blocks, shrink};
 use crate::mem::frames;
@@ -83,7 +84,7 @@ fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {
         let under_way = UnderWay::begin()?;
-        let freed = shrink(BATCH, NodeSet::single(node), Who::Kswapd).freed;
+        let freed = shrink(BATCH, FrameChoice::on(NodeSet::single(node)), Who::Kswapd).freed;
         drop(under_way);
         // What is in this CPU's lists serves only this CPU.
         frames().drain_local();

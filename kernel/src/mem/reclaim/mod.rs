@@ -35,8 +35,8 @@ mod thrash;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::NodeSet;
-use freehold_vm::{Age, EvictWish, Eviction, Laundry, SwapEvicted};
+use freehold_charge::Below;
+use freehold_vm::{Age, EvictWish, Eviction, FrameChoice, Laundry, SwapEvicted};
 use spin::Once;
 
 pub use balance::{set_swappiness, swappiness};
@@ -200,7 +200,7 @@ pub fn free_idle(most: u64) -> u64 {
     let Some(_under_way) = UnderWay::begin() else { return listed };
     let all = caches::pages();
     let (laundry, age) = (Laundry::Leave, Age::Respect);
-    let wish = Eviction { want: most, most: all, nodes: NodeSet::ALL, laundry, age };
+    let wish = Eviction { want: most, most: all, frames: FrameChoice::ALL, laundry, age };
     listed + evict(wish, Who::Direct).freed
 }
 
@@ -221,7 +221,7 @@ pub fn free_some() -> ReclaimOutcome {
         return ReclaimOutcome::Freed;
     }
     let Some(under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
-    let found = shrink(BATCH, NodeSet::ALL, Who::Direct);
+    let found = shrink(BATCH, FrameChoice::ALL, Who::Direct);
     drop(under_way);
     frames().drain_local();
     if found.freed > 0 {
@@ -241,22 +241,31 @@ pub fn free_some() -> ReclaimOutcome {
     outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
-/// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in
+/// Find frames that are charged to accounts of `below`, for somebody whom one of these refused.
+/// Tasks do this beside each other.
+pub fn free_charged(below: Below) -> ReclaimOutcome {
+    let Some(under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
+    let found = shrink(BATCH, FrameChoice::charged_to(below), Who::Direct);
+    drop(under_way);
+    if found.freed > 0 || found.written > 0 { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
+}
+
+/// Free `want` of `frames`, or what can be had; at first from what was not used for long, in
 /// the end from all.
-fn shrink(want: u64, nodes: NodeSet, who: Who) -> PassResult {
+fn shrink(want: u64, frames: FrameChoice, who: Who) -> PassResult {
     let mut found = PassResult::default();
     for shift in (0..=GENTLEST).rev() {
-        let share = ReclaimShare::now(want - found.freed);
+        let share = ReclaimShare::now(want - found.freed, frames.charged);
         let (share, age) = match shift {
             0 => (share.of_either_kind(), Age::Ignore),
             _ => (share, Age::Respect),
         };
         if share.files > 0 {
             let most = (caches::pages() >> shift).max(BATCH);
-            let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store, age };
+            let wish = Eviction { want: share.files, most, frames, laundry: Laundry::Store, age };
             found += evict(wish, who);
         }
-        let wish = |pages| EvictWish { pages, age, nodes, effort: shift };
+        let wish = |pages| EvictWish { pages, age, frames, effort: shift };
         if share.private > 0 {
             found += note_swapped(commons().evict(&wish(share.private)), who);
         }

@@ -4,7 +4,9 @@
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{AllocatorFault, Buddy, Managed, Options, Pcp};
-use freehold_frame::{Beside, Contradiction, FrameRecord, FrameState, FrameTable, Order, Owner, ready};
+use freehold_frame::{
+    Beside, Contradiction, FrameRecord, FrameState, FrameTable, Order, Owner, ReverseKey, ready,
+};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, Topology};
@@ -46,8 +48,9 @@ pub fn buddy<M: Machine>(
     let owned = FrameState::Owned { owner: Owner::Reserved, order: Order::FRAME, node: NodeId(0) };
     records.iter().for_each(|record| record.set_state(owned));
     let bits: Vec<_> = (0..ready::words(records.len())).map(|_| AtomicU64::new(0)).collect();
+    let keys = (0..records.len()).map(|_| ReverseKey::EMPTY).collect::<Vec<_>>().leak();
     let table =
-        FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(&[]).with_ready(bits.leak()))));
+        FrameTable::new(records.leak()).with(Box::leak(Box::new(Beside::new(keys).with_ready(bits.leak()))));
     let pcps = Vec::from_iter((0..machine.cpu_count()).map(|_| Pcp::new())).leak();
     let managed = Managed { topology, reserved, table, metadata: metadata.leak(), pcps };
     Box::leak(Box::new(Buddy::new(machine, managed, options).unwrap()))

@@ -16,13 +16,13 @@
 //! store without new user memory: [`BackingStore`](super::BackingStore) says how the kernel
 //! promises that.
 
-use freehold_frame::{FrameState, NodeSet};
 use freehold_paging::Memory;
 
 use super::attach::PageSet;
 use super::index::ChunkPages;
 use super::refault::note_evicted;
 use super::{PAGE, PageCache};
+use crate::FrameChoice;
 use crate::swap::Age;
 
 /// What becomes of pages that the store does not have yet.
@@ -41,8 +41,8 @@ pub struct Eviction {
     pub want: u64,
     /// How many pages to look at for them.
     pub most: u64,
-    /// The nodes whose frames count.
-    pub nodes: NodeSet,
+    /// The frames that count.
+    pub frames: FrameChoice,
     /// What becomes of changed pages.
     pub laundry: Laundry,
     /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy
@@ -107,7 +107,7 @@ impl<S: Memory> PageCache<S> {
             Age::Respect => look,
             Age::Ignore => ChunkPages { cold: look.present, ..look },
         };
-        let (mut cold, mapped, dirty) = self.judge(look, wish.nodes);
+        let (mut cold, mapped, dirty) = self.judge(look, wish.frames);
         if wish.laundry == Laundry::Leave {
             cold &= !dirty;
         }
@@ -137,16 +137,15 @@ impl<S: Memory> PageCache<S> {
         if mask == 0 { cold } else { cold & !self.unmap_idle_everywhere(PageSet { first, mask }, age) }
     }
 
-    /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and
+    /// Of the cold pages of `look` those of `frames` that nobody pins; and which are mapped, and
     /// which dirty.
-    pub(super) fn judge(&self, look: ChunkPages, nodes: NodeSet) -> (u64, u64, u64) {
+    pub(super) fn judge(&self, look: ChunkPages, frames: FrameChoice) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);
         for bit in (0..64).filter(|bit| look.cold & 1 << bit != 0) {
             let page = look.first + bit;
             let seen = inner.index.with(page, |frame| {
-                let here =
-                    matches!(frame.record().state(), FrameState::Owned { node, .. } if nodes.contains(node));
+                let here = frames.contains(self.source.table(), frame.pfn());
                 let holders = frame.record().counts().load();
                 (here && holders.pins == 0, holders.mappings > 0)
             });

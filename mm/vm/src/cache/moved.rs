@@ -17,13 +17,16 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Bound;
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::{Frame, FrameState, NodePolicy, Owner, PageCache as CacheKind, Request, ReverseKey};
+use freehold_frame::{
+    Frame, FrameState, NodePolicy, Owner, PageCache as CacheKind, Payer, Request, ReverseKey,
+};
 use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
 use freehold_paging::Memory;
 
 use super::PageCache;
 use crate::Commons;
 use crate::migrate::{CachedPage, MigrateOutcome};
+use crate::new_page::move_charge;
 
 /// The caches of a system by number, for those who know nothing but a frame.
 pub(crate) struct Caches<S: Memory> {
@@ -121,7 +124,7 @@ impl<S: Memory> PageCache<S> {
             return MigrateOutcome::Busy;
         }
         let request = Request::new(Owner::PageCache).policy(place);
-        let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
+        let Ok(new) = Frame::<CacheKind, S>::allocate_for(self.source, Payer::Nobody, request) else {
             return MigrateOutcome::NoMemory;
         };
         if holders.mappings > 0 {
@@ -137,6 +140,7 @@ impl<S: Memory> PageCache<S> {
             return MigrateOutcome::Busy;
         }
         self.source.machine().copy(frame, new.pfn());
+        move_charge(self.source, frame, new.pfn());
         let old = inner.index.exchange(index, new);
         drop(inner);
         drop(old);

@@ -31,7 +31,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Frame, NodePolicy, NodeSet, PageCache as CacheKind};
+use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Memory, SwapPlace};
 
@@ -42,7 +42,7 @@ use crate::events::Event;
 use crate::registry::{Locking, SpaceHandle, once_around};
 use crate::resident::LeafKind;
 use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote};
-use crate::{AddressSpace, Commons};
+use crate::{AddressSpace, Commons, FrameChoice};
 
 /// Pages of a look.
 const CHUNK: u64 = 64;
@@ -88,8 +88,8 @@ impl<S: Memory> Commons<S> {
         range: Range<VirtAddr>,
         done: &mut SwapEvicted,
     ) {
-        let (age, nodes) = (Age::Ignore, NodeSet::ALL);
-        let wish = EvictWish { pages: u64::MAX, age, nodes, effort: 0 };
+        let (age, frames) = (Age::Ignore, FrameChoice::ALL);
+        let wish = EvictWish { pages: u64::MAX, age, frames, effort: 0 };
         let mut next = range.start;
         while next < range.end && done.failed == 0 {
             let mut found = None;
@@ -215,7 +215,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     fn evict_look(&self, commons: &Commons<S>, look: ChunkPages, wish: &EvictWish, done: &mut SwapEvicted) {
-        let (cold, mapped, _) = self.judge(look, wish.nodes);
+        let (cold, mapped, _) = self.judge(look, wish.frames);
         let cold = self.unmap_cold(look.first, cold, mapped, wish.age);
         self.write_out(commons, look.first, cold, done);
     }

@@ -19,7 +19,6 @@
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
 
-use freehold_frame::{FrameState, NodeSet};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 
@@ -29,7 +28,7 @@ use crate::pin::detach::{Detach, Settled};
 use crate::registry::{Locking, SpaceHandle, Visited, once_around};
 use crate::request::AreaFlags;
 use crate::resident::{LeafKind, Resident};
-use crate::{AddressSpace, Commons, VmError};
+use crate::{AddressSpace, Commons, FrameChoice, VmError};
 
 /// Whether use protects a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,8 +46,8 @@ pub struct EvictWish {
     pub pages: u64,
     /// Whether use protects them.
     pub age: Age,
-    /// Frames of these nodes only.
-    pub nodes: NodeSet,
+    /// Of which frames.
+    pub frames: FrameChoice,
     /// How far each space is gone through: its present pages divided by 2 to the power of this, and
     /// a few more. 0 is all.
     pub effort: u32,
@@ -87,7 +86,7 @@ enum Room {
 #[derive(Clone, Copy)]
 struct Pick {
     age: Age,
-    nodes: NodeSet,
+    frames: FrameChoice,
     of_others: OfOthers,
 }
 
@@ -192,12 +191,15 @@ impl<S: Memory> Commons<S> {
 
     /// Make frames free by taking pages out of memory: first what only the swap cache holds, then
     /// those that spaces have not used lately. Several may do this at once. The caller has no space
-    /// locked; spaces that others have locked are passed by, unless use protects nothing. Pages
+    /// locked; spaces that others have locked, or whose programs pay with other accounts than are
+    /// chosen, are passed by, unless use protects nothing. Pages
     /// that cannot be written end it: the next ones would hardly fare better.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
-        let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
+        let pick = Pick { age: wish.age, frames: wish.frames, of_others: OfOthers::Goes };
         let mut walk = EvictionWalk::new(self, pick);
-        walk.done.freed = self.swap.shrink_cache(wish.pages as usize) as u64;
+        if wish.frames.charged.is_none() {
+            walk.done.freed = self.swap.shrink_cache(wish.pages as usize) as u64;
+        }
         once_around(
             &self.swap.hand,
             |after| self.next_space(after),
@@ -205,7 +207,11 @@ impl<S: Memory> Commons<S> {
                 if !walk.done.falls_short(wish) {
                     return ControlFlow::Break(());
                 }
-                Self::evict_from(&*handle, wish, &mut walk);
+                if wish.age == Age::Ignore
+                    || wish.frames.charged.is_none_or(|below| below.contains(handle.account()))
+                {
+                    Self::evict_from(&*handle, wish, &mut walk);
+                }
                 ControlFlow::Continue(())
             },
         );
@@ -241,7 +247,7 @@ impl<S: Memory> Commons<S> {
     /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of
     /// shared memory too. The caller has no space locked.
     pub fn page_out(&self, handle: &dyn SpaceHandle<S>, range: Range<VirtAddr>) -> SwapEvicted {
-        let pick = Pick { age: Age::Ignore, nodes: NodeSet::ALL, of_others: OfOthers::Stays };
+        let pick = Pick { age: Age::Ignore, frames: FrameChoice::ALL, of_others: OfOthers::Stays };
         let mut walk = EvictionWalk::new(self, pick);
         self.page_out_shared(handle, range.clone(), &mut walk.done);
         let mut next = range.start;
@@ -401,8 +407,7 @@ impl<S: Memory> Resident<S> {
     /// Whether the frame of `entry` is one of those wanted.
     fn may_go(&self, entry: Entry, pick: Pick) -> bool {
         let Some(record) = self.source().table().get(entry.frame()) else { return false };
-        let FrameState::Owned { node, .. } = record.state() else { return false };
         let alone = pick.of_others == OfOthers::Goes || record.counts().load().mappings == 1;
-        pick.nodes.contains(node) && alone
+        alone && pick.frames.contains(self.source().table(), entry.frame())
     }
 }

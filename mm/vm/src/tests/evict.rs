@@ -12,7 +12,7 @@ use super::world::*;
 use crate::*;
 
 fn wish(want: u64) -> Eviction {
-    Eviction { want, most: u64::MAX, nodes: NodeSet::ALL, laundry: Laundry::Store, age: Age::Respect }
+    Eviction { want, most: u64::MAX, frames: FrameChoice::ALL, laundry: Laundry::Store, age: Age::Respect }
 }
 
 fn resident(cache: &Cache, pages: u64) -> Vec<u64> {
@@ -136,7 +136,12 @@ fn what_is_not_wished_for_stays() {
     write(&cache, 5 * PAGE, b"x");
     disk.log();
     let clean = Eviction { laundry: Laundry::Leave, ..wish(u64::MAX) };
-    assert_eq!(cache.evict(Eviction { nodes: NodeSet::single(NodeId(9)), most: 64, ..clean }).freed, 0);
+    assert_eq!(
+        cache
+            .evict(Eviction { frames: FrameChoice::on(NodeSet::single(NodeId(9))), most: 64, ..clean })
+            .freed,
+        0
+    );
     assert_eq!(cache.evict(Eviction { most: 64, ..clean }).freed, 63);
     assert_eq!((disk.log(), resident(&cache, 64)), (std::vec![], std::vec![5]));
     assert_eq!(cache.evict(wish(1)), Evicted { scanned: 1, freed: 1, written: 1 });

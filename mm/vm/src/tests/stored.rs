@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::vec;
 use std::vec::Vec;
 
-use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
+use freehold_frame::{Frame, PageCache as CacheKind};
 use freehold_machine::{PhysicalBytes, VirtAddr};
 use freehold_paging::model::ModelFrames;
 
@@ -282,8 +282,13 @@ type Second = fn(&Cache);
 #[test]
 fn a_page_that_changes_while_it_is_being_stored_is_not_overtaken_by_its_older_bytes() {
     let by_eviction: Second = |cache| {
-        let all =
-            Eviction { want: 9, most: 99, nodes: NodeSet::ALL, laundry: Laundry::Store, age: Age::Respect };
+        let all = Eviction {
+            want: 9,
+            most: 99,
+            frames: FrameChoice::ALL,
+            laundry: Laundry::Store,
+            age: Age::Respect,
+        };
         assert_eq!(cache.evict(all).freed, 0, "a page that is being stored stays");
     };
     let by_direct_io: Second = |cache| assert_eq!(cache.forget(PAGE..2 * PAGE), Ok(false));

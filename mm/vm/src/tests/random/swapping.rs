@@ -2,7 +2,6 @@
 
 use core::ops::ControlFlow;
 
-use freehold_frame::NodeSet;
 use freehold_machine::{CpuId, VirtAddr};
 use proptest::prelude::*;
 
@@ -73,7 +72,7 @@ impl Run {
             }
             Step::Evict(pages, any) => {
                 let age = if any { Age::Ignore } else { Age::Respect };
-                let wish = EvictWish { pages: u64::from(pages), age, nodes: NodeSet::ALL, effort: 0 };
+                let wish = EvictWish { pages: u64::from(pages), age, frames: FrameChoice::ALL, effort: 0 };
                 self.on_cpu_of(usize::from(pages) % 3, || {
                     commons.evict(&wish);
                     commons.evict_shared(&wish);

@@ -202,7 +202,7 @@ impl Swapping {
 
 /// So many pages of any node, wherever they are.
 pub const fn wish(pages: u64, age: Age) -> EvictWish {
-    EvictWish { pages, age, nodes: NodeSet::ALL, effort: 0 }
+    EvictWish { pages, age, frames: FrameChoice::ALL, effort: 0 }
 }
 
 /// Pages with the bytes `first`, `first + 1` and so on.

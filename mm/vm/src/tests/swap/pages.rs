@@ -213,7 +213,12 @@ fn frames_of_other_nodes_than_the_one_in_need_stay() {
     let here = nodes[0];
     let of_here = nodes.iter().filter(|&&node| node == here).count() as u64;
     assert!(of_here < PAGES, "the test needs frames of both");
-    let wish = EvictWish { pages: PAGES, age: Age::Ignore, nodes: NodeSet::single(here), effort: 0 };
+    let wish = EvictWish {
+        pages: PAGES,
+        age: Age::Ignore,
+        frames: FrameChoice::on(NodeSet::single(here)),
+        effort: 0,
+    };
     assert_eq!(p.run(|| s.world.commons.evict(&wish)).freed, of_here);
     for (n, node) in nodes.iter().enumerate() {
         assert_eq!(place(&p, a + n as u64 * PAGE).is_some(), *node == here);

@@ -1,0 +1,67 @@
+//! Blocks that are charged to accounts.
+//!
+//! A block of an owner that is [charged](freehold_frame::Owner::is_charged) is paid for before it
+//! is looked for, and each of its frames remembers by whom: its pieces may be given back one by
+//! one. Who pays, and whether that one may, is the [`Ledger`](crate::Ledger)'s affair. Until frames
+//! are charged this costs a no-op on the way out and one on the way back.
+//!
+//! A frame that was handed out before charges began is charged to nobody: its account reads as
+//! [`AccountId::ROOT`].
+
+use freehold_frame::{AccountId, Order, OutOfMemory, Owner, Payer, Request};
+use freehold_machine::{Machine, Pfn};
+
+use crate::{Bill, Buddy};
+
+impl<M: Machine> Buddy<M> {
+    /// As [`Buddy::allocate`], which charges whoever asks: `payer` is charged.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; never waits for memory.
+    #[cold]
+    #[inline(never)]
+    pub fn allocate_for(&self, payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
+        if !request.owner.is_charged() || !self.machine.charges_frames() {
+            return self.allocate_uncharged(request);
+        }
+        self.allocate_charged(payer, request)
+    }
+    fn allocate_charged(&self, payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
+        let Request { owner, order, pressure, .. } = request;
+        let bill = |account| Bill { owner, frames: order.frames(), pressure, account };
+        let charge = |account| {
+            self.options.ledger.map_or(Ok(AccountId::ROOT), |ledger| (ledger.charge)(bill(account)))
+        };
+        let account = match payer {
+            Payer::Asker => charge(None)?,
+            Payer::SameAs(frame) => charge(Some(self.table.account(frame)))?,
+            Payer::Nobody => AccountId::ROOT,
+        };
+        let block = self.allocate_uncharged(request);
+        match block {
+            Ok(block) => self.table.set_account(block, order, account),
+            Err(OutOfMemory) => self.give_charge_back(owner, order, account),
+        }
+        block
+    }
+
+    /// What the block was charged is given back; it is about to be free. A block that cannot be
+    /// given back keeps its charge.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn uncharge(&self, block: Pfn, order: Order) {
+        let Some(Ok(tag)) = self.table.get(block).map(|record| record.freeable(order)) else { return };
+        if tag.owner().is_charged() {
+            self.give_charge_back(tag.owner(), order, self.table.account(block));
+            self.table.set_account(block, Order::FRAME, AccountId::ROOT);
+        }
+    }
+
+    fn give_charge_back(&self, owner: Owner, order: Order, account: AccountId) {
+        if account != AccountId::ROOT
+            && let Some(ledger) = self.options.ledger
+        {
+            (ledger.uncharge)(owner, order.frames(), account);
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The tree of accounts.
+
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use freehold_frame::{AccountId, Owner};
+use spin::{Mutex, Once};
+
+use crate::balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
+
+/// Entries that are made room for at a time.
+pub const CHUNK: usize = 64;
+const CHUNKS: usize = (AccountId::LAST as usize + 1) / CHUNK;
+
+/// A limit in frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccountLimit {
+    /// No charge passes it.
+    Max,
+    /// Charges that pass it are told of.
+    High,
+}
+
+/// What frames are charged as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChargedKind {
+    /// Anonymous memory.
+    Anon,
+    /// Pages of files, of shared memory, and in pipes and sockets.
+    File,
+    /// Page tables.
+    PageTables,
+}
+
+impl ChargedKind {
+    const COUNT: usize = 3;
+
+    /// The kind of an owner's frames; `None` where they are not
+    /// [charged](Owner::is_charged).
+    const fn of(owner: Owner) -> Option<Self> {
+        match owner {
+            Owner::Anon => Some(Self::Anon),
+            Owner::PageCache => Some(Self::File),
+            Owner::PageTable => Some(Self::PageTables),
+            _ => None,
+        }
+    }
+}
+
+/// How often things happened, each counted where it did and in all accounts above.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccountEvent {
+    /// Memory was taken back because there was more than [`AccountLimit::High`].
+    High,
+    /// A charge met [`AccountLimit::Max`].
+    Max,
+    /// Nothing could be taken back below [`AccountLimit::Max`].
+    Oom,
+    /// A process was killed for that.
+    OomKill,
+    /// A whole group was.
+    OomGroupKill,
+}
+
+const EVENTS: usize = 5;
+
+/// Whether the processes of a group end together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Together {
+    /// If one is ended for want of memory, so are all.
+    Yes,
+    /// Each by itself.
+    No,
+}
+
+/// Whether limits hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// They do.
+    Limited,
+    /// They do not: whoever asks gives memory back with it, or ends.
+    Exempt,
+}
+
+/// What was charged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameCharge {
+    /// To whom: [`AccountId::ROOT`] where the account is gone.
+    pub account: AccountId,
+    /// The lowest account with more than [`AccountLimit::High`] now.
+    pub above_high: Option<AccountId>,
+}
+
+/// A charge that met [`AccountLimit::Max`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChargeError {
+    /// The account whose limit it was: the charged one, or one above.
+    pub account: AccountId,
+}
+
+/// Why no account was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenError {
+    /// There is no room for its entry.
+    NoMemory,
+    /// There are [`AccountId::LAST`] of them, closed ones that still pay for frames included.
+    TooMany,
+    /// The account above is not open.
+    NoParent,
+}
+
+/// One account.
+#[derive(Debug)]
+pub struct AccountEntry {
+    balance: Balance,
+    /// Set while it is nobody's.
+    parent: AtomicU16,
+    /// Accounts right below that are somebody's; changed under the lock.
+    children: AtomicU32,
+    /// By [`AccountLimit`].
+    limits: [AtomicU64; 2],
+    peak: AtomicU64,
+    /// Charged to this account itself, by [`ChargedKind`].
+    kinds: [AtomicU64; ChargedKind::COUNT],
+    /// Whether processes end together: see [`Accounts::ends_together`].
+    together: AtomicBool,
+    /// By [`AccountEvent`]: here and below, and here.
+    events: [[AtomicU64; EVENTS]; 2],
+}
+
+impl AccountEntry {
+    /// One that is nobody's.
+    #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
+    pub const EMPTY: Self = Self {
+        balance: Balance::FREE,
+        parent: AtomicU16::new(0),
+        children: AtomicU32::new(0),
+        limits: [const { AtomicU64::new(u64::MAX) }; 2],
+        peak: AtomicU64::new(0),
+        kinds: [const { AtomicU64::new(0) }; ChargedKind::COUNT],
+        together: AtomicBool::new(false),
+        events: [const { [const { AtomicU64::new(0) }; EVENTS] }; 2],
+    };
+
+    fn reset(&self, parent: AccountId) {
+        self.parent.store(parent.number(), Ordering::Relaxed);
+        self.limits.iter().for_each(|limit| limit.store(u64::MAX, Ordering::Relaxed));
+        self.together.store(false, Ordering::Relaxed);
+        let counts = self.kinds.iter().chain(self.events.iter().flatten());
+        counts.chain([&self.peak]).for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+    fn parent(&self) -> AccountId {
+        AccountId::new(self.parent.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+    }
+    fn limit(&self, limit: AccountLimit) -> u64 {
+        self.limits[limit as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// All accounts, by their numbers. AccountEntry 0 is never used: the root counts nothing.
+#[derive(Debug)]
+pub struct Accounts {
+    chunks: [Once<&'static [AccountEntry; CHUNK]>; CHUNKS],
+    /// Held while accounts are opened and closed: the number after the one opened last.
+    next: Mutex<u16>,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Accounts {
+    /// None.
+    pub const fn new() -> Self {
+        Self { chunks: [const { Once::new() }; CHUNKS], next: Mutex::new(1) }
+    }
+    fn entry(&self, account: AccountId) -> Option<&'static AccountEntry> {
+        let number = usize::from(account.number());
+        let chunk = self.chunks[number / CHUNK].get()?;
+        if number == 0 { None } else { Some(&chunk[number % CHUNK]) }
+    }
+    /// `account` and those above it, each looked up when it is asked for.
+    fn upwards(
+        &self,
+        account: AccountId,
+    ) -> impl Iterator<Item = (AccountId, &'static AccountEntry)> + Clone {
+        let found = move |account| self.entry(account).map(|entry| (account, entry));
+        core::iter::successors(found(account), move |(_, entry)| found(entry.parent()))
+    }
+
+    /// A new account below `parent`, without limits. `room` makes room for entries, if there is
+    /// none left.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing has changed, but there may be more room.
+    pub fn open(
+        &self,
+        parent: AccountId,
+        room: impl FnOnce() -> Option<&'static [AccountEntry; CHUNK]>,
+    ) -> Result<AccountId, OpenError> {
+        let mut next = self.next.lock();
+        let above = self.entry(parent);
+        if parent != AccountId::ROOT && above.is_none_or(|above| !above.balance.is_open()) {
+            return Err(OpenError::NoParent);
+        }
+        let (account, entry) = match self.find_unused(*next) {
+            Some(found) => found,
+            None => self.make_room(room)?,
+        };
+        entry.reset(parent);
+        if let Some(above) = above {
+            above.children.fetch_add(1, Ordering::Relaxed);
+        }
+        let was_free = entry.balance.open();
+        debug_assert!(was_free, "the lock is held");
+        *next = account.number() % AccountId::LAST + 1;
+        Ok(account)
+    }
+    /// An entry that nobody uses, from number `from` on and around; closed ones that pay for
+    /// nothing any more are used again. So a number rests as long as possible.
+    fn find_unused(&self, from: u16) -> Option<(AccountId, &'static AccountEntry)> {
+        (from..=AccountId::LAST).chain(1..from).filter_map(AccountId::new).find_map(|account| {
+            let entry = self.entry(account)?;
+            (!entry.balance.is_used() || self.retire(entry)).then_some((account, entry))
+        })
+    }
+    /// Whether the entry is nobody's now.
+    fn retire(&self, entry: &AccountEntry) -> bool {
+        let retired = entry.children.load(Ordering::Relaxed) == 0 && entry.balance.retire();
+        if retired && let Some(above) = self.entry(entry.parent()) {
+            above.children.fetch_sub(1, Ordering::Relaxed);
+        }
+        retired
+    }
+    fn make_room(
+        &self,
+        room: impl FnOnce() -> Option<&'static [AccountEntry; CHUNK]>,
+    ) -> Result<(AccountId, &'static AccountEntry), OpenError> {
+        let free = self.chunks.iter().position(|chunk| !chunk.is_completed()).ok_or(OpenError::TooMany)?;
+        let entries = room().ok_or(OpenError::NoMemory)?;
+        self.chunks[free].call_once(|| entries);
+        let account = AccountId::new(((free * CHUNK) as u16).max(1)).ok_or(OpenError::TooMany)?;
+        self.entry(account).map(|entry| (account, entry)).ok_or(OpenError::TooMany)
+    }
+    /// No process is left in it, and no open account below. What is charged to it stays so, and
+    /// counts above.
+    pub fn close(&self, account: AccountId) {
+        let _held = self.next.lock();
+        if let Some(entry) = self.entry(account) {
+            entry.balance.close();
+        }
+    }
+
+    /// FrameCharge `frames` of `owner` to `account` and all above.
+    ///
+    /// # Errors
+    /// [`ChargeError`], where a limit is met: nothing is charged, and the event is counted.
+    pub fn charge(
+        &self,
+        account: AccountId,
+        owner: Owner,
+        frames: u64,
+        urgency: Urgency,
+    ) -> Result<FrameCharge, ChargeError> {
+        let (Some(kind), Some(entry)) = (ChargedKind::of(owner), self.entry(account)) else {
+            return Ok(FrameCharge { account: AccountId::ROOT, above_high: None });
+        };
+        let above = self.upwards(account);
+        let levels = above.clone().map(|(_, entry)| match urgency {
+            Urgency::Limited => (&entry.balance, entry.limit(AccountLimit::Max)),
+            Urgency::Exempt => (&entry.balance, u64::MAX),
+        });
+        let mut above_high = None;
+        let mut names = above.clone();
+        let charged = charge_upwards(levels, frames, |_, charged| {
+            let Some((account, entry)) = names.next() else { return };
+            if entry.peak.load(Ordering::Relaxed) < charged {
+                entry.peak.fetch_max(charged, Ordering::Relaxed);
+            }
+            if charged > entry.limit(AccountLimit::High) && above_high.is_none() {
+                above_high = Some(account);
+            }
+        });
+        match charged {
+            Ok(()) => {
+                entry.kinds[kind as usize].fetch_add(frames, Ordering::Relaxed);
+                Ok(FrameCharge { account, above_high })
+            }
+            Err((_, BalanceError::Gone)) => Ok(FrameCharge { account: AccountId::ROOT, above_high: None }),
+            Err((level, BalanceError::Over)) => {
+                let account = above.clone().nth(level).map_or(account, |(account, _)| account);
+                self.note(account, AccountEvent::Max);
+                Err(ChargeError { account })
+            }
+        }
+    }
+    /// Give back what was charged so.
+    pub fn uncharge(&self, account: AccountId, owner: Owner, frames: u64) {
+        let (Some(kind), Some(entry)) = (ChargedKind::of(owner), self.entry(account)) else { return };
+        entry.kinds[kind as usize].fetch_sub(frames, Ordering::Relaxed);
+        uncharge_upwards(self.upwards(account).map(|(_, entry)| &entry.balance), frames);
+    }
+
+    /// Something happened to `account`.
+    pub fn note(&self, account: AccountId, event: AccountEvent) {
+        for (level, (_, entry)) in self.upwards(account).enumerate() {
+            entry.events[0][event as usize].fetch_add(1, Ordering::Relaxed);
+            if level == 0 {
+                entry.events[1][event as usize].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    /// How often that happened to `account` or one below.
+    pub fn events(&self, account: AccountId, event: AccountEvent) -> u64 {
+        self.read(account, |entry| entry.events[0][event as usize].load(Ordering::Relaxed))
+    }
+    /// How often it happened to `account` itself.
+    pub fn local_events(&self, account: AccountId, event: AccountEvent) -> u64 {
+        self.read(account, |entry| entry.events[1][event as usize].load(Ordering::Relaxed))
+    }
+    fn read(&self, account: AccountId, what: impl FnOnce(&AccountEntry) -> u64) -> u64 {
+        self.entry(account).map_or(0, what)
+    }
+
+    /// Frames that are charged to `account` and those below.
+    pub fn charged(&self, account: AccountId) -> u64 {
+        self.read(account, |entry| entry.balance.charged())
+    }
+    /// The most that were at a time.
+    pub fn peak(&self, account: AccountId) -> u64 {
+        self.read(account, |entry| entry.peak.load(Ordering::Relaxed))
+    }
+    /// A limit, in frames; `u64::MAX` is none.
+    pub fn limit(&self, account: AccountId, limit: AccountLimit) -> u64 {
+        self.entry(account).map_or(u64::MAX, |entry| entry.limit(limit))
+    }
+    /// Set it. What is charged already stays, whatever it is.
+    pub fn set_limit(&self, account: AccountId, limit: AccountLimit, frames: u64) {
+        if let Some(entry) = self.entry(account) {
+            entry.limits[limit as usize].store(frames, Ordering::Relaxed);
+        }
+    }
+    /// Processes of `account` and those below end together, or not, if one is ended for want of
+    /// memory.
+    pub fn set_together(&self, account: AccountId, together: Together) {
+        if let Some(entry) = self.entry(account) {
+            entry.together.store(together == Together::Yes, Ordering::Relaxed);
+        }
+    }
+    /// What was set so.
+    pub fn together(&self, account: AccountId) -> Together {
+        let is_set = self.entry(account).is_some_and(|entry| entry.together.load(Ordering::Relaxed));
+        if is_set { Together::Yes } else { Together::No }
+    }
+    /// The highest account between `account` and `top`, both included, whose processes end
+    /// together.
+    pub fn ends_together(&self, account: AccountId, top: AccountId) -> Option<AccountId> {
+        let above = self.upwards(account);
+        let end = above.clone().position(|(account, _)| account == top).map_or(usize::MAX, |at| at + 1);
+        let set = above.take(end).filter(|(_, entry)| entry.together.load(Ordering::Relaxed));
+        set.map(|(account, _)| account).last()
+    }
+    /// Whether `account` is `top` or below it. All are below the root.
+    pub fn is_below(&self, account: AccountId, top: AccountId) -> bool {
+        top == AccountId::ROOT || self.upwards(account).any(|(above, _)| above == top)
+    }
+    /// Accounts with a limit of this kind that is exceeded: `account`, or those above it.
+    pub fn exceeded(&self, account: AccountId, limit: AccountLimit) -> impl Iterator<Item = AccountId> {
+        let exceeds = move |entry: &AccountEntry| entry.balance.charged() > entry.limit(limit);
+        self.upwards(account).filter(move |(_, entry)| exceeds(entry)).map(|(account, _)| account)
+    }
+    /// Frames of a kind that are charged to `account` and those below. Looks at every account.
+    pub fn charged_as(&self, account: AccountId, kind: ChargedKind) -> u64 {
+        let all = self.chunks.iter().enumerate().filter_map(|(chunk, entries)| Some((chunk, entries.get()?)));
+        let numbered = all.flat_map(|(chunk, entries)| (chunk * CHUNK..).zip(entries.iter()));
+        let used = numbered.filter(|(_, entry)| entry.balance.is_used());
+        let below = used.filter(|(number, _)| {
+            AccountId::new(*number as u16).is_some_and(|number| self.is_below(number, account))
+        });
+        below.map(|(_, entry)| entry.kinds[kind as usize].load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// An account and those below it.
+#[derive(Clone, Copy)]
+pub struct Below {
+    accounts: &'static Accounts,
+    top: AccountId,
+}
+
+impl Below {
+    /// `top` and those below it.
+    pub const fn new(accounts: &'static Accounts, top: AccountId) -> Self {
+        Self { accounts, top }
+    }
+    /// Frames of a kind that are charged to them.
+    pub fn charged_as(self, kind: ChargedKind) -> u64 {
+        self.accounts.charged_as(self.top, kind)
+    }
+    /// Whether `account` is one of them.
+    pub fn contains(self, account: AccountId) -> bool {
+        self.accounts.is_below(account, self.top)
+    }
+}
+
+impl PartialEq for Below {
+    fn eq(&self, other: &Self) -> bool {
+        core::ptr::eq(self.accounts, other.accounts) && self.top == other.top
+    }
+}
+
+impl Eq for Below {}
+
+impl core::fmt::Debug for Below {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Below").field(&self.top).finish()
+    }
+}

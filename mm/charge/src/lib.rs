@@ -1,0 +1,34 @@
+//! Accounts: what groups of processes are charged for, and how much they may have.
+//!
+//! Accounts form a tree. A frame is charged to one account and counts in all accounts above it, up
+//! to the root, which counts nothing. Each account has a limit that no charge passes (`max`), a
+//! soft one that charges pass and are told of (`high`), a highest mark (`peak`), and counts of
+//! events.
+//!
+//! The page allocator charges frames ([`Ledger`](https://docs.rs/freehold-buddy)), and frames
+//! remember their accounts' numbers ([`freehold_frame::AccountId`]). So a process that moves to
+//! another group leaves behind what it was charged for, as on Linux (memory controller of cgroup
+//! v2), and a group that is gone stays known until its last frame is free.
+//!
+//! **Protocol.** An account's [`Balance`] is one word: its state and the frames charged. A charge
+//! climbs from the account to the top and asks for the next account above only when it has charged
+//! the one below, which cannot go away from then on. What it has charged it gives back where an
+//! account above refuses. An account that is closed can still be charged, by a task that was about
+//! to; its number is used again only when it is closed, nothing is charged to it, and it has no
+//! account below: the word goes from "closed, 0" to "free" in one compare-exchange. A charge that
+//! finds "free" is nobody's. `tests/loom.rs` explores this, and variants that are wrong.
+//!
+//! **Locks.** Opening and closing take a spin lock; charging and reading take none. Any context may
+//! charge.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod accounts;
+mod balance;
+
+pub use accounts::{
+    AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, ChargeError, ChargedKind, FrameCharge,
+    OpenError, Together, Urgency,
+};
+pub use balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};

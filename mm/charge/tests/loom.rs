@@ -1,0 +1,138 @@
+//! Every interleaving of charges with an account that is closed and used again, and of what would
+//! be wrong.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use freehold_charge::{Balance, BalanceError, charge_upwards, uncharge_upwards};
+use freehold_frame::AtomicWord;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+
+struct Loom(AtomicU64);
+
+impl AtomicWord for Loom {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        self.0.compare_exchange(current, new, success, failure)
+    }
+    fn relax(&self) {
+        thread::yield_now();
+    }
+}
+
+/// An account, the one above it at first, and another one.
+struct Tree {
+    balances: [Balance<Loom>; 3],
+    /// Which one is above the first.
+    parent: AtomicU64,
+}
+
+const NONE: u64 = u64::MAX;
+/// What the account above may have.
+const LIMIT: u64 = 2;
+
+impl Tree {
+    fn new() -> Arc<Self> {
+        let balances = [0; 3].map(|_| Balance::with_word(Loom(AtomicU64::new(0))));
+        assert!(balances.iter().all(Balance::open));
+        Arc::new(Self { balances, parent: AtomicU64::new(1) })
+    }
+    /// The account and what is above it, which is looked up when it is asked for.
+    fn levels(&self) -> impl Iterator<Item = (&Balance<Loom>, u64)> + Clone {
+        (0..2).map(|level| match level {
+            0 => (&self.balances[0], NONE),
+            _ => (&self.balances[self.parent.load(Ordering::Relaxed) as usize], LIMIT),
+        })
+    }
+    fn charge(&self) -> Result<(), (usize, BalanceError)> {
+        charge_upwards(self.levels(), 1, |_, _| ())
+    }
+    fn uncharge(&self) {
+        uncharge_upwards(self.levels().map(|(balance, _)| balance), 1);
+    }
+    fn charged(&self) -> [u64; 3] {
+        [0, 1, 2].map(|n| self.balances[n].charged())
+    }
+}
+
+/// One charges and gives back what it charged, another closes the account and uses it again, below
+/// the other one, as soon as `retire` says that it may.
+fn close_and_use_again(retire: fn(&Balance<Loom>) -> bool) {
+    loom::model(move || {
+        let tree = Tree::new();
+        let other = {
+            let tree = tree.clone();
+            thread::spawn(move || {
+                if tree.charge().is_ok() {
+                    tree.uncharge();
+                }
+            })
+        };
+        tree.balances[0].close();
+        if retire(&tree.balances[0]) {
+            tree.parent.store(2, Ordering::Relaxed);
+            tree.balances[0].open();
+        }
+        other.join().unwrap();
+        assert_eq!(tree.charged(), [0; 3], "what was charged was given back where it was charged");
+    });
+}
+
+#[test]
+fn an_account_is_used_again_when_nothing_is_charged_to_it() {
+    close_and_use_again(Balance::retire);
+}
+
+/// As [`Balance::retire`], in two steps.
+fn look_then_retire(balance: &Balance<Loom>) -> bool {
+    let may = balance.charged() == 0;
+    thread::yield_now();
+    may
+}
+
+#[test]
+#[should_panic(expected = "more is given back than was charged")]
+fn to_look_first_and_take_it_then_is_too_late() {
+    close_and_use_again(look_then_retire);
+}
+
+/// Two charge at a time what one limit leaves no room for.
+fn compete(charge: fn(&Tree) -> bool) {
+    loom::model(move || {
+        let tree = Tree::new();
+        assert!(charge(&tree));
+        let other = {
+            let tree = tree.clone();
+            thread::spawn(move || charge(&tree))
+        };
+        let mine = charge(&tree);
+        let theirs = other.join().unwrap();
+        let all = 1 + u64::from(mine) + u64::from(theirs);
+        assert_eq!(tree.charged(), [all, all, 0], "who was refused has charged nothing");
+        assert_eq!(all, LIMIT, "there is room for one of them");
+    });
+}
+
+#[test]
+fn of_two_charges_one_has_room() {
+    compete(|tree| tree.charge().is_ok());
+}
+
+#[test]
+#[should_panic(expected = "who was refused has charged nothing")]
+fn a_refusal_above_that_leaves_what_is_below_charged_is_found() {
+    compete(|tree| tree.levels().all(|(balance, limit)| balance.charge(1, limit).is_ok()));
+}

@@ -1,0 +1,33 @@
+//! Which account a frame is charged to.
+//!
+//! Whoever counts memory by groups of processes gives each group an account and has the page
+//! allocator charge frames to them. What accounts are worth and who they belong to is not said
+//! here: see the crate `freehold-charge`.
+
+/// The number of an account.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct AccountId(u16);
+
+impl AccountId {
+    /// How many bits of a reverse key it has.
+    pub(crate) const BITS: u32 = 13;
+    /// The highest number.
+    pub const LAST: u16 = (1 << Self::BITS) - 1;
+    /// The account of all that no group pays for. It has no limit and nothing is counted in it.
+    pub const ROOT: Self = Self(0);
+
+    /// The account of this number; `None` above [`AccountId::LAST`].
+    pub const fn new(number: u16) -> Option<Self> {
+        if number <= Self::LAST { Some(Self(number)) } else { None }
+    }
+    /// Its number.
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+    pub(crate) const fn bits(self) -> u64 {
+        self.0 as u64
+    }
+    pub(crate) const fn from_bits(bits: u64) -> Self {
+        Self(bits as u16 & Self::LAST)
+    }
+}

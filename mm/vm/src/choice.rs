@@ -1,0 +1,34 @@
+//! Which frames are wanted back.
+
+use freehold_charge::Below;
+use freehold_frame::{FrameState, FrameTable, NodeSet};
+use freehold_machine::Pfn;
+
+/// Frames of some nodes; of those all, or those that some accounts pay for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameChoice {
+    /// On which nodes they are.
+    pub nodes: NodeSet,
+    /// Which accounts they are charged to; `None`: whichever.
+    pub charged: Option<Below>,
+}
+
+impl FrameChoice {
+    /// All.
+    pub const ALL: Self = Self::on(NodeSet::ALL);
+
+    /// Those of `nodes`.
+    pub const fn on(nodes: NodeSet) -> Self {
+        Self { nodes, charged: None }
+    }
+    /// Those that `accounts` pay for.
+    pub const fn charged_to(accounts: Below) -> Self {
+        Self { nodes: NodeSet::ALL, charged: Some(accounts) }
+    }
+    /// Whether `frame`, which starts a block, is one of them.
+    pub(crate) fn contains(self, table: FrameTable, frame: Pfn) -> bool {
+        let Some(record) = table.get(frame) else { return false };
+        let FrameState::Owned { node, .. } = record.state() else { return false };
+        self.nodes.contains(node) && self.charged.is_none_or(|below| below.contains(table.account(frame)))
+    }
+}
