@@ -82,6 +82,7 @@ pub fn init(
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
     let by_size =
         || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };
+    commons.swap().charge_to(charge::accounts());
     commons.set_huge_mode(huge.unwrap_or_else(by_size));
     COMMONS.set(commons);
 }

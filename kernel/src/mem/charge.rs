@@ -7,8 +7,8 @@
 //! before stays free of charge.
 //!
 //! **Met limits.** A charge that would pass an account's `max` fails as a request does that finds
-//! no frame; the thread remembers which account refused ([`Thread::refused_by`]). Where it looks
-//! for memory next ([`super::find_more`]), it takes frames back that are charged to this account or
+//! no frame; the thread remembers which account refused. Where it looks for memory next
+//! ([`super::find_more`]), it takes frames back that are charged to this account or
 //! below, and where there are none the account's own [`Killer`] chooses a process. Who ends, and who
 //! is finding memory for others, passes all limits.
 //!
@@ -59,7 +59,7 @@ pub fn register_killer(killer: Killer) {
 /// frames included; `ENOENT` where `parent` is closed.
 pub fn open_account(parent: AccountId) -> Result<AccountId> {
     super::turn_key(StaticKey::FRAME_CHARGES, KeyState::On)?;
-    // Entries are allocated before they are asked for: with the tree locked nobody waits for memory.
+    // Entries are allocated before they are asked for: with the tree locked nobody waits.
     let mut opened = ACCOUNTS.open(parent, || None);
     if opened == Err(OpenError::NoMemory) {
         let mut entries = Vec::default();
@@ -137,7 +137,7 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
 /// # Errors
 /// `EINTR` where the thread is to end, or a signal waits; what was taken back stays so.
 pub fn take_back(account: AccountId, limit: AccountLimit) -> Result<ReclaimOutcome> {
-    while ACCOUNTS.charged(account) > ACCOUNTS.limit(account, limit) {
+    while ACCOUNTS.charged(account, Resource::Memory) > ACCOUNTS.limit(account, limit) {
         if reclaim::free_charged(Below::new(&ACCOUNTS, account)) == ReclaimOutcome::Nothing {
             return Ok(ReclaimOutcome::Nothing);
         }
@@ -151,8 +151,8 @@ pub fn take_back(account: AccountId, limit: AccountLimit) -> Result<ReclaimOutco
 /// # Errors
 /// As [`take_back`].
 pub fn take_back_some(account: AccountId, frames: u64) -> Result<u64> {
-    let before = ACCOUNTS.charged(account);
-    let taken = || before.saturating_sub(ACCOUNTS.charged(account));
+    let before = ACCOUNTS.charged(account, Resource::Memory);
+    let taken = || before.saturating_sub(ACCOUNTS.charged(account, Resource::Memory));
     while taken() < frames {
         if reclaim::free_charged(Below::new(&ACCOUNTS, account)) == ReclaimOutcome::Nothing {
             break;
@@ -196,7 +196,7 @@ pub(crate) fn attend(account: AccountId) {
         ACCOUNTS.note(above, AccountEvent::High);
         if reclaim::free_charged(Below::new(&ACCOUNTS, above)) == ReclaimOutcome::Nothing {
             let high = ACCOUNTS.limit(above, AccountLimit::High).max(1);
-            let excess = ACCOUNTS.charged(above).saturating_sub(high);
+            let excess = ACCOUNTS.charged(above, Resource::Memory).saturating_sub(high);
             // The more is too much the longer, by its share of the limit, squared: a little hurts
             // nobody.
             let share = (excess << 10) / high;

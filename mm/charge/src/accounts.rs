@@ -11,13 +11,26 @@ use crate::balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
 pub const CHUNK: usize = 64;
 const CHUNKS: usize = (AccountId::LAST as usize + 1) / CHUNK;
 
-/// A limit in frames.
+/// A limit, in frames or slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccountLimit {
     /// No charge passes it.
     Max,
     /// Charges that pass it are told of.
     High,
+    /// No page goes to a swap area where its account would have more slots then.
+    SwapMax,
+}
+
+const LIMITS: usize = 3;
+
+/// What is charged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resource {
+    /// Frames.
+    Memory,
+    /// Slots of swap areas.
+    Swap,
 }
 
 /// What frames are charged as.
@@ -59,9 +72,13 @@ pub enum AccountEvent {
     OomKill,
     /// A whole group was.
     OomGroupKill,
+    /// A page met [`AccountLimit::SwapMax`].
+    SwapMax,
+    /// A page found no slot, for that or because areas were full.
+    SwapFail,
 }
 
-const EVENTS: usize = 5;
+const EVENTS: usize = 7;
 
 /// Whether the processes of a group end together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,14 +128,16 @@ pub enum OpenError {
 /// One account.
 #[derive(Debug)]
 pub struct AccountEntry {
-    balance: Balance,
+    /// By [`Resource`].
+    balances: [Balance; 2],
     /// Set while it is nobody's.
     parent: AtomicU16,
     /// Accounts right below that are somebody's; changed under the lock.
     children: AtomicU32,
     /// By [`AccountLimit`].
-    limits: [AtomicU64; 2],
-    peak: AtomicU64,
+    limits: [AtomicU64; LIMITS],
+    /// By [`Resource`].
+    peaks: [AtomicU64; 2],
     /// Charged to this account itself, by [`ChargedKind`].
     kinds: [AtomicU64; ChargedKind::COUNT],
     /// Whether processes end together: see [`Accounts::ends_together`].
@@ -131,11 +150,11 @@ impl AccountEntry {
     /// One that is nobody's.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self {
-        balance: Balance::FREE,
+        balances: [const { Balance::FREE }; 2],
         parent: AtomicU16::new(0),
         children: AtomicU32::new(0),
-        limits: [const { AtomicU64::new(u64::MAX) }; 2],
-        peak: AtomicU64::new(0),
+        limits: [const { AtomicU64::new(u64::MAX) }; LIMITS],
+        peaks: [const { AtomicU64::new(0) }; 2],
         kinds: [const { AtomicU64::new(0) }; ChargedKind::COUNT],
         together: AtomicBool::new(false),
         events: [const { [const { AtomicU64::new(0) }; EVENTS] }; 2],
@@ -146,10 +165,19 @@ impl AccountEntry {
         self.limits.iter().for_each(|limit| limit.store(u64::MAX, Ordering::Relaxed));
         self.together.store(false, Ordering::Relaxed);
         let counts = self.kinds.iter().chain(self.events.iter().flatten());
-        counts.chain([&self.peak]).for_each(|count| count.store(0, Ordering::Relaxed));
+        counts.chain(&self.peaks).for_each(|count| count.store(0, Ordering::Relaxed));
     }
     fn parent(&self) -> AccountId {
         AccountId::new(self.parent.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+    }
+    const fn balance(&self, resource: Resource) -> &Balance {
+        &self.balances[resource as usize]
+    }
+    fn note_peak(&self, resource: Resource, charged: u64) {
+        let peak = &self.peaks[resource as usize];
+        if peak.load(Ordering::Relaxed) < charged {
+            peak.fetch_max(charged, Ordering::Relaxed);
+        }
     }
     fn limit(&self, limit: AccountLimit) -> u64 {
         self.limits[limit as usize].load(Ordering::Relaxed)
@@ -201,7 +229,7 @@ impl Accounts {
     ) -> Result<AccountId, OpenError> {
         let mut next = self.next.lock();
         let above = self.entry(parent);
-        if parent != AccountId::ROOT && above.is_none_or(|above| !above.balance.is_open()) {
+        if parent != AccountId::ROOT && above.is_none_or(|above| !above.balance(Resource::Memory).is_open()) {
             return Err(OpenError::NoParent);
         }
         let (account, entry) = match self.find_unused(*next) {
@@ -212,8 +240,9 @@ impl Accounts {
         if let Some(above) = above {
             above.children.fetch_add(1, Ordering::Relaxed);
         }
-        let was_free = entry.balance.open();
-        debug_assert!(was_free, "the lock is held");
+        // Memory last: who is charged for that may be charged for slots.
+        let was_free = [Resource::Swap, Resource::Memory].map(|resource| entry.balance(resource).open());
+        debug_assert_eq!(was_free, [true; 2], "the lock is held");
         *next = account.number() % AccountId::LAST + 1;
         Ok(account)
     }
@@ -222,12 +251,22 @@ impl Accounts {
     fn find_unused(&self, from: u16) -> Option<(AccountId, &'static AccountEntry)> {
         (from..=AccountId::LAST).chain(1..from).filter_map(AccountId::new).find_map(|account| {
             let entry = self.entry(account)?;
-            (!entry.balance.is_used() || self.retire(entry)).then_some((account, entry))
+            (!entry.balance(Resource::Memory).is_used() || self.retire(entry)).then_some((account, entry))
         })
     }
     /// Whether the entry is nobody's now.
     fn retire(&self, entry: &AccountEntry) -> bool {
-        let retired = entry.children.load(Ordering::Relaxed) == 0 && entry.balance.retire();
+        let [memory, swap] = &entry.balances;
+        if entry.children.load(Ordering::Relaxed) != 0 || !memory.retire() {
+            return false;
+        }
+        // No frame is charged, so that no further slot will be.
+        swap.close();
+        let retired = swap.retire();
+        if !retired {
+            memory.open();
+            memory.close();
+        }
         if retired && let Some(above) = self.entry(entry.parent()) {
             above.children.fetch_sub(1, Ordering::Relaxed);
         }
@@ -248,11 +287,11 @@ impl Accounts {
     pub fn close(&self, account: AccountId) {
         let _held = self.next.lock();
         if let Some(entry) = self.entry(account) {
-            entry.balance.close();
+            entry.balance(Resource::Memory).close();
         }
     }
 
-    /// FrameCharge `frames` of `owner` to `account` and all above.
+    /// Charge `frames` of `owner` to `account` and all above.
     ///
     /// # Errors
     /// [`ChargeError`], where a limit is met: nothing is charged, and the event is counted.
@@ -268,16 +307,14 @@ impl Accounts {
         };
         let above = self.upwards(account);
         let levels = above.clone().map(|(_, entry)| match urgency {
-            Urgency::Limited => (&entry.balance, entry.limit(AccountLimit::Max)),
-            Urgency::Exempt => (&entry.balance, u64::MAX),
+            Urgency::Limited => (entry.balance(Resource::Memory), entry.limit(AccountLimit::Max)),
+            Urgency::Exempt => (entry.balance(Resource::Memory), u64::MAX),
         });
         let mut above_high = None;
         let mut names = above.clone();
         let charged = charge_upwards(levels, frames, |_, charged| {
             let Some((account, entry)) = names.next() else { return };
-            if entry.peak.load(Ordering::Relaxed) < charged {
-                entry.peak.fetch_max(charged, Ordering::Relaxed);
-            }
+            entry.note_peak(Resource::Memory, charged);
             if charged > entry.limit(AccountLimit::High) && above_high.is_none() {
                 above_high = Some(account);
             }
@@ -299,7 +336,37 @@ impl Accounts {
     pub fn uncharge(&self, account: AccountId, owner: Owner, frames: u64) {
         let (Some(kind), Some(entry)) = (ChargedKind::of(owner), self.entry(account)) else { return };
         entry.kinds[kind as usize].fetch_sub(frames, Ordering::Relaxed);
-        uncharge_upwards(self.upwards(account).map(|(_, entry)| &entry.balance), frames);
+        uncharge_upwards(self.upwards(account).map(|(_, entry)| entry.balance(Resource::Memory)), frames);
+    }
+    /// Charge a slot of a swap area to `account`, which is charged for the page's frame, and all
+    /// above. Whether there is room below [`AccountLimit::SwapMax`].
+    pub fn charge_slot(&self, account: AccountId) -> bool {
+        let above = self.upwards(account);
+        let levels = above
+            .clone()
+            .map(|(_, entry)| (entry.balance(Resource::Swap), entry.limit(AccountLimit::SwapMax)));
+        let mut entries = above.clone().map(|(_, entry)| entry);
+        let seen = |_, charged| {
+            if let Some(entry) = entries.next() {
+                entry.note_peak(Resource::Swap, charged);
+            }
+        };
+        let Err((level, _)) = charge_upwards(levels, 1, seen) else { return true };
+        let full = above.clone().nth(level).map_or(account, |(account, _)| account);
+        self.note(full, AccountEvent::SwapMax);
+        self.note(full, AccountEvent::SwapFail);
+        false
+    }
+    /// Give back a slot that was charged so.
+    pub fn uncharge_slot(&self, account: AccountId) {
+        uncharge_upwards(self.upwards(account).map(|(_, entry)| entry.balance(Resource::Swap)), 1);
+    }
+    /// Whether `account` and all above may be charged for a slot more.
+    pub fn has_slot_room(&self, account: AccountId) -> bool {
+        let has_room = |entry: &AccountEntry| {
+            entry.balance(Resource::Swap).charged() < entry.limit(AccountLimit::SwapMax)
+        };
+        self.upwards(account).all(|(_, entry)| has_room(entry))
     }
 
     /// Something happened to `account`.
@@ -323,15 +390,15 @@ impl Accounts {
         self.entry(account).map_or(0, what)
     }
 
-    /// Frames that are charged to `account` and those below.
-    pub fn charged(&self, account: AccountId) -> u64 {
-        self.read(account, |entry| entry.balance.charged())
+    /// Frames or slots that are charged to `account` and those below.
+    pub fn charged(&self, account: AccountId, resource: Resource) -> u64 {
+        self.read(account, |entry| entry.balance(resource).charged())
     }
     /// The most that were at a time.
-    pub fn peak(&self, account: AccountId) -> u64 {
-        self.read(account, |entry| entry.peak.load(Ordering::Relaxed))
+    pub fn peak(&self, account: AccountId, resource: Resource) -> u64 {
+        self.read(account, |entry| entry.peaks[resource as usize].load(Ordering::Relaxed))
     }
-    /// A limit, in frames; `u64::MAX` is none.
+    /// A limit, in frames or slots; `u64::MAX` is none.
     pub fn limit(&self, account: AccountId, limit: AccountLimit) -> u64 {
         self.entry(account).map_or(u64::MAX, |entry| entry.limit(limit))
     }
@@ -365,16 +432,17 @@ impl Accounts {
     pub fn is_below(&self, account: AccountId, top: AccountId) -> bool {
         top == AccountId::ROOT || self.upwards(account).any(|(above, _)| above == top)
     }
-    /// Accounts with a limit of this kind that is exceeded: `account`, or those above it.
+    /// Accounts that have more frames than a limit says: `account`, or those above it.
     pub fn exceeded(&self, account: AccountId, limit: AccountLimit) -> impl Iterator<Item = AccountId> {
-        let exceeds = move |entry: &AccountEntry| entry.balance.charged() > entry.limit(limit);
+        let exceeds =
+            move |entry: &AccountEntry| entry.balance(Resource::Memory).charged() > entry.limit(limit);
         self.upwards(account).filter(move |(_, entry)| exceeds(entry)).map(|(account, _)| account)
     }
     /// Frames of a kind that are charged to `account` and those below. Looks at every account.
     pub fn charged_as(&self, account: AccountId, kind: ChargedKind) -> u64 {
         let all = self.chunks.iter().enumerate().filter_map(|(chunk, entries)| Some((chunk, entries.get()?)));
         let numbered = all.flat_map(|(chunk, entries)| (chunk * CHUNK..).zip(entries.iter()));
-        let used = numbered.filter(|(_, entry)| entry.balance.is_used());
+        let used = numbered.filter(|(_, entry)| entry.balance(Resource::Memory).is_used());
         let below = used.filter(|(number, _)| {
             AccountId::new(*number as u16).is_some_and(|number| self.is_below(number, account))
         });
@@ -397,6 +465,10 @@ impl Below {
     /// Frames of a kind that are charged to them.
     pub fn charged_as(self, kind: ChargedKind) -> u64 {
         self.accounts.charged_as(self.top, kind)
+    }
+    /// Whether there is room for a slot more.
+    pub fn has_slot_room(self) -> bool {
+        self.accounts.has_slot_room(self.top)
     }
     /// Whether `account` is one of them.
     pub fn contains(self, account: AccountId) -> bool {

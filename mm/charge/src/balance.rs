@@ -106,7 +106,7 @@ impl<W: AtomicWord> Balance<W> {
     }
 }
 
-/// FrameCharge `frames` to `levels`, an account's balance with its limit and those above it in turn,
+/// Charge `frames` to `levels`, an account's balance with its limit and those above it in turn,
 /// each asked for when the one below has been charged. `seen` is told each level's number and what
 /// is charged there now.
 ///

@@ -3,7 +3,8 @@
 //! Accounts form a tree. A frame is charged to one account and counts in all accounts above it, up
 //! to the root, which counts nothing. Each account has a limit that no charge passes (`max`), a
 //! soft one that charges pass and are told of (`high`), a highest mark (`peak`), and counts of
-//! events.
+//! events. Slots of swap areas are charged beside frames, to the account of the page that they
+//! hold.
 //!
 //! The page allocator charges frames ([`Ledger`](https://docs.rs/freehold-buddy)), and frames
 //! remember their accounts' numbers ([`freehold_frame::AccountId`]). So a process that moves to
@@ -29,6 +30,6 @@ mod balance;
 
 pub use accounts::{
     AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, ChargeError, ChargedKind, FrameCharge,
-    OpenError, Together, Urgency,
+    OpenError, Resource, Together, Urgency,
 };
 pub use balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};

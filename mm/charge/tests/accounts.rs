@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use freehold_charge::{
     AccountEntry, AccountEvent, AccountLimit, Accounts, CHUNK, ChargeError, ChargedKind, FrameCharge,
-    OpenError, Urgency,
+    OpenError, Resource, Urgency,
 };
 use freehold_frame::{AccountId, Owner};
 use proptest::prelude::*;
@@ -56,8 +56,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn check(accounts: &Accounts, naive: &Naive) -> Result<(), TestCaseError> {
     for (&account, (_, limits, ..)) in &naive.accounts {
-        prop_assert_eq!(accounts.charged(account), naive.charged(account));
-        prop_assert!(accounts.peak(account) >= naive.charged(account));
+        prop_assert_eq!(accounts.charged(account, Resource::Memory), naive.charged(account));
+        prop_assert!(accounts.peak(account, Resource::Memory) >= naive.charged(account));
         prop_assert_eq!(
             [AccountLimit::Max, AccountLimit::High].map(|limit| accounts.limit(account, limit)),
             *limits

@@ -27,7 +27,7 @@ pub const JUNK: u8 = 0xa5;
 const NEVER: u64 = u64::MAX;
 
 /// The account that pays for whatever is asked.
-const ASKER: AccountId = AccountId::new(7).expect("a small number");
+pub const ASKER: AccountId = AccountId::new(7).expect("a small number");
 
 struct PagingModelState {
     model: Model,

@@ -103,7 +103,7 @@ impl ReclaimShare {
     /// both are asked for what files owe. What came back lately is not counted by account.
     fn of_charged(want: u64, below: Below) -> Self {
         let pages = [ChargedKind::Anon, ChargedKind::File].map(|kind| below.charged_as(kind));
-        if commons().swap().usage().free == 0 {
+        if commons().swap().usage().free == 0 || !below.has_slot_room() {
             let given_up = commons().count_of(Event::LazyFree) > 0;
             return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
         }

@@ -31,7 +31,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
+use freehold_frame::{AccountId, Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Memory, SwapPlace};
 
@@ -220,11 +220,17 @@ impl<S: Memory> PageCache<S> {
         self.write_out(commons, look.first, cold, done);
     }
 
+    /// The account that page `index` is charged to.
+    fn payer_of(&self, index: u64) -> AccountId {
+        let frame = self.inner.lock().index.with(index, |frame| frame.pfn());
+        frame.map_or(AccountId::ROOT, |frame| self.source.table().account(frame))
+    }
+
     /// Write the pages `first + n` of the bits `n` of `mask` out, as far as nobody holds them.
     fn write_out(&self, commons: &Commons<S>, first: u64, mask: u64, done: &mut SwapEvicted) {
         let mut out = Outgoing::<S>::default();
         for page in (0..64).filter(|bit| mask & 1 << bit != 0).map(|bit| first + bit) {
-            let Some(place) = commons.swap.reserve() else { break };
+            let Some(place) = commons.swap.reserve(self.payer_of(page)) else { break };
             let Some(frame) = self.begin_leaving(page) else {
                 commons.swap.finish(place, Wrote::Abandoned);
                 commons.swap.leave(place);

@@ -54,7 +54,10 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Anon, Belongs, CountError, Frame, LeafMapping, OutOfMemory, ReverseKey};
+use freehold_charge::Accounts;
+#[cfg(test)]
+use freehold_charge::Resource;
+use freehold_frame::{AccountId, Anon, Belongs, CountError, Frame, LeafMapping, OutOfMemory, ReverseKey};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
@@ -142,6 +145,8 @@ struct SwapInfo {
 /// The swap areas of a system. See the module's head.
 pub struct Swap<S: Memory> {
     source: S,
+    /// Who pays for slots.
+    accounts: spin::Once<&'static Accounts>,
     /// How many areas there are: where there is none, nobody asks further.
     count: AtomicUsize,
     areas: spin::Mutex<[Option<SwapInfo>; AREAS]>,
@@ -177,12 +182,19 @@ impl<S: Memory> Swap<S> {
     pub(crate) const fn new(source: S) -> Self {
         Self {
             source,
+            accounts: spin::Once::new(),
             count: AtomicUsize::new(0),
             areas: spin::Mutex::new([const { None }; AREAS]),
             ahead: Ahead::new(),
             hand: AtomicU64::new(0),
             cache_hand: AtomicU64::new(0),
         }
+    }
+
+    /// Charge slots to `accounts`, those that frames' accounts are numbers of. Once, before there
+    /// is an area.
+    pub fn charge_to(&self, accounts: &'static Accounts) {
+        self.accounts.call_once(|| accounts);
     }
 
     /// Begin to use `store`, whose pages `1..end` without the `bad` ones become slots.
@@ -200,7 +212,7 @@ impl<S: Memory> Swap<S> {
         if end > SwapPlace::SLOTS {
             return Err(VmError::Invalid);
         }
-        let slots = Slots::new(end, bad)?;
+        let slots = Slots::new(end, bad, self.accounts.get().copied())?;
         if slots.usable() == 0 {
             return Err(VmError::Invalid);
         }
@@ -292,15 +304,15 @@ impl<S: Memory> Swap<S> {
             drop(self.held(gone));
             return Some((place, outcome));
         }
-        let place = take_best(&mut areas, Some(number))?;
+        let place = take_best(&mut areas, Some(number), self.source.table().account(number))?;
         frame.set_reverse_key(HOME, place.number());
         Some((place, Stowed::ToWrite))
     }
 
-    /// A slot with one entry for a page that its cache keeps until its bytes are written; `None`
-    /// where there is none. [`Swap::finish`] is to be called.
-    pub(crate) fn reserve(&self) -> Option<SwapPlace> {
-        take_best(&mut self.areas.lock(), None)
+    /// A slot with one entry for a page that its cache keeps until its bytes are written, paid by
+    /// `payer`; `None` where there is none. [`Swap::finish`] is to be called.
+    pub(crate) fn reserve(&self, payer: AccountId) -> Option<SwapPlace> {
+        take_best(&mut self.areas.lock(), None, payer)
     }
 
     /// The write that [`Swap::stow`] asked for is over. Whether that made the frame free.
@@ -492,6 +504,9 @@ impl<S: Memory> Swap<S> {
     #[cfg(test)]
     pub(crate) fn validate(&self) -> u64 {
         let areas = self.areas.lock();
+        let paid: u64 = areas.iter().flatten().map(|area| area.slots.paid()).sum();
+        let charged = |accounts: &&Accounts| accounts.charged(freehold_paging::model::ASKER, Resource::Swap);
+        assert_eq!(self.accounts.get().map_or(0, charged), paid, "slots that are charged for");
         areas.iter().flatten().map(|area| area.slots.validate()).sum()
     }
 }
@@ -512,13 +527,17 @@ fn next_cached(areas: &[Option<SwapInfo>; AREAS], hand: SwapPlace) -> Option<Swa
 }
 
 /// A slot of the best area that has one.
-fn take_best(areas: &mut [Option<SwapInfo>; AREAS], frame: Option<Pfn>) -> Option<SwapPlace> {
+fn take_best(
+    areas: &mut [Option<SwapInfo>; AREAS],
+    frame: Option<Pfn>,
+    payer: AccountId,
+) -> Option<SwapPlace> {
     let roomy = |area: &SwapInfo| area.state == AreaState::On && area.slots.free() > 0;
     let best = (0..AREAS as u8)
         .filter_map(|number| Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?)))
         .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));
     let area = best?.0;
-    let slot = areas[usize::from(area)].as_mut()?.slots.take(frame)?;
+    let slot = areas[usize::from(area)].as_mut()?.slots.take(frame, payer)?;
     Some(SwapPlace { area, slot })
 }
 

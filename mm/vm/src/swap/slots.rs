@@ -23,7 +23,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use freehold_frame::OutOfMemory;
+use freehold_charge::Accounts;
+use freehold_frame::{AccountId, OutOfMemory};
 use freehold_machine::Pfn;
 
 /// Slots whose words fill a page, and whose neighbourhood is worth keeping: 2 MiB.
@@ -113,6 +114,8 @@ pub(crate) enum Wrote {
 
 struct Cluster {
     words: Box<[SlotWord; CLUSTER as usize]>,
+    /// Who pays for a slot that is in use.
+    payers: Box<[AccountId; CLUSTER as usize]>,
     free: u16,
     /// Slots with a frame: one bit each.
     cached: [u64; CLUSTER as usize / 64],
@@ -180,31 +183,43 @@ pub(crate) struct Slots {
     caching: Bits,
     /// Where the last slot was taken: the next one is.
     hand: u64,
+    /// The accounts that slots are charged to.
+    accounts: Option<&'static Accounts>,
+}
+
+/// `CLUSTER` times the same.
+fn cluster_of<T: Copy>(entry: T) -> Result<Box<[T; CLUSTER as usize]>, OutOfMemory> {
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(CLUSTER as usize).map_err(|_| OutOfMemory)?;
+    entries.resize(CLUSTER as usize, entry);
+    entries.into_boxed_slice().try_into().map_err(|_| OutOfMemory)
 }
 
 impl Slots {
-    /// The slots `1..end` without the `bad` ones, all free. Slot 0 is where a swap area's header
-    /// is.
+    /// The slots `1..end` without the `bad` ones, all free; charged to `accounts`, if there are
+    /// any. Slot 0 is where a swap area's header is.
     ///
     /// # Errors
     /// [`OutOfMemory`].
-    pub fn new(end: u64, bad: &[u64]) -> Result<Self, OutOfMemory> {
+    pub fn new(end: u64, bad: &[u64], accounts: Option<&'static Accounts>) -> Result<Self, OutOfMemory> {
         let count = end.div_ceil(CLUSTER) as usize;
         let mut clusters = Vec::new();
         clusters.try_reserve_exact(count).map_err(|_| OutOfMemory)?;
         for _ in 0..count {
-            let mut words = Vec::new();
-            words.try_reserve_exact(CLUSTER as usize).map_err(|_| OutOfMemory)?;
-            words.resize(CLUSTER as usize, SlotWord(0));
-            let words = words.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
-            clusters.push(Cluster { words, free: CLUSTER as u16, cached: [0; CLUSTER as usize / 64] });
+            let (words, payers) = (cluster_of(SlotWord(0))?, cluster_of(AccountId::ROOT)?);
+            clusters.push(Cluster {
+                words,
+                payers,
+                free: CLUSTER as u16,
+                cached: [0; CLUSTER as usize / 64],
+            });
         }
         let (mut empty, mut roomy, caching) = (Bits::new(count)?, Bits::new(count)?, Bits::new(count)?);
         (0..count)
             .for_each(|number| [&mut empty, &mut roomy].into_iter().for_each(|bits| bits.set(number, true)));
         let free = count as u64 * CLUSTER;
         let mut slots =
-            Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty, roomy, caching, hand: 0 };
+            Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty, roomy, caching, hand: 0, accounts };
         let beyond = end..count as u64 * CLUSTER;
         for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
             if slots.word(slot) == SlotWord(0) {
@@ -278,9 +293,16 @@ impl Slots {
 
     /// A free slot for the bytes of `frame`, to which the slot gets a reference, or of one that
     /// somebody else keeps: with one entry, and on its way to the store. The one after the last
-    /// where possible, since what leaves together is wanted together.
-    pub fn take(&mut self, frame: Option<Pfn>) -> Option<u64> {
+    /// where possible, since what leaves together is wanted together. `payer` pays for it; `None`
+    /// where that one may not.
+    pub fn take(&mut self, frame: Option<Pfn>, payer: AccountId) -> Option<u64> {
         let slot = self.find_free()?;
+        if let Some(accounts) = self.accounts.filter(|_| payer != AccountId::ROOT) {
+            if !accounts.charge_slot(payer) {
+                return None;
+            }
+            self.clusters[(slot / CLUSTER) as usize].payers[(slot % CLUSTER) as usize] = payer;
+        }
         let word = SlotWord(ENTRY | WRITING);
         self.leave_free(slot, frame.map_or(word, |frame| word.with_frame(frame)));
         self.hand = slot;
@@ -369,6 +391,13 @@ impl Slots {
     }
 
     fn free_or_retire(&mut self, slot: u64, word: SlotWord) {
+        let payers = &mut self.clusters[(slot / CLUSTER) as usize].payers;
+        let payer = core::mem::take(&mut payers[(slot % CLUSTER) as usize]);
+        if payer != AccountId::ROOT
+            && let Some(accounts) = self.accounts
+        {
+            accounts.uncharge_slot(payer);
+        }
         if word.is_bad() {
             self.set(slot, SlotWord(BAD));
             self.usable -= 1;
@@ -401,6 +430,13 @@ impl Slots {
         Some(frame)
     }
 
+    /// Slots that somebody pays for: such that are in use.
+    #[cfg(test)]
+    pub fn paid(&self) -> u64 {
+        let all = self.clusters.iter().flat_map(|cluster| cluster.words.iter().zip(cluster.payers.iter()));
+        let paid = all.filter(|(_, payer)| **payer != AccountId::ROOT);
+        paid.inspect(|(word, _)| assert!(word.0 & !BAD != 0, "somebody pays for a free slot")).count() as u64
+    }
     /// Count everything again, and look for words that no slot may have. Entries of all slots.
     ///
     /// # Panics

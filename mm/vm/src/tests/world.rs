@@ -1,11 +1,14 @@
 //! A small world: processes on the software machine's CPUs.
 
+use std::boxed::Box;
 use std::sync::{Arc, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
+use freehold_charge::{AccountEntry, Accounts, CHUNK};
+use freehold_frame::AccountId;
 pub use freehold_machine::PAGE;
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{CpuId, Cpus, Pfn, Tlb, VirtAddr};
-use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
+use freehold_paging::model::{ASKER, KERNEL_ROOTS, ModelFrames};
 use freehold_paging::{Roots, USER_END};
 
 use crate::*;
@@ -18,6 +21,8 @@ pub const RW: Protection = Protection::READ.union(Protection::WRITE);
 pub struct World {
     pub frames: ModelFrames,
     pub commons: Arc<Commons<ModelFrames>>,
+    /// Of which one pays for all frames: [`ASKER`].
+    pub accounts: &'static Accounts,
 }
 
 impl World {
@@ -26,7 +31,10 @@ impl World {
     }
     pub fn with(config: Config) -> Self {
         let frames = ModelFrames::new(config);
-        Self { frames, commons: Commons::new(frames, KERNEL_ROOTS).unwrap() }
+        let commons = Commons::new(frames, KERNEL_ROOTS).unwrap();
+        let accounts = accounts();
+        commons.swap().charge_to(accounts);
+        Self { frames, commons, accounts }
     }
     pub fn model(&self) -> Model {
         self.frames.model()
@@ -51,6 +59,14 @@ impl World {
         drop(self.commons);
         self.frames.assert_all_free();
     }
+}
+
+/// Accounts, among them the one that pays for frames.
+fn accounts() -> &'static Accounts {
+    let accounts: &Accounts = Box::leak(Box::new(Accounts::new()));
+    let room = || Some(&*Box::leak(Box::new([const { AccountEntry::EMPTY }; CHUNK])));
+    while accounts.open(AccountId::ROOT, room).unwrap() != ASKER {}
+    accounts
 }
 
 pub fn layout() -> Layout {

@@ -2,7 +2,7 @@
 //! steps of `swap` on one slot and its frame, with the real slots and the real counts. Spaces have
 //! no lock in common; the slots' lock is the only one here.
 
-use freehold_frame::{AtomicWord, Belongs, Counts, Order, Owner, Tag};
+use freehold_frame::{AccountId, AtomicWord, Belongs, Counts, Order, Owner, Tag};
 use freehold_machine::{NodeId, Pfn};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
@@ -68,7 +68,7 @@ impl System {
             freed: AtomicUsize::new(0),
         };
         let system = Self {
-            slots: Mutex::new(Slots::new(2, &[]).unwrap()),
+            slots: Mutex::new(Slots::new(2, &[], None).unwrap()),
             frames: core::array::from_fn(|_| frame()),
             stored: AtomicUsize::new(0),
         };
@@ -114,7 +114,7 @@ impl System {
     /// Out: detached, stowed, written, finished.
     fn page_out(&self) {
         let belonged = self.counts(SHARED).vacate().unwrap();
-        let taken = self.slots.lock().unwrap().take(Some(Pfn(SHARED as u64 + 1)));
+        let taken = self.slots.lock().unwrap().take(Some(Pfn(SHARED as u64 + 1)), AccountId::ROOT);
         assert_eq!(taken, Some(SLOT));
         let byte = self.frames[SHARED].byte.load(Ordering::Relaxed);
         self.stored.store(byte, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl System {
         let mut slots = self.slots.lock().unwrap();
         let word = slots.word(SLOT);
         if word.frame() != Some(number) {
-            assert_eq!(slots.take(Some(number)), Some(SLOT));
+            assert_eq!(slots.take(Some(number), AccountId::ROOT), Some(SLOT));
             drop(slots);
             let byte = self.frames[SHARED].byte.load(Ordering::Relaxed);
             self.stored.store(byte, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! Promises of swap: with a disk in memory that can fail, and that can have things done while it
 //! writes.
 
+mod charged;
 mod device;
 mod interleavings;
 mod lazy;

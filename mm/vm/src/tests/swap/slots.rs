@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
+use freehold_frame::AccountId;
 use freehold_machine::Pfn;
 use proptest::prelude::*;
 
@@ -45,7 +46,7 @@ proptest! {
         end in prop_oneof![2..40u64, CLUSTER - 2..CLUSTER + 20],
         bad in prop::collection::vec(1..60u64, 0..4),
     ) {
-        let mut slots = Slots::new(end, &bad).unwrap();
+        let mut slots = Slots::new(end, &bad, None).unwrap();
         let mut naive: BTreeMap<u64, Naive> = BTreeMap::new();
         let mut retired = 0;
         let usable = (1..end).filter(|slot| !bad.contains(slot)).count() as u64;
@@ -59,7 +60,7 @@ proptest! {
             let mut gone = None;
             let mut expected = None;
             match step {
-                Step::Take => match slots.take(Some(Pfn(next_frame))) {
+                Step::Take => match slots.take(Some(Pfn(next_frame)), AccountId::ROOT) {
                     Some(slot) => {
                         prop_assert!(slot > 0 && slot < end && !bad.contains(&slot) && !naive.contains_key(&slot));
                         let frame = Some(Pfn(next_frame));

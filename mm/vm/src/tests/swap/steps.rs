@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::vec::Vec;
 
-use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
+use freehold_frame::{AccountId, Frame, NodePolicy, PageCache as CacheKind};
 
 use super::*;
 use crate::swap::Wrote;
@@ -106,7 +106,7 @@ impl Out {
         match self {
             Self::Begin => {
                 let Some(frame) = page.cache.begin_leaving(0) else { return Self::Over };
-                Self::Write(page.commons.swap.reserve().unwrap(), frame)
+                Self::Write(page.commons.swap.reserve(AccountId::ROOT).unwrap(), frame)
             }
             Self::Write(place, frame) => {
                 page.disk.write(place.slot, &[frame.pfn()]).unwrap();

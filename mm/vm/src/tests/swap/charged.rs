@@ -1,0 +1,45 @@
+//! Pages that leave memory for an account's sake, and slots that it pays for.
+
+use freehold_charge::{AccountEvent, AccountLimit, Below, Resource};
+use freehold_frame::AccountId;
+use freehold_paging::model::ASKER;
+
+use super::*;
+
+#[test]
+fn only_pages_that_the_account_pays_for_go() {
+    let (s, p, a) = with_filled(64, 8);
+    let other = AccountId::new(3).unwrap();
+    let wish = |account| {
+        let frames = FrameChoice::charged_to(Below::new(s.world.accounts, account));
+        EvictWish { frames, ..wish(8, Age::Ignore) }
+    };
+    assert_eq!(p.run(|| s.world.commons.evict(&wish(other))).freed, 0);
+    assert_eq!(p.run(|| s.world.commons.evict(&wish(ASKER))).freed, 8);
+    assert_filled(&p, a, 8, 1);
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn a_page_whose_account_may_have_no_more_slots_stays() {
+    let (s, p, a) = with_filled(64, 8);
+    let accounts = s.world.accounts;
+    accounts.set_limit(ASKER, AccountLimit::SwapMax, 3);
+    assert_eq!(s.evict(&p, 8, Age::Ignore).freed, 3);
+    assert_eq!((accounts.charged(ASKER, Resource::Swap), accounts.has_slot_room(ASKER)), (3, false));
+    assert!(accounts.events(ASKER, AccountEvent::SwapMax) >= 1);
+    assert_eq!((p.usage().rss_anon, p.usage().swapped, s.used()), (5, 3, 3));
+    s.check();
+    assert_filled(&p, a, 8, 1);
+    assert_eq!(s.used(), accounts.charged(ASKER, Resource::Swap), "slots that are left are paid for");
+    accounts.set_limit(ASKER, AccountLimit::SwapMax, 5);
+    assert_eq!(s.page_out(&p, a, 8).freed, 5);
+    let child = p.fork(1);
+    drop(p);
+    assert_eq!((s.used(), accounts.charged(ASKER, Resource::Swap)), (5, 5), "the child has them now");
+    drop(child);
+    assert_eq!(accounts.charged(ASKER, Resource::Swap), 0);
+    assert_eq!(accounts.peak(ASKER, Resource::Swap), 5);
+    s.end();
+}
