@@ -30,7 +30,7 @@ impl TaskSnapshot {
         let depth = thread.backtrace(&mut all).min(DEEP);
         let mut frames = [0; DEEP];
         frames[..depth].copy_from_slice(&all[..depth]);
-        let (pid, tid) = (task.process().pid, task.tid);
+        let (pid, tid) = (task.process().pid, task.tid());
         Self { pid, tid, name: task.name(), state: thread.schedule.state_letter(), frames, depth }
     }
 }

@@ -110,6 +110,12 @@ fn terminal() {
 }
 
 #[test]
+fn takeover() {
+    conforms("takeover");
+    conforms_with("takeover", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn threads() {
     conforms("threads");
 }

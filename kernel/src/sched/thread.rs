@@ -87,7 +87,7 @@ pub struct TraceLabel {
 }
 
 impl TraceLabel {
-    /// Sets the number, before the thread runs.
+    /// Sets the number; by the thread itself, or before it runs.
     pub fn set_pid(&self, pid: u32) {
         self.pid.store(pid, Ordering::Relaxed);
     }

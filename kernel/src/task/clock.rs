@@ -36,13 +36,13 @@ impl Clock {
             REALTIME | 5 | 8 | TAI => Self::Wall,
             MONOTONIC | 4 | 6 | 7 | 9 => Self::Monotonic,
             PROCESS_CPU => Self::Process(current().process().pid),
-            THREAD_CPU => Self::Thread(current().tid),
+            THREAD_CPU => Self::Thread(current().tid()),
             id if id < 0 => {
                 // A process' or thread's clock: the inverted ID, a thread bit and a kind.
                 let of = !(id >> 3);
                 let of = u32::try_from(of).map_err(|_| Errno::EINVAL)?;
                 match (id & 4 != 0, of) {
-                    (true, 0) => Self::Thread(current().tid),
+                    (true, 0) => Self::Thread(current().tid()),
                     (true, tid) => Self::Thread(pid_by_number(tid).ok_or(Errno::EINVAL)?),
                     (false, 0) => Self::Process(current().process().pid),
                     (false, pid) => Self::Process(pid_by_number(pid).ok_or(Errno::EINVAL)?),

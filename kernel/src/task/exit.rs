@@ -43,7 +43,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     task.leave_translation();
     let (last, counted, removed) = {
         let mut group = process.signals.lock();
-        let at = group.threads.binary_search_by_key(&task.tid, |thread| thread.tid);
+        let at = group.threads.binary_search_by_key(&task.tid(), |thread| thread.tid());
         let removed = at.ok().map(|at| group.threads.remove(at));
         let counted = task.usage();
         group.past.add(&counted);
@@ -61,11 +61,11 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         }
     );
     task.ended_for_tracer();
-    if task.tid == process.pid {
+    if task.is_leader() {
         process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);
     }
     // Until its process is waited for, the registry keeps the ID through the process' own entry.
-    registry::lock().remove_task(task.tid);
+    registry::lock().remove_task(task.tid());
     process.thread_ended.wake_all();
     if last {
         let status = process.signals.lock().exit;

@@ -75,7 +75,7 @@ pub struct Group {
     /// What ended threads used: a thread is counted here or stands in `threads`, never both and
     /// never neither.
     pub past: Usage,
-    /// How many threads have ended.
+    /// How many threads have ended or changed their ID.
     pub ended: u64,
 }
 
@@ -589,9 +589,9 @@ impl Process {
     pub fn threads_from(&self, mut least: Pid) -> impl Iterator<Item = Arc<Task>> {
         core::iter::from_fn(move || {
             let group = self.signals.lock();
-            let at = group.threads.partition_point(|thread| thread.tid < least);
+            let at = group.threads.partition_point(|thread| thread.tid() < least);
             let thread = group.threads.get(at)?.clone();
-            least = thread.tid + 1;
+            least = thread.tid() + 1;
             Some(thread)
         })
     }
@@ -602,7 +602,7 @@ impl Process {
     /// Its first thread, or one that is left.
     pub fn leader(&self) -> Option<Arc<Task>> {
         let group = self.signals.lock();
-        let first = group.threads.binary_search_by_key(&self.pid, |thread| thread.tid).unwrap_or(0);
+        let first = group.threads.binary_search_by_key(&self.pid, |thread| thread.tid()).unwrap_or(0);
         group.threads.get(first).cloned()
     }
     /// Its first thread's [count](crate::fault_inject::TaskFaults::nth) of allocations until one

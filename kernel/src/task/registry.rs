@@ -19,6 +19,7 @@
 //! and go with its slot, and are found by namespace and number: see [`pidns`](super::pidns).
 
 pub mod audit;
+mod leader;
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -414,7 +415,7 @@ impl Registry {
     pub fn add_task(&mut self, task: &Arc<Task>) {
         TASKS.fetch_add(1, Ordering::Relaxed);
         FORKS.fetch_add(1, Ordering::Relaxed);
-        self.change(task.tid, |slot| {
+        self.change(task.tid(), |slot| {
             slot.task = task.downgrade();
             slot.reserved = false;
         });

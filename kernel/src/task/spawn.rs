@@ -171,7 +171,7 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
         Task::new(numbers, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
     let mut context = UserContext::new().map_err(|_| Errno::ENOMEM)?;
     let loaded = super::exec::load(&process, first.program)?;
-    loaded.begin(&task, &mut context);
+    loaded.begin(&task, &mut context, pid);
     task.make_user_thread(context, |_| {})?;
     enter(&process, &task, None)?;
     Ok((process, task))
@@ -213,7 +213,7 @@ pub(super) fn add_thread(process: &Process, task: &Arc<Task>) -> Result<()> {
             let mut group = process.signals.lock();
             let outdated = group.threads.move_to(buffer);
             if group.threads.len() < group.threads.capacity() {
-                let at = group.threads.partition_point(|thread| thread.tid < task.tid);
+                let at = group.threads.partition_point(|thread| thread.tid() < task.tid());
                 group.threads.insert_reserved(at, task.clone());
                 if group.exit.is_some() || group.stop().is_some() {
                     task.call_attention(SIGNAL);

@@ -33,9 +33,11 @@ pub type Restart = Box<dyn FnOnce() -> Result<i64> + Send>;
 
 /// One thread of execution.
 pub struct Task {
-    /// The thread ID.
-    pub tid: Pid,
-    /// The ID with its numbers in PID namespaces.
+    /// The thread ID; see [`Task::tid`].
+    tid: AtomicU32,
+    /// The thread's number in its process' PID namespace.
+    number: AtomicU32,
+    /// The ID that it was made with, and its numbers in PID namespaces.
     numbers: Numbers,
     me: Weak<Task>,
     process: Arc<Process>,
@@ -100,7 +102,8 @@ impl Task {
                 thread.set_translation(process.space().translation().clone());
             }
             Self {
-                tid: numbers.id(),
+                tid: AtomicU32::new(numbers.id()),
+                number: AtomicU32::new(numbers.own()),
                 numbers,
                 me: me.clone(),
                 process,
@@ -147,14 +150,35 @@ impl Task {
         self.me.upgrade().expect("whoever calls a method of a task holds a reference to it")
     }
 
+    /// The thread ID. It changes once at most: where the thread executes a program and is not the
+    /// first of its process, it becomes the first (see `exec::takeover`).
+    #[inline]
+    pub fn tid(&self) -> Pid {
+        self.tid.load(Ordering::Relaxed)
+    }
     /// Its number in its process' PID namespace.
     #[inline]
-    pub const fn number(&self) -> Pid {
-        self.numbers.own()
+    pub fn number(&self) -> Pid {
+        self.number.load(Ordering::Relaxed)
     }
     /// Its ID with all its numbers.
-    pub const fn numbers(&self) -> &Numbers {
-        &self.numbers
+    pub fn numbers(&self) -> &Numbers {
+        if self.is_leader() { self.process.numbers() } else { &self.numbers }
+    }
+    /// Whether it is its process' first thread.
+    pub fn is_leader(&self) -> bool {
+        self.tid() == self.process.pid
+    }
+    /// It is its process' first thread from now on; under the registry's lock, by which its ID is
+    /// found.
+    pub(super) fn set_leader(&self) {
+        let numbers = self.process.numbers();
+        self.number.store(numbers.own(), Ordering::Relaxed);
+        self.thread.label.set_pid(numbers.id());
+        // Walks over threads go by ID, under this lock, and sums are made anew.
+        let mut group = self.process.signals.lock();
+        self.tid.store(numbers.id(), Ordering::Relaxed);
+        group.ended += 1;
     }
     /// The process it belongs to.
     pub fn process(&self) -> &Arc<Process> {
@@ -186,7 +210,7 @@ impl Task {
         bytes[..length].copy_from_slice(&name[..length]);
         *self.name.lock() = bytes;
         self.thread.label.set_name(bytes);
-        if self.tid == self.process.pid {
+        if self.is_leader() {
             *self.process.name.lock() = bytes;
         }
     }
@@ -279,13 +303,13 @@ impl Deref for Task {
 impl ThreadOwner for Task {
     fn is_ending(&self) -> bool {
         let group = self.process.signals.lock();
-        group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
+        group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid())
     }
     fn credentials(&self) -> Arc<Credentials> {
         self.process.credentials()
     }
     fn label(&self) -> ([u8; 16], u32) {
-        (self.name(), self.tid)
+        (self.name(), self.tid())
     }
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
         super::spawn::spawn_kernel(name, body)
@@ -308,6 +332,6 @@ impl ThreadOwner for Task {
 
 impl core::fmt::Debug for Task {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "task {}", self.tid)
+        write!(f, "task {}", self.tid())
     }
 }

@@ -106,10 +106,10 @@ fn look_at_tracees(
     loop {
         let next = tracer.tracees.lock().next(least).cloned();
         let Some(tracee) = next else { return Err(news) };
-        if matches!(selector, Selector::One(tid) | Selector::Opened(tid, _) if tid != tracee.tid) {
+        if matches!(selector, Selector::One(tid) | Selector::Opened(tid, _) if tid != tracee.tid()) {
             return Err(news);
         }
-        least = tracee.tid + 1;
+        least = tracee.tid() + 1;
         let Some(process) = registry::find(tracee.pid) else { continue };
         if matches!(selector, Selector::Group(group) if process.group() != group) {
             continue;
@@ -139,7 +139,7 @@ fn look_at_tracees(
         };
         let (uid, usage) = (process.credentials().uid, process.usage());
         if ended && !keeps {
-            let removed = tracer.tracees.lock().remove(tracee.tid);
+            let removed = tracer.tracees.lock().remove(tracee.tid());
             drop(removed);
             process.tell_held_end(&tracee);
         }

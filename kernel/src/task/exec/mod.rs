@@ -10,6 +10,7 @@ mod run;
 pub mod script;
 pub mod stack;
 mod strings;
+mod takeover;
 
 pub use run::{ExecRequest, Prepared, load, sys_execve, sys_execveat};
 pub use strings::Strings;

@@ -25,6 +25,7 @@ use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
 use crate::task::inspect::{self, Dumpable};
+use crate::task::pidns::Numbers;
 use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, above, current, rseq};
@@ -364,8 +365,8 @@ fn map_stack(
 }
 
 impl Prepared {
-    /// Let the first task of a new process begin with the program.
-    pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext) {
+    /// Let the only task of a process, whose ID was `former`, begin with the program.
+    pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext, former: u32) {
         let process = task.process();
         let mut credentials = self.credentials.unwrap_or_else(|| Credentials::clone(&process.credentials()));
         credentials.suid = credentials.euid;
@@ -390,7 +391,7 @@ impl Prepared {
         task.set_name(&self.name);
         trace!(
             Hardware,
-            SchedExec { comm: task.label.comm(), pid: Pid(process.pid as i32), old_pid: task.label.pid() }
+            SchedExec { comm: task.label.comm(), pid: Pid(process.pid as i32), old_pid: Pid(former as i32) }
         );
         task.set_translation(self.space.translation().clone());
         drop(process.replace_space(self.space));
@@ -399,9 +400,11 @@ impl Prepared {
     }
 
     /// Replace the current program. The calling thread is the only one left afterwards.
-    fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<()> {
+    ///
+    /// Returns the numbers that the thread had.
+    fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<Numbers> {
         let process = task.process().clone();
-        end_other_threads(task)?;
+        let former = task.stay_alone()?;
         task.forget_kept();
         crate::task::exit::leave_program(task);
         above().cancel_operations(process.pid);
@@ -421,33 +424,10 @@ impl Prepared {
         drop(old);
         *task.alternate_stack.lock() = AlternateStack::NONE;
         process.timers.delete_posix();
-        self.begin(task, context);
+        self.begin(task, context, former.id());
         sched::activate_current();
-        Ok(())
+        Ok(former)
     }
-}
-
-/// End all threads but `task`, and wait until they have.
-fn end_other_threads(task: &Arc<Task>) -> Result<()> {
-    let process = task.process();
-    {
-        let mut group = process.signals.lock();
-        if group.exit.is_some() || group.exec.is_some() {
-            return Err(Errno::EAGAIN);
-        }
-        if group.threads.len() == 1 {
-            return Ok(());
-        }
-        group.exec = Some(task.tid);
-        for thread in group.threads.iter().filter(|thread| !thread.is_same(task)) {
-            thread.interrupt();
-            sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Traced, sched::Sleep::Killable]);
-        }
-    }
-    let alone = || (process.signals.lock().threads.len() == 1).then_some(());
-    let outcome = process.thread_ended.wait_killable(alone);
-    process.signals.lock().exec = None;
-    outcome
 }
 
 /// The most bytes of arguments and environment together: a quarter of the stack, but at least 128
@@ -465,9 +445,9 @@ fn exec(context: &mut UserContext, request: ExecRequest, argv: u64, envp: u64) -
     let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
     let prepared = load(process, ExecRequest { arguments, environment, ..request })?;
     let number = context.syscall_number();
-    prepared.replace(&task, context)?;
+    let former = prepared.replace(&task, context)?;
     context.set_return(0);
-    task.executed(context, number);
+    task.executed(context, number, &former);
     Ok(0)
 }
 

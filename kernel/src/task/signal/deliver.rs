@@ -141,7 +141,7 @@ impl Task {
 
     fn next_signal(&self, context: &mut UserContext, interrupted: &mut Option<Interrupted>) -> Delivery {
         let mut group = self.process().signals.lock();
-        if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid) || self.has_finished() {
+        if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid()) || self.has_finished() {
             return Delivery::End;
         }
         if group.stop().is_some() && !self.passes(&group) {

@@ -8,8 +8,9 @@ use super::{Attached, Options, Tracee};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Process};
+use crate::task::registry::{self, Registry};
 use crate::task::signal::{SigInfo, Signal, code};
-use crate::task::{Capability, Task, registry, wait};
+use crate::task::{Capability, Task, wait};
 use crate::{Errno, Result};
 
 /// A tracee that is dropped is none, unless it was kept.
@@ -33,13 +34,26 @@ impl Attachment {
         let (pid, by) = (task.process().pid, (tracer.pid, tracer.pid_view()));
         let numbers = task.numbers().clone();
         let tracee = Tracee::new(numbers, (pid, by), attached, options, crate::hw::vector_bytes())?;
-        task.traced.set(&tracee)?;
+        let attachment = Self { tracer: tracer.clone(), tracee, task: task.clone(), kept: false };
+        let registry = registry::lock();
+        let entered = attachment.enter(&registry);
+        drop(registry);
+        entered.map(|()| attachment)
+    }
+
+    /// Enters the tracee at both. Under the registry's lock no thread gets another ID, and one that
+    /// has ended and lost its ID to another thread is nobody's tracee.
+    fn enter(&self, registry: &Registry) -> Result<()> {
+        let (task, tracee) = (&self.task, &self.tracee);
+        if registry.is_another(task) {
+            return Err(Errno::ESRCH);
+        }
+        tracee.renumber(task.numbers());
+        task.traced.set(tracee)?;
         if task.is_leader() {
             *task.process().leader_tracee.lock() = Some(tracee.clone());
         }
-        let attachment = Self { tracer: tracer.clone(), tracee, task: task.clone(), kept: false };
-        tracer.tracees.lock().insert(&attachment.tracee)?;
-        Ok(attachment)
+        self.tracer.tracees.lock().insert(tracee)
     }
 
     /// It stays, and the new thread, which is known now and does not run yet, begins with a stop.
@@ -65,7 +79,7 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         if !self.kept {
-            self.tracer.tracees.lock().remove(self.tracee.tid);
+            drop(self.tracer.tracees.lock().take(&self.tracee));
             forget(&self.task, &self.tracee);
         }
     }
@@ -73,9 +87,10 @@ impl Drop for Attachment {
 
 fn forget(task: &Task, tracee: &Tracee) {
     task.traced.clear(tracee);
-    if task.is_leader() {
-        drop(task.process().leader_tracee.lock().take());
-    }
+    let mut first = task.process().leader_tracee.lock();
+    let known = first.take_if(|first| core::ptr::eq(&raw const **first, tracee));
+    drop(first);
+    drop(known);
 }
 
 /// Lets go of a tracee that is in none of its tracer's places any more: it runs on, and what waited
@@ -86,7 +101,7 @@ pub(super) fn release(tracee: &Tracee) {
         state.released = true;
         state.ended.take()
     };
-    if let Some(task) = registry::find_task(tracee.tid).filter(|task| task.process().pid == tracee.pid) {
+    if let Some(task) = registry::lock().traced_task(tracee) {
         forget(&task, tracee);
         sched::wake(&task, &[Sleep::Traced]);
     }
@@ -110,11 +125,6 @@ fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
 }
 
 impl Task {
-    /// Whether it is its process' first thread.
-    pub(in crate::task) fn is_leader(&self) -> bool {
-        self.tid == self.process().pid
-    }
-
     /// The child `task` of this, the current, thread is traced by the same tracer, if that asked
     /// for it; see [`super::Event`].
     ///
@@ -147,6 +157,53 @@ impl Task {
     }
 }
 
+/// A tracee that lost its place to another thread of its process. The caller drops it without a
+/// lock.
+pub(in crate::task) struct Displaced(Option<Arc<Tracee>>);
+
+impl Displaced {
+    /// Its tracer waits for it no more.
+    pub(in crate::task) fn tell(self) {
+        if let Some(tracer) = self.0.as_ref().and_then(|tracee| registry::find(tracee.tracer)) {
+            tracer.child_changed.wake_all();
+        }
+    }
+}
+
+impl Task {
+    /// Makes room for [`lead_for_tracer`](Self::lead_for_tracer).
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(in crate::task) fn reserve_for_tracer(&self) -> Result<()> {
+        let tracer = self.traced.tracee().and_then(|tracee| registry::find(tracee.tracer));
+        tracer.map_or(Ok(()), |tracer| tracer.tracees.lock().reserve())
+    }
+
+    /// The thread becomes its process' first one for its tracer, too. The tracer of the one that
+    /// was first is told of no end (Linux: `de_thread`). Under the registry's lock.
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing has changed.
+    pub(in crate::task) fn lead_for_tracer(&self, registry: &Registry) -> Result<Displaced> {
+        let (process, own) = (self.process(), self.traced.tracee());
+        if let Some(tracee) = &own {
+            match registry.process(tracee.tracer) {
+                // What is displaced here is the first one's, and is found there below.
+                Some(tracer) => drop(tracer.tracees.lock().renumber(tracee, process.numbers())?),
+                None => tracee.renumber(process.numbers()),
+            }
+        }
+        let first = core::mem::replace(&mut *process.leader_tracee.lock(), own);
+        if let Some(first) = &first
+            && let Some(tracer) = registry.process(first.tracer)
+        {
+            drop(tracer.tracees.lock().take(first));
+        }
+        Ok(Displaced(first))
+    }
+}
+
 impl Process {
     /// The end of a tracer: its tracees run on, or are killed where it asked for that.
     pub(in crate::task) fn release_tracees(&self) {
@@ -169,7 +226,7 @@ impl Process {
         let tracee = self.leader_tracee.lock().take()?;
         let tracer = registry::find(tracee.tracer)?;
         if tracee.tracer == self.parent_pid() {
-            drop(tracer.tracees.lock().remove(tracee.tid));
+            drop(tracer.tracees.lock().remove(tracee.tid()));
             return None;
         }
         self.awaits_tracer.store(true, Ordering::SeqCst);
@@ -190,7 +247,7 @@ impl Process {
     /// The tracer was told of the end of this process, by its first thread's `tracee`: the parent
     /// is next.
     pub(in crate::task) fn tell_held_end(self: &Arc<Self>, tracee: &Tracee) {
-        if tracee.tid == self.pid
+        if tracee.tid() == self.pid
             && self.awaits_tracer.swap(false, Ordering::SeqCst)
             && let Some(status) = self.exit_status()
         {

@@ -273,7 +273,7 @@ fn detach(tracer: &Process, tracee: &Arc<Tracee>, data: u64) -> Result<i64> {
         state.listens = false;
         Ok(())
     })?;
-    drop(tracer.tracees.lock().remove(tracee.tid));
+    drop(tracer.tracees.lock().remove(tracee.tid()));
     release(tracee);
     Ok(0)
 }
@@ -407,7 +407,7 @@ fn stop_info(tracee: &Tracee, state: &TraceState) -> Result<SigInfo> {
         _ => Ok(SigInfo {
             number: stop.code & 0x7f,
             code: stop.code,
-            ..SigInfo::user(Signal::TRAP, 0, tracee.numbers.own(), 0)
+            ..SigInfo::user(Signal::TRAP, 0, tracee.number(), 0)
         }),
     }
 }

@@ -9,6 +9,7 @@ use super::{Attached, Event, Options, Resume, Stop, StopKind, Tracee, UserRegist
 use crate::hw::user::UserContext;
 use crate::sched::{self, Sleep};
 use crate::task::clone::CloneFlags;
+use crate::task::pidns::Numbers;
 use crate::task::process::{ExitStatus, Group, WaitReport};
 use crate::task::signal::deliver::Interrupted;
 use crate::task::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};
@@ -123,7 +124,7 @@ impl Task {
         match (kind, group.exit) {
             (_, Some(ExitStatus::Signaled(Signal::KILL))) => true,
             (StopKind::Event, _) if self.has_finished() => false,
-            (_, exit) => exit.is_some() || group.exec.is_some_and(|by| by != self.tid),
+            (_, exit) => exit.is_some() || group.exec.is_some_and(|by| by != self.tid()),
         }
     }
 
@@ -306,10 +307,11 @@ impl Task {
         true
     }
 
-    /// A program was executed by the system call `number`.
-    pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64) {
+    /// A program was executed by the system call `number`, which a thread with the numbers
+    /// `former` made.
+    pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64, former: &Numbers) {
         let Some(tracee) = self.traced.tracee() else { return };
-        let told = (tracee.shown().into(), Call::unfinished(number));
+        let told = (former.in_view(tracee.view).into(), Call::unfinished(number));
         if !self.stop_for(context, Event::Exec, told) && tracee.attached == Attached::Classic {
             let (pid, uid) = (self.process().number(), self.process().uid());
             self.signal(SigInfo::user(Signal::TRAP, code::USER, pid, uid));

@@ -170,14 +170,12 @@ pub struct TraceState {
 /// A traced thread, as it and its tracer see it.
 #[derive(Debug)]
 pub struct Tracee {
-    /// The thread's ID.
-    pub tid: Pid,
     /// Its process' ID.
     pub pid: Pid,
     /// The process that traces it.
     pub tracer: Pid,
     /// The thread's ID with its numbers in PID namespaces.
-    pub numbers: Numbers,
+    numbers: SpinLock<Numbers>,
     /// The tracer's PID namespace.
     pub view: PidView,
     /// How it came to be.
@@ -217,7 +215,7 @@ impl Tracee {
             ended: None,
         };
         let state = SpinLock::new(state);
-        Ok(reserve::arc(Self { tid: numbers.id(), pid, tracer, numbers, view, attached, state }))
+        Ok(reserve::arc(Self { pid, tracer, numbers: SpinLock::new(numbers), view, attached, state }))
     }
 
     /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
@@ -232,9 +230,24 @@ impl Tracee {
         f(&mut state)
     }
 
+    /// The thread's ID. It changes under the registry's lock and that of its tracer's tracees.
+    pub fn tid(&self) -> Pid {
+        self.numbers.lock().id()
+    }
+
+    /// The thread's number in its own PID namespace.
+    pub fn number(&self) -> Pid {
+        self.numbers.lock().own()
+    }
+
     /// The thread's number in its tracer's PID namespace.
     pub fn shown(&self) -> Pid {
-        self.numbers.in_view(self.view)
+        self.numbers.lock().in_view(self.view)
+    }
+
+    /// The thread has another ID now; under the registry's lock.
+    pub fn renumber(&self, numbers: &Numbers) {
+        *self.numbers.lock() = numbers.clone();
     }
 
     /// Whether an event of this kind stops it.
@@ -266,7 +279,7 @@ impl Tracees {
         if self.all.len() >= MOST_TRACEES {
             return Err(Errno::EAGAIN);
         }
-        self.all.try_insert(tracee.tid, tracee.clone())?;
+        self.all.try_insert(tracee.tid(), tracee.clone())?;
         Ok(())
     }
     /// The one with this ID.
@@ -280,6 +293,29 @@ impl Tracees {
     /// Takes one away.
     pub fn remove(&mut self, tid: Pid) -> Option<Arc<Tracee>> {
         self.all.remove(&tid)
+    }
+    /// Makes room for [`renumber`](Self::renumber), which fails where others took it meanwhile.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn reserve(&mut self) -> Result<()> {
+        Ok(self.all.try_reserve(1)?)
+    }
+    /// Gives `tracee`, which may be none of these any more, another ID. Returns what had that ID.
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing has changed.
+    pub fn renumber(&mut self, tracee: &Tracee, numbers: &Numbers) -> Result<Option<Arc<Tracee>>> {
+        self.reserve()?;
+        let known = self.all.remove(&tracee.tid());
+        tracee.renumber(numbers);
+        Ok(known.and_then(|known| self.all.insert_reserved(numbers.id(), known)))
+    }
+    /// Takes this one away.
+    pub fn take(&mut self, tracee: &Tracee) -> Option<Arc<Tracee>> {
+        let tid = tracee.tid();
+        let is_known = self.all.get(&tid).is_some_and(|known| core::ptr::eq(&raw const **known, tracee));
+        if is_known { self.all.remove(&tid) } else { None }
     }
     /// Takes any away.
     pub fn pop(&mut self) -> Option<Arc<Tracee>> {
@@ -469,7 +505,7 @@ mod tests {
             assert_eq!(tracees.insert(&numbered(tid)), Ok(()));
         }
         assert_eq!(tracees.insert(&numbered(9000)), Err(Errno::EAGAIN));
-        assert!(tracees.remove(7).is_some() && tracees.next(7).is_some_and(|next| next.tid == 8));
+        assert!(tracees.remove(7).is_some() && tracees.next(7).is_some_and(|next| next.tid() == 8));
         tracees.close();
         assert_eq!(tracees.insert(&numbered(7)), Err(Errno::ESRCH));
         while tracees.pop().is_some() {}

@@ -177,9 +177,9 @@ impl Dir {
             DirKind::Tasks => {
                 let least = Pid::try_from(from).ok()?;
                 let task = self.subject.process().ok()?.threads_from(least).next()?;
-                let inode = Subject { tid: Some(task.tid), ..self.subject }.inode(0);
+                let inode = Subject { tid: Some(task.tid()), ..self.subject }.inode(0);
                 let name = ShortLine::of_number(task.numbers().in_view(self.subject.view).into());
-                Some((u64::from(task.tid), name, inode, NodeKind::Directory.dirent_kind()))
+                Some((u64::from(task.tid()), name, inode, NodeKind::Directory.dirent_kind()))
             }
             DirKind::Namespaces => {
                 let (name, _) = NAMESPACES.get(usize::try_from(from).ok()?)?;

@@ -1,0 +1,80 @@
+//! Of a process' threads the one that executes a program stays, and has the process' ID afterwards
+//! (Linux: `de_thread`).
+//!
+//! **Protocol.** The thread marks itself as the one that stays, under the lock of `signals`, and all
+//! others end. It sleeps until it is alone in the list of threads, and until the registry knows no
+//! thread by the process' ID: the first one leaves the list before it gives that ID back, and wakes
+//! the sleeper after. Then, in one step under the registry's lock, the thread has the process' ID
+//! in the registry, in the list and for its tracer, and its own is free. What finds a thread by its
+//! ID and then does something that rests on the ID takes that lock and looks again: attaching
+//! (`Attachment::enter`) and letting go of a tracee (`release`).
+//!
+//! The process itself, and all that is known by it (parent, children, timers, descriptors of the
+//! process), has not changed.
+
+use freehold_collections::{Arc, reserve::ArcMethods};
+
+use crate::task::pidns::Numbers;
+use crate::task::process::ExitStatus;
+use crate::task::signal::Signal;
+use crate::task::{Task, registry};
+use crate::{Errno, Result, sched};
+
+impl Task {
+    /// Ends all threads of the process but this one, the caller, and waits until they have. The
+    /// caller is its process' first thread afterwards. Returns the numbers that it had.
+    ///
+    /// # Errors
+    /// `EAGAIN` where another thread does so or the process ends; `EINTR` where it is to end;
+    /// `ENOMEM`.
+    pub(super) fn stay_alone(self: &Arc<Self>) -> Result<Numbers> {
+        let (process, former) = (self.process(), self.numbers().clone());
+        let leads = self.is_leader();
+        if !leads {
+            self.reserve_for_tracer()?;
+        }
+        {
+            let mut group = process.signals.lock();
+            if group.exit.is_some() || group.exec.is_some() {
+                return Err(Errno::EAGAIN);
+            }
+            if leads && group.threads.len() == 1 {
+                return Ok(former);
+            }
+            group.exec = Some(self.tid());
+            for thread in group.threads.iter().filter(|thread| !thread.is_same(self)) {
+                thread.interrupt();
+                sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Traced, sched::Sleep::Killable]);
+            }
+        }
+        let is_alone =
+            || process.thread_count() == 1 && (leads || registry::lock().is_without_task(process.pid));
+        let outcome = process.thread_ended.wait_killable(|| is_alone().then_some(()));
+        process.signals.lock().exec = None;
+        outcome?;
+        if !leads {
+            self.take_over()?;
+        }
+        Ok(former)
+    }
+
+    /// The thread, which is alone, becomes the first.
+    fn take_over(self: &Arc<Self>) -> Result<()> {
+        let led = {
+            let mut registry = registry::lock();
+            let led = self.lead_for_tracer(&registry);
+            if led.is_ok() {
+                registry.take_over(self);
+            }
+            led
+        };
+        // There is no program to go back to: the other threads are gone.
+        let led = led.inspect_err(|_| self.process().end(ExitStatus::Signaled(Signal::KILL)))?;
+        led.tell();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "takeover_model.rs"]
+mod model;

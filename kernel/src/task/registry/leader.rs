@@ -1,0 +1,36 @@
+//! The thread that has its process' ID, where that changes: see [`exec::takeover`].
+//!
+//! [`exec::takeover`]: crate::task::exec
+
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
+
+use super::Registry;
+use crate::task::{Pid, Task, trace::Tracee};
+
+impl Registry {
+    fn task(&self, tid: Pid) -> Option<Arc<Task>> {
+        self.slots.get(&tid)?.task.upgrade()
+    }
+    /// Whether no thread has this ID.
+    pub fn is_without_task(&self, tid: Pid) -> bool {
+        self.task(tid).is_none()
+    }
+    /// Whether the ID of `task` is another thread's.
+    pub fn is_another(&self, task: &Arc<Task>) -> bool {
+        self.task(task.tid()).is_some_and(|known| !known.is_same(task))
+    }
+    /// The thread that a tracer knows as `tracee`.
+    pub fn traced_task(&self, tracee: &Tracee) -> Option<Arc<Task>> {
+        self.task(tracee.tid()).filter(|task| task.process().pid == tracee.pid)
+    }
+    /// Gives a thread its process' ID, which no thread has, and gives its own back.
+    pub fn take_over(&mut self, task: &Arc<Task>) {
+        let former = task.tid();
+        self.change(task.process().pid, |slot| slot.task = task.downgrade());
+        task.set_leader();
+        self.change(former, |slot| slot.task = reserve::no_weak());
+    }
+}
