@@ -8,9 +8,9 @@
 //!
 //! **Met limits.** A charge that would pass an account's `max` fails as a request does that finds
 //! no frame; the thread remembers which account refused. Where it looks for memory next
-//! ([`super::find_more`]), it takes frames back that are charged to this account or
-//! below, and where there are none the account's own [`Killer`] chooses a process. Who ends, and who
-//! is finding memory for others, passes all limits.
+//! ([`super::find_more`]), it takes frames back that are charged to this account or below, and
+//! where there are none the account's own [`Killer`] chooses a process. Who ends, and who is
+//! finding memory for others, passes all limits.
 //!
 //! A charge that passes `high` succeeds; before the thread is back in user mode it takes back what
 //! is too much, and sleeps where that is more than it can ([`attend`]).
@@ -18,7 +18,9 @@
 use core::sync::atomic::Ordering;
 
 use freehold_buddy::{Bill, Ledger};
-use freehold_charge::{AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, OpenError, Urgency};
+use freehold_charge::{
+    AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, OpenError, Resource, Urgency,
+};
 use freehold_collections::Vec;
 use freehold_frame::{AccountId, OutOfMemory, Owner, Pressure};
 

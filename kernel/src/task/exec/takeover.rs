@@ -1,13 +1,13 @@
 //! Of a process' threads the one that executes a program stays, and has the process' ID afterwards
 //! (Linux: `de_thread`).
 //!
-//! **Protocol.** The thread marks itself as the one that stays, under the lock of `signals`, and all
-//! others end. It sleeps until it is alone in the list of threads, and until the registry knows no
-//! thread by the process' ID: the first one leaves the list before it gives that ID back, and wakes
-//! the sleeper after. Then, in one step under the registry's lock, the thread has the process' ID
-//! in the registry, in the list and for its tracer, and its own is free. What finds a thread by its
-//! ID and then does something that rests on the ID takes that lock and looks again: attaching
-//! (`Attachment::enter`) and letting go of a tracee (`release`).
+//! **Protocol.** The thread marks itself as the one that stays, under the lock of `signals`, and
+//! all others end. It sleeps until it is alone in the list of threads, and until the registry knows
+//! no thread by the process' ID: the first one leaves the list before it gives that ID back, and
+//! wakes the sleeper after. Then, in one step under the registry's lock, the thread has the
+//! process' ID in the registry, in the list and for its tracer, and its own is free. What finds a
+//! thread by its ID and then does something that rests on the ID takes that lock and looks again:
+//! attaching (`Attachment::enter`) and letting go of a tracee (`release`).
 //!
 //! The process itself, and all that is known by it (parent, children, timers, descriptors of the
 //! process), has not changed.
