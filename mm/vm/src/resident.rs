@@ -347,35 +347,28 @@ impl<S: Memory> Resident<S> {
             Ok(()) => return Ok(self.grant(at, rights)),
             Err(shared) => shared,
         };
-        // Another leaf maps the frame: nothing more has to be asked.
-        let is_last = || held.record().counts().load().mappings == 1;
         // Looked at before each decision: it may become so after the last one, when the copy is
         // under way.
         let mut was_nobody_elses = false;
-        let mut has_become_own = || {
-            was_nobody_elses = is_last() && self.is_nobody_elses(&held);
-            is_last() && self.has_become_own(&held)
-        };
-
         // Held until the old leaf is forgotten and its mapping let go of, below.
         let _turn = self.commons.turns.take(entry.frame());
-        if has_become_own() {
+        if self.has_become_own(&held, &mut was_nobody_elses) {
             return Ok(self.grant(at, rights));
         }
         let page = self.new_page(self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
-        if has_become_own() {
+        if self.has_become_own(&held, &mut was_nobody_elses) {
             return Ok(self.grant(at, rights));
         }
         if let Err(page) = self.put_in_place(at, page, rights, &shared) {
             shared.write(self.source().machine(), page.pfn());
-            if has_become_own() {
+            if self.has_become_own(&held, &mut was_nobody_elses) {
                 return Ok(self.grant(at, rights));
             }
             let old = slot.replace(leaf(page, rights, Marks::Dirty));
             self.tables.forget::<Anon>(addr, old, None);
         }
-        if was_nobody_elses && is_last() && self.is_nobody_elses(&held) {
+        if was_nobody_elses && is_last(&held) && self.is_nobody_elses(&held) {
             self.commons.count(Event::CowUnneeded);
         }
         self.trace_decision(at, CowDecision::Copied);
@@ -392,10 +385,19 @@ impl<S: Memory> Resident<S> {
         }
     }
 
+    /// Whether the frame that `held` is a leaf's hold of is this space's own by now; `nobodys` is
+    /// told whether nobody else needs its bytes.
+    // A closure is not in line where it is called.
+    #[inline(always)]
+    fn has_become_own(&self, held: &LeafMapping<Anon, S>, nobodys: &mut bool) -> bool {
+        *nobodys = false;
+        is_last(held) && self.look_again(held, nobodys)
+    }
     #[cold]
     #[inline(never)]
-    fn has_become_own(&self, held: &LeafMapping<Anon, S>) -> bool {
-        self.reuse(held).is_ok()
+    fn look_again(&self, held: &LeafMapping<Anon, S>, nobodys: &mut bool) -> bool {
+        *nobodys = self.is_nobody_elses(held);
+        is_last(held) && self.reuse(held).is_ok()
     }
 
     /// Let the page in `slot`, whose frame is its own, be written.
@@ -585,4 +587,10 @@ pub(crate) fn leaf<K: UserKind, S: FrameSource>(
 fn record_decision<M: Cpus>(machine: M, at: EntryAt<M>, decision: CowDecision) {
     let event = CopyOnWrite { address: at.addr.0, pfn: at.entry.frame().0, decision: decision as u32 };
     machine.record_event(CopyOnWrite::NUMBER, &event.words());
+}
+
+/// Whether no other leaf maps the frame: else nothing more has to be asked.
+#[inline(always)]
+fn is_last<S: Memory>(held: &LeafMapping<Anon, S>) -> bool {
+    held.record().counts().load().mappings == 1
 }
