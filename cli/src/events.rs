@@ -10,7 +10,7 @@ use std::io::{BufReader, BufWriter, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 
 use freehold_tracepoints::table::TraceEvent as _;
-use freehold_tracepoints::{EventDescription, RecordView, nearest, selections, table};
+use freehold_tracepoints::{EVENTS, EventDescription, RecordView, selections, table};
 use serde_json::{Map, Value, json};
 
 use crate::args::EventOptions;
@@ -68,6 +68,22 @@ fn check(selection: &str) -> Result<()> {
         return Err(Failure::new("--events: names no event", "for example --events 'sched:*'"));
     }
     Ok(())
+}
+
+/// The event whose name is nearest to `word`, by the number of letters to change.
+fn nearest(word: &str) -> &'static EventDescription {
+    let word = word.trim_start_matches('!');
+    let (system, name) = word.split_once(':').unwrap_or(("", word));
+    let distance = |event: &&EventDescription| {
+        let own = strsim::levenshtein(name, event.name);
+        if system.is_empty() {
+            own.min(strsim::levenshtein(name, event.system))
+        } else {
+            own + strsim::levenshtein(system, event.system)
+        }
+    };
+    let switched = EVENTS.iter().filter(|event| !event.is_marker());
+    switched.min_by_key(distance).unwrap_or(&EVENTS[0])
 }
 
 /// Writes the records that `spool` has to `path`.
@@ -333,6 +349,10 @@ mod tests {
 
     #[test]
     fn an_unknown_event_is_told_with_the_nearest() {
+        assert_eq!(nearest("sched:sched_swich").name, "sched_switch");
+        assert_eq!(nearest("sys_entr").name, "sys_enter");
+        assert_eq!(nearest("raw_syscall:sys_exit").name, "sys_exit");
+        assert!(!nearest(&"x".repeat(5000)).is_marker());
         assert!(check("sched:*,raw_syscalls:sys_enter").is_ok());
         let told = check("sched:*,sched:sched_swich").expect_err("there is none").to_string();
         assert!(told.contains("no event is named sched:sched_swich"), "{told}");

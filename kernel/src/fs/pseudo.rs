@@ -6,7 +6,7 @@
 
 use core::fmt::Display;
 use core::ops::Bound;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Receiver, Vec, Weak, reserve};
 
@@ -52,8 +52,6 @@ const DYNAMIC: u64 = 1 << 20;
 struct Tree {
     device: u64,
     refusal: Refusal,
-    /// Permission bits of the root.
-    root_mode: u32,
     /// An entry could not be made.
     incomplete: AtomicBool,
 }
@@ -63,6 +61,8 @@ pub struct PseudoDir {
     tree: Arc<Tree>,
     identity: Identity,
     made: Timestamp,
+    /// Permission bits.
+    mode: AtomicU32,
     me: Weak<PseudoDir>,
     parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>,
     /// By name, with the position in listings.
@@ -92,15 +92,7 @@ impl Refusal {
 impl PseudoDir {
     /// The root of a tree with device number `device`.
     pub fn new_root(device: u64, refusal: Refusal) -> Arc<Self> {
-        Self::new_root_with(device, refusal, 0o555)
-    }
-
-    /// As [`new_root`](Self::new_root), with these permission bits.
-    pub fn new_root_with(device: u64, refusal: Refusal, root_mode: u32) -> Arc<Self> {
-        Self::make(
-            reserve::arc(Tree { device, refusal, root_mode, incomplete: AtomicBool::new(false) }),
-            None,
-        )
+        Self::make(reserve::arc(Tree { device, refusal, incomplete: AtomicBool::new(false) }), None)
     }
 
     fn make(tree: Arc<Tree>, parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>) -> Arc<Self> {
@@ -108,11 +100,17 @@ impl PseudoDir {
             identity: Identity { device: tree.device, inode: new_inode() },
             tree,
             made: clock::now(),
+            mode: AtomicU32::new(0o555),
             me: me.clone(),
             parent,
             entries: SpinLock::new(Map::new()),
             dynamic: SpinLock::new(None),
         })
+    }
+
+    /// Give it other permission bits than 0555.
+    pub fn set_mode(&self, mode: u32) {
+        self.mode.store(mode, Ordering::Relaxed);
     }
 
     /// Whether there was memory for all entries of the tree so far.
@@ -210,8 +208,7 @@ impl Node for PseudoDir {
     }
 
     fn metadata(&self) -> Metadata {
-        let mode = if self.parent.is_none() { self.tree.root_mode } else { 0o555 };
-        metadata(self.identity, NodeKind::Directory, mode, self.made)
+        metadata(self.identity, NodeKind::Directory, self.mode.load(Ordering::Relaxed), self.made)
     }
 
     fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {

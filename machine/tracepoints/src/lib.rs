@@ -30,7 +30,7 @@ mod tests;
 pub use field::{Comm, FieldType, Pid};
 pub use format::{FieldText, Format, Line, Stamp};
 pub use record::{HEAD_WORDS, MOST_PAYLOAD, MOST_WORDS, RecordHead, RecordView};
-pub use select::{Action, SelectError, Selection, nearest, parse, selections};
+pub use select::{Action, SelectError, Selection, parse, selections};
 pub use table::{COUNT, EVENTS, EventDescription, TraceEvent};
 
 /// Atomics, which `tests/loom.rs` replaces for `ring.rs`.

@@ -81,35 +81,3 @@ impl Selection<'_> {
 fn matches(word: &str, name: &str) -> bool {
     word == "*" || word == name
 }
-
-/// The event whose name is nearest to `word`, by the number of letters to change.
-pub fn nearest(word: &str) -> &'static EventDescription {
-    let word = word.trim_start_matches('!');
-    let (system, name) = word.split_once(':').unwrap_or(("", word));
-    let distance = |event: &&EventDescription| {
-        let own = edits(name, event.name);
-        if system.is_empty() { own.min(edits(name, event.system)) } else { own + edits(system, event.system) }
-    };
-    let switched = EVENTS.iter().filter(|event| !event.is_marker());
-    switched.min_by_key(distance).unwrap_or(&EVENTS[0])
-}
-
-/// Letters to insert, remove or replace, as far as the first 63 letters of each go.
-fn edits(from: &str, to: &str) -> usize {
-    const MOST: usize = 63;
-    let from = &from.as_bytes()[..from.len().min(MOST)];
-    let to = &to.as_bytes()[..to.len().min(MOST)];
-    let mut row = [0; MOST + 1];
-    row.iter_mut().enumerate().for_each(|(at, cost)| *cost = at);
-    for (line, one) in from.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = line + 1;
-        for (column, other) in to.iter().enumerate() {
-            let above = row[column + 1];
-            let replaced = diagonal + usize::from(one != other);
-            row[column + 1] = replaced.min(above + 1).min(row[column] + 1);
-            diagonal = above;
-        }
-    }
-    row[to.len()]
-}

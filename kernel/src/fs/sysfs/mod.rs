@@ -102,6 +102,8 @@ fn get() -> Arc<SysFs> {
     }
     let device = unnamed_device();
     let new = reserve::arc(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
+    // As on Linux: what is in there is for whoever debugs the kernel.
+    new.root.dirs("kernel/debug").set_mode(0o700);
     INSTANCE.lock().get_or_insert(new).clone()
 }
 

@@ -46,7 +46,8 @@ pub fn instance() -> Result<Arc<dyn FileSystem>> {
         return Ok(there.clone());
     }
     let device = unnamed_device();
-    let root = PseudoDir::new_root_with(device, Refusal::NotPermitted, 0o700);
+    let root = PseudoDir::new_root(device, Refusal::NotPermitted);
+    root.set_mode(0o700);
     fill(&root);
     if !root.is_complete() {
         return Err(Errno::ENOMEM);
