@@ -262,6 +262,20 @@ static void calls(void) {
     mkdir("/tmp/fail-nth", 0700);
     int watcher = inotify_init1(IN_NONBLOCK);
     int watch = inotify_add_watch(watcher, "/tmp/fail-nth", IN_ALL_EVENTS);
+    int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK);
+    char *missing = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (monitor >= 0 && missing != MAP_FAILED) {
+        uint64_t agreed[3] = {0xaa, 0, 0}, wish[4] = {(uintptr_t)missing, 8192, 1, 0};
+        static char page[4096];
+        uint64_t copy[5] = {(uintptr_t)missing, (uintptr_t)page, 4096, 0, 0};
+        uint64_t zeroes[4] = {(uintptr_t)missing + 4096, 4096, 0, 0};
+        (void)!ioctl(monitor, 0xc018aa3f /* UFFDIO_API */, agreed);
+        (void)!ioctl(monitor, 0xc020aa00 /* UFFDIO_REGISTER */, wish);
+        (void)!ioctl(monitor, 0xc028aa03 /* UFFDIO_COPY */, copy);
+        (void)!ioctl(monitor, 0xc020aa04 /* UFFDIO_ZEROPAGE */, zeroes);
+    }
+    if (missing != MAP_FAILED) munmap(missing, 8192);
+    if (monitor >= 0) close(monitor);
     int file = open("/tmp/fail-nth/file", O_CREAT | O_RDWR, 0600);
     if (file >= 0) {
         static char text[20000];

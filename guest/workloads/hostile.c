@@ -173,6 +173,14 @@ static void prepare_files(int index)
 	inotify_add_watch(watcher, "a", IN_ALL_EVENTS | IN_EXCL_UNLINK);
 	add(watcher);
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
+	/* Faults of these pages wait until the fuzzer's time is over, or are bus errors. */
+	int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK | (index % 2));
+	uint64_t agreed[3] = { 0xaa, index % 8 ? 1 << 7 : 0, 0 };
+	char *watched = mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t wish[4] = { (uintptr_t)watched, 64 << 10, 1, 0 };
+	ioctl(monitor, 0xc018aa3f /* UFFDIO_API */, agreed);
+	ioctl(monitor, 0xc020aa00 /* UFFDIO_REGISTER */, wish);
+	add(monitor);
 	/* A queue that processes share, and its file. */
 	snprintf(text, sizeof text, "h%d", index % 4);
 	int queue = (int)syscall(SYS_mq_open, text, O_RDWR | O_CREAT | O_NONBLOCK, 0666, NULL);

@@ -756,6 +756,43 @@ static void do_many_areas(void)
 	FOREVER(mlockall(MCL_CURRENT | MCL_ONFAULT); munlockall());
 }
 
+/* A fault of one's own that nobody serves, by the kernel and by oneself. */
+static char *missing_pages(void)
+{
+	int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK);
+	char *at = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t agreed[3] = { 0xaa, 0, 0 }, wish[4] = { (uintptr_t)at, 1 << 20, 1, 0 };
+	ioctl(monitor, 0xc018aa3f /* UFFDIO_API */, agreed);
+	ioctl(monitor, 0xc020aa00 /* UFFDIO_REGISTER */, wish);
+	return at;
+}
+
+static void do_missing(void)
+{
+	volatile char *at = missing_pages();
+	FOREVER(*at);
+}
+
+static void do_read_missing(void)
+{
+	char *at = missing_pages();
+	int zero = open("/dev/zero", O_RDONLY);
+	FOREVER(read(zero, at, 1 << 20));
+}
+
+static void do_lock_missing(void)
+{
+	char *at = missing_pages();
+	FOREVER(mlock(at, 1 << 20));
+}
+
+static void do_pin_missing(void)
+{
+	char *at = missing_pages(), byte;
+	struct iovec here = { &byte, 1 }, there = { at, 1 };
+	FOREVER(process_vm_readv(getpid(), &here, 1, &there, 1, 0));
+}
+
 struct row {
 	int number;
 	const char *name;
@@ -767,6 +804,10 @@ static const struct row rows[] = {
 	{ SYS_read, "read a hole", do_read_hole },
 	{ SYS_read, "read /dev/urandom", do_read_random },
 	{ SYS_read, "read into new memory", do_read_private },
+	{ SYS_read, "read into a page that a program is to provide", do_read_missing },
+	{ SYS_userfaultfd, "a load of a page that a program is to provide", do_missing },
+	{ SYS_mlock, "mlock pages that a program is to provide", do_lock_missing },
+	{ SYS_process_vm_readv, "process_vm_readv a page that a program is to provide", do_pin_missing },
 	{ SYS_readv, "readv /dev/zero", do_readv },
 	{ SYS_readv, "readv a hole", do_readv_hole },
 	{ SYS_pread64, "pread64", do_pread64 },

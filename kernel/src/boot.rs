@@ -17,6 +17,7 @@ use crate::cmdline::{Mitigations, Plant};
 use crate::fs::boot::BelowTree;
 use crate::fs::changes::Changes;
 use crate::fs::initramfs;
+use crate::fs::userfault;
 use crate::host::BounceSettings;
 use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
 use crate::hw::boot::{BootInfo, MemoryKind};
@@ -299,6 +300,7 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Chan
     share::init().map_err(or("the host's folders"))?;
     let changes = lay(folders).map_err(or("a folder of the host below the image"))?;
     dev::init().map_err(or("the character devices"))?;
+    userfault::init().map_err(or("/dev/userfaultfd"))?;
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames()).map_err(or("the disks"))?;

@@ -185,6 +185,13 @@ fn inotify() {
 }
 
 #[test]
+fn userfaults() {
+    conforms("userfaults");
+    conforms_with("userfaults", &["--cpus", "1"], &[], &[]);
+    conforms_with("userfaults", &["--cpus", "4", "--swap", "64M"], &[], &[]);
+}
+
+#[test]
 fn pidfd() {
     conforms("pidfd");
 }

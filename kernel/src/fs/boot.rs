@@ -150,6 +150,7 @@ const STANDARD: &[DeviceNode] = &[
     char_device(b"urandom", 0o666, 1, 9),
     char_device(b"kmsg", 0o600, 1, 11),
     char_device(b"tty", 0o666, 5, 0),
+    char_device(b"userfaultfd", 0o600, 10, 126),
     char_device(b"console", 0o600, 5, 1),
     char_device(b"ptmx", 0o666, 5, 2),
     char_device(b"tty0", 0o620, 4, 0),

@@ -52,6 +52,9 @@ bitflags! {
         const HUP = 0x010;
         /// Stream peer closed its writing half.
         const RDHUP = 0x2000;
+        /// Not for programs: what is said holds for an `O_NONBLOCK` description, any other has an
+        /// error.
+        const IF_NONBLOCKING = 1 << 31;
     }
 }
 

@@ -71,6 +71,7 @@ pub mod text;
 pub mod timerfd;
 pub mod tmpfs;
 pub mod tracefs;
+pub mod userfault;
 pub mod walk;
 
 pub use caller::{Access, Caller, Power};

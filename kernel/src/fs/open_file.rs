@@ -372,7 +372,9 @@ impl OpenFile {
 
     /// What is ready now; see [`File::poll`].
     pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
-        self.file.poll(waiter)
+        let ready = self.file.poll(waiter);
+        let is_error = ready.contains(Ready::IF_NONBLOCKING) && !self.flags().contains(OpenFlags::NONBLOCK);
+        if is_error { Ready::ERR } else { ready.difference(Ready::IF_NONBLOCKING) }
     }
 }
 

@@ -29,6 +29,9 @@ mod segment;
 mod space;
 pub mod stats;
 mod transit;
+pub mod user_faults;
+#[cfg(test)]
+mod user_faults_model;
 pub mod vdso;
 
 pub use crate::hw::{Frames, frames};
@@ -63,7 +66,8 @@ impl From<freehold_vm::VmError> for crate::Errno {
             VmError::Access => Self::EACCES,
             VmError::Permission => Self::EPERM,
             VmError::Again => Self::EAGAIN,
-            VmError::Fault => Self::EFAULT,
+            VmError::Fault | VmError::Monitored => Self::EFAULT,
+            VmError::Missing => Self::ENOENT,
             VmError::Io => Self::EIO,
             VmError::Busy => Self::EBUSY,
             VmError::NoDevice => Self::ENODEV,

@@ -20,6 +20,8 @@ use freehold_vm::{
 };
 
 use super::hotplug::GrowthOutcome;
+use super::space::SpaceGuard;
+use super::user_faults::wait_for_monitor;
 use super::{FileMapping, Frames, ProcessSpace, find_more};
 use crate::hw;
 use crate::hw::Hardware;
@@ -92,7 +94,7 @@ impl PinnedOne {
     pub fn new(space: &ProcessSpace, address: VirtAddr) -> Result<Self> {
         let pinned = match pin_fast(space.translation(), address) {
             Some(pinned) => pinned,
-            None => with_memory(|| space.lock().pin::<LongTerm, ReadOnly>(address, Rule::Asked))?,
+            None => with_memory(|| pin_locked::<LongTerm, _>(space, &mut None, address, Rule::Asked))?,
         };
         TOTALS.add(hw::current_cpu(), ACQUIRED, 1);
         Ok(Self(pinned))
@@ -124,6 +126,28 @@ fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultErro
             Err(FaultError::OutOfMemory) if find_more() == GrowthOutcome::Grown => {}
             outcome => return outcome.map_err(Errno::from),
         }
+    }
+}
+
+/// Pin the page at `at` with `areas` locked, which is given back while the page is a monitor's to
+/// provide.
+fn pin_locked<'a, T: Term, P: Purpose>(
+    space: &'a ProcessSpace,
+    areas: &mut Option<SpaceGuard<'a>>,
+    at: VirtAddr,
+    rule: Rule,
+) -> core::result::Result<PinnedPage<Frames, P>, FaultError> {
+    loop {
+        match areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule) {
+            // A debugger does not wait for it (Linux: no FOLL_UNLOCKABLE).
+            Err(FaultError::Monitored) if rule != Rule::Forced => {}
+            outcome => return outcome,
+        }
+        let Some(locked) = areas.take() else { continue };
+        wait_for_monitor(locked, at).map_err(|error| match error {
+            Errno::ENOMEM => FaultError::OutOfMemory,
+            _ => FaultError::Bus,
+        })?;
     }
 }
 
@@ -224,8 +248,7 @@ impl<P: Purpose> PinnedRun<P> {
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
                 if way.try_fast(space, (at, count - pages.len()), &mut pages) == 0 {
-                    let areas = areas.get_or_insert_with(|| space.lock());
-                    pages.push_reserved(areas.pin::<T, P>(at, rule)?);
+                    pages.push_reserved(pin_locked::<T, P>(space, &mut areas, at, rule)?);
                 }
             }
             Ok(())
@@ -552,7 +575,7 @@ impl<P: Purpose> Source for PinnedBytes<P> {
 impl From<FaultError> for Errno {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::Segv(_) | FaultError::Bus => Self::EFAULT,
+            FaultError::Segv(_) | FaultError::Bus | FaultError::Monitored => Self::EFAULT,
             FaultError::OutOfMemory => Self::ENOMEM,
         }
     }

@@ -13,6 +13,7 @@ use freehold_machine::VirtAddr;
 use freehold_vm::{Populate, VmError};
 
 use super::hotplug::GrowthOutcome;
+use super::user_faults::wait_for_monitor;
 use super::{AddressSpace, ProcessSpace, find_more, oom};
 use crate::{Result, sched};
 
@@ -63,7 +64,13 @@ fn populate(space: &ProcessSpace, range: Range<VirtAddr>, how: Populate) -> Resu
     let mut next = range.start;
     while next < range.end {
         sched::checkpoint()?;
-        let step = space.lock().populate_some(next..range.end, how, STEP);
+        let mut areas = space.lock();
+        let step = areas.populate_some(next..range.end, how, STEP);
+        if step == Err(VmError::Monitored) {
+            wait_for_monitor(areas, next)?;
+            continue;
+        }
+        drop(areas);
         match step {
             Ok(reached) => next = reached,
             Err(VmError::NoMemory) if find_more() == GrowthOutcome::Grown => {}

@@ -111,6 +111,10 @@ impl ProcessSpace {
     pub fn lock(&self) -> SpaceGuard<'_> {
         Self::acted_for(self.areas.lock())
     }
+    /// As [`lock`](Self::lock), if nobody has it now.
+    pub(super) fn try_lock(&self) -> Option<SpaceGuard<'_>> {
+        self.areas.try_lock().map(Self::acted_for)
+    }
     /// Faults of the running task obey its memory policy.
     #[inline]
     fn acted_for(mut areas: SpaceGuard<'_>) -> SpaceGuard<'_> {

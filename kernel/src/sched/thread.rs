@@ -51,6 +51,8 @@ pub trait ThreadOwner: Send + Sync {
     fn credentials(&self) -> Arc<Credentials>;
     /// Describes the thread for the log: its name and its number.
     fn label(&self) -> ([u8; 16], u32);
+    /// The thread's number in its PID namespace.
+    fn number(&self) -> i32;
     /// Makes and starts a thread of the kernel that runs `body`.
     ///
     /// # Errors

@@ -287,6 +287,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (318, Plain(crate::task::calls::sys_getrandom)),
     (319, Plain(crate::fs::calls::sys_memfd_create)),
     (322, Context(crate::task::exec::sys_execveat)),
+    (323, Plain(crate::fs::userfault::sys_userfaultfd)),
     (324, Plain(crate::task::calls::sys_membarrier)),
     (325, Plain(crate::mem::sys_mlock2)),
     (326, Plain(crate::fs::calls::sys_copy_file_range)),

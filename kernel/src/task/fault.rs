@@ -13,6 +13,7 @@ use super::oom::out_of_memory_inside;
 use super::out_of_memory;
 use crate::hw::traps;
 use crate::mem::ProcessSpace;
+use crate::mem::user_faults::{FaultBy, Outcome, queue_fault};
 use crate::task;
 
 /// What a fault that cannot be mended means for the program.
@@ -33,13 +34,13 @@ pub fn handle_user_fault(
     addr: VirtAddr,
     access: Access,
 ) -> core::result::Result<(), ProgramFault> {
-    serve_fault(space, (addr, access), out_of_memory)
+    serve_fault(space, (addr, access), FaultBy::Program)
 }
 
 fn serve_fault(
     space: &ProcessSpace,
     (addr, access): (VirtAddr, Access),
-    out_of_memory: fn(&'static str),
+    by: FaultBy,
 ) -> core::result::Result<(), ProgramFault> {
     let outcome = match space.fault_shared(addr, access) {
         Some(kind) => Ok(kind),
@@ -61,8 +62,49 @@ fn serve_fault(
         Err(FaultError::Segv(SegvCode::AccErr)) => Err(ProgramFault::Segv(2)),
         Err(FaultError::Bus) => Err(ProgramFault::Bus),
         Err(FaultError::OutOfMemory) => {
-            out_of_memory("page fault");
+            find_memory(by);
             Ok(())
+        }
+        Err(FaultError::Monitored) => wait_for_monitor(space, (addr, access), by),
+    }
+}
+
+#[cold]
+fn find_memory(by: FaultBy) {
+    match by {
+        FaultBy::Program => out_of_memory("page fault"),
+        FaultBy::Kernel => out_of_memory_inside("page fault"),
+    }
+}
+
+/// The page at `addr` is a monitor's to provide: sleep until the access is to be made again, a
+/// program's also for a signal. The fault is made again first, since it queues with the space
+/// locked and other faults end without a look at monitors.
+#[cold]
+#[inline(never)]
+fn wait_for_monitor(
+    space: &ProcessSpace,
+    (addr, access): (VirtAddr, Access),
+    by: FaultBy,
+) -> core::result::Result<(), ProgramFault> {
+    let limits = || task::with_current(|task| task.process().memory_limits());
+    let mut areas = space.lock();
+    if areas.fault_within(addr, access, limits) != Err(FaultError::Monitored) {
+        // Whatever it is now, the access finds out.
+        return Ok(());
+    }
+    let outcome = queue_fault(&mut areas, addr, by);
+    drop(areas);
+    match outcome {
+        Outcome::Again => Ok(()),
+        Outcome::Refused => Err(ProgramFault::Bus),
+        Outcome::OutOfMemory => {
+            find_memory(by);
+            Ok(())
+        }
+        Outcome::Queued(sleeper) => {
+            let woken = sleeper.sleep(by);
+            if by == FaultBy::Kernel { woken.map_err(|_| ProgramFault::Bus) } else { Ok(()) }
         }
     }
 }
@@ -77,7 +119,7 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
         return Err(traps::Unresolved);
     }
     let space = task::with_current(|task| task.process().space());
-    let served = serve_fault(&space, (addr, access), out_of_memory_inside);
+    let served = serve_fault(&space, (addr, access), FaultBy::Kernel);
     // A call may copy as much as its program wishes, and every page of that may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)

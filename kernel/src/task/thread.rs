@@ -311,6 +311,9 @@ impl ThreadOwner for Task {
     fn label(&self) -> ([u8; 16], u32) {
         (self.name(), self.tid())
     }
+    fn number(&self) -> i32 {
+        self.number() as i32
+    }
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
         super::spawn::spawn_kernel(name, body)
     }

@@ -11,6 +11,7 @@ use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
 use crate::cache::Attachment;
+use crate::monitor::Monitor;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
 use crate::vdso::VdsoPart;
@@ -116,11 +117,14 @@ pub(crate) struct Area<S: Memory> {
     /// Some page here was made present for writing, or got a frame of its own to be read, so a
     /// private area of a file may have such frames.
     pub copied: Copied,
+    /// Who serves those of its faults that its flags name ([`AreaFlags::MONITORED`]).
+    pub monitor: Option<Arc<dyn Monitor>>,
 }
 
 impl<S: Memory> Clone for Area<S> {
     fn clone(&self) -> Self {
-        Self { content: self.content.clone(), copied: self.copied.clone(), ..*self }
+        let (content, copied) = (self.content.clone(), self.copied.clone());
+        Self { content, copied, monitor: self.monitor.clone(), ..*self }
     }
 }
 
@@ -217,6 +221,7 @@ impl<S: Memory> Area<S> {
             && self.protection == next.protection
             && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT).is_empty()
             && self.policy == next.policy
+            && self.has_monitor_of(next)
             && self.content.continues(&next.content, self.len())
     }
     /// Be one area with `next`, which it joins.

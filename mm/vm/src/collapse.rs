@@ -124,7 +124,9 @@ impl<S: Memory> Resident<S> {
         }
         let range = start..VirtAddr(start.0 + LARGE);
         self.bring_in(area, range.clone())?;
-        let survey = self.survey(start).filter(|survey| survey.present > 0).ok_or(VmError::Invalid)?;
+        // What is missing is for the area's monitor to provide.
+        let least = if area.is_monitored() { PAGEBLOCK_FRAMES } else { 1 };
+        let survey = self.survey(start).filter(|survey| survey.present >= least).ok_or(VmError::Invalid)?;
         let mut batch = self.tables.batch();
         let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
         let block = match in_place {

@@ -32,6 +32,11 @@ pub enum VmError {
     Overflow,
     /// EINTR: who asked for it is to end.
     Interrupted,
+    /// ENOENT: what is to be filled is no area with a monitor.
+    Missing,
+    /// EFAULT: the page is a monitor's to provide ([`Monitor`](crate::Monitor)), which nobody waits
+    /// for here.
+    Monitored,
     /// ENOMEM: a frame has as many holders as can be counted, which no memory mends.
     TooManyHolders,
 }
@@ -41,12 +46,13 @@ impl VmError {
     pub const fn errno(self) -> i32 {
         match self {
             Self::Permission => 1,
+            Self::Missing => 2,
             Self::Interrupted => 4,
             Self::Io => 5,
             Self::Again => 11,
             Self::NoMemory | Self::TooManyHolders => 12,
             Self::Access => 13,
-            Self::Fault => 14,
+            Self::Fault | Self::Monitored => 14,
             Self::Busy => 16,
             Self::Exists => 17,
             Self::NoDevice => 19,
@@ -81,6 +87,7 @@ impl From<FaultError> for VmError {
         match error {
             FaultError::Segv(_) | FaultError::Bus => Self::Fault,
             FaultError::OutOfMemory => Self::NoMemory,
+            FaultError::Monitored => Self::Monitored,
         }
     }
 }
@@ -104,6 +111,9 @@ pub enum FaultError {
     Bus,
     /// No frame. Nobody's fault: free some memory and try again.
     OutOfMemory,
+    /// The page is its area's monitor's to provide:
+    /// [`AddressSpace::take_wanted`](crate::AddressSpace::take_wanted).
+    Monitored,
 }
 
 impl fmt::Display for FaultError {
@@ -124,6 +134,7 @@ impl From<VmError> for FaultError {
     fn from(error: VmError) -> Self {
         match error {
             VmError::NoMemory => Self::OutOfMemory,
+            VmError::Monitored => Self::Monitored,
             _ => Self::Bus,
         }
     }

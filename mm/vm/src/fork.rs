@@ -32,13 +32,16 @@ impl<S: Memory> AddressSpace<S> {
         child.brk = self.brk;
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
+        let mut is_monitored = false;
         // Before their pages: a child that is given up half way finds them by its areas.
         child.areas = areas.twins(|area| {
             // One area's objects are few; there may be 65,530 areas.
             resident.source().ensure_objects()?;
             let (content, copied) = (area.content.attached_to(child.id), area.copied.clone());
-            let flags = area.flags.difference(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
-            Ok(Area { content, copied, flags, ..*area })
+            is_monitored |= area.is_monitored();
+            let left = AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT | AreaFlags::MONITORED;
+            let flags = area.flags.difference(left);
+            Ok(Area { content, copied, flags, monitor: None, ..*area })
         })?;
         let mut batch = resident.tables.batch();
         for area in areas.inherited() {
@@ -50,6 +53,10 @@ impl<S: Memory> AddressSpace<S> {
             }
         }
         drop(batch);
+        if is_monitored {
+            // What differed by its monitor differs no more.
+            child.areas.join(VirtAddr(0)..VirtAddr(u64::MAX));
+        }
         child.resident.note_peak();
         Ok(child)
     }

@@ -78,6 +78,7 @@ impl<S: Memory> AddressSpace<S> {
             policy: None,
             content: AreaContent::Anonymous,
             copied: Copied::default(),
+            monitor: None,
         });
         self.count_in(pages);
         if Self::is_locked_now(flags) {

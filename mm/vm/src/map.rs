@@ -102,6 +102,7 @@ impl<S: Memory> AddressSpace<S> {
             policy: None,
             content: self.content(backing, protection, len)?,
             copied: Copied::default(),
+            monitor: None,
         };
         let replaced: u64 =
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };

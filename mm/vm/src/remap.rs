@@ -224,6 +224,8 @@ impl<S: Memory> AddressSpace<S> {
         (area.start, area.end) = (to.start, to.end);
         // The room of the old break or stack is not a break or stack elsewhere.
         area.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
+        // Nobody is told that it moves, so nobody could serve it there.
+        area.leave_monitor();
         // Who tracks stores has not seen these bytes here.
         area.flags.insert(AreaFlags::SOFTDIRTY);
         let flags = area.flags;

@@ -90,6 +90,11 @@ bitflags! {
         /// It may never become executable: a file of a mount that lets nothing run (Linux: no
         /// VM_MAYEXEC).
         const NEVEREXEC = 1 << 17;
+        /// A page that is missing is its [`Monitor`](crate::Monitor)'s to provide.
+        const MONITOR_MISSING = 1 << 18;
+
+        /// The faults that go to a monitor.
+        const MONITORED = Self::MONITOR_MISSING.bits();
     }
 }
 

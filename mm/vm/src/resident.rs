@@ -23,6 +23,7 @@ use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
 use crate::events::{CowDecision, Event};
 use crate::huge::HugeUse;
+use crate::monitor::Wanted;
 use crate::new_page::{Bytes, Zeroes};
 use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
@@ -86,6 +87,8 @@ pub(crate) struct Resident<S: Memory> {
     pub huge: HugeUse,
     /// The policy of the task that acts here.
     pub acting: Option<Arc<TaskPolicy>>,
+    /// What the last fault wanted of a monitor.
+    pub wanted: Option<Wanted>,
 }
 
 impl<S: Memory> Resident<S> {
@@ -101,6 +104,7 @@ impl<S: Memory> Resident<S> {
             large: 0,
             huge: HugeUse::ByArea,
             acting: None,
+            wanted: None,
         })
     }
 
@@ -168,7 +172,12 @@ impl<S: Memory> Resident<S> {
             entry = slot.load();
         }
         match want {
-            _ if entry.is_empty() => self.fill(area, addr, slot, want),
+            _ if entry.is_empty() => {
+                if area.is_monitored() {
+                    self.ask_monitor(area, addr, want)?;
+                }
+                self.fill(area, addr, slot, want)
+            }
             _ if !entry.is_leaf() => self.swap_in(area, EntryAt { addr, slot, entry }, want),
             Want::Write => self.fault_write(area, EntryAt { addr, slot, entry }),
             // Someone else was faster, or the CPU remembered less than the tables grant.
@@ -201,7 +210,7 @@ impl<S: Memory> Resident<S> {
                 _ => self.fill_anonymous(area, addr, slot, want),
             };
         };
-        let (frame, kind) = cache.fault(index, self.place(area, addr))?;
+        let (frame, kind) = cache.fault(index, self.place(area, addr), area.holes())?;
         if want == Want::Write && !area.is_shared() {
             // The first store to a private file page: a copy from the start.
             self.fill_with_copy(area, addr, slot, &frame)?;

@@ -55,7 +55,10 @@ impl<S: Memory> AddressSpace<S> {
         acting: Option<&TaskPolicy>,
     ) -> Option<FaultKind> {
         let area = self.areas.at_shared(addr)?;
-        if !area.protection.allows(access) || !matches!(area.content, AreaContent::Anonymous) {
+        if !area.protection.allows(access)
+            || !matches!(area.content, AreaContent::Anonymous)
+            || area.is_monitored()
+        {
             return None;
         }
         let filled = self.resident.fault_shared(area, addr.page_start(), access.into(), acting)?;

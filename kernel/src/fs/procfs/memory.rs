@@ -265,7 +265,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
 }
 
 /// What is true of an area, by Linux' two letters, in its order.
-const AREA_FLAGS: [(AreaFlags, &str); 12] = [
+const AREA_FLAGS: [(AreaFlags, &str); 13] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
     (AreaFlags::SEQUENTIAL, "sr "),
@@ -278,6 +278,7 @@ const AREA_FLAGS: [(AreaFlags, &str); 12] = [
     (AreaFlags::SOFTDIRTY, "sd "),
     (AreaFlags::HUGEPAGE, "hg "),
     (AreaFlags::NOHUGEPAGE, "nh "),
+    (AreaFlags::MONITOR_MISSING, "um "),
 ];
 
 /// Writes the two-letter flags of an area that there are here.

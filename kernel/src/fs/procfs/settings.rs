@@ -10,6 +10,7 @@ use crate::fs::generated::{Generate, Text};
 use crate::fs::notify;
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
+use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::task::userns::{self, NamespaceKind};
@@ -201,6 +202,8 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("panic_on_oom", "0");
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
+    let set = userfault::set_unprivileged;
+    vm.generated("unprivileged_userfaultfd", 0o644, Number { get: userfault::unprivileged, set });
     reclaim(vm);
 }
 

@@ -93,6 +93,16 @@ pub trait PageAccount: Send + Sync {
     fn give_back(&self, pages: u64);
 }
 
+/// What a fault does where there is a hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Holes {
+    /// It makes a page.
+    Filled,
+    /// A cache that [is memory](PageCache::is_memory) leaves it to the area's monitor:
+    /// [`FaultError::Monitored`].
+    Monitored,
+}
+
 /// A page's frame, and what it took to find it.
 type FoundFrame<S> = (Frame<CacheKind, S>, FaultKind);
 
@@ -427,9 +437,17 @@ impl<S: Memory> PageCache<S> {
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and
     /// look up data here and there: what lies around is read too, as Linux does
     /// (do_sync_mmap_readahead, mm/filemap.c).
-    pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
+    pub(crate) fn fault(
+        &self,
+        index: u64,
+        place: NodePolicy,
+        holes: Holes,
+    ) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
+        }
+        if holes == Holes::Monitored {
+            return self.find(index, place)?.ok_or(FaultError::Monitored);
         }
         let found = self.get_or_read(index, place, Guess::Around)?;
         if self.is_past_end(index) {
@@ -441,7 +459,39 @@ impl<S: Memory> PageCache<S> {
         Ok(found)
     }
 
-    fn is_past_end(&self, index: u64) -> bool {
+    /// Whether page `index` is a hole that a page can be put into.
+    ///
+    /// # Errors
+    /// [`VmError::Exists`]; [`VmError::Fault`] past the end.
+    pub(crate) fn check_hole(&self, index: u64) -> Result<(), VmError> {
+        if self.is_past_end(index) {
+            return Err(VmError::Fault);
+        }
+        if self.inner.lock().index.has(index) { Err(VmError::Exists) } else { Ok(()) }
+    }
+
+    /// Put `frame` where page `index` is a hole; a reference to it.
+    ///
+    /// # Errors
+    /// As [`PageCache::check_hole`]; [`VmError::NoMemory`].
+    pub(crate) fn insert_in_hole(
+        &self,
+        index: u64,
+        frame: Frame<CacheKind, S>,
+    ) -> Result<Frame<CacheKind, S>, VmError> {
+        let mut inner = self.inner.lock();
+        // The size changes under the lock, and who cuts takes pages away after it.
+        if self.is_past_end(index) {
+            return Err(VmError::Fault);
+        }
+        if inner.index.has(index) {
+            return Err(VmError::Exists);
+        }
+        inner.index.insert(index, frame)?;
+        inner.index.hand_out(index)?.ok_or(VmError::Fault)
+    }
+
+    pub(crate) fn is_past_end(&self, index: u64) -> bool {
         index >= self.size().div_ceil(PAGE)
     }
 

@@ -8,6 +8,7 @@ mod collapse;
 mod evict;
 mod huge;
 mod migrate;
+mod monitor;
 mod pins;
 mod random;
 mod refs;

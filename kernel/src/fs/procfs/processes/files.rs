@@ -12,6 +12,7 @@ use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::notify::{InotifyFile, WatchInfo};
 use crate::fs::pseudo;
 use crate::fs::root;
+use crate::fs::userfault::UserFaultFile;
 use crate::mem::ProcessSpace;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidfd::PidFile;
@@ -238,10 +239,19 @@ fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) ->
     if let Some(instance) = file.file().downcast::<InotifyFile>() {
         watches(out, instance);
     }
+    if let Some(monitor) = file.file().downcast::<UserFaultFile>() {
+        user_faults(out, monitor);
+    }
     if let Some(opened) = file.file().downcast::<PidFile>() {
         opened_process(out, opened, view);
     }
     Ok(())
+}
+
+/// The faults that wait for a userfaultfd to be read or served, and its interface.
+fn user_faults(out: &mut Text, monitor: &UserFaultFile) {
+    let ((pending, total), (api, features, requests)) = (monitor.counts(), monitor.interface());
+    writeln!(out, "pending:\t{pending}\ntotal:\t{total}\nAPI:\t{api:x}:{features:x}:{requests:x}");
 }
 
 /// The process behind a pidfd; -1 once it was waited for, 0 where the reader's /proc does not show

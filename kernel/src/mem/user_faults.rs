@@ -1,0 +1,324 @@
+//! Page faults that a program serves (userfaultfd(2)): who waits, and for what.
+//!
+//! A [`UserFaults`] is what areas have as their monitor (`freehold_vm`, module `monitor`; Linux:
+//! `struct userfaultfd_ctx`). The file that reads it is `fs::userfault`.
+//!
+//! **Protocol.** It must not happen that a thread sleeps for a page that is there, or for a monitor
+//! that is closed.
+//! 1. *Fault*: with the space locked, the thread finds that a page is its monitor's to provide, and
+//!    queues itself ([`UserFaults::enqueue`]); then it gives the lock back, wakes readers, and
+//!    sleeps until its [`WaitingFault`] is done.
+//! 2. *Resolve*: whoever changes what a fault may have found (a page comes, or the area is the
+//!    monitor's no more) does so with the space locked, and wakes those who wait for these addresses
+//!    **afterwards** ([`UserFaults::wake`]). So a fault either queued before the change, and is
+//!    woken, or looks after it and finds it.
+//! 3. *Close*: says first that it is over, under the queue's lock, and then wakes all. Nobody
+//!    queues afterwards. Areas may keep the closed monitor for a while, since a file may be closed
+//!    by somebody who holds the space: the next fault there forgets it.
+//! 4. *Woken* means look again: a thread that is woken makes its access once more. UFFDIO_WAKE may
+//!    say so at any time.
+//!
+//! A fault of the program's own ends for a signal; one that the kernel makes for it only when the
+//! thread is to end: the copy could not be made again. Whoever unmaps, moves or forks what somebody
+//! waits for wakes nobody, as on Linux.
+//!
+//! `user_faults_model.rs` explores these steps, with the ones that would be wrong.
+//!
+//! **Locks.** Space > queue (spinning; memory is asked for fallibly under it) > wait queues.
+
+use core::any::Any;
+use core::ops::{Bound, Range};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_collections::{
+    Arc, Map, Weak,
+    reserve::{self, ArcMethods},
+};
+use freehold_machine::VirtAddr;
+use freehold_vm::{Access, Lack, Monitor, Wanted};
+
+use super::space::SpaceGuard;
+use super::{AddressSpace, ProcessSpace};
+use crate::sched::thread;
+use crate::sync::{Completion, SpinLock, WaitQueue};
+use crate::{Errno, Result};
+
+/// Who makes the access that faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultBy {
+    /// The program.
+    Program,
+    /// The kernel, in a call of the program's or for another one's.
+    Kernel,
+}
+
+/// Whose faults are served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// Everybody's.
+    All,
+    /// The program's own; the kernel's fail (UFFD_USER_MODE_ONLY).
+    ByProgram,
+}
+
+/// A fault that waits.
+#[derive(Debug)]
+pub struct WaitingFault {
+    /// Where, as the reader is told: the page, or the exact address.
+    pub address: u64,
+    /// For what access.
+    pub access: Access,
+    /// What is wrong there.
+    pub lack: Lack,
+    /// The thread's number in its PID namespace.
+    pub thread: i32,
+    number: u64,
+    done: Completion,
+}
+
+#[derive(Default)]
+struct FaultQueue {
+    /// In the order in which they came.
+    waiting: Map<u64, Arc<WaitingFault>>,
+    latest: u64,
+    /// The last that was read: those behind it are news.
+    read: u64,
+    is_over: bool,
+}
+
+/// See the module's head.
+pub struct UserFaults {
+    space: Weak<ProcessSpace>,
+    served: Served,
+    /// What UFFDIO_API agreed on; [`UserFaults::AGREED`] is among it then.
+    features: AtomicU64,
+    queue: SpinLock<FaultQueue>,
+    /// Whether [`FaultQueue::is_over`], for who only looks.
+    over: AtomicBool,
+    news: Arc<WaitQueue>,
+}
+
+impl Monitor for UserFaults {}
+
+impl UserFaults {
+    /// Set once the interface was agreed on; no feature has this bit.
+    const AGREED: u64 = 1 << 63;
+    /// Faults end as bus errors (UFFD_FEATURE_SIGBUS).
+    pub const SIGBUS: u64 = 1 << 7;
+    /// Threads are told (UFFD_FEATURE_THREAD_ID).
+    pub const THREAD_ID: u64 = 1 << 8;
+    /// Addresses are told to the byte (UFFD_FEATURE_EXACT_ADDRESS).
+    pub const EXACT_ADDRESS: u64 = 1 << 11;
+
+    /// For the faults of `space`; nothing is agreed on.
+    pub fn new(space: &Arc<ProcessSpace>, served: Served) -> Arc<Self> {
+        reserve::arc(Self {
+            space: space.downgrade(),
+            served,
+            features: AtomicU64::new(0),
+            queue: SpinLock::new(FaultQueue::default()),
+            over: AtomicBool::new(false),
+            news: reserve::arc(WaitQueue::new()),
+        })
+    }
+
+    /// The one behind an area's monitor: there is no other kind.
+    fn behind(monitor: &Arc<dyn Monitor>) -> Option<&Self> {
+        let any: &dyn Any = &**monitor;
+        any.downcast_ref()
+    }
+
+    /// The space whose faults are served, while it lives.
+    ///
+    /// # Errors
+    /// `ESRCH`.
+    pub fn space(&self) -> Result<Arc<ProcessSpace>> {
+        self.space.upgrade().ok_or(Errno::ESRCH)
+    }
+
+    /// Agree on these features, once.
+    ///
+    /// # Errors
+    /// `EINVAL` for the second time.
+    pub fn agree(&self, features: u64) -> Result<()> {
+        let agreed = features | Self::AGREED;
+        let first = self.features.compare_exchange(0, agreed, Ordering::AcqRel, Ordering::Acquire);
+        first.map(drop).map_err(|_| Errno::EINVAL)
+    }
+
+    /// What was agreed on; `None` before that.
+    pub fn agreed(&self) -> Option<u64> {
+        let features = self.features.load(Ordering::Acquire);
+        (features & Self::AGREED != 0).then_some(features & !Self::AGREED)
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features.load(Ordering::Acquire) & feature != 0
+    }
+
+    /// Woken when there is news.
+    pub fn news(&self) -> &Arc<WaitQueue> {
+        &self.news
+    }
+
+    /// Whether a fault waits that nobody has read of.
+    pub fn has_news(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.waiting.first_from(Bound::Excluded(&queue.read)).is_some()
+    }
+
+    /// The first fault that nobody has read of; it counts as read.
+    pub fn read_next(&self) -> Option<Arc<WaitingFault>> {
+        let mut queue = self.queue.lock();
+        let (&number, fault) = queue.waiting.first_from(Bound::Excluded(&queue.read))?;
+        let fault = fault.clone();
+        queue.read = number;
+        Some(fault)
+    }
+
+    /// How many faults wait: those that nobody has read of, and all.
+    pub fn counts(&self) -> (usize, usize) {
+        let queue = self.queue.lock();
+        (queue.waiting.iter_from(Bound::Excluded(&queue.read)).count(), queue.waiting.len())
+    }
+
+    /// Queue a fault of the running thread: step 1, with the space locked. `None` where it is
+    /// over.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn enqueue(&self, wanted: &Wanted, at: VirtAddr) -> Result<Option<Arc<WaitingFault>>> {
+        let number = |owner: Arc<dyn thread::ThreadOwner>| owner.number();
+        let thread = thread::with_current(|thread| thread.owner()).flatten().map_or(0, number);
+        let address = if self.has(Self::EXACT_ADDRESS) { at } else { wanted.page };
+        let mut queue = self.queue.lock();
+        if queue.is_over {
+            return Ok(None);
+        }
+        let number = queue.latest + 1;
+        let fault = reserve::arc(WaitingFault {
+            address: address.0,
+            access: wanted.access,
+            lack: wanted.lack,
+            thread,
+            number,
+            done: Completion::new(),
+        });
+        queue.waiting.try_insert(number, fault.clone())?;
+        queue.latest = number;
+        Ok(Some(fault))
+    }
+
+    /// Those who wait for addresses of `range` look again: step 2, after the change.
+    pub fn wake(&self, range: &Range<u64>) {
+        let mut after = 0;
+        loop {
+            let next = {
+                let mut queue = self.queue.lock();
+                let mut later = queue.waiting.iter_from(Bound::Excluded(&after));
+                let number =
+                    later.find(|(_, fault)| range.contains(&fault.address)).map(|(&number, _)| number);
+                number.and_then(|number| queue.waiting.remove(&number))
+            };
+            let Some(fault) = next else { return };
+            after = fault.number;
+            fault.done.complete();
+        }
+    }
+
+    /// Nobody serves these faults any more: step 3.
+    pub fn close(&self, monitor: &Arc<dyn Monitor>) {
+        self.queue.lock().is_over = true;
+        self.over.store(true, Ordering::Release);
+        self.wake(&(0..u64::MAX));
+        // Who closes may hold the space.
+        if let Some(space) = self.space.upgrade()
+            && let Some(mut areas) = space.try_lock()
+        {
+            areas.forget_monitor(monitor);
+        }
+    }
+
+    /// Whether it is closed.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    fn forget(&self, fault: &WaitingFault) {
+        let gone = self.queue.lock().waiting.remove(&fault.number);
+        drop(gone);
+    }
+}
+
+/// What becomes of a fault that is its area's monitor's to serve.
+pub enum Outcome {
+    /// Nothing: it is to be made again, the monitor is gone.
+    Again,
+    /// It fails, as a bus error.
+    Refused,
+    /// There is no memory to queue it.
+    OutOfMemory,
+    /// It is queued.
+    Queued(Sleeper),
+}
+
+/// A fault that is queued with its monitor, before its thread sleeps.
+pub struct Sleeper {
+    monitor: Arc<dyn Monitor>,
+    fault: Arc<WaitingFault>,
+}
+
+impl Sleeper {
+    /// Sleep until the access is to be made again. Nobody sleeps who holds the space.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS` for a signal, `EINTR` where the thread is to end: as `by` says.
+    pub fn sleep(self, by: FaultBy) -> Result<()> {
+        let Some(faults) = UserFaults::behind(&self.monitor) else { return Ok(()) };
+        faults.news.wake_all();
+        let outcome = match by {
+            FaultBy::Program => self.fault.done.wait(),
+            FaultBy::Kernel => self.fault.done.wait_killable(),
+        };
+        if outcome.is_err() {
+            faults.forget(&self.fault);
+        }
+        outcome
+    }
+}
+
+/// The last fault in `areas`, at `at`, ended as a monitor's: queue it.
+#[cold]
+#[inline(never)]
+pub fn queue_fault(areas: &mut AddressSpace, at: VirtAddr, by: FaultBy) -> Outcome {
+    let Some(wanted) = areas.take_wanted() else { return Outcome::Refused };
+    let Some(faults) = UserFaults::behind(&wanted.monitor) else { return Outcome::Refused };
+    if faults.is_over() {
+        areas.forget_monitor(&wanted.monitor);
+        return Outcome::Again;
+    }
+    if faults.has(UserFaults::SIGBUS) || (by == FaultBy::Kernel && faults.served == Served::ByProgram) {
+        return Outcome::Refused;
+    }
+    match faults.enqueue(&wanted, at) {
+        Ok(Some(fault)) => Outcome::Queued(Sleeper { monitor: wanted.monitor, fault }),
+        // The next look finds that it is over.
+        Ok(None) => Outcome::Again,
+        Err(_) => Outcome::OutOfMemory,
+    }
+}
+
+/// As [`queue_fault`], for the kernel: sleep until the access is to be made again.
+///
+/// # Errors
+/// `EFAULT`; `ENOMEM`; `EINTR` where the thread is to end.
+pub(super) fn wait_for_monitor(mut areas: SpaceGuard<'_>, at: VirtAddr) -> Result<()> {
+    let outcome = queue_fault(&mut areas, at, FaultBy::Kernel);
+    drop(areas);
+    match outcome {
+        Outcome::Again => Ok(()),
+        Outcome::Refused => Err(Errno::EFAULT),
+        Outcome::OutOfMemory => Err(Errno::ENOMEM),
+        Outcome::Queued(sleeper) => sleeper.sleep(FaultBy::Kernel),
+    }
+}
