@@ -110,6 +110,12 @@ fn terminal() {
 }
 
 #[test]
+fn cores() {
+    conforms_with("cores", &["-m", "1G"], &[], &[]);
+    conforms_with("cores", &["-m", "1G", "--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn takeover() {
     conforms("takeover");
     conforms_with("takeover", &["--cpus", "1"], &[], &[]);

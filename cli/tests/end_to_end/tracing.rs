@@ -80,3 +80,43 @@ fn gdb_stops_at_a_breakpoint_walks_the_stack_calls_and_goes_on() {
     }
     assert!(!told.stderr.contains("randomization"), "{}", told.stderr);
 }
+
+/// A program that crashes two calls deep, with a variable that it has changed and
+/// another thread.
+const CRASHES: &[u8] = b"#include <pthread.h>
+#include <unistd.h>
+volatile int answer = 41;
+static void *rests(void *unused) { for (;;) pause(); return unused; }
+__attribute__((noinline)) void inner(volatile int *nowhere) { answer++; *nowhere = 1; answer++; }
+__attribute__((noinline)) void outer(volatile int *nowhere) { inner(nowhere); answer++; }
+int main(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, 0, rests, 0);
+    outer((volatile int *)8);
+    return 0;
+}
+";
+
+#[test]
+fn gdb_on_the_host_reads_the_core_file_that_a_program_left_in_a_share() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let source = file_of(&folder, "crashes.c", CRASHES);
+    let program = folder.path().join("crashes");
+    let arguments = ["-g", "-O1", "-static", "-o", text(&program), text(&source)];
+    finish_now(std::process::Command::new("cc").args(arguments), b"").expect(0);
+    let share = format!("{}:/share:rw", text(&folder.path()));
+    let line = "cd /share && ulimit -c unlimited && ./crashes; echo $?";
+    let told =
+        run(&["-a", BUSYBOX, "--cpus", "2", "-v", &share], &["busybox", "ash", "-c", line], b"").expect(0);
+    assert_eq!(told.text(), "139\n", "{}", told.stderr);
+    assert!(told.stderr.contains("core dumped"), "{}", told.stderr);
+    let mut gdb = std::process::Command::new("gdb");
+    gdb.args(["-nx", "-batch", "-ex", "backtrace", "-ex", "print answer", "-ex", "info threads"]);
+    gdb.args([&program, &folder.path().join("core")]);
+    let told = finish_now(&mut gdb, b"").expect(0);
+    let said = told.text();
+    for what in ["#0  ", "inner (nowhere=", " in outer (", " in main ()", "$1 = 42", "* 1    ", "  2    "] {
+        assert!(said.contains(what), "{what} is not in:\n{said}\n{}", told.stderr);
+    }
+}

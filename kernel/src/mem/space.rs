@@ -9,7 +9,7 @@
 //! time of 4 KiB of zeroes at most.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use freehold_collections::{
     Arc, Vec, Weak,
@@ -56,16 +56,23 @@ pub struct Program {
     pub auxiliary: Option<Arc<Vec<(u64, u64)>>>,
 }
 
+/// What a core file has at first: private memory, shared anonymous memory, ELF headers, and what is
+/// in huge pages (Linux: MMF_DUMP_FILTER_DEFAULT).
+const DUMP_FILTER: u32 = 0x33;
+const DUMP_FILTER_BITS: u32 = 0x1ff;
+
 /// A process' memory.
 pub struct ProcessSpace {
     id: u64,
     translation: Arc<Translation>,
     areas: Sleeping<PerCpuRwLock<AddressSpace>>,
     program: SpinLock<Program>,
-    /// See [`Dumpable`].
-    hidden: AtomicBool,
     /// The account that its program pays with, by its number: see [`SpaceHandle::account`].
     account: AtomicU16,
+    /// See [`Dumpable`].
+    dumpable: AtomicU32,
+    /// /proc/PID/coredump_filter.
+    dump_filter: AtomicU32,
     /// Those of its threads; made when the first thread asks.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
@@ -86,17 +93,29 @@ impl ProcessSpace {
     pub fn fork(&self) -> Result<Arc<Self>> {
         let areas = self.lock().fork()?;
         let program = self.program.lock().clone();
-        Ok(Self::around(areas, program, self.dumpable()))
+        let twin = Self::around(areas, program, self.dumpable());
+        twin.set_dump_filter(self.dump_filter());
+        Ok(twin)
     }
 
     fn around(areas: AddressSpace, program: Program, dumpable: Dumpable) -> Arc<Self> {
         let translation = areas.translation().clone();
         let id = areas.id();
         let (areas, program) = (Sleeping::around(PerCpuRwLock::new(areas)), SpinLock::new(program));
-        let hidden = AtomicBool::new(dumpable == Dumpable::No);
+        let dumpable = AtomicU32::new(dumpable.number());
+        let dump_filter = AtomicU32::new(DUMP_FILTER);
         let (account, concurrency_ids) =
             (AtomicU16::new(sched::thread::account().number()), SpinLock::new(None));
-        let space = reserve::arc(Self { id, translation, areas, program, hidden, account, concurrency_ids });
+        let space = reserve::arc(Self {
+            id,
+            translation,
+            areas,
+            program,
+            dumpable,
+            dump_filter,
+            account,
+            concurrency_ids,
+        });
         let handle: Weak<dyn SpaceHandle<Frames>> =
             (space.clone() as Arc<dyn SpaceHandle<Frames>>).downgrade();
         space.areas.lock().set_handle(handle);
@@ -156,11 +175,19 @@ impl ProcessSpace {
     }
     /// Whether processes with its ids may inspect it.
     pub fn dumpable(&self) -> Dumpable {
-        if self.hidden.load(Ordering::Acquire) { Dumpable::No } else { Dumpable::Yes }
+        Dumpable::from_number(self.dumpable.load(Ordering::Acquire).into()).unwrap_or(Dumpable::No)
     }
     /// Let processes with its ids inspect it, or not.
     pub fn set_dumpable(&self, dumpable: Dumpable) {
-        self.hidden.store(dumpable == Dumpable::No, Ordering::Release);
+        self.dumpable.store(dumpable.number(), Ordering::Release);
+    }
+    /// Which areas a core file has: bits of /proc/PID/coredump_filter.
+    pub fn dump_filter(&self) -> u32 {
+        self.dump_filter.load(Ordering::Relaxed)
+    }
+    /// Sets that; other bits are left out.
+    pub fn set_dump_filter(&self, bits: u32) {
+        self.dump_filter.store(bits & DUMP_FILTER_BITS, Ordering::Relaxed);
     }
     /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs
     /// any.

@@ -33,6 +33,10 @@ impl Completion {
     pub fn wait(&self) -> Result<()> {
         self.waiters.wait_until(|| self.is_complete().then_some(()))
     }
+    /// Sleep until it has happened, whatever comes.
+    pub fn wait_in_any_case(&self) {
+        self.waiters.wait_uninterruptible(|| self.is_complete().then_some(()));
+    }
     /// Sleep until it has happened, whatever signals come but deadly ones.
     ///
     /// # Errors

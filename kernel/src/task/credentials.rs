@@ -37,6 +37,28 @@ pub enum Dumpable {
     Yes,
     /// Only with CAP_SYS_PTRACE (SUID_DUMP_DISABLE).
     No,
+    /// As [`No`](Self::No), and its core file is root's (SUID_DUMP_ROOT).
+    RootOnly,
+}
+
+impl Dumpable {
+    /// What PR_GET_DUMPABLE and /proc/sys/fs/suid_dumpable say.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::No => 0,
+            Self::Yes => 1,
+            Self::RootOnly => 2,
+        }
+    }
+    /// The other way; `None` for numbers of none.
+    pub const fn from_number(number: u64) -> Option<Self> {
+        match number {
+            0 => Some(Self::No),
+            1 => Some(Self::Yes),
+            2 => Some(Self::RootOnly),
+            _ => None,
+        }
+    }
 }
 
 /// User and group identities, and what they are allowed. Replaced as a whole, never changed in

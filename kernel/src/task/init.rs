@@ -50,7 +50,7 @@ pub fn run(spec: Spec) -> Ending {
     let spec = reserve::arc(spec);
     let ending = match start(&spec) {
         Ok(ExitStatus::Exited(status)) => Ending::Exit(status),
-        Ok(ExitStatus::Signaled(signal)) => Ending::Signal(signal.number()),
+        Ok(ExitStatus::Signaled(signal) | ExitStatus::Dumped(signal)) => Ending::Signal(signal.number()),
         Err(error) => {
             let name = core::str::from_utf8(&spec.exec).unwrap_or("?");
             log::error!("{name}: cannot be started: {error:?}");

@@ -21,6 +21,8 @@
 //! it looks at the ids ([`space_of`]). So an inspector never gets a space that belongs to ids which
 //! it did not check.
 
+use core::sync::atomic::{AtomicU32, Ordering};
+
 pub use super::credentials::Dumpable;
 use super::{Capability, Credentials, Process, current};
 use crate::mem::ProcessSpace;
@@ -69,11 +71,10 @@ impl Mode {
 /// Rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable` (`None`: it
 /// has no space any more).
 fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>, mode: Mode) -> bool {
+    let is_open = dumpable.is_none_or(|dumpable| dumpable == Dumpable::Yes);
     // What a program read before it came to a namespace may still be in its memory: the capability
     // of that namespace does not uncover it.
-    if mine.may(Capability::SysPtrace)
-        || (dumpable != Some(Dumpable::No) && mine.may_in(&theirs.user_ns, Capability::SysPtrace))
-    {
+    if mine.may(Capability::SysPtrace) || (is_open && mine.may_in(&theirs.user_ns, Capability::SysPtrace)) {
         return true;
     }
     let (uid, gid, allowed) = match mode.ids {
@@ -83,7 +84,24 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
     let same_user = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&theirs| theirs == uid);
     let same_group = [theirs.gid, theirs.egid, theirs.sgid].iter().all(|&theirs| theirs == gid);
     let no_stronger = mine.user_ns == theirs.user_ns && theirs.capabilities.permitted & !allowed == 0;
-    same_user && same_group && dumpable != Some(Dumpable::No) && no_stronger
+    same_user && same_group && is_open && no_stronger
+}
+
+static AFTER_CHANGE: AtomicU32 = AtomicU32::new(Dumpable::No.number());
+
+/// What a process is whose ids or rights have changed (/proc/sys/fs/suid_dumpable).
+pub fn after_change() -> Dumpable {
+    Dumpable::from_number(AFTER_CHANGE.load(Ordering::Relaxed).into()).unwrap_or(Dumpable::No)
+}
+
+/// Sets that.
+///
+/// # Errors
+/// `EINVAL` for what is none.
+pub fn set_after_change(number: u64) -> Result<()> {
+    let dumpable = Dumpable::from_number(number).ok_or(Errno::EINVAL)?;
+    AFTER_CHANGE.store(dumpable.number(), Ordering::Relaxed);
+    Ok(())
 }
 
 /// Whether a change from `old` to `new` leaves memory behind that the new ids must not see (Linux:

@@ -10,7 +10,8 @@ use freehold_collections::{
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;
-use super::inspect::{self, Dumpable};
+use super::dump::meeting::Meeting;
+use super::inspect;
 use super::kept::Shared;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
@@ -24,33 +25,7 @@ use crate::fs::{FileTable, FsContext};
 use crate::mem::ProcessSpace;
 use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
 
-/// How a process ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ExitStatus {
-    /// By exit or exit_group.
-    Exited(u8),
-    /// By a signal.
-    Signaled(Signal),
-}
-
-impl ExitStatus {
-    /// The status as wait4 gives it.
-    pub const fn wait_status(self) -> i32 {
-        match self {
-            Self::Exited(code) => (code as i32) << 8,
-            Self::Signaled(signal) => signal.number() as i32,
-        }
-    }
-}
-
-/// What a parent has not been told of yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WaitReport {
-    /// The process stopped by this signal.
-    Stopped(Signal),
-    /// It goes on.
-    Continued,
-}
+pub use super::exit_status::{ExitStatus, WaitReport};
 
 /// What the threads of a process agree on about living, stopping and dying; behind an
 /// interrupt-safe lock, since timers send signals.
@@ -62,8 +37,10 @@ pub struct Group {
     pub pending: Pending,
     /// The process is ending: every thread ends on its way to user mode.
     pub exit: Option<ExitStatus>,
-    /// The thread that replaces the program: all others end.
+    /// The thread that replaces the program, or writes a core file: all others end.
     pub exec: Option<Pid>,
+    /// Where they come together before that, for a core file.
+    pub dump: Option<Arc<Meeting>>,
     /// Job control stopped the process: threads park on their way to user mode.
     stop: Option<Signal>,
     /// How often job control stopped it.
@@ -340,6 +317,7 @@ impl Process {
                 pending: Pending::new(),
                 exit: None,
                 exec: None,
+                dump: None,
                 stop: None,
                 stops: 0,
                 parked: 0,
@@ -505,7 +483,7 @@ impl Process {
     /// old ones left in memory.
     pub(super) fn change_credentials(&self, credentials: Credentials) {
         if inspect::changes(&self.credentials(), &credentials) {
-            self.space().set_dumpable(Dumpable::No);
+            self.space().set_dumpable(inspect::after_change());
             self.parent_death_signal.store(0, Ordering::Relaxed);
         }
         self.set_credentials(credentials);
@@ -594,6 +572,10 @@ impl Process {
             least = thread.tid() + 1;
             Some(thread)
         })
+    }
+    /// Whether a core file of it is written.
+    pub fn is_dumping(&self) -> bool {
+        self.signals.lock().dump.is_some()
     }
     /// The number of threads that have not ended.
     pub fn thread_count(&self) -> usize {

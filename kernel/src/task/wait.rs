@@ -80,6 +80,7 @@ pub(super) fn code_of(status: ExitStatus) -> (i32, i32) {
     match status {
         ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
         ExitStatus::Signaled(signal) => (code::CLD_KILLED, i32::from(signal.number())),
+        ExitStatus::Dumped(signal) => (code::CLD_DUMPED, i32::from(signal.number())),
     }
 }
 
@@ -135,6 +136,7 @@ fn look_at_tracees(
         let (code, value) = match (ended, status & 0x7f) {
             (false, _) => (code::CLD_TRAPPED, status >> 8),
             (true, 0) => (code::CLD_EXITED, status >> 8),
+            (true, signal) if status & 0x80 != 0 => (code::CLD_DUMPED, signal),
             (true, signal) => (code::CLD_KILLED, signal),
         };
         let (uid, usage) = (process.credentials().uid, process.usage());

@@ -13,6 +13,8 @@ use crate::fs::requests;
 use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
+use crate::task::dump::pattern;
+use crate::task::inspect;
 use crate::task::userns::{self, NamespaceKind};
 use crate::task::uts::{self, Name};
 use crate::task::{self, Capability, Pid, registry};
@@ -40,6 +42,31 @@ impl Generate for Named {
             return Err(Errno::EPERM);
         }
         uts.set_name(self.0, line)
+    }
+}
+
+/// The number in a text that a program wrote: decimal, or hexadecimal behind 0x.
+pub(super) fn parse_mask(bytes: &[u8]) -> Result<u64> {
+    let text = bytes.trim_ascii();
+    let Some(digits) = text.strip_prefix(b"0x").or_else(|| text.strip_prefix(b"0X")) else {
+        return parse_number(bytes);
+    };
+    let digits = core::str::from_utf8(digits).map_err(|_| Errno::EINVAL)?;
+    u64::from_str_radix(digits, 16).map_err(|_| Errno::EINVAL)
+}
+
+/// How core files are named.
+struct CorePattern;
+
+impl Generate for CorePattern {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        text.push(&pattern::pattern());
+        text.push(b"\n");
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        pattern::set_pattern(bytes)
     }
 }
 
@@ -142,7 +169,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("ngroups_max", "65536");
     kernel.constant("overflowuid", "65534");
     kernel.constant("overflowgid", "65534");
-    kernel.constant("core_pattern", "core");
+    fill_core(&kernel);
     kernel.constant("tainted", "0");
     kernel.constant("printk", "4\t4\t1\t7");
     kernel.constant("dmesg_restrict", "1");
@@ -151,7 +178,6 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("numa_balancing", "0");
     fill_ipc(&kernel);
     kernel.constant("randomize_va_space", "2");
-    kernel.constant("core_uses_pid", "0");
     kernel.constant("panic", "0");
     let random = root.dirs("sys/kernel/random");
     random.constant("boot_id", Uuid::of(random_pair()));
@@ -183,9 +209,17 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fs.constant("protected_symlinks", "0");
     fs.constant("protected_fifos", "0");
     fs.constant("protected_regular", "0");
-    fs.constant("suid_dumpable", "0");
+    let get = || inspect::after_change().number().into();
+    fs.generated("suid_dumpable", 0o644, Number { get, set: inspect::set_after_change });
     root.dirs("sys/net/core").constant("somaxconn", "4096");
     root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+}
+
+/// What core files go by.
+fn fill_core(kernel: &Arc<PseudoDir>) {
+    kernel.generated("core_pattern", 0o644, CorePattern);
+    let uses_pid = Number { get: pattern::uses_pid, set: pattern::set_uses_pid };
+    kernel.generated("core_uses_pid", 0o644, uses_pid);
 }
 
 /// What memory management lets be set.

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use freehold_collections::Arc;
 
 use super::processes::{FileKind, Subject};
-use super::settings::parse_number;
+use super::settings::{parse_mask, parse_number};
 use super::system::TICK;
 use super::{memory, mounts, oom};
 use crate::fs::generated::{ShortLine, Text};
@@ -66,7 +66,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::Mounts => mounts::mounts(out, process)?,
         FileKind::Mountinfo => mounts::mountinfo(out, process)?,
         FileKind::Personality => writeln!(out, "{:08x}", process.personality.load(Ordering::Relaxed)),
-        FileKind::CoredumpFilter => out.push(b"00000033\n"),
+        FileKind::CoredumpFilter => writeln!(out, "{:08x}", process.space().dump_filter()),
         FileKind::Loginuid => out.push(b"4294967295"),
         FileKind::ClearRefs => {}
         FileKind::Schedstat => {
@@ -75,7 +75,6 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             writeln!(out, "{} 0 {switches}", usage.user + usage.system);
         }
         FileKind::Cmdline => memory::show(out, process, &process.space(), kind)?,
-        // These are made elsewhere.
         FileKind::Environ
         | FileKind::Maps
         | FileKind::Smaps
@@ -87,7 +86,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::DescriptorInfo(_)
         | FileKind::IdMap(_)
         | FileKind::SetGroups
-        | FileKind::Net(_) => return Err(Errno::EINVAL),
+        | FileKind::Net(_) => return Err(Errno::EINVAL), // These are made elsewhere.
     }
     Ok(())
 }
@@ -132,8 +131,10 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
             let filtered = i64::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?;
             subject.task()?.ok_or(Errno::ESRCH)?.injection.set_filtered(filtered)?;
         }
-        // There are no core files to filter.
-        FileKind::CoredumpFilter => {}
+        FileKind::CoredumpFilter => {
+            let bits = u32::try_from(parse_mask(bytes)?).map_err(|_| Errno::ERANGE)?;
+            process.space().set_dump_filter(bits);
+        }
         FileKind::ClearRefs => {
             let what = freehold_vm::ClearRefs::from_linux(parse_number(bytes)?).ok_or(Errno::EINVAL)?;
             if process.exit_status().is_none() {
@@ -346,7 +347,7 @@ fn memory_use(out: &mut Text, process: &Process) {
         line.push(b" kB\n");
         out.push(line.bytes());
     }
-    out.row("CoreDumping", &[0]);
+    out.row("CoreDumping", &[process.is_dumping().into()]);
     out.row("THP_enabled", &[huge.into()]);
 }
 

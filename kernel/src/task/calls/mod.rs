@@ -342,7 +342,7 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             process.parent_death_signal.store(args.uint(1), Ordering::Relaxed);
         }
         GET_PDEATHSIG => UserPtr::new(args[1]).write(&process.parent_death_signal.load(Ordering::Relaxed))?,
-        GET_DUMPABLE => return Ok(i64::from(process.space().dumpable() == Dumpable::Yes)),
+        GET_DUMPABLE => return Ok(process.space().dumpable().number().into()),
         SET_DUMPABLE if args[1] == 0 => process.space().set_dumpable(Dumpable::No),
         SET_DUMPABLE if args[1] == 1 => process.space().set_dumpable(Dumpable::Yes),
         SET_NAME => {

@@ -379,8 +379,9 @@ impl Prepared {
         if changes {
             process.parent_death_signal.store(0, Ordering::Relaxed);
         }
-        let dumpable = if changes || !self.readable { Dumpable::No } else { Dumpable::Yes };
+        let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
         self.space.set_dumpable(dumpable);
+        self.space.set_dump_filter(process.space().dump_filter());
         if set_id {
             process.personality.store(0, Ordering::Relaxed);
         }

@@ -12,13 +12,14 @@
 //! The process itself, and all that is known by it (parent, children, timers, descriptors of the
 //! process), has not changed.
 
-use freehold_collections::{Arc, reserve::ArcMethods};
+use freehold_collections::Arc;
 
+use crate::sched::{self, Sleep};
 use crate::task::pidns::Numbers;
-use crate::task::process::ExitStatus;
+use crate::task::process::{ExitStatus, Group};
 use crate::task::signal::Signal;
 use crate::task::{Task, registry};
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result};
 
 impl Task {
     /// Ends all threads of the process but this one, the caller, and waits until they have. The
@@ -41,11 +42,7 @@ impl Task {
             if leads && group.threads.len() == 1 {
                 return Ok(former);
             }
-            group.exec = Some(self.tid());
-            for thread in group.threads.iter().filter(|thread| !thread.is_same(self)) {
-                thread.interrupt();
-                sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Traced, sched::Sleep::Killable]);
-            }
+            self.end_others(&mut group);
         }
         let is_alone =
             || process.thread_count() == 1 && (leads || registry::lock().is_without_task(process.pid));
@@ -56,6 +53,15 @@ impl Task {
             self.take_over()?;
         }
         Ok(former)
+    }
+
+    /// Lets all other threads end.
+    pub(in crate::task) fn end_others(&self, group: &mut Group) {
+        group.exec = Some(self.tid());
+        for thread in group.threads.iter().filter(|thread| !core::ptr::eq(&raw const ***thread, self)) {
+            thread.interrupt();
+            sched::wake(thread, &[Sleep::Stopped, Sleep::Traced, Sleep::Killable]);
+        }
     }
 
     /// The thread, which is alone, becomes the first.

@@ -1,6 +1,6 @@
 //! A thread that takes its process' ID over beside the end of the first one and a tracer that
-//! attaches to that ID, step by step as [`super`], [`super::super::super::exit`] and the tracer
-//! take the steps, in many orders.
+//! attaches to that ID, step by step as [`super`], the end of a thread (`task::exit`) and the
+//! tracer take the steps, in many orders.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::{Arc, Condvar, Mutex};

@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 use core::ops::ControlFlow;
 
-use freehold_collections::Receiver;
+use freehold_collections::{Arc, Receiver};
 use freehold_machine::Cpus;
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::SignalDeliver;
@@ -22,6 +22,7 @@ use crate::hw::{self, Faults, Hardware};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
+use crate::task::dump::meeting::Meeting;
 use crate::task::process::{ExitStatus, WaitReport};
 use crate::task::{Task, registry, wait};
 use crate::user as bytes;
@@ -50,6 +51,21 @@ pub struct Trap {
 /// How a system call ended that did not end: the call's number, and how to restart it.
 pub type Interrupted = (u64, Errno);
 
+/// The answer of a system call that `action`'s handler interrupts.
+#[inline(always)]
+fn answer_for_handler(context: &mut UserContext, error: Errno, action: &Action) {
+    let restarts = match error {
+        Errno::ERESTARTNOINTR => true,
+        Errno::ERESTARTSYS => action.flags & SA_RESTART != 0,
+        _ => false,
+    };
+    if restarts {
+        rewind(context, None);
+    } else {
+        context.set_return(Errno::EINTR.to_return_value() as u64);
+    }
+}
+
 enum Delivery {
     Nothing,
     /// Look again.
@@ -58,6 +74,10 @@ enum Delivery {
     Park,
     Stop(Signal),
     Terminate(Signal),
+    /// As that, with a core file.
+    Dump(SigInfo, Signal),
+    /// Another thread writes a core file.
+    Meet(Arc<Meeting>),
     Handle(SigInfo, Signal, Action),
 }
 
@@ -96,6 +116,11 @@ impl Task {
                 Delivery::Nothing => break,
                 Delivery::End => return ControlFlow::Break(()),
                 Delivery::Again => {}
+                Delivery::Meet(meeting) => {
+                    self.meet(context, &meeting);
+                    return ControlFlow::Break(());
+                }
+                Delivery::Dump(info, signal) => self.end_with_core(context, &info, signal),
                 Delivery::Park if self.traced.is_traced() => self.stop_with_group(context, &mut interrupted),
                 Delivery::Park => self.park(),
                 Delivery::Stop(signal) => self.begin_stop(signal),
@@ -105,16 +130,7 @@ impl Task {
                 }
                 Delivery::Handle(info, signal, action) => {
                     if let Some((_, error)) = interrupted.take() {
-                        let restarts = match error {
-                            Errno::ERESTARTNOINTR => true,
-                            Errno::ERESTARTSYS => action.flags & SA_RESTART != 0,
-                            _ => false,
-                        };
-                        if restarts {
-                            rewind(context, None);
-                        } else {
-                            context.set_return(Errno::EINTR.to_return_value() as u64);
-                        }
+                        answer_for_handler(context, error, &action);
                     }
                     self.end_section_for(context, signal);
                     match self.enter_handler(context, &info, &action, trap) {
@@ -142,7 +158,7 @@ impl Task {
     fn next_signal(&self, context: &mut UserContext, interrupted: &mut Option<Interrupted>) -> Delivery {
         let mut group = self.process().signals.lock();
         if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid()) || self.has_finished() {
-            return Delivery::End;
+            return group.dump.as_ref().map_or(Delivery::End, |meeting| Delivery::Meet(meeting.clone()));
         }
         if group.stop().is_some() && !self.passes(&group) {
             return Delivery::Park;
@@ -178,7 +194,8 @@ impl Task {
             SIG_DFL => match signal.default_action() {
                 DefaultAction::Ignore | DefaultAction::Continue => None,
                 DefaultAction::Stop => Some(Delivery::Stop(signal)),
-                DefaultAction::Terminate | DefaultAction::Core => Some(Delivery::Terminate(signal)),
+                DefaultAction::Terminate => Some(Delivery::Terminate(signal)),
+                DefaultAction::Core => Some(Delivery::Dump(info, signal)),
             },
             _ => {
                 if action.flags & SA_RESETHAND != 0 {

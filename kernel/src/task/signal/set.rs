@@ -196,7 +196,7 @@ pub mod code {
     pub const CLD_EXITED: i32 = 1;
     /// SIGCHLD: the child was killed.
     pub const CLD_KILLED: i32 = 2;
-    /// SIGCHLD: the child was killed and would have left a core file.
+    /// SIGCHLD: the child was killed and left a core file.
     pub const CLD_DUMPED: i32 = 3;
     /// SIGCHLD: a tracee is in a stop.
     pub const CLD_TRAPPED: i32 = 4;

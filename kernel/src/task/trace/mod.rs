@@ -32,3 +32,4 @@ mod transfer;
 
 pub use image::{USER_BYTES, UserRegisters};
 pub use tracee::{Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees};
+pub use transfer::registers_of;

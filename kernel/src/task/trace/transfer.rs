@@ -9,6 +9,19 @@ use crate::hw::user::{self, FpuImage, USER_DATA, UserContext};
 const SOFTWARE: core::ops::Range<usize> = 464..512;
 const TRAP_FLAG: u64 = 1 << 8;
 
+/// The registers of the running thread outside of a stop: as [`show`] has them, and the vector
+/// state.
+pub fn registers_of(context: &mut UserContext) -> (UserRegisters, &[u8]) {
+    let registers = *context.regs();
+    let image = UserRegisters {
+        orig_rax: context.called().unwrap_or(u64::MAX),
+        fs_base: context.fs_base(),
+        gs_base: context.gs_base(),
+        ..image_of(&registers, context.data_selectors())
+    };
+    (image, context.noted_fpu(&user::xfeatures().to_le_bytes()))
+}
+
 /// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result`
 /// what rax says where the context does not have it yet.
 pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64, result: Option<u64>) {

@@ -1,0 +1,74 @@
+//! Where the threads of a process come together for its core file: each puts its registers down,
+//! and ends once the file is written.
+
+use freehold_collections::Vec;
+
+use crate::Result;
+use crate::hw::user::UserContext;
+use crate::sync::{Completion, SpinLock};
+use crate::task::Pid;
+use crate::task::trace::{UserRegisters, registers_of};
+
+/// A thread as it is in a core file.
+pub struct DumpedThread {
+    /// Its number in its own PID namespace.
+    pub tid: Pid,
+    /// Blocked signals, and those that wait for this thread alone.
+    pub signals: [u64; 2],
+    /// Microseconds in user mode and in the kernel.
+    pub times: [u64; 2],
+    /// The registers.
+    pub registers: UserRegisters,
+    /// The vector state as PTRACE_GETREGSET gives it; empty where there was no memory for it.
+    pub vectors: Vec<u8>,
+}
+
+impl DumpedThread {
+    /// The registers of the running thread.
+    pub fn new(context: &mut UserContext, tid: Pid, signals: [u64; 2], times: [u64; 2]) -> Self {
+        let (registers, vectors) = registers_of(context);
+        let vectors = Vec::try_from_slice(vectors).unwrap_or_default();
+        Self { tid, signals, times, registers, vectors }
+    }
+}
+
+/// Those that have come.
+pub struct Meeting {
+    threads: SpinLock<Vec<DumpedThread>>,
+    /// The file is written, or there is none.
+    pub over: Completion,
+}
+
+impl Meeting {
+    /// One with room for as many threads.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(most: usize) -> Result<Self> {
+        let threads = SpinLock::new(Vec::try_with_capacity(most)?);
+        Ok(Self { threads, over: Completion::new() })
+    }
+    /// One comes.
+    pub fn come(&self, thread: DumpedThread) {
+        {
+            let mut threads = self.threads.lock();
+            if threads.len() < threads.capacity() {
+                threads.push_reserved(thread);
+            }
+        }
+    }
+    /// How many have come.
+    pub fn count(&self) -> usize {
+        self.threads.lock().len()
+    }
+    /// Those that have come, the first first.
+    pub fn take(&self) -> Vec<DumpedThread> {
+        core::mem::take(&mut *self.threads.lock())
+    }
+}
+
+impl core::fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "meeting of {}", self.count())
+    }
+}

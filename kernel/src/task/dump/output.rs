@@ -1,0 +1,89 @@
+//! The file that a core goes to: bytes in order, and holes.
+
+use freehold_collections::Arc;
+
+use crate::fs::OpenFile;
+use crate::fs::bytes::SliceSource;
+use crate::{Errno, sched};
+
+/// Why no more is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// RLIMIT_CORE: what is there is a core file that is cut off.
+    Limit,
+    /// Writing failed, or the thread is to end.
+    Error(Errno),
+}
+
+/// How writing went.
+pub type Written = core::result::Result<(), Stopped>;
+
+impl From<Errno> for Stopped {
+    fn from(error: Errno) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// A core file that is being written.
+pub struct CoreOutput {
+    file: Arc<OpenFile>,
+    limit: u64,
+    written: u64,
+    /// Where the next byte goes.
+    at: u64,
+    /// The end of the file.
+    end: u64,
+}
+
+impl CoreOutput {
+    /// At the beginning of an empty file, of which at most `limit` bytes are written; holes do not
+    /// count.
+    pub fn new(file: Arc<OpenFile>, limit: u64) -> Self {
+        Self { file, limit, written: 0, at: 0, end: 0 }
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// What the file gives; the limit, where not all of them are below it: none is written then.
+    pub fn put(&mut self, bytes: &[u8]) -> Written {
+        if self.written + bytes.len() as u64 > self.limit {
+            return Err(Stopped::Limit);
+        }
+        let mut source = SliceSource::new(bytes);
+        let mut done = 0;
+        while done < bytes.len() {
+            sched::checkpoint()?;
+            match self.file.write_at(self.at + done as u64, &mut source)? {
+                0 => return Err(Errno::EIO.into()),
+                count => done += count,
+            }
+        }
+        self.written += bytes.len() as u64;
+        self.at += bytes.len() as u64;
+        self.end = self.at;
+        Ok(())
+    }
+
+    /// Leaves a hole.
+    pub fn skip(&mut self, bytes: u64) {
+        self.at += bytes;
+    }
+
+    /// Leaves a hole up to a multiple of `unit`.
+    pub fn align(&mut self, unit: u64) {
+        self.at = self.at.next_multiple_of(unit);
+    }
+
+    /// A hole at the end is part of the file.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn finish(&mut self) -> Written {
+        if self.at > self.end {
+            self.at -= 1;
+            self.put(&[0])?;
+        }
+        Ok(())
+    }
+}
