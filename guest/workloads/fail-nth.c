@@ -435,6 +435,43 @@ static void namespaces(void) {
     }
 }
 
+// Control groups: made, filled, watched, frozen, killed, removed.
+static void groups(void) {
+    char group[64], path[96];
+    snprintf(group, sizeof group, "/sys/fs/cgroup/fail-nth-%d", getpid());
+    (void)!put("/sys/fs/cgroup/cgroup.subtree_control", "+pids");
+    if (mkdir(group, 0755) != 0) return;
+    snprintf(path, sizeof path, "%s/cgroup.events", group);
+    int watcher = inotify_init1(IN_NONBLOCK);
+    (void)!inotify_add_watch(watcher, path, IN_MODIFY);
+    snprintf(path, sizeof path, "%s/below", group);
+    if (mkdir(path, 0755) == 0) rmdir(path);
+    pid_t child = fork();
+    if (child == 0) {
+        snprintf(path, sizeof path, "%s/cgroup.procs", group);
+        (void)!put(path, "0");
+        if (fork() == 0) pause();
+        if (unshare(CLONE_NEWCGROUP | CLONE_NEWNS) == 0) (void)!mount("none", "/tmp", "cgroup2", 0, 0);
+        pause();
+    }
+    usleep(1000);
+    static const char *const writes[][2] = {{"pids.max", "8"}, {"cgroup.freeze", "1"}, {"cgroup.kill", "1"}, {"cgroup.freeze", "0"}};
+    char text[256];
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", group, writes[i][0]);
+        (void)!put(path, writes[i][1]);
+        snprintf(path, sizeof path, "%s/cgroup.procs", group);
+        int procs = open(path, O_RDONLY);
+        (void)!read(procs, text, sizeof text);
+        close(procs);
+    }
+    if (child > 0) {
+        kill(child, SIGKILL);
+        waitpid(child, 0, 0);
+    }
+    rmdir(group);
+}
+
 // Memory, processes, threads, signals.
 static void tasks(void) {
     size_t size = 3 << 20;
@@ -537,7 +574,7 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|namespaces|traces|disk\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|namespaces|groups|traces|disk\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
@@ -545,6 +582,7 @@ int main(int count, char **arguments) {
     void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts
                              : !strcmp(arguments[3], "traces") ? traces
                              : !strcmp(arguments[3], "namespaces") ? namespaces
+                             : !strcmp(arguments[3], "groups")     ? groups
                              : !strcmp(arguments[3], "disk") ? disk : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");

@@ -197,6 +197,25 @@ static void prepare_files(int index)
 	}
 }
 
+/* A control group that some processes share and rule, and its files but those that stop all. */
+static void prepare_groups(int index)
+{
+	static const char *const names[] = { "", "/cgroup.procs", "/cgroup.events", "/cgroup.subtree_control", "/cgroup.max.depth", "/pids.max" };
+	char path[96];
+	snprintf(path, sizeof path, "/sys/fs/cgroup/hostile-%d", index % 4);
+	if (mkdir(path, 0755) == 0)
+		(void)!write(open("/sys/fs/cgroup/cgroup.subtree_control", O_WRONLY | O_CLOEXEC), "+pids", 5);
+	for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
+		snprintf(path, sizeof path, "/sys/fs/cgroup/hostile-%d%s", index % 4, names[i]);
+		if (user >= 0)
+			(void)!chown(path, user, user);
+		int file = open(path, i ? O_RDWR : O_RDONLY | O_DIRECTORY);
+		if (i == 1)
+			(void)!write(file, "0", 1);
+		add(file);
+	}
+}
+
 /* Objects of System V that processes share; they outlive their makers. */
 static void prepare_objects(int index)
 {
@@ -431,6 +450,7 @@ static void live(int index, struct record *record)
 	limit(RLIMIT_NPROC, 64);
 	snprintf(folder, sizeof folder, FOLDER "/%d", index);
 	mkdir(folder, 0777);
+	prepare_groups(index);
 	if (user >= 0) {
 		(void)!chown(folder, user, user);
 		if (setgroups(0, NULL) || setgid(user) || setuid(user))

@@ -28,8 +28,8 @@ use crate::hw::user::UserContext;
 use crate::hw::{Hardware, boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use crate::socket::attachment::Attachment;
 use crate::{
-    Errno, Result, backtraces, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem, report, sched,
-    share, socket, swap, syscall, task, tracing, tty, uring,
+    Errno, Result, backtraces, cgroup, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem, report,
+    sched, share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -83,6 +83,7 @@ pub(crate) fn raise(
     task::Task::watch_reserve();
     traps::register(&KernelAbove);
     task::set_above(&KernelAbove);
+    cgroup::set_observer(&fs::cgroupfs::Watches);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     mem::vdso::init().expect("memory for the pages that every program has");
@@ -413,6 +414,9 @@ impl task::Above for KernelAbove {
     }
     fn notice(&self, text: core::fmt::Arguments<'_>) {
         host::notice(text);
+    }
+    fn cgroup_for_child(&self, directory: &fs::OpenFile) -> Result<Arc<cgroup::Group>> {
+        fs::cgroupfs::for_child(directory)
     }
 }
 

@@ -22,6 +22,7 @@ extern crate std;
 mod backtraces;
 pub mod block;
 pub mod boot;
+pub mod cgroup;
 pub mod cmdline;
 pub mod dev;
 pub mod errno;

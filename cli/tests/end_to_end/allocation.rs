@@ -65,6 +65,7 @@ fn every_allocation_of_a_program_may_fail() {
     fail_nth(&["1", "150", "tasks"]);
     fail_nth(&["1", "700", "mounts"]);
     fail_nth(&["1", "400", "namespaces"]);
+    fail_nth(&["1", "300", "groups"]);
     fail_nth(&["1", "100", "traces"]);
     let said = fail_nth(&[
         "-s",

@@ -230,6 +230,12 @@ fn pidns() {
 }
 
 #[test]
+fn cgroups() {
+    conforms("cgroups");
+    conforms_with("cgroups", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

@@ -199,6 +199,7 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     super::sysfs::root().dirs("kernel/debug").link("tracing", "/sys/kernel/tracing");
     mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)?;
     mount_at(super::tracefs::instance()?, b"tracefs", b"/sys/kernel/tracing", generated)?;
+    mount_at(super::cgroupfs::initial()?, b"cgroup2", b"/sys/fs/cgroup", generated)?;
     if let Some(rootfs) = ROOTFS.lock().take() {
         rootfs.end_boot();
     }

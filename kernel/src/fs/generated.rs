@@ -10,9 +10,9 @@ use core::{fmt, iter};
 use arrayvec::ArrayVec;
 use freehold_collections::{Arc, Box, Vec, reserve};
 
-use super::file::{Blocking, File, Seekable};
+use super::file::{Blocking, File, Ready, Seekable};
 use super::node::Node;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, PollWaiter};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
@@ -243,6 +243,14 @@ pub trait Generate: Send + Sync {
     fn store(&self, _bytes: &[u8]) -> Result<()> {
         Err(Errno::EACCES)
     }
+    /// What is ready; see [`File::poll`].
+    fn poll(&self, _waiter: Option<&mut PollWaiter>) -> Ready {
+        Ready::IN | Ready::OUT
+    }
+    /// Whether that changes; see [`File::changes_readiness`].
+    fn changes_readiness(&self) -> bool {
+        false
+    }
 }
 
 /// About how many bytes a part has.
@@ -351,6 +359,14 @@ impl<G: Generate + 'static> File for GeneratedFile<G> {
         let taken = source.take(&mut bytes)?;
         self.source.store(&bytes[..taken])?;
         Ok(taken)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        self.source.poll(waiter)
+    }
+
+    fn changes_readiness(&self) -> bool {
+        self.source.changes_readiness()
     }
 
     fn end(&self) -> Result<u64> {

@@ -19,6 +19,7 @@
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
 //! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
+//! | [`cgroupfs`] | control groups as directories |
 //! | [`root`] | the root of the tree of names |
 //! | [`initramfs`], [`boot`] | the image unpacked, the first mounts |
 //! | [`changes`] | what programs changed, kept in a folder of the host |
@@ -33,6 +34,7 @@ pub mod boot;
 pub mod bytes;
 pub mod caller;
 pub mod calls;
+pub mod cgroupfs;
 pub mod changes;
 pub mod clock;
 pub mod content;

@@ -62,6 +62,13 @@ pub enum Sleep {
     Killable = 5,
     /// In a stop of ptrace, until its tracer lets it go on or it is killed.
     Traced = 6,
+    /// In a frozen control group, until it is thawed or killed.
+    Frozen = 7,
+}
+
+impl Sleep {
+    /// The kinds that a kill ends, beside those that any signal ends.
+    pub const UNTIL_KILLED: [Self; 4] = [Self::Stopped, Self::Traced, Self::Killable, Self::Frozen];
 }
 
 const RUNNABLE: u8 = 0;
@@ -145,7 +152,7 @@ impl Schedule {
     fn traced_state(&self) -> i64 {
         match self.state.load(Ordering::Relaxed) {
             RUNNABLE => 0,
-            1 => 1,
+            1 | 7 => 1,
             2 | 5 => 2,
             3 => 4,
             6 => 8,
@@ -156,7 +163,7 @@ impl Schedule {
     pub fn state_letter(&self) -> u8 {
         match self.state.load(Ordering::Relaxed) {
             RUNNABLE => b'R',
-            1 => b'S',
+            1 | 7 => b'S',
             2 | 5 => b'D',
             3 => b'T',
             6 => b't',

@@ -20,7 +20,9 @@ use super::pidns::{FIRST, Levels, MOST_LEVELS, Numbers, PidNs};
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, SigInfo, Signal};
 use super::trace::Event;
-use super::{Capability, Credentials, Pid, Resource, Task, current, registry, spawn, users};
+use super::{Capability, Credentials, Pid, Resource, Task, above, current, registry, spawn, users};
+use crate::cgroup::member::ThreadFork;
+use crate::cgroup::{CgroupMember, Fork};
 use crate::fs::FsContext;
 use crate::hw::user::{USER_END, UserContext};
 use crate::sched::{Idle, Schedule};
@@ -96,6 +98,8 @@ struct CloneRequest {
     pidfd: Option<u64>,
     /// The numbers to be given, that in the child's own PID namespace first.
     set_tid: Vec<Pid>,
+    /// The descriptor of the control group that the child is to be in.
+    cgroup: Option<i32>,
 }
 
 /// clone3's argument, as far as it is known here.
@@ -117,6 +121,8 @@ struct CloneArgs {
 
 /// The least size of clone3's argument.
 const CLONE_ARGS_SIZE_VER0: usize = 64;
+/// That of one that names a control group.
+const CLONE_ARGS_SIZE_VER2: usize = 88;
 
 /// fork()
 pub fn sys_fork(context: &mut UserContext, _args: &Args) -> Result<i64> {
@@ -140,6 +146,7 @@ pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
         tls: args[4],
         pidfd: flags.contains(CloneFlags::PIDFD).then_some(args[2]),
         set_tid: Vec::new(),
+        cgroup: None,
     };
     make(context, &request)
 }
@@ -162,8 +169,11 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     }
     let given = CloneArgs::read_from_bytes(&given).map_err(|_| Errno::EINVAL)?;
     let flags = CloneFlags::from_bits(given.flags).ok_or(Errno::EINVAL)?;
-    let refused = CloneFlags::INTO_CGROUP | CloneFlags::DETACHED;
-    if flags.intersects(refused) || given.exit_signal > 64 || (given.stack == 0) != (given.stack_size == 0) {
+    let cgroup = into_cgroup(flags, &given, size)?;
+    if flags.intersects(CloneFlags::DETACHED)
+        || given.exit_signal > 64
+        || (given.stack == 0) != (given.stack_size == 0)
+    {
         return Err(Errno::EINVAL);
     }
     if flags.intersects(CloneFlags::THREAD | CloneFlags::PARENT) && given.exit_signal != 0 {
@@ -181,8 +191,18 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
         tls: given.tls,
         pidfd: flags.contains(CloneFlags::PIDFD).then_some(given.pidfd),
         set_tid: UserPtr::new(given.set_tid).read_many(given.set_tid_size as usize)?,
+        cgroup,
     };
     make(context, &request)
+}
+
+/// The descriptor of the control group that CLONE_INTO_CGROUP names.
+fn into_cgroup(flags: CloneFlags, given: &CloneArgs, size: usize) -> Result<Option<i32>> {
+    if !flags.contains(CloneFlags::INTO_CGROUP) {
+        return Ok(None);
+    }
+    let fd = i32::try_from(given.cgroup).map_err(|_| Errno::EINVAL)?;
+    if size < CLONE_ARGS_SIZE_VER2 { Err(Errno::EINVAL) } else { Ok(Some(fd)) }
 }
 
 impl CloneRequest {
@@ -196,6 +216,7 @@ impl CloneRequest {
             tls: 0,
             pidfd: None,
             set_tid: Vec::new(),
+            cgroup: None,
         }
     }
 
@@ -270,26 +291,17 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     if flags.contains(CloneFlags::VM) && !flags.contains(CloneFlags::VFORK) {
         parent.process().space().share();
     }
+    let place = ChildPlace::of_child(parent.process(), request)?;
     let surroundings = Surroundings::of_child(&parent, request)?;
     let numbers = give_numbers(&parent, surroundings.as_ref(), request)?;
     let tid = numbers.id();
     let made = match surroundings {
         None => Ok(parent.process().clone()),
-        Some(surroundings) => new_process(&parent, numbers.clone(), request, surroundings),
+        Some(surroundings) => new_process(&parent, numbers.clone(), request, (surroundings, place.member())),
     };
     let made = made.and_then(|process| {
         let task = new_task(&parent, numbers.clone(), process, flags);
-        if flags.contains(CloneFlags::CHILD_CLEARTID) {
-            task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
-        }
-        let set_tid = flags.contains(CloneFlags::CHILD_SETTID).then_some(request.child_tid);
-        task.make_user_thread(child_context, move |task| {
-            if let Some(address) = set_tid {
-                // As Linux: a bad address is the program's own affair.
-                let _ = UserPtr::<u32>::new(address).write(&task.number());
-            }
-        })?;
-        Ok(task)
+        with_context(&task, request, child_context).map(|()| task)
     });
     let made = made.and_then(|task| make_known(&parent, &task, request).map(|()| task));
     let task = match made {
@@ -300,6 +312,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
         }
     };
     // Nothing fails from here on. It does not run yet.
+    place.keep(task.process());
     if parent.is_dying() && !flags.contains(CloneFlags::THREAD) {
         // Whoever killed all of a group may not have seen the child: it goes with its parent.
         task.process().signal(SigInfo::kernel(Signal::KILL));
@@ -310,6 +323,74 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     }
     start(context, &parent, task, request);
     Ok(i64::from(told))
+}
+
+/// Gives a new task the registers that it begins with.
+fn with_context(task: &Arc<Task>, request: &CloneRequest, context: UserContext) -> Result<()> {
+    if request.flags.contains(CloneFlags::CHILD_CLEARTID) {
+        task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
+    }
+    let set_tid = request.flags.contains(CloneFlags::CHILD_SETTID).then_some(request.child_tid);
+    task.make_user_thread(context, move |task| {
+        if let Some(address) = set_tid {
+            // As Linux: a bad address is the program's own affair.
+            let _ = UserPtr::<u32>::new(address).write(&task.number());
+        }
+    })
+}
+
+/// The place of a new thread or process in its control group, where it counts from now on; dropping
+/// it takes that back.
+enum ChildPlace<'a> {
+    Thread(ThreadFork<'a>),
+    Process(Fork),
+}
+
+impl<'a> ChildPlace<'a> {
+    /// # Errors
+    /// `EAGAIN` for a limit; for a chosen group what
+    /// [`cgroup_for_child`](super::Above::cgroup_for_child) and [`Fork::into`] give, and
+    /// `EOPNOTSUPP` for a thread elsewhere than its process.
+    fn of_child(parent: &'a Process, request: &CloneRequest) -> Result<Self> {
+        let chosen = match request.cgroup {
+            None => None,
+            Some(fd) => Some(above().cgroup_for_child(&*parent.file(fd)?)?),
+        };
+        if request.flags.contains(CloneFlags::THREAD) {
+            if chosen.is_some_and(|chosen| chosen.id() != parent.cgroup.group().id()) {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            return parent.cgroup.fork_thread().map(Self::Thread);
+        }
+        let fork = match chosen {
+            None => parent.cgroup.fork(),
+            Some(chosen) => Fork::into(&chosen),
+        };
+        fork.map(Self::Process)
+    }
+
+    fn member(&self) -> CgroupMember {
+        match self {
+            Self::Thread(_) => Fork::ROOT.place(),
+            Self::Process(fork) => fork.place(),
+        }
+    }
+
+    /// The child can be found from now on.
+    fn keep(self, process: &Arc<Process>) {
+        match self {
+            Self::Thread(thread) => thread.keep(),
+            Self::Process(fork) => {
+                let meanwhile = fork.keep();
+                if meanwhile.was_killed {
+                    process.signal(SigInfo::kernel(Signal::KILL));
+                }
+                if meanwhile.is_freezing {
+                    process.look_at_freezer();
+                }
+            }
+        }
+    }
 }
 
 /// The surroundings of a new process.
@@ -461,7 +542,7 @@ fn new_process(
     parent: &Arc<Task>,
     numbers: Numbers,
     request: &CloneRequest,
-    Surroundings { fs, credentials, namespaces }: Surroundings,
+    (Surroundings { fs, credentials, namespaces }, cgroup): (Surroundings, CgroupMember),
 ) -> Result<Arc<Process>> {
     let flags = request.flags;
     let old = parent.process();
@@ -494,6 +575,7 @@ fn new_process(
             actions,
             session: old.session(),
             group_id: old.group(),
+            cgroup,
         },
     );
     let exit_signal = if flags.contains(CloneFlags::PARENT) {

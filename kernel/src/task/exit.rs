@@ -15,6 +15,7 @@ use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, above, current, futex, registry, wait};
+use crate::cgroup::member::EndedThread;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Result, hw};
@@ -41,14 +42,17 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     task.forget_kept();
     // Before the process can be seen to have ended: nothing of its memory is left then.
     task.leave_translation();
-    let (last, counted, removed) = {
+    let (last, counted, removed, ended) = {
         let mut group = process.signals.lock();
         let at = group.threads.binary_search_by_key(&task.tid(), |thread| thread.tid());
         let removed = at.ok().map(|at| group.threads.remove(at));
         let counted = task.usage();
         group.past.add(&counted);
         group.ended += 1;
-        (group.threads.is_empty(), counted, removed)
+        // Where another thread replaces the program, that one has the ID from now on.
+        let keeps_id = task.tid() == process.pid && group.exec.is_none();
+        let ended = if keeps_id { EndedThread::Leader } else { EndedThread::Other };
+        (group.threads.is_empty(), counted, removed, ended)
     };
     drop(removed);
     trace!(
@@ -66,6 +70,9 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     }
     // Until its process is waited for, the registry keeps the ID through the process' own entry.
     registry::lock().remove_task(task.tid());
+    if !last {
+        process.cgroup.thread_ended(ended);
+    }
     process.thread_ended.wake_all();
     if last {
         let status = process.signals.lock().exit;
@@ -123,6 +130,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     hand_over_children(process);
     // Its own group, if the tie to its parent was what kept it from being orphaned.
     hang_up_if_orphaned(process, process.parent().as_ref(), Some(process.pid));
+    process.cgroup.thread_ended(EndedThread::Last);
     let tracer = process.hold_end(status);
     let late = Usage { peak_resident: peak, ..task.usage().since(counted) };
     process.signals.lock().past.add(&late);

@@ -18,6 +18,7 @@ pub mod exit;
 mod exit_status;
 mod fault;
 pub mod file_size;
+pub mod freeze;
 pub mod futex;
 pub mod ids;
 pub mod init;

@@ -20,7 +20,9 @@ use super::registry::Family;
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
 use super::trace::{Tracee, Tracees};
+pub use super::usage::Usage;
 use super::{Pid, Task};
+use crate::cgroup::{CgroupMember, Fork};
 use crate::fs::{FileTable, FsContext};
 use crate::mem::ProcessSpace;
 use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
@@ -45,6 +47,8 @@ pub struct Group {
     stop: Option<Signal>,
     /// How often job control stopped it.
     stops: u64,
+    /// Its control group stands still: threads stay on their way to user mode.
+    pub frozen: bool,
     /// Threads that are parked.
     pub parked: usize,
     /// What the parent has not been told.
@@ -92,50 +96,6 @@ impl Group {
 /// share it. Dropping it takes back.
 #[derive(Default)]
 pub struct UndoSlot(pub SpinLock<Option<Arc<dyn Any + Send + Sync>>>);
-
-/// CPU time and events, summed up.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
-    /// Nanoseconds in user mode.
-    pub user: u64,
-    /// Nanoseconds in the kernel.
-    pub system: u64,
-    /// Times a thread gave up the CPU.
-    pub voluntary_switches: u64,
-    /// Times the CPU was taken from a thread.
-    pub involuntary_switches: u64,
-    /// Page faults that needed no I/O.
-    pub minor_faults: u64,
-    /// Page faults that did.
-    pub major_faults: u64,
-    /// The most bytes resident at one time.
-    pub peak_resident: u64,
-}
-
-impl Usage {
-    /// What came to it after `earlier`; the peak is the whole one.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            user: self.user - earlier.user,
-            system: self.system - earlier.system,
-            voluntary_switches: self.voluntary_switches - earlier.voluntary_switches,
-            involuntary_switches: self.involuntary_switches - earlier.involuntary_switches,
-            minor_faults: self.minor_faults - earlier.minor_faults,
-            major_faults: self.major_faults - earlier.major_faults,
-            peak_resident: self.peak_resident,
-        }
-    }
-    /// Both together.
-    pub fn add(&mut self, other: &Self) {
-        self.user += other.user;
-        self.system += other.system;
-        self.voluntary_switches += other.voluntary_switches;
-        self.involuntary_switches += other.involuntary_switches;
-        self.minor_faults += other.minor_faults;
-        self.major_faults += other.major_faults;
-        self.peak_resident = self.peak_resident.max(other.peak_resident);
-    }
-}
 
 /// A process' limits as its threads see them. What is enforced is read without the lock.
 struct SharedLimits {
@@ -240,6 +200,8 @@ pub struct Process {
     pub(super) awaits_tracer: AtomicBool,
     /// `None` where nothing was to be taken back yet.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
+    /// Its place among control groups.
+    pub cgroup: CgroupMember,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).
     pub io: [AtomicU64; 4],
 }
@@ -264,6 +226,8 @@ pub struct Beginnings {
     pub session: Arc<Session>,
     /// Its process group.
     pub group_id: Pid,
+    /// Its place among control groups.
+    pub cgroup: CgroupMember,
 }
 
 impl Beginnings {
@@ -285,6 +249,7 @@ impl Beginnings {
             actions: reserve::arc(IrqSpinLock::new(Actions::new())),
             session: reserve::arc(Session::new(pid)),
             group_id: pid,
+            cgroup: Fork::ROOT.place(),
         }
     }
 }
@@ -320,6 +285,7 @@ impl Process {
                 dump: None,
                 stop: None,
                 stops: 0,
+                frozen: false,
                 parked: 0,
                 report: None,
                 past: Usage::default(),
@@ -343,6 +309,7 @@ impl Process {
             leader_tracee: SpinLock::new(None),
             awaits_tracer: AtomicBool::new(false),
             undo: SpinLock::new(None),
+            cgroup: with.cgroup,
             io: [const { AtomicU64::new(0) }; 4],
         }
     }

@@ -471,6 +471,7 @@ impl Registry {
         self.unlink(process);
         self.change(process.group(), |slot| slot.members -= 1);
         self.change(process.session().id, |slot| slot.session_members -= 1);
+        process.cgroup.reaped(|| process.cgroup_usage());
         self.change(process.pid, |slot| removed = slot.process.take());
         removed
     }

@@ -10,6 +10,7 @@ use super::namespaces::Namespaces;
 use super::pidns::Numbers;
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
+use crate::cgroup::Fork;
 use crate::fs::{FileTable, FsContext};
 use crate::hw::thread;
 use crate::hw::user::UserContext;
@@ -40,6 +41,7 @@ pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
                 actions: reserve::arc(IrqSpinLock::new(Actions::new())),
                 session: reserve::arc(Session::new(0)),
                 group_id: 0,
+                cgroup: Fork::ROOT.place(),
             },
         ))
     });

@@ -5,7 +5,9 @@ use core::fmt;
 use freehold_collections::Arc;
 
 use super::{Pid, Session, Task};
-use crate::fs::FileTable;
+use crate::Result;
+use crate::cgroup::Group;
+use crate::fs::{FileTable, OpenFile};
 use crate::hw::user::UserContext;
 
 /// What a task asks of the layers above it, once in its life or where it is slow anyway.
@@ -22,6 +24,11 @@ pub trait Above: Sync {
     fn close_unreachable(&self) -> bool;
     /// Takes the terminal from a session whose leader ends.
     fn leave_terminal(&self, session: &Arc<Session>);
+    /// Returns the control group behind an open directory, where the caller may make a child.
+    ///
+    /// # Errors
+    /// `EBADF` for another file, `EACCES`, `ENODEV`, `ENOENT`.
+    fn cgroup_for_child(&self, directory: &OpenFile) -> Result<Arc<Group>>;
     /// Tells the user of the machine why a program is gone.
     fn notice(&self, text: fmt::Arguments<'_>);
 }

@@ -1,12 +1,80 @@
-//! What processes used: getrusage, times.
+//! What processes used: getrusage, times, and what control groups count of it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::current;
-use super::process::Usage;
+use super::{Process, registry};
+use crate::cgroup::{self, Group};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Result, time};
+
+/// CPU time and events, summed up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Nanoseconds in user mode.
+    pub user: u64,
+    /// Nanoseconds in the kernel.
+    pub system: u64,
+    /// Times a thread gave up the CPU.
+    pub voluntary_switches: u64,
+    /// Times the CPU was taken from a thread.
+    pub involuntary_switches: u64,
+    /// Page faults that needed no I/O.
+    pub minor_faults: u64,
+    /// Page faults that did.
+    pub major_faults: u64,
+    /// The most bytes resident at one time.
+    pub peak_resident: u64,
+}
+
+impl Usage {
+    /// What came to it after `earlier`; the peak is the whole one.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            user: self.user - earlier.user,
+            system: self.system - earlier.system,
+            voluntary_switches: self.voluntary_switches - earlier.voluntary_switches,
+            involuntary_switches: self.involuntary_switches - earlier.involuntary_switches,
+            minor_faults: self.minor_faults - earlier.minor_faults,
+            major_faults: self.major_faults - earlier.major_faults,
+            peak_resident: self.peak_resident,
+        }
+    }
+    /// Both together.
+    pub fn add(&mut self, other: &Self) {
+        self.user += other.user;
+        self.system += other.system;
+        self.voluntary_switches += other.voluntary_switches;
+        self.involuntary_switches += other.involuntary_switches;
+        self.minor_faults += other.minor_faults;
+        self.major_faults += other.major_faults;
+        self.peak_resident = self.peak_resident.max(other.peak_resident);
+    }
+}
+
+impl Process {
+    /// What it used, as its control group counts it.
+    pub fn cgroup_usage(&self) -> cgroup::CpuTime {
+        let Usage { user, system, .. } = self.usage();
+        cgroup::CpuTime { user, system }
+    }
+}
+
+/// The CPU time of all processes that were ever in a group or below.
+pub fn of_group(group: &Group) -> cgroup::CpuTime {
+    group.usage(|| {
+        let mut sum = cgroup::CpuTime::default();
+        for process in registry::processes() {
+            let came_with = process.cgroup.came_with();
+            if cgroup::is_below(process.cgroup.number(), group) {
+                sum.add(process.cgroup_usage().since(came_with));
+            }
+            crate::sched::rest();
+        }
+        sum
+    })
+}
 
 /// `struct rusage`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]

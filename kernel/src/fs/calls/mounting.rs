@@ -11,7 +11,7 @@ use crate::fs::namespace::{self, CopyDepth, MOST_MOUNTS, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
-use crate::fs::{FileSystem, Path, notify, overlay, procfs, sysfs, tmpfs, tracefs};
+use crate::fs::{FileSystem, Path, cgroupfs, notify, overlay, procfs, sysfs, tmpfs, tracefs};
 use crate::ipc;
 use crate::share;
 use crate::syscall::Args;
@@ -183,6 +183,7 @@ enum FsType {
     Overlay,
     Devpts,
     Mqueue,
+    Cgroup2,
 }
 
 impl FsType {
@@ -202,6 +203,7 @@ impl FsType {
             b"overlay" => Self::Overlay,
             b"devpts" => Self::Devpts,
             b"mqueue" => Self::Mqueue,
+            b"cgroup2" => Self::Cgroup2,
             _ => return Err(Errno::ENODEV),
         })
     }
@@ -216,6 +218,7 @@ fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
             FsType::Tmpfs => own.may_within(Capability::SysAdmin),
             FsType::Proc => own.may_in(&process().pid_ns().owner(), Capability::SysAdmin),
             FsType::Mqueue => own.may_in(ipc::objects::of_caller().owner(), Capability::SysAdmin),
+            FsType::Cgroup2 => own.may_in(process().namespaces().cgroup.head().owner(), Capability::SysAdmin),
             _ => false,
         };
     if may { Ok(()) } else { Err(Errno::EPERM) }
@@ -266,6 +269,7 @@ fn new_file_system(
             queues.configure(options)?;
             Ok(queues)
         }
+        FsType::Cgroup2 => cgroupfs::mount(&process().namespaces().cgroup, options),
     }
 }
 

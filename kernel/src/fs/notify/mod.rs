@@ -380,6 +380,22 @@ pub fn inode_ended<T: Node>(inode: &T) {
     }
 }
 
+/// Tells that the kernel changed what a file of its own says.
+#[inline]
+pub fn changed_by_kernel(identity: Identity) {
+    if is_watching() {
+        watches::tell(identity, &FileEvent::of_inode(Events::MODIFY));
+    }
+}
+
+/// Tells that an inode of the kernel's own has lost its name.
+#[inline]
+pub fn lost_name(node: &Arc<dyn Node>) {
+    if is_watching() {
+        watches::let_go_if_nameless(node);
+    }
+}
+
 /// Tells that the file system with this device number is mounted nowhere any more.
 pub fn unmounted(device: u64) {
     if is_watching() {

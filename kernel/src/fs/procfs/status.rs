@@ -48,7 +48,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             writeln!(out, "read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0");
         }
         FileKind::Wchan => out.push(b"0"),
-        FileKind::Cgroup => out.push(b"0::/\n"),
+        FileKind::Cgroup => cgroup(out, process),
         FileKind::OomScore => oom_score(out, process),
         FileKind::FailNth => {
             let nth = match subject.tid {
@@ -89,6 +89,15 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::Net(_) => return Err(Errno::EINVAL), // These are made elsewhere.
     }
     Ok(())
+}
+
+/// The process' control group, from where the reader's namespace begins.
+fn cgroup(out: &mut Text, process: &Process) {
+    let group = process.cgroup.group();
+    let own = crate::task::current().process().namespaces().cgroup.clone();
+    out.push(b"0::");
+    group.write_path(own.root(), |part| out.push(part));
+    out.push(if group.is_removed() { b" (deleted)\n" } else { b"\n" });
 }
 
 fn statm(out: &mut Text, process: &Process) {

@@ -5,6 +5,7 @@ use freehold_frame::Owner;
 use freehold_machine::{CpuId, NodeId};
 
 use super::{cpuinfo, loads};
+use crate::cgroup;
 use crate::fs::device::{self, split_device};
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::locks::{Cursor, Lock, LockSharing, LockSpace, Owner as LockOwner};
@@ -42,7 +43,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     });
     root.constant(
         "filesystems",
-        "nodev\tsysfs\nnodev\tdebugfs\nnodev\ttracefs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs\nnodev\tmqueue\nnodev\t9p",
+        "nodev\tsysfs\nnodev\tdebugfs\nnodev\ttracefs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs\nnodev\tmqueue\nnodev\tcgroup2\nnodev\t9p",
     );
     root.file("devices", devices);
     root.file("partitions", |out| {
@@ -64,9 +65,18 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     });
     root.file("slabinfo", slabinfo);
     root.generated("locks", 0o444, Locks);
-    root.constant("cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled");
+    root.file("cgroups", cgroups);
     root.file("modules", |_| Ok(()));
     root.generated("sysrq-trigger", 0o200, SysRq);
+}
+
+/// /proc/cgroups: the controllers, which are all of the one hierarchy.
+fn cgroups(out: &mut Text) -> Result<()> {
+    writeln!(out, "#subsys_name\thierarchy\tnum_cgroups\tenabled");
+    for controller in cgroup::CONTROLLERS {
+        writeln!(out, "{}\t0\t{}\t1", controller.name(), cgroup::tree::count() + 1);
+    }
+    Ok(())
 }
 
 /// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which is how its last words are tested.
@@ -167,6 +177,16 @@ fn process_times() -> [u64; 2] {
         }
     });
     times
+}
+
+/// Nanoseconds that all CPUs spent in user mode and in the kernel.
+pub(in crate::fs) fn busy_times() -> [u64; 2] {
+    let [user, system] = process_times();
+    let busy: u64 =
+        sched::online().iter().map(|cpu| time::now().saturating_sub(sched::statistics(cpu).idle)).sum();
+    let share = u128::from(busy) * u128::from(user) / u128::from((user + system).max(1));
+    let user = (share as u64).min(busy);
+    [user, busy - user]
 }
 
 /// What a CPU did with its time, in ticks: user, system, idle. User time is counted by task and not

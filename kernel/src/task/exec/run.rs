@@ -406,6 +406,7 @@ impl Prepared {
     fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<Numbers> {
         let process = task.process().clone();
         let former = task.stay_alone()?;
+        process.cgroup.executed();
         task.forget_kept();
         crate::task::exit::leave_program(task);
         above().cancel_operations(process.pid);

@@ -8,14 +8,14 @@
 use freehold_collections::{Arc, Receiver, String, reserve, try_format};
 
 use super::network::NetworkNamespace;
-use super::{IpcNamespace, Namespaces};
+use super::{CgroupNamespace, IpcNamespace, Namespaces};
 use crate::fs::device::make_device;
 use crate::fs::flags::OpenFlags;
 use crate::fs::namespace::MountNamespace;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, made_by_kernel};
 use crate::fs::{File, Timestamp};
 use crate::task::pidns::PidNs;
-use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::task::userns::{NamespaceKind, UserNs};
 use crate::task::uts::UtsNamespace;
 use crate::task::{Process, current, install, registry, shown_ids};
 use crate::user::UserPtr;
@@ -28,7 +28,7 @@ const DEVICE: u64 = make_device(0, 4);
 #[derive(Clone)]
 pub enum NamespaceRef {
     /// Control groups.
-    Cgroup(Arc<NamespaceHead>),
+    Cgroup(Arc<CgroupNamespace>),
     /// System V IPC.
     Ipc(Arc<IpcNamespace>),
     /// Mounts.
@@ -80,7 +80,7 @@ impl NamespaceRef {
     /// Its number.
     pub fn inode(&self) -> u64 {
         match self {
-            Self::Cgroup(head) => head.inode(),
+            Self::Cgroup(cgroup) => cgroup.head().inode(),
             Self::Ipc(ipc) => ipc.head().inode(),
             Self::Mount(mount) => mount.head().inode(),
             Self::Network(network) => network.number(),
@@ -94,7 +94,7 @@ impl NamespaceRef {
     /// not.
     pub fn owner(&self) -> Option<UserNs> {
         match self {
-            Self::Cgroup(head) => Some(head.owner().clone()),
+            Self::Cgroup(cgroup) => Some(cgroup.head().owner().clone()),
             Self::Ipc(ipc) => Some(ipc.head().owner().clone()),
             Self::Mount(mount) => Some(mount.head().owner().clone()),
             Self::Network(network) => Some(network.head().owner().clone()),

@@ -27,6 +27,7 @@ use super::pidns::PidNs;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use super::uts::UtsNamespace;
 use crate::Result;
+use crate::cgroup::{self, CgroupMember, Group};
 use crate::fs::namespace::MountNamespace;
 use crate::fs::{FsContext, root};
 
@@ -53,6 +54,26 @@ impl IpcNamespace {
     }
 }
 
+/// A cgroup namespace: processes in it see the tree of groups from its root on.
+pub struct CgroupNamespace {
+    head: NamespaceHead,
+    root: Arc<Group>,
+}
+
+impl CgroupNamespace {
+    fn new(head: NamespaceHead, root: Arc<Group>) -> Arc<Self> {
+        reserve::arc(Self { head, root })
+    }
+    /// What every namespace has.
+    pub const fn head(&self) -> &NamespaceHead {
+        &self.head
+    }
+    /// Where it begins: the group of its maker at that time.
+    pub const fn root(&self) -> &Arc<Group> {
+        &self.root
+    }
+}
+
 /// The namespaces of a process.
 #[derive(Clone)]
 pub struct Namespaces {
@@ -64,9 +85,8 @@ pub struct Namespaces {
     pub mount: Arc<MountNamespace>,
     /// Devices, ports and names of sockets.
     pub network: Arc<NetworkNamespace>,
-    /// What /proc/PID/cgroup is relative to. There is one control group, the root, whatever the
-    /// namespace.
-    pub cgroup: Arc<NamespaceHead>,
+    /// What /proc/PID/cgroup is relative to.
+    pub cgroup: Arc<CgroupNamespace>,
     /// That of its children; its own is with its numbers.
     pub pid_for_children: PidNs,
 }
@@ -89,13 +109,17 @@ impl Namespaces {
             ipc: IpcNamespace::new(NamespaceHead::initial(NamespaceKind::Ipc)),
             mount: root::namespace(),
             network: NetworkNamespace::initial().clone(),
-            cgroup: reserve::arc(NamespaceHead::initial(NamespaceKind::Cgroup)),
+            cgroup: CgroupNamespace::new(
+                NamespaceHead::initial(NamespaceKind::Cgroup),
+                cgroup::root().clone(),
+            ),
             pid_for_children: PidNs::INITIAL,
         })
     }
 
     /// The same, but for new ones of the kinds that `is_new` chooses, which `owner` owns. The
-    /// places of `fs`, which is nobody else's yet, become those in a new tree of mounts.
+    /// places of `fs`, which is nobody else's yet, become those in a new tree of mounts. A new
+    /// cgroup namespace begins at the group of `member`.
     ///
     /// # Errors
     /// `ENOSPC` where there are too many of a kind; `ENOMEM`, `EINTR`.
@@ -103,7 +127,7 @@ impl Namespaces {
         &self,
         is_new: impl Fn(NamespaceKind) -> bool,
         owner: &UserNs,
-        fs: &FsContext,
+        (fs, member): (&FsContext, &CgroupMember),
     ) -> Result<Self> {
         let mut new = self.clone();
         let head = |kind| NamespaceHead::new(kind, owner.clone());
@@ -114,7 +138,7 @@ impl Namespaces {
             new.ipc = IpcNamespace::new(head(NamespaceKind::Ipc)?);
         }
         if is_new(NamespaceKind::Cgroup) {
-            new.cgroup = reserve::arc(head(NamespaceKind::Cgroup)?);
+            new.cgroup = CgroupNamespace::new(head(NamespaceKind::Cgroup)?, member.group());
         }
         if is_new(NamespaceKind::Network) {
             new.network = NetworkNamespace::new(owner.clone())?;

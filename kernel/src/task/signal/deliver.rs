@@ -23,6 +23,7 @@ use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
 use crate::task::dump::meeting::Meeting;
+use crate::task::freeze::StandsStill;
 use crate::task::process::{ExitStatus, WaitReport};
 use crate::task::{Task, registry, wait};
 use crate::user as bytes;
@@ -163,6 +164,11 @@ impl Task {
         if group.stop().is_some() && !self.passes(&group) {
             return Delivery::Park;
         }
+        if group.frozen {
+            drop(group);
+            self.stand_still();
+            return Delivery::Again;
+        }
         let deliverable = SigSet(!self.blocked().0);
         loop {
             let own = self.pending.lock().take(deliverable);
@@ -251,18 +257,22 @@ impl Task {
         if let Some(signal) = stopped_by {
             wait::tell_parent_of_stop(self.process(), signal);
         }
+        let mut standing = StandsStill::new(self.process());
         loop {
             self.prepare_to_sleep(Sleep::Stopped);
-            {
+            let frozen = {
                 let group = self.process().signals.lock();
                 // A tracer that came meanwhile has it stop again, for that tracer.
                 if group.stop().is_none() || group.exit.is_some() || self.traced.is_traced() {
                     break;
                 }
-            }
+                group.frozen
+            };
+            standing.set(frozen);
             sched::block(self.thread(), None);
         }
         self.finish_sleep();
+        drop(standing);
         self.process().signals.lock().parked -= 1;
     }
 

@@ -14,7 +14,7 @@ use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::SignalGenerate;
 
 use super::pending::{Action, Queued};
-use super::set::{SigInfo, SigSet, Signal};
+use super::set::{DefaultAction, SigInfo, SigSet, Signal};
 use crate::hw::Hardware;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, WaitReport};
@@ -141,8 +141,8 @@ impl Process {
             trace_sent(target, &group.threads, info);
         }
         let parent = stop_or_go_on(group, signal);
-        if signal == Signal::KILL {
-            end_group(group, ExitStatus::Signaled(Signal::KILL));
+        if signal == Signal::KILL || (group.frozen && self.ends_frozen(group, target, signal)) {
+            end_group(group, ExitStatus::Signaled(signal));
             return Ok(Parent::Leave);
         }
         let blocks = |thread: &Task| thread.blocked().contains(signal);
@@ -205,6 +205,22 @@ impl Process {
         if payer.is_some() && from_inside() { Shield::Whole } else { Shield::None }
     }
 
+    /// Who stands still takes no signal, but one that ends it anyway does so at once, as on Linux
+    /// (`complete_signal`). Returns whether `signal` does.
+    #[cold]
+    fn ends_frozen(&self, group: &Group, target: Target<'_>, signal: Signal) -> bool {
+        let takes = |thread: &Task| !thread.blocked().contains(signal);
+        let is_taken = match target {
+            Target::Thread(thread) => takes(thread),
+            Target::Process => group.threads.iter().any(|thread| takes(thread)),
+        };
+        is_taken
+            && !self.is_shielded()
+            && signal.default_action() == DefaultAction::Terminate
+            && self.action(signal).handler == super::SIG_DFL
+            && !group.threads.iter().any(|thread| thread.traced.is_traced())
+    }
+
     fn holds(&self, shield: Shield, signal: Signal) -> bool {
         shield == Shield::Default && self.action(signal).handler == super::SIG_DFL
     }
@@ -230,7 +246,7 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.set_stop(None);
     for thread in &group.threads {
         thread.interrupt();
-        sched::wake(thread, &[Sleep::Stopped, Sleep::Traced, Sleep::Killable]);
+        sched::wake(thread, &Sleep::UNTIL_KILLED);
     }
 }
 

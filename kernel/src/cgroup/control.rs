@@ -1,0 +1,179 @@
+//! Controllers, and the files of a group that need nothing of the layers above.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use bitflags::bitflags;
+use freehold_collections::Arc;
+
+use super::group::{Group, Notice, add, sub};
+use super::pids::PidsController;
+use super::tree::{self, GroupTree};
+use crate::{Errno, Result};
+
+bitflags! {
+    /// Some controllers, a bit for each place in [`CONTROLLERS`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct ControllerSet: u8 {
+        /// The number of tasks.
+        const PIDS = 1;
+
+        /// All.
+        const ALL = 1;
+    }
+}
+
+impl ControllerSet {
+    /// How many controllers there are.
+    pub const COUNT: usize = Self::ALL.bits().count_ones() as usize;
+
+    /// The controller with this name.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        let at = CONTROLLERS.iter().position(|controller| controller.name().as_bytes() == name)?;
+        Some(Self::from_bits_truncate(1 << at))
+    }
+    /// Their places in [`CONTROLLERS`].
+    pub fn indexes(self) -> impl Iterator<Item = usize> {
+        (0..Self::COUNT).filter(move |at| self.bits() >> at & 1 != 0)
+    }
+}
+
+/// What limits or counts for the members of a group. Its state is a field of [`Group`]. It acts on
+/// a group where the group above passes it on, and starts afresh each time that is turned on.
+pub trait Controller: Sync {
+    /// Its name in cgroup.controllers.
+    fn name(&self) -> &'static str;
+    /// The files that a group has on which it acts.
+    fn files(&self) -> &'static [ControlFile];
+    /// A task is about to come into being in `group`, and is counted there if no controller minds.
+    /// Under the tree's lock.
+    ///
+    /// # Errors
+    /// What fork(2) gives.
+    fn may_fork(&self, _group: &Group) -> Result<()> {
+        Ok(())
+    }
+    /// Tasks have come to `group`, and are counted. Under the tree's lock.
+    fn came(&self, _group: &Group) {}
+}
+
+/// All controllers, in the order of Linux' cgroup.controllers.
+pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] = [&PidsController];
+
+/// One file of a group.
+pub struct ControlFile {
+    /// Its name.
+    pub name: &'static str,
+    /// Its permission bits until a program changes them.
+    pub mode: u32,
+    /// Whether the root has it.
+    pub on_root: OnRoot,
+    /// Whether it tells of changes.
+    pub notice: Option<Notice>,
+    /// Writes its content.
+    pub show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result,
+    /// Takes what a program wrote, without blanks around it; `None` where it is only read.
+    pub store: Option<fn(&Group, &[u8]) -> Result<()>>,
+}
+
+/// Whether the root group has a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnRoot {
+    /// It has.
+    Yes,
+    /// It has not.
+    No,
+}
+
+/// The controllers that `text` turns on and off.
+fn parse(text: &[u8]) -> Result<(ControllerSet, ControllerSet)> {
+    let (mut on, mut off) = (ControllerSet::empty(), ControllerSet::empty());
+    for word in text.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
+        let (sign, name) = word.split_first().ok_or(Errno::EINVAL)?;
+        let one = ControllerSet::named(name).ok_or(Errno::EINVAL)?;
+        let (set, other) = match sign {
+            b'+' => (&mut on, &mut off),
+            b'-' => (&mut off, &mut on),
+            _ => return Err(Errno::EINVAL),
+        };
+        set.insert(one);
+        other.remove(one);
+    }
+    Ok((on, off))
+}
+
+/// Takes what was written to cgroup.subtree_control.
+///
+/// # Errors
+/// `EINVAL` for a name that no controller has; `ENOENT` for one that does not act on the group;
+/// `EBUSY` for one that a group below passes on, and where the group has processes of its own;
+/// `ENODEV` where it was removed.
+pub(super) fn store_subtree(group: &Group, text: &[u8]) -> Result<()> {
+    let (on, off) = parse(text)?;
+    let _tree = tree::lock();
+    if group.is_removed() {
+        return Err(Errno::ENODEV);
+    }
+    let old = group.passes_on();
+    let (on, off) = (on - old, off & old);
+    if !group.controllers().contains(on) {
+        return Err(Errno::ENOENT);
+    }
+    if off.indexes().any(|at| group.passed_on[at].load(Ordering::Relaxed) != 0) {
+        return Err(Errno::EBUSY);
+    }
+    // Else groups below would share with processes that are beside them.
+    if !on.is_empty() && !group.is_root() && group.processes.load(Ordering::Relaxed) != 0 {
+        return Err(Errno::EBUSY);
+    }
+    group.subtree.store(((old | on) - off).bits(), Ordering::Relaxed);
+    on.indexes().for_each(|at| {
+        add(&group.epochs[at], 1);
+    });
+    if let Some(parent) = group.parent() {
+        on.indexes().for_each(|at| {
+            add(&parent.passed_on[at], 1);
+        });
+        off.indexes().for_each(|at| {
+            sub(&parent.passed_on[at], 1);
+        });
+    }
+    Ok(())
+}
+
+/// Asks all controllers on the way to the root whether a task may come into being in `group`.
+pub(super) fn may_fork(_tree: &GroupTree, group: &Arc<Group>) -> Result<()> {
+    CONTROLLERS.iter().try_for_each(|controller| controller.may_fork(group))
+}
+
+/// Tells all controllers that tasks have come to `group`.
+pub(super) fn came(_tree: &GroupTree, group: &Arc<Group>) {
+    CONTROLLERS.iter().for_each(|controller| controller.came(group));
+}
+
+/// Writes the names of controllers, with blanks between them.
+pub(super) fn write_names(set: ControllerSet, out: &mut dyn fmt::Write) -> fmt::Result {
+    for (count, at) in set.indexes().enumerate() {
+        let blank = if count == 0 { "" } else { " " };
+        write!(out, "{blank}{}", CONTROLLERS[at].name())?;
+    }
+    if set.is_empty() { Ok(()) } else { writeln!(out) }
+}
+
+/// A limit: a decimal number below `most`, or "max", which is `most` itself.
+///
+/// # Errors
+/// `EINVAL` for what is none.
+pub(super) fn parse_limit(text: &[u8], most: u32) -> Result<u32> {
+    if text == b"max" {
+        return Ok(most);
+    }
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let number: i64 = text.parse().map_err(|_| Errno::EINVAL)?;
+    if number < 0 || number >= i64::from(most) { Err(Errno::ERANGE) } else { Ok(number as u32) }
+}
+
+/// Writes what [`parse_limit`] reads.
+pub(super) fn write_limit(limit: u32, most: u32, out: &mut dyn fmt::Write) -> fmt::Result {
+    if limit == most { writeln!(out, "max") } else { writeln!(out, "{limit}") }
+}

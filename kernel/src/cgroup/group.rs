@@ -1,0 +1,271 @@
+//! One control group.
+//!
+//! All counts change under the lock of the [tree](super::tree); they are atomics so that they can
+//! be read without it.
+
+use core::iter;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, reserve};
+
+use super::control::ControllerSet;
+use super::member::CpuTime;
+use super::pids::Pids;
+use crate::sync::{SpinLock, WaitQueue};
+
+/// The most levels below the root: who walks to the root takes so many steps.
+pub const LEVELS_MOST: u16 = 128;
+
+/// What stands in cgroup.max.* for no limit.
+pub const NO_LIMIT: u32 = u32::MAX;
+
+/// A file that tells of changes by poll(2) and inotify(7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// cgroup.events
+    Events,
+    /// pids.events
+    Pids,
+    /// pids.events.local
+    PidsLocal,
+}
+
+impl Notice {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Events, Self::Pids, Self::PidsLocal];
+}
+
+/// How often a file changed.
+#[derive(Default)]
+struct Changes {
+    count: AtomicU64,
+    /// It changed, and this was not told yet.
+    is_untold: AtomicBool,
+}
+
+/// In [`Group::told`].
+const POPULATED: u8 = 1;
+const FROZEN: u8 = 2;
+
+/// A control group.
+pub struct Group {
+    id: u64,
+    pub(super) number: AtomicU16,
+    level: u16,
+    name: Arc<[u8]>,
+    parent: Option<Arc<Group>>,
+    pub(super) is_removed: AtomicBool,
+    /// What keeps its number: 1 until it is removed, each member, each group below, each charge.
+    pub(super) holds: AtomicU32,
+    /// Groups right below, which are not removed.
+    pub(super) children: AtomicU32,
+    /// Groups below at any level, which are not removed.
+    pub(super) descendants: AtomicU32,
+    /// Removed groups below that still have their number.
+    pub(super) dying: AtomicU32,
+    /// Its own processes that have not ended, forks under way included.
+    pub(super) processes: AtomicU32,
+    /// 1 where it has such processes, and 1 for each populated group right below.
+    pub(super) populated: AtomicU32,
+    /// Tasks in it and below, until they are waited for.
+    pub(super) tasks: AtomicU32,
+    /// Tasks in it and below that have not ended.
+    pub(super) living: AtomicU32,
+    /// Those of `living` that stand still because of cgroup.freeze.
+    pub(super) frozen: AtomicU32,
+    /// What was written to cgroup.freeze.
+    pub(super) freezes: AtomicBool,
+    /// Controllers of the groups right below.
+    pub(super) subtree: AtomicU8,
+    /// How often each controller was turned on for the groups right below.
+    pub(super) epochs: [AtomicU32; ControllerSet::COUNT],
+    /// Groups right below that pass on each controller.
+    pub(super) passed_on: [AtomicU32; ControllerSet::COUNT],
+    pub(super) max_descendants: AtomicU32,
+    pub(super) max_depth: AtomicU32,
+    /// How often all in it were killed.
+    pub(super) kills: AtomicU64,
+    told: AtomicU8,
+    changes: [Changes; Notice::ALL.len()],
+    /// Woken when one of the [`Notice`]s changed.
+    pub changed: Arc<WaitQueue>,
+    pub(super) pids: Pids,
+    /// CPU time of members, here and below, that left or were waited for.
+    pub(super) past: SpinLock<CpuTime>,
+    /// How often something was added to `past`.
+    pub(super) departures: AtomicU64,
+    /// The most CPU time that was shown.
+    pub(super) shown: SpinLock<CpuTime>,
+}
+
+impl Group {
+    /// A group that nothing knows yet.
+    pub(super) fn new(id: u64, name: &[u8], parent: Option<&Arc<Group>>) -> Arc<Self> {
+        reserve::arc(Self {
+            id,
+            number: AtomicU16::new(0),
+            level: parent.map_or(0, |parent| parent.level + 1),
+            name: reserve::slice(name),
+            parent: parent.cloned(),
+            is_removed: AtomicBool::new(false),
+            holds: AtomicU32::new(1),
+            children: AtomicU32::new(0),
+            descendants: AtomicU32::new(0),
+            dying: AtomicU32::new(0),
+            processes: AtomicU32::new(0),
+            populated: AtomicU32::new(0),
+            tasks: AtomicU32::new(0),
+            living: AtomicU32::new(0),
+            frozen: AtomicU32::new(0),
+            freezes: AtomicBool::new(false),
+            subtree: AtomicU8::new(0),
+            epochs: [const { AtomicU32::new(0) }; ControllerSet::COUNT],
+            passed_on: [const { AtomicU32::new(0) }; ControllerSet::COUNT],
+            max_descendants: AtomicU32::new(NO_LIMIT),
+            max_depth: AtomicU32::new(NO_LIMIT),
+            kills: AtomicU64::new(0),
+            told: AtomicU8::new(0),
+            changes: Default::default(),
+            changed: reserve::arc(WaitQueue::new()),
+            pids: Pids::default(),
+            past: SpinLock::new(CpuTime::default()),
+            departures: AtomicU64::new(0),
+            shown: SpinLock::new(CpuTime::default()),
+        })
+    }
+
+    /// A number that no other group ever has; the root's is 1.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+    /// Its number, which no other group has as long as something [holds](Self::hold) it; the
+    /// root's is 0.
+    pub fn number(&self) -> u16 {
+        self.number.load(Ordering::Relaxed)
+    }
+    /// How many groups are on the way to the root.
+    pub const fn level(&self) -> u16 {
+        self.level
+    }
+    /// Its name; the root's is empty.
+    pub const fn name(&self) -> &Arc<[u8]> {
+        &self.name
+    }
+    /// The group above it; the root has none.
+    pub const fn parent(&self) -> Option<&Arc<Group>> {
+        self.parent.as_ref()
+    }
+    /// Whether it is the root.
+    pub const fn is_root(&self) -> bool {
+        self.parent.is_none()
+    }
+    /// Whether it was removed.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
+    }
+    /// It and the groups on the way to the root, the root included.
+    pub fn path(&self) -> impl Iterator<Item = &Group> {
+        iter::successors(Some(self), |group| group.parent.as_deref())
+    }
+    /// The same without the root, which counts nothing.
+    pub(super) fn counted(&self) -> impl Iterator<Item = &Group> {
+        self.path().filter(|group| !group.is_root())
+    }
+    /// The group at a level on the way to the root.
+    pub fn ancestor(&self, level: u16) -> Option<&Group> {
+        self.path().find(|group| group.level == level)
+    }
+    /// Whether it is `above`, or below that.
+    pub fn is_in(&self, above: &Group) -> bool {
+        self.ancestor(above.level).is_some_and(|ancestor| ancestor.id == above.id)
+    }
+    /// Writes its path as a process sees it whose namespace begins at `root`. Parts above that are
+    /// "..".
+    pub fn write_path(&self, root: &Group, mut push: impl FnMut(&[u8])) {
+        let mut common = self.level.min(root.level);
+        while self.ancestor(common).map(Group::id) != root.ancestor(common).map(Group::id) {
+            common -= 1;
+        }
+        (common..root.level).for_each(|_| push(b"/.."));
+        for level in common + 1..=self.level {
+            if let Some(part) = self.ancestor(level) {
+                push(b"/");
+                push(&part.name);
+            }
+        }
+        if self.level == common && common == root.level {
+            push(b"/");
+        }
+    }
+    /// The controllers that act on it.
+    pub fn controllers(&self) -> ControllerSet {
+        self.parent.as_ref().map_or(ControllerSet::ALL, |parent| parent.passes_on())
+    }
+    /// The controllers that act on the groups right below.
+    pub fn passes_on(&self) -> ControllerSet {
+        ControllerSet::from_bits_truncate(self.subtree.load(Ordering::Relaxed))
+    }
+    /// Whether a process that has not ended is in it, or below.
+    pub fn is_populated(&self) -> bool {
+        self.populated.load(Ordering::Relaxed) != 0
+    }
+    /// Whether its tasks are to stand still: it, or a group above, was told so.
+    pub fn is_freezing(&self) -> bool {
+        self.path().any(|group| group.freezes.load(Ordering::SeqCst))
+    }
+    /// Whether they all do.
+    pub fn is_frozen(&self) -> bool {
+        self.is_freezing() && self.frozen.load(Ordering::Relaxed) == self.living.load(Ordering::Relaxed)
+    }
+    /// What was written to cgroup.freeze.
+    pub fn freezes(&self) -> bool {
+        self.freezes.load(Ordering::Relaxed)
+    }
+    /// How often all in it were killed.
+    pub fn kills(&self) -> u64 {
+        self.path().map(|group| group.kills.load(Ordering::SeqCst)).sum()
+    }
+    /// All in it are killed: a fork that is under way takes notice. The caller looks for processes
+    /// afterwards.
+    pub fn begin_kill(&self) {
+        self.kills.fetch_add(1, Ordering::SeqCst);
+    }
+    /// How often a file changed.
+    pub fn changes(&self, notice: Notice) -> u64 {
+        self.changes[notice as usize].count.load(Ordering::SeqCst)
+    }
+    /// A file changed. Who holds the tree's lock [tells](super::tell) of it afterwards.
+    pub(super) fn note(&self, notice: Notice) {
+        self.changes[notice as usize].is_untold.store(true, Ordering::SeqCst);
+    }
+    /// Compares what cgroup.events says with what it said.
+    pub(super) fn settle(&self) {
+        let populated = if self.is_populated() { POPULATED } else { 0 };
+        let now = populated | if self.is_frozen() { FROZEN } else { 0 };
+        if self.told.swap(now, Ordering::Relaxed) != now {
+            self.note(Notice::Events);
+        }
+    }
+    /// Whether a change of a file is to be told; it counts from now on.
+    pub(super) fn take_untold(&self, notice: Notice) -> bool {
+        let changes = &self.changes[notice as usize];
+        let is_untold =
+            changes.is_untold.load(Ordering::SeqCst) && changes.is_untold.swap(false, Ordering::SeqCst);
+        if is_untold {
+            changes.count.fetch_add(1, Ordering::SeqCst);
+        }
+        is_untold
+    }
+}
+
+/// Adds to a count under the tree's lock.
+pub(super) fn add(count: &AtomicU32, more: u32) -> u32 {
+    count.fetch_add(more, Ordering::SeqCst)
+}
+
+/// Takes from a count under the tree's lock. Returns what is left.
+pub(super) fn sub(count: &AtomicU32, less: u32) -> u32 {
+    let before = count.fetch_sub(less, Ordering::SeqCst);
+    debug_assert!(before >= less, "a count of a control group fell below 0");
+    before - less
+}

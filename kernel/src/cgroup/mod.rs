@@ -1,0 +1,49 @@
+//! Control groups (cgroup2): the tree of groups, which processes are in which, and their limits.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`group`] | one group: its place in the tree, its counts, its settings |
+//! | [`tree`] | making and removing groups; their numbers |
+//! | [`member`] | a process' place: forks, ends, moves |
+//! | [`control`] | controllers and control files |
+//! | [`files`] | the files that every group has |
+//! | [`pids`] | the controller of the number of tasks |
+//!
+//! **Who is where.** A process has a [`CgroupMember`], one atomic word: the number of its group and
+//! how many of its threads live. Number 0 is the root group, which counts nothing. So a process in
+//! the root pays a load and a branch at fork and at its end, and no lock.
+//!
+//! **Protocol.** A spin lock, that of the [tree], orders all that joins a group and its members:
+//! forks, ends and moves of members of other groups than the root, making and removing. A word with
+//! number 0 also changes without the lock, by compare-exchange; a move takes such a word away by
+//! compare-exchange under the lock. A fork counts its child in the group before the child is made,
+//! and takes it back where it fails. So a group with a fork under way is populated, and cannot be
+//! removed. A move of the forking process leaves the child where it was counted. A kill advances
+//! the group's [`kills`](group::Group::kills) first and then looks for processes. A fork compares
+//! them once its child can be found. So one of the two sees the other. `model.rs` explores this.
+//!
+//! **Numbers.** A group's number names it in a word. It is given out again when no member, no child
+//! and no charge is left ([`group::Group::hold`]). That may be later than its removal: an ended
+//! process that was not waited for stays in its group.
+//!
+//! **Lock order.** The registry of processes > the tree. Nothing sleeps, allocates infallibly or
+//! tells of events under it. Who changed what others watch tells of it afterwards ([`tell`]).
+//!
+//! Linux' relatives: `kernel/cgroup/cgroup.c`, `css_set` for the word. There is no threaded mode:
+//! all threads of a process are in its group.
+
+pub mod control;
+pub mod files;
+pub mod group;
+pub mod member;
+#[cfg(test)]
+mod model;
+pub mod pids;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+
+pub use control::{CONTROLLERS, ControlFile, Controller, ControllerSet};
+pub use group::{Group, Notice};
+pub use member::{CgroupMember, CpuTime, Fork};
+pub use tree::{Observer, is_below, make, remove, root, set_observer, tell};

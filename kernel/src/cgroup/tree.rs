@@ -1,0 +1,247 @@
+//! The tree of groups: making and removing them, and their numbers.
+
+use core::ops::Bound;
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use freehold_collections::{Arc, Map, Receiver};
+
+use super::group::{Group, LEVELS_MOST, Notice, add, sub};
+use crate::sync::{SpinLock, SpinLockGuard};
+use crate::{Errno, Result, hw, sched};
+
+/// The most groups, however much memory there is: their numbers are 16 bits.
+const GROUPS_MOST: u64 = 65_000;
+/// Where there is little memory there may be so many groups.
+const GROUPS_LEAST: u64 = 1_024;
+/// Of all memory, so many frames are there for each group that there may be.
+const FRAMES_PER_GROUP: u64 = 4;
+
+/// What the lock protects.
+pub(super) struct GroupTree {
+    /// By number, without the root.
+    groups: Map<u16, Arc<Group>>,
+    last_number: u16,
+    last_id: u64,
+}
+
+static TREE: SpinLock<GroupTree> =
+    SpinLock::new(GroupTree { groups: Map::new(), last_number: 0, last_id: ROOT_ID });
+static ROOT: spin::Once<Arc<Group>> = spin::Once::new();
+const ROOT_ID: u64 = 1;
+
+/// Takes the lock.
+pub(super) fn lock() -> SpinLockGuard<'static, GroupTree> {
+    TREE.lock()
+}
+
+/// The group that all others are below.
+pub fn root() -> &'static Arc<Group> {
+    ROOT.call_once(|| Group::new(ROOT_ID, b"", None))
+}
+
+/// The most groups at one time.
+fn groups_max() -> u64 {
+    (hw::frames().managed_frames() / FRAMES_PER_GROUP).clamp(GROUPS_LEAST, GROUPS_MOST)
+}
+
+impl GroupTree {
+    /// The group with a number that something holds.
+    pub fn group(&self, number: u16) -> &Arc<Group> {
+        match number {
+            0 => root(),
+            number => self.groups.get(&number).expect("a number that is held has a group"),
+        }
+    }
+
+    /// How many groups have a number.
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn free_number(&self) -> Option<u16> {
+        (1..=u16::MAX)
+            .map(|step| self.last_number.wrapping_add(step))
+            .find(|&number| number != 0 && !self.groups.contains_key(&number))
+    }
+
+    /// Lets go of a hold. Groups that nothing holds any more lose their numbers.
+    pub fn release(&mut self, group: &Arc<Group>) {
+        let mut at = Some(group);
+        while let Some(group) = at.filter(|group| !group.is_root()) {
+            if sub(&group.holds, 1) != 0 {
+                return;
+            }
+            // The caller's reference keeps the group, and that those above it.
+            self.groups.remove(&group.number());
+            group.path().skip(1).for_each(|above| {
+                sub(&above.dying, 1);
+            });
+            at = group.parent();
+        }
+    }
+}
+
+/// Makes a group below `parent`.
+///
+/// # Errors
+/// `ENODEV` for a removed parent, `EAGAIN` for a limit of the groups above, `ENOSPC` for too many
+/// groups, `ENOMEM`.
+pub fn make(parent: &Arc<Group>, name: &[u8]) -> Result<Arc<Group>> {
+    let id = {
+        let mut tree = lock();
+        tree.last_id += 1;
+        tree.last_id
+    };
+    let new = Group::new(id, name, Some(parent));
+    let mut tree = lock();
+    if parent.is_removed() {
+        return Err(Errno::ENODEV);
+    }
+    let fits = |(above, depth): (&Group, u32)| {
+        above.descendants.load(Ordering::Relaxed) < above.max_descendants.load(Ordering::Relaxed)
+            && depth <= above.max_depth.load(Ordering::Relaxed)
+    };
+    if new.level() > LEVELS_MOST || !parent.path().zip(1..).all(fits) {
+        return Err(Errno::EAGAIN);
+    }
+    if tree.len() as u64 >= groups_max() {
+        return Err(Errno::ENOSPC);
+    }
+    let number = tree.free_number().ok_or(Errno::ENOSPC)?;
+    new.number.store(number, Ordering::Relaxed);
+    tree.groups.try_insert(number, new.clone())?;
+    tree.last_number = number;
+    add(&parent.holds, 1);
+    add(&parent.children, 1);
+    parent.path().for_each(|above| {
+        add(&above.descendants, 1);
+    });
+    new.settle();
+    drop(tree);
+    // A new group has no watch yet.
+    Notice::ALL.into_iter().for_each(|notice| {
+        new.take_untold(notice);
+    });
+    Ok(new)
+}
+
+/// Removes a group.
+///
+/// # Errors
+/// `ENODEV` where it was removed before, `EBUSY` where it has processes or groups below.
+pub fn remove(group: &Arc<Group>) -> Result<()> {
+    let mut tree = lock();
+    if group.is_removed() {
+        return Err(Errno::ENODEV);
+    }
+    let parent = group.parent().ok_or(Errno::EBUSY)?;
+    if group.is_populated() || group.children.load(Ordering::Relaxed) != 0 {
+        return Err(Errno::EBUSY);
+    }
+    group.is_removed.store(true, Ordering::Relaxed);
+    for controller in group.passes_on().indexes() {
+        sub(&parent.passed_on[controller], 1);
+    }
+    sub(&parent.children, 1);
+    parent.path().for_each(|above| {
+        sub(&above.descendants, 1);
+        add(&above.dying, 1);
+    });
+    tree.release(group);
+    Ok(())
+}
+
+impl Group {
+    /// Keeps its number beyond its removal, for a charge that names it. The caller keeps it by
+    /// another hold meanwhile.
+    pub fn hold(&self) {
+        let _tree = lock();
+        add(&self.holds, 1);
+    }
+
+    /// Lets go of what [`hold`](Self::hold) kept.
+    pub fn release(self: &Receiver<Self>) {
+        lock().release(self);
+    }
+
+    /// Writes to cgroup.freeze. The caller has all processes in it look afterwards.
+    ///
+    /// # Errors
+    /// `ENODEV` where it was removed.
+    pub fn set_freezes(&self, freezes: Freeze) -> Result<()> {
+        let tree = lock();
+        if self.is_removed() {
+            return Err(Errno::ENODEV);
+        }
+        self.freezes.store(freezes == Freeze::Yes, Ordering::SeqCst);
+        drop(tree);
+        // Each group says anew what it is, a few at a time.
+        let mut next = Some(1);
+        while let Some(from) = next {
+            let mut some = ArrayVec::<_, STEP>::new();
+            let tree = lock();
+            some.extend(
+                tree.groups.iter_from(Bound::Included(&from)).take(STEP).map(|(_, group)| group.clone()),
+            );
+            some.iter().filter(|group| group.is_in(self)).for_each(|group| group.settle());
+            drop(tree);
+            next = some.last().and_then(|last| last.number().checked_add(1));
+            some.iter().for_each(|group| tell(group));
+            sched::rest();
+        }
+        Ok(())
+    }
+}
+
+/// Groups that are looked at in one step.
+const STEP: usize = 16;
+
+/// What cgroup.freeze asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Freeze {
+    /// Stand still.
+    Yes,
+    /// Go on.
+    No,
+}
+
+/// Whether the group with a number, which something holds, is `above` or below it.
+pub fn is_below(number: u16, above: &Group) -> bool {
+    if above.is_root() {
+        return true;
+    }
+    number != 0 && lock().groups.get(&number).is_some_and(|group| group.is_in(above))
+}
+
+/// How many groups have a number, beside the root.
+pub fn count() -> usize {
+    lock().len()
+}
+
+/// What the layer above is told.
+pub trait Observer: Sync {
+    /// A file of a group changed. Task context; the caller holds no lock of this layer.
+    fn changed(&self, group: &Group, notice: Notice);
+}
+
+static OBSERVER: spin::Once<&'static dyn Observer> = spin::Once::new();
+
+/// Sets what is told; once at boot.
+pub fn set_observer(observer: &'static dyn Observer) {
+    OBSERVER.call_once(|| observer);
+}
+
+/// Tells of all that changed in `group` and above. The caller holds no lock of this layer.
+pub fn tell(group: &Group) {
+    for group in group.path() {
+        for notice in Notice::ALL {
+            if group.take_untold(notice) {
+                group.changed.wake_all();
+                if let Some(observer) = OBSERVER.get() {
+                    observer.changed(group, notice);
+                }
+            }
+        }
+    }
+}

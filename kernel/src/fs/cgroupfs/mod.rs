@@ -1,0 +1,180 @@
+//! The file system `cgroup2`: control groups as directories.
+//!
+//! There is one tree, however often it is mounted. A mount that a process made in another cgroup
+//! namespace than the initial one begins where that begins. What groups are and do is in
+//! [`cgroup`](crate::cgroup); here are their names, owners and files.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`dir`] | a group as a directory: mkdir and rmdir |
+//! | [`file`] | a file of a group, opened |
+//! | [`rows`] | which files a group has |
+//! | [`procs`] | cgroup.procs and cgroup.threads: listing and moving |
+//!
+//! **Order of changes.** One sleeping lock ([`change`]) is held by all that programs change here:
+//! it makes checks and what they permit one step. Forks and ends do not take it.
+
+mod dir;
+mod file;
+mod procs;
+mod rows;
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, reserve};
+
+use self::dir::GroupDir;
+use super::device::unnamed_device;
+use super::mount::{FileSystem, FsStats};
+use super::node::{Identity, Node};
+use super::{OpenFile, notify};
+use crate::cgroup::{self, Group, Notice};
+use crate::sync::{Mutex, MutexGuard};
+use crate::task::namespaces::CgroupNamespace;
+use crate::{Errno, Result};
+
+/// CGROUP2_SUPER_MAGIC.
+const MAGIC: u64 = 0x6367_7270;
+
+static CHANGE: Mutex<()> = Mutex::new(());
+/// The option `nsdelegate`: cgroup namespaces bound what is delegated.
+static NSDELEGATE: AtomicBool = AtomicBool::new(true);
+static DEVICE: spin::Once<u64> = spin::Once::new();
+static ROOT: spin::Once<Arc<GroupDir>> = spin::Once::new();
+
+/// The turn of a change.
+///
+/// # Errors
+/// `EINTR` where the caller was killed.
+fn change() -> Result<MutexGuard<'static, ()>> {
+    CHANGE.lock_killable()
+}
+
+fn device() -> u64 {
+    *DEVICE.call_once(unnamed_device)
+}
+
+fn root() -> &'static Arc<GroupDir> {
+    ROOT.call_once(GroupDir::root)
+}
+
+/// The tree, from one directory on.
+struct CgroupFs(Arc<GroupDir>);
+
+/// The file system as boot mounts it.
+///
+/// # Errors
+/// None now; those of a file system.
+pub fn initial() -> Result<Arc<dyn FileSystem>> {
+    Ok(reserve::arc(CgroupFs(root().clone())))
+}
+
+/// The file system as a process in `namespace` mounts it.
+///
+/// # Errors
+/// `EINVAL` for an option that there is not; `ENOENT` where the namespace's first group was
+/// removed.
+pub fn mount(namespace: &CgroupNamespace, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+    let delegates = parse(options)?;
+    let group = namespace.root();
+    if group.is_root() {
+        NSDELEGATE.store(delegates == Delegates::Yes, Ordering::Relaxed);
+    }
+    Ok(reserve::arc(CgroupFs(directory_of(group)?)))
+}
+
+#[derive(PartialEq, Eq)]
+enum Delegates {
+    Yes,
+    No,
+}
+
+fn parse(options: &[u8]) -> Result<Delegates> {
+    let mut delegates = Delegates::No;
+    for option in options.split(|&byte| byte == b',').filter(|option| !option.is_empty()) {
+        match option {
+            b"nsdelegate" => delegates = Delegates::Yes,
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    Ok(delegates)
+}
+
+/// The directory of a group.
+fn directory_of(group: &Group) -> Result<Arc<GroupDir>> {
+    let mut dir = root().clone();
+    for level in 1..=group.level() {
+        let part = group.ancestor(level).ok_or(Errno::ENOENT)?;
+        dir = dir.child(part.name()).filter(|dir| dir.group().id() == part.id()).ok_or(Errno::ENOENT)?;
+    }
+    Ok(dir)
+}
+
+impl FileSystem for CgroupFs {
+    fn name(&self) -> &'static str {
+        "cgroup2"
+    }
+
+    fn device(&self) -> u64 {
+        device()
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.0.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        FsStats { magic: MAGIC, block_size: 4096, ..FsStats::default() }
+    }
+
+    fn show_options(&self, out: &mut dyn core::fmt::Write) -> core::fmt::Result {
+        if NSDELEGATE.load(Ordering::Relaxed) { out.write_str(",nsdelegate") } else { Ok(()) }
+    }
+
+    fn configure(&self, options: &[u8]) -> Result<()> {
+        let delegates = parse(options)?;
+        if crate::task::current().process().namespaces().cgroup.root().is_root() {
+            NSDELEGATE.store(delegates == Delegates::Yes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// The control group behind an open directory, where the caller may make a child of its own.
+///
+/// # Errors
+/// `EBADF` for another file; `ENOENT` for a removed group, and beyond the caller's namespace;
+/// `EACCES` where the caller may not write to its cgroup.procs and that of the nearest group above
+/// both.
+pub fn for_child(directory: &OpenFile) -> Result<Arc<Group>> {
+    let node = directory.node();
+    let any: &dyn core::any::Any = &*node;
+    let dir = any.downcast_ref::<GroupDir>().ok_or(Errno::EBADF)?;
+    if dir.group().is_removed() {
+        return Err(Errno::ENOENT);
+    }
+    let process = crate::task::current().process().clone();
+    let (own, namespace) = (process.credentials(), process.namespaces().cgroup.clone());
+    dir.may_write_procs(&own)?;
+    procs::may_move(&process.cgroup.group(), dir, &own, &namespace)?;
+    Ok(dir.group().clone())
+}
+
+/// Tells watches of files of groups.
+pub struct Watches;
+
+impl cgroup::Observer for Watches {
+    fn changed(&self, group: &Group, notice: Notice) {
+        if let Some(index) = rows::index_of(notice) {
+            notify::changed_by_kernel(identity(group, index));
+        }
+    }
+}
+
+/// The inode of a group's file; the group's own is its ID.
+fn identity(group: &Group, index: usize) -> Identity {
+    Identity { device: device(), inode: group.id() | (index as u64 + 1) << FILE_SHIFT }
+}
+
+/// Inode numbers of files have their place above this, groups' IDs are below.
+const FILE_SHIFT: u32 = 48;

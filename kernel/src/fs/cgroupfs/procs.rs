@@ -1,0 +1,138 @@
+//! cgroup.procs and cgroup.threads: who is in a group, and moving processes.
+
+use freehold_collections::{Arc, Box, reserve};
+
+use super::dir::GroupDir;
+use super::file::number;
+use super::{NSDELEGATE, change};
+use crate::cgroup::Group;
+use crate::fs::generated::{More, PART, Parts, Text};
+use crate::task::namespaces::CgroupNamespace;
+use crate::task::pidns::PidView;
+use crate::task::{self, Credentials, Pid, Process, registry};
+use crate::{Errno, Result, sched};
+use core::sync::atomic::Ordering;
+
+/// What is listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listing {
+    Processes,
+    Threads,
+}
+
+/// The listing of a group, a part at a time.
+pub(super) struct ProcsParts {
+    group: Arc<Group>,
+    listing: Listing,
+    view: PidView,
+    next: Pid,
+}
+
+impl ProcsParts {
+    /// From the beginning, with the numbers that the reader knows.
+    pub fn boxed(group: &Arc<Group>, listing: Listing) -> Box<dyn Parts> {
+        let view = task::current().process().pid_view();
+        reserve::boxed(Self { group: group.clone(), listing, view, next: 1 })
+    }
+
+    fn show(&self, out: &mut Text, process: &Process, number: Pid) {
+        if process.cgroup.has_ended() || process.cgroup.number() != self.group.number() {
+            return;
+        }
+        match self.listing {
+            Listing::Processes => writeln!(out, "{number}"),
+            Listing::Threads => {
+                for thread in process.threads() {
+                    writeln!(out, "{}", thread.numbers().in_view(self.view));
+                    sched::rest();
+                }
+            }
+        }
+    }
+}
+
+impl Parts for ProcsParts {
+    fn next(&mut self, out: &mut Text) -> Result<More> {
+        while out.length() < PART {
+            if self.group.is_removed() {
+                return Err(Errno::ENODEV);
+            }
+            let some = registry::pids_from(self.view, self.next);
+            let Some(&(last, _)) = some.last() else { return Ok(More::No) };
+            for (number, pid) in some {
+                if let Some(process) = registry::find(pid) {
+                    self.show(out, &process, number);
+                }
+            }
+            self.next = last + 1;
+            sched::checkpoint()?;
+        }
+        Ok(More::Yes)
+    }
+}
+
+/// The process that a program means by a number: its own for 0, else that of the thread or the
+/// process with the number.
+fn meant(text: &[u8]) -> Result<Arc<Process>> {
+    match number(text)? {
+        0 => Ok(task::current().process().clone()),
+        number if number < 0 => Err(Errno::EINVAL),
+        number => {
+            let number = number.unsigned_abs();
+            let thread = registry::find_task_by_number(number).map(|task| task.process().clone());
+            thread.or_else(|| registry::find_by_number(number)).ok_or(Errno::ESRCH)
+        }
+    }
+}
+
+/// Whether `opener` may have a process moved from a group to that of `to` (Linux:
+/// `cgroup_procs_write_permission`). That it may write to cgroup.procs of `to` was asked before.
+///
+/// # Errors
+/// `EACCES` where it may not write to cgroup.procs of the nearest group above both; `ENOENT` where
+/// one is beyond the namespace, if namespaces bound what is delegated.
+pub(super) fn may_move(
+    from: &Group,
+    to: &GroupDir,
+    opener: &Credentials,
+    namespace: &CgroupNamespace,
+) -> Result<()> {
+    let mut common = to;
+    while !from.is_in(common.group()) {
+        common = common.above().ok_or(Errno::EACCES)?;
+    }
+    common.may_write_procs(opener)?;
+    let root = namespace.root();
+    if NSDELEGATE.load(Ordering::Relaxed) && !(from.is_in(root) && to.group().is_in(root)) {
+        return Err(Errno::ENOENT);
+    }
+    Ok(())
+}
+
+/// Takes what was written to cgroup.procs.
+pub(super) fn move_process(
+    to: &GroupDir,
+    opener: &Credentials,
+    namespace: &CgroupNamespace,
+    text: &[u8],
+) -> Result<()> {
+    let process = meant(text)?;
+    let _change = change()?;
+    if to.group().is_removed() {
+        return Err(Errno::ENODEV);
+    }
+    if process.is_kernel() {
+        return Err(Errno::EINVAL);
+    }
+    may_move(&process.cgroup.group(), to, opener, namespace)?;
+    process.cgroup.move_to(to.group(), process.cgroup_usage())?;
+    process.look_at_freezer();
+    Ok(())
+}
+
+/// Takes what was written to cgroup.threads: all threads of a process are in one group, so that
+/// none moves to another (Linux: there are no threaded groups).
+pub(super) fn move_thread(to: &GroupDir, text: &[u8]) -> Result<()> {
+    let process = meant(text)?;
+    if process.cgroup.group().id() == to.group().id() { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+}

@@ -1,0 +1,97 @@
+//! Standing still with a control group (cgroup.freeze).
+//!
+//! A process' `frozen` is in its signal state. Whoever changes what it depends on, the setting of a
+//! group or the group of the process, has the process [look](Process::look_at_freezer) afterwards.
+//! A look ends with what holds then, so the last of several looks leaves what is true.
+//!
+//! A thread stands still on its way to user mode: there, and in a stop of job control, it counts as
+//! frozen. A thread in a stop of ptrace does not, unlike on Linux. Nothing but SIGKILL is
+//! acted on meanwhile (Linux: `do_freezer_trap`).
+
+use freehold_collections::Arc;
+
+use super::{Process, Task, registry};
+use crate::cgroup::Group;
+use crate::cgroup::member::FrozenChange;
+use crate::sched::{self, Sleep};
+
+impl Process {
+    /// Looks whether its threads are to stand still, and has them do so, or go on.
+    pub fn look_at_freezer(&self) {
+        loop {
+            let freezes = self.cgroup.is_freezing();
+            {
+                let mut group = self.signals.lock();
+                if group.frozen != freezes {
+                    group.frozen = freezes;
+                    for thread in &group.threads {
+                        if freezes {
+                            thread.interrupt();
+                        }
+                        sched::wake(thread, &[Sleep::Stopped, Sleep::Frozen]);
+                    }
+                }
+            }
+            if self.cgroup.is_freezing() == freezes {
+                return;
+            }
+        }
+    }
+}
+
+impl Task {
+    /// Stays here until the control group is thawed, or the process ends or stops.
+    pub(super) fn stand_still(&self) {
+        let mut standing = StandsStill::new(self.process());
+        loop {
+            self.prepare_to_sleep(Sleep::Frozen);
+            {
+                let group = self.process().signals.lock();
+                let ends = group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid());
+                if !group.frozen || ends || self.has_finished() {
+                    break;
+                }
+            }
+            standing.set(true);
+            sched::block(self.thread(), None);
+        }
+        self.finish_sleep();
+    }
+}
+
+/// Whether a thread counts as frozen; no longer once this is dropped.
+pub(super) struct StandsStill<'a> {
+    process: &'a Arc<Process>,
+    is_counted: bool,
+}
+
+impl<'a> StandsStill<'a> {
+    /// Not yet.
+    pub(super) fn new(process: &'a Arc<Process>) -> Self {
+        Self { process, is_counted: false }
+    }
+    /// From now on as `counts` says.
+    pub(super) fn set(&mut self, counts: bool) {
+        if self.is_counted != counts {
+            self.is_counted = counts;
+            let change = if counts { FrozenChange::Stands } else { FrozenChange::GoesOn };
+            self.process.cgroup.count_frozen(change);
+        }
+    }
+}
+
+impl Drop for StandsStill<'_> {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// Has all processes of a group and below look whether they are to stand still.
+pub fn look_at_all(group: &Group) {
+    for process in registry::processes() {
+        if crate::cgroup::is_below(process.cgroup.number(), group) {
+            process.look_at_freezer();
+        }
+        sched::rest();
+    }
+}
