@@ -84,6 +84,8 @@ pub(crate) fn raise(
     traps::register(&KernelAbove);
     task::set_above(&KernelAbove);
     cgroup::set_observer(&fs::cgroupfs::Watches);
+    cgroup::memory::set_charging(&mem::charge::GroupCharging);
+    mem::charge::register_killer(task::kill_charged);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     mem::vdso::init().expect("memory for the pages that every program has");

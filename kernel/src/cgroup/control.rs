@@ -7,6 +7,7 @@ use bitflags::bitflags;
 use freehold_collections::Arc;
 
 use super::group::{Group, Notice, add, sub};
+use super::memory::MemoryController;
 use super::pids::PidsController;
 use super::tree::{self, GroupTree};
 use crate::{Errno, Result};
@@ -15,11 +16,13 @@ bitflags! {
     /// Some controllers, a bit for each place in [`CONTROLLERS`].
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct ControllerSet: u8 {
+        /// Memory.
+        const MEMORY = 1;
         /// The number of tasks.
-        const PIDS = 1;
+        const PIDS = 2;
 
         /// All.
-        const ALL = 1;
+        const ALL = 3;
     }
 }
 
@@ -53,12 +56,22 @@ pub trait Controller: Sync {
     fn may_fork(&self, _group: &Group) -> Result<()> {
         Ok(())
     }
+    /// It acts on `group` from now on, which has no account of it yet. May sleep; whoever makes,
+    /// removes or changes groups holds the lock of such changes.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `ENOSPC`: it does not act then.
+    fn begin(&self, _group: &Arc<Group>) -> Result<()> {
+        Ok(())
+    }
+    /// It acts on `group` no more. As [`begin`](Self::begin), which it undoes.
+    fn end(&self, _group: &Group) {}
     /// Tasks have come to `group`, and are counted. Under the tree's lock.
     fn came(&self, _group: &Group) {}
 }
 
 /// All controllers, in the order of Linux' cgroup.controllers.
-pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] = [&PidsController];
+pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] = [&MemoryController, &PidsController];
 
 /// One file of a group.
 pub struct ControlFile {
@@ -102,20 +115,32 @@ fn parse(text: &[u8]) -> Result<(ControllerSet, ControllerSet)> {
     Ok((on, off))
 }
 
-/// Takes what was written to cgroup.subtree_control.
+/// Takes what was written to cgroup.subtree_control. The caller holds the lock of changes.
 ///
 /// # Errors
 /// `EINVAL` for a name that no controller has; `ENOENT` for one that does not act on the group;
 /// `EBUSY` for one that a group below passes on, and where the group has processes of its own;
-/// `ENODEV` where it was removed.
+/// `ENODEV` where it was removed; `ENOMEM` and `ENOSPC` where one cannot begin.
 pub(super) fn store_subtree(group: &Group, text: &[u8]) -> Result<()> {
     let (on, off) = parse(text)?;
+    let old = group.passes_on();
+    let (on, off) = (on - old, off & old);
+    change_subtree(group, on, off)?;
+    let begun = begin_below(group, on);
+    if begun.is_err() {
+        change_subtree(group, off, on)?;
+    } else {
+        end_below(group, off);
+    }
+    tree::tell_payers(group);
+    begun
+}
+
+fn change_subtree(group: &Group, on: ControllerSet, off: ControllerSet) -> Result<()> {
     let _tree = tree::lock();
     if group.is_removed() {
         return Err(Errno::ENODEV);
     }
-    let old = group.passes_on();
-    let (on, off) = (on - old, off & old);
     if !group.controllers().contains(on) {
         return Err(Errno::ENOENT);
     }
@@ -126,7 +151,7 @@ pub(super) fn store_subtree(group: &Group, text: &[u8]) -> Result<()> {
     if !on.is_empty() && !group.is_root() && group.processes.load(Ordering::Relaxed) != 0 {
         return Err(Errno::EBUSY);
     }
-    group.subtree.store(((old | on) - off).bits(), Ordering::Relaxed);
+    group.subtree.store(((group.passes_on() | on) - off).bits(), Ordering::Relaxed);
     on.indexes().for_each(|at| {
         add(&group.epochs[at], 1);
     });
@@ -139,6 +164,43 @@ pub(super) fn store_subtree(group: &Group, text: &[u8]) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Has controllers begin in the groups right below `group`, or in none.
+fn begin_below(group: &Group, on: ControllerSet) -> Result<()> {
+    if on.is_empty() {
+        return Ok(());
+    }
+    let begun = tree::for_each_child(group, |child| begin(child, on));
+    if begun.is_err() {
+        end_below(group, on);
+    }
+    begun
+}
+
+fn end_below(group: &Group, off: ControllerSet) {
+    if !off.is_empty() {
+        let _ = tree::for_each_child(group, |child| {
+            end(child, off);
+            Ok(())
+        });
+    }
+}
+
+/// Has controllers begin in `group`, or none of them.
+pub(super) fn begin(group: &Arc<Group>, on: ControllerSet) -> Result<()> {
+    for at in on.indexes() {
+        if let Err(error) = CONTROLLERS[at].begin(group) {
+            on.indexes().take_while(|&other| other != at).for_each(|other| CONTROLLERS[other].end(group));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Has controllers end in `group`, also where they did not begin.
+pub(super) fn end(group: &Group, off: ControllerSet) {
+    off.indexes().for_each(|at| CONTROLLERS[at].end(group));
 }
 
 /// Asks all controllers on the way to the root whether a task may come into being in `group`.

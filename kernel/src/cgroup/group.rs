@@ -28,11 +28,15 @@ pub enum Notice {
     Pids,
     /// pids.events.local
     PidsLocal,
+    /// memory.events
+    Memory,
+    /// memory.events.local
+    MemoryLocal,
 }
 
 impl Notice {
     /// All.
-    pub const ALL: [Self; 3] = [Self::Events, Self::Pids, Self::PidsLocal];
+    pub const ALL: [Self; 5] = [Self::Events, Self::Pids, Self::PidsLocal, Self::Memory, Self::MemoryLocal];
 }
 
 /// How often a file changed.
@@ -90,6 +94,8 @@ pub struct Group {
     /// Woken when one of the [`Notice`]s changed.
     pub changed: Arc<WaitQueue>,
     pub(super) pids: Pids,
+    /// The number of its account; 0 where the controller of memory does not act.
+    pub(super) account: AtomicU16,
     /// CPU time of members, here and below, that left or were waited for.
     pub(super) past: SpinLock<CpuTime>,
     /// How often something was added to `past`.
@@ -128,6 +134,7 @@ impl Group {
             changes: Default::default(),
             changed: reserve::arc(WaitQueue::new()),
             pids: Pids::default(),
+            account: AtomicU16::new(0),
             past: SpinLock::new(CpuTime::default()),
             departures: AtomicU64::new(0),
             shown: SpinLock::new(CpuTime::default()),

@@ -7,6 +7,7 @@
 //! | [`member`] | a process' place: forks, ends, moves |
 //! | [`control`] | controllers and control files |
 //! | [`files`] | the files that every group has |
+//! | [`memory`] | the controller of memory: accounts that frames are charged to |
 //! | [`pids`] | the controller of the number of tasks |
 //!
 //! **Who is where.** A process has a [`CgroupMember`], one atomic word: the number of its group and
@@ -36,6 +37,7 @@ pub mod control;
 pub mod files;
 pub mod group;
 pub mod member;
+pub mod memory;
 #[cfg(test)]
 mod model;
 pub mod pids;

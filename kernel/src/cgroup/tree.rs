@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use freehold_collections::{Arc, Map, Receiver};
 
+use super::control::{begin, end};
 use super::group::{Group, LEVELS_MOST, Notice, add, sub};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result, hw, sched};
@@ -123,6 +124,7 @@ pub fn make(parent: &Arc<Group>, name: &[u8]) -> Result<Arc<Group>> {
     Notice::ALL.into_iter().for_each(|notice| {
         new.take_untold(notice);
     });
+    begin(&new, parent.passes_on()).or_else(|error| remove(&new).and(Err(error)))?;
     Ok(new)
 }
 
@@ -149,6 +151,32 @@ pub fn remove(group: &Arc<Group>) -> Result<()> {
         add(&above.dying, 1);
     });
     tree.release(group);
+    drop(tree);
+    end(group, group.controllers());
+    Ok(())
+}
+
+/// The group with a number, if there is one.
+pub fn find(number: u16) -> Option<Arc<Group>> {
+    lock().groups.get(&number).cloned()
+}
+
+/// Shows `visit` the groups right below `parent`, without the tree's lock, until it fails. Who
+/// makes and removes groups is kept away by the caller.
+pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
+    let is_child = |group: &Arc<Group>| {
+        !group.is_removed() && group.parent().is_some_and(|above| above.id() == parent.id())
+    };
+    let mut next = Some(1);
+    while let Some(from) = next {
+        let some: ArrayVec<_, STEP> = {
+            let tree = lock();
+            tree.groups.iter_from(Bound::Included(&from)).take(STEP).map(|(_, group)| group.clone()).collect()
+        };
+        next = some.last().and_then(|last| last.number().checked_add(1));
+        some.iter().filter(|group| is_child(group)).try_for_each(&mut visit)?;
+        sched::rest();
+    }
     Ok(())
 }
 
@@ -221,6 +249,9 @@ pub fn count() -> usize {
 
 /// What the layer above is told.
 pub trait Observer: Sync {
+    /// Processes in a group and below may have to pay with other accounts ([`Group::payer`]). Task
+    /// context; the caller holds no lock of this layer.
+    fn payers_changed(&self, group: &Group);
     /// A file of a group changed. Task context; the caller holds no lock of this layer.
     fn changed(&self, group: &Group, notice: Notice);
 }
@@ -230,6 +261,13 @@ static OBSERVER: spin::Once<&'static dyn Observer> = spin::Once::new();
 /// Sets what is told; once at boot.
 pub fn set_observer(observer: &'static dyn Observer) {
     OBSERVER.call_once(|| observer);
+}
+
+/// Tells that processes in `group` and below may have to pay with other accounts.
+pub(super) fn tell_payers(group: &Group) {
+    if let Some(observer) = OBSERVER.get() {
+        observer.payers_changed(group);
+    }
 }
 
 /// Tells of all that changed in `group` and above. The caller holds no lock of this layer.

@@ -16,6 +16,7 @@ use freehold_xpfo::Policy;
 use zerocopy::FromZeros;
 
 use super::{Frames, charge, frames, hotplug, oom, reclaim, replica};
+use crate::cgroup::memory::accounts;
 use crate::cmdline::Plant;
 use crate::hw::memory::{self, FrameProvider, pluggable};
 use crate::hw::plant as breach;
@@ -82,7 +83,7 @@ pub fn init(
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
     let by_size =
         || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };
-    commons.swap().charge_to(charge::accounts());
+    commons.swap().charge_to(accounts());
     commons.set_huge_mode(huge.unwrap_or_else(by_size));
     COMMONS.set(commons);
 }

@@ -2,9 +2,9 @@
 //! may gets room.
 //!
 //! The page allocator charges a frame that exists for a process' sake to the account of the running
-//! thread ([`freehold_charge`]). A task of the kernel pays for nothing. Until the first account is
-//! opened nothing is charged, and costs a no-op ([`StaticKey::FRAME_CHARGES`]); what was handed out
-//! before stays free of charge.
+//! thread ([`freehold_charge`]). A task of the kernel pays for nothing. Accounts are those of
+//! control groups ([`crate::cgroup::memory`]). Until the first is opened nothing is charged, and
+//! costs a no-op ([`StaticKey::FRAME_CHARGES`]); what was handed out before stays free of charge.
 //!
 //! **Met limits.** A charge that would pass an account's `max` fails as a request does that finds
 //! no frame; the thread remembers which account refused. Where it looks for memory next
@@ -21,23 +21,16 @@ use freehold_buddy::{Bill, Ledger};
 use freehold_charge::{
     AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, OpenError, Resource, Urgency,
 };
-use freehold_collections::Vec;
 use freehold_frame::{AccountId, OutOfMemory, Owner, Pressure};
 
 use super::hotplug::GrowthOutcome;
 use super::oom;
 use super::reclaim::{self, ReclaimOutcome};
+use crate::cgroup::memory::{Charging, accounts, tell_of};
 use crate::hw::static_keys::{KeyState, StaticKey};
 use crate::sched::{self, thread};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, time};
-
-static ACCOUNTS: Accounts = Accounts::new();
-
-/// All accounts.
-pub fn accounts() -> &'static Accounts {
-    &ACCOUNTS
-}
 
 /// What the page allocator asks.
 pub(super) const LEDGER: Ledger = Ledger { charge, uncharge };
@@ -54,33 +47,12 @@ pub fn register_killer(killer: Killer) {
     KILLER.call_once(|| killer);
 }
 
-/// Opens an account below `parent`, without limits. The first one has frames charged from now on.
-///
-/// # Errors
-/// `ENOMEM`; `ENOSPC` where there are as many accounts as can be, closed ones that still pay for
-/// frames included; `ENOENT` where `parent` is closed.
-pub fn open_account(parent: AccountId) -> Result<AccountId> {
-    super::turn_key(StaticKey::FRAME_CHARGES, KeyState::On)?;
-    // Entries are allocated before they are asked for: with the tree locked nobody waits.
-    let mut opened = ACCOUNTS.open(parent, || None);
-    if opened == Err(OpenError::NoMemory) {
-        let mut entries = Vec::default();
-        entries.try_extend((0..CHUNK).map(|_| AccountEntry::EMPTY))?;
-        opened = ACCOUNTS.open(parent, || (&*entries.leak()).try_into().ok());
-    }
-    opened.map_err(|error| match error {
-        OpenError::NoMemory => Errno::ENOMEM,
-        OpenError::TooMany => Errno::ENOSPC,
-        OpenError::NoParent => Errno::ENOENT,
-    })
-}
-
 fn charge(bill: Bill) -> core::result::Result<AccountId, OutOfMemory> {
     let account = bill.account.unwrap_or_else(thread::account);
     if account == AccountId::ROOT {
         return Ok(account);
     }
-    let charge = |urgency| ACCOUNTS.charge(account, bill.owner, bill.frames, urgency);
+    let charge = |urgency| accounts().charge(account, bill.owner, bill.frames, urgency);
     let urgency = match bill.pressure {
         Pressure::Normal => Urgency::Limited,
         Pressure::Reserve => Urgency::Exempt,
@@ -106,7 +78,7 @@ fn charge(bill: Bill) -> core::result::Result<AccountId, OutOfMemory> {
 }
 
 fn uncharge(owner: Owner, frames: u64, account: AccountId) {
-    ACCOUNTS.uncharge(account, owner, frames);
+    accounts().uncharge(account, owner, frames);
 }
 
 /// How often nothing may be found, though pages were written, before somebody is ended.
@@ -116,7 +88,7 @@ const PATIENCE: usize = 16;
 /// be some now, which whoever was chosen to end may still have to give back.
 pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     for _ in 0..PATIENCE {
-        match reclaim::free_charged(Below::new(&ACCOUNTS, account)) {
+        match reclaim::free_charged(below(account)) {
             ReclaimOutcome::Freed => return GrowthOutcome::Grown,
             ReclaimOutcome::Nothing => {}
         }
@@ -124,8 +96,7 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     if thread::is_current_dying() {
         return GrowthOutcome::None;
     }
-    ACCOUNTS.note(account, AccountEvent::Oom);
-    if KILLER.get().is_some_and(|kill| kill(account)) {
+    if kill(account) == OomOutcome::Ends {
         // It needs the CPU to end.
         sched::yield_now();
         return GrowthOutcome::Grown;
@@ -133,51 +104,57 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     GrowthOutcome::None
 }
 
-/// Takes frames back until no more than `limit` says are charged to `account`, or there is nothing
-/// to take.
-///
-/// # Errors
-/// `EINTR` where the thread is to end, or a signal waits; what was taken back stays so.
-pub fn take_back(account: AccountId, limit: AccountLimit) -> Result<ReclaimOutcome> {
-    while ACCOUNTS.charged(account, Resource::Memory) > ACCOUNTS.limit(account, limit) {
-        if reclaim::free_charged(Below::new(&ACCOUNTS, account)) == ReclaimOutcome::Nothing {
-            return Ok(ReclaimOutcome::Nothing);
-        }
-        check_interrupted()?;
-    }
-    Ok(ReclaimOutcome::Freed)
+/// Whether a process ends for an account.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OomOutcome {
+    Ends,
+    Nobody,
 }
 
-/// Takes `frames` back that are charged to `account` or below; how many there were.
-///
-/// # Errors
-/// As [`take_back`].
-pub fn take_back_some(account: AccountId, frames: u64) -> Result<u64> {
-    let before = ACCOUNTS.charged(account, Resource::Memory);
-    let taken = || before.saturating_sub(ACCOUNTS.charged(account, Resource::Memory));
-    while taken() < frames {
-        if reclaim::free_charged(Below::new(&ACCOUNTS, account)) == ReclaimOutcome::Nothing {
-            break;
-        }
-        check_interrupted()?;
-    }
-    Ok(taken())
+/// Has a process end that `account` is charged for.
+fn kill(account: AccountId) -> OomOutcome {
+    accounts().note(account, AccountEvent::Oom);
+    let ends = KILLER.get().is_some_and(|kill| kill(account));
+    tell_of(account);
+    if ends { OomOutcome::Ends } else { OomOutcome::Nobody }
 }
 
-/// Has the killer end processes until `account` is within its `max`; before, takes back what can be
-/// had.
-///
-/// # Errors
-/// As [`take_back`].
-pub fn enforce_max(account: AccountId) -> Result<()> {
-    while take_back(account, AccountLimit::Max)? == ReclaimOutcome::Nothing {
-        ACCOUNTS.note(account, AccountEvent::Oom);
-        if !KILLER.get().is_some_and(|kill| kill(account)) {
-            return Ok(());
-        }
-        WaitQueue::new().wait_killable_until(time::now() + SHORT, || None::<()>)?;
+fn below(account: AccountId) -> Below {
+    Below::new(accounts(), account)
+}
+
+/// What control groups have done with accounts.
+pub struct GroupCharging;
+
+impl Charging for GroupCharging {
+    fn begin(&self) -> Result<()> {
+        super::turn_key(StaticKey::FRAME_CHARGES, KeyState::On)
     }
-    Ok(())
+
+    fn enforce(&self, account: AccountId, limit: AccountLimit) -> Result<()> {
+        let above = || accounts().charged(account, Resource::Memory) > accounts().limit(account, limit);
+        while above() {
+            if reclaim::free_charged(below(account)) == ReclaimOutcome::Nothing {
+                if limit == AccountLimit::High || kill(account) == OomOutcome::Nobody {
+                    return Ok(());
+                }
+                WaitQueue::new().wait_killable_until(time::now() + SHORT, || None::<()>)?;
+            }
+            check_interrupted()?;
+        }
+        Ok(())
+    }
+
+    fn take_back(&self, account: AccountId, frames: u64) -> Result<u64> {
+        let charged = || accounts().charged(account, Resource::Memory);
+        let before = charged();
+        while before.saturating_sub(charged()) < frames
+            && reclaim::free_charged(below(account)) == ReclaimOutcome::Freed
+        {
+            check_interrupted()?;
+        }
+        Ok(before.saturating_sub(charged()))
+    }
 }
 
 fn check_interrupted() -> Result<()> {
@@ -194,11 +171,12 @@ const SHORTEST: u64 = 10 * SHORT;
 
 /// The running thread has passed the soft limit of `account`, and is on its way to user mode.
 pub(crate) fn attend(account: AccountId) {
-    while let Some(above) = ACCOUNTS.exceeded(account, AccountLimit::High).next() {
-        ACCOUNTS.note(above, AccountEvent::High);
-        if reclaim::free_charged(Below::new(&ACCOUNTS, above)) == ReclaimOutcome::Nothing {
-            let high = ACCOUNTS.limit(above, AccountLimit::High).max(1);
-            let excess = ACCOUNTS.charged(above, Resource::Memory).saturating_sub(high);
+    while let Some(above) = accounts().exceeded(account, AccountLimit::High).next() {
+        accounts().note(above, AccountEvent::High);
+        tell_of(above);
+        if reclaim::free_charged(below(above)) == ReclaimOutcome::Nothing {
+            let high = accounts().limit(above, AccountLimit::High).max(1);
+            let excess = accounts().charged(above, Resource::Memory).saturating_sub(high);
             // The more is too much the longer, by its share of the limit, squared: a little hurts
             // nobody.
             let share = (excess << 10) / high;

@@ -390,6 +390,7 @@ impl<'a> ChildPlace<'a> {
                 }
             }
         }
+        process.look_at_payer();
     }
 }
 

@@ -9,6 +9,7 @@ use freehold_vm::SpaceHandle as _;
 
 use super::process::{ExitStatus, Process};
 use super::{Signal, above, current, registry};
+use crate::cgroup::memory::{accounts, tell_of};
 use crate::fault_inject::FAULTS_IN_A_ROW;
 use crate::mem::charge;
 use crate::mem::find_more;
@@ -64,7 +65,7 @@ struct Victim(i64, Arc<Process>);
 
 /// Those that may be chosen of the living processes that pay with `top` or an account below.
 fn living(top: AccountId) -> impl Iterator<Item = Arc<Process>> {
-    let accounts = charge::accounts();
+    let accounts = accounts();
     let alive = |process: &Arc<Process>| process.pid > 1 && process.exit_status().is_none();
     // There is no memory for a list: the walk needs none.
     registry::processes()
@@ -124,7 +125,7 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
 /// it may, or an account below; with it all that are to end together. Returns whether one ends.
 pub fn kill_charged(top: AccountId) -> bool {
     let _turn = TURN.lock();
-    let accounts = charge::accounts();
+    let accounts = accounts();
     let victim = match choose(top, accounts.limit(top, AccountLimit::Max)) {
         Ok(victim) => victim,
         Err(why) => return why == OomKill::Ending,
@@ -132,6 +133,7 @@ pub fn kill_charged(top: AccountId) -> bool {
     let account = victim.1.space().account();
     kill(&victim, format_args!("memory.max of its group"));
     accounts.note(account, AccountEvent::OomKill);
+    tell_of(account);
     if let Some(together) = accounts.ends_together(account, top) {
         accounts.note(together, AccountEvent::OomGroupKill);
         let others =

@@ -164,6 +164,9 @@ pub fn for_child(directory: &OpenFile) -> Result<Arc<Group>> {
 pub struct Watches;
 
 impl cgroup::Observer for Watches {
+    fn payers_changed(&self, group: &Group) {
+        crate::task::payer::look_at_all(group);
+    }
     fn changed(&self, group: &Group, notice: Notice) {
         if let Some(index) = rows::index_of(notice) {
             notify::changed_by_kernel(identity(group, index));

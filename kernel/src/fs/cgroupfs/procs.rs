@@ -127,6 +127,7 @@ pub(super) fn move_process(
     may_move(&process.cgroup.group(), to, opener, namespace)?;
     process.cgroup.move_to(to.group(), process.cgroup_usage())?;
     process.look_at_freezer();
+    process.look_at_payer();
     Ok(())
 }
 

@@ -1,0 +1,277 @@
+//! The controller `memory`: how many frames a group may have, those below it included.
+//!
+//! A group on which the controller acts has an account ([`freehold_charge`]) below that of the
+//! nearest group above which has one. Its processes, and those of groups below without one, pay
+//! with it: [`Group::payer`]. What they were charged for before a move stays where it is, and what
+//! a removed group was charged for counts in the groups above it until its last frame is free.
+//!
+//! Frames are charged, refused and taken back by the layer of memory ([`crate::mem::charge`]),
+//! which registers itself ([`set_charging`]). Here are the accounts and the files. Linux' relative:
+//! `mm/memcontrol.c`. What has no effect here has no file: memory.min, memory.low, memory.numa_stat,
+//! memory.swap.high, memory.zswap.*.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU16, Ordering};
+
+use freehold_charge::{
+    AccountEntry, AccountEvent, AccountLimit, Accounts, CHUNK, ChargedKind, OpenError, Resource, Together,
+};
+use freehold_collections::{Arc, Vec};
+use freehold_frame::AccountId;
+use freehold_machine::PAGE_SIZE;
+
+use super::control::{ControlFile, Controller, OnRoot};
+use super::group::{Group, Notice};
+use super::tree::{self, tell};
+use crate::{Errno, Result};
+
+static ACCOUNTS: Accounts = Accounts::new();
+
+/// All accounts.
+pub fn accounts() -> &'static Accounts {
+    &ACCOUNTS
+}
+
+/// What the layer of memory does with accounts.
+pub trait Charging: Sync {
+    /// Frames are charged from now on.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn begin(&self) -> Result<()>;
+    /// Takes frames back until `account` has no more than `limit` says; for
+    /// [`AccountLimit::Max`] processes are ended where that does not do.
+    ///
+    /// # Errors
+    /// `EINTR` for a signal.
+    fn enforce(&self, account: AccountId, limit: AccountLimit) -> Result<()>;
+    /// Takes so many frames back; how many there were.
+    ///
+    /// # Errors
+    /// `EINTR` for a signal.
+    fn take_back(&self, account: AccountId, frames: u64) -> Result<u64>;
+}
+
+static CHARGING: spin::Once<&'static dyn Charging> = spin::Once::new();
+
+/// Sets who charges; once at boot.
+pub fn set_charging(charging: &'static dyn Charging) {
+    CHARGING.call_once(|| charging);
+}
+
+fn charging() -> Result<&'static dyn Charging> {
+    CHARGING.get().copied().ok_or(Errno::ENODEV)
+}
+
+/// The number of the group that has an account; 0 for none.
+static GROUPS: [AtomicU16; AccountId::LAST as usize + 1] =
+    [const { AtomicU16::new(0) }; AccountId::LAST as usize + 1];
+
+/// Tells those who watch memory.events that something happened to `account`. Task context; the
+/// caller holds no lock of this layer.
+pub fn tell_of(account: AccountId) {
+    let number = GROUPS[usize::from(account.number())].load(Ordering::Relaxed);
+    let Some(group) = tree::find(number) else { return };
+    group.note(Notice::MemoryLocal);
+    group.counted().for_each(|above| above.note(Notice::Memory));
+    tell(&group);
+}
+
+impl Group {
+    fn account(&self) -> AccountId {
+        AccountId::new(self.account.load(Ordering::SeqCst)).unwrap_or(AccountId::ROOT)
+    }
+    /// The account that its processes pay with: its own, or that of the nearest group above with
+    /// one.
+    pub fn payer(&self) -> AccountId {
+        self.path().map(Group::account).find(|account| *account != AccountId::ROOT).unwrap_or(AccountId::ROOT)
+    }
+}
+
+/// The controller.
+pub struct MemoryController;
+
+impl Controller for MemoryController {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn files(&self) -> &'static [ControlFile] {
+        &FILES
+    }
+
+    fn begin(&self, group: &Arc<Group>) -> Result<()> {
+        charging()?.begin()?;
+        let above = group.parent().map_or(AccountId::ROOT, |parent| parent.payer());
+        let account = open_account(above)?;
+        GROUPS[usize::from(account.number())].store(group.number(), Ordering::Relaxed);
+        group.account.store(account.number(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn end(&self, group: &Group) {
+        let account = group.account();
+        GROUPS[usize::from(account.number())].store(0, Ordering::Relaxed);
+        group.account.store(AccountId::ROOT.number(), Ordering::SeqCst);
+        ACCOUNTS.close(account);
+    }
+}
+
+/// Opens an account below `above`, without limits.
+fn open_account(above: AccountId) -> Result<AccountId> {
+    // Entries are allocated before they are asked for: with the accounts locked nobody waits.
+    let mut opened = ACCOUNTS.open(above, || None);
+    if opened == Err(OpenError::NoMemory) {
+        let mut entries = Vec::default();
+        entries.try_extend((0..CHUNK).map(|_| AccountEntry::EMPTY))?;
+        opened = ACCOUNTS.open(above, || (&*entries.leak()).try_into().ok());
+    }
+    opened.map_err(|error| match error {
+        OpenError::NoMemory => Errno::ENOMEM,
+        OpenError::TooMany => Errno::ENOSPC,
+        OpenError::NoParent => Errno::ENODEV,
+    })
+}
+
+/// The bytes of so many frames or slots; "max" for no limit.
+fn write_bytes(pages: u64, out: &mut dyn fmt::Write) -> fmt::Result {
+    if pages > u64::MAX / PAGE_SIZE as u64 {
+        return writeln!(out, "max");
+    }
+    writeln!(out, "{}", pages * PAGE_SIZE as u64)
+}
+
+/// Bytes as memparse() reads them, "max" for no limit; in whole pages.
+///
+/// # Errors
+/// `EINVAL` for what is none.
+fn parse_bytes(text: &[u8]) -> Result<u64> {
+    if text == b"max" {
+        return Ok(u64::MAX);
+    }
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let number = core::str::from_utf8(&text[..digits]).ok().and_then(|digits| digits.parse::<u64>().ok());
+    let shift = match text[digits..] {
+        [] => 0,
+        [b'k' | b'K'] => 10,
+        [b'm' | b'M'] => 20,
+        [b'g' | b'G'] => 30,
+        [b't' | b'T'] => 40,
+        _ => return Err(Errno::EINVAL),
+    };
+    let bytes = number.ok_or(Errno::EINVAL)?.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    let pages = bytes / PAGE_SIZE as u64;
+    Ok(if pages > i64::MAX as u64 / PAGE_SIZE as u64 { u64::MAX } else { pages })
+}
+
+/// A file that is read.
+const fn shown(name: &'static str, show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result) -> ControlFile {
+    ControlFile { name, mode: 0o444, on_root: OnRoot::No, notice: None, show, store: None }
+}
+
+/// A file that is read and written.
+const fn set(
+    name: &'static str,
+    show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result,
+    store: fn(&Group, &[u8]) -> Result<()>,
+) -> ControlFile {
+    ControlFile { mode: 0o644, store: Some(store), ..shown(name, show) }
+}
+
+static FILES: [ControlFile; 13] = [
+    shown("memory.current", |group, out| {
+        write_bytes(ACCOUNTS.charged(group.account(), Resource::Memory), out)
+    }),
+    ControlFile {
+        notice: Some(Notice::Memory),
+        ..shown("memory.events", |group, out| show_events(group, Accounts::events, out))
+    },
+    ControlFile {
+        notice: Some(Notice::MemoryLocal),
+        ..shown("memory.events.local", |group, out| show_events(group, Accounts::local_events, out))
+    },
+    set(
+        "memory.high",
+        |group, out| show_limit(group, AccountLimit::High, out),
+        |group, text| store_limit(group, AccountLimit::High, text),
+    ),
+    set(
+        "memory.max",
+        |group, out| show_limit(group, AccountLimit::Max, out),
+        |group, text| store_limit(group, AccountLimit::Max, text),
+    ),
+    set("memory.oom.group", show_together, store_together),
+    shown("memory.peak", |group, out| write_bytes(ACCOUNTS.peak(group.account(), Resource::Memory), out)),
+    ControlFile { mode: 0o200, ..set("memory.reclaim", |_, _| Ok(()), reclaim) },
+    shown("memory.stat", show_stat),
+    shown("memory.swap.current", |group, out| {
+        write_bytes(ACCOUNTS.charged(group.account(), Resource::Swap), out)
+    }),
+    shown("memory.swap.events", |group, out| {
+        let count = |event| ACCOUNTS.events(group.account(), event);
+        writeln!(out, "max {}\nfail {}", count(AccountEvent::SwapMax), count(AccountEvent::SwapFail))
+    }),
+    set(
+        "memory.swap.max",
+        |group, out| show_limit(group, AccountLimit::SwapMax, out),
+        |group, text| store_limit(group, AccountLimit::SwapMax, text),
+    ),
+    shown("memory.swap.peak", |group, out| write_bytes(ACCOUNTS.peak(group.account(), Resource::Swap), out)),
+];
+
+fn show_events(
+    group: &Group,
+    count: fn(&Accounts, AccountId, AccountEvent) -> u64,
+    out: &mut dyn fmt::Write,
+) -> fmt::Result {
+    let count = |event| count(&ACCOUNTS, group.account(), event);
+    // Nothing protects a group's memory: "low" never happens.
+    writeln!(out, "low 0\nhigh {}\nmax {}", count(AccountEvent::High), count(AccountEvent::Max))?;
+    writeln!(out, "oom {}\noom_kill {}", count(AccountEvent::Oom), count(AccountEvent::OomKill))?;
+    writeln!(out, "oom_group_kill {}", count(AccountEvent::OomGroupKill))
+}
+
+fn show_limit(group: &Group, limit: AccountLimit, out: &mut dyn fmt::Write) -> fmt::Result {
+    write_bytes(ACCOUNTS.limit(group.account(), limit), out)
+}
+
+fn store_limit(group: &Group, limit: AccountLimit, text: &[u8]) -> Result<()> {
+    let (account, pages) = (group.account(), parse_bytes(text)?);
+    ACCOUNTS.set_limit(account, limit, pages);
+    match limit {
+        AccountLimit::Max | AccountLimit::High => charging()?.enforce(account, limit),
+        AccountLimit::SwapMax => Ok(()),
+    }
+}
+
+fn show_together(group: &Group, out: &mut dyn fmt::Write) -> fmt::Result {
+    writeln!(out, "{}", u8::from(ACCOUNTS.together(group.account()) == Together::Yes))
+}
+
+fn store_together(group: &Group, text: &[u8]) -> Result<()> {
+    let together = match text {
+        b"0" => Together::No,
+        b"1" => Together::Yes,
+        _ => return Err(Errno::EINVAL),
+    };
+    ACCOUNTS.set_together(group.account(), together);
+    Ok(())
+}
+
+/// Takes back what a program asks for.
+///
+/// # Errors
+/// `EAGAIN` where there was less; `EINTR`.
+fn reclaim(group: &Group, text: &[u8]) -> Result<()> {
+    let pages = parse_bytes(text)?;
+    let taken = charging()?.take_back(group.account(), pages)?;
+    if taken < pages { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+fn show_stat(group: &Group, out: &mut dyn fmt::Write) -> fmt::Result {
+    let bytes = |kind| ACCOUNTS.charged_as(group.account(), kind) * PAGE_SIZE as u64;
+    let tables = bytes(ChargedKind::PageTables);
+    writeln!(out, "anon {}\nfile {}", bytes(ChargedKind::Anon), bytes(ChargedKind::File))?;
+    // What the kernel allocates for a group are tables; its small objects are not charged.
+    writeln!(out, "kernel {tables}\npagetables {tables}")
+}
