@@ -265,7 +265,8 @@ static void calls(void) {
     int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK);
     char *missing = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (monitor >= 0 && missing != MAP_FAILED) {
-        uint64_t agreed[3] = {0xaa, 0, 0}, wish[4] = {(uintptr_t)missing, 8192, 1, 0};
+        uint64_t agreed[3] = {0xaa, 0, 0}, wish[4] = {(uintptr_t)missing, 8192, 3, 0};
+        uint64_t protect[3] = {(uintptr_t)missing, 8192, 1};
         static char page[4096];
         uint64_t copy[5] = {(uintptr_t)missing, (uintptr_t)page, 4096, 0, 0};
         uint64_t zeroes[4] = {(uintptr_t)missing + 4096, 4096, 0, 0};
@@ -273,6 +274,7 @@ static void calls(void) {
         (void)!ioctl(monitor, 0xc020aa00 /* UFFDIO_REGISTER */, wish);
         (void)!ioctl(monitor, 0xc028aa03 /* UFFDIO_COPY */, copy);
         (void)!ioctl(monitor, 0xc020aa04 /* UFFDIO_ZEROPAGE */, zeroes);
+        (void)!ioctl(monitor, 0xc018aa06 /* UFFDIO_WRITEPROTECT */, protect);
     }
     if (missing != MAP_FAILED) munmap(missing, 8192);
     if (monitor >= 0) close(monitor);

@@ -179,7 +179,10 @@ static void prepare_files(int index)
 	char *watched = mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t wish[4] = { (uintptr_t)watched, 64 << 10, 1, 0 };
 	ioctl(monitor, 0xc018aa3f /* UFFDIO_API */, agreed);
+	wish[2] = 1 + index % 3;
 	ioctl(monitor, 0xc020aa00 /* UFFDIO_REGISTER */, wish);
+	wish[2] = 1;
+	ioctl(monitor, 0xc018aa06 /* UFFDIO_WRITEPROTECT */, wish);
 	add(monitor);
 	/* A queue that processes share, and its file. */
 	snprintf(text, sizeof text, "h%d", index % 4);

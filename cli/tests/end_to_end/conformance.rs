@@ -198,6 +198,13 @@ fn userfaults() {
 }
 
 #[test]
+fn watched() {
+    conforms_with("watched", &["--swap", "64M"], &[], &[]);
+    conforms_with("watched", &["--cpus", "1", "--swap", "64M"], &[], &[]);
+    conforms_with("watched", &["--cpus", "4", "--swap", "64M"], &[], &[]);
+}
+
+#[test]
 fn pidfd() {
     conforms("pidfd");
 }

@@ -4,8 +4,9 @@
 //! where is `freehold_vm`'s (module `monitor`). Here are the calls, with Linux' checks in its order
 //! (fs/userfaultfd.c), and the messages.
 //!
-//! What is not there is not offered: no events, no write-protection, no minor faults, no moving and
-//! no poison. UFFDIO_API refuses their features, UFFDIO_REGISTER their modes.
+//! What is not there is not offered: no events, no moving, no poison, and write-protection of pages
+//! of private anonymous memory that are there only. UFFDIO_API refuses the features, and
+//! UFFDIO_REGISTER the modes.
 //!
 //! [`user_faults`]: crate::mem::user_faults
 
@@ -14,7 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{Arc, reserve};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
-use freehold_vm::{Access, AreaFlags, Monitor, NewPage};
+use freehold_vm::{Access, AreaFlags, Lack, Monitor, NewPage, VmError, Watching};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::anonymous::AnonymousNode;
@@ -22,7 +23,7 @@ use super::device::register_char;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::hw::Hardware;
 use crate::mem::user_faults::{Served, UserFaults, WaitingFault};
-use crate::mem::{Frames, ProcessSpace, find_more, hotplug::GrowthOutcome};
+use crate::mem::{AddressSpace, Frames, ProcessSpace, find_more, hotplug::GrowthOutcome};
 use crate::sync::PollWaiter;
 use crate::syscall::Args;
 use crate::task::Capability;
@@ -37,14 +38,33 @@ const USER_MODE_ONLY: u32 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 /// UFFD_PAGEFAULT_FLAG_WRITE
 const FLAG_WRITE: u64 = 1;
+/// UFFD_PAGEFAULT_FLAG_WP
+const FLAG_WATCHED: u64 = 2;
+/// UFFD_PAGEFAULT_FLAG_MINOR
+const FLAG_MINOR: u64 = 4;
+/// UFFD_FEATURE_PAGEFAULT_FLAG_WP
+const TELLS_STORES: u64 = 1;
+/// UFFD_FEATURE_MINOR_SHMEM
+const MINOR_SHMEM: u64 = 1 << 10;
 /// UFFD_FEATURE_MISSING_SHMEM
 const MISSING_SHMEM: u64 = 1 << 5;
 /// What UFFDIO_API offers.
-const FEATURES: u64 = MISSING_SHMEM | UserFaults::SIGBUS | UserFaults::THREAD_ID | UserFaults::EXACT_ADDRESS;
-/// UFFDIO_REGISTER_MODE_MISSING, _WP, _MINOR.
-const MODE_MISSING: u64 = 1;
-/// UFFDIO_COPY_MODE_DONTWAKE, and the same of UFFDIO_ZEROPAGE.
+const FEATURES: u64 = TELLS_STORES
+    | MISSING_SHMEM
+    | MINOR_SHMEM
+    | UserFaults::SIGBUS
+    | UserFaults::THREAD_ID
+    | UserFaults::EXACT_ADDRESS;
+/// UFFDIO_REGISTER_MODE_MISSING, _WP and _MINOR, and what they mean for areas.
+const MODES: [(u64, AreaFlags); 3] =
+    [(1, AreaFlags::MONITOR_MISSING), (2, AreaFlags::MONITOR_STORES), (4, AreaFlags::MONITOR_MINOR)];
+/// UFFDIO_COPY_MODE_DONTWAKE, and the same of UFFDIO_ZEROPAGE and UFFDIO_CONTINUE.
 const DONTWAKE: u64 = 1;
+/// UFFDIO_COPY_MODE_WP
+const COPY_WATCHED: u64 = 2;
+/// UFFDIO_WRITEPROTECT_MODE_WP and _DONTWAKE
+const PROTECT: u64 = 1;
+const PROTECT_DONTWAKE: u64 = 2;
 /// The largest address that a program has, and one.
 const USER_BYTES: u64 = (1 << 47) - PAGE_SIZE as u64;
 
@@ -57,14 +77,19 @@ mod request {
     pub const WAKE: u32 = 0x8010_aa02;
     pub const COPY: u32 = 0xc028_aa03;
     pub const ZEROPAGE: u32 = 0xc020_aa04;
+    pub const WRITEPROTECT: u32 = 0xc018_aa06;
+    pub const CONTINUE: u32 = 0xc020_aa07;
     /// USERFAULTFD_IOC_NEW, of /dev/userfaultfd.
     pub const NEW: u32 = 0xaa00;
 }
 
 /// The requests of an instance, as bits by their numbers (UFFD_API_IOCTLS).
 const API_IOCTLS: u64 = 1 << 0x3f | 1 << 0x01 | 1 << 0x00;
-/// The requests that a registered range takes: UFFDIO_WAKE, _COPY, _ZEROPAGE.
+/// The requests that any registered range takes: UFFDIO_WAKE, _COPY, _ZEROPAGE.
 const RANGE_IOCTLS: u64 = 1 << 0x02 | 1 << 0x03 | 1 << 0x04;
+/// UFFDIO_WRITEPROTECT and UFFDIO_CONTINUE, as the modes of a range allow.
+const WRITEPROTECT_IOCTL: u64 = 1 << 0x06;
+const CONTINUE_IOCTL: u64 = 1 << 0x07;
 
 /// `struct uffdio_api`
 #[repr(C)]
@@ -83,7 +108,8 @@ struct UserRange {
     len: u64,
 }
 
-/// `struct uffdio_register`, and `struct uffdio_zeropage` before its answer.
+/// `struct uffdio_register`, and `uffdio_zeropage`, `uffdio_continue` before their answers; `struct
+/// uffdio_writeprotect`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct RangeRequest {
@@ -219,7 +245,11 @@ impl UserFaultFile {
     /// What /proc/PID/fdinfo says of the interface: its version, the features agreed on, and the
     /// requests there are.
     pub fn interface(&self) -> (u64, u64, u64) {
-        (API, self.faults.agreed().unwrap_or(0), API_IOCTLS | RANGE_IOCTLS)
+        (
+            API,
+            self.faults.agreed().unwrap_or(0),
+            API_IOCTLS | RANGE_IOCTLS | WRITEPROTECT_IOCTL | CONTINUE_IOCTL,
+        )
     }
 
     fn monitor(&self) -> Arc<dyn Monitor> {
@@ -243,13 +273,19 @@ impl UserFaultFile {
 
     fn register(&self, argument: u64) -> Result<()> {
         let RangeRequest { range, mode } = UserPtr::new(argument).read()?;
-        if mode != MODE_MISSING {
+        let known = MODES.iter().fold(0, |all, (bit, _)| all | bit);
+        if mode == 0 || mode & !known != 0 {
             return Err(Errno::EINVAL);
         }
+        let modes = MODES.iter().filter(|(bit, _)| mode & bit != 0);
+        let modes = modes.fold(AreaFlags::empty(), |all, (_, flag)| all | *flag);
         let range = range.check()?;
         let space = self.faults.space().map_err(|_| Errno::ENOMEM)?;
-        space.lock().set_monitor(addresses(&range), &self.monitor(), AreaFlags::MONITOR_MISSING)?;
-        answer(argument + size_of::<RangeRequest>() as u64, RANGE_IOCTLS as i64)
+        space.lock().set_monitor(addresses(&range), &self.monitor(), modes)?;
+        let mut requests = RANGE_IOCTLS;
+        requests |= if modes.contains(AreaFlags::MONITOR_STORES) { WRITEPROTECT_IOCTL } else { 0 };
+        requests |= if modes.contains(AreaFlags::MONITOR_MINOR) { CONTINUE_IOCTL } else { 0 };
+        answer(argument + size_of::<RangeRequest>() as u64, requests as i64)
     }
 
     fn unregister(&self, argument: u64) -> Result<()> {
@@ -270,18 +306,25 @@ impl UserFaultFile {
         let CopyRequest { dst, src, len, mode } = UserPtr::new(argument).read()?;
         UserRange { start: src, len }.check_unaligned()?;
         let range = UserRange { start: dst, len }.check()?;
-        if mode & !DONTWAKE != 0 {
+        if mode & !(DONTWAKE | COPY_WATCHED) != 0 {
             return Err(Errno::EINVAL);
         }
+        let watching = if mode & COPY_WATCHED == 0 { Watching::Off } else { Watching::On };
         let space = self.faults.space()?;
         let whole = addresses(&range);
         let bytes = |page: VirtAddr| UserSlice::new(src + (page.0 - dst), PAGE_SIZE);
-        let fill = |page| with_memory(|| copy_page(&space, page, &whole, bytes(page)));
+        let fill = |page| with_memory(|| copy_page(&space, (page, &whole, watching), bytes(page)));
         let done = fill_pages(&range, fill);
         self.tell(argument + size_of::<CopyRequest>() as u64, &range, mode, done)
     }
 
-    fn zero(&self, argument: u64) -> Result<()> {
+    /// UFFDIO_ZEROPAGE and UFFDIO_CONTINUE: `fill` provides a page of a range, part of what is left
+    /// of it.
+    fn fill(
+        &self,
+        argument: u64,
+        fill: fn(&mut AddressSpace, VirtAddr, &Range<VirtAddr>) -> core::result::Result<(), VmError>,
+    ) -> Result<()> {
         let RangeRequest { range, mode } = UserPtr::new(argument).read()?;
         let range = range.check()?;
         if mode & !DONTWAKE != 0 {
@@ -289,9 +332,24 @@ impl UserFaultFile {
         }
         let space = self.faults.space()?;
         let whole = addresses(&range);
-        let fill = |page| with_memory(|| Ok(space.lock().fill_zeroes(page, &rest(page, &whole))?));
+        let fill = |page| with_memory(|| Ok(fill(&mut space.lock(), page, &rest(page, &whole))?));
         let done = fill_pages(&range, fill);
         self.tell(argument + size_of::<RangeRequest>() as u64, &range, mode, done)
+    }
+
+    fn write_protect(&self, argument: u64) -> Result<()> {
+        let RangeRequest { range, mode } = UserPtr::new(argument).read()?;
+        let range = range.check()?;
+        if mode & !(PROTECT | PROTECT_DONTWAKE) != 0 || mode == PROTECT | PROTECT_DONTWAKE {
+            return Err(Errno::EINVAL);
+        }
+        let watching = if mode & PROTECT == 0 { Watching::Off } else { Watching::On };
+        let space = self.faults.space()?;
+        with_memory(|| Ok(space.lock().watch(addresses(&range), watching)?))?;
+        if mode == 0 {
+            self.faults.wake(&range);
+        }
+        Ok(())
     }
 
     /// Say at `to` what came of filling `range`, and wake who waited for what was filled.
@@ -310,10 +368,16 @@ impl UserFaultFile {
 
     fn message(&self, fault: &WaitingFault) -> FaultMessage {
         let tells_thread = self.faults.agreed().is_some_and(|features| features & UserFaults::THREAD_ID != 0);
+        let write = if fault.access == Access::Write { FLAG_WRITE } else { 0 };
+        let lack = match fault.lack {
+            Lack::Missing => 0,
+            Lack::Watched => FLAG_WATCHED,
+            Lack::Minor => FLAG_MINOR,
+        };
         FaultMessage {
             event: EVENT_PAGEFAULT,
             reserved: [0; 7],
-            flags: if fault.access == Access::Write { FLAG_WRITE } else { 0 },
+            flags: write | lack,
             address: fault.address,
             thread: if tells_thread { fault.thread as u32 } else { 0 },
             rest: 0,
@@ -359,11 +423,15 @@ fn with_memory(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
 }
 
 /// Fill `page`, the first of `whole` that is left, with the bytes of `source`.
-fn copy_page(space: &ProcessSpace, page: VirtAddr, whole: &Range<VirtAddr>, source: UserSlice) -> Result<()> {
+fn copy_page(
+    space: &ProcessSpace,
+    (page, whole, watching): (VirtAddr, &Range<VirtAddr>, Watching),
+    source: UserSlice,
+) -> Result<()> {
     let whole = rest(page, whole);
-    let new = space.lock().new_page_for(page, &whole)?;
+    let new = space.lock().new_page_for(page, &whole, watching)?;
     take_bytes(&new, source)?;
-    Ok(space.lock().fill_page(page, &whole, new)?)
+    Ok(space.lock().fill_page(page, &whole, new, watching)?)
 }
 
 /// Write all bytes of `new`.
@@ -431,7 +499,9 @@ impl File for UserFaultFile {
             request::UNREGISTER => self.unregister(argument),
             request::WAKE => self.wake(argument),
             request::COPY => self.copy(argument),
-            request::ZEROPAGE => self.zero(argument),
+            request::ZEROPAGE => self.fill(argument, AddressSpace::fill_zeroes),
+            request::WRITEPROTECT => self.write_protect(argument),
+            request::CONTINUE => self.fill(argument, AddressSpace::map_cached),
             _ => Err(Errno::EINVAL),
         };
         outcome.map(|()| 0)

@@ -8,15 +8,17 @@ use freehold_collections::Arc;
 use freehold_machine::{Cpus, VirtAddr};
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit};
+use freehold_vm::Access;
 
 use super::{dispatch, failures};
 use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::hw::{Hardware, time};
 use crate::mem;
+use crate::mem::user_faults::FaultBy;
 use crate::sched::Thread;
 use crate::task::seccomp::Judgement;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
-use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve};
+use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve, wait_for_monitor};
 use crate::{Errno, Result, sched};
 
 /// Run `task`'s program from `context` until the thread ends.
@@ -65,8 +67,7 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 thread.schedule.left.store(false, Relaxed);
                 trace_fault(context, addr, code);
                 if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
-                    trap = page_fault_trap(addr, code);
-                    force_fault(task, fault, addr);
+                    trap = unserved(task, fault, (addr, access, code)).unwrap_or(trap);
                 }
                 if thread.schedule.left.load(Relaxed) {
                     task.note_preemption();
@@ -188,11 +189,26 @@ fn page_fault_trap(addr: VirtAddr, code: u64) -> Trap {
     Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 }
 }
 
+/// The fault was not served: sleep where the page is a monitor's to provide, else send the signal.
+/// The description of the exception, where there was a signal.
+#[cold]
+#[inline(never)]
+fn unserved(task: &Task, fault: ProgramFault, (addr, access, code): (VirtAddr, Access, u64)) -> Option<Trap> {
+    let fault = match fault {
+        ProgramFault::Monitored => {
+            wait_for_monitor(&task.process().space(), (addr, access), FaultBy::Program).err()?
+        }
+        fault => fault,
+    };
+    force_fault(task, fault, addr);
+    Some(page_fault_trap(addr, code))
+}
+
 #[cold]
 fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
     task.force_signal(match fault {
         ProgramFault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
-        ProgramFault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
+        ProgramFault::Bus | ProgramFault::Monitored => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
     });
 }
 

@@ -23,6 +23,8 @@ pub enum ProgramFault {
     Segv(i32),
     /// SIGBUS with BUS_ADRERR.
     Bus,
+    /// None yet: the page is a monitor's to provide ([`wait_for_monitor`]).
+    Monitored,
 }
 
 /// A program faulted at `addr`: make the page present, or say which signal it gets.
@@ -34,13 +36,13 @@ pub fn handle_user_fault(
     addr: VirtAddr,
     access: Access,
 ) -> core::result::Result<(), ProgramFault> {
-    serve_fault(space, (addr, access), FaultBy::Program)
+    serve_fault(space, (addr, access), out_of_memory)
 }
 
 fn serve_fault(
     space: &ProcessSpace,
     (addr, access): (VirtAddr, Access),
-    by: FaultBy,
+    out_of_memory: fn(&'static str),
 ) -> core::result::Result<(), ProgramFault> {
     let outcome = match space.fault_shared(addr, access) {
         Some(kind) => Ok(kind),
@@ -62,27 +64,23 @@ fn serve_fault(
         Err(FaultError::Segv(SegvCode::AccErr)) => Err(ProgramFault::Segv(2)),
         Err(FaultError::Bus) => Err(ProgramFault::Bus),
         Err(FaultError::OutOfMemory) => {
-            find_memory(by);
+            out_of_memory("page fault");
             Ok(())
         }
-        Err(FaultError::Monitored) => wait_for_monitor(space, (addr, access), by),
-    }
-}
-
-#[cold]
-fn find_memory(by: FaultBy) {
-    match by {
-        FaultBy::Program => out_of_memory("page fault"),
-        FaultBy::Kernel => out_of_memory_inside("page fault"),
+        // What that takes is not kept at hand here: other faults would pay for it.
+        Err(FaultError::Monitored) => Err(ProgramFault::Monitored),
     }
 }
 
 /// The page at `addr` is a monitor's to provide: sleep until the access is to be made again, a
 /// program's also for a signal. The fault is made again first, since it queues with the space
 /// locked and other faults end without a look at monitors.
+///
+/// # Errors
+/// The signal that the program gets.
 #[cold]
 #[inline(never)]
-fn wait_for_monitor(
+pub fn wait_for_monitor(
     space: &ProcessSpace,
     (addr, access): (VirtAddr, Access),
     by: FaultBy,
@@ -99,7 +97,10 @@ fn wait_for_monitor(
         Outcome::Again => Ok(()),
         Outcome::Refused => Err(ProgramFault::Bus),
         Outcome::OutOfMemory => {
-            find_memory(by);
+            match by {
+                FaultBy::Program => out_of_memory("page fault"),
+                FaultBy::Kernel => out_of_memory_inside("page fault"),
+            }
             Ok(())
         }
         Outcome::Queued(sleeper) => {
@@ -119,7 +120,10 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
         return Err(traps::Unresolved);
     }
     let space = task::with_current(|task| task.process().space());
-    let served = serve_fault(&space, (addr, access), FaultBy::Kernel);
+    let served = match serve_fault(&space, (addr, access), out_of_memory_inside) {
+        Err(ProgramFault::Monitored) => wait_for_monitor(&space, (addr, access), FaultBy::Kernel),
+        served => served,
+    };
     // A call may copy as much as its program wishes, and every page of that may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)

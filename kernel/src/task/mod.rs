@@ -61,7 +61,7 @@ pub use crate::sched::is_current_dying;
 use crate::{Errno, Result};
 pub use capabilities::Capability;
 pub use credentials::Credentials;
-pub use fault::{ProgramFault, handle_kernel_fault, handle_user_fault};
+pub use fault::{ProgramFault, handle_kernel_fault, handle_user_fault, wait_for_monitor};
 pub use file_size::{check_file_size, file_size_left};
 use freehold_collections::Arc;
 pub use install::{install, install_pair};

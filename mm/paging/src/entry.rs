@@ -6,7 +6,7 @@
 //!
 //! An absent entry that is no leaf and not empty says where a page is that is not in memory
 //! ([`SwapPlace`]). The place is stored inverted, so that a CPU that speculates past the missing
-//! bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
+//! bit 0 is led to no memory (the L1TF errata).
 
 use freehold_machine::entry::{ACCESSED, DIRTY, FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
@@ -18,6 +18,9 @@ const UNCOUNTED: u64 = 1 << 9;
 /// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is
 /// [`WRITABLE`].)
 const SWAPPED: u64 = 1 << 1;
+/// Ignored by hardware: somebody is to be told of the next store (userfaultfd's write-protection).
+/// No leaf with it grants writing.
+const WATCHED: u64 = 1 << 10;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
 /// Ignored by hardware: the bytes may be thrown away while [`DIRTY`] is clear (MADV_FREE).
@@ -194,11 +197,11 @@ impl Entry {
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !WRITABLE)
     }
-    /// The same leaf in a child's table: without the right to write, written before, and not used
-    /// there yet.
+    /// The same leaf in a child's table: without the right to write, written before, not used there
+    /// yet, and not watched.
     #[must_use]
     pub const fn inherited(self) -> Self {
-        Self(self.0 & !(WRITABLE | ACCESSED | LAZY) | DIRTY)
+        Self(self.0 & !(WRITABLE | ACCESSED | LAZY | WATCHED) | DIRTY)
     }
     /// The same leaf, written and accessed.
     #[must_use]
@@ -217,10 +220,26 @@ impl Entry {
     pub const fn marked_unwritten(self) -> Self {
         Self(self.0 & !SOFT_DIRTY)
     }
-    /// The same leaf with the soft-dirty mark, and no other, that `other` has.
+    /// The same leaf with the soft-dirty mark, and no other, that `other` has; watched if that is.
     #[must_use]
     pub const fn with_soft_dirty_of(self, other: Self) -> Self {
-        Self(self.0 & !SOFT_DIRTY | other.0 & SOFT_DIRTY)
+        Self(self.0 & !(SOFT_DIRTY | WATCHED) | other.0 & (SOFT_DIRTY | WATCHED))
+    }
+    /// The same leaf or swap entry, watched: without the right to write, and the next store is to
+    /// be told.
+    #[must_use]
+    pub const fn watched(self) -> Self {
+        let kept = if self.is_leaf() { self.0 & !WRITABLE } else { self.0 };
+        Self(kept | WATCHED)
+    }
+    /// The same leaf or swap entry, not watched any more; a leaf still grants no writing.
+    #[must_use]
+    pub const fn unwatched(self) -> Self {
+        Self(self.0 & !WATCHED)
+    }
+    /// Whether the next store is to be told.
+    pub const fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
     }
     /// The same leaf with the accessed bit clear.
     #[must_use]

@@ -65,6 +65,8 @@ struct Survey {
     swapped: u64,
     /// The first frame.
     first: Option<Pfn>,
+    /// Pages whose next store is to be told.
+    watched: u64,
     /// Where the block would start that the first frame is part of.
     head: Option<Pfn>,
     /// Whether a frame lies apart from that block.
@@ -96,6 +98,7 @@ impl<S: Memory> Resident<S> {
         let mut survey = Survey::default();
         self.tables.visit_all(start..VirtAddr(start.0 + LARGE), |addr, _, entry, _| {
             survey.swapped += u64::from(!entry.is_leaf());
+            survey.watched += u64::from(entry.is_watched());
             if !entry.is_leaf() || entry.backing() != Backing::Counted {
                 return;
             }
@@ -126,7 +129,10 @@ impl<S: Memory> Resident<S> {
         self.bring_in(area, range.clone())?;
         // What is missing is for the area's monitor to provide.
         let least = if area.is_monitored() { PAGEBLOCK_FRAMES } else { 1 };
-        let survey = self.survey(start).filter(|survey| survey.present >= least).ok_or(VmError::Invalid)?;
+        let survey = self
+            .survey(start)
+            .filter(|survey| survey.present >= least && survey.watched == 0)
+            .ok_or(VmError::Invalid)?;
         let mut batch = self.tables.batch();
         let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
         let block = match in_place {

@@ -92,7 +92,7 @@ impl<S: Memory> AddressSpace<S> {
         if !area.protection.allows(access) {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
-        let kind = self.resident.fault(area, page, access.into())?;
+        let kind = self.resident.fault_or_ask(area, page, access.into())?;
         match kind {
             FaultKind::Minor => self.minor_faults += 1,
             FaultKind::Major => self.major_faults += 1,
@@ -145,7 +145,7 @@ impl<S: Memory> AddressSpace<S> {
                 if left == 0 {
                     return Ok(page);
                 }
-                resident.fault(area, page, want)?;
+                resident.fault_or_ask(area, page, want)?;
                 let end = resident.leaf_end(page);
                 left = left.saturating_sub((end.0 - page.0) >> PAGE_SHIFT);
                 page = end;

@@ -153,7 +153,7 @@ impl<S: Memory> Fork<'_, S> {
     fn large(&mut self, from: EntryAt<S::Machine>, to: Slot<S::Machine>) -> Option<u64> {
         let EntryAt { addr, slot, entry } = from;
         let Some(block) = self.parent.block_of(entry) else {
-            to.fill(entry);
+            to.fill(entry.unwatched());
             return Some(0);
         };
         let twin = block.share().ok()?;
@@ -176,7 +176,7 @@ impl<S: Memory> Fork<'_, S> {
     ) -> Result<(), OutOfMemory> {
         let to = to?;
         self.parent.commons.swap.enter(place)?;
-        to.fill(entry);
+        to.fill(entry.unwatched());
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl<S: Memory> Fork<'_, S> {
         to: &mut impl FnMut() -> Result<Slot<S::Machine>, OutOfMemory>,
     ) -> Result<u64, OutOfMemory> {
         if entry.backing() == Backing::Uncounted {
-            to()?.fill(entry);
+            to()?.fill(entry.unwatched());
             return Ok(0);
         }
         let parent = self.parent;

@@ -260,9 +260,6 @@ impl<S: Memory> Resident<S> {
         addr: VirtAddr,
         want: Want,
     ) -> Result<Option<FaultKind>, OutOfMemory> {
-        if area.is_monitored() {
-            return Ok(None);
-        }
         let Some(start) = self.block_for(area, addr) else { return Ok(None) };
         let slot = self.tables.make(start, PageSize::Large)?;
         if !slot.load().is_empty() {
@@ -306,7 +303,7 @@ impl<S: Memory> Resident<S> {
                 self.trace_decision(EntryAt { addr, slot, entry }, CowDecision::Reused);
                 return Ok(Some(FaultKind::Minor));
             }
-            None if !area.is_monitored() && self.block_for(area, addr).is_some() => {
+            None if self.block_for(area, addr).is_some() => {
                 if let Some(block) = self.new_block(area, block_start(addr)) {
                     let old = slot.replace(large_leaf(block, rights, Marks::Dirty));
                     batch.unmapped_large(block_start(addr), old, None);

@@ -86,7 +86,7 @@ pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use map::{Unmapped, whole_pages};
 pub use migrate::{CachedPage, MigrateOutcome, Migration, PageNode, SharedPages};
-pub use monitor::{Lack, Monitor, NewPage, Wanted};
+pub use monitor::{Lack, Monitor, NewPage, Wanted, Watching};
 pub use pin::{
     LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast, pin_fast_run,
 };

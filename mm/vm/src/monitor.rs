@@ -11,6 +11,14 @@
 //! no large page, and a large page is made only of pages that are all there. The bytes come by
 //! [`AddressSpace::fill_page`], which puts a page nowhere else than where none is.
 //!
+//! **Stores.** A page of private anonymous memory may be *watched* ([`AddressSpace::watch`]): its
+//! leaf does not grant writing, and says so itself, since that is another matter than whose frame
+//! it is. So a watched page that is shared after a fork is first told of and then copied. The mark
+//! goes with the page: to the swap and back, to another frame, into pieces of a large page. It does
+//! not go to a child, nor with a page that is moved. Pins that were there before write on, unseen;
+//! a new pin for writing is a store. Invariant: marks are only where areas have
+//! [`AreaFlags::MONITOR_STORES`].
+//!
 //! **Protocol** of a page's bytes, which may be copied from memory that is itself not there:
 //! 1. With the space locked, [`AddressSpace::new_page_for`] looks whether a page may go there and
 //!    gives a frame that nobody else knows.
@@ -26,12 +34,12 @@ use core::ops::Range;
 
 use freehold_frame::{Anon, Frame, LeafMapping, Owner, PageCache as CacheKind, Request};
 use freehold_machine::{Access, Pfn, PhysicalBytes, VirtAddr};
-use freehold_paging::{Backing, Entry, Marks, Memory, PageSize, Slot};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Slot};
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent};
 use crate::cache::Holes;
-use crate::error::{FaultError, VmError};
+use crate::error::{FaultError, FaultKind, VmError};
 use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
@@ -43,6 +51,10 @@ pub trait Monitor: Any + Send + Sync {}
 pub enum Lack {
     /// There is none.
     Missing,
+    /// It is watched, and about to be written.
+    Watched,
+    /// It is there, and not mapped.
+    Minor,
 }
 
 /// A page that a fault wanted and that its area's monitor has to provide.
@@ -61,6 +73,15 @@ impl core::fmt::Debug for Wanted {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Wanted({:?}, {:?}, {:?})", self.page, self.access, self.lack)
     }
+}
+
+/// Whether pages are watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watching {
+    /// They are.
+    On,
+    /// They are not.
+    Off,
 }
 
 /// A frame for one page, which nobody else knows: [`AddressSpace::new_page_for`].
@@ -116,13 +137,16 @@ impl<S: Memory> Area<S> {
         }
     }
     /// Whether a program may serve its faults, as it is mapped.
-    fn check_monitor(&self, monitor: &Arc<dyn Monitor>) -> Result<(), VmError> {
+    fn check_monitor(&self, monitor: &Arc<dyn Monitor>, modes: AreaFlags) -> Result<(), VmError> {
+        let is_anonymous = matches!(self.content, AreaContent::Anonymous);
         let is_memory = match &self.content {
             AreaContent::Anonymous => true,
             AreaContent::Vdso(..) => false,
             _ => self.attachment().is_some_and(|at| at.cache().is_memory() && !at.cache().is_secret()),
         };
-        if !is_memory {
+        let is_wrong = (modes.contains(AreaFlags::MONITOR_STORES) && !is_anonymous)
+            || (modes.contains(AreaFlags::MONITOR_MINOR) && is_anonymous);
+        if !is_memory || is_wrong {
             return Err(VmError::Invalid);
         }
         // Who fills a hole writes to what is mapped.
@@ -158,10 +182,16 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.overlapping(range.clone()).next().ok_or(VmError::Invalid)?;
         for area in self.areas.overlapping(range.clone()) {
             self.resident.source().rest();
-            area.check_monitor(monitor)?;
+            area.check_monitor(monitor, modes)?;
         }
         self.areas.make_room(2)?;
         self.split_borders(&range)?;
+        if !modes.contains(AreaFlags::MONITOR_STORES) {
+            let has_less =
+                |area: &&Area<S>| area.flags.intersects(AreaFlags::MONITORED) && !area.flags.contains(modes);
+            let parts = self.areas.parts(range.clone()).filter(|(area, _)| has_less(area));
+            parts.for_each(|(_, part)| self.resident.unwatch(&part));
+        }
         self.areas.change(range, |area| {
             // What has all of it and more keeps that, as on Linux.
             if area.monitor.is_none() || !area.flags.contains(modes) {
@@ -181,24 +211,90 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.overlapping(range.clone()).next().ok_or(VmError::Invalid)?;
         for area in self.areas.overlapping(range.clone()) {
             self.resident.source().rest();
-            match area.check_monitor(monitor) {
+            match area.check_monitor(monitor, AreaFlags::empty()) {
                 Ok(()) | Err(VmError::Permission) => {}
                 Err(_) => return Err(VmError::Invalid),
             }
         }
         self.areas.make_room(2)?;
         self.split_borders(&range)?;
+        self.unwatch_part(&range);
         self.areas.change(range, Area::leave_monitor);
         Ok(())
     }
 
     /// No fault goes to `monitor` any more.
     pub fn forget_monitor(&mut self, monitor: &Arc<dyn Monitor>) {
+        let own = self.areas.iter().filter(|area| area.is_monitored_by(monitor));
+        own.for_each(|area| {
+            self.resident.source().rest();
+            self.resident.unwatch(&(area.start..area.end));
+        });
         self.areas.change_all(|area| {
             if area.is_monitored_by(monitor) {
                 area.leave_monitor();
             }
         });
+    }
+
+    /// No page of `range`, whose ends cut no large page, is watched.
+    pub(crate) fn unwatch_part(&mut self, range: &Range<VirtAddr>) {
+        for (area, part) in self.areas.parts(range.clone()) {
+            if area.flags.contains(AreaFlags::MONITOR_STORES) {
+                self.resident.unwatch(&part);
+            }
+        }
+    }
+
+    /// Watch the pages of `range` that are there, or do so no more, area by area: the next store to
+    /// each is told its monitor.
+    ///
+    /// # Errors
+    /// [`VmError::Missing`] at the first area without [`AreaFlags::MONITOR_STORES`], and where
+    /// there is none; [`VmError::NoMemory`].
+    pub fn watch(&mut self, range: Range<VirtAddr>, watching: Watching) -> Result<(), VmError> {
+        self.split_borders(&range)?;
+        let mut outcome = Err(VmError::Missing);
+        let mut batch = self.resident.tables.batch();
+        for (area, part) in self.areas.parts(range) {
+            if !area.flags.contains(AreaFlags::MONITOR_STORES) {
+                return Err(VmError::Missing);
+            }
+            self.resident.source().rest();
+            match watching {
+                Watching::On => self.resident.watch(&part, &mut batch),
+                Watching::Off => self.resident.unwatch(&part),
+            }
+            outcome = Ok(());
+        }
+        outcome
+    }
+
+    /// Map the page at `page`, part of `whole`, that its cache has.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_page`]; [`VmError::Invalid`] where no cache is shown, and past its
+    /// end; [`VmError::Fault`] where it has no page there.
+    pub fn map_cached(&mut self, page: VirtAddr, whole: &Range<VirtAddr>) -> Result<(), VmError> {
+        self.area_to_fill(page, whole)?;
+        let Self { areas, resident, .. } = self;
+        let area = areas.at(page).ok_or(VmError::Missing)?;
+        let (cache, index) = area.cache_page(page).ok_or(VmError::Invalid)?;
+        if cache.is_past_end(index) {
+            return Err(VmError::Invalid);
+        }
+        let slot = resident.empty_slot(page)?;
+        let found = cache.fault(index, resident.place(area, page), Holes::Monitored);
+        let (frame, _) = found.map_err(|error| match error {
+            FaultError::OutOfMemory => VmError::NoMemory,
+            _ => VmError::Fault,
+        })?;
+        let rights = if area.is_shared() { area.protection.rights() } else { area.shared_frame_rights() };
+        let mapping = frame.map().map_err(|_| VmError::TooManyHolders)?;
+        slot.fill(leaf(mapping, rights, Marks::Dirty));
+        resident.count(area, LeafKind::Cache);
+        resident.note_peak();
+        Ok(())
     }
 
     /// What the last fault wanted of a monitor: after [`FaultError::Monitored`] or
@@ -218,13 +314,22 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Missing`] where it does not; [`VmError::Exists`] where there is a page;
-    /// [`VmError::Fault`] past the end of shared memory; [`VmError::NoMemory`].
-    pub fn new_page_for(&self, page: VirtAddr, whole: &Range<VirtAddr>) -> Result<NewPage<S>, VmError> {
+    /// [`VmError::Fault`] past the end of shared memory; [`VmError::Invalid`] to watch what can not
+    /// be; [`VmError::NoMemory`].
+    pub fn new_page_for(
+        &self,
+        page: VirtAddr,
+        whole: &Range<VirtAddr>,
+        watching: Watching,
+    ) -> Result<NewPage<S>, VmError> {
         let area = self.area_to_fill(page, whole)?;
+        if watching == Watching::On && !area.flags.contains(AreaFlags::MONITOR_STORES) {
+            return Err(VmError::Invalid);
+        }
         self.resident.new_page_for(area, page)
     }
 
-    /// Put `new`, whose bytes are all written, at `page`; `whole` as before.
+    /// Put `new`, whose bytes are all written, at `page`, watched or not; `whole` as before.
     ///
     /// # Errors
     /// As [`AddressSpace::new_page_for`]: what is wrong now. [`VmError::Again`] where other memory
@@ -234,11 +339,12 @@ impl<S: Memory> AddressSpace<S> {
         page: VirtAddr,
         whole: &Range<VirtAddr>,
         new: NewPage<S>,
+        watching: Watching,
     ) -> Result<(), VmError> {
         self.area_to_fill(page, whole)?;
         let Self { areas, resident, .. } = self;
         let area = areas.at(page).ok_or(VmError::Missing)?;
-        resident.fill_page(area, page, new)
+        resident.fill_page(area, page, new, watching)
     }
 
     /// Put zeroes at `page`, where none is, part of `whole`.
@@ -252,7 +358,7 @@ impl<S: Memory> AddressSpace<S> {
         if area.is_shared() {
             let new = resident.new_page_for(area, page)?;
             resident.zero(&new);
-            return resident.fill_page(area, page, new);
+            return resident.fill_page(area, page, new, Watching::Off);
         }
         let slot = resident.empty_slot(page)?;
         let (zero, rights) = (resident.commons.zero_page(), area.shared_frame_rights());
@@ -262,24 +368,94 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// The absent page at `addr` is about to be filled: ask whether that is the monitor's affair.
+    /// As [`Resident::fault`], where the page may be its area's monitor's to provide.
     ///
     /// # Errors
-    /// [`FaultError::Monitored`] where it is. What shows a cache is not judged here, since pages
-    /// come and go there: the cache says so where it finds a hole ([`Area::holes`]).
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn ask_monitor(
+    /// As there; [`FaultError::Monitored`].
+    #[inline(always)]
+    pub(crate) fn fault_or_ask(
         &mut self,
         area: &Area<S>,
         addr: VirtAddr,
         want: Want,
-    ) -> Result<(), FaultError> {
+    ) -> Result<FaultKind, FaultError> {
+        if area.is_monitored() {
+            self.ask_monitor(area, addr, want)?;
+        }
+        self.fault(area, addr, want)
+    }
+
+    /// Ask whether the page at `addr`, of an area with a monitor, is the monitor's affair.
+    ///
+    /// # Errors
+    /// [`FaultError::Monitored`] where it is. Whether a page of a cache is missing is not judged
+    /// here, since pages come and go there: the cache says so where it finds a hole
+    /// ([`Area::holes`]).
+    #[cold]
+    #[inline(never)]
+    fn ask_monitor(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<(), FaultError> {
+        let entry = self.tables.entry(addr);
+        if !entry.is_empty() {
+            let is_told = want == Want::Write && entry.is_watched();
+            return if is_told { Err(self.want(area, addr, want, Lack::Watched)) } else { Ok(()) };
+        }
+        if area.flags.contains(AreaFlags::MONITOR_MINOR)
+            && let Some((cache, index)) = area.cache_page(addr)
+            && cache.check_hole(index) == Err(VmError::Exists)
+        {
+            return Err(self.want(area, addr, want, Lack::Minor));
+        }
         if !area.flags.contains(AreaFlags::MONITOR_MISSING) {
             return Ok(());
         }
         let error = self.want(area, addr, want, Lack::Missing);
         if area.attachment().is_some() { Ok(()) } else { Err(error) }
+    }
+
+    /// As [`Resident::fault_or_ask`], for a pin that is used for `access`: one that only loads may
+    /// want a frame of the page's own, which is no store.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fault_to_pin(
+        &mut self,
+        area: &Area<S>,
+        page: VirtAddr,
+        want: Want,
+        access: Access,
+    ) -> Result<(), FaultError> {
+        self.ask_monitor(area, page, access.into())?;
+        if !self.tables.entry(page).is_watched() {
+            return self.fault(area, page, want).map(drop);
+        }
+        // The page gets its frame without a right to write, so no store comes in between.
+        let mut batch = self.tables.batch();
+        self.split(page, &mut batch)?;
+        drop(batch);
+        let protection = area.protection.difference(Protection::WRITE);
+        let outcome = self.fault(&Area { protection, ..area.clone() }, page, want);
+        let (slot, _) = self.tables.find(page).ok_or(FaultError::Bus)?;
+        slot.update(Entry::watched);
+        outcome.map(drop)
+    }
+
+    /// Watch the pages of `range` that are there.
+    fn watch(&self, range: &Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        self.tables.visit_all(range.clone(), |addr, slot, entry, _| {
+            let old = slot.update_from(entry, Entry::watched);
+            if old.is_writable() {
+                batch.restricted(addr, old);
+            }
+        });
+    }
+
+    /// Watch no page of `range` any more. They are written again as after a fork: by a fault that
+    /// finds whose frame it is.
+    pub(crate) fn unwatch(&self, range: &Range<VirtAddr>) {
+        self.tables.visit_all(range.clone(), |_, slot, entry, _| {
+            if entry.is_watched() {
+                slot.update_from(entry, Entry::unwatched);
+            }
+        });
     }
 
     /// The page at `addr` is its monitor's to provide: say so.
@@ -319,14 +495,21 @@ impl<S: Memory> Resident<S> {
         self.source().machine().zero(page.pfn());
     }
 
-    fn fill_page(&mut self, area: &Area<S>, page: VirtAddr, new: NewPage<S>) -> Result<(), VmError> {
+    fn fill_page(
+        &mut self,
+        area: &Area<S>,
+        page: VirtAddr,
+        new: NewPage<S>,
+        watching: Watching,
+    ) -> Result<(), VmError> {
         let slot = self.empty_slot(page)?;
         let rights = area.protection.rights();
         area.check_end(page)?;
         match (new.0, area.is_shared()) {
             (NewFrame::Anon(new), false) => {
                 area.copied.set();
-                slot.fill(leaf(new, rights, Marks::Dirty));
+                let entry = leaf(new, rights, Marks::Dirty);
+                slot.fill(if watching == Watching::On { entry.watched() } else { entry });
                 self.count(area, LeafKind::Anon);
             }
             (NewFrame::Cached(new), true) => {

@@ -202,6 +202,8 @@ impl<S: Memory> AddressSpace<S> {
             self.resident.tables.free_tables(to, span, &mut batch);
             return Err(error);
         }
+        // Nobody is told that it moves, so nobody could be told of stores there.
+        self.unwatch_part(&kept);
         let flags = self.insert_moved(moved, &to);
         let reached = self.resident.move_pages(&kept, to.start, pause);
         if reached < kept.end {
@@ -224,7 +226,6 @@ impl<S: Memory> AddressSpace<S> {
         (area.start, area.end) = (to.start, to.end);
         // The room of the old break or stack is not a break or stack elsewhere.
         area.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
-        // Nobody is told that it moves, so nobody could serve it there.
         area.leave_monitor();
         // Who tracks stores has not seen these bytes here.
         area.flags.insert(AreaFlags::SOFTDIRTY);

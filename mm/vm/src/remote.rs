@@ -120,7 +120,7 @@ impl<S: Memory> AddressSpace<S> {
         if !allowed || area.is_withheld() {
             return Err(VmError::Fault);
         }
-        resident.fault(area, page, want)?;
+        resident.fault_or_ask(area, page, want)?;
         let entry = resident.present(page).ok_or(VmError::Fault)?;
         Ok(entry.frame())
     }

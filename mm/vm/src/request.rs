@@ -93,8 +93,13 @@ bitflags! {
         /// A page that is missing is its [`Monitor`](crate::Monitor)'s to provide.
         const MONITOR_MISSING = 1 << 18;
 
+        /// A store to a page that is [watched](crate::AddressSpace::watch) is told its monitor.
+        const MONITOR_STORES = 1 << 19;
+        /// A page of shared memory that is there, and not mapped here, is its monitor's to map.
+        const MONITOR_MINOR = 1 << 20;
+
         /// The faults that go to a monitor.
-        const MONITORED = Self::MONITOR_MISSING.bits();
+        const MONITORED = Self::MONITOR_MISSING.bits() | Self::MONITOR_STORES.bits() | Self::MONITOR_MINOR.bits();
     }
 }
 

@@ -34,6 +34,9 @@ const COUNTED: &str = "a counted leaf leads to a frame of its kind";
 /// run of this many (Linux: `fault_around_bytes`, 64 KiB).
 const AROUND: u64 = 16;
 
+/// Areas whose faults map no neighbours.
+const NOT_AROUND: AreaFlags = AreaFlags::RANDOM.union(AreaFlags::MONITOR_MINOR);
+
 /// What a page is needed for. Whether the area allows it is decided before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
@@ -144,7 +147,8 @@ impl<S: Memory> Resident<S> {
         self.peak = self.peak.max(self.rss.total());
     }
 
-    /// Make the page at `addr` present for `want`. The access itself is allowed (or forced).
+    /// Make the page at `addr` present for `want`. The access itself is allowed (or forced), and
+    /// not the affair of a monitor ([`Resident::fault_or_ask`]).
     pub(crate) fn fault(
         &mut self,
         area: &Area<S>,
@@ -172,12 +176,7 @@ impl<S: Memory> Resident<S> {
             entry = slot.load();
         }
         match want {
-            _ if entry.is_empty() => {
-                if area.is_monitored() {
-                    self.ask_monitor(area, addr, want)?;
-                }
-                self.fill(area, addr, slot, want)
-            }
+            _ if entry.is_empty() => self.fill(area, addr, slot, want),
             _ if !entry.is_leaf() => self.swap_in(area, EntryAt { addr, slot, entry }, want),
             Want::Write => self.fault_write(area, EntryAt { addr, slot, entry }),
             // Someone else was faster, or the CPU remembered less than the tables grant.
@@ -241,7 +240,7 @@ impl<S: Memory> Resident<S> {
         let (entry, is_secret) = (leaf(mapping, rights, marks), cache.is_secret());
         slot.fill(if is_secret { entry.marked_secret() } else { entry });
         self.count(area, LeafKind::Cache);
-        if want == Want::Read && !is_secret && !area.flags.contains(AreaFlags::RANDOM) {
+        if want == Want::Read && !is_secret && !area.flags.intersects(NOT_AROUND) {
             self.fill_around(area, addr);
         }
         Ok(kind)
@@ -518,6 +517,7 @@ impl<S: Memory> Resident<S> {
                 self.is_exclusive(entry)
             };
             let noticed = entry.is_soft_dirty() || !area.tracks_stores();
+            let may_write = may_write && !entry.is_watched();
             let rights = if may_write && noticed { full } else { full.without(Rights::WRITE) };
             let old = slot.update(|entry| entry.with_rights(rights));
             if !rights.contains(old.rights()) {

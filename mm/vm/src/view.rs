@@ -8,6 +8,7 @@ use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent};
+use crate::monitor::Watching;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
 use crate::resident::LeafKind;
@@ -61,6 +62,8 @@ pub struct PageView {
     pub mappings: u32,
     /// Whether it was written since such marks were last cleared.
     pub written: Written,
+    /// Whether the next store to it is told its area's monitor.
+    pub watched: Watching,
 }
 
 /// What an area is called.
@@ -265,7 +268,8 @@ impl<S: Memory> AddressSpace<S> {
                 What::Swapped(place) => PageAt::Swapped(place),
             };
             let written = if entry.is_soft_dirty() { Written::Since } else { Written::Not };
-            out(PageView { addr, at, of_file, mappings, written });
+            let watched = if entry.is_watched() { Watching::On } else { Watching::Off };
+            out(PageView { addr, at, of_file, mappings, written, watched });
         });
     }
 

@@ -7,7 +7,7 @@ use freehold_collections::{Arc, Vec, Weak, reserve};
 use freehold_machine::VirtAddr;
 use freehold_vm::{
     AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, VdsoPart,
-    Written,
+    Watching, Written,
 };
 use zerocopy::IntoBytes as _;
 
@@ -265,7 +265,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
 }
 
 /// What is true of an area, by Linux' two letters, in its order.
-const AREA_FLAGS: [(AreaFlags, &str); 13] = [
+const AREA_FLAGS: [(AreaFlags, &str); 15] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
     (AreaFlags::SEQUENTIAL, "sr "),
@@ -279,6 +279,8 @@ const AREA_FLAGS: [(AreaFlags, &str); 13] = [
     (AreaFlags::HUGEPAGE, "hg "),
     (AreaFlags::NOHUGEPAGE, "nh "),
     (AreaFlags::MONITOR_MISSING, "um "),
+    (AreaFlags::MONITOR_STORES, "uw "),
+    (AreaFlags::MONITOR_MINOR, "ui "),
 ];
 
 /// Writes the two-letter flags of an area that there are here.
@@ -309,11 +311,12 @@ fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
     }
 }
 
-/// Bits of a pagemap entry, by Linux' names. Not here: 57 (userfaultfd's write-protection).
+/// Bits of a pagemap entry, by Linux' names.
 const ENTRY: u64 = 8;
 const PM_PFRAME: u64 = (1 << 55) - 1;
 const PM_SOFT_DIRTY: u64 = 1 << 55;
 const PM_MMAP_EXCLUSIVE: u64 = 1 << 56;
+const PM_UFFD_WP: u64 = 1 << 57;
 const PM_FILE: u64 = 1 << 61;
 const PM_SWAP: u64 = 1 << 62;
 const PM_PRESENT: u64 = 1 << 63;
@@ -360,6 +363,7 @@ impl SpaceFile {
         space.pages(from, to, |page| {
             let Some(word) = words.get_mut(((page.addr.0 - from.0) / PAGE) as usize) else { return };
             let written = if page.written == Written::Since { PM_SOFT_DIRTY } else { 0 };
+            let watched = if page.watched == Watching::On { PM_UFFD_WP } else { 0 };
             let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
             let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
             // Of a swapped page five bits for the area and fifty for the slot stand where a frame's
@@ -369,7 +373,7 @@ impl SpaceFile {
                 PageAt::Swapped(place) => (PM_SWAP, place.slot << 5 | u64::from(place.area)),
             };
             let place = if self.frames == FrameNumbers::Told { place & PM_PFRAME } else { 0 };
-            *word |= state | written | file | exclusive | place;
+            *word |= state | written | watched | file | exclusive | place;
         });
         drop(space);
         sink.put(words.as_bytes())

@@ -319,7 +319,11 @@ impl<S: Memory> Resident<S> {
         let want = if writes || !(looks || area.is_shared()) { Want::Write } else { Want::Read };
         // What is exclusive serves reading as it is, whatever its leaf grants.
         if writes || want == Want::Read || !self.has_own(page) {
-            self.fault(area, page, want)?;
+            if area.is_monitored() {
+                self.fault_to_pin(area, page, want, P::ACCESS)?;
+            } else {
+                self.fault(area, page, want)?;
+            }
         }
         self.count_pieces(page);
         if writes && let Some((slot, _)) = self.tables.find(page) {

@@ -54,7 +54,9 @@ impl<S: Memory> Resident<S> {
         let own = belongs == Belongs::Exclusive;
         let full = area.protection.rights();
         let noticed = want == Want::Write || entry.is_soft_dirty() || !area.tracks_stores();
-        let rights = if own && noticed { full } else { full.without(Rights::WRITE) };
+        // Whoever is to be told of the next store is told first.
+        let may_write = own && noticed && !entry.is_watched();
+        let rights = if may_write { full } else { full.without(Rights::WRITE) };
         let new = leaf(mapping, rights, Marks::Dirty);
         slot.replace(if own && want == Want::Write { new } else { new.with_soft_dirty_of(entry) });
         self.swapped -= 1;

@@ -29,14 +29,18 @@ fn watch(p: &Process, at: u64, count: u64, monitor: &Arc<dyn Monitor>) -> Result
 
 /// Provide the page at `at` with `value` in its first byte.
 fn provide(p: &Process, at: u64, value: u8) -> Result<(), VmError> {
+    provide_as(p, at, value, Watching::Off)
+}
+
+fn provide_as(p: &Process, at: u64, value: u8, watching: Watching) -> Result<(), VmError> {
     p.run(|| {
         let whole = pages(at, 1);
-        let new = p.space().new_page_for(whole.start, &whole)?;
+        let new = p.space().new_page_for(whole.start, &whole, watching)?;
         p.model.with_bytes(new.pfn(), |bytes| {
             bytes.fill(0);
             bytes[0] = value;
         });
-        p.space().fill_page(whole.start, &whole, new)
+        p.space().fill_page(whole.start, &whole, new, watching)
     })
 }
 
@@ -129,6 +133,73 @@ fn a_page_that_finds_no_memory_is_not_there_and_another_may_come() {
     world.end();
 }
 
+fn watch_stores(p: &Process, at: u64, count: u64, watching: Watching) -> Result<(), VmError> {
+    p.run(|| p.space().watch(pages(at, count), watching))
+}
+
+#[test]
+fn a_watched_page_that_is_shared_is_told_of_first_and_copied_then() {
+    let world = World::new();
+    let p = world.process(0);
+    let [monitor, _] = monitors();
+    let a = p.anonymous(3);
+    (0..2).for_each(|page| p.store(a + page * PAGE, 1).unwrap());
+    p.run(|| p.space().set_monitor(pages(a, 3), &monitor, AreaFlags::MONITOR_STORES)).unwrap();
+    watch_stores(&p, a, 3, Watching::On).unwrap();
+    assert_eq!(p.store(a + 2 * PAGE, 1), Ok(()), "what was not there is not watched");
+    let child = p.fork(1);
+    let frame = p.frame(a);
+    assert_eq!((p.load(a), p.store(a, 2)), (Ok(1), Err(FaultError::Monitored)));
+    assert_eq!(p.space().take_wanted().unwrap().lack, Lack::Watched);
+    assert_eq!((child.store(a, 5), p.load(a)), (Ok(()), Ok(1)), "the child is told nobody");
+    // A pin that only looks takes no copy; one for long takes its own frame, and none is a store.
+    let looks = p.run(|| p.space().pin::<Transient, ReadOnly>(VirtAddr(a + PAGE), Rule::Asked));
+    drop(looks.unwrap());
+    let kept = p.run(|| p.space().pin::<LongTerm, ReadOnly>(VirtAddr(a + PAGE), Rule::Asked)).unwrap();
+    assert_eq!((p.frame(a + PAGE), p.store(a + PAGE, 2)), (kept.pfn(), Err(FaultError::Monitored)));
+    let stores = p.run(|| p.space().pin::<Transient, ReadWrite>(VirtAddr(a), Rule::Asked).map(drop));
+    assert_eq!(stores, Err(FaultError::Monitored));
+    p.protect(a, 3, Protection::READ).unwrap();
+    p.protect(a, 3, RW).unwrap();
+    assert_eq!(p.store(a, 2), Err(FaultError::Monitored), "mprotect does not end it");
+    watch_stores(&p, a, 3, Watching::Off).unwrap();
+    assert_eq!((p.store(a, 2), p.frame(a)), (Ok(()), frame), "the child has a copy, so it is its own again");
+    p.store(a + PAGE, 3).unwrap();
+    assert_eq!(p.frame(a + PAGE), kept.pfn(), "the pin stays what the program sees");
+    drop((kept, child, p));
+    world.end();
+}
+
+#[test]
+fn a_page_that_its_cache_has_is_the_monitors_to_map() {
+    let world = World::new();
+    let p = world.process(0);
+    let [monitor, _] = monitors();
+    let file = world.file(&[7; 5000]);
+    let map = |backing| p.map(AreaPlace::Anywhere, 4, RW, backing).unwrap();
+    let shared = map(Backing::SharedFile(view(&file, 0), SharedWrite::Allowed));
+    let private = map(Backing::PrivateFile(view(&file, 0)));
+    file.cache().set_size_grow(3 * PAGE);
+    for at in [shared, private] {
+        p.run(|| p.space().set_monitor(pages(at, 4), &monitor, AreaFlags::MONITOR_MINOR)).unwrap();
+        assert_eq!(p.load(at), GONE);
+        assert_eq!(p.space().take_wanted().unwrap().lack, Lack::Minor);
+        let mapped = |page| p.run(|| p.space().map_cached(VirtAddr(page), &pages(page, 1)));
+        assert_eq!((mapped(at), p.load(at), p.load(at + PAGE)), (Ok(()), Ok(7), GONE), "no neighbour");
+        assert_eq!((mapped(at), mapped(at + 3 * PAGE)), (Err(VmError::Exists), Err(VmError::Invalid)));
+        assert_eq!(mapped(at + 2 * PAGE), if at == shared { Err(VmError::Fault) } else { Ok(()) }, "a hole");
+        if at == shared {
+            assert_eq!(p.load(at + 2 * PAGE), Ok(0), "is filled as ever");
+        }
+        assert_eq!(p.load(at + 3 * PAGE), Err(FaultError::Bus));
+    }
+    p.store(private, 1).unwrap();
+    assert_eq!((p.load(shared), p.store(shared, 9)), (Ok(7), Ok(())));
+    assert_eq!(read(file.cache(), 0, 1), [9]);
+    drop((p, file));
+    world.end();
+}
+
 const WINDOW: u64 = 24;
 const BASE: u64 = 0x4000_0000 - 10 * PAGE;
 
@@ -136,12 +207,14 @@ const BASE: u64 = 0x4000_0000 - 10 * PAGE;
 enum Step {
     Map(usize, u64, u64, bool),
     Unmap(usize, u64, u64),
-    Watch(usize, u64, u64, usize),
+    Watch(usize, u64, u64, usize, u8),
+    Stores(usize, u64, u64, bool),
+    Pin(usize, u64, bool),
     Unwatch(usize, u64, u64, usize),
     Forget(usize, usize),
     Load(usize, u64),
     Store(usize, u64, u8),
-    Provide(usize, u64, u8),
+    Provide(usize, u64, u8, bool),
     Zeroes(usize, u64),
     DontNeed(usize, u64, u64),
     Protect(usize, u64, u64, bool),
@@ -155,12 +228,14 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (p(), at(), n(), any::<bool>()).prop_map(|(p, a, n, s)| Step::Map(p, a, n, s)),
         1 => (p(), at(), n()).prop_map(|(p, a, n)| Step::Unmap(p, a, n)),
-        5 => (p(), at(), n(), which()).prop_map(|(p, a, n, w)| Step::Watch(p, a, n, w)),
+        5 => (p(), at(), n(), which(), 1..4u8).prop_map(|(p, a, n, w, m)| Step::Watch(p, a, n, w, m)),
+        5 => (p(), at(), n(), any::<bool>()).prop_map(|(p, a, n, on)| Step::Stores(p, a, n, on)),
+        3 => (p(), at(), any::<bool>()).prop_map(|(p, a, w)| Step::Pin(p, a, w)),
         2 => (p(), at(), n(), which()).prop_map(|(p, a, n, w)| Step::Unwatch(p, a, n, w)),
         1 => (p(), which()).prop_map(|(p, w)| Step::Forget(p, w)),
         8 => (p(), at()).prop_map(|(p, a)| Step::Load(p, a)),
         8 => (p(), at(), value()).prop_map(|(p, a, v)| Step::Store(p, a, v)),
-        6 => (p(), at(), value()).prop_map(|(p, a, v)| Step::Provide(p, a, v)),
+        6 => (p(), at(), value(), any::<bool>()).prop_map(|(p, a, v, w)| Step::Provide(p, a, v, w)),
         2 => (p(), at()).prop_map(|(p, a)| Step::Zeroes(p, a)),
         3 => (p(), at(), n()).prop_map(|(p, a, n)| Step::DontNeed(p, a, n)),
         2 => (p(), at(), n(), any::<bool>()).prop_map(|(p, a, n, w)| Step::Protect(p, a, n, w)),
@@ -177,6 +252,16 @@ struct Page {
     value: Option<u8>,
     writable: bool,
     monitor: Option<usize>,
+    /// What the monitor is told of.
+    modes: AreaFlags,
+    /// The next store is told.
+    watched: bool,
+}
+
+impl Page {
+    fn leave(&mut self) {
+        (self.monitor, self.modes, self.watched) = (None, AreaFlags::empty(), false);
+    }
 }
 
 struct Run {
@@ -214,8 +299,9 @@ impl Run {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
         match self.value(&page) {
+            Some(_) if page.watched && access == Access::Write => Err(FaultError::Monitored),
             Some(value) => Ok(value),
-            None if page.monitor.is_some() => Err(FaultError::Monitored),
+            None if page.modes.contains(AreaFlags::MONITOR_MISSING) => Err(FaultError::Monitored),
             None => {
                 self.set(p, at, 0);
                 Ok(0)
@@ -231,8 +317,11 @@ impl Run {
         }
     }
 
-    fn may_fill(&self, p: usize, at: u64) -> Result<(), VmError> {
+    fn may_fill(&self, p: usize, at: u64, watched: bool) -> Result<(), VmError> {
         let page = self.pages[p].get(&at).filter(|page| page.monitor.is_some()).ok_or(VmError::Missing)?;
+        if watched && !page.modes.contains(AreaFlags::MONITOR_STORES) {
+            return Err(VmError::Invalid);
+        }
         if self.value(page).is_some() { Err(VmError::Exists) } else { Ok(()) }
     }
 
@@ -275,22 +364,74 @@ impl Run {
         self.objects += 1;
         for page in 0..n {
             let shared = shared.then_some((object, page));
-            self.pages[p].insert(at + page, Page { shared, value: None, writable: true, monitor: None });
+            self.pages[p].insert(
+                at + page,
+                Page {
+                    shared,
+                    value: None,
+                    writable: true,
+                    monitor: None,
+                    modes: AreaFlags::empty(),
+                    watched: false,
+                },
+            );
         }
         Ok(())
     }
 
-    fn watches(&mut self, p: usize, (at, n): (u64, u64), which: usize) -> Result<(), TestCaseError> {
-        let pages = self.in_range(p, at, n);
-        let expected = match pages.is_empty() {
-            true => Err(VmError::Invalid),
-            false if self.has_other(p, &pages, which) => Err(VmError::Busy),
-            false => Ok(()),
-        };
-        prop_assert_eq!(watch(&self.processes[p], address(at), n, &self.monitors[which]), expected);
-        if expected.is_ok() {
-            pages.iter().for_each(|page| self.pages[p].get_mut(page).unwrap().monitor = Some(which));
+    fn watches(
+        &mut self,
+        p: usize,
+        (at, n): (u64, u64),
+        which: usize,
+        modes: AreaFlags,
+    ) -> Result<(), TestCaseError> {
+        let found = self.in_range(p, at, n);
+        let refused = found.iter().map(|page| &self.pages[p][page]).find_map(|page| {
+            let is_wrong = page.shared.is_some() && modes.contains(AreaFlags::MONITOR_STORES);
+            let other = page.monitor.is_some_and(|own| own != which).then_some(VmError::Busy);
+            if is_wrong { Some(VmError::Invalid) } else { other }
+        });
+        let refused = if found.is_empty() { Some(VmError::Invalid) } else { refused };
+        let process = &self.processes[p];
+        let set = || process.space().set_monitor(pages(address(at), n), &self.monitors[which], modes);
+        prop_assert_eq!(process.run(set), refused.map_or(Ok(()), Err));
+        if refused.is_none() {
+            for page in found {
+                let page = self.pages[p].get_mut(&page).unwrap();
+                if !page.modes.contains(modes) {
+                    page.modes = modes;
+                    page.watched &= modes.contains(AreaFlags::MONITOR_STORES);
+                }
+                page.monitor = Some(which);
+            }
         }
+        Ok(())
+    }
+
+    fn stores(&mut self, p: usize, (at, n): (u64, u64), on: bool) -> Result<(), TestCaseError> {
+        let found = self.in_range(p, at, n);
+        let told = |page: &&u64| self.pages[p][*page].modes.contains(AreaFlags::MONITOR_STORES);
+        let reached: Vec<u64> = found.iter().take_while(told).copied().collect();
+        let is_whole = !found.is_empty() && reached.len() == found.len();
+        let watching = if on { Watching::On } else { Watching::Off };
+        let done = watch_stores(&self.processes[p], address(at), n, watching);
+        prop_assert_eq!(done, if is_whole { Ok(()) } else { Err(VmError::Missing) });
+        for page in reached {
+            let page = self.pages[p].get_mut(&page).unwrap();
+            page.watched = on && page.value.is_some();
+        }
+        Ok(())
+    }
+
+    fn pins(&mut self, p: usize, at: u64, writes: bool) -> Result<(), TestCaseError> {
+        let expected = self.touch(p, at, if writes { Access::Write } else { Access::Read }).map(drop);
+        let (process, addr) = (&self.processes[p], VirtAddr(address(at)));
+        let pinned = process.run(|| match writes {
+            true => process.space().pin::<LongTerm, ReadWrite>(addr, Rule::Asked).map(drop),
+            false => process.space().pin::<LongTerm, ReadOnly>(addr, Rule::Asked).map(drop),
+        });
+        prop_assert_eq!(pinned, expected);
         Ok(())
     }
 
@@ -301,7 +442,7 @@ impl Run {
         let ended = process.run(|| process.space().end_monitor(pages(address(at), n), &self.monitors[which]));
         prop_assert_eq!(ended, if is_wrong { Err(VmError::Invalid) } else { Ok(()) });
         if !is_wrong {
-            found.iter().for_each(|page| self.pages[p].get_mut(page).unwrap().monitor = None);
+            found.iter().for_each(|page| self.pages[p].get_mut(page).unwrap().leave());
         }
         Ok(())
     }
@@ -316,8 +457,9 @@ impl Run {
         let remap = Remap { old, old_len: PAGE, new_len: PAGE, place, source: RemapSource::Unmap };
         let moved = process.run(|| process.space().remap(remap, &process.limits, &mut || Ok(())));
         prop_assert_eq!(moved, Ok(VirtAddr(address(to))));
-        if let Some(page) = self.pages[p].remove(&at) {
-            self.pages[p].insert(to, Page { monitor: None, ..page });
+        if let Some(mut page) = self.pages[p].remove(&at) {
+            page.leave();
+            self.pages[p].insert(to, page);
         }
         Ok(())
     }
@@ -337,24 +479,34 @@ impl Run {
                 self.processes[p].unmap(address(at), n).unwrap();
                 self.pages[p].retain(|page, _| !(at..at + n).contains(page));
             }
-            Step::Watch(p, at, n, which) => self.watches(p, (at, n), which)?,
+            Step::Watch(p, at, n, which, modes) => {
+                let flags = [AreaFlags::MONITOR_MISSING, AreaFlags::MONITOR_STORES];
+                let asked = (0..2).filter(|bit| modes >> bit & 1 != 0).map(|bit| flags[bit]);
+                let modes = asked.fold(AreaFlags::empty(), |all, flag| all | flag);
+                self.watches(p, (at, n), which, modes)?;
+            }
+            Step::Stores(p, at, n, on) => self.stores(p, (at, n), on)?,
+            Step::Pin(p, at, writes) => self.pins(p, at, writes)?,
             Step::Unwatch(p, at, n, which) => self.unwatches(p, (at, n), which)?,
             Step::Forget(p, which) => {
                 self.processes[p].run(|| self.processes[p].space().forget_monitor(&self.monitors[which]));
                 let own = self.pages[p].values_mut().filter(|page| page.monitor == Some(which));
-                own.for_each(|page| page.monitor = None);
+                own.for_each(Page::leave);
             }
             Step::Load(p, at) => self.accesses(p, at, None)?,
             Step::Store(p, at, value) => self.accesses(p, at, Some(value))?,
-            Step::Provide(p, at, value) => {
-                let expected = self.may_fill(p, at);
-                prop_assert_eq!(provide(&self.processes[p], address(at), value), expected);
+            Step::Provide(p, at, value, watched) => {
+                let expected = self.may_fill(p, at, watched);
+                let watching = if watched { Watching::On } else { Watching::Off };
+                let done = provide_as(&self.processes[p], address(at), value, watching);
+                prop_assert_eq!(done, expected);
                 if expected.is_ok() {
                     self.set(p, at, value);
+                    self.pages[p].get_mut(&at).unwrap().watched = watched;
                 }
             }
             Step::Zeroes(p, at) => {
-                let expected = self.may_fill(p, at);
+                let expected = self.may_fill(p, at, false);
                 prop_assert_eq!(zeroes(&self.processes[p], address(at)), expected);
                 if expected.is_ok() {
                     self.set(p, at, 0);
@@ -365,7 +517,9 @@ impl Run {
                 let at_once = || process.space().advise(VirtAddr(address(at)), n * PAGE, Advice::DontNeed);
                 // A hole is told, the rest is done.
                 let _: Result<(), VmError> = process.run(at_once);
-                self.pages[p].range_mut(at..at + n).for_each(|(_, page)| page.value = None);
+                self.pages[p].range_mut(at..at + n).for_each(|(_, page)| {
+                    (page.value, page.watched) = (None, false);
+                });
             }
             Step::Protect(p, at, n, writable) => self.protect(p, (at, n), writable),
             Step::Move(p, at, to) => self.moves(p, at, to)?,
@@ -373,7 +527,7 @@ impl Run {
                 let child = self.processes[p].fork(1 - p as u16);
                 self.processes[1 - p] = child;
                 self.pages[1 - p] = self.pages[p].clone();
-                self.pages[1 - p].values_mut().for_each(|page| page.monitor = None);
+                self.pages[1 - p].values_mut().for_each(Page::leave);
             }
         }
         Ok(())
@@ -386,15 +540,20 @@ impl Run {
             for area in space.areas() {
                 for page in 0..(area.end.0 - area.start.0) / PAGE {
                     let flags = area.flags & AreaFlags::MONITORED;
-                    seen.insert((area.start.0 - BASE) / PAGE + page, !flags.is_empty());
+                    seen.insert((area.start.0 - BASE) / PAGE + page, flags);
                 }
             }
-            let expected = pages.iter().map(|(&at, page)| (at, page.monitor.is_some())).collect();
+            let expected = pages.iter().map(|(&at, page)| (at, page.modes)).collect();
             prop_assert_eq!(seen, expected);
             let layout = space.layout;
             space.areas.validate(&layout);
             let areas: Vec<_> = space.areas.iter().collect();
             prop_assert!(areas.windows(2).all(|two| !two[0].joins(two[1])), "neighbours that could be one");
+            for (&at, page) in pages {
+                let entry = space.resident.tables.entry(VirtAddr(address(at)));
+                prop_assert_eq!(entry.is_watched(), page.watched, "page {}", at);
+                prop_assert!(!(entry.is_watched() && entry.is_writable()));
+            }
             let there = pages.values().filter(|page| page.shared.is_none() && page.value.is_some()).count();
             prop_assert!(space.usage().rss_anon <= there as u64);
         }
