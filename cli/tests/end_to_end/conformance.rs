@@ -116,6 +116,12 @@ fn cores() {
 }
 
 #[test]
+fn watch() {
+    conforms("watch");
+    conforms_with("watch", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn takeover() {
     conforms("takeover");
     conforms_with("takeover", &["--cpus", "1"], &[], &[]);

@@ -44,22 +44,10 @@ fn strace_attaches_to_what_runs_and_leaves_it_running() {
     assert_eq!(told.text(), "done\nseen\n", "{}", told.stderr);
 }
 
-#[test]
-fn gdb_stops_at_a_breakpoint_walks_the_stack_calls_and_goes_on() {
-    let program = guest_program("conformance/pipes");
-    let mut command = vec!["gdb", "-nx", "-batch"];
-    for step in [
-        "set startup-with-shell off",
-        "handle SIGPIPE nostop noprint",
-        "break main",
-        "run",
-        "backtrace",
-        "print $rip == (unsigned long)&main || 1",
-        "call (int)getpid() > 1",
-        "stepi",
-        "delete",
-        "continue",
-    ] {
+/// What gdb in the VM says of a program after these steps.
+fn gdb_says(program: &std::path::Path, steps: &[&str]) -> Outcome {
+    let mut command = vec!["gdb", "-nx", "-batch", "-ex", "set startup-with-shell off"];
+    for step in steps {
         command.extend(["-ex", step]);
     }
     let there = format!("{}:/program", text(&program));
@@ -73,7 +61,64 @@ fn gdb_stops_at_a_breakpoint_walks_the_stack_calls_and_goes_on() {
         }
     }
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let told = run(&options, &command, b"").expect(0);
+    run(&options, &command, b"").expect(0)
+}
+
+#[test]
+fn gdb_watches_a_variable_and_stops_at_hardware_breakpoints() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let source = file_of(&folder, "counts.c", COUNTS);
+    let program = folder.path().join("counts");
+    let arguments = ["-g", "-O0", "-static", "-o", text(&program), text(&source)];
+    finish_now(std::process::Command::new("cc").args(arguments), b"").expect(0);
+    let steps = [
+        "break main",
+        "run",
+        "hbreak counts",
+        "continue",
+        "watch counter",
+        "continue",
+        "delete 3",
+        "rwatch shown",
+        "continue",
+        "delete",
+        "continue",
+    ];
+    let told = gdb_says(&program, &steps);
+    let said = told.text();
+    for what in [
+        "Hardware assisted breakpoint 2",
+        "Breakpoint 2, counts",
+        "Hardware watchpoint 3: counter",
+        "Old value = 3",
+        "New value = 4",
+        "Hardware read watchpoint 4: shown",
+        "Value = 7",
+        "exited normally]",
+    ] {
+        assert!(said.contains(what), "{what} is not in:\n{said}\n{}", told.stderr);
+    }
+}
+
+const COUNTS: &[u8] = b"volatile int counter = 3, shown = 7, sum;
+void counts(void) { counter++; sum = shown; }
+int main(void) { counts(); return 0; }
+";
+
+#[test]
+fn gdb_stops_at_a_breakpoint_walks_the_stack_calls_and_goes_on() {
+    let steps = [
+        "handle SIGPIPE nostop noprint",
+        "break main",
+        "run",
+        "backtrace",
+        "print $rip == (unsigned long)&main || 1",
+        "call (int)getpid() > 1",
+        "stepi",
+        "delete",
+        "continue",
+    ];
+    let told = gdb_says(&guest_program("conformance/pipes"), &steps);
     let said = told.text();
     for what in ["Breakpoint 1, ", "#0  ", " in main ()", "$2 = 1", "exited normally]"] {
         assert!(said.contains(what), "{what} is not in:\n{said}\n{}", told.stderr);

@@ -215,6 +215,34 @@ pub(crate) fn take_debug_status() -> u64 {
     status
 }
 
+/// Whether a debug exception with this status came by watchpoints and nothing else.
+pub(crate) fn is_watchpoint(status: u64) -> bool {
+    /// What was accessed while debug registers were protected, a single step, a task switch.
+    const OTHERS: u64 = 1 << 13 | 1 << 14 | 1 << 15;
+    status & 0xf != 0 && status & OTHERS == 0
+}
+
+/// Arms hardware breakpoints and watchpoints: their addresses, and what the debug control register
+/// says (Intel SDM volume 3, 17.2).
+pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {
+    // SAFETY: the caller goes to user mode next; no address is the kernel's. A hit is an exception
+    // with a stack of its own.
+    unsafe {
+        asm!(
+            "mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", "mov dr7, {}",
+            in(reg) addresses[0], in(reg) addresses[1], in(reg) addresses[2], in(reg) addresses[3], in(reg) control,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+}
+
+/// Disarms all.
+pub(crate) fn disarm_watchpoints() {
+    const AT_RESET: u64 = 0x400;
+    // SAFETY: fewer exceptions.
+    unsafe { asm!("mov dr7, {}", in(reg) AT_RESET, options(nomem, nostack, preserves_flags)) };
+}
+
 /// DS, ES, FS and GS, 16 bits each from bit 0 on.
 pub(crate) fn data_selectors() -> u64 {
     let (ds, es, fs, gs): (u64, u64, u64, u64);

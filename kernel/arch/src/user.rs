@@ -323,8 +323,39 @@ impl UserContext {
         Some(self.run_now())
     }
 
+    /// As [`UserContext::run_unless`], with hardware breakpoints and watchpoints: four addresses,
+    /// and for each what the debug control register says of it. They are armed while the program
+    /// runs and no longer: nothing that the kernel does in the program's memory is a hit. One at an
+    /// address that is no program's, or at an I/O port, is left out.
+    pub fn run_watched_unless(
+        &mut self,
+        watched: (&[u64; 4], u64),
+        urgent: impl FnOnce() -> bool,
+    ) -> Option<UserEvent> {
+        let (addresses, control) = acceptable_watchpoints(watched);
+        registers::disable_interrupts();
+        if urgent() {
+            registers::enable_interrupts();
+            return None;
+        }
+        Some(self.run_by(|frame, fast| {
+            registers::arm_watchpoints(&addresses, control);
+            // SAFETY: the caller's promise.
+            unsafe { enter(frame, fast) };
+            registers::disarm_watchpoints();
+        }))
+    }
+
     /// With interrupts off; they are on when this returns.
     fn run_now(&mut self) -> UserEvent {
+        // SAFETY: the caller's promise.
+        self.run_by(|frame, fast| unsafe { enter(frame, fast) })
+    }
+
+    /// As [`run_now`](Self::run_now), where `way_down` calls [`enter`] with what it is given.
+    // In both of its callers: it is the way of each system call.
+    #[inline(always)]
+    fn run_by(&mut self, way_down: impl FnOnce(*mut Registers, u64)) -> UserEvent {
         let frame = &mut self.state[0].registers;
         let way_back = self.way_back;
         if way_back == WayBack::Changed {
@@ -340,11 +371,11 @@ impl UserContext {
         let fast = u64::from(way_back == WayBack::Sysret && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;
         self.load_if_away();
-        // SAFETY: interrupts are off; the frame stays where it is until the CPU has come back (its
-        // context is borrowed mutably); rip is canonical and flags and selectors are a program's
-        // (by the CPU, or by `make_acceptable` where the kernel changed them), so the way down
-        // cannot fault.
-        unsafe { enter(frame, fast) };
+        // What `enter` asks for: interrupts are off; the frame stays where it is until the CPU has
+        // come back (its context is borrowed mutably); rip is canonical and flags and selectors are
+        // a program's (by the CPU, or by `make_acceptable` where the kernel changed them), so the
+        // way down cannot fault.
+        way_down(frame, fast);
         self.came_back()
     }
 
@@ -535,6 +566,24 @@ fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
     }
 }
 
+/// Watchpoints with what may be armed only: bits L of the slots, the bit that is always 1, with
+/// kind and length.
+fn acceptable_watchpoints((addresses, control): (&[u64; 4], u64)) -> ([u64; 4], u64) {
+    const ALWAYS: u64 = 0x400;
+    const PORT: u64 = 2;
+    let (mut armed, mut safe) = (ALWAYS, [0; 4]);
+    for (slot, &address) in addresses.iter().enumerate() {
+        let is_on = control >> (2 * slot) & 3 != 0;
+        let how = control >> (16 + 4 * slot) & 0xf;
+        // The longest has eight bytes.
+        if is_on && how & 3 != PORT && address < USER_END - 8 {
+            safe[slot] = address;
+            armed |= 1 << (2 * slot) | how << (16 + 4 * slot);
+        }
+    }
+    (safe, armed)
+}
+
 /// Whether programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
 pub fn has_fsgsbase() -> bool {
     registers::read_cr4() & registers::CR4_FSGSBASE != 0
@@ -556,6 +605,15 @@ unsafe fn enter(_frame: *mut Registers, _fast: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn watchpoints_are_a_programs_and_nothing_else_of_the_control_register_is_taken() {
+        let at = [0x1000, USER_END, u64::MAX, 0x2000];
+        // All four on, globally and locally, each of another kind; protection of registers, too.
+        let control = 0xff | 1 << 13 | 0xd << 16 | 1 << 20 | 3 << 24 | 2 << 28;
+        assert_eq!(acceptable_watchpoints((&at, control)), ([0x1000, 0, 0, 0], 0x400 | 1 | 0xd << 16));
+        assert_eq!(acceptable_watchpoints((&at, 0)), ([0; 4], 0x400));
+    }
 
     #[test]
     fn what_iret_would_refuse_is_refused_with_its_error_code() {

@@ -59,6 +59,38 @@ pub fn tests() {
     selectors_that_are_not_a_programs_are_refused();
     damaged_vector_states_are_refused_and_others_taken();
     nmis_of_this_cpu_find_its_data();
+    watchpoints_are_a_programs_and_the_kernel_meets_none();
+}
+
+/// A program's store is a hit; what the kernel does at the address is none. MOV SS from there,
+/// right before SYSCALL, leads into the kernel and does no harm.
+fn watchpoints_are_a_programs_and_the_kernel_meets_none() {
+    const DATA: u64 = STACK - 64;
+    // Two bytes, loads and stores.
+    let watched = (&[DATA, 0, 0, 0], 1 | 7 << 16);
+    // mov word [rdi], 0x2b; mov ss, [rdi]; syscall
+    place(&[0x66, 0xc7, 0x07, 0x2b, 0, 0x8e, 0x17, 0x0f, 0x05]);
+    let mut program = program();
+    program.regs_mut().rdi = DATA;
+    let is_hit = |event| matches!(event, Some(UserEvent::Exception { vector: 1, code }) if code & 0xf == 1);
+    assert!(is_hit(program.run_watched_unless(watched, || false)));
+    assert_eq!(program.regs().rip, CODE + 5, "behind the store");
+    let mut bytes = [0; 2];
+    assert_eq!(usercopy::read(VirtAddr(DATA), &mut bytes, Faults::Sleep), 2);
+    assert_eq!(usercopy::write(VirtAddr(DATA), &bytes, Faults::Sleep), 2);
+    assert_eq!(bytes, [0x2b, 0]);
+    // An emulator tells of it at once, a CPU after SYSCALL, in the kernel, or not at all.
+    let mut event = program.run_watched_unless(watched, || false);
+    if is_hit(event) {
+        event = program.run_watched_unless(watched, || false);
+    }
+    assert_eq!(event, Some(UserEvent::Syscall));
+    // Unwatched, it stores without a word.
+    let mut other = self::program();
+    other.regs_mut().rdi = DATA;
+    assert_eq!(other.run(), UserEvent::Syscall);
+    assert_eq!(program.run_watched_unless(watched, || true), None);
+    say!("watchpoints are a program's, and the kernel meets none");
 }
 
 /// Each way in, with each combination of flags.

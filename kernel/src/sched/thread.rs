@@ -166,7 +166,9 @@ pub const SIGNAL: u8 = 1;
 /// The program is to be told where it runs, or that it was interrupted ([`Whereabouts`]).
 pub const PLACE: u8 = 2;
 /// The thread has passed the soft limit of an account ([`Thread::pass_high`]).
-pub const CHARGE: u8 = 4;
+pub const CHARGE: u8 = 8;
+/// The thread has watchpoints, which are armed where its program runs: it is called all the time.
+pub const WATCH: u8 = 4;
 
 /// Threads with a stack of their own.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
@@ -232,6 +234,11 @@ impl Thread {
     #[inline]
     pub fn is_called(&self) -> bool {
         self.attention.load(Ordering::Acquire) != 0
+    }
+    /// Whether it is called for any of `what`.
+    #[inline]
+    pub fn is_called_for(&self, what: u8) -> bool {
+        self.attention.load(Ordering::Acquire) & what != 0
     }
     /// Makes the thread look at `what`: [`SIGNAL`], [`PLACE`].
     #[inline]

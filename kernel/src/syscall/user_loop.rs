@@ -16,6 +16,7 @@ use crate::hw::{Hardware, time};
 use crate::mem;
 use crate::mem::user_faults::FaultBy;
 use crate::sched::Thread;
+use crate::sched::thread::{PLACE, WATCH};
 use crate::task::seccomp::Judgement;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
 use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve, wait_for_monitor};
@@ -35,52 +36,72 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         let Some(event) = context.run_unless(urgent) else {
             task.left_user(entered);
             if sched::is_wanted() {
-                thread.schedule.left.store(false, Relaxed);
-                sched::reschedule();
-                if context.was_interrupted() {
-                    task.note_preemption();
-                }
+                give_way(task, context);
             }
             if thread.is_called() && answer(task, context, trap).is_break() {
                 return;
             }
+            if thread.is_called_for(WATCH) {
+                match run_watched(task, context, trap) {
+                    ControlFlow::Continue(last) => trap = last,
+                    ControlFlow::Break(()) => return,
+                }
+            }
             continue;
         };
         task.left_user(time::ticks());
-        match event {
-            UserEvent::Syscall => {
-                let number = context.syscall_number();
-                let made = if task.traced.watches_calls() {
-                    watched_call(task, context)
-                } else {
-                    system_call(task, context)
-                };
-                let Err(error) = made else { continue };
-                if sched::is_wanted() {
-                    sched::reschedule();
-                }
-                if task.attend(context, Some((number, error)), trap).is_break() {
-                    return;
-                }
+        if serve(task, context, event, &mut trap).is_break() {
+            return;
+        }
+    }
+}
+
+/// Serves what the program asks for, or met. Breaks where the thread ends.
+// In both of its callers: it is the way of each system call.
+#[inline(always)]
+fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &mut Trap) -> ControlFlow<()> {
+    let thread: &Thread = task.thread();
+    match event {
+        UserEvent::Syscall => {
+            let number = context.syscall_number();
+            let made = if task.traced.watches_calls() {
+                watched_call(task, context)
+            } else {
+                system_call(task, context)
+            };
+            let Err(error) = made else { return ControlFlow::Continue(()) };
+            if sched::is_wanted() {
+                sched::reschedule();
             }
-            UserEvent::PageFault { addr, access, code } => {
-                thread.schedule.left.store(false, Relaxed);
-                trace_fault(context, addr, code);
-                if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
-                    trap = unserved(task, fault, (addr, access, code)).unwrap_or(trap);
-                }
-                if thread.schedule.left.load(Relaxed) {
-                    task.note_preemption();
-                }
+            task.attend(context, Some((number, error)), *trap)?;
+        }
+        UserEvent::PageFault { addr, access, code } => {
+            thread.schedule.left.store(false, Relaxed);
+            trace_fault(context, addr, code);
+            if let Err(fault) = handle_user_fault(&task.process().space(), addr, access) {
+                *trap = unserved(task, fault, (addr, access, code)).unwrap_or(*trap);
             }
-            UserEvent::Exception { vector, code } => trap = exception(task, context, (vector, code), trap),
-            // A program that makes no system calls still gives up free frames that another CPU asks
-            // for.
-            UserEvent::Interrupt => {
-                mem::frames().poll(freehold_buddy::Moment::Tick);
-                mem::hotplug::tick();
+            if thread.schedule.left.load(Relaxed) {
+                task.note_preemption();
             }
         }
+        UserEvent::Exception { vector, code } => *trap = exception(task, context, (vector, code), *trap),
+        // A program that makes no system calls still gives up free frames that another CPU asks
+        // for.
+        UserEvent::Interrupt => {
+            mem::frames().poll(freehold_buddy::Moment::Tick);
+            mem::hotplug::tick();
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Lets another thread have the CPU, which one wants.
+fn give_way(task: &Task, context: &UserContext) {
+    task.schedule.left.store(false, Relaxed);
+    sched::reschedule();
+    if context.was_interrupted() {
+        task.note_preemption();
     }
 }
 
@@ -100,10 +121,30 @@ fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlo
     if let Some(account) = thread.take_passed_high() {
         mem::charge::attend(account);
     }
-    if thread.is_called() {
+    if thread.is_called_for(PLACE) {
         task.attend_place(context);
     }
     ControlFlow::Continue(())
+}
+
+/// Runs the program of a thread that has watchpoints, unless there is something else to do. `trap`
+/// and what comes back describe the program's last exception. Breaks where the thread ends.
+#[cold]
+#[inline(never)]
+fn run_watched(task: &Arc<Task>, context: &mut UserContext, mut trap: Trap) -> ControlFlow<(), Trap> {
+    let thread = task.thread();
+    let (addresses, control) = task.watch.armed();
+    let entered = time::ticks();
+    task.enters_user(entered);
+    let urgent = || thread.is_called_for(!WATCH) || sched::is_wanted();
+    match context.run_watched_unless((&addresses, control), urgent) {
+        Some(event) => {
+            task.left_user(time::ticks());
+            serve(task, context, event, &mut trap)?;
+        }
+        None => task.left_user(entered),
+    }
+    ControlFlow::Continue(trap)
 }
 
 /// As [`system_call`], of a thread whose tracer watches its calls, or that gave calls up.
@@ -222,8 +263,9 @@ fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), 
         task.force_signal(SigInfo::kernel(Signal::BUS));
         return last;
     }
+    let status = if vector == exception::DEBUG { task.watch.hit(context, code) } else { code };
     let rip = context.regs().rip;
-    match exception::signal(vector, code, rip, || context.fpu()) {
+    match exception::signal(vector, status, rip, || context.fpu()) {
         Some(info) => task.force_signal(info),
         // Nothing to tell of, but its summary may still say so.
         None if vector == exception::X87 => context.clear_x87_summary(),

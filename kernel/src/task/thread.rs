@@ -19,7 +19,7 @@ use super::reserve::Drawn;
 use super::rseq::Registration;
 use super::seccomp::Seccomp;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
-use super::trace::Traced;
+use super::trace::{Traced, Watchpoints};
 use crate::fs::FileTable;
 use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
@@ -74,6 +74,8 @@ pub struct Task {
     pub io_context: IoContext,
     /// Who traces it.
     pub traced: Traced,
+    /// Its hardware breakpoints and watchpoints.
+    pub watch: Watchpoints,
     /// What it gave up.
     pub(super) seccomp: Seccomp,
     /// What the system call that it is in drew from the heap's reserve.
@@ -125,6 +127,7 @@ impl Task {
                 kept_credentials: Kept::default(),
                 io_context: IoContext::default(),
                 traced: Traced::new(),
+                watch: Watchpoints::default(),
                 seccomp: Seccomp::default(),
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),

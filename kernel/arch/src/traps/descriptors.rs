@@ -25,9 +25,9 @@ const STAR: u64 = 0x23 << 48 | 0x10 << 32;
 /// ID), as in Linux' `syscall_init`.
 const FLAGS_CLEARED: u64 = 0x25_7fd5;
 const EFER_SYSCALL: u64 = 1;
-/// NMI, double fault and machine check have a stack of their own, in this order (entries 1 to 3 of
-/// the IST).
-pub(crate) const OWN_STACKS: usize = 3;
+/// NMI, double fault, machine check and debug exceptions have a stack of their own, in this order
+/// (entries 1 to 4 of the IST).
+pub(crate) const OWN_STACKS: usize = 4;
 /// Pages of each; a guard page lies below.
 const OWN_STACK_PAGES: u64 = 2;
 
@@ -115,7 +115,7 @@ fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory
 /// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.
 ///
 /// # Errors
-/// When there is no memory for the stacks of NMI, double fault and machine check.
+/// When there is no memory for the stacks of NMI, double fault, machine check and debug.
 pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     let stacks = own_stacks(per_cpu)?;
     let task = per_cpu.descriptors.task.get();
@@ -245,6 +245,7 @@ pub(crate) fn write_idt() {
             2 => 1,
             8 => 2,
             18 => 3,
+            1 => 4,
             _ => 0u64,
         };
         // INT3 and INTO may be executed in user mode.

@@ -11,6 +11,10 @@
 # between: their stacks hold the address of the PerCpu. A fence follows each branch on where a trap
 # came from: without it the CPU may go on for a while with the wrong base.
 #
+# Debug exceptions come there, too: what MOV SS or POP SS touches at a watched address is told after
+# the next instruction, and that may be SYSCALL or INT, so before the first one of the kernel, with
+# the program's stack pointer (CVE-2018-8897). They have a stack of their own for that.
+#
 # AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector;
 # SYSCALL clears the flag (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF
 # by CLD and by SYSCALL.
@@ -88,7 +92,7 @@ trap_vectors:
 .rept 256
     .balign 16
     clac
-    .if vector == 2 || vector == 8 || vector == 18
+    .if vector == 1 || vector == 2 || vector == 8 || vector == 18
         .if vector != 8
         push 0
         .endif

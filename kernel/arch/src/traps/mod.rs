@@ -96,11 +96,12 @@ global_asm!(
 );
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
+const VECTOR_DEBUG: u64 = 1;
 const VECTOR_NMI: u64 = 2;
 const VECTOR_BREAKPOINT: u64 = 3;
 const VECTOR_MACHINE_CHECK: u64 = 18;
 /// The names of the stacks of their own, in the order of [`OWN_STACKS`].
-const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check"];
+const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check", "debug"];
 /// How far below the stack pointer a push of the CPU or of a function's first lines lands.
 const GUARD_REACH: u64 = 4096;
 const INTERRUPT_FLAG: u64 = 1 << 9;
@@ -180,7 +181,7 @@ enum Return {
     Exception = 1,
 }
 
-/// NMI, double fault, machine check: on their own stacks, from any state.
+/// NMI, double fault, machine check, debug exceptions: on their own stacks, from any state.
 extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
     entry_state(CheckPoint::OwnStack);
     match frame.vector {
@@ -190,6 +191,7 @@ extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
             Return::Back
         }
         VECTOR_MACHINE_CHECK => machine_check(frame),
+        VECTOR_DEBUG => debug(frame),
         _ => double_fault(frame),
     }
 }
@@ -200,14 +202,33 @@ fn machine_check(frame: &mut Registers) -> Return {
         MachineCheckVerdict::EndMachine => panic::machine_check(frame, &machine_check::banks_as_text()),
         MachineCheckVerdict::EndProgram(status) => {
             frame.error = status;
-            let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
-            // SAFETY: the CPU was in user mode, so the registers that end there are those of the
-            // running program's context, which `user_enter` was given and `entry.s` fills at every
-            // other trap.
-            unsafe { context.wrapping_sub(1).write(*frame) };
-            Return::Exception
+            hand_to_program(frame)
         }
     }
+}
+
+/// The exception was the program's: it goes on as if it had come without a stack of its own. The
+/// CPU was in user mode.
+fn hand_to_program(frame: &Registers) -> Return {
+    let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
+    // SAFETY: the CPU was in user mode, so the registers that end there are those of the running
+    // program's context, which `user_enter` was given and `entry.s` fills at every other trap.
+    unsafe { context.wrapping_sub(1).write(*frame) };
+    Return::Exception
+}
+
+/// A single step or a watchpoint of the program. In kernel mode no watchpoint is armed but on the
+/// way in and out, where nothing of a program's memory is touched: one can only have been held
+/// back, by MOV SS or POP SS in the program, until its SYSCALL or INT had led here. It is
+/// forgotten.
+fn debug(frame: &Registers) -> Return {
+    if frame.cs & 3 != 0 {
+        return hand_to_program(frame);
+    }
+    if !registers::is_watchpoint(registers::take_debug_status()) {
+        panic::exception(frame, 0)
+    }
+    Return::Back
 }
 
 fn double_fault(frame: &Registers) -> ! {

@@ -177,6 +177,15 @@ impl UserContext {
         self.fpu[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         self.fpu[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
+    /// As [`run_unless`](Self::run_unless): programs here are functions, and meet no watchpoint but
+    /// one that they tell of themselves.
+    pub fn run_watched_unless(
+        &mut self,
+        _watched: (&[u64; 4], u64),
+        urgent: impl FnOnce() -> bool,
+    ) -> Option<UserEvent> {
+        self.run_unless(urgent)
+    }
     /// Run the program until it needs the kernel, unless there is something to do first (`None`
     /// then).
     ///

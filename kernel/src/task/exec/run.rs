@@ -21,6 +21,7 @@ use crate::hw::Hardware;
 use crate::hw::PAGE;
 use crate::hw::user::{USER_END, UserContext};
 use crate::mem::{self, ProcessSpace, Program, ProgramLayout};
+use crate::sched::thread::WATCH;
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
@@ -390,6 +391,8 @@ impl Prepared {
             process.set_credentials(credentials);
         }
         task.set_name(&self.name);
+        task.watch.clear();
+        task.answer_call(WATCH);
         trace!(
             Hardware,
             SchedExec { comm: task.label.comm(), pid: Pid(process.pid as i32), old_pid: Pid(former as i32) }

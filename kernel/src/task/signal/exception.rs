@@ -21,6 +21,8 @@ const ALIGNMENT: u8 = 17;
 pub const MACHINE_CHECK: u8 = 18;
 const SIMD: u8 = 19;
 
+/// The bits of watchpoints in the debug status register.
+const WATCHPOINTS: u64 = 0xf;
 /// The single-step bit of the debug status register.
 const SINGLE_STEP: u64 = 1 << 14;
 
@@ -31,6 +33,7 @@ pub fn signal<'a>(vector: u8, error: u64, rip: u64, fpu: impl FnOnce() -> &'a [u
     Some(match vector {
         DIVIDE => SigInfo::fault(Signal::FPE, code::FPE_INTDIV, rip),
         DEBUG if error & SINGLE_STEP != 0 => SigInfo::fault(Signal::TRAP, code::TRAP_TRACE, rip),
+        DEBUG if error & WATCHPOINTS != 0 => SigInfo::fault(Signal::TRAP, code::TRAP_HWBKPT, rip),
         DEBUG => SigInfo::fault(Signal::TRAP, code::TRAP_BRKPT, rip),
         BREAKPOINT => SigInfo::kernel(Signal::TRAP),
         INVALID_OPCODE => SigInfo::fault(Signal::ILL, code::ILL_ILLOPN, rip),
@@ -124,6 +127,8 @@ mod tests {
         let code_of = |status| signal(DEBUG, status, 0, || &[]).map(|info| info.code);
         assert_eq!(code_of(0xffff_4ff0), Some(code::TRAP_TRACE));
         assert_eq!(code_of(0xffff_0ff0), Some(code::TRAP_BRKPT));
+        assert_eq!(code_of(0xffff_0ff4), Some(code::TRAP_HWBKPT));
+        assert_eq!(code_of(0xffff_4ff4), Some(code::TRAP_TRACE));
     }
 
     #[test]

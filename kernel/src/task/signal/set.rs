@@ -234,6 +234,8 @@ pub mod code {
     pub const TRAP_BRKPT: i32 = 1;
     /// SIGTRAP: single step.
     pub const TRAP_TRACE: i32 = 2;
+    /// SIGTRAP: a hardware breakpoint or watchpoint.
+    pub const TRAP_HWBKPT: i32 = 4;
 }
 
 /// The 48 bytes of siginfo_t that carry anything (Linux' kernel_siginfo has as many); the rest is

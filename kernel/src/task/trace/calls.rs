@@ -11,7 +11,7 @@ use super::{
 };
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::hw::user;
-use crate::sched::thread::SIGNAL;
+use crate::sched::thread::{SIGNAL, WATCH};
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
@@ -131,6 +131,14 @@ pub fn sys_ptrace(args: &Args) -> Result<i64> {
         request::LISTEN => listen(&tracee, &task),
         request::PEEKTEXT | request::PEEKDATA => peek(&tracee, &task, address, data),
         request::POKETEXT | request::POKEDATA => poke(&tracee, &task, address, data),
+        request::PEEKUSER if DEBUG_REGISTERS.contains(&address) => {
+            let word = tracee.stopped(|_| debug_register(address).map(|index| task.watch.peek(index)))?;
+            UserPtr::new(data).write(&word)?;
+            Ok(0)
+        }
+        request::POKEUSER if DEBUG_REGISTERS.contains(&address) => {
+            tracee.stopped(|_| set_debug_register(&task, debug_register(address)?, data)).map(|()| 0)
+        }
         request::GETSIGMASK | request::SETSIGMASK => signal_mask(&tracee, &task, number, (address, data)),
         request::PEEKSIGINFO => peek_pending(&tracee, &task, address, data),
         _ => ask(&tracee, number, address, data),
@@ -325,10 +333,27 @@ fn poke_user(state: &mut TraceState, offset: u64, word: u64) -> Result<()> {
     }
     match offset as usize / 8 {
         index if index < UserRegisters::WORDS => state.image.put(index, word),
-        // There are none yet: what sets a watchpoint is refused, what clears one has done so.
-        _ if DEBUG_REGISTERS.contains(&offset) && word != 0 => Err(Errno::EIO),
         _ => Ok(()),
     }
+}
+
+/// The number of the debug register at an offset of `struct user`.
+fn debug_register(offset: u64) -> Result<usize> {
+    if offset.is_multiple_of(8) {
+        Ok(((offset - DEBUG_REGISTERS.start) / 8) as usize)
+    } else {
+        Err(Errno::EIO)
+    }
+}
+
+fn set_debug_register(task: &Task, index: usize, word: u64) -> Result<()> {
+    task.watch.poke(index, word)?;
+    if task.watch.is_any() {
+        task.call_attention(WATCH);
+    } else {
+        task.answer_call(WATCH);
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

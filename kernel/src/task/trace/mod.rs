@@ -29,7 +29,9 @@ mod image;
 mod stop;
 mod tracee;
 mod transfer;
+mod watch;
 
 pub use image::{USER_BYTES, UserRegisters};
 pub use tracee::{Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees};
 pub use transfer::registers_of;
+pub use watch::Watchpoints;
