@@ -285,7 +285,7 @@ impl Task {
 fn numbers_of(process: &Process) -> [u32; 4] {
     let view = process.pid_view();
     let shown = |pid| registry::number_in(view, pid);
-    [process.number(), process.parent_number(), shown(process.group()), shown(process.session().id)]
+    [process.number(), shown(process.parent_pid()), shown(process.group()), shown(process.session().id)]
 }
 
 fn put_headers(out: &mut CoreOutput, notes: &Notes, segments: &[memory::CoreSegment]) -> Written {
