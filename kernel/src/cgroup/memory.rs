@@ -7,8 +7,8 @@
 //!
 //! Frames are charged, refused and taken back by the layer of memory ([`crate::mem::charge`]),
 //! which registers itself ([`set_charging`]). Here are the accounts and the files. Linux' relative:
-//! `mm/memcontrol.c`. What has no effect here has no file: memory.min, memory.low, memory.numa_stat,
-//! memory.swap.high, memory.zswap.*.
+//! `mm/memcontrol.c`. What has no effect here has no file: memory.min, memory.low,
+//! memory.numa_stat, memory.swap.high, memory.zswap.*.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU16, Ordering};
