@@ -1,12 +1,10 @@
 /* Control groups, version 2: the tree, who is in which group, freezing and killing, delegation,
  * cgroup namespaces, and the controller pids where it is there. */
-#include "promise.h"
-#include "inside.h"
+#include "groups.h"
 
 #include <dirent.h>
 #include <linux/sched.h>
 #include <sys/inotify.h>
-#include <sys/mount.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
 
@@ -17,115 +15,7 @@
 #define CLONE_INTO_CGROUP 0x200000000ULL
 #endif
 
-/* Where the tree is mounted, and a group for all that is made here. */
-static char top[128], base[192];
-static char before[256];
 static int has_pids;
-
-/* A path in the group of this program: "GROUP/FILE". Four may be in use at a time. */
-static const char *at(const char *name)
-{
-	static char paths[4][512];
-	static int next;
-	char *path = paths[next++ % 4];
-	snprintf(path, sizeof paths[0], "%s/%s", base, name);
-	return path;
-}
-
-/* 0, or the error of a write. */
-static int refuses(const char *path, const char *text)
-{
-	errno = 0;
-	return writes(path, text) == 0 ? 0 : errno;
-}
-
-static int put(const char *path, long number)
-{
-	char text[32];
-	snprintf(text, sizeof text, "%ld", number);
-	return writes(path, text);
-}
-
-static int says(const char *path, const char *text)
-{
-	return !strcmp(reads(path), text);
-}
-
-/* The number behind a name in a file of lines, -1 for none. */
-static long value(const char *path, const char *name)
-{
-	const char *text = reads(path);
-	size_t length = strlen(name);
-	for (const char *line = text; line; line = strchr(line, '\n')) {
-		line += *line == '\n';
-		if (!strncmp(line, name, length) && line[length] == ' ')
-			return atol(line + length + 1);
-	}
-	return -1;
-}
-
-static int is_listed(const char *path, long number)
-{
-	for (const char *line = reads(path); line; line = strchr(line, '\n')) {
-		line += *line == '\n';
-		if (*line && atol(line) == number)
-			return 1;
-	}
-	return 0;
-}
-
-/* What stands behind "0::" in /proc/PID/cgroup. */
-static const char *group_of(long pid)
-{
-	static char line[1024];
-	char path[64];
-	snprintf(path, sizeof path, "/proc/%ld/cgroup", pid);
-	const char *found = strstr(reads(path), "0::");
-	snprintf(line, sizeof line, "%s", found ? found + 3 : "none");
-	line[strcspn(line, "\n")] = 0;
-	return line;
-}
-
-static int ends_with(const char *text, const char *end)
-{
-	size_t have = strlen(text), want = strlen(end);
-	return have >= want && !strcmp(text + have - want, end);
-}
-
-static void make(const char *name)
-{
-	NEED(mkdir(at(name), 0755) == 0);
-}
-
-static void drop(const char *name)
-{
-	NEED(COMES_TRUE(rmdir(at(name)) == 0));
-}
-
-/* A process that does nothing, in a group. */
-static pid_t sleeper(const char *group)
-{
-	pid_t child = fork();
-	NEED(child >= 0);
-	if (child == 0)
-		for (;;)
-			pause();
-	char path[64];
-	snprintf(path, sizeof path, "%s/cgroup.procs", group);
-	NEED(put(at(path), child) == 0);
-	return child;
-}
-
-static int killed(pid_t child)
-{
-	int status;
-	return waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-}
-
-static void end(pid_t child)
-{
-	NEED(kill(child, SIGKILL) == 0 && killed(child));
-}
 
 static void file_system(void)
 {
@@ -689,15 +579,8 @@ static void many(void)
 
 int main(void)
 {
-	NEED(unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
-	snprintf(top, sizeof top, "/tmp/cgroup-%d", getpid());
-	NEED(mkdir(top, 0755) == 0 && mount("none", top, "cgroup2", 0, NULL) == 0 && chdir("/tmp") == 0);
-	snprintf(base, sizeof base, "%s/freehold-test", top);
-	snprintf(before, sizeof before, "%s%s/cgroup.procs", top, group_of(getpid()));
-	NEED(mkdir(base, 0755) == 0);
-	char root[160];
-	snprintf(root, sizeof root, "%s/cgroup.controllers", top);
-	has_pids = strstr(reads(root), "pids") != NULL;
+	begin_groups();
+	has_pids = has_controller("pids");
 	file_system();
 	settings();
 	NEED(writes(at("cgroup.procs"), "0") == 0);

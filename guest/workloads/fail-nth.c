@@ -441,7 +441,7 @@ static void namespaces(void) {
 static void groups(void) {
     char group[64], path[96];
     snprintf(group, sizeof group, "/sys/fs/cgroup/fail-nth-%d", getpid());
-    (void)!put("/sys/fs/cgroup/cgroup.subtree_control", "+pids");
+    (void)!put("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids");
     if (mkdir(group, 0755) != 0) return;
     snprintf(path, sizeof path, "%s/cgroup.events", group);
     int watcher = inotify_init1(IN_NONBLOCK);
@@ -457,9 +457,9 @@ static void groups(void) {
         pause();
     }
     usleep(1000);
-    static const char *const writes[][2] = {{"pids.max", "8"}, {"cgroup.freeze", "1"}, {"cgroup.kill", "1"}, {"cgroup.freeze", "0"}};
+    static const char *const writes[][2] = {{"pids.max", "8"}, {"memory.max", "8M"}, {"memory.high", "4M"}, {"memory.reclaim", "1M"}, {"cgroup.freeze", "1"}, {"cgroup.kill", "1"}, {"cgroup.freeze", "0"}};
     char text[256];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 7; i++) {
         snprintf(path, sizeof path, "%s/%s", group, writes[i][0]);
         (void)!put(path, writes[i][1]);
         snprintf(path, sizeof path, "%s/cgroup.procs", group);

@@ -200,14 +200,16 @@ static void prepare_files(int index)
 	}
 }
 
-/* A control group that some processes share and rule, and its files but those that stop all. */
+/* A control group that some processes share and rule, and its files but those that stop or end
+ * all. */
 static void prepare_groups(int index)
 {
-	static const char *const names[] = { "", "/cgroup.procs", "/cgroup.events", "/cgroup.subtree_control", "/cgroup.max.depth", "/pids.max" };
+	static const char *const names[] = { "", "/cgroup.procs", "/cgroup.events", "/cgroup.subtree_control", "/cgroup.max.depth", "/pids.max",
+		"/memory.stat", "/memory.events", "/memory.swap.max", "/memory.reclaim", "/memory.oom.group" };
 	char path[96];
 	snprintf(path, sizeof path, "/sys/fs/cgroup/hostile-%d", index % 4);
 	if (mkdir(path, 0755) == 0)
-		(void)!write(open("/sys/fs/cgroup/cgroup.subtree_control", O_WRONLY | O_CLOEXEC), "+pids", 5);
+		(void)!write(open("/sys/fs/cgroup/cgroup.subtree_control", O_WRONLY | O_CLOEXEC), "+memory +pids", 13);
 	for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
 		snprintf(path, sizeof path, "/sys/fs/cgroup/hostile-%d%s", index % 4, names[i]);
 		if (user >= 0)

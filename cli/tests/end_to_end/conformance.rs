@@ -249,6 +249,12 @@ fn cgroups() {
 }
 
 #[test]
+fn groupmem() {
+    conforms_with("groupmem", &["--swap", "64M"], &[], &[]);
+    conforms_with("groupmem", &["--cpus", "1", "-m", "1G"], &[], &[]);
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }
