@@ -53,6 +53,7 @@ test: build
 	tools/host-coverage --compiled
 	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold
+	tools/pack --check
 	tools/selftest
 	tools/stack-frames
 	cargo test --quiet -p freehold
@@ -74,6 +75,7 @@ test-long: build
 	tools/fuzz 30
 	tools/broken-bounce
 	tools/broken-replica
+	tools/pack --verify
 	tools/padded-images
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels

@@ -10,6 +10,7 @@
 //!
 //! This crate allocates nothing and knows no kernel. Linux' relatives are TRACE_EVENT
 //! (include/linux/tracepoint.h) and kernel/trace/ring_buffer.c.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -2,7 +2,7 @@
 //! happens.
 //!
 //! An entry is: system, name, the type whose values are recorded, its fields, and its text
-//! (see [`template`](crate::template)). `names` gives values of a field their words. Events that
+//! (see `template.rs`). `names` gives values of a field their words. Events that
 //! Linux has bear Linux' names and fields. Where Linux has none, the system is `freehold`.
 
 use crate::field::{Comm, Field, FieldType, Pid};

@@ -104,7 +104,8 @@ impl<S: DmaSource> Coherent<S> {
     pub const fn order(&self) -> Order {
         self.order
     }
-    /// Takes the frames out of use for ever, as [`Mapping::lose`] does. Returns the bytes lost.
+    /// Takes the frames out of use for ever, as [`DmaMapping::lose`](crate::DmaMapping::lose) does.
+    /// Returns the bytes lost.
     pub fn lose(self) -> usize {
         let bytes = self.order.bytes();
         self.device.count_lost(bytes);

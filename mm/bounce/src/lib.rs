@@ -57,41 +57,8 @@
 //! Words, parameters and counts are those of Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a
 //! slot is 2 KiB. Unlike there, a mapping need not be contiguous, pools have no owner of their own,
 //! and memory goes back.
-//!
-//! ```
-//! use core::sync::atomic::AtomicU64;
-//! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
-//! use freehold_buddy::{Buddy, Managed, Options, Pcp};
-//! use freehold_frame::{FrameRecord, FrameTable};
-//! use freehold_machine::model::{Config, Model};
-//!
-//! // A machine of 16 MiB with a page allocator.
-//! let machine = Model::new(Config { frames: 4096, cpus: 1, nodes: 1, ..Config::default() });
-//! let records = (0..4096).map(|_| zerocopy::FromZeros::new_zeroed()).collect::<Box<[FrameRecord]>>();
-//! let options = Options::default();
-//! let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
-//! let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
-//! let table = FrameTable::new(Box::leak(records));
-//! let (metadata, pcps) = (Box::leak(metadata), Box::leak(Box::new([Pcp::new()])));
-//! let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata, pcps };
-//! let buddy = Buddy::new(machine, managed, options).ok().unwrap();
-//! let frames: &'static Buddy<Model> = Box::leak(Box::new(buddy));
-//!
-//! // A device that may hold 64 KiB.
-//! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new()));
-//! assert_eq!(dma.start(frames, Limits::default()), 128);
-//! let reach = DmaAddr(u64::MAX);
-//! let rules = DeviceRules { name: "disk", reach, quota: 64 << 10, domain: None };
-//! let disk = dma.attach(rules)?;
-//! let mut sector = [0u8; 512];
-//! let mapping = disk.map(sector.as_slice(), Direction::FromDevice)?;
-//! // Here the device writes to `mapping.address()`; this stands for it.
-//! mapping.write(0, b"boot");
-//! mapping.unmap(sector.as_mut_slice());
-//! assert_eq!(&sector[..4], b"boot");
-//! assert_eq!(disk.held(), 0);
-//! # Ok::<(), freehold_bounce::DmaError>(())
-//! ```
+#![doc = "\n"]
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -40,7 +40,8 @@ pub struct Statistics {
     pub coherent_frames: usize,
     /// Mappings that failed.
     pub failed: usize,
-    /// Bytes that all devices together have lost: see [`Mapping::lose`].
+    /// Bytes that all devices together have lost: see
+    /// [`DmaMapping::lose`](crate::DmaMapping::lose).
     pub lost: usize,
     /// Bytes of slots that devices had, one time after the other.
     pub bytes: usize,

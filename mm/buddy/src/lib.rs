@@ -19,6 +19,7 @@
 //! An arena's lock, and inside it its node's; no others.
 //!
 //! [`Owner`]: freehold_frame::Owner
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -64,7 +65,3 @@ pub use options::{
 pub use pcp::Pcp;
 pub use validate::{AllocatorFault, Disagreement};
 pub use zone::Watermarks;
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -21,6 +21,7 @@
 //!
 //! **Locks.** Opening and closing take a spin lock; charging and reading take none. Any context may
 //! charge.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

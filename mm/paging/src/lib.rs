@@ -20,6 +20,7 @@
 //! ordered before nothing: no other lock, no allocation under it. Flushing interrupts other CPUs
 //! and waits for them, so it is called with interrupts on and without a lock that an interrupt
 //! handler takes.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -29,6 +29,7 @@
 //!
 //! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of
 //! December 2023) and `REPLICATE_KTEXT` of MIPS IP27.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 

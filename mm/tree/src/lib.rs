@@ -9,32 +9,10 @@
 //! 4 KiB, so a large tree needs no large allocation, and shrinks when three quarters of it are
 //! unused.
 //!
-//! ```
-//! use freehold_tree::{Summary, Tree};
-//!
-//! /// Whether one of them is odd.
-//! #[derive(Clone, PartialEq)]
-//! struct Odd(bool);
-//! impl Summary<u32, u32> for Odd {
-//!     fn of(_key: &u32, value: &u32) -> Self {
-//!         Self(value % 2 == 1)
-//!     }
-//!     fn join(&self, next: &Self) -> Self {
-//!         Self(self.0 || next.0)
-//!     }
-//! }
-//!
-//! let mut tree = Tree::<u32, u32, Odd>::new();
-//! for key in 0..1000 {
-//!     tree.insert(key, if key == 700 { 1 } else { 2 }).unwrap();
-//! }
-//! let odd = tree.find_up(&10, |all| !all.0, |key, value| (value % 2 == 1).then_some(*key));
-//! assert_eq!(odd, Some(700));
-//! ```
-//!
 //! Not synchronised; the owner's lock covers it. Nothing here calls back into the owner except
 //! [`Summary`] and the closures of searches, which must not panic.
-
+#![doc = "\n"]
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
 

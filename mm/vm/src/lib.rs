@@ -30,6 +30,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 extern crate alloc;
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! A kernel brings entry stores, INVLPG and addresses. The nearest relatives in Linux are
 //! `kmap_local_page`, and the XPFO series that was never merged (Aziz and Andersen, v9, April
 //! 2019).
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 

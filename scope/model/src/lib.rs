@@ -10,6 +10,7 @@
 //! - [`Slices`]: anything counted over time, in a bounded number of slices.
 //!
 //! Plain single-threaded structures: whoever feeds them from many CPUs keeps one per CPU or locks.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -21,6 +21,7 @@
 //!
 //! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions
 //! and over no call of the DMA API; they order with nothing.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![allow(unsafe_code)]
 
