@@ -76,6 +76,7 @@ test-long: build
 	tools/broken-bounce
 	tools/broken-replica
 	tools/pack --verify
+	tools/example-kernel
 	tools/padded-images
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels
@@ -85,6 +86,7 @@ test-long: build
 
 lint: setup
 	cargo fmt --all --check
+	rustfmt --check --edition 2024 --config-path rustfmt.toml examples/kernel/src/main.rs
 	cargo clippy --quiet --workspace --lib --bins --tests --exclude freehold-kernel-image --exclude freehold-selftest -- -D warnings
 
 bench: setup
