@@ -30,6 +30,7 @@
 #include <sys/msg.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
@@ -474,6 +475,23 @@ static void groups(void) {
     rmdir(group);
 }
 
+static void *rests(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
+// A core file, of two threads and a few areas: it is written or not, the process ends by its
+// signal.
+static void cores(void) {
+    struct rlimit any = {RLIM_INFINITY, RLIM_INFINITY};
+    if (chdir("/tmp") != 0 || setrlimit(RLIMIT_CORE, &any) != 0) _exit(1);
+    char *at = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t i = 0; at != MAP_FAILED && i < 1 << 20; i += 65536) at[i] = 1;
+    pthread_t thread;
+    (void)!pthread_create(&thread, 0, rests, 0);
+    raise(SIGQUIT);
+}
+
 // Memory, processes, threads, signals.
 static void tasks(void) {
     size_t size = 3 << 20;
@@ -513,7 +531,7 @@ static int removed(const char *path, const struct stat *status, int kind, struct
     return 0;
 }
 
-static int stuck, ends[4]; // exited 0, exited otherwise, killed by SIGKILL, ended by another signal
+static int stuck, dumps, ends[4]; // exited 0, exited otherwise, killed by SIGKILL, ended by another signal
 
 // Returns whether an allocation failed.
 static int run(long nth, char **command, void (*scenario)(void)) {
@@ -559,9 +577,11 @@ static int run(long nth, char **command, void (*scenario)(void)) {
     }
     if (waitpid(child, &status, 0) != child) die("waitpid");
     if (WIFEXITED(status) && WEXITSTATUS(status) == 99) die("/proc/self/fail-nth");
-    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+    int is_quit = scenario == cores && WIFSIGNALED(status) && WTERMSIG(status) == SIGQUIT;
+    dumps += is_quit && WCOREDUMP(status);
+    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL && !is_quit)
         printf("n = %ld: ended by signal %d\n", nth, WTERMSIG(status));
-    ends[WIFEXITED(status) ? WEXITSTATUS(status) != 0 : WTERMSIG(status) == SIGKILL ? 2 : 3]++;
+    ends[is_quit ? 0 : WIFEXITED(status) ? WEXITSTATUS(status) != 0 : WTERMSIG(status) == SIGKILL ? 2 : 3]++;
     while (waitpid(-1, 0, WNOHANG) > 0) {}
     // A program that failed leaves its files behind.
     nftw("/tmp", removed, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
@@ -576,7 +596,7 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|namespaces|groups|traces|disk\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|namespaces|groups|traces|cores|disk\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
@@ -585,6 +605,7 @@ int main(int count, char **arguments) {
                              : !strcmp(arguments[3], "traces") ? traces
                              : !strcmp(arguments[3], "namespaces") ? namespaces
                              : !strcmp(arguments[3], "groups")     ? groups
+                             : !strcmp(arguments[3], "cores")      ? cores
                              : !strcmp(arguments[3], "disk") ? disk : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
@@ -602,6 +623,8 @@ int main(int count, char **arguments) {
     run(0, command, scenario);
     run(0, command, scenario);
     memset(ends, 0, sizeof ends);
+    if (scenario == cores && dumps != 2) die("a core file");
+    dumps = 0;
     sleep(1);
     long free = meminfo("MemFree:"), slab = meminfo("Slab:");
     long runs = 0, hit = 0, unhit = 0;
@@ -619,6 +642,7 @@ int main(int count, char **arguments) {
     printf("fail-nth: %ld to %ld of %s: %ld runs, %ld with a failure; ended %d well, %d with an error, %d killed, %d by "
            "another signal, %d stuck; MemFree %+ld KiB, Slab %+ld KiB\n",
            from, to, command ? command[0] : arguments[3], runs, hit, ends[0], ends[1], ends[2] - stuck, ends[3], stuck, -lost, grown);
+    if (scenario == cores) printf("fail-nth: %d core files\n", dumps);
     if (hit == 0 || lost > KEPT || grown > KEPT) {
         printf("fail-nth: memory is lost, or nothing failed\n");
         return 1;

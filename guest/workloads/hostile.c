@@ -28,17 +28,20 @@
 #include <ftw.h>
 #include <grp.h>
 #include <linux/aio_abi.h>
+#include <stddef.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
+#include <sys/user.h>
 
 #define DEADLINE_MS 30000
 enum { MOST_JOBS = 16, THREADS = 2 };
@@ -369,6 +372,47 @@ static void prepare_requests(struct dice *dice, long call, uint64_t *a)
 	a[2] = (uintptr_t)arena + sizeof *block;
 }
 
+static void count(long call, long result)
+{
+	__atomic_fetch_add(&shared->calls[call], 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&shared->successes[call], result != -1, __ATOMIC_RELAXED);
+}
+
+/* A child with debug registers of all kinds, most of them the program's: it meets them in its
+ * memory and in calls. How often it stops is a matter of time: its dice are its own. */
+static void trace_child(uint64_t start)
+{
+	struct dice own = { start | 1 }, *dice = &own;
+	pid_t child = fork();
+	if (child == 0) {
+		if (ptrace(PTRACE_TRACEME, 0, 0, 0) == 0)
+			raise(SIGSTOP);
+		for (int i = 0; i < 64; i++) {
+			for (unsigned at = 0; at < ARENA; at += 4096)
+				((volatile char *)arena)[at + i] = i;
+			(void)!pwrite(files[0], arena, ARENA, 0);
+		}
+		_exit(0);
+	}
+	for (int stops = 0, status; child > 0 && stops < 64; stops++) {
+		pid_t found = 0;
+		for (int tries = 0; tries < 200 && (found = waitpid(child, &status, WNOHANG | __WALL)) == 0; tries++)
+			usleep(50);
+		if (found != child || !WIFSTOPPED(status))
+			break;
+		for (int i = 0; i < 12; i++) {
+			int number = below(dice, 9), slot = below(dice, 4), is_control = number >= 7;
+			uint64_t place = offsetof(struct user, u_debugreg[0]) + 8 * (is_control ? 7 : number) + !below(dice, 16);
+			uint64_t one = 3ull << (2 * slot) | (uint64_t)below(dice, 16) << (16 + 4 * slot);
+			uint64_t value = below(dice, 4) == 0 ? any_number(dice) : is_control ? one : address(dice);
+			count(SYS_ptrace, syscall(SYS_ptrace, below(dice, 4) ? PTRACE_POKEUSER : PTRACE_PEEKUSER, child, place, value));
+		}
+		(void)!ptrace(below(dice, 4) ? PTRACE_CONT : PTRACE_SINGLESTEP, child, 0, below(dice, 16) ? 0 : SIGQUIT);
+	}
+	if (child > 0)
+		kill(child, SIGKILL);
+}
+
 static int is_fork(long call)
 {
 	return call == SYS_fork || call == SYS_vfork || call == SYS_clone || call == SYS_clone3;
@@ -411,6 +455,8 @@ static void *make_calls(void *given)
 		if (is_spared(call))
 			continue;
 		keep_to_own(dice, call, a);
+		if (call == SYS_ptrace)
+			trace_child(draw(dice));
 		if (call == SYS_rseq)
 			prepare_rseq(dice, a);
 		if (call == SYS_seccomp)
@@ -426,8 +472,7 @@ static void *make_calls(void *given)
 		/* A new process goes on where this one is; not for long, or there are ever more. */
 		if (result == 0 && is_fork(call))
 			i += (self->calls - i) * 3 / 4;
-		__atomic_fetch_add(&shared->calls[call], 1, __ATOMIC_RELAXED);
-		__atomic_fetch_add(&shared->successes[call], result != -1, __ATOMIC_RELAXED);
+		count(call, result);
 	}
 	return NULL;
 }
@@ -450,7 +495,7 @@ static void live(int index, struct record *record)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	limit(RLIMIT_AS, 96 << 20);
 	limit(RLIMIT_FSIZE, 1 << 20);
-	limit(RLIMIT_CORE, 0);
+	limit(RLIMIT_CORE, index % 3 ? RLIM_INFINITY : 0);
 	limit(RLIMIT_NOFILE, 256);
 	limit(RLIMIT_NPROC, 64);
 	snprintf(folder, sizeof folder, FOLDER "/%d", index);
@@ -460,6 +505,7 @@ static void live(int index, struct record *record)
 		(void)!chown(folder, user, user);
 		if (setgroups(0, NULL) || setgid(user) || setuid(user))
 			_exit(100);
+		prctl(PR_SET_DUMPABLE, 1);
 	}
 	(void)!chdir(folder);
 	for (int i = 0; i < THREADS; i++) {

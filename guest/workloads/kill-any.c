@@ -793,6 +793,30 @@ static void do_pin_missing(void)
 	FOREVER(process_vm_readv(getpid(), &here, 1, &there, 1, 0));
 }
 
+/* The core file of what `filter` says of the child's memory; what was done of it is removed by who
+ * killed. */
+static void leave_core(const char *filter)
+{
+	struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
+	int fd = open("/proc/self/coredump_filter", O_WRONLY);
+	NEED(fd >= 0 && write(fd, filter, strlen(filter)) > 0 && chdir("/tmp") == 0 && setrlimit(RLIMIT_CORE, &any) == 0);
+	close(fd);
+	munmap(shared, HUGE_FILE);
+	be_ready();
+	raise(SIGQUIT);
+}
+static void do_core(void) { fill_heap(); leave_core("1"); }
+static void do_core_shared(void) { leave_core("2"); }
+static void do_core_wide(void) { wide[WIDE - 1] = 1; leave_core("1"); }
+static void *rests(void *unused) { for (;;) pause(); return unused; }
+static void do_core_threads(void)
+{
+	pthread_t thread;
+	for (int i = 0; i < (quick ? 50 : 500); i++)
+		pthread_create(&thread, NULL, rests, NULL);
+	leave_core("0");
+}
+
 struct row {
 	int number;
 	const char *name;
@@ -951,6 +975,10 @@ static const struct row rows[] = {
 	{ SYS_io_uring_enter, "io_uring READV of a disk", do_ring_disk },
 	{ SYS_io_uring_enter, "io_uring READV of a disk directly", do_ring_direct },
 	{ SYS_write, "write that waits for a fallocate", do_wait_for_file },
+	{ -1, "core file", do_core },
+	{ -1, "core file of shared memory", do_core_shared },
+	{ -1, "core file of a wide area", do_core_wide },
+	{ -1, "core file of many threads", do_core_threads },
 	{ -1, "page faults", do_fault },
 	{ -1, "page faults of a file", do_fault_shared },
 };
@@ -1115,6 +1143,7 @@ static int64_t kill_once(const struct row *row, struct dice *dice, int64_t longe
 	waitpid(child, NULL, 0);
 	int64_t taken = now_ns() - due - (idle_ns() - idle);
 	kill(-child, SIGKILL);
+	unlink("/tmp/core");
 	while (waitpid(-1, NULL, WNOHANG) > 0)
 		;
 	return taken;

@@ -67,6 +67,7 @@ fn every_allocation_of_a_program_may_fail() {
     fail_nth(&["1", "400", "namespaces"]);
     fail_nth(&["1", "300", "groups"]);
     fail_nth(&["1", "100", "traces"]);
+    fail_nth(&["1", "200", "cores"]);
     let said = fail_nth(&[
         "-s",
         "3",
