@@ -21,7 +21,7 @@ enum { THREADS = 20 };
  * shared memory. */
 static struct {
 	volatile pid_t pid, faulting;
-	volatile char *there, *untouched, *left_out, *brought_back, *of_file;
+	volatile char *there, *untouched, *left_out, *brought_back, *of_file, *of_private_file;
 } *told;
 
 static __thread volatile long own = 7;
@@ -176,6 +176,8 @@ static void memory_crashes(void)
 	madvise((char *)told->brought_back, 4 * PAGE, MADV_DODUMP);
 	told->of_file = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	strcpy((char *)told->of_file, "in a file");
+	told->of_private_file = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+	strcpy((char *)told + PAGE / 2, "shared");
 	crash();
 }
 
@@ -188,6 +190,12 @@ static void nothing_of_memory(void)
 static void files_too(void)
 {
 	writes("/proc/self/coredump_filter", "0x3b");
+	memory_crashes();
+}
+
+static void private_files_too(void)
+{
+	writes("/proc/self/coredump_filter", "0x37");
 	memory_crashes();
 }
 
@@ -300,6 +308,9 @@ static void what_is_in_the_way(void)
 	chmod(FOLDER, 01777);
 	PROMISE("another's file in a sticky directory stays", only_killed(ends(changes_user_and_shows, RLIM_INFINITY), SIGSEGV) &&
 		fstat(file, &info) == 0 && info.st_size == 0 && info.st_nlink == 1);
+	NEED(fchmod(file, 0666) == 0 && write(file, "others", 6) == 6);
+	PROMISE("so does one that it may write", only_killed(ends(changes_user_and_shows, RLIM_INFINITY), SIGSEGV) &&
+		fstat(file, &info) == 0 && info.st_size == 6 && info.st_nlink == 1);
 	close(file);
 }
 
@@ -347,13 +358,17 @@ static void memory(void)
 		stat("core", &info) == 0 && info.st_blocks * 512 < info.st_size - (2 << 20));
 	PROMISE("what MADV_DONTDUMP says is left out", !at(told->left_out));
 	PROMISE("MADV_DODUMP brings it back", at(told->brought_back) && !strcmp(at(told->brought_back), "known"));
+	PROMISE("so is shared memory that has no name", at(told) && !strcmp(at((char *)told + PAGE / 2), "shared"));
 	PROMISE("a shared file is left out", !at(told->of_file));
+	PROMISE("and a private one that was never written", !at(told->of_private_file));
 	extern char __executable_start;
 	PROMISE("the head of an ELF file is in it", at(&__executable_start) && !memcmp(at(&__executable_start), ELFMAG, SELFMAG));
 	NEED(dumped(ends(files_too, RLIM_INFINITY), SIGSEGV) && load("core"));
-	PROMISE("coredump_filter takes shared files in", at(told->of_file) && !strcmp(at(told->of_file), "in a file"));
+	PROMISE("coredump_filter takes shared files in", at(told->of_file) && !strcmp(at(told->of_file), "in a file") && !at(told->of_private_file));
+	NEED(dumped(ends(private_files_too, RLIM_INFINITY), SIGSEGV) && load("core"));
+	PROMISE("or private ones", !at(told->of_file) && at(told->of_private_file) && !strcmp(at(told->of_private_file), "in a file"));
 	NEED(dumped(ends(nothing_of_memory, RLIM_INFINITY), SIGSEGV) && load("core"));
-	PROMISE("and leaves all memory out", !at(told->there) && !at(&answer) && !at(&__executable_start));
+	PROMISE("and leaves all memory out", !at(told->there) && !at(&answer) && !at(told) && !at(&__executable_start));
 	PROMISE("the areas are listed even so", head()->e_phnum > 5);
 	int status = ends(memory_crashes, 3 * PAGE);
 	PROMISE("a limit cuts it off", dumped(status, SIGSEGV) && stat("core", &info) == 0 && info.st_size > 0 && info.st_size <= 3 * (off_t)PAGE);

@@ -162,6 +162,9 @@ static void registers(void)
 	FAILS_WITH("DR5 is none", poke(child, 5, 1), EIO);
 	FAILS_WITH("an offset between two registers", pt(PTRACE_POKEUSER, child, AT(0) + 1, 0), EIO);
 	PROMISE("an address is any of the program's", poke(child, 0, (long)watched + 1) == 0 && peek(child, 0) == (unsigned long)watched + 1);
+	FAILS_WITH("none of the kernel's", poke(child, 1, 0xffffffff81000000), EINVAL);
+	FAILS_WITH("nor one behind the program's last", poke(child, 1, 0x7ffffffff000), EINVAL);
+	PROMISE("it is as it was", peek(child, 1) == 0);
 	FAILS_WITH("four bytes at an odd address", poke(child, 7, ON(0, STORE, FOUR)), EINVAL);
 	PROMISE("it is off then", peek(child, 7) == 0);
 	PROMISE("one byte there is taken", poke(child, 7, ON(0, STORE, ONE)) == 0 && peek(child, 7) == ON(0, STORE, ONE));
