@@ -1,4 +1,5 @@
-/* Control groups, version 2: what the controller memory counts, where it stays, and what limits do. */
+/* Control groups, version 2: what the controller memory counts, where it stays, and what limits
+ * do. */
 #include "groups.h"
 
 #include <poll.h>
@@ -42,8 +43,7 @@ static int hears(int pipe)
 	return read(pipe, &byte, 1) == 1;
 }
 
-/* A child in `group` that does `first`, tells of it, and does `then` when it is told to; for ever where
- * there is none. */
+/* A child in `group` that does `first`, tells of it, and does `then` whenever it is told to. */
 static struct member member(const char *group, void (*first)(void), void (*then)(void))
 {
 	int go[2], done[2];
