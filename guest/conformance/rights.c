@@ -554,6 +554,26 @@ static void claimed(void)
 	PROMISE("but not without capabilities", AS_USER(drop_capabilities(); _exit(!(claims(getpid(), 0, 0) == 0 && claims(getpid(), USER, 0) == EPERM))));
 }
 
+/* Whether one capability, CAP_KILL, is permitted and effective. */
+static int may_kill(void)
+{
+	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct sets[2];
+	NEED(syscall(SYS_capget, &head, sets) == 0);
+	return (sets[0].permitted >> 5 & 1) | (sets[0].effective >> 5 & 1) << 1;
+}
+
+static void keeping(void)
+{
+	int status;
+	PROMISE("who stops being root may nothing more", AS_USER(_exit(!(prctl(PR_GET_KEEPCAPS) == 0 && setresuid(USER, USER, USER) == 0 && may_kill() == 0))));
+	PROMISE("or keeps what is permitted, if it asked for that",
+		AS_USER(_exit(!(prctl(PR_SET_KEEPCAPS, 1L) == 0 && prctl(PR_GET_KEEPCAPS) == 1 && setresuid(USER, USER, USER) == 0 && may_kill() == 1))));
+	PROMISE("which is a yes or a no", prctl(PR_SET_KEEPCAPS, 2L) == -1 && errno == EINVAL);
+	PROMISE("and not for another program", AS_USER(NEED(prctl(PR_SET_KEEPCAPS, 1L) == 0);
+		execl("/proc/self/exe", "rights", "keeps", (char *)NULL)));
+}
+
 /* Root without capabilities is a user like any other. */
 static void powerless(void)
 {
@@ -594,6 +614,8 @@ int main(int argc, char **argv)
 		for (;;)
 			pause();
 	}
+	if (argc > 1 && !strcmp(argv[1], "keeps"))
+		return prctl(PR_GET_KEEPCAPS);
 	NEED(geteuid() == 0);
 	set_up();
 	table();
@@ -601,6 +623,7 @@ int main(int argc, char **argv)
 	opened_before();
 	victims();
 	claimed();
+	keeping();
 	powerless();
 	unlink(PROGRAM);
 	unlink(UNREADABLE_PROGRAM);

@@ -232,6 +232,33 @@ static void limits(void)
 	PROMISE("a watched MOV SS before a way into the kernel harms nobody", status == 6 << 8);
 }
 
+/* Sets the trap flag itself: each instruction is a SIGTRAP from then on. */
+static void steps_itself(void)
+{
+	__asm__ volatile("pushfq\n\torq $0x100, (%%rsp)\n\tpopfq\n\tincq %0\n\tnop" : "+m"(watched[0]) : : "cc", "memory");
+}
+
+static void stepping(void)
+{
+	pid_t pid = traced(stores);
+	NEED(poke(pid, 0, (unsigned long)&watched[0]) == 0 && poke(pid, 7, ON(0, STORE, EIGHT)) == 0);
+	int status, stops = 0;
+	do
+		NEED(pt(PTRACE_SINGLESTEP, pid, 0, 0) == 0);
+	while ((status = next(pid)) == (SIGTRAP << 8 | 0x7f) && ++stops < 100000);
+	PROMISE("a program is stepped over a store to a watched address", status == 7 << 8 && stops > 10);
+	pid = traced(steps_itself);
+	NEED(poke(pid, 0, (unsigned long)&watched[0]) == 0 && poke(pid, 7, ON(0, STORE, EIGHT)) == 0);
+	for (stops = 0, status = 0x7f; WIFSTOPPED(status) && stops < 100000; stops++) {
+		NEED(pt(PTRACE_CONT, pid, 0, 0) == 0);
+		status = next(pid);
+	}
+	/* QEMU's emulator does not say where the program was: it cannot go on there. */
+	PROMISE("one that steps itself over one goes on, or is killed", status == 7 << 8 || status == SIGKILL);
+	pid = traced(stores);
+	PROMISE("and no other", ends_with(pid, 7));
+}
+
 int main(int count, char **arguments)
 {
 	if (count == 2 && !strcmp(arguments[1], "stores")) {
@@ -241,5 +268,6 @@ int main(int count, char **arguments)
 	registers();
 	hits();
 	limits();
+	stepping();
 	return conclude();
 }

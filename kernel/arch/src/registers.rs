@@ -222,6 +222,20 @@ pub(crate) fn is_watchpoint(status: u64) -> bool {
     status & 0xf != 0 && status & OTHERS == 0
 }
 
+/// Whether an exception came before the kernel's GS base was loaded: the other one is the
+/// kernel's. For handlers on stacks of their own.
+pub(crate) fn is_programs_gs_loaded() -> bool {
+    // SAFETY: every x86-64 CPU has this register.
+    let other = unsafe { rdmsr(MSR_KERNEL_GS_BASE) };
+    other == core::ptr::from_ref(crate::cpu::this()) as u64
+}
+
+/// Whether QEMU emulates the CPU (TCG), by its signature.
+pub(crate) fn is_emulated() -> bool {
+    const SIGNATURE: u32 = u32::from_le_bytes(*b"TCGT");
+    cpuid(0x4000_0000, 0).ebx == SIGNATURE
+}
+
 /// Arms hardware breakpoints and watchpoints: their addresses, and what the debug control register
 /// says (Intel SDM volume 3, 17.2).
 pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {

@@ -25,7 +25,7 @@ use freehold_frame::{AccountId, OutOfMemory, Owner, Pressure};
 
 use super::hotplug::GrowthOutcome;
 use super::oom;
-use super::reclaim::{self, ReclaimOutcome};
+use super::reclaim;
 use crate::cgroup::memory::{Charging, accounts, tell_of};
 use crate::hw::static_keys::{KeyState, StaticKey};
 use crate::sched::{self, thread};
@@ -81,17 +81,11 @@ fn uncharge(owner: Owner, frames: u64, account: AccountId) {
     accounts().uncharge(account, owner, frames);
 }
 
-/// How often nothing may be found, though pages were written, before somebody is ended.
-const PATIENCE: usize = 16;
-
 /// Finds room in `account` for somebody who was refused: [`GrowthOutcome::Grown`] where there may
 /// be some now, which whoever was chosen to end may still have to give back.
 pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
-    for _ in 0..PATIENCE {
-        match reclaim::free_charged(below(account)) {
-            ReclaimOutcome::Freed => return GrowthOutcome::Grown,
-            ReclaimOutcome::Nothing => {}
-        }
+    if reclaim::free_charged(below(account)) > 0 {
+        return GrowthOutcome::Grown;
     }
     if thread::is_current_dying() {
         return GrowthOutcome::None;
@@ -134,7 +128,7 @@ impl Charging for GroupCharging {
     fn enforce(&self, account: AccountId, limit: AccountLimit) -> Result<()> {
         let above = || accounts().charged(account, Resource::Memory) > accounts().limit(account, limit);
         while above() {
-            if reclaim::free_charged(below(account)) == ReclaimOutcome::Nothing {
+            if reclaim::free_charged(below(account)) == 0 {
                 if limit == AccountLimit::High || kill(account) == OomOutcome::Nobody {
                     return Ok(());
                 }
@@ -146,14 +140,15 @@ impl Charging for GroupCharging {
     }
 
     fn take_back(&self, account: AccountId, frames: u64) -> Result<u64> {
-        let charged = || accounts().charged(account, Resource::Memory);
-        let before = charged();
-        while before.saturating_sub(charged()) < frames
-            && reclaim::free_charged(below(account)) == ReclaimOutcome::Freed
-        {
+        let mut taken = 0;
+        while taken < frames {
+            match reclaim::free_charged(below(account)) {
+                0 => break,
+                freed => taken += freed,
+            }
             check_interrupted()?;
         }
-        Ok(before.saturating_sub(charged()))
+        Ok(taken)
     }
 }
 
@@ -174,7 +169,7 @@ pub(crate) fn attend(account: AccountId) {
     while let Some(above) = accounts().exceeded(account, AccountLimit::High).next() {
         accounts().note(above, AccountEvent::High);
         tell_of(above);
-        if reclaim::free_charged(below(above)) == ReclaimOutcome::Nothing {
+        if reclaim::free_charged(below(above)) == 0 {
             let high = accounts().limit(above, AccountLimit::High).max(1);
             let excess = accounts().charged(above, Resource::Memory).saturating_sub(high);
             // The more is too much the longer, by its share of the limit, squared: a little hurts

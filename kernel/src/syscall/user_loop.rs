@@ -17,9 +17,12 @@ use crate::mem;
 use crate::mem::user_faults::FaultBy;
 use crate::sched::Thread;
 use crate::sched::thread::{PLACE, WATCH};
+
 use crate::task::seccomp::Judgement;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
-use crate::task::{ProgramFault, Task, handle_user_fault, out_of_memory, reserve, wait_for_monitor};
+use crate::task::{
+    ExitStatus, ProgramFault, Task, handle_user_fault, out_of_memory, reserve, wait_for_monitor,
+};
 use crate::{Errno, Result, sched};
 
 /// Run `task`'s program from `context` until the thread ends.
@@ -264,6 +267,14 @@ fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), 
         return last;
     }
     let status = if vector == exception::DEBUG { task.watch.hit(context, code) } else { code };
+    if vector == exception::LOST {
+        let pid = task.process().pid;
+        log::error!(
+            "a debug exception inside of another: where process {pid} was is not known, it is killed"
+        );
+        task.process().end(ExitStatus::Signaled(Signal::KILL));
+        return last;
+    }
     let rip = context.regs().rip;
     match exception::signal(vector, status, rip, || context.fpu()) {
         Some(info) => task.force_signal(info),

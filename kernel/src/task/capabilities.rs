@@ -1,8 +1,8 @@
 //! Capabilities: what a process may do beside what its user may (capabilities(7)).
 //!
 //! Three sets, changed in three ways: by capset, which only takes away or brings back what is
-//! permitted; by a change of user, where who stops being user 0 loses them; by execve, where user 0
-//! gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no
+//! permitted; by a change of user, where who stops being user 0 loses them, or keeps what is
+//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no
 //! securebits.
 
 use super::credentials::Credentials;
@@ -92,7 +92,7 @@ impl Capabilities {
         let root = new.user_ns.root();
         let is_root = |id: u32| root == Some(id);
         let was_root = [old.uid, old.euid, old.suid].into_iter().any(is_root);
-        if was_root && ![new.uid, new.euid, new.suid].into_iter().any(is_root) {
+        if was_root && !old.keeps_capabilities && ![new.uid, new.euid, new.suid].into_iter().any(is_root) {
             (sets.permitted, sets.effective) = (0, 0);
         }
         match (is_root(old.euid), is_root(new.euid)) {

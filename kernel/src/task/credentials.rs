@@ -85,6 +85,8 @@ pub struct Credentials {
     pub groups: Groups,
     /// What is allowed beside what the user may, in the user namespace and below.
     pub capabilities: Capabilities,
+    /// Whether who stops being user 0 keeps what is permitted (PR_SET_KEEPCAPS), until execve.
+    pub keeps_capabilities: bool,
     /// The user namespace. All ids here are the kernel's, whatever it maps.
     pub user_ns: UserNs,
 }
@@ -106,6 +108,7 @@ impl Credentials {
             fsgid: gid,
             groups: Groups::default(),
             capabilities,
+            keeps_capabilities: false,
             user_ns: UserNs::INITIAL,
         }
     }

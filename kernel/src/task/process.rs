@@ -461,7 +461,7 @@ impl Process {
         self.has_other_ids.load(Ordering::Relaxed)
     }
     /// Act as somebody else.
-    pub(super) fn set_credentials(&self, credentials: Credentials) {
+    pub(in crate::task) fn set_credentials(&self, credentials: Credentials) {
         self.has_other_ids.store(!credentials.user_ns.is_initial(), Ordering::Relaxed);
         drop(self.credentials.replace(reserve::arc(credentials)));
         self.threads().for_each(|thread| thread.kept_credentials.forget());

@@ -25,7 +25,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_frame::{
-    Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Request, Shattered,
+    Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Payer, Request,
+    Shattered,
 };
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights};
@@ -159,8 +160,10 @@ impl<S: Memory> Commons<S> {
         if there != 0 {
             return Some(Pfn(there));
         }
+        // All share it, as the small one, for which nobody pays.
+        let payer = Payer::SameAs(self.zero_page());
         let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
-        let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
+        let Ok(new) = Frame::<CacheKind, S>::allocate_for(self.source, payer, request) else {
             self.count(Event::HugeZeroFailed);
             return None;
         };

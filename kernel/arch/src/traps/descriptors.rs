@@ -230,6 +230,11 @@ mod symbols {
     pub fn syscall_entry_32() {}
 }
 
+/// Where the CPU goes on for `vector`.
+pub(crate) fn entry_of(vector: u64) -> u64 {
+    symbols::trap_vectors as *const () as u64 + 16 * vector
+}
+
 /// The address of the table that all CPUs load.
 pub(crate) fn interrupt_table() -> VirtAddr {
     VirtAddr(IDT.0.get() as u64)
@@ -238,9 +243,8 @@ pub(crate) fn interrupt_table() -> VirtAddr {
 /// Fill the table: interrupt gates, so that handlers start with interrupts off. On the first CPU
 /// only.
 pub(crate) fn write_idt() {
-    let vectors = symbols::trap_vectors as *const () as u64;
     let gates: [Gate; 256] = core::array::from_fn(|vector| {
-        let target = vectors + 16 * vector as u64;
+        let target = entry_of(vector as u64);
         let own_stack = match vector {
             2 => 1,
             8 => 2,

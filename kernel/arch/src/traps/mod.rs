@@ -97,6 +97,9 @@ global_asm!(
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_DEBUG: u64 = 1;
+/// What a program's context says that it is given up with ([`give_program_up`]): that of double
+/// faults, which no program ever meets.
+const VECTOR_LOST: u64 = 8;
 const VECTOR_NMI: u64 = 2;
 const VECTOR_BREAKPOINT: u64 = 3;
 const VECTOR_MACHINE_CHECK: u64 = 18;
@@ -225,10 +228,27 @@ fn debug(frame: &Registers) -> Return {
     if frame.cs & 3 != 0 {
         return hand_to_program(frame);
     }
-    if !registers::is_watchpoint(registers::take_debug_status()) {
+    let status = registers::take_debug_status();
+    if frame.rip == descriptors::entry_of(VECTOR_DEBUG) && registers::is_programs_gs_loaded() {
+        return give_program_up(frame);
+    }
+    if !registers::is_watchpoint(status) {
         panic::exception(frame, 0)
     }
     Return::Back
+}
+
+/// A second debug exception came before the first instruction for a program's one, and lies on the
+/// stack where that was: where the program was is not known any more, so it ends. QEMU's emulator
+/// does this where a program steps over an access to a watched address (a pending hit in
+/// `cpu_check_watchpoint`, which the exception of the step does not take along); no CPU does.
+fn give_program_up(frame: &Registers) -> Return {
+    let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
+    // SAFETY: as in `hand_to_program`: the CPU had been in user mode, where the context's registers
+    // are those that it went there with.
+    let before = unsafe { context.wrapping_sub(1).read() };
+    let Registers { rip, cs, rflags, rsp, ss, .. } = before;
+    hand_to_program(&Registers { rip, cs, rflags, rsp, ss, vector: VECTOR_LOST, ..*frame })
 }
 
 fn double_fault(frame: &Registers) -> ! {

@@ -241,13 +241,21 @@ pub fn free_some() -> ReclaimOutcome {
     outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
-/// Find frames that are charged to accounts of `below`, for somebody whom one of these refused.
-/// Tasks do this beside each other.
-pub fn free_charged(below: Below) -> ReclaimOutcome {
-    let Some(under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
-    let found = shrink(BATCH, FrameChoice::charged_to(below), Who::Direct);
+/// Find frames that are charged to accounts of `below`, for somebody whom one of these refused; how
+/// many are free now. Tasks do this beside each other.
+pub fn free_charged(below: Below) -> u64 {
+    let Some(under_way) = UnderWay::begin() else { return 0 };
+    let mut freed = 0;
+    for _ in 0..PATIENCE {
+        let found = shrink(BATCH, FrameChoice::charged_to(below), Who::Direct);
+        freed += found.freed;
+        // What was written and taken back at once will be left alone some time.
+        if found.freed > 0 || found.written == 0 || thread::is_current_dying() {
+            break;
+        }
+    }
     drop(under_way);
-    if found.freed > 0 || found.written > 0 { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
+    freed
 }
 
 /// Free `want` of `frames`, or what can be had; at first from what was not used for long, in

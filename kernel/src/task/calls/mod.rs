@@ -17,7 +17,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
 use super::userns::IdKind;
-use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp};
+use super::{
+    Capability, Credentials, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp,
+};
 use crate::syscall::Args;
 use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::time;
@@ -294,6 +296,7 @@ mod prctl {
     pub const GET_DUMPABLE: i32 = 3;
     pub const SET_DUMPABLE: i32 = 4;
     pub const GET_KEEPCAPS: i32 = 7;
+    pub const SET_KEEPCAPS: i32 = 8;
     pub const GET_TIMING: i32 = 13;
     pub const SET_NAME: i32 = 15;
     pub const GET_NAME: i32 = 16;
@@ -352,7 +355,12 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_NAME => UserPtr::new(args[1]).write(&task.name())?,
         GET_SECCOMP => return Ok(task.seccomp().0.into()),
         SET_SECCOMP => return seccomp::set_mode(args),
-        GET_KEEPCAPS | GET_TIMING | GET_SECUREBITS => {}
+        GET_KEEPCAPS => return Ok(process.credentials().keeps_capabilities.into()),
+        SET_KEEPCAPS if args[1] <= 1 => {
+            let own = Credentials::clone(&process.credentials());
+            process.set_credentials(Credentials { keeps_capabilities: args[1] == 1, ..own });
+        }
+        GET_TIMING | GET_SECUREBITS => {}
         SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
             let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
             process.space().lock().set_huge_use(huge);

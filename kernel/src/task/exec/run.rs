@@ -375,6 +375,7 @@ impl Prepared {
         credentials.fsuid = credentials.euid;
         credentials.fsgid = credentials.egid;
         credentials.capabilities = Capabilities::after_exec(&credentials);
+        credentials.keeps_capabilities = false;
         let set_id = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
         let changes = set_id || inspect::changes(&process.credentials(), &credentials);
         if changes {

@@ -10,6 +10,8 @@ const DIVIDE: u8 = 0;
 pub const DEBUG: u8 = 1;
 const BREAKPOINT: u8 = 3;
 const INVALID_OPCODE: u8 = 6;
+/// Where the program was is not known: it ends.
+pub const LOST: u8 = 8;
 const SEGMENT_NOT_PRESENT: u8 = 11;
 const STACK_FAULT: u8 = 12;
 /// A page fault.
