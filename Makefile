@@ -7,8 +7,9 @@
 #   make test-long  what takes hours: fuzzers, failing allocations, SIGKILL in every call, where the image lies, which code runs at all
 #   make lint       format and clippy, no warning let through; not part of make test, whose answer does not depend on the newest clippy
 #   make bench      time the page allocator beside its peers, over 1 and 8 GiB, and bounce buffers beside Linux' algorithm
-#   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
+#   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual pages, shell completion
 #   make uninstall  takes all of that away again
+#   make deb        target/freehold_VERSION_amd64.deb, and the debug symbols as freehold-dbgsym
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -21,7 +22,10 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 # What the command itself puts into guests.
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
-.PHONY: build run test test-long lint bench install uninstall setup command kernel guest
+# Subcommands with a manual page of their own.
+MAN_PAGES := run scope coverage bench lab diff doctor
+
+.PHONY: build run test test-long lint bench install stage uninstall deb setup command kernel guest
 .DEFAULT_GOAL := build
 
 build: command kernel guest
@@ -54,6 +58,7 @@ test: build
 	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold
 	tools/pack --check
+	tools/deb --check
 	tools/selftest
 	tools/stack-frames
 	cargo test --quiet -p freehold
@@ -97,21 +102,31 @@ bench: setup
 	cargo run --quiet --release -p freehold-net --example scale
 
 install: build
+	@$(MAKE) --no-print-directory stage
+
+# What `install` does once everything is built; tools/deb lays a package out with it.
+stage:
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold
-	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/share/freehold/freehold-kernel
-	install -D -m 644 $(TARGET)/libfreehold_scope.so $(DESTDIR)$(PREFIX)/share/freehold/libfreehold_scope.so
+	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/lib/freehold/freehold-kernel
+	install -D -m 644 $(TARGET)/libfreehold_scope.so $(DESTDIR)$(PREFIX)/lib/freehold/libfreehold_scope.so
 	for program in $(GUEST_INSTALLED); do \
-		install -D -m 755 $(TARGET)/guest/$$program $(DESTDIR)$(PREFIX)/share/freehold/guest/$$program || exit 1; done
+		install -D -m 755 $(TARGET)/guest/$$program $(DESTDIR)$(PREFIX)/lib/freehold/guest/$$program || exit 1; done
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(TARGET)/freehold man > $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1
+	for page in $(MAN_PAGES); do \
+		$(TARGET)/freehold man $$page > $(DESTDIR)$(PREFIX)/share/man/man1/freehold-$$page.1 || exit 1; done
 	$(TARGET)/freehold completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/freehold
 	$(TARGET)/freehold completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold
 	$(TARGET)/freehold completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/freehold $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1 \
+		$(patsubst %,$(DESTDIR)$(PREFIX)/share/man/man1/freehold-%.1,$(MAN_PAGES)) \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/freehold \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish
-	rm -rf $(DESTDIR)$(PREFIX)/share/freehold
+	rm -rf $(DESTDIR)$(PREFIX)/lib/freehold $(DESTDIR)$(PREFIX)/share/freehold # the latter: where it was once
+
+deb: build
+	tools/deb

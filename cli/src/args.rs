@@ -5,6 +5,7 @@ mod diff;
 mod events;
 mod habits;
 mod help;
+mod manual;
 mod network;
 mod scope;
 
@@ -21,6 +22,7 @@ pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
 use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
+pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
 pub use scope::{CoverageOptions, ScopeOptions};
 
@@ -69,8 +71,12 @@ pub enum Command {
         /// The shell to complete in
         shell: clap_complete::Shell,
     },
-    /// Print the manual page (roff)
-    Man,
+    /// Print a manual page (roff)
+    Man {
+        /// The subcommand whose page it is; the whole command's without
+        #[arg(value_parser = manual::PAGES)]
+        topic: Option<String>,
+    },
     /// Print the version
     Version,
 }
@@ -508,39 +514,6 @@ pub fn print_completion(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut script);
     print::stdout(script)
-}
-
-/// Prints the manual page to stdout: the command, then every option of its subcommands.
-pub fn print_man() -> Result<()> {
-    let mut page = Vec::new();
-    let mut command = Cli::command();
-    command.build();
-    let mut render = || -> std::io::Result<()> {
-        let top = clap_mangen::Man::new(command.clone());
-        top.render_title(&mut page)?;
-        top.render_name_section(&mut page)?;
-        for name in ["run", "scope", "coverage", "bench", "lab", "diff", "doctor"] {
-            let sub = command.find_subcommand(name).cloned().unwrap_or_default();
-            let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-            page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
-            let man = clap_mangen::Man::new(sub);
-            man.render_synopsis_section(&mut page)?;
-            man.render_options_section(&mut page)?;
-        }
-        page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
-        for line in [RUN_HELP, "", SCOPE_HELP, "", COVERAGE_HELP, "", BENCH_HELP, "", LAB_HELP, "", DIFF_HELP]
-            .iter()
-            .flat_map(|help| help.lines())
-        {
-            let escaped = line.replace('\\', "\\e").replace('-', "\\-");
-            // A line that starts with a dot would be a request to roff.
-            page.extend_from_slice(format!("\\&{escaped}\n").as_bytes());
-        }
-        page.extend_from_slice(b".fi\n");
-        Ok(())
-    };
-    render().map_err(|e| Failure::new(format!("cannot make the manual page: {e}"), ""))?;
-    print::stdout(page)
 }
 
 /// The options of `freehold bench WORDS`, for tests of what follows from them.

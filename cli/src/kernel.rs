@@ -61,7 +61,7 @@ pub fn own_kernel() -> Result<PathBuf> {
     }
     installed("freehold-kernel").ok_or_else(|| {
         Failure::new(
-            "freehold-kernel is not beside this command nor in ../share/freehold",
+            "freehold-kernel is not beside this command nor in ../lib/freehold",
             "make build makes it; FREEHOLD_KERNEL=FILE names another place",
         )
     })
@@ -72,8 +72,8 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     let command = std::env::current_exe().ok()?;
     let folder = command.parent()?;
     // Beside it (target/), one up (target/debug/ in tests), or installed (bin/ and
-    // share/freehold/).
-    [folder.to_path_buf(), folder.join(".."), folder.join("../share/freehold")]
+    // lib/freehold/).
+    [folder.to_path_buf(), folder.join(".."), folder.join("../lib/freehold")]
         .into_iter()
         .map(|place| place.join(name))
         .find(|path| path.is_file())

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Command::Diff(options) => diff::diff(&options),
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Completion { shell } => args::print_completion(shell).map(|()| 0),
-        Command::Man => args::print_man().map(|()| 0),
+        Command::Man { topic } => args::print_man(topic.as_deref()).map(|()| 0),
         Command::Version => print::stdout(format!("freehold {}\n", env!("CARGO_PKG_VERSION"))).map(|()| 0),
     };
     match result {

@@ -300,7 +300,7 @@ fn plugin() -> Result<PathBuf> {
     }
     kernel::installed(PLUGIN).ok_or_else(|| {
         Failure::new(
-            format!("{PLUGIN} is not beside this command nor in ../share/freehold"),
+            format!("{PLUGIN} is not beside this command nor in ../lib/freehold"),
             "make build makes it; FREEHOLD_SCOPE_PLUGIN=FILE names another place",
         )
     })

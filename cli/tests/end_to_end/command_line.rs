@@ -73,6 +73,7 @@ fn output_that_nobody_can_take_is_never_a_success() {
         &["doctor"][..],
         &["completion", "bash"],
         &["man"],
+        &["man", "run"],
         &["version"],
         &["--help"],
         &[],
