@@ -431,6 +431,24 @@ static int traced_first_only(void)
 	return !ends_well(child);
 }
 
+static int traced_by_another(void)
+{
+	pid_t child = two_threads("waits"), thread = seen->tid, tracer = fork();
+	if (tracer == 0) {
+		HOLDS(pt(PTRACE_SEIZE, child, 0, 0) == 0);
+		seen->ready = 1;
+		HOLDS(COMES_TRUE(task_state(child, thread) == 0 && is_asleep(child, child)));
+		REFUSED(waitpid(child, NULL, __WALL | WNOHANG), ECHILD);
+		REFUSED(pt(PTRACE_INTERRUPT, child, 0, 0), ESRCH);
+		HOLDS(pt(PTRACE_SEIZE, child, 0, 0) == 0);
+		return 0;
+	}
+	HOLDS(ends_well(tracer));
+	kill_one(child, SIGKILL);
+	HOLDS(waitpid(child, NULL, 0) == child);
+	return 0;
+}
+
 static void *ends(void *unused)
 {
 	while (__atomic_load_n(&seen->ready, __ATOMIC_SEQ_CST) == 0)
@@ -564,6 +582,7 @@ int main(int count, char **arguments)
 	PROMISE("a tracer of both is told of one event, with the thread's former number", in_child(traced_both, 0));
 	PROMISE("a tracer of the second knows it by the process' number", in_child(traced_second_only, 0));
 	PROMISE("a tracer of the first traces nothing any more", in_child(traced_first_only, 0));
+	PROMISE("nor waits for anything, and may trace the process again", in_child(traced_by_another, 0));
 	PROMISE("another thread ends with status 0 for its tracer", in_child(other_threads_end_for_their_tracer, 0));
 	PROMISE("the tracer of the second stays that of the process, to its end", in_child(is_traced_for_good, 0));
 	PROMISE("a tracer that comes meanwhile loses nothing", in_child(attaching_races, 0));
