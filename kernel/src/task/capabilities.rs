@@ -2,8 +2,8 @@
 //!
 //! Three sets, changed in three ways: by capset, which only takes away or brings back what is
 //! permitted; by a change of user, where who stops being user 0 loses them, or keeps what is
-//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no
-//! securebits.
+//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets all. There are no ambient ones, none
+//! in files, no bounding set that shrinks, and no securebits.
 
 use super::credentials::Credentials;
 use crate::{Errno, Result};
