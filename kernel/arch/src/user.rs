@@ -386,6 +386,8 @@ impl UserContext {
     }
 
     /// With interrupts off, right after the trap.
+    // As `run_by`.
+    #[inline(always)]
     fn came_back(&mut self) -> UserEvent {
         traps::entry_state(CheckPoint::UserTrap);
         let frame = &self.state[0].registers;
@@ -419,6 +421,8 @@ impl UserContext {
 
     /// With interrupts off: make the CPU's floating-point registers, selectors and bases this
     /// program's.
+    // As `run_by`.
+    #[inline(always)]
     fn load_if_away(&mut self) {
         let live = &cpu::this().user_live;
         let before = live.load(Ordering::Relaxed);

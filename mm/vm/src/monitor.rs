@@ -38,7 +38,6 @@ use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Slot}
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent};
-use crate::cache::Holes;
 use crate::error::{FaultError, FaultKind, VmError};
 use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want, leaf};
@@ -114,10 +113,10 @@ impl<S: Memory> Area<S> {
     pub(crate) fn is_monitored(&self) -> bool {
         self.flags.intersects(AreaFlags::MONITORED)
     }
-    /// What a fault does where the cache behind it has no page.
+    /// Whether its monitor provides what the cache behind it has not.
     #[inline(always)]
-    pub(crate) fn holes(&self) -> Holes {
-        if self.flags.contains(AreaFlags::MONITOR_MISSING) { Holes::Monitored } else { Holes::Filled }
+    pub(crate) fn has_monitored_holes(&self) -> bool {
+        self.flags.contains(AreaFlags::MONITOR_MISSING)
     }
     /// No monitor's from now on.
     pub(crate) fn leave_monitor(&mut self) {
@@ -284,7 +283,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let slot = resident.empty_slot(page)?;
-        let found = cache.fault(index, resident.place(area, page), Holes::Monitored);
+        let found = cache.fault_on_monitored(index, resident.place(area, page));
         let (frame, _) = found.map_err(|error| match error {
             FaultError::OutOfMemory => VmError::NoMemory,
             _ => VmError::Fault,
@@ -390,7 +389,7 @@ impl<S: Memory> Resident<S> {
     /// # Errors
     /// [`FaultError::Monitored`] where it is. Whether a page of a cache is missing is not judged
     /// here, since pages come and go there: the cache says so where it finds a hole
-    /// ([`Area::holes`]).
+    /// (`PageCache::fault_on_monitored`).
     #[cold]
     #[inline(never)]
     fn ask_monitor(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<(), FaultError> {

@@ -209,7 +209,12 @@ impl<S: Memory> Resident<S> {
                 _ => self.fill_anonymous(area, addr, slot, want),
             };
         };
-        let (frame, kind) = cache.fault(index, self.place(area, addr), area.holes())?;
+        let place = self.place(area, addr);
+        let (frame, kind) = if area.has_monitored_holes() {
+            cache.fault_on_monitored(index, place)?
+        } else {
+            cache.fault(index, place)?
+        };
         if want == Want::Write && !area.is_shared() {
             // The first store to a private file page: a copy from the start.
             self.fill_with_copy(area, addr, slot, &frame)?;
@@ -509,16 +514,19 @@ impl<S: Memory> Resident<S> {
     /// Give the pages of `range` the rights that `area`, which it is part of, has now.
     pub(crate) fn protect(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         let full = area.protection.rights();
+        let allows_writing = full.contains(Rights::WRITE);
         self.tables.visit(range, |addr, slot, entry, _| {
-            let may_write = if area.is_shared() {
-                // Where stores are noted page by page, the next one faults.
-                area.cache_page(addr).is_some_and(|(cache, _)| cache.maps_writable_at_once())
-            } else {
-                self.is_exclusive(entry)
-            };
-            let noticed = entry.is_soft_dirty() || !area.tracks_stores();
-            let may_write = may_write && !entry.is_watched();
-            let rights = if may_write && noticed { full } else { full.without(Rights::WRITE) };
+            // Who is to be told of the next store is told first.
+            let is_told = entry.is_watched() || !entry.is_soft_dirty() && area.tracks_stores();
+            let may_write = allows_writing
+                && !is_told
+                && if area.is_shared() {
+                    // Where stores are noted page by page, the next one faults.
+                    area.cache_page(addr).is_some_and(|(cache, _)| cache.maps_writable_at_once())
+                } else {
+                    self.is_exclusive(entry)
+                };
+            let rights = if may_write { full } else { full.without(Rights::WRITE) };
             let old = slot.update(|entry| entry.with_rights(rights));
             if !rights.contains(old.rights()) {
                 batch.restricted(addr, old);

@@ -93,16 +93,6 @@ pub trait PageAccount: Send + Sync {
     fn give_back(&self, pages: u64);
 }
 
-/// What a fault does where there is a hole.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Holes {
-    /// It makes a page.
-    Filled,
-    /// A cache that [is memory](PageCache::is_memory) leaves it to the area's monitor:
-    /// [`FaultError::Monitored`].
-    Monitored,
-}
-
 /// A page's frame, and what it took to find it.
 type FoundFrame<S> = (Frame<CacheKind, S>, FaultKind);
 
@@ -437,17 +427,9 @@ impl<S: Memory> PageCache<S> {
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and
     /// look up data here and there: what lies around is read too, as Linux does
     /// (do_sync_mmap_readahead, mm/filemap.c).
-    pub(crate) fn fault(
-        &self,
-        index: u64,
-        place: NodePolicy,
-        holes: Holes,
-    ) -> Result<FoundFrame<S>, FaultError> {
+    pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
-        }
-        if holes == Holes::Monitored {
-            return self.find(index, place)?.ok_or(FaultError::Monitored);
         }
         let found = self.get_or_read(index, place, Guess::Around)?;
         if self.is_past_end(index) {
@@ -457,6 +439,21 @@ impl<S: Memory> PageCache<S> {
             return Err(FaultError::Bus);
         }
         Ok(found)
+    }
+
+    /// As [`PageCache::fault`], of a cache that [is memory](Self::is_memory), where an area's
+    /// monitor fills holes: [`FaultError::Monitored`] at one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fault_on_monitored(
+        &self,
+        index: u64,
+        place: NodePolicy,
+    ) -> Result<FoundFrame<S>, FaultError> {
+        if self.is_past_end(index) {
+            return Err(FaultError::Bus);
+        }
+        self.find(index, place)?.ok_or(FaultError::Monitored)
     }
 
     /// Whether page `index` is a hole that a page can be put into.
