@@ -18,9 +18,7 @@
 use core::sync::atomic::Ordering;
 
 use freehold_buddy::{Bill, Ledger};
-use freehold_charge::{
-    AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, OpenError, Resource, Urgency,
-};
+use freehold_charge::{AccountEvent, AccountLimit, Below, Resource, Urgency};
 use freehold_frame::{AccountId, OutOfMemory, Owner, Pressure};
 
 use super::hotplug::GrowthOutcome;
