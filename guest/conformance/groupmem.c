@@ -24,11 +24,12 @@ static char *touched(long bytes)
 	return memory;
 }
 
-static int join(const char *group)
+/* A file of a group. */
+static const char *in(const char *group, const char *file)
 {
 	char path[128];
-	snprintf(path, sizeof path, "%s/cgroup.procs", group);
-	return writes(at(path), "0");
+	snprintf(path, sizeof path, "%s/%s", group, file);
+	return at(path);
 }
 
 static void say(int pipe)
@@ -54,7 +55,7 @@ static struct member member(const char *group, void (*first)(void), void (*then)
 	if (new.pid == 0) {
 		close(go[1]);
 		close(done[0]);
-		NEED(join(group) == 0);
+		NEED(writes(in(group, "cgroup.procs"), "0") == 0);
 		first();
 		say(done[1]);
 		while (hears(go[0])) {
@@ -79,35 +80,27 @@ static void leave(struct member *one)
 /* A number in a file of a group, in bytes. */
 static long bytes(const char *group, const char *file)
 {
-	char path[128];
-	snprintf(path, sizeof path, "%s/%s", group, file);
-	return atol(reads(at(path)));
+	return atol(reads(in(group, file)));
 }
 
 static long counts(const char *group, const char *file, const char *name)
 {
-	char path[128];
-	snprintf(path, sizeof path, "%s/%s", group, file);
-	return value(at(path), name);
+	return value(in(group, file), name);
 }
 
 static int sets(const char *group, const char *file, const char *text)
 {
-	char path[128];
-	snprintf(path, sizeof path, "%s/%s", group, file);
-	return writes(at(path), text);
+	return writes(in(group, file), text);
 }
 
 static int fails(const char *group, const char *file, const char *text)
 {
-	return sets(group, file, text) == 0 ? 0 : errno;
+	return refuses(in(group, file), text);
 }
 
 static int is(const char *group, const char *file, const char *text)
 {
-	char path[128];
-	snprintf(path, sizeof path, "%s/%s", group, file);
-	return says(at(path), text);
+	return says(in(group, file), text);
 }
 
 static void nothing(void)

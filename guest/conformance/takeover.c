@@ -1,6 +1,6 @@
 /* execve by a thread that is not the first of its process: the process stays what it was, and the
  * thread that stays has its number. */
-#include "promise.h"
+#include "traced.h"
 #include "inside.h"
 
 #include <dirent.h>
@@ -29,11 +29,6 @@ static struct {
 static pid_t own_tid(void)
 {
 	return syscall(SYS_gettid);
-}
-
-static long pt(int request, pid_t pid, unsigned long address, unsigned long data)
-{
-	return syscall(SYS_ptrace, request, pid, address, data);
 }
 
 /* This program again: main(part, number, number). */

@@ -1,6 +1,6 @@
 /* ptrace(2): a tracer stops, reads and changes other threads. personality(2), which debuggers use.
  */
-#include "promise.h"
+#include "traced.h"
 
 #include <elf.h>
 #include <stddef.h>
@@ -10,40 +10,6 @@
 #include <sys/user.h>
 
 #define EVENT(status) ((status) >> 16)
-
-static long pt(int request, pid_t pid, unsigned long address, unsigned long data)
-{
-	return syscall(SYS_ptrace, request, pid, address, data);
-}
-
-/* The next stop or end of `pid`; -1 for an error. */
-static int next(pid_t pid)
-{
-	int status;
-	return waitpid(pid, &status, __WALL) == pid ? status : -1;
-}
-
-static int is_stop(int status, int signal)
-{
-	return WIFSTOPPED(status) && (status >> 8) == signal;
-}
-
-static pid_t traced_child(void (*body)(void))
-{
-	fflush(stdout);
-	pid_t child = fork();
-	NEED(child >= 0);
-	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (pt(PTRACE_TRACEME, 0, 0, 0) != 0)
-			_exit(99);
-		raise(SIGSTOP);
-		body();
-		_exit(7);
-	}
-	NEED(is_stop(next(child), SIGSTOP));
-	return child;
-}
 
 static void finish(pid_t child)
 {

@@ -1,9 +1,7 @@
 /* Hardware breakpoints and watchpoints: u_debugreg of PTRACE_PEEKUSER and PTRACE_POKEUSER. */
-#include "promise.h"
+#include "traced.h"
 
 #include <stddef.h>
-#include <sys/prctl.h>
-#include <sys/ptrace.h>
 #include <sys/user.h>
 
 #define AT(n) offsetof(struct user, u_debugreg[n])
@@ -17,11 +15,6 @@ static volatile long watched[4] __attribute__((aligned(64)));
 static volatile long others;
 static volatile unsigned short selector __attribute__((aligned(8))) = 0x2b;
 
-static long pt(int request, pid_t pid, unsigned long address, unsigned long data)
-{
-	return syscall(SYS_ptrace, request, pid, address, data);
-}
-
 static unsigned long peek(pid_t pid, int number)
 {
 	unsigned long value = 0;
@@ -32,12 +25,6 @@ static unsigned long peek(pid_t pid, int number)
 static long poke(pid_t pid, int number, unsigned long value)
 {
 	return pt(PTRACE_POKEUSER, pid, AT(number), value);
-}
-
-static int next(pid_t pid)
-{
-	int status;
-	return waitpid(pid, &status, __WALL) == pid ? status : -1;
 }
 
 /* Lets `pid` run to its next stop: whether that is a SIGTRAP with this code. */
@@ -51,23 +38,6 @@ static int traps(pid_t pid, int code)
 static int ends_with(pid_t pid, int status)
 {
 	return pt(PTRACE_CONT, pid, 0, 0) == 0 && next(pid) == status << 8;
-}
-
-static pid_t traced(void (*body)(void))
-{
-	fflush(stdout);
-	pid_t child = fork();
-	NEED(child >= 0);
-	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (pt(PTRACE_TRACEME, 0, 0, 0) != 0)
-			_exit(99);
-		raise(SIGSTOP);
-		body();
-		_exit(7);
-	}
-	NEED(next(child) == (SIGSTOP << 8 | 0x7f));
-	return child;
 }
 
 static __attribute__((noinline)) void called(void)
@@ -156,7 +126,7 @@ static void moves_ss(void)
 
 static void registers(void)
 {
-	pid_t child = traced(stores);
+	pid_t child = traced_child(stores);
 	PROMISE("at first all are 0, and DR6 as at reset", !peek(child, 0) && !peek(child, 3) && !peek(child, 7) && peek(child, 6) == AT_RESET);
 	FAILS_WITH("DR4 is none", poke(child, 4, 1), EIO);
 	FAILS_WITH("DR5 is none", poke(child, 5, 1), EIO);
@@ -179,48 +149,48 @@ static void registers(void)
 
 static void hits(void)
 {
-	pid_t child = traced(stores);
+	pid_t child = traced_child(stores);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, STORE, EIGHT)) == 0);
 	PROMISE("a store is a hit (TRAP_HWBKPT), after it", traps(child, 4) && (peek(child, 6) & 0xf) == 1 && pt(PTRACE_PEEKDATA, child, (long)watched, (long)&others) == 0 && others == 5);
 	PROMISE("neither a load is one nor its neighbour", ends_with(child, 7));
-	child = traced(stores);
+	child = traced_child(stores);
 	NEED(poke(child, 1, (long)watched) == 0 && poke(child, 7, ON(1, ACCESS, EIGHT)) == 0);
 	PROMISE("a load is one of a slot for both", traps(child, 4) && (peek(child, 6) & 0xf) == 2 && traps(child, 4) && traps(child, 4) && ends_with(child, 7));
-	child = traced(calls);
+	child = traced_child(calls);
 	NEED(poke(child, 3, (long)called) == 0 && poke(child, 7, ON(3, EXECUTE, ONE)) == 0);
 	struct user_regs_struct at;
 	PROMISE("an instruction is one, before it", traps(child, 4) && (peek(child, 6) & 0xf) == 8 && pt(PTRACE_GETREGS, child, 0, (long)&at) == 0 && at.rip == (unsigned long)called);
 	PROMISE("it goes on behind it, and comes there again", traps(child, 4) && ends_with(child, 7));
-	child = traced(many_stores);
+	child = traced_child(many_stores);
 	NEED(poke(child, 2, (long)watched) == 0 && poke(child, 7, ON(2, STORE, FOUR)) == 0);
 	int all = 1;
 	for (int i = 0; i < 1000 && all; i++)
 		all &= traps(child, 4);
 	PROMISE("each of a thousand stores is one, across sleeps", all && ends_with(child, 7));
-	child = traced(many_stores);
+	child = traced_child(many_stores);
 	NEED(poke(child, 2, (long)watched) == 0 && poke(child, 7, ON(2, STORE, FOUR)) == 0);
 	PROMISE("what is off is none", traps(child, 4) && poke(child, 7, 0) == 0 && ends_with(child, 7));
 }
 
 static void limits(void)
 {
-	pid_t child = traced(kernel_stores);
+	pid_t child = traced_child(kernel_stores);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, ACCESS, EIGHT)) == 0);
 	PROMISE("what a system call does there is none", ends_with(child, 3));
-	child = traced(forks);
+	child = traced_child(forks);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, STORE, EIGHT)) == 0);
 	PROMISE("a child has none of its parent's", pt(PTRACE_CONT, child, 0, 0) == 0 && next(child) == (SIGCHLD << 8 | 0x7f) && ends_with(child, 4));
-	child = traced(makes_a_thread);
+	child = traced_child(makes_a_thread);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, STORE, EIGHT)) == 0);
 	PROMISE("nor has a thread", ends_with(child, 4));
-	child = traced(executes);
+	child = traced_child(executes);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, STORE, EIGHT)) == 0);
 	PROMISE("execve takes them away", pt(PTRACE_CONT, child, 0, 0) == 0 && next(child) == (SIGTRAP << 8 | 0x7f) && !peek(child, 7) && !peek(child, 0) && ends_with(child, 7));
-	child = traced(stores);
+	child = traced_child(stores);
 	NEED(poke(child, 0, (long)watched) == 0 && poke(child, 7, ON(0, STORE, EIGHT)) == 0);
-	pid_t other = traced(stores);
+	pid_t other = traced_child(stores);
 	PROMISE("another process has none, on any CPU", ends_with(other, 7) && traps(child, 4) && ends_with(child, 7));
-	child = traced(moves_ss);
+	child = traced_child(moves_ss);
 	NEED(poke(child, 0, (long)&selector) == 0 && poke(child, 7, ON(0, ACCESS, TWO)) == 0);
 	int status;
 	for (int i = 0; i < 1000; i++) {
@@ -240,14 +210,14 @@ static void steps_itself(void)
 
 static void stepping(void)
 {
-	pid_t pid = traced(stores);
+	pid_t pid = traced_child(stores);
 	NEED(poke(pid, 0, (unsigned long)&watched[0]) == 0 && poke(pid, 7, ON(0, STORE, EIGHT)) == 0);
 	int status, stops = 0;
 	do
 		NEED(pt(PTRACE_SINGLESTEP, pid, 0, 0) == 0);
 	while ((status = next(pid)) == (SIGTRAP << 8 | 0x7f) && ++stops < 100000);
 	PROMISE("a program is stepped over a store to a watched address", status == 7 << 8 && stops > 10);
-	pid = traced(steps_itself);
+	pid = traced_child(steps_itself);
 	NEED(poke(pid, 0, (unsigned long)&watched[0]) == 0 && poke(pid, 7, ON(0, STORE, EIGHT)) == 0);
 	for (stops = 0, status = 0x7f; WIFSTOPPED(status) && stops < 100000; stops++) {
 		NEED(pt(PTRACE_CONT, pid, 0, 0) == 0);
@@ -255,7 +225,7 @@ static void stepping(void)
 	}
 	/* QEMU's emulator does not say where the program was: it cannot go on there. */
 	PROMISE("one that steps itself over one goes on, or is killed", status == 7 << 8 || status == SIGKILL);
-	pid = traced(stores);
+	pid = traced_child(stores);
 	PROMISE("and no other", ends_with(pid, 7));
 }
 
