@@ -41,7 +41,7 @@ impl ControllerSet {
     }
 }
 
-/// What limits or counts for the members of a group. Its state is a field of [`Group`]. It acts on
+/// Limits or counts for the members of a group. Its state is a field of [`Group`]. It acts on
 /// a group where the group above passes it on, and starts afresh each time that is turned on.
 pub trait Controller: Sync {
     /// Its name in cgroup.controllers.
@@ -52,7 +52,7 @@ pub trait Controller: Sync {
     /// Under the tree's lock.
     ///
     /// # Errors
-    /// What fork(2) gives.
+    /// Those of fork(2).
     fn may_fork(&self, _group: &Group) -> Result<()> {
         Ok(())
     }

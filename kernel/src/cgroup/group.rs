@@ -7,6 +7,7 @@ use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, reserve};
+use freehold_frame::AtomicAccountId;
 
 use super::control::ControllerSet;
 use super::member::CpuTime;
@@ -16,7 +17,7 @@ use crate::sync::{SpinLock, WaitQueue};
 /// The most levels below the root: who walks to the root takes so many steps.
 pub const LEVELS_MOST: u16 = 128;
 
-/// What stands in cgroup.max.* for no limit.
+/// The value of cgroup.max.* for no limit.
 pub const NO_LIMIT: u32 = u32::MAX;
 
 /// A file that tells of changes by poll(2) and inotify(7).
@@ -59,7 +60,7 @@ pub struct Group {
     name: Arc<[u8]>,
     parent: Option<Arc<Group>>,
     pub(super) is_removed: AtomicBool,
-    /// What keeps its number: 1 until it is removed, each member, each group below, each charge.
+    /// Holds on its number: 1 until it is removed, each member, each group below, each charge.
     pub(super) holds: AtomicU32,
     /// Groups right below, which are not removed.
     pub(super) children: AtomicU32,
@@ -77,7 +78,7 @@ pub struct Group {
     pub(super) living: AtomicU32,
     /// Those of `living` that stand still because of cgroup.freeze.
     pub(super) frozen: AtomicU32,
-    /// What was written to cgroup.freeze.
+    /// The setting cgroup.freeze.
     pub(super) freezes: AtomicBool,
     /// Controllers of the groups right below.
     pub(super) subtree: AtomicU8,
@@ -94,8 +95,8 @@ pub struct Group {
     /// Woken when one of the [`Notice`]s changed.
     pub changed: Arc<WaitQueue>,
     pub(super) pids: Pids,
-    /// The number of its account; 0 where the controller of memory does not act.
-    pub(super) account: AtomicU16,
+    /// Its account; the root where the controller of memory does not act.
+    pub(super) account: AtomicAccountId,
     /// CPU time of members, here and below, that left or were waited for.
     pub(super) past: SpinLock<CpuTime>,
     /// How often something was added to `past`.
@@ -134,7 +135,7 @@ impl Group {
             changes: Default::default(),
             changed: reserve::arc(WaitQueue::new()),
             pids: Pids::default(),
-            account: AtomicU16::new(0),
+            account: AtomicAccountId::default(),
             past: SpinLock::new(CpuTime::default()),
             departures: AtomicU64::new(0),
             shown: SpinLock::new(CpuTime::default()),
@@ -224,7 +225,7 @@ impl Group {
     pub fn is_frozen(&self) -> bool {
         self.is_freezing() && self.frozen.load(Ordering::Relaxed) == self.living.load(Ordering::Relaxed)
     }
-    /// What was written to cgroup.freeze.
+    /// The setting cgroup.freeze.
     pub fn freezes(&self) -> bool {
         self.freezes.load(Ordering::Relaxed)
     }

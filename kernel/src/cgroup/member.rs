@@ -49,7 +49,7 @@ impl CpuTime {
         self.user += other.user;
         self.system += other.system;
     }
-    /// What came to it after `earlier`.
+    /// The time that was used after `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             user: self.user.saturating_sub(earlier.user),
@@ -64,11 +64,11 @@ pub struct CgroupMember {
     word: AtomicU64,
     /// Threads that stand still because of cgroup.freeze.
     frozen: AtomicU32,
-    /// What it had used when it came to its group.
+    /// The time that it had used when it came to its group.
     came_with: [AtomicU64; 2],
 }
 
-/// What a thread that ends was to its process.
+/// The part of a thread that ends in its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EndedThread {
     /// The one with its ID, and not the last.
@@ -159,7 +159,7 @@ impl Drop for ThreadFork<'_> {
     }
 }
 
-/// What became of a group while a child was made.
+/// Changes of a group while a child was made.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Meanwhile {
     /// All in it were killed.
@@ -253,7 +253,7 @@ impl CgroupMember {
     /// Counts a child in the same group, which the process is about to make.
     ///
     /// # Errors
-    /// What controllers say: `EAGAIN`.
+    /// Those of controllers: `EAGAIN`.
     #[inline]
     pub fn fork(&self) -> Result<Fork> {
         if self.is_in_root() { Ok(Fork::ROOT) } else { self.fork_below() }
@@ -286,7 +286,7 @@ impl CgroupMember {
     /// Counts a thread that the process is about to make.
     ///
     /// # Errors
-    /// What controllers say: `EAGAIN`.
+    /// Those of controllers: `EAGAIN`.
     pub fn fork_thread(&self) -> Result<ThreadFork<'_>> {
         if !self.change_in_root(|word| word + 1) {
             self.fork_thread_below()?;
@@ -367,7 +367,7 @@ impl CgroupMember {
         drop(tree);
     }
 
-    /// What it used in a group that it leaves stays there.
+    /// Leaves the time that it used in a group behind there.
     fn settle_usage(&self, group: &Group, used: CpuTime) {
         let own = used.since(self.came_with());
         for above in group.counted() {
@@ -376,7 +376,7 @@ impl CgroupMember {
         }
     }
 
-    /// What the process had used when it came to its group.
+    /// The time that the process had used when it came to its group.
     pub fn came_with(&self) -> CpuTime {
         let [user, system] = self.came_with.each_ref().map(|part| part.load(Ordering::Relaxed));
         CpuTime { user, system }
@@ -459,7 +459,7 @@ impl CgroupMember {
     }
 }
 
-/// What became of a thread of a frozen group.
+/// A change of a thread in a frozen group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrozenChange {
     /// It stands still.

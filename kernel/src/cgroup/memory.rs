@@ -32,7 +32,7 @@ pub fn accounts() -> &'static Accounts {
     &ACCOUNTS
 }
 
-/// What the layer of memory does with accounts.
+/// The work of the layer of memory on accounts.
 pub trait Charging: Sync {
     /// Frames are charged from now on.
     ///
@@ -79,12 +79,12 @@ pub fn tell_of(account: AccountId) {
 
 impl Group {
     fn account(&self) -> AccountId {
-        AccountId::new(self.account.load(Ordering::SeqCst)).unwrap_or(AccountId::ROOT)
+        self.account.load(Ordering::SeqCst)
     }
     /// The account that its processes pay with: its own, or that of the nearest group above with
     /// one.
     pub fn payer(&self) -> AccountId {
-        self.path().map(Group::account).find(|account| *account != AccountId::ROOT).unwrap_or(AccountId::ROOT)
+        self.path().find_map(|group| group.account().unless_root()).unwrap_or(AccountId::ROOT)
     }
 }
 
@@ -105,14 +105,13 @@ impl Controller for MemoryController {
         let above = group.parent().map_or(AccountId::ROOT, |parent| parent.payer());
         let account = open_account(above)?;
         GROUPS[usize::from(account.number())].store(group.number(), Ordering::Relaxed);
-        group.account.store(account.number(), Ordering::SeqCst);
+        group.account.store(account, Ordering::SeqCst);
         Ok(())
     }
 
     fn end(&self, group: &Group) {
-        let account = group.account();
+        let account = group.account.swap(AccountId::ROOT, Ordering::SeqCst);
         GROUPS[usize::from(account.number())].store(0, Ordering::Relaxed);
-        group.account.store(AccountId::ROOT.number(), Ordering::SeqCst);
         ACCOUNTS.close(account);
     }
 }
@@ -272,6 +271,6 @@ fn show_stat(group: &Group, out: &mut dyn fmt::Write) -> fmt::Result {
     let bytes = |kind| ACCOUNTS.charged_as(group.account(), kind) * PAGE_SIZE as u64;
     let tables = bytes(ChargedKind::PageTables);
     writeln!(out, "anon {}\nfile {}", bytes(ChargedKind::Anon), bytes(ChargedKind::File))?;
-    // What the kernel allocates for a group are tables; its small objects are not charged.
+    // The kernel's part is tables; its small objects are not charged.
     writeln!(out, "kernel {tables}\npagetables {tables}")
 }

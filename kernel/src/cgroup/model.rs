@@ -31,7 +31,7 @@ struct ModelChild {
     is_killed: AtomicUsize,
 }
 
-/// What the tree's lock protects.
+/// The state that the tree's lock protects.
 #[derive(Default)]
 struct ModelTree {
     members: usize,

@@ -18,7 +18,7 @@ const GROUPS_LEAST: u64 = 1_024;
 /// Of all memory, so many frames are there for each group that there may be.
 const FRAMES_PER_GROUP: u64 = 4;
 
-/// What the lock protects.
+/// The state that the lock protects.
 pub(super) struct GroupTree {
     /// By number, without the root.
     groups: Map<u16, Arc<Group>>,
@@ -161,12 +161,9 @@ pub fn find(number: u16) -> Option<Arc<Group>> {
     lock().groups.get(&number).cloned()
 }
 
-/// Shows `visit` the groups right below `parent`, without the tree's lock, until it fails. Who
-/// makes and removes groups is kept away by the caller.
-pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
-    let is_child = |group: &Arc<Group>| {
-        !group.is_removed() && group.parent().is_some_and(|above| above.id() == parent.id())
-    };
+/// Shows `visit` every group but the root, a few at a time and without the tree's lock, until it
+/// fails.
+fn for_each(mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
     let mut next = Some(1);
     while let Some(from) = next {
         let some: ArrayVec<_, STEP> = {
@@ -174,10 +171,19 @@ pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) 
             tree.groups.iter_from(Bound::Included(&from)).take(STEP).map(|(_, group)| group.clone()).collect()
         };
         next = some.last().and_then(|last| last.number().checked_add(1));
-        some.iter().filter(|group| is_child(group)).try_for_each(&mut visit)?;
+        some.iter().try_for_each(&mut visit)?;
         sched::rest();
     }
     Ok(())
+}
+
+/// As [`for_each`], the groups right below `parent`. The caller keeps away those that make and
+/// remove groups.
+pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
+    for_each(|group| {
+        let is_child = group.parent().is_some_and(|above| above.id() == parent.id());
+        if is_child && !group.is_removed() { visit(group) } else { Ok(()) }
+    })
 }
 
 impl Group {
@@ -204,28 +210,23 @@ impl Group {
         }
         self.freezes.store(freezes == Freeze::Yes, Ordering::SeqCst);
         drop(tree);
-        // Each group says anew what it is, a few at a time.
-        let mut next = Some(1);
-        while let Some(from) = next {
-            let mut some = ArrayVec::<_, STEP>::new();
-            let tree = lock();
-            some.extend(
-                tree.groups.iter_from(Bound::Included(&from)).take(STEP).map(|(_, group)| group.clone()),
-            );
-            some.iter().filter(|group| group.is_in(self)).for_each(|group| group.settle());
-            drop(tree);
-            next = some.last().and_then(|last| last.number().checked_add(1));
-            some.iter().for_each(|group| tell(group));
-            sched::rest();
-        }
-        Ok(())
+        // Each group says anew what it is.
+        for_each(|group| {
+            if group.is_in(self) {
+                let tree = lock();
+                group.settle();
+                drop(tree);
+                tell(group);
+            }
+            Ok(())
+        })
     }
 }
 
 /// Groups that are looked at in one step.
 const STEP: usize = 16;
 
-/// What cgroup.freeze asks for.
+/// The two values of cgroup.freeze.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freeze {
     /// Stand still.
@@ -247,7 +248,7 @@ pub fn count() -> usize {
     lock().len()
 }
 
-/// What the layer above is told.
+/// Calls to the layer above.
 pub trait Observer: Sync {
     /// Processes in a group and below may have to pay with other accounts ([`Group::payer`]). Task
     /// context; the caller holds no lock of this layer.

@@ -30,7 +30,7 @@ use crate::sched::{self, thread};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, time};
 
-/// What the page allocator asks.
+/// Calls of the page allocator.
 pub(super) const LEDGER: Ledger = Ledger { charge, uncharge };
 
 /// Chooses a process of those whose accounts are `top` or below it, and ends it.
@@ -88,7 +88,7 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     if thread::is_current_dying() {
         return GrowthOutcome::None;
     }
-    if kill(account) == OomOutcome::Ends {
+    if kill(account) {
         // It needs the CPU to end.
         sched::yield_now();
         return GrowthOutcome::Grown;
@@ -96,26 +96,19 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     GrowthOutcome::None
 }
 
-/// Whether a process ends for an account.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OomOutcome {
-    Ends,
-    Nobody,
-}
-
-/// Has a process end that `account` is charged for.
-fn kill(account: AccountId) -> OomOutcome {
+/// Has a process end that `account` is charged for. Returns whether there is one.
+fn kill(account: AccountId) -> bool {
     accounts().note(account, AccountEvent::Oom);
     let ends = KILLER.get().is_some_and(|kill| kill(account));
     tell_of(account);
-    if ends { OomOutcome::Ends } else { OomOutcome::Nobody }
+    ends
 }
 
 fn below(account: AccountId) -> Below {
     Below::new(accounts(), account)
 }
 
-/// What control groups have done with accounts.
+/// Accounts as control groups use them.
 pub struct GroupCharging;
 
 impl Charging for GroupCharging {
@@ -127,7 +120,7 @@ impl Charging for GroupCharging {
         let above = || accounts().charged(account, Resource::Memory) > accounts().limit(account, limit);
         while above() {
             if reclaim::free_charged(below(account)) == 0 {
-                if limit == AccountLimit::High || kill(account) == OomOutcome::Nobody {
+                if limit == AccountLimit::High || !kill(account) {
                     return Ok(());
                 }
                 WaitQueue::new().wait_killable_until(time::now() + SHORT, || None::<()>)?;
@@ -187,11 +180,11 @@ pub(crate) fn attend(account: AccountId) {
 
 /// The account whose limit the running thread met since somebody asked.
 pub(super) fn take_refusal() -> Option<AccountId> {
-    let taken = thread::with_current(|thread| thread.refused_by.swap(0, Ordering::Relaxed)).unwrap_or(0);
-    AccountId::new(taken).filter(|account| *account != AccountId::ROOT)
+    thread::with_current(|thread| thread.refused_by.swap(AccountId::ROOT, Ordering::Relaxed))?.unless_root()
 }
 
 /// Whether the running thread met an account's limit since it last looked for memory.
 pub fn is_refused() -> bool {
-    thread::with_current(|thread| thread.refused_by.load(Ordering::Relaxed) != 0).unwrap_or(false)
+    thread::with_current(|thread| thread.refused_by.load(Ordering::Relaxed) != AccountId::ROOT)
+        .unwrap_or(false)
 }

@@ -81,7 +81,7 @@ pub(super) fn note_refusal(frames: u64, account: AccountId) {
     if frames <= 1 << COSTLY {
         thread::with_current(|task| {
             task.was_denied.store(true, Ordering::Relaxed);
-            task.refused_by.store(account.number(), Ordering::Relaxed);
+            task.refused_by.store(account, Ordering::Relaxed);
         });
     }
 }

@@ -9,13 +9,13 @@
 //! time of 4 KiB of zeroes at most.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{
     Arc, Vec, Weak,
     reserve::{self, ArcMethods},
 };
-use freehold_frame::AccountId;
+use freehold_frame::{AccountId, AtomicAccountId};
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Unmapped, Visited};
 
@@ -56,8 +56,8 @@ pub struct Program {
     pub auxiliary: Option<Arc<Vec<(u64, u64)>>>,
 }
 
-/// What a core file has at first: private memory, shared anonymous memory, ELF headers, and what is
-/// in huge pages (Linux: MMF_DUMP_FILTER_DEFAULT).
+/// The areas of a core file at first: private memory, shared anonymous memory, ELF headers, and
+/// what is in huge pages (Linux: MMF_DUMP_FILTER_DEFAULT).
 const DUMP_FILTER: u32 = 0x33;
 const DUMP_FILTER_BITS: u32 = 0x1ff;
 
@@ -67,8 +67,8 @@ pub struct ProcessSpace {
     translation: Arc<Translation>,
     areas: Sleeping<PerCpuRwLock<AddressSpace>>,
     program: SpinLock<Program>,
-    /// The account that its program pays with, by its number: see [`SpaceHandle::account`].
-    account: AtomicU16,
+    /// See [`SpaceHandle::account`].
+    account: AtomicAccountId,
     /// See [`Dumpable`].
     dumpable: AtomicU32,
     /// /proc/PID/coredump_filter.
@@ -105,7 +105,7 @@ impl ProcessSpace {
         let dumpable = AtomicU32::new(dumpable.number());
         let dump_filter = AtomicU32::new(DUMP_FILTER);
         let (account, concurrency_ids) =
-            (AtomicU16::new(sched::thread::account().number()), SpinLock::new(None));
+            (AtomicAccountId::new(sched::thread::account()), SpinLock::new(None));
         let space = reserve::arc(Self {
             id,
             translation,
@@ -215,7 +215,7 @@ impl ProcessSpace {
     }
     /// Its program pays with another account from now on.
     pub fn set_account(&self, account: AccountId) {
-        self.account.store(account.number(), Ordering::Relaxed);
+        self.account.store(account, Ordering::Relaxed);
     }
     /// What /proc and prctl want to know of the program.
     pub fn program(&self) -> Program {
@@ -241,7 +241,7 @@ impl SpaceHandle<Frames> for ProcessSpace {
         Visited::Done
     }
     fn account(&self) -> AccountId {
-        AccountId::new(self.account.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+        self.account.load(Ordering::Relaxed)
     }
 }
 

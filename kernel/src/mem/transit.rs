@@ -83,7 +83,7 @@ impl TransitPage {
     /// `ENOMEM`.
     #[inline]
     pub fn allocate() -> Result<Self> {
-        // What another had may be charged to that one.
+        // A page that another task had may be charged to that one.
         let kept = if Hardware.charges_frames() { None } else { slots().take() };
         match kept {
             Some(frame) => Ok(Self(frame)),

@@ -43,7 +43,7 @@ use crate::sched::thread;
 use crate::sync::{Completion, SpinLock, WaitQueue};
 use crate::{Errno, Result};
 
-/// Who makes the access that faults.
+/// The maker of the access that faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultBy {
     /// The program.
@@ -68,7 +68,7 @@ pub struct WaitingFault {
     pub address: u64,
     /// For what access.
     pub access: Access,
-    /// What is wrong there.
+    /// The lack that made it fault.
     pub lack: Lack,
     /// The thread's number in its PID namespace.
     pub thread: i32,
@@ -90,7 +90,7 @@ struct FaultQueue {
 pub struct UserFaults {
     space: Weak<ProcessSpace>,
     served: Served,
-    /// What UFFDIO_API agreed on; [`UserFaults::AGREED`] is among it then.
+    /// Features that UFFDIO_API agreed on; [`UserFaults::AGREED`] is among it then.
     features: AtomicU64,
     queue: SpinLock<FaultQueue>,
     /// Whether [`FaultQueue::is_over`], for who only looks.
@@ -146,7 +146,7 @@ impl UserFaults {
         first.map(drop).map_err(|_| Errno::EINVAL)
     }
 
-    /// What was agreed on; `None` before that.
+    /// The features that were agreed on; `None` before that.
     pub fn agreed(&self) -> Option<u64> {
         let features = self.features.load(Ordering::Acquire);
         (features & Self::AGREED != 0).then_some(features & !Self::AGREED)
@@ -231,7 +231,7 @@ impl UserFaults {
         self.queue.lock().is_over = true;
         self.over.store(true, Ordering::Release);
         self.wake(&(0..u64::MAX));
-        // Who closes may hold the space.
+        // The closing task may hold the space.
         if let Some(space) = self.space.upgrade()
             && let Some(mut areas) = space.try_lock()
         {

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-/// What is done in another order than the protocol's.
+/// A step that is taken in another order than the protocol's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// Nothing.
@@ -36,7 +36,7 @@ impl Done {
     }
 }
 
-/// What the space's lock covers.
+/// The state that the space's lock covers.
 struct Space {
     is_there: bool,
     is_monitored: bool,

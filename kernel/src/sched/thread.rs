@@ -6,11 +6,11 @@
 //! was started holds its task until it has ended. What a lower layer asks of the task goes through
 //! [`ThreadOwner`].
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
 use freehold_collections::{Arc, Box, Weak, reserve};
-use freehold_frame::AccountId;
+use freehold_frame::{AccountId, AtomicAccountId};
 use freehold_machine::CpuId;
 use freehold_tracepoints::{Comm, Pid};
 use freehold_vm::TaskPolicy;
@@ -147,13 +147,13 @@ pub struct Thread {
     /// It asked for frames and there were none, since somebody looked last. Only the thread itself
     /// changes it.
     pub(crate) was_denied: AtomicBool,
-    /// The account that pays for what it asks for, by its number.
-    account: AtomicU16,
-    /// The account whose limit it met since somebody looked last, or 0. Only the thread itself
-    /// changes it.
-    pub(crate) refused_by: AtomicU16,
-    /// The account whose soft limit it passed, or 0. Only the thread itself changes it.
-    passed_high: AtomicU16,
+    /// The account that pays for what it asks for.
+    account: AtomicAccountId,
+    /// The account whose limit it met since it looked last; the root, which has none, for no such
+    /// account. Only the thread itself changes it.
+    pub(crate) refused_by: AtomicAccountId,
+    /// The same for the account whose soft limit it passed.
+    passed_high: AtomicAccountId,
     /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at
     /// it.
     pub(crate) releases: ReleaseList,
@@ -201,13 +201,12 @@ impl Thread {
             forgets_windows: AtomicBool::new(false),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
-            account: AtomicU16::new(if runs == RunsPrograms::Programs {
-                running::account().number()
-            } else {
-                0
+            account: AtomicAccountId::new(match runs {
+                RunsPrograms::Programs => running::account(),
+                RunsPrograms::Kernel => AccountId::ROOT,
             }),
-            refused_by: AtomicU16::new(0),
-            passed_high: AtomicU16::new(0),
+            refused_by: AtomicAccountId::default(),
+            passed_high: AtomicAccountId::default(),
             releases: ReleaseList::new(),
             injection: TaskFaults::default(),
         })
@@ -282,16 +281,16 @@ impl Thread {
     /// The account that pays for the frames it asks for.
     #[inline]
     pub fn account(&self) -> AccountId {
-        AccountId::new(self.account.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+        self.account.load(Ordering::Relaxed)
     }
     /// Has another account pay from now on. What it asks for meanwhile is paid by either.
     pub fn set_account(&self, account: AccountId) {
-        self.account.store(account.number(), Ordering::Relaxed);
+        self.account.store(account, Ordering::Relaxed);
     }
     /// It has passed the soft limit of `account`, and takes memory back before it returns to user
     /// mode. The thread itself.
     pub fn pass_high(&self, account: AccountId) {
-        self.passed_high.store(account.number(), Ordering::Relaxed);
+        self.passed_high.store(account, Ordering::Relaxed);
         self.call_attention(CHARGE);
     }
     /// The account whose soft limit it passed since it was asked last. The thread itself.
@@ -299,8 +298,7 @@ impl Thread {
         if !self.answer_call(CHARGE) {
             return None;
         }
-        AccountId::new(self.passed_high.swap(0, Ordering::Relaxed))
-            .filter(|account| *account != AccountId::ROOT)
+        self.passed_high.swap(AccountId::ROOT, Ordering::Relaxed).unless_root()
     }
     /// Gives it a memory policy, or none.
     pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {

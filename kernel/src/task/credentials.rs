@@ -42,7 +42,7 @@ pub enum Dumpable {
 }
 
 impl Dumpable {
-    /// What PR_GET_DUMPABLE and /proc/sys/fs/suid_dumpable say.
+    /// The number in PR_GET_DUMPABLE and /proc/sys/fs/suid_dumpable.
     pub const fn number(self) -> u32 {
         match self {
             Self::No => 0,

@@ -52,7 +52,7 @@ impl Task {
                     break;
                 }
             }
-            standing.set(true);
+            standing.set(FrozenChange::Stands);
             sched::block(self.thread(), None);
         }
         self.finish_sleep();
@@ -70,11 +70,11 @@ impl<'a> StandsStill<'a> {
     pub(super) fn new(process: &'a Arc<Process>) -> Self {
         Self { process, is_counted: false }
     }
-    /// From now on as `counts` says.
-    pub(super) fn set(&mut self, counts: bool) {
+    /// From now on as `change` says.
+    pub(super) fn set(&mut self, change: FrozenChange) {
+        let counts = change == FrozenChange::Stands;
         if self.is_counted != counts {
             self.is_counted = counts;
-            let change = if counts { FrozenChange::Stands } else { FrozenChange::GoesOn };
             self.process.cgroup.count_frozen(change);
         }
     }
@@ -82,7 +82,7 @@ impl<'a> StandsStill<'a> {
 
 impl Drop for StandsStill<'_> {
     fn drop(&mut self) {
-        self.set(false);
+        self.set(FrozenChange::GoesOn);
     }
 }
 

@@ -54,7 +54,7 @@ impl Usage {
 }
 
 impl Process {
-    /// What it used, as its control group counts it.
+    /// The time that it used, as its control group counts it.
     pub fn cgroup_usage(&self) -> cgroup::CpuTime {
         let Usage { user, system, .. } = self.usage();
         cgroup::CpuTime { user, system }

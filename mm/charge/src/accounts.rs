@@ -1,8 +1,8 @@
 //! The tree of accounts.
 
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use freehold_frame::{AccountId, Owner};
+use freehold_frame::{AccountId, AtomicAccountId, Owner};
 use spin::{Mutex, Once};
 
 use crate::balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
@@ -24,7 +24,7 @@ pub enum AccountLimit {
 
 const LIMITS: usize = 3;
 
-/// What is charged.
+/// A resource that is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resource {
     /// Frames.
@@ -33,7 +33,7 @@ pub enum Resource {
     Swap,
 }
 
-/// What frames are charged as.
+/// The kind of frames that are charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChargedKind {
     /// Anonymous memory.
@@ -98,7 +98,7 @@ pub enum Urgency {
     Exempt,
 }
 
-/// What was charged.
+/// A charge that was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameCharge {
     /// To whom: [`AccountId::ROOT`] where the account is gone.
@@ -131,7 +131,7 @@ pub struct AccountEntry {
     /// By [`Resource`].
     balances: [Balance; 2],
     /// Set while it is nobody's.
-    parent: AtomicU16,
+    parent: AtomicAccountId,
     /// Accounts right below that are somebody's; changed under the lock.
     children: AtomicU32,
     /// By [`AccountLimit`].
@@ -151,7 +151,7 @@ impl AccountEntry {
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self {
         balances: [const { Balance::FREE }; 2],
-        parent: AtomicU16::new(0),
+        parent: AtomicAccountId::new(AccountId::ROOT),
         children: AtomicU32::new(0),
         limits: [const { AtomicU64::new(u64::MAX) }; LIMITS],
         peaks: [const { AtomicU64::new(0) }; 2],
@@ -161,14 +161,14 @@ impl AccountEntry {
     };
 
     fn reset(&self, parent: AccountId) {
-        self.parent.store(parent.number(), Ordering::Relaxed);
+        self.parent.store(parent, Ordering::Relaxed);
         self.limits.iter().for_each(|limit| limit.store(u64::MAX, Ordering::Relaxed));
         self.together.store(false, Ordering::Relaxed);
         let counts = self.kinds.iter().chain(self.events.iter().flatten());
         counts.chain(&self.peaks).for_each(|count| count.store(0, Ordering::Relaxed));
     }
     fn parent(&self) -> AccountId {
-        AccountId::new(self.parent.load(Ordering::Relaxed)).unwrap_or(AccountId::ROOT)
+        self.parent.load(Ordering::Relaxed)
     }
     const fn balance(&self, resource: Resource) -> &Balance {
         &self.balances[resource as usize]
@@ -415,7 +415,7 @@ impl Accounts {
             entry.together.store(together == Together::Yes, Ordering::Relaxed);
         }
     }
-    /// What was set so.
+    /// The setting of [`Accounts::set_together`].
     pub fn together(&self, account: AccountId) -> Together {
         let is_set = self.entry(account).is_some_and(|entry| entry.together.load(Ordering::Relaxed));
         if is_set { Together::Yes } else { Together::No }

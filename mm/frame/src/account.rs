@@ -1,8 +1,10 @@
 //! Which account a frame is charged to.
 //!
-//! Whoever counts memory by groups of processes gives each group an account and has the page
+//! A kernel that counts memory by groups of processes gives each group an account and has the page
 //! allocator charge frames to them. What accounts are worth and who they belong to is not said
 //! here: see the crate `freehold-charge`.
+
+use core::sync::atomic::{AtomicU16, Ordering};
 
 /// The number of an account.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -20,6 +22,10 @@ impl AccountId {
     pub const fn new(number: u16) -> Option<Self> {
         if number <= Self::LAST { Some(Self(number)) } else { None }
     }
+    /// `None` for the root.
+    pub fn unless_root(self) -> Option<Self> {
+        (self != Self::ROOT).then_some(self)
+    }
     /// Its number.
     pub const fn number(self) -> u16 {
         self.0
@@ -29,5 +35,30 @@ impl AccountId {
     }
     pub(crate) const fn from_bits(bits: u64) -> Self {
         Self(bits as u16 & Self::LAST)
+    }
+}
+
+/// A place that holds the number of an account, [`AccountId::ROOT`] at first.
+#[derive(Debug, Default)]
+pub struct AtomicAccountId(AtomicU16);
+
+impl AtomicAccountId {
+    /// A place that holds `account`.
+    pub const fn new(account: AccountId) -> Self {
+        Self(AtomicU16::new(account.0))
+    }
+    /// The number in it.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> AccountId {
+        AccountId(self.0.load(order))
+    }
+    /// Puts `account` into it.
+    #[inline]
+    pub fn store(&self, account: AccountId, order: Ordering) {
+        self.0.store(account.0, order);
+    }
+    /// Puts `account` into it and returns what was there.
+    pub fn swap(&self, account: AccountId, order: Ordering) -> AccountId {
+        AccountId(self.0.swap(account.0, order))
     }
 }

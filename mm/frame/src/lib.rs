@@ -33,7 +33,7 @@ mod table;
 pub mod transition;
 mod whole;
 
-pub use account::AccountId;
+pub use account::{AccountId, AtomicAccountId};
 pub use counts::{AtomicWord, Belongs, CountError, Counts, Holders};
 pub use handle::{Frame, Handle, LeafMapping, Pin, WrongOwner};
 pub use large::{LargeMapping, Shattered};

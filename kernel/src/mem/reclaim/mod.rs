@@ -249,7 +249,7 @@ pub fn free_charged(below: Below) -> u64 {
     for _ in 0..PATIENCE {
         let found = shrink(BATCH, FrameChoice::charged_to(below), Who::Direct);
         freed += found.freed;
-        // What was written and taken back at once will be left alone some time.
+        // Pages that were written and taken back at once will be left alone some time.
         if found.freed > 0 || found.written == 0 || thread::is_current_dying() {
             break;
         }

@@ -30,7 +30,7 @@ const CHUNK: u64 = 64 << 10;
 /// The most bytes of the note about files (Linux: MAX_FILE_NOTE_SIZE).
 const FILES_MOST: usize = 4 << 20;
 
-/// What of an area is in the file.
+/// The part of an area that is in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Extent {
     Nothing,
@@ -55,7 +55,7 @@ pub struct CoreSegment {
     extent: Extent,
 }
 
-/// What is mapped: the areas, and the note about files.
+/// The process' mappings: the areas, and the note about files.
 pub struct Areas {
     /// All areas, upwards.
     pub segments: Vec<CoreSegment>,

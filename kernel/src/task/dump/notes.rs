@@ -58,7 +58,7 @@ pub struct ProcessInfo {
     pub arguments: [u8; 80],
 }
 
-/// What the notes say.
+/// The content of the notes.
 pub struct Notes {
     /// The signal.
     pub signal: u8,

@@ -54,13 +54,13 @@ pub fn set_uses_pid(value: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the letters of a pattern stand for.
+/// The values of a pattern's letters.
 pub struct Facts<'a> {
     /// The process' number and the thread's, each in its own PID namespace and in the initial one.
     pub numbers: [u32; 4],
     /// The real user and group.
     pub ids: [u32; 2],
-    /// What PR_GET_DUMPABLE says.
+    /// The number that PR_GET_DUMPABLE returns.
     pub dumpable: u32,
     /// The signal.
     pub signal: u8,

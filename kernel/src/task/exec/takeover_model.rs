@@ -29,9 +29,9 @@ enum Who {
     Stays,
 }
 
-/// What the registry's lock protects.
+/// The state that the registry's lock protects.
 struct ModelRegistry {
-    /// Who has the process' ID.
+    /// The thread that has the process' ID.
     task: Option<Who>,
     /// Whom the tracer knows by it.
     tracee: Option<Who>,

@@ -85,7 +85,7 @@ pub struct Namespaces {
     pub mount: Arc<MountNamespace>,
     /// Devices, ports and names of sockets.
     pub network: Arc<NetworkNamespace>,
-    /// What /proc/PID/cgroup is relative to.
+    /// The group that /proc/PID/cgroup is relative to.
     pub cgroup: Arc<CgroupNamespace>,
     /// That of its children; its own is with its numbers.
     pub pid_for_children: PidNs,

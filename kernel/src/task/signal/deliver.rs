@@ -16,6 +16,7 @@ use super::{
     Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
 };
+use crate::cgroup::member::FrozenChange;
 use crate::hw::traps::Registers;
 use crate::hw::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
 use crate::hw::{self, Faults, Hardware};
@@ -268,7 +269,7 @@ impl Task {
                 }
                 group.frozen
             };
-            standing.set(frozen);
+            standing.set(if frozen { FrozenChange::Stands } else { FrozenChange::GoesOn });
             sched::block(self.thread(), None);
         }
         self.finish_sleep();

@@ -26,19 +26,19 @@ const RESUME_FLAG: u64 = 1 << 16;
 #[derive(Debug, Default)]
 pub struct Watchpoints {
     addresses: [AtomicU64; SLOTS],
-    /// What happened: without [`STATUS_AT_RESET`], so 0 where nothing did.
+    /// The status of the last hit: without [`STATUS_AT_RESET`], so 0 where nothing did.
     status: AtomicU64,
     control: AtomicU64,
 }
 
-/// What a slot is for.
+/// The kind of access that a slot waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WatchKind {
     Execution,
     Access,
 }
 
-/// What `control` says of a slot: its kind and length, in bytes. `None` where it is off.
+/// A slot as `control` describes it: its kind and length, in bytes. `None` where it is off.
 ///
 /// # Errors
 /// `EINVAL` for I/O ports, and for instructions of more than a byte.
@@ -114,7 +114,7 @@ impl Watchpoints {
         }
     }
 
-    /// What is to be armed.
+    /// The addresses and the control register that are to be armed.
     pub fn armed(&self) -> ([u64; SLOTS], u64) {
         (core::array::from_fn(|slot| self.address(slot)), self.control.load(Ordering::Relaxed))
     }
