@@ -14,7 +14,7 @@ use crate::{Result, print};
 /// A subcommand with a page of its own.
 struct Topic {
     name: &'static str,
-    /// What follows its options in `--help`.
+    /// The text behind its options in `--help`.
     help: &'static str,
     /// Whether its page has the environment and files of running a VM.
     runs: Runs,
@@ -156,8 +156,8 @@ fn about(command: &Command, name: &str) -> String {
     sub.and_then(Command::get_about).map(ToString::to_string).unwrap_or_default()
 }
 
-/// What follows the options in `--help`: the examples' lines, and the paragraphs under the headings
-/// that manual pages have for them.
+/// The text behind the options in `--help`: the examples' lines, and the paragraphs under the
+/// headings that manual pages have for them.
 fn split(help: &str) -> (String, Vec<(&'static str, String)>) {
     let (mut examples, mut notes) = (String::new(), Vec::new());
     for paragraph in help.split("\n\n") {

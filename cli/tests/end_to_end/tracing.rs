@@ -44,7 +44,7 @@ fn strace_attaches_to_what_runs_and_leaves_it_running() {
     assert_eq!(told.text(), "done\nseen\n", "{}", told.stderr);
 }
 
-/// What gdb in the VM says of a program after these steps.
+/// The output of gdb in the VM about a program after these steps.
 fn gdb_says(program: &std::path::Path, steps: &[&str]) -> Outcome {
     let mut command = vec!["gdb", "-nx", "-batch", "-ex", "set startup-with-shell off"];
     for step in steps {

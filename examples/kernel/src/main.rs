@@ -4,10 +4,13 @@
 //! May use `unsafe`: it is all of the hardware's side (`hardware.rs`), the heap and the entry.
 #![no_std]
 #![no_main]
+#![deny(unsafe_code)]
 
 extern crate alloc;
 
+#[allow(unsafe_code, reason = "a device's registers")]
 mod edu;
+#[allow(unsafe_code, reason = "the hardware's side, the heap and the entry")]
 mod hardware;
 
 use alloc::boxed::Box;
@@ -30,7 +33,7 @@ static RECORDS: [FrameRecord; hardware::MOST_FRAMES] = [const { FrameRecord::EMP
 static PCPS: [Pcp; 1] = [Pcp::new()];
 
 extern "C" fn start(start_info: u64) -> ! {
-    // What the loader says is read while the first GiB is still mapped.
+    // The loader's tables are read while the first GiB is still mapped.
     let topology: &'static Topology = Box::leak(Box::new(hardware::topology(start_info)));
     hardware::start();
     let frames = page_allocator(topology);

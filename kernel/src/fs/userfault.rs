@@ -48,7 +48,7 @@ const TELLS_STORES: u64 = 1;
 const MINOR_SHMEM: u64 = 1 << 10;
 /// UFFD_FEATURE_MISSING_SHMEM
 const MISSING_SHMEM: u64 = 1 << 5;
-/// What UFFDIO_API offers.
+/// The features that UFFDIO_API offers.
 const FEATURES: u64 = TELLS_STORES
     | MISSING_SHMEM
     | MINOR_SHMEM
@@ -390,7 +390,7 @@ fn answer(to: u64, value: i64) -> Result<()> {
     UserPtr::new(to).write(&value)
 }
 
-/// What of `whole` is left from `page` on.
+/// The part of `whole` that is left from `page` on.
 fn rest(page: VirtAddr, whole: &Range<VirtAddr>) -> Range<VirtAddr> {
     page..whole.end
 }
@@ -469,7 +469,7 @@ impl File for UserFaultFile {
                 None => blocking.until(self.faults.news(), take)?,
             };
             let message = self.message(&fault);
-            // What could not be copied is lost, as on Linux.
+            // A message that could not be copied is lost, as on Linux.
             match sink.put(message.as_bytes()) {
                 Ok(count) if count == size_of::<FaultMessage>() => done += count,
                 _ if done > 0 => return Ok(done),

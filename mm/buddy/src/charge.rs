@@ -45,7 +45,7 @@ impl<M: Machine> Buddy<M> {
         block
     }
 
-    /// What the block was charged is given back; it is about to be free. A block that cannot be
+    /// Gives back the charge of a block that is about to be free. A block that cannot be
     /// given back keeps its charge.
     #[cold]
     #[inline(never)]

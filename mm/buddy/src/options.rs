@@ -76,9 +76,10 @@ pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 /// Lets other tasks have the CPU; see [`FrameSource::rest`](freehold_frame::FrameSource::rest).
 pub type Rest = fn();
 
-/// Who pays for frames, once [`charges_frames`](freehold_machine::Cpus::charges_frames) says that
-/// somebody does. Called in the context of whoever asks for a block or gives one back, with no lock
-/// of the allocator held: neither may sleep or allocate.
+/// The accounts that pay for frames, once
+/// [`charges_frames`](freehold_machine::Cpus::charges_frames) says that somebody does. Called in
+/// the context of whoever asks for a block or gives one back, with no lock of the allocator held:
+/// neither may sleep or allocate.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
     /// Charges a block, before it is looked for, to the account that it says. Where it fails, so
@@ -92,7 +93,7 @@ pub struct Ledger {
 /// A block that is to be charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bill {
-    /// Who will own it.
+    /// Its owner to be.
     pub owner: Owner,
     /// Its frames.
     pub frames: u64,
@@ -137,7 +138,7 @@ pub struct Options {
     pub object_reserve: Option<ObjectReserve>,
     /// How long work on memory lets other tasks run in between.
     pub rest: Option<Rest>,
-    /// Who pays for frames.
+    /// The accounts that pay for frames.
     pub ledger: Option<Ledger>,
 }
 

@@ -1,4 +1,4 @@
-//! Who is charged for which frames: against a naive count.
+//! Accounts and the frames that they are charged for, against a naive count.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use freehold_machine::Pfn;
 use freehold_machine::model::{Config, Model};
 use proptest::prelude::*;
 
-/// What accounts were charged, the account of whoever asks, and what an account may have.
+/// The charges of accounts, the account of whoever asks, and what an account may have.
 #[derive(Default)]
 struct Book {
     charged: BTreeMap<(Owner, AccountId), u64>,

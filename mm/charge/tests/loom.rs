@@ -41,7 +41,7 @@ struct Tree {
 }
 
 const NONE: u64 = u64::MAX;
-/// What the account above may have.
+/// The limit of the account above.
 const LIMIT: u64 = 2;
 
 impl Tree {

@@ -51,7 +51,7 @@ impl ReverseKey {
     /// Only the frame's owner calls this, before others can find the frame. Of `object` the lowest
     /// 48 bits are kept, of `index` the lowest 51.
     pub fn set(&self, object: u64, index: u64) {
-        // Nobody else writes this word while the frame has an owner.
+        // Only the owner writes this word while the frame has an owner.
         let account = self.index.load(Ordering::Relaxed) & !Self::LAST_INDEX;
         self.index.store(account | index & Self::LAST_INDEX, Ordering::Relaxed);
         let with_writers = |now| Some(now & !Self::LAST_OBJECT | object & Self::LAST_OBJECT);

@@ -73,14 +73,14 @@ pub enum NodePolicy {
     Interleave(NodeSet, u64),
 }
 
-/// Who is charged for a block, where frames are charged to accounts.
+/// The payer of a block, where frames are charged to accounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payer {
     /// The account of whoever asks.
     Asker,
     /// The account that this frame is charged to: the block is for the same page's sake.
     SameAs(Pfn),
-    /// Nobody, until the charge of another frame is moved to it
+    /// None, until the charge of another frame is moved to it
     /// ([`FrameTable::move_charge`]).
     Nobody,
 }

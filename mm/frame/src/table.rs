@@ -116,7 +116,7 @@ impl FrameTable {
             }
         }
     }
-    /// What was charged for `old` is charged for `new` from now on, which nobody was charged for:
+    /// Moves the charge for `old` to `new`, which no account was charged for:
     /// a page has moved. The caller owns both.
     pub fn move_charge(self, old: Pfn, new: Pfn) {
         if let (Some(old), Some(new)) = (self.reverse_key(old), self.reverse_key(new)) {

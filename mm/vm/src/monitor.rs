@@ -58,13 +58,13 @@ pub enum Lack {
 
 /// A page that a fault wanted and that its area's monitor has to provide.
 pub struct Wanted {
-    /// Who.
+    /// The monitor.
     pub monitor: Arc<dyn Monitor>,
     /// The page's first address.
     pub page: VirtAddr,
-    /// What for: [`Access::Read`] or [`Access::Write`].
+    /// The access: [`Access::Read`] or [`Access::Write`].
     pub access: Access,
-    /// What is wrong.
+    /// The lack.
     pub lack: Lack,
 }
 

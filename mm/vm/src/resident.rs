@@ -90,7 +90,7 @@ pub(crate) struct Resident<S: Memory> {
     pub huge: HugeUse,
     /// The policy of the task that acts here.
     pub acting: Option<Arc<TaskPolicy>>,
-    /// What the last fault wanted of a monitor.
+    /// The wish of the last fault to a monitor.
     pub wanted: Option<Wanted>,
 }
 
@@ -516,7 +516,7 @@ impl<S: Memory> Resident<S> {
         let full = area.protection.rights();
         let allows_writing = full.contains(Rights::WRITE);
         self.tables.visit(range, |addr, slot, entry, _| {
-            // Who is to be told of the next store is told first.
+            // The monitor that waits for the next store is told first.
             let is_told = entry.is_watched() || !entry.is_soft_dirty() && area.tracks_stores();
             let may_write = allows_writing
                 && !is_told

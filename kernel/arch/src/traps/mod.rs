@@ -97,7 +97,7 @@ global_asm!(
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_DEBUG: u64 = 1;
-/// What a program's context says that it is given up with ([`give_program_up`]): that of double
+/// The vector in the context of a program that is given up ([`give_program_up`]): that of double
 /// faults, which no program ever meets.
 const VECTOR_LOST: u64 = 8;
 const VECTOR_NMI: u64 = 2;

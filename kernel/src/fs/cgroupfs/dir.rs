@@ -40,7 +40,7 @@ pub(super) struct GroupDir {
     parent: Option<Arc<GroupDir>>,
     names: SpinLock<GroupNames>,
     attributes: SpinLock<Attributes>,
-    /// Who made it, which its files belong to.
+    /// Its maker, which its files belong to.
     maker: (u32, u32),
     /// The files, by index, whose mode or owner was changed.
     files: SpinLock<Map<usize, Attributes>>,
@@ -94,7 +94,7 @@ impl GroupDir {
         own.caller().may(&self.file_metadata(index, Row::Procs), Access::WRITE)
     }
 
-    /// What stat(2) tells of a file.
+    /// The answer of stat(2) about a file.
     pub fn file_metadata(&self, index: usize, row: Row) -> Metadata {
         let identity = identity(&self.group, index);
         if let Some(changed) = self.files.lock().get(&index) {

@@ -13,7 +13,7 @@ use crate::task::{self, Credentials, Pid, Process, registry};
 use crate::{Errno, Result, sched};
 use core::sync::atomic::Ordering;
 
-/// What is listed.
+/// The kind of a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listing {
     Processes,

@@ -45,7 +45,7 @@ impl Row {
         }
     }
 
-    /// What it tells of.
+    /// The change that it tells of.
     pub fn notice(self) -> Option<Notice> {
         match self {
             Self::Control(file) => file.notice,

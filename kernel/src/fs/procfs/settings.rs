@@ -215,7 +215,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
 }
 
-/// What core files go by.
+/// Settings of core files.
 fn fill_core(kernel: &Arc<PseudoDir>) {
     kernel.generated("core_pattern", 0o644, CorePattern);
     let uses_pid = Number { get: pattern::uses_pid, set: pattern::set_uses_pid };

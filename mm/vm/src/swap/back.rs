@@ -54,7 +54,7 @@ impl<S: Memory> Resident<S> {
         let own = belongs == Belongs::Exclusive;
         let full = area.protection.rights();
         let noticed = want == Want::Write || entry.is_soft_dirty() || !area.tracks_stores();
-        // Whoever is to be told of the next store is told first.
+        // The monitor that waits for the next store is told first.
         let may_write = own && noticed && !entry.is_watched();
         let rights = if may_write { full } else { full.without(Rights::WRITE) };
         let new = leaf(mapping, rights, Marks::Dirty);

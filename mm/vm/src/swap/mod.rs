@@ -145,7 +145,7 @@ struct SwapInfo {
 /// The swap areas of a system. See the module's head.
 pub struct Swap<S: Memory> {
     source: S,
-    /// Who pays for slots.
+    /// The accounts that pay for slots.
     accounts: spin::Once<&'static Accounts>,
     /// How many areas there are: where there is none, nobody asks further.
     count: AtomicUsize,

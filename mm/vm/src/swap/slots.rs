@@ -114,7 +114,7 @@ pub(crate) enum Wrote {
 
 struct Cluster {
     words: Box<[SlotWord; CLUSTER as usize]>,
-    /// Who pays for a slot that is in use.
+    /// The account that pays for a slot in use.
     payers: Box<[AccountId; CLUSTER as usize]>,
     free: u16,
     /// Slots with a frame: one bit each.

@@ -252,7 +252,7 @@ struct Page {
     value: Option<u8>,
     writable: bool,
     monitor: Option<usize>,
-    /// What the monitor is told of.
+    /// Faults that the monitor is told of.
     modes: AreaFlags,
     /// The next store is told.
     watched: bool,
