@@ -8,8 +8,9 @@
 //
 // Five runs in a row without a failure end the series: the command allocates less often. Prints one
 // line: how many runs, how many of them saw a failure, how they ended, and the change of MemFree
-// and of the kernel's heap in KiB.
+// and of the kernel's heap in KiB. Status 1 if memory is lost or processes are left.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -79,6 +80,15 @@ static long meminfo(const char *name) {
         if (!strncmp(line, name, strlen(name))) value = atol(line + strlen(name) + 1);
     fclose(file);
     return value;
+}
+
+static int processes(void) {
+    DIR *proc = opendir("/proc");
+    if (!proc) die("/proc");
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(proc));) count += entry->d_name[0] >= '1' && entry->d_name[0] <= '9';
+    closedir(proc);
+    return count;
 }
 
 // A queue of POSIX, a helper that is told of its messages by a socket; and a wait for two words.
@@ -451,6 +461,7 @@ static void groups(void) {
     if (mkdir(path, 0755) == 0) rmdir(path);
     pid_t child = fork();
     if (child == 0) {
+        if (setpgid(0, 0) != 0) _exit(1);
         snprintf(path, sizeof path, "%s/cgroup.procs", group);
         (void)!put(path, "0");
         if (fork() == 0) pause();
@@ -469,6 +480,8 @@ static void groups(void) {
         close(procs);
     }
     if (child > 0) {
+        // The file cgroup.kill may have failed to open: its process group ends both.
+        kill(-child, SIGKILL);
         kill(child, SIGKILL);
         waitpid(child, 0, 0);
     }
@@ -626,6 +639,7 @@ int main(int count, char **arguments) {
     if (scenario == cores && dumps != 2) die("a core file");
     dumps = 0;
     sleep(1);
+    int before = processes();
     long free = meminfo("MemFree:"), slab = meminfo("Slab:");
     long runs = 0, hit = 0, unhit = 0;
     for (long nth = from; nth <= to; nth += step) {
@@ -643,6 +657,10 @@ int main(int count, char **arguments) {
            "another signal, %d stuck; MemFree %+ld KiB, Slab %+ld KiB\n",
            from, to, command ? command[0] : arguments[3], runs, hit, ends[0], ends[1], ends[2] - stuck, ends[3], stuck, -lost, grown);
     if (scenario == cores) printf("fail-nth: %d core files\n", dumps);
+    if (processes() > before) {
+        printf("fail-nth: %d processes are left\n", processes() - before);
+        return 1;
+    }
     if (hit == 0 || lost > KEPT || grown > KEPT) {
         printf("fail-nth: memory is lost, or nothing failed\n");
         return 1;
