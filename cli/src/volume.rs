@@ -138,8 +138,7 @@ fn tell_once() {
     if is_new {
         print::stderr(
             "freehold: -v HOST:GUEST shows a folder as it is on the host and read-only; it was a copy before, which \
-             HOST:GUEST:copy still gives, and HOST:GUEST:rw lets it be written to (said once)\n"
-                .to_owned(),
+             HOST:GUEST:copy still gives, and HOST:GUEST:rw lets it be written to (said once)\n",
         );
     }
 }

@@ -11,7 +11,7 @@ use freehold_collections::{Arc, Vec, reserve};
 use crate::fs::tracefs::{self, TraceReader};
 use crate::hw::static_keys::KeyState;
 use crate::sync::{Mutex, WaitQueue};
-use crate::tracing::{self, Taken, Which};
+use crate::tracing::{self, Taken, TraceLine, Which};
 use crate::{Result, host, hw, sched, time};
 
 /// How often records are taken (nanoseconds).
@@ -84,6 +84,18 @@ fn send() {
     }
 }
 
+/// Appends a record as an entry of `bytes` bytes.
+fn put(buffer: &mut Vec<u8>, bytes: usize, line: &TraceLine) -> Result<()> {
+    buffer.try_reserve(bytes)?;
+    buffer.try_extend_from_slice(&(line.cpu as u16).to_le_bytes())?;
+    buffer.try_extend_from_slice(&(line.words.len() as u16).to_le_bytes())?;
+    for (at, &word) in line.words.iter().enumerate() {
+        let word = if at == TIME_WORD { hw::time::nanoseconds(word) } else { word };
+        buffer.try_extend_from_slice(&word.to_le_bytes())?;
+    }
+    Ok(())
+}
+
 /// Takes records as entries of their CPU's number, their length in words, and their words, with the
 /// time in nanoseconds.
 fn take(buffer: &mut Vec<u8>) -> Result<()> {
@@ -93,17 +105,7 @@ fn take(buffer: &mut Vec<u8>) -> Result<()> {
         if buffer.len() + bytes > MESSAGE {
             return Taken::Nothing;
         }
-        let put = |buffer: &mut Vec<u8>| -> Result<()> {
-            buffer.try_reserve(bytes)?;
-            buffer.try_extend_from_slice(&(line.cpu as u16).to_le_bytes())?;
-            buffer.try_extend_from_slice(&(line.words.len() as u16).to_le_bytes())?;
-            for (at, &word) in line.words.iter().enumerate() {
-                let word = if at == TIME_WORD { hw::time::nanoseconds(word) } else { word };
-                buffer.try_extend_from_slice(&word.to_le_bytes())?;
-            }
-            Ok(())
-        };
-        failed = put(buffer);
+        failed = put(buffer, bytes, line);
         if failed.is_err() {
             return Taken::Nothing;
         }

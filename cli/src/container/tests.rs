@@ -130,7 +130,7 @@ fn a_later_layer_replaces_names_and_other_names_of_a_file_stay() {
             node(Directory, "keep", ""),
         ],
     ])
-    .map_or_else(|failure| panic!("{failure}"), |made| made);
+    .unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!([read(&merged, "a"), read(&merged, "b")], [Some("two".into()), Some("one".into())]);
     let links = |name: &str| std::fs::metadata(merged.host().join(name)).expect("it is there").nlink();
     assert_eq!((links("a"), links("b"), links("c")), (1, 2, 2));
@@ -223,7 +223,7 @@ fn unpack(bytes: &[u8]) -> Result<(ChosenImage, Vec<String>)> {
 }
 
 fn refused(bytes: &[u8]) -> String {
-    unpack(bytes).err().expect("it is refused").to_string()
+    unpack(bytes).expect_err("it is refused").to_string()
 }
 
 /// An OCI layout with one image of these layers, each with what is stored of it.
@@ -392,7 +392,7 @@ fn of_several_kinds_of_machine_the_right_one_is_chosen() {
     let missing = arm["digest"].as_str().expect("text").replace(':', "/");
     files.0.remove(&format!("blobs/{missing}"));
     assert_eq!(unpack(&files.archive()).expect("unpacked").1, ["amd"]);
-    files.index(&[arm.clone()]);
+    files.index(std::slice::from_ref(&arm));
     assert!(refused(&files.archive()).contains("is for linux/arm64"));
     let named = |image: &Value, name: &str| {
         with(image.clone(), "annotations", json!({"org.opencontainers.image.ref.name": name}))

@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_file_without_symbols_is_refused() {
-        let refused = functions(Path::new("/proc/self/cmdline")).err().expect("no ELF");
+        let refused = functions(Path::new("/proc/self/cmdline")).expect_err("no ELF");
         assert!(refused.to_string().contains("no ELF file with symbols"), "{refused}");
     }
 }

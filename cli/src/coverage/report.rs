@@ -130,7 +130,7 @@ pub fn page(record: &CoverageRecord) -> Page {
         [Column::code("module"), Column::number("bytes"), Column::number("never ran"), Column::number("ran")];
     let mut table = Table::new("", &columns);
     for (name, sum) in modules(record) {
-        table.row(row(&name, sum));
+        table.row(row(name, sum));
     }
     page.table(&table);
     page.section("Functions");

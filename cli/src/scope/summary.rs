@@ -283,7 +283,7 @@ fn exposure(text: &mut String, story: &Story<'_>) {
     };
     let all = exposure.lives.ended.iter().zip(&exposure.lives.alive).map(|(ended, alive)| ended + alive);
     let longest =
-        all.enumerate().filter(|&(_, count)| count > 0).map(|(n, _)| 2f64.powi(n as i32 + 1)).last();
+        all.enumerate().filter(|&(_, count)| count > 0).map(|(n, _)| 2f64.powi(n as i32 + 1)).next_back();
     let _ = writeln!(
         text,
         "   windows: {} opened, {} cached when closed{}; frames × instructions cached: open {}, closed {}",

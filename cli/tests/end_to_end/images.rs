@@ -329,7 +329,7 @@ fn what_cannot_run_is_told_in_one_sentence_and_leaves_nothing() {
         let said: Vec<&str> = outcome.stderr.lines().filter(|line| !line.contains("unpacking")).collect();
         assert_eq!((outcome.status, said.len()), (status, 1), "{name}: {}", outcome.stderr);
         assert!(said[0].starts_with("freehold: ") && said[0].contains(why), "{why}: {}", said[0]);
-        assert_eq!(cache.images(), [PathBuf::new(); 0], "{name}");
+        assert!(cache.images().is_empty(), "{name}");
     }
     let file = cache.file("plain.tar", &saved(&settings(), &good));
     for (words, status, why) in [

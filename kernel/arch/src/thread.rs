@@ -144,9 +144,11 @@ impl Thread {
         if running.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return 0;
         }
-        // SAFETY: `running` was claimed: until it is given back the stack is as `thread_switch` or
-        // `Thread::new` left it, six registers, the last of them rbp, and a return address.
-        let [.., rbp, rip] = unsafe { *(*self.inner.saved.get() as *const [u64; 7]) };
+        // SAFETY: `running` was claimed: until it is given back nobody changes it.
+        let saved = unsafe { *self.inner.saved.get() } as *const [u64; 7];
+        // SAFETY: the stack is as `thread_switch` or `Thread::new` left it: six registers, the last
+        // of them rbp, and a return address.
+        let [.., rbp, rip] = unsafe { *saved };
         let count = panic::backtrace(&traps::Registers { rip, rbp, ..Default::default() }, into);
         running.store(false, Ordering::Release);
         count

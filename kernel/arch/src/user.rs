@@ -368,11 +368,11 @@ impl UserContext {
             frame.rflags = frame.rflags & FLAGS_USER | FLAG_ALWAYS | FLAG_INTERRUPT;
         }
         // A trap may leave an address that is not canonical, SYSCALL and its flags may not.
-        if way_back == WayBack::Changed || way_back == WayBack::Untouched && frame.rip >= USER_END {
-            if let Err(code) = make_acceptable(frame) {
-                registers::enable_interrupts();
-                return UserEvent::Exception { vector: GENERAL_PROTECTION, code };
-            }
+        if (way_back == WayBack::Changed || way_back == WayBack::Untouched && frame.rip >= USER_END)
+            && let Err(code) = make_acceptable(frame)
+        {
+            registers::enable_interrupts();
+            return UserEvent::Exception { vector: GENERAL_PROTECTION, code };
         }
         let fast = u64::from(way_back == WayBack::Sysret && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;

@@ -66,8 +66,10 @@ unsafe impl GlobalAlloc for Failing {
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
         if LEFT.get() != UNWATCHED {
             let bytes = 0..layout.size();
-            // SAFETY: the object has so many bytes; each is read as it is, initialised or not.
-            let marked = bytes.filter(|&at| unsafe { object.add(at).read_volatile() } == MARK).count();
+            // SAFETY: the object has so many bytes.
+            let mut places = bytes.map(|at| unsafe { object.add(at) });
+            // SAFETY: each is read as it is, initialised or not.
+            let marked = places.by_ref().filter(|&place| unsafe { place.read_volatile() } == MARK).count();
             LEFT.set(LEFT.get() + u64::from(marked > 0));
         }
         // SAFETY: the object is the system allocator's.

@@ -158,7 +158,7 @@ fn all() -> &'static [Arc<DiskContent>] {
 }
 
 fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
-    let number = if minor % MINORS == 0 { (minor / MINORS) as usize } else { usize::MAX };
+    let number = if minor.is_multiple_of(MINORS) { (minor / MINORS) as usize } else { usize::MAX };
     let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
     if flags.contains(OpenFlags::EXCL) && content.is_held() {
         return Err(Errno::EBUSY);

@@ -158,7 +158,7 @@ fn parse_bytes(text: &[u8]) -> Result<u64> {
         [b't' | b'T'] => 40,
         _ => return Err(Errno::EINVAL),
     };
-    let bytes = number.ok_or(Errno::EINVAL)?.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    let bytes = number.ok_or(Errno::EINVAL)?.saturating_mul(1 << shift);
     let pages = bytes / PAGE_SIZE as u64;
     Ok(if pages > i64::MAX as u64 / PAGE_SIZE as u64 { u64::MAX } else { pages })
 }

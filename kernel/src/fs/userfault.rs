@@ -145,7 +145,7 @@ impl UserRange {
     /// # Errors
     /// `EINVAL`.
     fn check(self) -> Result<Range<u64>> {
-        if self.start % PAGE_SIZE as u64 != 0 { Err(Errno::EINVAL) } else { self.check_unaligned() }
+        if !self.start.is_multiple_of(PAGE_SIZE as u64) { Err(Errno::EINVAL) } else { self.check_unaligned() }
     }
     /// As [`check`](Self::check), wherever it starts (validate_unaligned_range).
     fn check_unaligned(self) -> Result<Range<u64>> {

@@ -9,7 +9,7 @@ use crate::{Errno, Result, sched};
 
 /// Make the holes. Holes in the mappings do not stop it; they are said in the end (madvise(2)).
 pub(super) fn remove(space: &Arc<ProcessSpace>, start: u64, len: u64) -> Result<()> {
-    if start % PAGE_SIZE as u64 != 0 {
+    if !start.is_multiple_of(PAGE_SIZE as u64) {
         return Err(Errno::EINVAL);
     }
     let len = len.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::EINVAL)?;

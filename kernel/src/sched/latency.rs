@@ -37,7 +37,9 @@ struct Longest {
 }
 
 impl Longest {
-    const NONE: Longest = Longest { nanoseconds: AtomicU64::new(0), place: AtomicU64::new(0) };
+    const fn new() -> Self {
+        Self { nanoseconds: AtomicU64::new(0), place: AtomicU64::new(0) }
+    }
 
     fn note(&self, nanoseconds: u64, place: u64) {
         if nanoseconds > self.nanoseconds.load(Ordering::Relaxed) {
@@ -70,12 +72,14 @@ pub(super) struct CpuLatency {
 }
 
 impl CpuLatency {
-    pub(super) const NEW: CpuLatency = CpuLatency {
-        interrupts_off: Longest::NONE,
-        waited: Longest::NONE,
-        since: AtomicU64::new(0),
-        place: AtomicU64::new(0),
-    };
+    pub(super) const fn new() -> Self {
+        Self {
+            interrupts_off: Longest::new(),
+            waited: Longest::new(),
+            since: AtomicU64::new(0),
+            place: AtomicU64::new(0),
+        }
+    }
 
     /// The CPU is given to whoever has the best claim. Interrupts are off.
     #[inline]

@@ -40,7 +40,7 @@ use crate::hw::Hardware;
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
-pub use policy::SchedPolicy;
+pub use policy::{OnFork, SchedPolicy};
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
@@ -211,7 +211,7 @@ static CPUS: [PerCpu; MAX_CPUS] = [const {
         has_retired: AtomicBool::new(false),
         wanted: AtomicBool::new(false),
         idle: AtomicBool::new(false),
-        latency: latency::CpuLatency::NEW,
+        latency: latency::CpuLatency::new(),
     }
 }; MAX_CPUS];
 

@@ -4,6 +4,15 @@ use core::sync::atomic::Ordering;
 
 use super::{Schedule, runqueue};
 
+/// What a thread's children get of its policy and nice value (SCHED_RESET_ON_FORK).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFork {
+    /// Both.
+    Inherit,
+    /// No negative nice value.
+    Reset,
+}
+
 /// A policy, with Linux' SCHED_* number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -57,9 +66,9 @@ impl Schedule {
     pub fn resets_on_fork(&self) -> bool {
         self.resets_on_fork.load(Ordering::Relaxed)
     }
-    /// Says whether; see [`resets_on_fork`](Self::resets_on_fork).
-    pub fn set_resets_on_fork(&self, resets: bool) {
-        self.resets_on_fork.store(resets, Ordering::Relaxed);
+    /// Says what children get; see [`resets_on_fork`](Self::resets_on_fork).
+    pub fn set_on_fork(&self, on_fork: OnFork) {
+        self.resets_on_fork.store(on_fork == OnFork::Reset, Ordering::Relaxed);
     }
     /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice
     /// value, and not that it resets (Linux: `sched_fork`).
@@ -100,7 +109,7 @@ mod tests {
         maker.set_policy(SchedPolicy::Batch, -7);
         child.inherit(&maker);
         assert_eq!((child.policy(), child.nice()), (SchedPolicy::Batch, -7));
-        maker.set_resets_on_fork(true);
+        maker.set_on_fork(OnFork::Reset);
         child.inherit(&maker);
         assert_eq!((child.policy(), child.nice(), child.resets_on_fork()), (SchedPolicy::Batch, 0, false));
         maker.set_nice(4);

@@ -119,7 +119,7 @@ impl Channel {
 
     /// The tree's first directory.
     pub fn attach(&'static self) -> Result<Fid> {
-        self.make(|fid| NinepRequest::Attach(fid), |_| Some(())).map(|(fid, ())| fid)
+        self.make(NinepRequest::Attach, |_| Some(())).map(|(fid, ())| fid)
     }
 
     /// What `name` leads to from `dir`.

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::Family;
 use super::attachment::attachment;
-use crate::task::namespaces::network::NetworkNamespace;
+use crate::task::namespaces::network::{LinkState, NetworkNamespace};
 use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -307,7 +307,7 @@ fn set(network: &NetworkNamespace, wanted: &Request, request: u32) -> Result<()>
     check_administrator(network)?;
     let device = wanted.device(network)?;
     if request == c::SIOCSIFFLAGS && !network.is_initial() {
-        network.set_up(wanted.value[0] & 1 == 1);
+        network.set_link(if wanted.value[0] & 1 == 1 { LinkState::Up } else { LinkState::Down });
         return Ok(());
     }
     if wanted.is_so(&device, request) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }

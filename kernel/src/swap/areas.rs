@@ -69,7 +69,7 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     }
     let mut areas = AREAS.lock();
     areas.try_reserve(1)?;
-    let held = HeldDisk::new(&*file)?;
+    let held = HeldDisk::new(&file)?;
     let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;
     let mut page = [0; PAGE_SIZE];
     if file.read_kernel(0, &mut page)? < PAGE_SIZE {

@@ -462,7 +462,8 @@ fn check_set_tid(parent: &Task, namespace: &PidNs, wanted: &[Pid]) -> Result<()>
 /// Enter the new thread where threads, processes and tracees are known.
 fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> Result<()> {
     let given = Given::open(task.process(), request.pidfd)?;
-    let traced = parent.followed_by(task, parent.follows(request.flags, request.event()))?;
+    let is_followed = parent.follows(request.flags, request.event());
+    let traced = if is_followed { parent.followed_by(task)? } else { None };
     if request.flags.contains(CloneFlags::THREAD) {
         spawn::add_thread(task.process(), task)?;
         let group = task.process().signals.lock();

@@ -173,8 +173,7 @@ fn start(spec: &Arc<Spec>) -> Result<ExitStatus> {
     spawn::enter(&init, &task, None)?;
     task.start();
     done.wait_killable()?;
-    let outcome = *outcome.lock();
-    outcome
+    *outcome.lock()
 }
 
 fn reap_until_end(spec: &Spec) -> Result<ExitStatus> {

@@ -108,7 +108,7 @@ fn start(setup: Setup, main: Main) -> ! {
     klog::init(log::LevelFilter::Info);
     let settings = cmdline::parse(setup.command_line, |problem| panic!("{problem}"));
     log::set_max_level(settings.log_level);
-    let read = freehold_firmware::read(&|_, _| None, None, 0, usable.into_iter(), &mut |_| {});
+    let read = freehold_firmware::read(&|_, _| None, None, 0, usable, &mut |_| {});
     let firmware = reserve::leaked(read);
     firmware.topology = topology;
     program::begin(main, setup.programs);

@@ -215,7 +215,7 @@ on_machine! {
         let (own, length) = (p.room(16), p.put(&16_u32.to_ne_bytes()));
         p.must(Sysno::getsockname, &[fd, own, length]);
         assert_eq!(p.load(own, 16)[4..8], OWN.octets());
-        let many = (0..100_000).map(|at| (at / 256 ^ at) as u8).collect::<Vec<_>>();
+        let many = (0..100_000).map(|at| ((at / 256) ^ at) as u8).collect::<Vec<_>>();
         for part in many.chunks(10_000) {
             assert_eq!(send(p, fd, part), 10_000);
             assert!(receive(p, fd, 10_000) == part);

@@ -35,7 +35,7 @@ pub fn server() -> &'static Server {
 }
 
 pub fn big() -> Vec<u8> {
-    (0..BIG).map(|at| (at / 256 ^ at) as u8).collect()
+    (0..BIG).map(|at| ((at / 256) ^ at) as u8).collect()
 }
 
 pub fn with_share() -> Setup {

@@ -47,7 +47,7 @@ impl Ring {
     }
 
     fn chunk(&self, position: u64) -> (&[AtomicU64], usize) {
-        let place = position as usize / CHUNK & (self.chunks.len() - 1);
+        let place = (position as usize / CHUNK) & (self.chunks.len() - 1);
         (&self.chunks[place], position as usize % CHUNK)
     }
 }

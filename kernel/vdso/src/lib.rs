@@ -119,7 +119,7 @@ mod tests {
                 elf::DT_VERSYM,
                 elf::DT_VERDEF,
             ] {
-                assert!(tags.iter().any(|found| *found == tag), "{tag:?}");
+                assert!(tags.contains(&tag), "{tag:?}");
             }
             let relocates = |tag: &&elf::DynamicTag| tags.iter().any(|found| **tag == *found);
             assert_eq!(

@@ -93,7 +93,7 @@ impl TimePage {
 
     /// What [`TimePage::seconds_factor`] is for a [`TimePage::factor`].
     pub fn seconds_factor(factor: u64) -> u64 {
-        ((u128::from(factor) * u128::from(UNIT) << SHIFT) / u128::from(SECOND)) as u64
+        (((u128::from(factor) * u128::from(UNIT)) << SHIFT) / u128::from(SECOND)) as u64
     }
 
     /// What [`TimePage::seconds_base`] is for the other words; `wall` is not negative.

@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn whatever_is_split_nothing_is_lost_and_borders_are_those_of_pageblocks() {
         let before = machine();
-        let sizes = (1..40).map(|size| Emulation::Size(size * 13 << 20));
+        let sizes = (1..40).map(|size| Emulation::Size((size * 13) << 20));
         for emulation in (0..20).map(Emulation::Total).chain((1..20).map(Emulation::Each)).chain(sizes) {
             let Ok(after) = before.emulate(emulation, 4) else { continue };
             after.validate().unwrap();

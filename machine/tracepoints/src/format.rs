@@ -120,10 +120,10 @@ fn value(
     if kind.conversion.is_empty() {
         return (0..6).try_for_each(|at| {
             let comma = if at == 0 { "" } else { ", " };
-            write!(f, "{comma}{:x}", record.number_at(offset + 8 * at, 8, false))
+            write!(f, "{comma}{:x}", record.word_at(offset + 8 * at, 8))
         });
     }
-    let number = record.number_at(offset, kind.size, kind.signed);
+    let number = record.number_at(offset, &kind);
     match how {
         Show::Name => match event.names_of(name).find(|&(known, _)| known as u64 == number) {
             Some((_, word)) => f.write_str(word),

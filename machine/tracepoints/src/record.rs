@@ -11,7 +11,7 @@
 //! The name is in each record so that a reader need not ask for the name of a thread that has
 //! ended.
 
-use crate::field::Comm;
+use crate::field::{Comm, FieldType};
 use crate::format::FieldText;
 use crate::table::{EVENTS, EventDescription, id_of, number_of};
 
@@ -116,12 +116,16 @@ impl<'a> RecordView<'a> {
         self.payload.get(offset / 8).map_or(0, |word| word.to_le_bytes()[offset % 8])
     }
 
-    /// The number of `size` bytes at `offset` of the fields, its sign extended if it has one.
-    pub(crate) fn number_at(&self, offset: usize, size: usize, signed: bool) -> u64 {
-        let value =
-            (0..size.min(8)).fold(0, |value, at| value | u64::from(self.byte(offset + at)) << (8 * at));
-        let spare = 64 - 8 * size.clamp(1, 8) as u32;
-        if signed { ((value << spare) as i64 >> spare) as u64 } else { value }
+    /// The word of `size` bytes, at most 8, at `offset` of the fields.
+    pub(crate) fn word_at(&self, offset: usize, size: usize) -> u64 {
+        (0..size.min(8)).fold(0, |value, at| value | u64::from(self.byte(offset + at)) << (8 * at))
+    }
+
+    /// The number of this `kind` at `offset` of the fields, its sign extended if it has one.
+    pub(crate) fn number_at(&self, offset: usize, kind: &FieldType) -> u64 {
+        let value = self.word_at(offset, kind.size);
+        let spare = 64 - 8 * kind.size.clamp(1, 8) as u32;
+        if kind.signed { ((value << spare) as i64 >> spare) as u64 } else { value }
     }
 
     /// The field `name` as text, where there is one.
@@ -134,6 +138,6 @@ impl<'a> RecordView<'a> {
         let field = self.event().fields().find(|field| field.name == name)?;
         let known = field.kind;
         (known.after.is_empty() && known.conversion != "%s")
-            .then(|| self.number_at(field.offset, known.size, known.signed) as i64)
+            .then(|| self.number_at(field.offset, &known) as i64)
     }
 }

@@ -84,7 +84,6 @@ pub struct Found {
 
 impl Ends {
     /// Nothing was written.
-    #[expect(clippy::new_without_default, reason = "loom has no const atomics, and one way is enough")]
     pub fn new() -> Self {
         Self { head: AtomicU64::new(0), tail: AtomicU64::new(0), written: AtomicU64::new(0) }
     }

@@ -121,20 +121,22 @@ const COUNT: u32 = 16;
 const NO_LABEL: u64 = u64::MAX;
 
 impl ListLine {
-    const EMPTY: Self = Self {
-        next: AtomicU64::new(0),
-        bottom: AtomicU64::new(0),
-        end: AtomicU64::new(0),
-        label: AtomicU64::new(NO_LABEL),
-        random: AtomicU64::new(0),
-        taken: AtomicU64::new(0),
-        passed: AtomicU64::new(0),
-        trace: AtomicU64::new(0),
-    };
+    const fn empty() -> Self {
+        Self {
+            next: AtomicU64::new(0),
+            bottom: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+            label: AtomicU64::new(NO_LABEL),
+            random: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            trace: AtomicU64::new(0),
+        }
+    }
 }
 
 /// A list that is always empty and always full, and no record says what its label does.
-static NO_LIST: ListLine = ListLine::EMPTY;
+static NO_LIST: ListLine = ListLine::empty();
 
 /// Where each CPU finds its lists for a hit. Powers of two, so that a masked number is inside.
 #[derive(Debug)]
@@ -324,7 +326,7 @@ impl Pcp {
             batches: [const { AtomicU64::new(0) }; LISTS.div_ceil(4)],
             firsts: [const { AtomicU64::new(0) }; NOWHERE + 1],
             drain: DrainFlag(AtomicU64::new(0)),
-            lists: [const { ListLine::EMPTY }; NOWHERE + 1],
+            lists: [const { ListLine::empty() }; NOWHERE + 1],
             places: [const { AtomicU64::new(0) }; PLACES],
         }
     }

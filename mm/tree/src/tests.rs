@@ -1,6 +1,7 @@
 extern crate std;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::vec::Vec;
 
 use proptest::prelude::*;
@@ -146,10 +147,10 @@ proptest! {
             assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
         }
         search(&mut tree, &model, from, limit);
-        if !model.contains_key(&from) {
+        if let Entry::Vacant(place) = model.entry(from) {
             let slot = tree.add(from, 7);
             assert_eq!(slot, Ok(tree.find(&from)));
-            model.insert(from, 7);
+            place.insert(7);
             check(&tree, &model);
         }
     }

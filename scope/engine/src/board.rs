@@ -176,8 +176,9 @@ impl Own {
     pub(crate) fn has_ac(&self) -> bool {
         self.get(AC) != 0
     }
-    pub(crate) fn set_ac(&self, value: bool) {
-        self.set(AC, u64::from(value));
+    /// RFLAGS.AC is set where it was clear, or the other way round.
+    pub(crate) fn flip_ac(&self) {
+        self.set(AC, u64::from(!self.has_ac()));
     }
     /// Whether the code that runs is in this page.
     #[inline]

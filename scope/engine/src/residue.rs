@@ -18,6 +18,15 @@ use crate::guest::GuestMemory;
 
 type Bits = [AtomicU64; 64];
 
+/// On whose behalf a byte was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoredFor {
+    /// The program that owns the frame.
+    Program,
+    /// The kernel.
+    Kernel,
+}
+
 /// The bits of all frames.
 pub struct Residue {
     frames: Vec<OnceLock<Box<Bits>>>,
@@ -36,15 +45,17 @@ impl Residue {
     }
 
     /// `bytes` bytes were stored at a guest-physical address. What is beyond the page is left out.
-    pub fn stored(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64, by_program: bool) {
+    pub fn stored(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64, by: StoredFor) {
         let Some(slot) = self.frames.get((physical >> 12) as usize) else { return };
         let bits = match slot.get() {
             Some(bits) => bits,
-            None if by_program => slot.get_or_init(|| Box::new([const { AtomicU64::new(0) }; 64])),
+            None if by == StoredFor::Program => {
+                slot.get_or_init(|| Box::new([const { AtomicU64::new(0) }; 64]))
+            }
             None => return,
         };
         for (word, stored) in words(physical, bytes) {
-            let value = if by_program { memory.load(word).unwrap_or(0) } else { 0 };
+            let value = if by == StoredFor::Program { memory.load(word).unwrap_or(0) } else { 0 };
             let set = (0..8).filter(|n| value >> (8 * n) & 0xff != 0).fold(0, |set, n| set | 1 << n) & stored;
             let (index, shift) = ((word & 0xfff) as usize / 64, word % 64);
             bits[index].fetch_or(set << shift, Ordering::Relaxed);
@@ -118,16 +129,16 @@ mod tests {
         let frames = Frames::new(&MemoryBackends::q35(&[1 << 20], HwAddress::GuestPhysical), 4);
         let bytes = || residue.sample(&frames, 0, 0).bytes;
         words.store(0x2000, 0x11_00_33_44);
-        residue.stored(&words, 0x2000, 8, true);
+        residue.stored(&words, 0x2000, 8, StoredFor::Program);
         assert_eq!(bytes(), 3, "a zero is nobody's");
-        residue.stored(&words, 0x2001, 1, false);
+        residue.stored(&words, 0x2001, 1, StoredFor::Kernel);
         assert_eq!(bytes(), 2, "the kernel's own byte");
         words.store(0x2000, 0);
         assert!(residue.is_zero(&words, 0x2000, 8));
-        residue.stored(&words, 0x2000, 8, true);
+        residue.stored(&words, 0x2000, 8, StoredFor::Program);
         assert_eq!(bytes(), 0, "wiped by the program itself");
         words.store(0x2000, 0x11);
-        residue.stored(&words, 0x2000, 8, true);
+        residue.stored(&words, 0x2000, 8, StoredFor::Program);
         residue.forget();
         assert_eq!(bytes(), 0, "the firmware's");
     }

@@ -212,7 +212,7 @@ mod tests {
         gate(3, clears);
         gate(14, pushes);
         words.store(0x7000 + (HANDLERS & 0xfff), 0x010f << 48);
-        words.store(0x7008 + (HANDLERS & 0xfff), 0x006a_ca);
+        words.store(0x7008 + (HANDLERS & 0xfff), 0x6aca);
         let rules = Rules::read(&words, &publication(|_| ())).unwrap();
         assert_eq!(rules.frame(clears + 3, 0x7ff0), Some((0x7ff8, Opening::Clac)));
         assert_eq!(rules.frame(clears, 0x7ff0), None, "that is no push");

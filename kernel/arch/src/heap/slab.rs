@@ -174,7 +174,7 @@ impl Slabs {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        ((self.random >> 32) * bound as u64 >> 32) as usize
+        (((self.random >> 32) * bound as u64) >> 32) as usize
     }
 
     /// Bytes of the objects that are not free.

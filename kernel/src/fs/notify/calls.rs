@@ -14,7 +14,7 @@ fn init(flags: OpenFlags) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let user = task::current().process().credentials().euid;
-    task::install(InotifyFile::new(user)?, flags).map(i64::from)
+    task::install(InotifyFile::open(user)?, flags).map(i64::from)
 }
 
 /// inotify_init()

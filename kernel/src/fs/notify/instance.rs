@@ -131,7 +131,7 @@ impl InotifyFile {
     ///
     /// # Errors
     /// `EMFILE` where the user has as many as the limit says; `ENOMEM`.
-    pub fn new(user: u32) -> Result<Arc<dyn File>> {
+    pub fn open(user: u32) -> Result<Arc<dyn File>> {
         let charge = Charge::new(user, Resource::Instance)?;
         let instance = Instance {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

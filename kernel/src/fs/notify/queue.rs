@@ -65,6 +65,7 @@ pub(super) enum Queued {
 
 /// The result of taking an event.
 #[derive(Clone)]
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment; a box could fail")]
 pub(super) enum Taken {
     Event(EventRecord),
     /// The next event is larger than the reader's room.

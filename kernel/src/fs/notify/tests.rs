@@ -23,7 +23,7 @@ pub(in crate::fs) struct Observer(pub Arc<dyn File>);
 
 impl Observer {
     pub fn new() -> Self {
-        Self(InotifyFile::new(USER).unwrap())
+        Self(InotifyFile::open(USER).unwrap())
     }
 
     fn instance(&self) -> &InotifyFile {

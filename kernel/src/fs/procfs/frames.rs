@@ -124,7 +124,7 @@ impl File for OpenFrameFile {
     }
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
-        if offset % WORD != 0 || sink.remaining() as u64 % WORD != 0 {
+        if !offset.is_multiple_of(WORD) || !(sink.remaining() as u64).is_multiple_of(WORD) {
             return Err(Errno::EINVAL);
         }
         let end = mem::frames().table().end().0;

@@ -283,7 +283,12 @@ mod tests {
     fn take_complete(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
         let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
-        found.deliver_complete(&|first, regions| Ok::<_, Errno>(take(first, regions))).unwrap();
+        found
+            .deliver_complete(&|first, regions| {
+                take(first, regions);
+                Ok::<_, Errno>(())
+            })
+            .unwrap();
         taken.into_inner()
     }
 
@@ -291,7 +296,10 @@ mod tests {
     fn take_all(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
         let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
-        let outcome = found.deliver_all(&|first, regions| Ok::<_, Errno>(take(first, regions)));
+        let outcome = found.deliver_all(&|first, regions| {
+            take(first, regions);
+            Ok::<_, Errno>(())
+        });
         assert_eq!(outcome, Ok(false));
         taken.into_inner()
     }

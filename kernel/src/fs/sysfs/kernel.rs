@@ -71,7 +71,7 @@ struct IoTimeout(Disk);
 
 impl Generate for IoTimeout {
     fn show(&self, out: &mut Text) -> Result<()> {
-        write!(out, "{}\n", self.0.timeout_ms());
+        writeln!(out, "{}", self.0.timeout_ms());
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
@@ -87,7 +87,7 @@ struct HighWater(&'static Dma<mem::Frames>);
 
 impl Generate for HighWater {
     fn show(&self, out: &mut Text) -> Result<()> {
-        write!(out, "{}\n", self.0.statistics().used_hiwater);
+        writeln!(out, "{}", self.0.statistics().used_hiwater);
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
@@ -106,11 +106,11 @@ fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
     dir.generated("faults", 0o400, move |out: &mut Text| {
-        write!(out, "{}\n", unit.faults());
+        writeln!(out, "{}", unit.faults());
         Ok(())
     });
     dir.generated("invalidations", 0o400, move |out: &mut Text| {
-        write!(out, "{}\n", unit.invalidations());
+        writeln!(out, "{}", unit.invalidations());
         Ok(())
     });
     dir.generated("domains", 0o400, move |out: &mut Text| {
@@ -119,7 +119,7 @@ fn iommu(debug: &Arc<PseudoDir>) {
             let (bus, device, function) = (id >> 8, id >> 3 & 31, id & 7);
             let (name, tables, pages) = (domain.name(), domain.tables(), domain.pages());
             let faults = domain.faults();
-            write!(out, "{name} {bus:02x}:{device:02x}.{function} {tables} {pages} {faults}\n");
+            writeln!(out, "{name} {bus:02x}:{device:02x}.{function} {tables} {pages} {faults}");
         });
         Ok(())
     });
@@ -132,7 +132,7 @@ fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
         for (which, file) in ["io_tlb_nslabs", "io_tlb_used"].into_iter().enumerate() {
             own.generated(file, 0o400, move |out: &mut Text| {
                 let slots = dma.restricted().nth(place).map_or(0, |(_, slots)| slots[which]);
-                write!(out, "{slots}\n");
+                writeln!(out, "{slots}");
                 Ok(())
             });
         }
@@ -157,14 +157,14 @@ fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     for (name, figure) in figures {
         // As on Linux: for root's eyes only.
         dir.generated(name, 0o400, move |out: &mut Text| {
-            write!(out, "{}\n", figure(dma.statistics()));
+            writeln!(out, "{}", figure(dma.statistics()));
             Ok(())
         });
     }
     dir.generated("io_tlb_used_hiwater", 0o600, HighWater(dma));
     dir.file("devices", move |out| {
         for Usage { name, held, quota, lost, waits, grows, bytes, failed } in dma.usage() {
-            write!(out, "{name} {held} {quota} {lost} {waits} {grows} {bytes} {failed}\n");
+            writeln!(out, "{name} {held} {quota} {lost} {waits} {grows} {bytes} {failed}");
         }
         Ok(())
     });

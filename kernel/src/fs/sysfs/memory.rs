@@ -40,7 +40,7 @@ fn is_online(topology: &Topology, block: u64) -> bool {
         |(presence, part)| {
             // What comes and goes is whole pageblocks.
             let can_go = presence == Presence::Pluggable || part.len() >= PAGEBLOCK_FRAMES;
-            !part.is_empty() && !(can_go && mem::frames().is_out(part))
+            !(part.is_empty() || can_go && mem::frames().is_out(part))
         },
     )
 }

@@ -417,7 +417,7 @@ impl Node for TmpNode {
         }
         self.check_move(&other, &moving, victim.as_ref(), flags)?;
         if let Some(victim) = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
-            self.adopt(&victim, from.replace(name, victim.clone())?);
+            self.adopt(victim, from.replace(name, victim.clone())?);
             other.adopt(&moving, to.replace(new_name, moving.clone())?);
             let came = i32::from(victim.is_directory());
             self.has_moved(&other, &moving, [came, came]);

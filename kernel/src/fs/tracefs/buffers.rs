@@ -71,7 +71,7 @@ fn head(text: &mut Text, which: Which) {
 /// A record's line; before it, how many of its CPU were lost.
 pub(super) fn write_line(text: &mut Text, line: &TraceLine<'_>) {
     if line.missed > 0 {
-        write!(text, "CPU:{} [LOST {} EVENTS]\n", line.cpu, line.missed);
+        writeln!(text, "CPU:{} [LOST {} EVENTS]", line.cpu, line.missed);
     }
     if let Some(line) = line.line() {
         write!(text, "{line}");

@@ -39,20 +39,20 @@ fn check(object: &impl Object, wanted: u32) -> Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     /// By its ID.
-    ById,
+    Id,
     /// By its place in the table, for whoever may read it.
-    ByPlace,
+    Place,
     /// By its place in the table, for all.
-    ByPlaceForAll,
+    PlaceForAll,
 }
 
 /// The object that the caller asks about, and what the call returns.
 fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
-    let object = if named == Named::ById { ids.find(number)? } else { ids.find_at(number)? };
-    if named != Named::ByPlaceForAll {
+    let object = if named == Named::Id { ids.find(number)? } else { ids.find_at(number)? };
+    if named != Named::PlaceForAll {
         check(&*object, permission::READ)?;
     }
-    let answer = if named == Named::ById { 0 } else { object.head().id() };
+    let answer = if named == Named::Id { 0 } else { object.head().id() };
     Ok((object, i64::from(answer)))
 }
 

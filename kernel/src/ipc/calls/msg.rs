@@ -165,9 +165,9 @@ pub fn sys_msgctl(args: &Args) -> Result<i64> {
     match args.int(1) {
         IPC_INFO => tell_limits(to),
         MSG_INFO => tell_totals(to),
-        IPC_STAT => tell(id, to, Named::ById),
-        MSG_STAT => tell(id, to, Named::ByPlace),
-        MSG_STAT_ANY => tell(id, to, Named::ByPlaceForAll),
+        IPC_STAT => tell(id, to, Named::Id),
+        MSG_STAT => tell(id, to, Named::Place),
+        MSG_STAT_ANY => tell(id, to, Named::PlaceForAll),
         IPC_SET => change(id, to),
         IPC_RMID => find_to_change(&of_caller().queues, id)?.remove().map(|()| 0),
         _ => Err(Errno::EINVAL),

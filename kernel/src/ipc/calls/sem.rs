@@ -213,9 +213,9 @@ pub fn sys_semctl(args: &Args) -> Result<i64> {
     match args.int(2) {
         IPC_INFO => tell_limits(argument, None),
         SEM_INFO => tell_limits(argument, Some(of_caller().sets.used().0)),
-        IPC_STAT => tell(id, argument, Named::ById),
-        SEM_STAT => tell(id, argument, Named::ByPlace),
-        SEM_STAT_ANY => tell(id, argument, Named::ByPlaceForAll),
+        IPC_STAT => tell(id, argument, Named::Id),
+        SEM_STAT => tell(id, argument, Named::Place),
+        SEM_STAT_ANY => tell(id, argument, Named::PlaceForAll),
         IPC_SET => change(id, argument),
         IPC_RMID => find_to_change(&of_caller().sets, id)?.remove().map(|()| 0),
         GETPID => figure(id, number, SemFigure::Pid).map(|pid| registry::shown(pid as u32).into()),

@@ -116,7 +116,7 @@ pub fn sys_shmat(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_shmdt(args: &Args) -> Result<i64> {
-    if args[0] % PAGE != 0 {
+    if !args[0].is_multiple_of(PAGE) {
         return Err(Errno::EINVAL);
     }
     let held = mem::detach(&task::current().process().space(), args[0])?;
@@ -193,9 +193,9 @@ pub fn sys_shmctl(args: &Args) -> Result<i64> {
         }
         SHM_LOCK => return lock(id, Locked::Yes),
         SHM_UNLOCK => return lock(id, Locked::No),
-        IPC_STAT => Named::ById,
-        SHM_STAT => Named::ByPlace,
-        SHM_STAT_ANY => Named::ByPlaceForAll,
+        IPC_STAT => Named::Id,
+        SHM_STAT => Named::Place,
+        SHM_STAT_ANY => Named::PlaceForAll,
         _ => return Err(Errno::EINVAL),
     };
     let (segment, answer) = find_to_tell(&of_caller().segments, id, named)?;

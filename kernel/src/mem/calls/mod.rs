@@ -323,7 +323,10 @@ fn in_steps(
     );
     let end = whole_pages(start, len).map(|range| range.end.0);
     let Some(end) = end.filter(|&end| {
-        is_long && len > ADVICE_STEP && end <= USER_BYTES - PAGE_SIZE as u64 && start % PAGE_SIZE as u64 == 0
+        is_long
+            && len > ADVICE_STEP
+            && end <= USER_BYTES - PAGE_SIZE as u64
+            && start.is_multiple_of(PAGE_SIZE as u64)
     }) else {
         return step(start, len);
     };
@@ -363,7 +366,7 @@ fn advise(space: &Arc<ProcessSpace>, start: u64, len: u64, advice: Advice) -> Re
 
 /// mincore(addr, length, vec)
 pub fn sys_mincore(args: &Args) -> Result<i64> {
-    if args[0] % PAGE_SIZE as u64 != 0 {
+    if !args[0].is_multiple_of(PAGE_SIZE as u64) {
         return Err(Errno::EINVAL);
     }
     let is_user = |start: u64, len| start.checked_add(len).is_some_and(|end| end <= USER_BYTES);

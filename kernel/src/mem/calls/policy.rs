@@ -42,7 +42,7 @@ pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
     }
     let mut words: Vec<u64> = UserPtr::new(mask).read_many(bits.div_ceil(64) as usize)?;
     if let Some(last) = words.last_mut()
-        && bits % 64 != 0
+        && !bits.is_multiple_of(64)
     {
         *last &= (1 << (bits % 64)) - 1;
     }

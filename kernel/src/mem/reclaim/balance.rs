@@ -53,8 +53,8 @@ impl Costs {
     /// Look at the totals; what is long past counts half when it is more than a quarter of what
     /// there is.
     fn update(&mut self, totals: [u64; 2], pages: u64) -> [u64; 2] {
-        for kind in 0..2 {
-            self.lately[kind] += totals[kind] - core::mem::replace(&mut self.seen[kind], totals[kind]);
+        for (lately, (seen, total)) in self.lately.iter_mut().zip(self.seen.iter_mut().zip(totals)) {
+            *lately += total - core::mem::replace(seen, total);
         }
         while self.lately[0] + self.lately[1] > pages / 4 + 1 {
             self.lately = self.lately.map(|cost| cost / 2);

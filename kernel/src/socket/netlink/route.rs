@@ -7,7 +7,7 @@ use core::net::Ipv6Addr;
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
 use super::{Answered, Caller, INET, INET6};
 use crate::socket::interface::{self, Interface, LO};
-use crate::task::namespaces::network::NetworkNamespace;
+use crate::task::namespaces::network::{LinkState, NetworkNamespace};
 use crate::{Errno, Result};
 
 /// Types of requests: RTM_NEWLINK is the first of four about links, and so on. The third of four
@@ -179,7 +179,7 @@ fn set_link(asked: &Asked<'_>) -> Result<()> {
     if network.is_initial() && !is_up {
         return Err(Errno::EOPNOTSUPP);
     }
-    network.set_up(is_up);
+    network.set_link(if is_up { LinkState::Up } else { LinkState::Down });
     Ok(())
 }
 
@@ -219,7 +219,7 @@ fn counters(device: &Interface) -> [u64; 25] {
 fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
     let is_lo = device.index == LO.index;
     out.message(LINK, asked.to, |out| {
-        out.put(&[[0, 0], device.hardware.to_ne_bytes()].as_flattened());
+        out.put([[0, 0], device.hardware.to_ne_bytes()].as_flattened());
         out.put(&device.index.to_ne_bytes());
         // LOWER_UP is told here alone.
         let lower_up = if device.is_up() { 0x1_0000 } else { 0 };

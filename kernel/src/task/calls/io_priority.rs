@@ -30,7 +30,7 @@ fn check(priority: u16) -> Result<()> {
     match class(priority) {
         CLASS_RT if !may(Capability::SysAdmin) && !may(Capability::SysNice) => Err(Errno::EPERM),
         CLASS_RT | CLASS_BE | CLASS_IDLE => Ok(()),
-        CLASS_NONE if priority % LEVELS == 0 => Ok(()),
+        CLASS_NONE if priority.is_multiple_of(LEVELS) => Ok(()),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -9,7 +9,7 @@ use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Among, for_each_thread, named_task};
-use crate::sched::{self, SchedPolicy};
+use crate::sched::{self, OnFork, SchedPolicy};
 use crate::syscall::Args;
 use crate::task::{Capability, Process, Resource, Task, current, may};
 use crate::time::TimeSpec;
@@ -59,7 +59,7 @@ pub fn sys_sched_setaffinity(args: &Args) -> Result<i64> {
 pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
     let size = args.size(1);
     let task = named_task(args.int(0))?;
-    if size < 8 || size % 8 != 0 {
+    if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
     UserPtr::<u64>::new(args[2]).write(&(task.schedule.affinity().0 & sched::online().0))?;
@@ -184,7 +184,7 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
         let nice = if policy == SchedPolicy::Idle { schedule.nice() } else { attributes.nice };
         schedule.set_policy(policy, nice);
     }
-    schedule.set_resets_on_fork(resets);
+    schedule.set_on_fork(if resets { OnFork::Reset } else { OnFork::Inherit });
     Ok(())
 }
 

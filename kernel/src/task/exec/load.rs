@@ -65,7 +65,7 @@ impl Executable {
             (ElfKind::Fixed, _) => 0,
             (ElfKind::Relocatable, Role::Program(places)) => {
                 let random = places.draw() % PLACE_PAGES * PAGE;
-                (RELOCATABLE_BASE + random & !(self.plan.alignment - 1)).wrapping_sub(start)
+                ((RELOCATABLE_BASE + random) & !(self.plan.alignment - 1)).wrapping_sub(start)
             }
             (ElfKind::Relocatable, Role::Interpreter) => {
                 // Find a hole for all of it; the segments then take their places in it.
@@ -110,12 +110,14 @@ impl Executable {
         }
         // The rest of the last page from the file holds the file's next bytes: zero is what the
         // program expects.
-        if segment.memory_size > segment.file_size && file_end < zero_from && segment.file_size > 0 {
-            if protection.contains(Protection::WRITE) {
-                const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-                let length = (zero_from - file_end) as usize;
-                space.lock().write_remote(VirtAddr(file_end), &ZEROES[..length])?;
-            }
+        if segment.memory_size > segment.file_size
+            && file_end < zero_from
+            && segment.file_size > 0
+            && protection.contains(Protection::WRITE)
+        {
+            const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+            let length = (zero_from - file_end) as usize;
+            space.lock().write_remote(VirtAddr(file_end), &ZEROES[..length])?;
         }
         Ok(())
     }

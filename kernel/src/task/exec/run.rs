@@ -288,7 +288,7 @@ fn assemble(
         base = interpreter.map(&space, Role::Interpreter, &limits)?.bias;
         entry = interpreter.plan.entry.wrapping_add(base);
     }
-    let break_start = loaded.end.next_multiple_of(PAGE) + (places.draw() % BREAK_RANDOM & !(PAGE - 1));
+    let break_start = loaded.end.next_multiple_of(PAGE) + ((places.draw() % BREAK_RANDOM) & !(PAGE - 1));
     space.lock().set_brk_base(VirtAddr(break_start));
     let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
     let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
@@ -421,8 +421,7 @@ impl Prepared {
         process.files().close_on_exec();
         let mut actions: Actions = {
             let shared = process.actions.lock();
-            let actions = *shared.lock();
-            actions
+            *shared.lock()
         };
         actions.reset_for_exec();
         let fresh = reserve::arc(IrqSpinLock::new(actions));

@@ -111,7 +111,7 @@ impl FutexWord {
 }
 
 fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
-    if address % 4 != 0 {
+    if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
     let space = current().process().space();

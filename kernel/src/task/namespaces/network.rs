@@ -23,6 +23,15 @@ pub struct NetworkNamespace {
     is_up: AtomicBool,
 }
 
+/// Whether a device carries packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkState {
+    /// It does.
+    Up,
+    /// It does not.
+    Down,
+}
+
 impl NetworkNamespace {
     /// The number of the initial one.
     pub const INITIAL_NUMBER: u64 = NamespaceKind::Network.initial_inode();
@@ -65,9 +74,9 @@ impl NetworkNamespace {
     }
 
     /// Sets the loopback device up or down; that of the initial one stays up.
-    pub fn set_up(&self, is_up: bool) {
+    pub fn set_link(&self, link: LinkState) {
         if !self.is_initial() {
-            self.is_up.store(is_up, Ordering::Relaxed);
+            self.is_up.store(link == LinkState::Up, Ordering::Relaxed);
         }
     }
 }

@@ -125,13 +125,13 @@ fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
 }
 
 impl Task {
-    /// The child `task` of this, the current, thread is traced by the same tracer, if that asked
-    /// for it; see [`super::Event`].
+    /// The child `task` of this, the current, thread is traced by the same tracer, if there is one.
+    /// [`Task::follows`] says whether it asked for that.
     ///
     /// # Errors
     /// As [`Attachment::new`]; a tracer that has ended meanwhile follows nobody.
-    pub(in crate::task) fn followed_by(&self, task: &Arc<Task>, follows: bool) -> Result<Option<Attachment>> {
-        let Some(tracee) = self.traced.tracee().filter(|_| follows) else { return Ok(None) };
+    pub(in crate::task) fn followed_by(&self, task: &Arc<Task>) -> Result<Option<Attachment>> {
+        let Some(tracee) = self.traced.tracee() else { return Ok(None) };
         let Some(tracer) = registry::find(tracee.tracer) else { return Ok(None) };
         let options = tracee.state.lock().options;
         match Attachment::new(&tracer, task, (tracee.attached, options)) {

@@ -128,8 +128,14 @@ impl IoContext {
         let tag = ControlTag { control: at, data: block.data, counter };
         match block.start(file)? {
             Ok(Start::Pending(pending)) => self.wait_for(tag, pending),
-            Ok(Start::Done(result)) => Ok(self.post(tag, result_word(Ok(result)))),
-            Err(error) => Ok(self.post(tag, result_word(Err(error)))),
+            Ok(Start::Done(result)) => {
+                self.post(tag, result_word(Ok(result)));
+                Ok(())
+            }
+            Err(error) => {
+                self.post(tag, result_word(Err(error)));
+                Ok(())
+            }
         }
     }
 }

@@ -106,8 +106,9 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
     let held = model::device().held();
     let sizes = memory.sizes();
     let answers = [memory.unplug(unit), memory.plug(unit), memory.unplug_all()];
-    if sizes.is_ok() && answers == [Ok(Answer::Done); 3] {
-        let sizes = sizes.unwrap();
+    if let Ok(sizes) = sizes
+        && answers == [Ok(Answer::Done); 3]
+    {
         assert!(sizes.requested <= sizes.usable && sizes.usable <= 64 * MIB && sizes.plugged <= 64 * MIB);
         return End::Fine;
     }

@@ -178,15 +178,9 @@ fn throughput(from: &(impl Allocator + Sync), threads: u16, times: usize) -> f64
 fn filled<A: Allocator>(from: &A, segments: usize, is_free: impl Fn(usize) -> bool) -> Vec<A::Held> {
     let all: Vec<_> = (0..segments).map_while(|_| from.take(0, SEGMENT)).collect();
     assert_eq!(all.len(), segments, "{}: every segment can be filled", A::NAME);
-    let mut number = 0;
     let mut kept = Vec::new();
-    for held in all {
-        if is_free(number) {
-            from.give(held)
-        } else {
-            kept.push(held)
-        }
-        number += 1;
+    for (number, held) in all.into_iter().enumerate() {
+        if is_free(number) { from.give(held) } else { kept.push(held) }
     }
     kept
 }

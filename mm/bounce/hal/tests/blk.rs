@@ -1,5 +1,5 @@
 //! The crate's own driver of disks, which knows nothing of the DMA API, on bounce memory.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, clippy::unwrap_used)]
 
 mod world;
 

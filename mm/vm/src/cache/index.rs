@@ -474,6 +474,7 @@ impl<S: Memory> Index<S> {
     pub(super) fn next_in_writeback(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writeback)
     }
+    #[expect(clippy::borrowed_box, reason = "it is what the tree keeps")]
     fn next_marked(&mut self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
         let in_chunk = |&number: &u64, chunk: &Box<Chunk>| {
             let first = number * PAGES;

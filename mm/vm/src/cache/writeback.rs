@@ -97,7 +97,8 @@ impl<S: Memory> PageCache<S> {
             (first..).zip(run).for_each(|(page, _)| inner.index.unmark(page, Mark::Writeback));
             return all;
         }
-        (first..).zip(run).fold(Ok(()), |outcome, (page, frame)| {
+        let mut outcome = Ok(());
+        for (page, frame) in (first..).zip(run) {
             // Page by page, to lose no more than is lost; what was alone has had its try.
             let alone = if run.len() == 1 { all } else { store.write_back(page, slice::from_ref(frame)) };
             if alone == Err(VmError::Io) {
@@ -108,8 +109,9 @@ impl<S: Memory> PageCache<S> {
             if !matches!(alone, Ok(()) | Err(VmError::Io)) {
                 inner.index.mark(page, Mark::Dirty);
             }
-            outcome.and(alone)
-        })
+            outcome = outcome.and(alone);
+        }
+        outcome
     }
 
     /// The next pages of `range` that lie together, are dirty, and are not being stored, at most

@@ -87,7 +87,7 @@ impl Cpu {
 
     fn set_ac(&mut self, value: bool) {
         if self.board.has_ac() != value {
-            self.board.set_ac(value);
+            self.board.flip_ac();
             self.smap.reported = false;
             // What the last handler did not need of its allowance is nobody else's.
             self.smap.entry_left = 0;

@@ -5,6 +5,7 @@ use freehold_scope_model::AccessKind;
 use freehold_scope_record::Rule;
 
 use super::{Cpu, NO_TAG};
+use crate::residue::StoredFor;
 
 impl Cpu {
     /// An access of `bytes` bytes that `pc` has made at `address`, which is in the page at `base`.
@@ -22,7 +23,8 @@ impl Cpu {
                 Some(_) => watch.frames.is_programs(frame),
                 None => !in_kernel,
             };
-            residue.stored(&*watch.memory, physical, access.1, by_program);
+            let stored_for = if by_program { StoredFor::Program } else { StoredFor::Kernel };
+            residue.stored(&*watch.memory, physical, access.1, stored_for);
         }
         if in_kernel && watch.frames.was_given_back(frame) {
             let wipes = access.0 == AccessKind::Write

@@ -1,5 +1,5 @@
 //! A machine's memory and a disk in it, for the crate's drivers.
-#![allow(unsafe_code, dead_code, missing_docs)]
+#![allow(unsafe_code, dead_code, missing_docs, clippy::unwrap_used)]
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;

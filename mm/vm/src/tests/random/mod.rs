@@ -309,7 +309,7 @@ impl Run {
                 }
                 // Half of the pages are filled beside others, the rest alone.
                 let (at, limits) = (address(page), &process.limits);
-                if page % 2 == 0 {
+                if page.is_multiple_of(2) {
                     process.locked.fault(at, access, limits)?;
                 } else {
                     process.space().fault(at, access, limits)?;
