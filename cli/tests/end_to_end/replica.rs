@@ -27,10 +27,15 @@ for k in 1 2 3; do busybox sleep 0.5; grep roots ../replica; echo 0 >probability
 
 /// What `freehold scope` saw of a run: what it printed, and the results.
 pub fn watched(options: &[&str], command: &str) -> (String, Value) {
+    watched_by("locality", options, command)
+}
+
+/// The same with another model.
+fn watched_by(model: &str, options: &[&str], command: &str) -> (String, Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();
-    scope.args(["scope", "--timeout", TIMEOUT, "--model", "locality", "--json"]).arg(&json).args(options);
+    scope.args(["scope", "--timeout", TIMEOUT, "--model", model, "--json"]).arg(&json).args(options);
     scope.args(["--", "busybox", "ash", "-c", command]);
     let told = finish(scope, b"").expect(0).text();
     let text = std::fs::read(&json).expect("the record");
@@ -249,6 +254,39 @@ fn a_node_of_cpus_alone_runs_the_image_or_the_nearest_copy() {
 }
 
 #[test]
+fn kernel_text_takes_next_to_no_tlb_entry_of_its_own() {
+    if kernel() != "freehold" {
+        return;
+    }
+    for options in [&["-m", "128M"][..], &["-m", "256M", "--cpus", "2", "--numa", "2"]] {
+        let (_, results) = watched_by("tlb", options, LOAD);
+        let phases = results["phases"].as_array().expect("phases");
+        let program = phases.iter().find(|phase| phase["name"] == "program").expect("the program's time");
+        for cpu in program["cpus"].as_array().expect("CPUs") {
+            let number = |name: &str| cpu["modes"]["kernel"][name].as_u64().expect("a number");
+            let (all, missed) = (number("instructions"), number("tlb_fetch_misses"));
+            assert!(all > 100_000 && missed * 100_000 <= all, "{missed} misses in {all} instructions");
+        }
+        assert_eq!(results["oracle"]["total"], 0, "{}", results["oracle"]);
+    }
+}
+
+#[test]
+fn a_small_machine_has_whole_pages_of_text_and_an_image_at_its_place_does() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let shown = "grep -h ' x ' /sys/kernel/debug/page_tables/*; tail -n 1 /sys/kernel/debug/xpfo/check";
+    for options in [&["-m", "32M"][..], &["-m", "32M", "--append", "nokaslr"], &["--append", "xpfo=off"]] {
+        let text = said(options, shown).expect(0).text();
+        let [code, check] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let words: Vec<&str> = code.split_whitespace().collect();
+        assert!(words[1].ends_with('M') && words[2..] == ["ro", "PSE", "GLB", "x", "pmd"], "{text}");
+        assert_eq!(check, "clean");
+    }
+}
+
+#[test]
 fn what_a_node_maps_is_told_as_linux_does_and_nothing_is_writable_and_executable() {
     if kernel() != "freehold" {
         return;
@@ -265,6 +303,7 @@ fn what_a_node_maps_is_told_as_linux_does_and_nothing_is_writable_and_executable
         next = Some(rest[..18].to_owned());
         let words: Vec<&str> = rest[18..].split_whitespace().collect();
         let executable = words.contains(&"x");
+        assert!(!executable || words.contains(&"PSE"), "text has leaves of 2 MiB: {line}");
         assert!(!(executable && words.contains(&"RW")), "{line}");
         assert!(!words.contains(&"USR"), "{line}");
         code += u32::from(executable);

@@ -31,7 +31,9 @@ fn root_finds_no_kernel_address_and_others_no_log() {
     let outcome = run(&["--verbose", "--cpus", "2"], &[text(&program)], b"").expect(0);
     let said = outcome.text();
     let slide = slide(&outcome.stderr);
-    assert!(slide.len() > 3 && !said.contains(&slide), "the slide {slide} is in: {said}");
+    // A slide of few digits is a round number, which may mean something else.
+    let is_round = slide.trim_end_matches('0').len() < 3;
+    assert!(is_round || !said.contains(&slide), "the slide {slide} is in: {said}");
     assert!(said.contains("mode of /dev/kmsg: 600\n"), "{said}");
     let probe = "probe 0x****************, 0x**************** and ******************** stay";
     assert!(said.contains(probe), "{said}");
@@ -84,7 +86,7 @@ fn where_the_kernel_lies_follows_from_the_seed() {
     let first = place("5");
     assert_eq!(first, place("5"));
     assert_ne!(first, place("6"));
-    assert!(first.ends_with("000"), "a slide of whole pages: {first}");
+    assert!(first.ends_with("00000"), "a slide of whole pages of 2 MiB: {first}");
 }
 
 /// What Linux 6.1 says on QEMU's emulated CPU, but for spectre_v2.

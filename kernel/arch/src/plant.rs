@@ -4,7 +4,6 @@
 //! changed.
 
 use core::arch::asm;
-use core::sync::atomic::Ordering;
 
 use freehold_machine::{
     Cpus as _, DirectMap, Flush, Machine as _, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb as _, VirtAddr,
@@ -96,9 +95,7 @@ pub fn smap_open() {
 
 /// The first frame of the kernel's text.
 fn text_frame() -> Pfn {
-    let (text, _) = boot::read_only_parts();
-    let entry = tables::find_entry::<1>(VirtAddr(text.start)).expect("text is mapped in small pages");
-    tables::frame_of(entry.load(Ordering::Acquire))
+    tables::frame_at(VirtAddr(boot::read_only_parts().0.start)).expect("text is mapped")
 }
 
 fn read(address: VirtAddr) -> u8 {

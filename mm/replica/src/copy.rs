@@ -25,7 +25,8 @@ pub struct KernelImage {
     pub start: VirtAddr,
     /// Pages of text and read-only data, which follow each other.
     pub pages: u64,
-    /// How many of them are text: the first.
+    /// How many of them are text: the first. Where text is mapped in leaves of 2 MiB it has whole
+    /// ones.
     pub text_pages: u64,
     /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at
     /// these addresses.

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use freehold_frame::{Frame, Kernel, NodePolicy, NodeSet, Order, OutOfMemory, Owner, Request};
 use freehold_machine::entry::{ACCESSED, DIRTY, FRAME};
 pub(crate) use freehold_machine::entry::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
-use freehold_machine::{NodeId, PAGE_SHIFT, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
+use freehold_machine::{NodeId, PAGE_SHIFT, PAGEBLOCK_ORDER, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
 use crate::{KernelImage, ReplicaMemory};
 
@@ -29,11 +29,15 @@ pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
     (address.0 >> (PAGE_SHIFT + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
 }
 
-/// The 4 KiB leaf for `address` below `root`; 0 where there is none.
+/// The leaf for `address` below `root`, of 4 KiB or 2 MiB, with the frame of this very page; 0
+/// where there is none.
 pub(crate) fn leaf<M: Tables>(machine: M, root: Pfn, address: VirtAddr) -> u64 {
     let mut table = root;
     for level in (2..=4).rev() {
         let entry = machine.load_entry(table, index_at(address, level));
+        if level == 2 && entry & (PRESENT | LARGE) == PRESENT | LARGE {
+            return with_frame(entry, frame_of(entry).offset(index_at(address, 1) as u64));
+        }
         if entry & PRESENT == 0 || entry & LARGE != 0 {
             return 0;
         }
@@ -99,15 +103,14 @@ impl<S: ReplicaMemory> Copier<'_, S> {
                 continue;
             }
             let address = base + ((index as u64) << (PAGE_SHIFT + 9 * (level - 1)));
-            let frame = if level > 1 {
-                assert!(entry & LARGE == 0, "{address:#x}: the image is mapped in pages of 4 KiB");
-                self.below(frame_of(entry), level - 1, address)?
+            let frame = if level == 1 || entry & LARGE != 0 {
+                let Some(page) = self.image.page_at(address) else { continue };
+                (self.frame)(page)
             } else {
-                match self.image.page_at(address) {
-                    Some(page) => (self.frame)(page),
-                    None => continue,
-                }
+                self.below(frame_of(entry), level - 1, address)?
             };
+            let whole = level == 1 || entry & LARGE == 0 || level == 2 && frame.is_aligned(PAGEBLOCK_ORDER);
+            assert!(whole, "{address:#x}: a leaf of the image is 2 MiB or 4 KiB");
             machine.store_entry(copy, index, with_frame(entry, frame));
         }
         Ok(copy)

@@ -10,11 +10,11 @@ use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
-    CpuId, DirectMap as _, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes as _,
-    Tables as _, Topology, VirtAddr,
+    CpuId, DirectMap as _, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange,
+    PhysicalBytes as _, Tables as _, Topology, VirtAddr,
 };
 
-use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, index_at, leaf};
+use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, frame_of, index_at, leaf};
 use crate::{KernelImage, PatchError, Port, ReplicaFault, Replicas, Rest, Setting, dump, nearest, plan};
 
 type Frames = &'static Buddy<Model>;
@@ -39,6 +39,7 @@ struct Image0(&'static Shared);
 struct Shared {
     model: Model,
     rest: Rest,
+    first: Pfn,
     roots: [AtomicU64; MAX_NODES],
     /// What CPUs may see of text that is being patched.
     patched: patch::Patched,
@@ -46,7 +47,7 @@ struct Shared {
 
 impl Port for Image0 {
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-        self.0.model.read_bytes(Pfn(FIRST + page), f)
+        self.0.model.read_bytes(self.0.first.offset(page), f)
     }
     fn rest(self) -> Rest {
         self.0.rest
@@ -84,13 +85,21 @@ impl World {
         Self::with(Rest::Pageblock, PAGES)
     }
     fn with(rest: Rest, pages: u64) -> Self {
+        Self::build(rest, (START, Pfn(FIRST), pages), pages - RODATA_PAGES)
+    }
+    /// With a pageblock of text in a leaf of its own, and constants behind it.
+    fn large(rest: Rest) -> Self {
+        let image = (VirtAddr(0xffff_ffff_8040_0000), Pfn(PAGEBLOCK_FRAMES), PAGEBLOCK_FRAMES + RODATA_PAGES);
+        Self::build(rest, image, PAGEBLOCK_FRAMES)
+    }
+    fn build(rest: Rest, (start, first, pages): (VirtAddr, Pfn, u64), text_pages: u64) -> Self {
         let all = NODE * NODES as u64;
         let model = Model::new(Config { frames: all, nodes: NODES, cpus: 4, ..Config::default() });
         let options = Options::default();
         let records: Vec<_> = (0..all).map(|_| FrameRecord::EMPTY).collect();
         let words = Buddy::<Model>::metadata_words(model.topology(), 4, &options);
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + pages + DATA_PAGES))];
+        let reserved = [PfnRange::new(Pfn(0), first.offset(pages + DATA_PAGES))];
         let table = FrameTable::new(records.leak());
         let metadata = metadata.leak();
         let pcps = Vec::from_iter((0..4).map(|_| Pcp::new())).leak();
@@ -99,10 +108,10 @@ impl World {
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let shared = Shared { model, rest, roots, patched: patch::Patched::default() };
+        let shared = Shared { model, rest, first, roots, patched: patch::Patched::default() };
         let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(shared)));
-        let (first, node, root, text_pages) = (Pfn(FIRST), NodeId(0), Pfn(ROOT), pages - RODATA_PAGES);
-        let image = KernelImage { start: START, pages, text_pages, first, node, root };
+        let (node, root) = (NodeId(0), Pfn(ROOT));
+        let image = KernelImage { start, pages, text_pages, first, node, root };
         let world = Self { model, frames, port, image };
         world.map_image();
         world.litter();
@@ -116,16 +125,22 @@ impl World {
         model.store_entry(Pfn(ROOT), 300, link(7));
         // A loader's, in the half of programs: no root may have it.
         model.store_entry(Pfn(ROOT), 0, link(8));
-        model.store_entry(Pfn(ROOT), index_at(START, 4), link(2));
-        model.store_entry(Pfn(2), index_at(START, 3), link(3));
+        let start = self.image.start;
+        model.store_entry(Pfn(ROOT), index_at(start, 4), link(2));
+        model.store_entry(Pfn(2), index_at(start, 3), link(3));
         for page in 0..self.image.pages + DATA_PAGES {
-            let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
-            let table = 4 + (index_at(address, 2) - index_at(START, 2)) as u64;
-            model.store_entry(Pfn(3), index_at(address, 2), link(table));
+            let (address, frame) = (self.image.address(page), self.image.first.offset(page));
             let rights = if page < self.image.pages { 0 } else { WRITABLE | NO_EXECUTE };
-            let entry = (FIRST + page) << 12 | PRESENT | GLOBAL | rights;
-            model.store_entry(Pfn(table), index_at(address, 1), entry);
-            model.with_bytes(Pfn(FIRST + page), |bytes| {
+            let entry = frame.0 << 12 | PRESENT | GLOBAL | rights;
+            let table = 4 + (index_at(address, 2) - index_at(start, 2)) as u64;
+            if self.image.text_pages == PAGEBLOCK_FRAMES && page < PAGEBLOCK_FRAMES {
+                let first = self.image.first.0 << 12 | PRESENT | GLOBAL | LARGE;
+                model.store_entry(Pfn(3), index_at(address, 2), first);
+            } else {
+                model.store_entry(Pfn(3), index_at(address, 2), link(table));
+                model.store_entry(Pfn(table), index_at(address, 1), entry);
+            }
+            model.with_bytes(frame, |bytes| {
                 bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 31 + page) as u8);
             });
         }
@@ -168,6 +183,34 @@ fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
     ] {
         check_copies(&World::with(rest, pages), frames, tables);
     }
+    // The root, two below it, and one of small leaves for the constants: 16 KiB.
+    check_copies(&World::large(Rest::Frames), PAGEBLOCK_FRAMES + RODATA_PAGES, 4);
+    check_copies(&World::large(Rest::Pageblock), 2 * PAGEBLOCK_FRAMES, 4);
+}
+
+#[test]
+fn a_wrong_leaf_of_2_mib_is_found_and_text_in_one_is_patched() {
+    let world = World::large(Rest::Frames);
+    let mut replicas = world.make(0b010, &mut Vec::new());
+    let table = (3..=4).rev().fold(world.root_of(1), |table, level| {
+        frame_of(world.model.load_entry(table, index_at(world.image.start, level)))
+    });
+    let slot = index_at(world.image.start, 2);
+    let entry = world.model.load_entry(table, slot);
+    assert!(entry & LARGE != 0 && frame_of(entry).is_aligned(PAGEBLOCK_ORDER), "{entry:#x}");
+    let node = NodeId(1);
+    let other = world.model.load_entry(Pfn(3), slot);
+    for wrong in [0, entry | WRITABLE, entry | NO_EXECUTE, entry & !GLOBAL, other] {
+        world.model.store_entry(table, slot, wrong);
+        let expected: Vec<_> = (0..PAGEBLOCK_FRAMES)
+            .map(|page| ReplicaFault::Leaf { node, address: world.image.address(page) })
+            .collect();
+        assert_eq!(faults(&replicas), expected, "{wrong:#x}");
+    }
+    world.model.store_entry(table, slot, entry);
+    let address = VirtAddr(world.image.start.0 + 300 * PAGE_SIZE as u64 - 2);
+    patch::change(&world, &mut replicas, address);
+    assert_eq!(faults(&replicas), []);
 }
 
 fn check_copies(world: &World, frames: u64, tables: u64) {
@@ -178,7 +221,7 @@ fn check_copies(world: &World, frames: u64, tables: u64) {
     for node in [1, 2] {
         let root = world.root_of(node);
         for page in 0..world.image.pages + DATA_PAGES {
-            let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
+            let address = world.image.address(page);
             let [own, original] = [root, Pfn(ROOT)].map(|root| leaf(world.model, root, address));
             let frame = Pfn((own >> 12) & 0xff_ffff_ffff);
             if page >= world.image.pages {
@@ -189,9 +232,9 @@ fn check_copies(world: &World, frames: u64, tables: u64) {
             assert_eq!(world.model.topology().node_of(frame), Some(NodeId(node as u8)));
             assert!(!world.model.is_in_direct_map(frame), "{frame:?}");
             let bytes = |frame| world.model.read_bytes(frame, |bytes| *bytes);
-            assert!(bytes(frame) == bytes(Pfn(FIRST + page)), "page {page}");
+            assert!(bytes(frame) == bytes(world.image.first.offset(page)), "page {page}");
         }
-        let last = leaf(world.model, root, VirtAddr(START.0 + (world.image.pages - 1) * PAGE_SIZE as u64));
+        let last = leaf(world.model, root, world.image.address(world.image.pages - 1));
         let last = Pfn((last >> 12) & 0xff_ffff_ffff);
         let padding = PfnRange::new(last.offset(1), last.pageblock_start().offset(PAGEBLOCK_FRAMES));
         for frame in padding.iter().filter(|_| frames > pages) {

@@ -5,12 +5,11 @@
 # data (0..0x10000, 0x20000 under QEMU):
 #   0x51000 top-level table   0x52000 identity PDPT   0x53000 identity PD (first GiB)
 #   0x54000 image PDPT        0x55000, 0x56000 image PDs (two GiB)      0x57000..0x58000 stack
-#   0x58000 trampoline        0x59000..0x62000 image tables (9: 16 MiB from any page on)
+#   0x58000 trampoline
 # The tables also serve the application processors' trampoline; nothing maps them after start-up.
 
 .set BASE, 0xffffffff80000000
-.set IMAGE_TABLES, {image_tables}
-.set IMAGE_PAGES, 4096              # 16 MiB
+.set IMAGE_LEAVES, {image_leaves}   # of 2 MiB
 
 .section .boot.text, "ax"
 .code32
@@ -30,9 +29,6 @@ pvh_start:
     xor     eax, eax
     mov     edi, 0x51000
     mov     ecx, 0x6000 / 4
-    rep     stosd
-    mov     edi, IMAGE_TABLES
-    mov     ecx, 9 * 0x1000 / 4
     rep     stosd
     mov     dword ptr [0x51000], 0x52003
     mov     dword ptr [0x51000 + 511 * 8], 0x54003
@@ -99,24 +95,14 @@ pvh_start:
     call    {virtual_slide}
     mov     r12, rax                # slide in bytes
 
-    # The image, 16 MiB from 2 MiB on, at its slid place: its pages, then their tables in the two
-    # image PDs.
-    shr     eax, 12
-    and     eax, 511
-    lea     rdi, [IMAGE_TABLES + rax * 8]
-    mov     eax, 0x200003
-    mov     ecx, IMAGE_PAGES
-5:  mov     [rdi], rax
-    add     rax, 0x1000
-    add     rdi, 8
-    loop    5b
-    mov     rdi, r12
+    # The image, 16 MiB from 2 MiB on, at its slid place in the two image PDs.
+    mov     rdi, rax
     shr     rdi, 21
     lea     rdi, [0x55000 + rdi * 8 + 8]
-    mov     eax, IMAGE_TABLES + 3
-    mov     ecx, 9
+    mov     eax, 0x200083
+    mov     ecx, IMAGE_LEAVES
 5:  mov     [rdi], rax
-    add     rax, 0x1000
+    add     rax, 0x200000
     add     rdi, 8
     loop    5b
 

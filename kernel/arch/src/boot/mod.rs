@@ -23,8 +23,11 @@ mod slide;
 /// build them in.
 const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
-/// The loader's tables that map the image (`boot.s`): this many frames from this one on.
-const IMAGE_TABLES: PfnRange = PfnRange { start: Pfn(0x59), end: Pfn(0x62) };
+/// The loader's two tables of 2 MiB leaves that map the image, one behind the other, and how many
+/// leaves from the one of the first pageblock behind the slide on (`boot.s`).
+const IMAGE_DIRECTORIES: Pfn = Pfn(0x55);
+const IMAGE_LEAVES: u64 = 8;
+const LOADER_LEAF: u64 = tables::PRESENT | tables::WRITABLE | tables::LARGE;
 const MAX_REGIONS: usize = 64;
 const MAX_PLAIN: usize = 16;
 const MAX_COMMAND_LINE: usize = 2048;
@@ -134,7 +137,7 @@ impl BootInfo {
     pub(crate) fn loaded_image(&self) -> PfnRange {
         ImageMap::loaded(self.slide).frames()
     }
-    /// How far from where it was linked the image runs, in bytes: a multiple of 4 KiB.
+    /// How far from where it was linked the image runs, in bytes: a multiple of 2 MiB.
     pub fn slide(&self) -> u64 {
         self.slide
     }
@@ -182,7 +185,7 @@ impl BootInfo {
         }
         let is_usable = |run| self.is_usable(run);
         let random = crate::entropy::early()();
-        let start = slide::place(loaded, self.slide, is_usable, self.initrd_frames(), random);
+        let start = slide::place(loaded, is_usable, self.initrd_frames(), random);
         self.image = PfnRange::new(start, start.offset(loaded.len()));
     }
     fn find_plain_memory(&mut self) {
@@ -227,20 +230,22 @@ impl ImageMap {
     fn frames(&self) -> PfnRange {
         PfnRange::new(self.first, self.phys(&raw const __image_end as u64))
     }
-    /// Call `f` with each page of the image, its frame and its protection; the guard page below the
-    /// stack of start-up is left out.
-    pub(crate) fn for_each_page(
+    /// Call `f` with each leaf of the image, in whole pages of 2 MiB for text and of 4 KiB for the
+    /// rest: its address, its first frame, and its bits. The guard page below the stack of start-up
+    /// is left out.
+    pub(crate) fn for_each_leaf(
         &self,
         mut f: impl FnMut(VirtAddr, Pfn, u64) -> Result<(), OutOfMemory>,
     ) -> Result<(), OutOfMemory> {
         let guard = &raw const STACK as u64;
-        let parts = [
-            (&raw const __text_start as u64, &raw const __text_end as u64, tables::TEXT),
-            (&raw const __rodata_start as u64, &raw const __rodata_end as u64, tables::READ_ONLY),
-            (&raw const __data_start as u64, &raw const __image_end as u64, tables::DATA),
-        ];
-        for (start, end, flags) in parts {
-            for address in (start..end).step_by(PAGE_SIZE) {
+        let (text, rodata) = read_only_parts();
+        for address in text.step_by(PAGEBLOCK_FRAMES as usize * PAGE_SIZE) {
+            f(VirtAddr(address), self.phys(address), tables::TEXT | tables::LARGE)?;
+        }
+        let data = &raw const __data_start as u64..&raw const __image_end as u64;
+        let parts = [(rodata, tables::READ_ONLY), (data, tables::DATA)];
+        for (part, flags) in parts {
+            for address in part.step_by(PAGE_SIZE) {
                 if address != guard {
                     f(VirtAddr(address), self.phys(address), flags)?;
                 }
@@ -270,17 +275,18 @@ pub(crate) unsafe fn enter_final_place(root: Pfn) {
 /// direct map is there.
 pub(crate) fn move_loader_mappings() {
     let boot = info();
-    let (from, to) = (boot.loaded_image().start, boot.image().start);
-    for entry in IMAGE_TABLES.iter().flat_map(tables::entries) {
-        let value = entry.load(Ordering::Relaxed);
-        if value & tables::PRESENT != 0 {
-            let page = tables::frame_of(value).0 - from.0;
-            entry.store(tables::leaf(to.offset(page), tables::PRESENT | tables::WRITABLE), Ordering::Relaxed);
-        }
+    let to = boot.image().start;
+    let first = boot.slide / (PAGEBLOCK_FRAMES * PAGE_SIZE as u64) + 1;
+    for leaf in 0..IMAGE_LEAVES {
+        let (table, index) = ((first + leaf) / PAGEBLOCK_FRAMES, (first + leaf) % PAGEBLOCK_FRAMES);
+        let entry = tables::entry(IMAGE_DIRECTORIES.offset(table), index as usize);
+        let value = tables::leaf(to.offset(leaf * PAGEBLOCK_FRAMES), LOADER_LEAF);
+        entry.store(value, Ordering::Relaxed);
     }
 }
 
-/// Text and read-only data of the image.
+/// Text and read-only data of the image. Text has whole pages of 2 MiB; data begins in the page
+/// behind.
 pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
     (
         &raw const __text_start as u64..&raw const __text_end as u64,
@@ -351,7 +357,7 @@ global_asm!(
     stack_size = const STACK_SIZE,
     early = sym early,
     virtual_slide = sym slide::virtual_slide,
-    image_tables = const IMAGE_TABLES.start.0 << 12,
+    image_leaves = const IMAGE_LEAVES,
 );
 
 unsafe extern "Rust" {

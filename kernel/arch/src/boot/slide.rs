@@ -1,25 +1,19 @@
 //! Where the image lies: its slide among virtual addresses, and its frames.
 //!
-//! Both are drawn at each boot, in steps of 4 KiB. Linux' nearest relative is
-//! `arch/x86/boot/compressed/kaslr.c`, which draws in steps of 2 MiB.
+//! Both are drawn at each boot, in steps of 2 MiB, as in Linux' `arch/x86/boot/compressed/kaslr.c`:
+//! text is mapped in leaves of 2 MiB, whose virtual and physical addresses have their low 21 bits
+//! in common, and a leaf that began before text or ended behind it would make something else
+//! executable, or need that much more memory on each node for a finer step.
 //!
-//! **Virtual.** [`virtual_slide`] picks one of [`STEPS`] places in the top 2 GiB: 19 bits. `boot.s`
-//! calls it before the relocations are applied, so it computes and touches no memory.
+//! **Virtual.** [`virtual_slide`] picks one of [`STEPS`] places in the top 2 GiB: 10 bits (Linux
+//! has 9). `boot.s` calls it before the relocations are applied, so it computes and touches no
+//! memory.
 //!
 //! **Physical.** The loader puts the image where it is linked for, at 2 MiB. [`place`] picks other
 //! frames in the first 128 MiB, and the image is copied there at the moment when the final tables
-//! are loaded ([`crate::memory`]). A machine with 256 MiB or more has about 60 places for each
-//! offset in a pageblock: 14.8 bits. The window ends at 128 MiB because frames further up may
-//! belong to another node, and every CPU fetches kernel text.
-//!
-//! **Both slides are equal modulo 2 MiB.** A 2 MiB leaf needs that: its virtual and its physical
-//! address have the same low 21 bits. So a later change can map text in 2 MiB leaves without giving
-//! up a bit of either slide; it has to pad text to a whole pageblock below and above the random
-//! offset, since a leaf covers the bytes around text as well. With two independent offsets such
-//! leaves would be impossible. The price is that knowing the virtual address tells 9 bits of the
-//! physical one; the frames alone are of no use to a program, because the direct map's base is
-//! drawn apart ([`crate::memory`]). Today the image is mapped in 4 KiB leaves, so the offset costs
-//! nothing.
+//! are loaded ([`crate::memory`]). A machine with 256 MiB or more has about 55 places: 5.8 bits.
+//! The window ends at 128 MiB because frames further up may belong to another node, and every CPU
+//! fetches kernel text. The frames are of no use to a program: no other mapping shows them.
 //!
 //! The kernel parameter `nokaslr` leaves the image where it is linked and loaded, for a debugger.
 //!
@@ -28,14 +22,13 @@
 
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
-/// Places of the image in the top 2 GiB, 4 KiB apart: 1008 pageblocks; 16 of the 1024 are the
-/// image's own room.
-pub(super) const STEPS: u64 = 1008 * PAGEBLOCK_FRAMES;
-const PAGE_SHIFT: u32 = 12;
+/// Places of the image in the top 2 GiB, 2 MiB apart; 16 of the 1024 are the image's own room.
+pub(super) const STEPS: u64 = 1008;
+const STEP_SHIFT: u32 = 21;
 /// One past the last frame that the image may have: 128 MiB.
 const WINDOW_END: Pfn = Pfn(64 * PAGEBLOCK_FRAMES);
 
-/// Returns the virtual slide in bytes, a multiple of 4 KiB below [`STEPS`] pages. `drawn` are
+/// Returns the virtual slide in bytes, a multiple of 2 MiB below [`STEPS`] times that. `drawn` are
 /// hardware random bits, or 0 where the CPU has none; `stamp` is the time-stamp counter. Called by
 /// `boot.s` at the image's physical address. `start_info` is the loader's: with `nokaslr` on its
 /// command line the slide is 0.
@@ -45,7 +38,7 @@ pub(super) extern "C" fn virtual_slide(drawn: u64, stamp: u64, start_info: u64) 
     }
     let mixed = mix(drawn ^ mix(stamp));
     let step = (u128::from(mixed) * u128::from(STEPS)) >> 64;
-    (step as u64) << PAGE_SHIFT
+    (step as u64) << STEP_SHIFT
 }
 
 /// Spreads each bit over all others (the finaliser of SplitMix64, Steele, Lea and Flood 2014).
@@ -55,22 +48,19 @@ const fn mix(bits: u64) -> u64 {
     bits ^ bits >> 31
 }
 
-/// Returns the first frame of the image's place. `loaded` is where the loader put it, `slide` its
-/// virtual slide in bytes; `is_usable` tells whether a run is memory throughout; no pageblock of
-/// the place holds a frame of `initrd`; `random` picks among the places that are left. The place
-/// does not overlap `loaded`, so that the copy is a plain one. `loaded.start` where no place is
-/// left.
+/// Returns the first frame of the image's place. `loaded` is where the loader put it;
+/// `is_usable` tells whether a run is memory throughout; no pageblock of the place holds a frame of
+/// `initrd`; `random` picks among the places that are left. The place begins a pageblock and does
+/// not overlap `loaded`, so that the copy is a plain one. `loaded.start` where no place is left.
 pub(super) fn place(
     loaded: PfnRange,
-    slide: u64,
     is_usable: impl Fn(PfnRange) -> bool,
     initrd: PfnRange,
     random: u64,
 ) -> Pfn {
-    let offset = (slide >> PAGE_SHIFT) % PAGEBLOCK_FRAMES;
     let places = || {
         let blocks = (PAGEBLOCK_FRAMES..WINDOW_END.0).step_by(PAGEBLOCK_FRAMES as usize);
-        let runs = blocks.map(|block| PfnRange::new(Pfn(block + offset), Pfn(block + offset + loaded.len())));
+        let runs = blocks.map(|block| PfnRange::new(Pfn(block), Pfn(block + loaded.len())));
         runs.filter(|&run| {
             // Start-up takes the rest of the image's pageblocks.
             let end = Pfn(run.end.0.next_multiple_of(PAGEBLOCK_FRAMES));
@@ -110,37 +100,36 @@ mod tests {
 
     const LOADED: PfnRange = PfnRange { start: Pfn(512), end: Pfn(512 + 1100) };
 
-    fn draw(slide: u64, memory_end: u64, random: u64) -> Pfn {
+    fn draw(memory_end: u64, random: u64) -> Pfn {
         let initrd = PfnRange::new(Pfn(memory_end - 300), Pfn(memory_end - 100));
-        place(LOADED, slide, |run| run.end.0 <= memory_end, initrd, random)
+        place(LOADED, |run| run.end.0 <= memory_end, initrd, random)
     }
 
     #[test]
-    fn virtual_slides_are_pages_in_the_top_2_gib_and_use_all_of_them() {
+    fn virtual_slides_are_pageblocks_in_the_top_2_gib_and_use_all_of_them() {
         let mut random = random();
         let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(random(), stamp, 0)).collect();
-        assert!(slides.iter().all(|slide| slide % 4096 == 0 && *slide < STEPS << PAGE_SHIFT));
-        assert!(collision_bits(&mut slides) > 18.9);
-        let offsets: BTreeSet<u64> = slides.iter().map(|slide| slide >> 12 & 511).collect();
-        assert_eq!(offsets.len(), 512);
+        assert!(slides.iter().all(|slide| slide % (2 << 20) == 0 && *slide < STEPS << STEP_SHIFT));
+        assert!(collision_bits(&mut slides) > 9.9);
+        let places: BTreeSet<u64> = slides.into_iter().collect();
+        assert_eq!(places.len() as u64, STEPS);
     }
 
     #[test]
     fn without_hardware_bits_neighbouring_time_stamps_give_slides_far_apart() {
         let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(0, 1 << 40 | stamp, 0)).collect();
-        assert!(collision_bits(&mut slides) > 18.9);
+        assert!(collision_bits(&mut slides) > 9.9);
     }
 
     #[test]
-    fn places_are_memory_that_is_nobodys_and_agree_with_the_slide_in_2_mib() {
+    fn places_are_pageblocks_of_memory_that_is_nobodys() {
         let mut random = random();
         for memory_end in [10_000, 16_384, 65_536] {
             let mut places = Vec::new();
-            for stamp in 0..20_000 {
-                let slide = virtual_slide(random(), stamp, 0);
-                let first = draw(slide, memory_end, random());
+            for _ in 0..20_000 {
+                let first = draw(memory_end, random());
                 let run = PfnRange::new(first, first.offset(LOADED.len()));
-                assert_eq!(first.0 % 512, slide >> 12 & 511);
+                assert_eq!(first.0 % 512, 0);
                 assert!(run.end.0 <= memory_end && run.end <= WINDOW_END && first.0 >= 512);
                 assert!(run.intersection(LOADED).is_empty());
                 assert!(
@@ -148,13 +137,13 @@ mod tests {
                 );
                 places.push(first.0);
             }
-            let expected = if memory_end >= 32_768 { 14.5 } else { 12.0 };
+            let expected = if memory_end >= 32_768 { 5.7 } else { 3.5 };
             assert!(collision_bits(&mut places) > expected, "{memory_end}");
         }
     }
 
     #[test]
     fn an_image_that_fits_nowhere_else_stays_where_the_loader_put_it() {
-        assert_eq!(draw(5 << 12, LOADED.end.0 + 400, u64::MAX), LOADED.start);
+        assert_eq!(draw(LOADED.end.0 + 400, u64::MAX), LOADED.start);
     }
 }

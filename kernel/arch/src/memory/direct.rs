@@ -74,16 +74,22 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
         }
         gib = next;
     }
-    let image_blocks = boot.image_blocks();
-    let first = PfnRange::new(Pfn(0), Pfn(PAGEBLOCK_FRAMES));
-    for frame in first.iter().chain(image_blocks.iter()) {
+    let (image, image_blocks) = (boot.image(), boot.image_blocks());
+    let blocks = (0..image_blocks.end.0).step_by(PAGEBLOCK_FRAMES as usize).map(Pfn);
+    for block in blocks.filter(|&block| block == Pfn(0) || image_blocks.contains(block)) {
         // The table itself keeps a block of nothing but the image from entering as a large page
         // later.
-        tables::table_at(at(frame), 1, &mut alloc)?;
-        let usable = boot.is_usable(PfnRange::new(frame, frame.offset(1)));
-        if usable && !boot.image().contains(frame) {
-            tables::map_page(at(frame), tables::leaf(frame, DATA), &mut alloc)?;
-            FIGURES.small.fetch_add(1, Ordering::Relaxed);
+        tables::table_at(at(block), 1, &mut alloc)?;
+        let frames = PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES));
+        if image.intersection(frames) == frames {
+            continue;
+        }
+        for frame in frames.iter() {
+            let usable = boot.is_usable(PfnRange::new(frame, frame.offset(1)));
+            if usable && !image.contains(frame) {
+                tables::map_page(at(frame), tables::leaf(frame, DATA), &mut alloc)?;
+                FIGURES.small.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
     // The first two runs lie in the blocks above. Making a table may open another block: the others

@@ -154,8 +154,9 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
         let root = alloc().ok_or(OutOfMemory)?;
         tables::clear(root);
         tables::set_root(root);
-        image.for_each_page(|address, frame, flags| {
-            tables::map_page(address, leaf(frame, flags), &mut || boot_frames::take(0))
+        image.for_each_leaf(|address, frame, flags| {
+            let level = if flags & LARGE != 0 { 2 } else { 1 };
+            tables::map_leaf(address, level, leaf(frame, flags), &mut || boot_frames::take(0))
         })?;
         windows::prepare(&mut alloc)?;
         for area in [layout.frame_table, layout.dynamic] {

@@ -168,8 +168,24 @@ pub(crate) fn map_page(
     value: u64,
     alloc: &mut dyn FnMut() -> Option<Pfn>,
 ) -> Result<(), OutOfMemory> {
-    let table = table_at(address, 1, alloc)?;
-    let before = entry(table, index_at(address, 1)).swap(value, Ordering::AcqRel);
+    map_leaf(address, 1, value, alloc)
+}
+
+/// Map what a leaf of `level` maps: 4 KiB (1) or 2 MiB (2) of the kernel half.
+///
+/// # Errors
+/// When a table is missing and `alloc` has none.
+///
+/// # Panics
+/// When something is mapped there.
+pub(crate) fn map_leaf(
+    address: VirtAddr,
+    level: u32,
+    value: u64,
+    alloc: &mut dyn FnMut() -> Option<Pfn>,
+) -> Result<(), OutOfMemory> {
+    let table = table_at(address, level, alloc)?;
+    let before = entry(table, index_at(address, level)).swap(value, Ordering::AcqRel);
     assert!(before == 0, "{address:?} is mapped already");
     Ok(())
 }

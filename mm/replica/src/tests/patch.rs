@@ -98,6 +98,14 @@ fn fetch(shared: &Shared, cpu: CpuId, address: VirtAddr) -> Instruction {
     })
 }
 
+/// Patches the instruction at an address to another one: every CPU fetches that one.
+pub(super) fn change(world: &World, replicas: &mut Made, address: VirtAddr) {
+    let shared = world.port.0;
+    let from = fetch(shared, CpuId(0), address);
+    replicas.patch(&[Patch { address, from, to: JUMP }]).expect("nothing is in the way");
+    assert!((0..CPUS).all(|cpu| fetch(shared, CpuId(cpu), address) == JUMP));
+}
+
 const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
 const JUMP: Instruction = [0xe9, 0x10, 0x32, 0x54, 0x76];
 
