@@ -190,6 +190,44 @@ static void attributes(void)
 	close(file);
 }
 
+/* The spaces of extended attributes: root's are root's, even of a file that another user owns. */
+static void spaces(void)
+{
+	static const char caps[20] = { 0, 0, 0, 2, 1 };
+	int status, file = make("spaces", "text");
+	NEED(fchown(file, 1000, 1000) == 0);
+	close(file);
+	NEED(chmod(".", 0777) == 0);
+	PROMISE("root sets capabilities of a file", setxattr("spaces", "security.capability", caps, sizeof caps, 0) == 0);
+	FAILS_WITH("if they are some", setxattr("spaces", "security.capability", caps, 8, 0), EINVAL);
+	FAILS_WITH("and not of another version", setxattr("spaces", "security.capability", "\0\0\0\1abcdefghijklmnop", 20, 0), EINVAL);
+	PROMISE("root sets another's secure attribute", setxattr("spaces", "security.test", "x", 1, 0) == 0 &&
+		setxattr("spaces", "trusted.test", "x", 1, 0) == 0);
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		_exit(setxattr("spaces", "security.capability", caps, sizeof caps, 0) == -1 && errno == EPERM ? 0 : 1));
+	PROMISE("the owner does not set capabilities", WEXITSTATUS(status) == 0);
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		_exit(removexattr("spaces", "security.capability") == -1 && errno == EPERM ? 0 : 1));
+	PROMISE("nor remove them", WEXITSTATUS(status) == 0);
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		_exit(setxattr("spaces", "security.other", "x", 1, 0) == -1 && errno == EPERM &&
+			setxattr("spaces", "security.test", "y", 1, 0) == -1 && errno == EPERM &&
+			removexattr("spaces", "security.test") == -1 && errno == EPERM ? 0 : 1));
+	PROMISE("nor change a secure attribute", WEXITSTATUS(status) == 0);
+	char value[32];
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		char read[32];
+		_exit(getxattr("spaces", "security.test", read, sizeof read) == 1 && read[0] == 'x' ? 0 : 1));
+	PROMISE("but reads it", WEXITSTATUS(status) == 0);
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		_exit(setxattr("spaces", "trusted.test", "y", 1, 0) == -1 && errno == EPERM &&
+			getxattr("spaces", "trusted.test", &value, sizeof value) == -1 && errno == ENODATA ? 0 : 1));
+	PROMISE("and has no trusted ones", WEXITSTATUS(status) == 0);
+	PROMISE("all is as it was", getxattr("spaces", "security.capability", value, sizeof value) == sizeof caps &&
+		getxattr("spaces", "trusted.test", value, sizeof value) == 1 && value[0] == 'x' &&
+		removexattr("spaces", "security.test") == 0 && removexattr("spaces", "security.capability") == 0);
+}
+
 static void devices(void)
 {
 	int null = open("/dev/null", O_RDWR), zero = open("/dev/zero", O_RDWR), full = open("/dev/full", O_RDWR);
@@ -219,6 +257,7 @@ int main(void)
 	names();
 	folders();
 	attributes();
+	spaces();
 	devices();
 	return conclude();
 }

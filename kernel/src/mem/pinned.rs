@@ -167,15 +167,16 @@ impl Locked {
         }
         let mut users = LOCKED.lock();
         users.try_reserve(1)?;
-        let at = users.iter().position(|&(other, _)| other == user).unwrap_or_else(|| {
-            users.push_reserved((user, 0));
-            users.len() - 1
-        });
-        let locked = users[at].1.saturating_add(pages);
+        let at = users.iter().position(|&(other, _)| other == user);
+        let locked = at.map_or(0, |at| users[at].1).saturating_add(pages);
         if locked > limit / PAGE_SIZE as u64 {
             return Err(Errno::ENOMEM);
         }
-        users[at].1 = locked;
+        match at {
+            Some(at) => users[at].1 = locked,
+            None if pages > 0 => users.push_reserved((user, locked)),
+            None => {}
+        }
         Ok(Self { user, pages })
     }
 }

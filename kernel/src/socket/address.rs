@@ -309,8 +309,11 @@ impl Address {
                 let inserted = inodes.try_insert(identity, socket.downgrade());
                 drop(inodes);
                 if inserted.is_err() {
-                    // Nobody could connect to the file.
-                    with_walk(|walk, _| fs::names::unlink(walk, path))?;
+                    // No task could connect to the file. Another file may have its name by now.
+                    let found = with_walk(|walk, _| walk.find(path, Final::Stop))?;
+                    if found.node.identity() == identity {
+                        with_walk(|walk, _| fs::names::unlink(walk, path))?;
+                    }
                     return Err(Errno::ENOMEM);
                 }
             }

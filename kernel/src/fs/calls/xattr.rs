@@ -9,11 +9,13 @@ use crate::fs::notify::{self, Events};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
-use crate::user;
-use crate::{Errno, Result};
+use crate::task::Capability;
+use crate::{Errno, Result, task, user};
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
+/// The attribute "security.capability", without its space.
+const CAPABILITY: &[u8] = b"capability";
 
 fn name_at(address: u64) -> Result<Vec<u8>> {
     let name = user::bounded_string(address, NAME_MAX + 1, Errno::ERANGE)?;
@@ -31,8 +33,12 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
                 (false, _) => Err(Errno::EPERM),
             };
         }
-        if name.starts_with(b"security.") {
-            return Ok(());
+        if let Some(attribute) = name.strip_prefix(b"security.") {
+            return if want == Access::READ || may_secure(place, attribute) {
+                Ok(())
+            } else {
+                Err(Errno::EPERM)
+            };
         }
         if !name.starts_with(b"user.") {
             return Err(Errno::EOPNOTSUPP);
@@ -43,6 +49,27 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
         }
         walk.caller.may(&meta, want)
     })
+}
+
+/// Whether the caller may change the attribute "security." with this rest of a name (Linux:
+/// `cap_inode_setxattr`, `cap_inode_removexattr`). Capabilities of a file hold in all namespaces, so
+/// they are the initial one's to give, as before Linux 4.14: a nested one's would need its number.
+fn may_secure(place: &Path, attribute: &[u8]) -> bool {
+    match attribute {
+        CAPABILITY => task::may(Capability::SetFcap),
+        _ => task::may_in(place.mount.fs_owner(), Capability::SysAdmin),
+    }
+}
+
+/// Refuses a value of "security.capability" that is no `struct vfs_cap_data` of version 2 or 3
+/// (Linux: `validheader`).
+fn check_file_capabilities(value: &[u8]) -> Result<()> {
+    const EFFECTIVE: u32 = 1;
+    let magic = value.first_chunk().map(|word| u32::from_le_bytes(*word) & !EFFECTIVE);
+    match (magic, value.len()) {
+        (Some(0x0200_0000), 20) | (Some(0x0300_0000), 24) => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// Put `bytes` at `address`, or only tell their length where `size` is 0.
@@ -75,6 +102,9 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     }
     let value = WipedBytes::from(user::read_vec(args[2], args.size(3))?);
     place.mount.writable()?;
+    if name.strip_prefix(b"security.") == Some(CAPABILITY) {
+        check_file_capabilities(&value)?;
+    }
     check(place, &name, Access::WRITE)?;
     place.node.set_xattr(&name, &value, how)?;
     notify::place(place, Events::ATTRIB);

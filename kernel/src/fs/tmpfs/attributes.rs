@@ -101,7 +101,8 @@ impl Attributes {
         if value.len() > XATTR_SIZE_MAX {
             return Err(Errno::E2BIG);
         }
-        let total: usize = self.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
+        let others = self.xattrs.iter().filter(|&(other, _)| other[..] != *name);
+        let total: usize = others.map(|(k, v)| k.len() + v.len()).sum();
         if total + name.len() + value.len() > XATTR_TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
