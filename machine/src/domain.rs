@@ -50,6 +50,23 @@ pub trait DeviceDomain: fmt::Debug + Send + Sync {
     /// [`Unconfirmed`]; the device may reach them for ever.
     fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed>;
 
+    /// The device is gone: takes all from it at once, and gives the tables' memory back. Returns
+    /// when the device and its translation caches have forgotten all. No other call is under way,
+    /// and none but [`DeviceDomain::reattach`] comes next; a mapping fails until then.
+    ///
+    /// # Errors
+    /// [`Unconfirmed`]: a device in its place may reach for ever what it reached.
+    fn detach(&self) -> Result<(), Unconfirmed> {
+        Err(Unconfirmed)
+    }
+    /// Another device is in the place of the one that went: it reaches nothing at first.
+    ///
+    /// # Errors
+    /// [`NoTables`]; it then has no domain.
+    fn reattach(&self) -> Result<(), NoTables> {
+        Err(NoTables)
+    }
+
     /// How many windows the domain has, [`MAX_WINDOWS`] at most.
     fn windows(&self) -> usize {
         0

@@ -1,7 +1,7 @@
 //! What one device can reach: second-level tables, as the unit walks them (VT-d 3.7).
 
 use core::fmt;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{DeviceTable, Frame, OutOfMemory, Owner, Request};
 use freehold_machine::{
@@ -34,7 +34,8 @@ pub struct Domain<R: Registers, S: TableSource> {
     pub(crate) source_id: u16,
     /// The number by which the unit's caches know it.
     pub(crate) number: u16,
-    pub(crate) root: Pfn,
+    /// The first table's frame; 0 while no device is in its place.
+    root: AtomicU64,
     name: &'static str,
     pages: AtomicUsize,
     tables: AtomicUsize,
@@ -49,9 +50,26 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         number: u16,
         root: Frame<DeviceTable, S>,
     ) -> Self {
-        let root = root.into_raw();
+        let root = AtomicU64::new(root.into_raw().0);
         let (pages, tables, faults) = (AtomicUsize::new(0), AtomicUsize::new(1), AtomicUsize::new(0));
         Self { unit, source_id, number, root, name, pages, tables, faults }
+    }
+
+    /// The first table; `None` while no device is in its place.
+    pub(crate) fn root(&self) -> Option<Pfn> {
+        Some(Pfn(self.root.load(Ordering::Relaxed))).filter(|root| root.0 != 0)
+    }
+    /// Gives a table back, and those below it: `level` is 0 where it has no tables below.
+    fn free_table(&self, table: Pfn, level: u32) {
+        let machine = self.unit.source.machine();
+        if level > 0 {
+            let entries = (0..1 << INDEX_BITS).map(|index| machine.load_entry(table, index));
+            for entry in entries.filter(|&entry| entry != 0) {
+                self.free_table(Pfn((entry & ADDRESS) >> PAGE_SHIFT), level - 1);
+            }
+        }
+        drop(Frame::<DeviceTable, S>::from_raw(self.unit.source, table));
+        self.tables.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The device's name.
@@ -90,7 +108,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
     fn place(&self, frame: Pfn) -> Result<(Pfn, usize), NoTables> {
         let machine = self.unit.source.machine();
         let index = |level: u32| (frame.0 >> (INDEX_BITS * level)) as usize & 0x1ff;
-        let mut at = self.root;
+        let mut at = self.root().ok_or(NoTables)?;
         for level in (1..self.unit.levels).rev() {
             let entry = match machine.load_entry(at, index(level)) {
                 0 => self.grow(at, index(level))?,
@@ -144,6 +162,29 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
         }
         self.pages.fetch_sub(frames.len() as usize, Ordering::Relaxed);
         self.unit.forget(self.number, frames)
+    }
+
+    fn detach(&self) -> Result<(), Unconfirmed> {
+        let Some(root) = self.root() else { return Ok(()) };
+        self.unit.uninstall(self)?;
+        self.root.store(0, Ordering::Relaxed);
+        self.free_table(root, self.unit.levels - 1);
+        self.pages.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reattach(&self) -> Result<(), NoTables> {
+        if self.root().is_some() {
+            return Ok(());
+        }
+        let root = table(self.unit.source).map_err(|_| NoTables)?.into_raw();
+        self.root.store(root.0, Ordering::Relaxed);
+        self.tables.fetch_add(1, Ordering::Relaxed);
+        self.unit.install(self).map_err(|_| {
+            // The unit may know the table, which stays; nothing is ever mapped in it.
+            self.root.store(0, Ordering::Relaxed);
+            NoTables
+        })
     }
 
     fn windows(&self) -> usize {

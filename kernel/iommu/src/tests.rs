@@ -394,3 +394,42 @@ proptest! {
         prop_assert_eq!(disk.pages(), mapped.len());
     }
 }
+
+/// Forty devices, one after the other, in a slot: what one reached, the next does not, and no table
+/// stays behind.
+#[test]
+fn a_domain_whose_device_went_has_no_tables_and_the_next_device_begins_with_nothing() {
+    let (unit, hardware, frames) = start(UnitKind::default(), Mode::Batched);
+    let slot = unit.attach(0x100, "slot").unwrap();
+    assert_eq!(unit.attach(0x100, "again").unwrap_err(), IommuError::Taken);
+    slot.detach().unwrap();
+    let (free, tables) = (frames.free_frames(), unit.tables());
+    for round in 0..40u64 {
+        slot.reattach().unwrap();
+        slot.reattach().unwrap();
+        let mine = run(0x700 + round, 0x704 + round);
+        slot.map(mine).unwrap();
+        assert!(hardware.access(0x100, mine.start.start().0, false).is_ok());
+        let mut listed = 0;
+        unit.each_domain(|_| listed += 1);
+        assert_eq!(listed, 1);
+        slot.detach().unwrap();
+        assert_eq!(hardware.access(0x100, mine.start.start().0, false), Err(2), "no domain");
+        assert_eq!(slot.map(mine), Err(NoTables));
+        unit.each_domain(|_| panic!("it is listed"));
+        assert_eq!((frames.free_frames(), unit.tables(), slot.pages()), (free, tables, 0));
+    }
+    slot.reattach().unwrap();
+    assert_eq!(hardware.access(0x100, 0x700 << 12, false), Err(5), "a domain with nothing in it");
+}
+
+/// A unit that goes deaf: the tables stay, since it may still walk them.
+#[test]
+fn a_domain_that_the_unit_does_not_confirm_as_gone_keeps_its_tables() {
+    let (unit, _, frames) = start(UnitKind { obeys: 3, ..UnitKind::default() }, Mode::Batched);
+    let slot = unit.attach(0x100, "slot").unwrap();
+    slot.map(run(0x700, 0x704)).unwrap();
+    let (free, tables) = (frames.free_frames(), unit.tables());
+    assert_eq!(slot.detach(), Err(Unconfirmed));
+    assert_eq!((frames.free_frames(), unit.tables()), (free, tables));
+}

@@ -198,13 +198,11 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         source_id: u16,
         name: &'static str,
     ) -> Result<&'static Domain<R, S>, IommuError> {
-        let mut contexts = self.contexts.lock();
-        let (context, index) = (self.context(&mut contexts, (source_id >> 8) as u8)?, source_id & 0xff);
-        let machine = self.source.machine();
-        if machine.load_entry(context, 2 * usize::from(index)) & PRESENT != 0 {
+        self.context_of(source_id)?;
+        let mut domains = self.domains.lock();
+        if domains.iter().any(|domain| domain.source_id == source_id) {
             return Err(IommuError::Taken);
         }
-        let mut domains = self.domains.lock();
         domains.try_reserve(1).map_err(|_| IommuError::OutOfMemory)?;
         // Number 0 means "no domain" to a unit that caches absent entries.
         let number = u16::try_from(domains.len() + 1).ok().filter(|&number| number < self.most_domains());
@@ -213,16 +211,39 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         let domain: &'static _ = Box::leak(Box::new(Domain::new(self, (source_id, name), number, root)));
         domains.push(domain);
         drop(domains);
+        self.install(domain)?;
+        Ok(domain)
+    }
+
+    /// Lets a domain's function reach what is in it.
+    pub(crate) fn install(&self, domain: &Domain<R, S>) -> Result<(), IommuError> {
+        let (context, index) = self.context_of(domain.source_id)?;
+        let root = domain.root().ok_or(IommuError::OutOfMemory)?;
         // The half that makes the entry present comes last. Translation type 0: untranslated
         // requests only.
-        let width = u64::from(self.levels - 2);
-        machine.store_entry(context, 2 * usize::from(index) + 1, width | u64::from(number) << 8);
-        machine.store_entry(context, 2 * usize::from(index), domain.root.start().0 | PRESENT);
+        let (machine, width) = (self.source.machine(), u64::from(self.levels - 2));
+        machine.store_entry(context, index + 1, width | u64::from(domain.number) << 8);
+        machine.store_entry(context, index, root.start().0 | PRESENT);
         if self.caches_absent() {
             let answered = self.send(&[[CONTEXT_GLOBAL, 0], [IOTLB_GLOBAL | DRAIN, 0]]);
             answered.map_err(|_| IommuError::Dead("a new domain"))?;
         }
-        Ok(domain)
+        Ok(())
+    }
+
+    /// Takes all that a domain's function reaches from it. Returns when the unit has forgotten the
+    /// domain.
+    pub(crate) fn uninstall(&self, domain: &Domain<R, S>) -> Result<(), Unconfirmed> {
+        let (context, index) = self.context_of(domain.source_id).map_err(|_| Unconfirmed)?;
+        self.source.machine().store_entry(context, index, 0);
+        let of_domain = IOTLB_DOMAIN | u64::from(domain.number) << 16 | DRAIN;
+        self.send(&[[CONTEXT_GLOBAL, 0], [of_domain, 0]])
+    }
+
+    /// The context table that has a function's entry, and the index of the entry's lower half.
+    fn context_of(&self, source_id: u16) -> Result<(Pfn, usize), IommuError> {
+        let context = self.context(&mut self.contexts.lock(), (source_id >> 8) as u8)?;
+        Ok((context, 2 * usize::from(source_id & 0xff)))
     }
 
     /// The context table of `bus`; a new one where there is none.
@@ -373,13 +394,13 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         None
     }
 
-    /// Shows `f` each domain.
+    /// Shows `f` each domain whose device is there.
     pub fn each_domain(&self, mut f: impl FnMut(&Domain<R, S>)) {
+        self.all_domains().filter(|domain| domain.root().is_some()).for_each(&mut f);
+    }
+    fn all_domains(&self) -> impl Iterator<Item = &'static Domain<R, S>> {
         let count = self.domains.lock().len();
-        for number in 0..count {
-            let domain = self.domains.lock().get(number).copied();
-            domain.into_iter().for_each(&mut f);
-        }
+        (0..count).filter_map(|number| self.domains.lock().get(number).copied())
     }
     /// Invalidations sent, without waits.
     pub fn invalidations(&self) -> usize {
@@ -391,9 +412,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     }
     /// Frames of all tables, the queue and its answers.
     pub fn tables(&self) -> usize {
-        let mut tables = 3 + self.contexts.lock().len();
-        self.each_domain(|domain| tables += domain.tables());
-        tables
+        let contexts = self.contexts.lock().len();
+        3 + contexts + self.all_domains().map(Domain::tables).sum::<usize>()
     }
 }
 

@@ -6,11 +6,13 @@ use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Register
 
 use crate::hw::irq::{self, InterruptHandler};
 use crate::hw::mmio::{self, Mmio, port};
+use crate::sync::SpinLock;
 
-/// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2). Boot CPU
-/// only, before others touch a device: two accesses make one.
+/// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2).
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
+/// Held for the two accesses that make one. Tasks and start-up only; orders with no other lock.
+static CONFIGURATION: SpinLock<()> = SpinLock::new(());
 
 /// The bus.
 pub(super) struct Pci;
@@ -67,12 +69,19 @@ impl Platform for Pci {
     type Registers = Bar;
 
     fn read_config(&self, function: Function, register: u8) -> u32 {
+        let _access = CONFIGURATION.lock();
         port::out_u32(ADDRESS, function.port_address(register));
         port::in_u32(DATA)
     }
     fn write_config(&self, function: Function, register: u8, value: u32) {
+        let _access = CONFIGURATION.lock();
         port::out_u32(ADDRESS, function.port_address(register));
         port::out_u32(DATA, value);
+    }
+    fn write_config16(&self, function: Function, register: u8, value: u16) {
+        let _access = CONFIGURATION.lock();
+        port::out_u32(ADDRESS, function.port_address(register));
+        port::out_u16(DATA + u16::from(register & 2), value);
     }
     fn map(&self, address: PhysAddr, length: usize) -> Option<Bar> {
         Some(Bar(mmio::map(address, length)))

@@ -406,8 +406,8 @@ pub(crate) fn answer_one(fake: &Fake) -> bool {
 
 /// Answers a read that was taken from the ring; its data stay what they were.
 pub(crate) fn answer(fake: &Fake, (head, parts): (u16, Vec<model::Descriptor>)) {
-    model::write(parts[2].address, &[0]);
-    fake.give(0, head.into(), parts[1].length + 1);
+    model::write(parts[parts.len() - 1].address, &[0]);
+    fake.give(0, head.into(), parts[1..].iter().map(|part| part.length).sum());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`platform`] | what the kernel gives: configuration space, registers, interrupts, sleep |
 //! | [`pci`] | finding functions, their capabilities and BARs; MSI-X |
+//! | [`port`] | root ports: slots that devices are plugged into while the machine runs |
 //! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
 //! | [`console`] | [`console::Console`]: a [`ByteStream`] |
 //! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
@@ -46,7 +47,12 @@ pub mod pci;
 #[cfg(test)]
 mod pci_tests;
 pub mod platform;
+pub mod port;
+#[cfg(test)]
+mod port_tests;
 pub mod transport;
+#[cfg(test)]
+mod waiting_ends;
 #[cfg(test)]
 mod waiting_model;
 #[cfg(test)]

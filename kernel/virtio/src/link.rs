@@ -1,8 +1,9 @@
 //! A driver's hold on its device: the registers, and what the device was lent.
 //!
 //! **Invariant.** What a device was lent is freed only after the device has confirmed a reset. A
-//! [`Link`] ends in one of three ways, each of which resets the device first: [`Link::fail`] when
-//! it broke the protocol, dropping a link that is being set up or detached, and never. If the
+//! [`Link`] ends in one of four ways, each of which resets the device first: [`Link::fail`] when it
+//! broke the protocol, [`Link::remove`] when it leaves its slot, dropping a link that is being set
+//! up or detached, and never. If the
 //! device does not confirm, what it has is lost on purpose: the DMA API counts it, and the log says
 //! how much. A device that failed stays out of use until the next boot, also after a confirmed
 //! reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken
@@ -15,7 +16,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_bounce::{Device, DmaMapping, DmaSource};
-use freehold_virtqueue::{Broken, DeviceReset, DeviceStatus, Queue, Transport, reset};
+use freehold_virtqueue::{Broken, DeviceReset, DeviceStatus, PowerSlot, Queue, Transport, reset, unplugged};
 
 use crate::Failed;
 
@@ -120,6 +121,18 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
     /// Whether the device was given up.
     pub fn is_failed(&self) -> bool {
         self.lent.is_none()
+    }
+
+    /// Gives a device up that leaves its slot. Later calls do nothing.
+    ///
+    /// # Errors
+    /// [`Failed`]: it has power and does not confirm a reset. It keeps what it has for now.
+    pub fn remove(&mut self, slot: &dyn PowerSlot) -> Result<(), Failed> {
+        let Some(lent) = &mut self.lent else { return Ok(()) };
+        let proof = unplugged(slot).or_else(|| reset(&mut self.transport)).ok_or(Failed)?;
+        lent.reclaim(&proof);
+        self.lent = None;
+        Ok(())
     }
 
     /// Gives the device up. Later calls do nothing.

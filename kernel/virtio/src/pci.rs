@@ -1,15 +1,16 @@
 //! PCI functions: where they are, their capabilities, BARs and MSI-X (PCI Local Bus 3.0, chapter
 //! 6).
 //!
-//! Firmware has placed the BARs; bus 0 is scanned, bridges are not crossed (the machine has its
-//! devices there).
+//! Firmware has placed the BARs; bus 0 is scanned, and bridges are crossed to what is plugged into
+//! their slots only (`port.rs`).
 
 use freehold_machine::PhysAddr;
 
 use crate::SetupError;
 use crate::platform::{Function, MsiMessage, Notify, Platform, Registers};
 
-/// Capability id of MSI-X.
+/// Capability ids of MSI and MSI-X.
+const MSI: u8 = 0x05;
 const MSIX: u8 = 0x11;
 /// The most capabilities in a list: it has to end, whatever the device says.
 const MAX_CAPABILITIES: usize = 48;
@@ -85,7 +86,7 @@ pub(crate) fn map_bar<P: Platform>(
 }
 
 /// Let the function answer to memory accesses and be a bus master, without INTx.
-pub(crate) fn enable<P: Platform>(platform: &P, function: Function) {
+pub fn enable<P: Platform>(platform: &P, function: Function) {
     // The upper half is the status, whose bits are cleared by writing ones: write zeroes.
     let command = platform.read_config(function, 4) & 0xffff;
     platform.write_config(function, 4, command | 1 << 1 | 1 << 2 | 1 << 10);
@@ -98,7 +99,7 @@ pub(crate) fn enable_registers<P: Platform>(platform: &P, function: Function) {
 }
 
 /// Stop a function from touching memory.
-pub(crate) fn disable<P: Platform>(platform: &P, function: Function) {
+pub fn disable<P: Platform>(platform: &P, function: Function) {
     let command = platform.read_config(function, 4) & 0xffff;
     platform.write_config(function, 4, command & !(1 << 2));
 }
@@ -124,5 +125,31 @@ pub(crate) fn route_interrupt<P: Platform>(
     // Bit 15 of the control word enables, bit 14 masks all; the id and the next pointer are
     // read-only.
     platform.write_config(function, at, (word | 1 << 31) & !(1 << 30));
+    Ok(())
+}
+
+/// Send the function's only message to `handler`, by MSI-X or else by MSI.
+pub(crate) fn route_message<P: Platform>(
+    platform: &P,
+    function: Function,
+    handler: &'static dyn Notify,
+) -> Result<(), SetupError> {
+    if capabilities(platform, function).any(|(_, word)| word as u8 == MSIX) {
+        return route_interrupt(platform, function, handler);
+    }
+    let found = capabilities(platform, function).find(|(_, word)| *word as u8 == MSI);
+    let (at, word) = found.filter(|&(at, _)| at <= u8::MAX - 16).ok_or(SetupError::NoInterrupt)?;
+    let MsiMessage { address, data } = platform.interrupt(handler).ok_or(SetupError::NoInterrupt)?;
+    platform.write_config(function, at + 4, address as u32);
+    // Bit 7 of the control word: addresses of 64 bits, which move the data.
+    let is_wide = word >> 23 & 1 != 0;
+    if is_wide {
+        platform.write_config(function, at + 8, (address >> 32) as u32);
+    } else if address >> 32 != 0 {
+        return Err(SetupError::NoInterrupt);
+    }
+    platform.write_config16(function, if is_wide { at + 12 } else { at + 8 }, data as u16);
+    // One message (bits 4 to 6), enabled.
+    platform.write_config16(function, at + 2, (word >> 16) as u16 & !0x70 | 1);
     Ok(())
 }

@@ -90,6 +90,9 @@ impl Platform for Machine {
         let value = if register == 4 { status << 16 | value & 0xffff } else { value };
         self.space.lock().unwrap()[usize::from(register)..][..4].copy_from_slice(&value.to_le_bytes());
     }
+    fn write_config16(&self, _: Function, _: u8, _: u16) {
+        unreachable!("no port");
+    }
     fn map(&self, address: PhysAddr, length: usize) -> Option<Mapped> {
         let start = usize::try_from(address.0.checked_sub(BAR)?).ok()?;
         let fits = start.checked_add(length).is_some_and(|end| end <= LENGTH);

@@ -84,7 +84,7 @@ pub trait Wait: Notify {
     fn notify_one(&self);
 }
 
-/// The machine around the devices. Start-up only, one CPU.
+/// The machine around the devices. For tasks and start-up.
 pub trait Platform {
     /// Mapped registers.
     type Registers: Registers;
@@ -93,6 +93,8 @@ pub trait Platform {
     fn read_config(&self, function: Function, register: u8) -> u32;
     /// Write them.
     fn write_config(&self, function: Function, register: u8, value: u32);
+    /// Write 16 bits at `register`, a multiple of 2: beside bits that are cleared by writing ones.
+    fn write_config16(&self, function: Function, register: u8, value: u16);
     /// Map `length` bytes of registers at `address`.
     fn map(&self, address: PhysAddr, length: usize) -> Option<Self::Registers>;
     /// A vector whose interrupts call `handler`; what a device has to write for one.

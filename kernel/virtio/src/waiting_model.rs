@@ -22,12 +22,14 @@ use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 
 /// What is wrong with the machine around the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     None,
     /// A sleeper looks at its condition before it announces its sleep, and not after.
     LooksTooEarly,
     /// The interrupt tells those whose request is with the device, and nobody else.
     TellsAnswersOnly,
+    /// What concerns all tasks in a line is told to the first of them.
+    TellsOne,
 }
 
 /// A task in a line, as the kernel's wait queues have it: who wakes it does not take it out.
@@ -36,10 +38,12 @@ struct Sleeper {
     sleep: Sleep,
     is_asleep: bool,
     is_killed: bool,
+    /// Its time has run out.
+    is_late: bool,
 }
 
 /// A line of tasks.
-struct Line {
+pub(crate) struct Line {
     fault: Fault,
     sleepers: Mutex<(u64, Vec<Sleeper>)>,
     woken: Condvar,
@@ -49,20 +53,20 @@ struct Line {
 
 /// What the device waits for.
 #[derive(Default)]
-struct Bell {
+pub(crate) struct Bell {
     /// Whether it was rung, and whether the device shall end.
     state: Mutex<(bool, bool)>,
     rung: Condvar,
 }
 
 impl Bell {
-    fn ring(&self, is_last: bool) {
+    pub(crate) fn ring(&self, is_last: bool) {
         let mut state = self.state.lock().unwrap();
         *state = (true, state.1 | is_last);
         self.rung.notify_all();
     }
     /// Waits until it is rung; whether the device goes on.
-    fn wait(&self) -> bool {
+    pub(crate) fn wait(&self) -> bool {
         let mut state = self.state.lock().unwrap();
         while !state.0 {
             state = self.rung.wait(state).unwrap();
@@ -73,17 +77,25 @@ impl Bell {
 }
 
 impl Line {
-    fn new(fault: Fault, bell: Option<Arc<Bell>>) -> &'static Line {
+    pub(crate) fn new(fault: Fault, bell: Option<Arc<Bell>>) -> &'static Line {
         Box::leak(Box::new(Line { fault, sleepers: Mutex::default(), woken: Condvar::new(), bell }))
     }
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.sleepers.lock().unwrap().1.is_empty()
     }
     /// Kills the task that came first, where one waits that can be killed.
-    fn kill_first(&self) {
+    pub(crate) fn kill_first(&self) {
         let mut sleepers = self.sleepers.lock().unwrap();
         if let Some(first) = sleepers.1.iter_mut().find(|sleeper| sleeper.sleep == Sleep::Killable) {
             (first.is_killed, first.is_asleep) = (true, false);
+        }
+        self.woken.notify_all();
+    }
+    /// The clock goes on: the time of the task that came first runs out.
+    pub(crate) fn expire_first(&self) {
+        let mut sleepers = self.sleepers.lock().unwrap();
+        if let Some(first) = sleepers.1.iter_mut().find(|sleeper| !sleeper.is_late) {
+            (first.is_late, first.is_asleep) = (true, false);
         }
         self.woken.notify_all();
     }
@@ -91,6 +103,9 @@ impl Line {
 
 impl Notify for Line {
     fn notify(&self) {
+        if self.fault == Fault::TellsOne {
+            return self.notify_one();
+        }
         self.sleepers.lock().unwrap().1.iter_mut().for_each(|sleeper| sleeper.is_asleep = false);
         self.woken.notify_all();
     }
@@ -107,7 +122,7 @@ impl Wait for Line {
         let mut sleepers = self.sleepers.lock().unwrap();
         let number = sleepers.0;
         sleepers.0 += 1;
-        sleepers.1.push(Sleeper { number, sleep, is_asleep: false, is_killed: false });
+        sleepers.1.push(Sleeper { number, sleep, is_asleep: false, is_killed: false, is_late: false });
         drop(sleepers);
         let of = |sleepers: &mut (u64, Vec<Sleeper>)| {
             sleepers.1.iter().position(|sleeper| sleeper.number == number).expect("it takes itself out")
@@ -116,7 +131,7 @@ impl Wait for Line {
             let holds_early = self.fault == Fault::LooksTooEarly && condition();
             let mut sleepers = self.sleepers.lock().unwrap();
             let at = of(&mut sleepers);
-            sleepers.1[at].is_asleep = !sleepers.1[at].is_killed;
+            sleepers.1[at].is_asleep = !(sleepers.1[at].is_killed || sleepers.1[at].is_late);
             drop(sleepers);
             if holds_early || (self.fault != Fault::LooksTooEarly && condition()) {
                 break Waited::Held;
@@ -127,6 +142,9 @@ impl Wait for Line {
             // news.
             if sleepers.1[at].is_killed {
                 break Waited::Killed;
+            }
+            if sleepers.1[at].is_late {
+                break Waited::TimedOut;
             }
             while {
                 let at = of(&mut sleepers);
@@ -181,7 +199,7 @@ impl Wait for CurrentLine {
 }
 
 /// The disk's interrupt, as `kernel/src/host/devices.rs` has it.
-fn interrupt(fault: Fault, answers: &Line, turns: &Line) {
+pub(crate) fn interrupt(fault: Fault, answers: &Line, turns: &Line) {
     if fault != Fault::TellsAnswersOnly && answers.is_empty() {
         turns.notify_one();
     } else {
@@ -203,6 +221,19 @@ struct Scene {
     sectors: usize,
 }
 
+/// A read by a task that is killed while the device has its request.
+pub(crate) fn abandon(disk: &VirtioBlock<HostMemory, Fake>, answers: &'static Line) {
+    let killer = thread::spawn(move || {
+        while answers.is_empty() {
+            thread::yield_now();
+        }
+        answers.kill_first();
+    });
+    let ended = disk.read(0, &mut Whole(std::vec![0; SECTOR_SIZE]), Sleep::Killable);
+    assert_eq!(ended, Err(BlockError::Killed));
+    killer.join().unwrap();
+}
+
 /// The disk of a test, which is at rest between explorations.
 struct World {
     fake: Fake,
@@ -221,26 +252,12 @@ impl World {
         Arc::new(World { fake, device, answers, turns, disk, held_at_rest: device.held() })
     }
 
-    /// A read by a task that is killed while the device has its request.
-    fn abandon(&self) {
-        let answers = self.answers.get();
-        let killer = thread::spawn(move || {
-            while answers.is_empty() {
-                thread::yield_now();
-            }
-            answers.kill_first();
-        });
-        let ended = self.disk.read(0, &mut Whole(std::vec![0; SECTOR_SIZE]), Sleep::Killable);
-        assert_eq!(ended, Err(BlockError::Killed));
-        killer.join().unwrap();
-    }
-
     fn explore(self: &Arc<World>, Scene { fault, abandoned, keeps, sectors, .. }: Scene) {
         let bell = Arc::new(Bell::default());
         let (answers, turns) = (Line::new(fault, Some(bell.clone())), Line::new(fault, None));
         self.answers.set(answers);
         self.turns.set(turns);
-        (0..abandoned).for_each(|_| self.abandon());
+        (0..abandoned).for_each(|_| abandon(&self.disk, self.answers.get()));
         let kept: Vec<_> = core::iter::from_fn(|| if keeps { self.fake.take(0) } else { None }).collect();
         let readers = [Sleep::Uninterruptible, Sleep::Killable, Sleep::Killable].map(|sleep| {
             let world = self.clone();

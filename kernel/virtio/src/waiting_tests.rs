@@ -12,7 +12,7 @@ use crate::block::{DEPTH, Lines, VirtioBlock};
 use crate::driver_tests::{Whole, answer_one, fake_disk, sector, serve};
 use crate::platform::{Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
-use crate::{BlockDevice, BlockError, SECTOR_SIZE};
+use crate::{BlockDevice, BlockError, Failed, SECTOR_SIZE};
 
 /// Sleeps as the kernel does: until it is notified, in the order of the queue.
 #[derive(Default)]
@@ -251,4 +251,55 @@ fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
         waiting.into_iter().map(|task| task.join().unwrap()).collect()
     });
     assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
+}
+
+/// What a slot says of itself.
+struct TestSlot(std::sync::atomic::AtomicBool);
+
+impl freehold_virtqueue::PowerSlot for TestSlot {
+    fn is_off(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+/// Forty tasks, of which none is to be killed, with and without a place: the disk is plugged out,
+/// with its confirmation of a reset or without, and each fails at once. Then nothing is held, by
+/// requests of tasks that had been killed before either.
+#[test]
+fn a_disk_that_is_plugged_out_fails_every_request_and_holds_nothing() {
+    for confirms in [true, false] {
+        let fake = fake_disk(64, Features::BLOCK_FLUSH);
+        let device = model::limited_device(1 << 20);
+        let lines = sleepers();
+        let disk = Arc::new(VirtioBlock::new(fake.clone(), device, lines).unwrap());
+        let tasks: Vec<_> = (0..40)
+            .map(|number| {
+                let disk = disk.clone();
+                std::thread::spawn(move || match number % 3 {
+                    0 => disk.read(0, &mut sector(), Sleep::Uninterruptible),
+                    1 => disk.write(0, &Whole(std::vec![1; 8 * SECTOR_SIZE]), Sleep::Uninterruptible),
+                    _ => disk.flush(Sleep::Uninterruptible),
+                })
+            })
+            .collect();
+        while disk.places().1 + DEPTH < 40 {
+            std::thread::yield_now();
+        }
+        assert!(!disk.is_quiet());
+        let slot = TestSlot(false.into());
+        if !confirms {
+            fake.refuse_resets();
+            assert_eq!(disk.remove(&slot), Err(Failed), "it may still write");
+            slot.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+        disk.remove(&slot).unwrap();
+        for task in tasks {
+            assert_eq!(task.join().unwrap(), Err(BlockError::Failed));
+        }
+        assert!(disk.is_quiet());
+        assert_eq!((device.held(), device.lost()), (0, 0));
+        disk.remove(&slot).unwrap();
+        assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
+        device.detach().unwrap();
+    }
 }

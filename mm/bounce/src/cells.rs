@@ -96,6 +96,18 @@ impl Cells {
         Ok(())
     }
 
+    /// Takes a page of cells away that has none in use; `None`: there is no such page.
+    pub fn remove_idle(&self) -> Option<Run> {
+        let _change = self.change.lock();
+        self.pages.iter().zip(SIZES).find_map(|(pages, size)| {
+            let count = (PAGE_SIZE / size) as u32;
+            let page = pages.iter().find(|page| page.free.retire(count))?;
+            let run = page.run();
+            page.place.store(0, Ordering::Relaxed);
+            Some(run)
+        })
+    }
+
     /// Gives a cell back. Returns a page that has no cells in use any more and is not needed.
     pub fn give(&self, cell: Cell) -> Option<Run> {
         let page = &self.pages[usize::from(cell.size)][usize::from(cell.page)];

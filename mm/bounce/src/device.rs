@@ -93,7 +93,9 @@ pub(crate) struct Account<S: DmaSource> {
     failed: AtomicUsize,
     waits: AtomicUsize,
     grows: AtomicUsize,
-    cells: Cells,
+    pub cells: Cells,
+    /// The device is gone, and none is in its place.
+    pub is_detached: AtomicBool,
     /// `None`: the device never has frames in their places.
     pub kept: Option<Box<Kept>>,
 }
@@ -192,6 +194,7 @@ impl<S: DmaSource> Dma<S> {
                     waits: AtomicUsize::new(0),
                     grows: AtomicUsize::new(0),
                     cells: Cells::new(),
+                    is_detached: AtomicBool::new(false),
                     kept: Kept::of(rules.domain),
                 }
             });
@@ -205,7 +208,8 @@ impl<S: DmaSource> Dma<S> {
 
     /// Device number `number`: see [`Device::number`].
     pub fn device(&'static self, number: u8) -> Option<Device<S>> {
-        let is_attached = self.accounts.get(usize::from(number))?.get().is_some();
+        let account = self.accounts.get(usize::from(number))?.get()?;
+        let is_attached = !account.is_detached.load(Ordering::Relaxed);
         is_attached.then_some(Device { dma: self, number })
     }
 
@@ -231,7 +235,7 @@ impl<S: DmaSource> Dma<S> {
     pub fn statistics(&self) -> Statistics {
         let used = self.note_use();
         let (grows, shrinks) = self.pool.changes();
-        let sum = |of: fn(Usage) -> usize| self.usage().map(of).sum();
+        let sum = |of: fn(Usage) -> usize| self.accounts().map(|(_, usage)| of(usage)).sum();
         Statistics {
             nslabs: self.pool.pages() * PAGE_SLOTS,
             used: used * PAGE_SLOTS,
@@ -251,17 +255,26 @@ impl<S: DmaSource> Dma<S> {
         self.hiwater.store(self.used_pages(), Ordering::Relaxed);
     }
 
-    /// What each device holds.
+    /// What each device holds that is there.
     pub fn usage(&self) -> impl Iterator<Item = Usage> {
-        self.accounts.iter().filter_map(Once::get).zip(0..).map(|(account, number)| Usage {
-            name: account.rules.name,
-            held: self.held(account, number),
-            quota: account.rules.quota.min(self.pool.cap() * PAGE_SIZE),
-            lost: account.lost.load(Ordering::Relaxed),
-            waits: account.waits.load(Ordering::Relaxed),
-            grows: account.grows.load(Ordering::Relaxed),
-            bytes: self.counts.sum(2 * usize::from(number) + TAKEN) as usize,
-            failed: account.failed.load(Ordering::Relaxed),
+        let is_there = |account: &Account<S>| !account.is_detached.load(Ordering::Relaxed);
+        self.accounts().filter(move |(account, _)| is_there(account)).map(|(_, usage)| usage)
+    }
+
+    /// All accounts, those of devices that are gone too.
+    fn accounts(&self) -> impl Iterator<Item = (&Account<S>, Usage)> {
+        self.accounts.iter().filter_map(Once::get).zip(0..).map(|(account, number)| {
+            let usage = Usage {
+                name: account.rules.name,
+                held: self.held(account, number),
+                quota: account.rules.quota.min(self.pool.cap() * PAGE_SIZE),
+                lost: account.lost.load(Ordering::Relaxed),
+                waits: account.waits.load(Ordering::Relaxed),
+                grows: account.grows.load(Ordering::Relaxed),
+                bytes: self.counts.sum(2 * usize::from(number) + TAKEN) as usize,
+                failed: account.failed.load(Ordering::Relaxed),
+            };
+            (account, usage)
         })
     }
 
@@ -313,6 +326,9 @@ impl<S: DmaSource> Dma<S> {
 
     pub(crate) fn source(&self) -> S {
         self.started.get().expect("a device is attached after the start").0
+    }
+    pub(crate) const fn domains(&self) -> &Domains {
+        &self.domains
     }
     fn means(&self) -> Option<Means<'_, S>> {
         let &(source, _) = self.started.get()?;
@@ -529,7 +545,7 @@ impl<S: DmaSource> Device<S> {
     }
 
     /// The memory that it gets its pages from.
-    fn pool(self) -> &'static Pool<S> {
+    pub(crate) fn pool(self) -> &'static Pool<S> {
         self.account().restricted.as_deref().unwrap_or(&self.dma.pool)
     }
 

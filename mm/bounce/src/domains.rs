@@ -29,6 +29,14 @@ impl Domains {
     pub fn join(&self, device: u8, frames: PfnRange) -> Result<(), NoTables> {
         self.get(device).map_or(Ok(()), |domain| domain.map(frames))
     }
+    /// Takes all from the device at once. After an error all that it has must stay out of use.
+    pub fn detach(&self, device: u8) -> Result<(), Unconfirmed> {
+        self.get(device).map_or(Ok(()), DeviceDomain::detach)
+    }
+    /// Lets the device's place have a domain again, with nothing in it.
+    pub fn reattach(&self, device: u8) -> Result<(), NoTables> {
+        self.get(device).map_or(Ok(()), DeviceDomain::reattach)
+    }
     /// Takes `frames` from the device. After an error they must stay out of use.
     pub fn leave(&self, device: u8, frames: PfnRange) -> Result<(), Unconfirmed> {
         self.get(device).map_or(Ok(()), |domain| domain.unmap(frames))

@@ -41,6 +41,8 @@
 //! private before it goes back to the page allocator ([`Dma::set_publisher`]); a transfer changes
 //! nothing.
 //!
+//! A device that is plugged out leaves an empty place ([`Device::detach`], `gone.rs`).
+//!
 //! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that
 //! never grows.
 //!
@@ -70,6 +72,9 @@ mod coherent;
 mod constraint;
 mod device;
 mod domains;
+mod gone;
+#[cfg(test)]
+mod gone_tests;
 mod in_place;
 mod mapping;
 mod original;
@@ -98,6 +103,7 @@ use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 pub use coherent::Coherent;
 pub use constraint::{Alignment, Boundary, Constraint, Transfer};
 pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Worker};
+pub use gone::DetachError;
 pub use in_place::InPlace;
 pub use mapping::DmaMapping;
 pub use original::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};

@@ -356,6 +356,30 @@ impl<S: DmaSource> Pool<S> {
         gone
     }
 
+    /// Makes pages that `device` had last nobody's: it reaches them no more. They are zeroed. Pages
+    /// that are in use stay its own. Returns how many it was.
+    pub fn disown(&self, source: S, device: u8) -> usize {
+        let mut count = 0;
+        for (number, segment) in self.segments() {
+            for (page, owner) in (0..).zip(&segment.owners) {
+                let span = Span { first: page, count: 1 };
+                if owner.load(Ordering::Relaxed) != device || !segment.free.claim(span) {
+                    continue;
+                }
+                // Another may have had the page since: what is read while it is taken is true.
+                if owner.load(Ordering::Relaxed) == device {
+                    let first = segment.first.load(Ordering::Relaxed) + u64::from(page);
+                    source.machine().zero_run(Pfn(first), 1);
+                    owner.store(NOBODY, Ordering::Relaxed);
+                    count += 1;
+                }
+                segment.free.give(span);
+                self.index().note_free(number);
+            }
+        }
+        count
+    }
+
     /// Gives all idle segments back but what start-up asked for. Returns how many pages went.
     pub fn shrink(&self, means: Means<'_, S>) -> usize {
         self.segments().map(|(_, segment)| self.retire(segment, means)).sum()

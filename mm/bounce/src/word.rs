@@ -86,6 +86,18 @@ impl FreePages {
             }
         }
     }
+    /// Takes these pages where all of them are free.
+    pub fn claim(&self, span: Span) -> bool {
+        let mask = span.mask();
+        let mut free = self.0.load(Ordering::Relaxed);
+        while free & mask == mask {
+            match self.0.compare_exchange_weak(free, free & !mask, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => free = now,
+            }
+        }
+        false
+    }
     /// Gives back pages that [`FreePages::take`] or a part of it gave out.
     pub fn give(&self, span: Span) {
         let before = self.0.fetch_or(span.mask(), Ordering::SeqCst);

@@ -34,6 +34,6 @@ mod ring;
 
 pub use memory::{NoRings, install};
 pub use queue::{Broken, Chain, Completion, Full, MAX_DESCRIPTORS, MAX_PARTS, Part, PartMemory, Queue};
-pub use reset::{DeviceReset, reset};
+pub use reset::{DeviceReset, PowerSlot, reset, unplugged};
 pub use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 pub use virtio_drivers::{Error as TransportError, PhysAddr as RingAddr, Result as TransportResult};

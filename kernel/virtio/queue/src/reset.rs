@@ -1,9 +1,10 @@
 //! When a device lets go of memory.
 //!
-//! A device owns what it was lent until it gives it back or confirms a reset: the driver writes 0
-//! to the status and the device shows 0 there once the reset is done (virtio 1.2, 2.4.1 and
-//! 4.1.4.3.1). Only [`reset`] makes a [`DeviceReset`], and only with one does a
-//! [`Queue`](crate::Queue) free what its device has. Linux' nearest relative is `vp_reset` in
+//! A device owns what it was lent until it gives it back, confirms a reset, or is cut off. It
+//! confirms a reset when the driver writes 0 to the status and the device shows 0 there (virtio
+//! 1.2, 2.4.1 and 4.1.4.3.1); it is cut off when its slot is empty or has no power. Only [`reset`]
+//! and [`unplugged`] make a [`DeviceReset`], and only with one does a [`Queue`](crate::Queue) free
+//! what its device has. Linux' nearest relative is `vp_reset` in
 //! drivers/virtio/virtio_pci_modern.c, which waits for ever.
 
 use virtio_drivers::transport::{DeviceStatus, Transport};
@@ -12,7 +13,14 @@ use virtio_drivers::transport::{DeviceStatus, Transport};
 /// leaves the guest.
 const RESET_LOOKS: usize = 100_000;
 
-/// Proof that a device has confirmed a reset: it uses no memory until it is set up again.
+/// What a device is plugged into.
+pub trait PowerSlot {
+    /// Whether nothing in it reaches memory: it is empty, or has no power.
+    fn is_off(&self) -> bool;
+}
+
+/// Proof that a device has confirmed a reset, or is cut off: it uses no memory until it is set up
+/// again.
 #[derive(Debug)]
 pub struct DeviceReset(());
 
@@ -27,4 +35,9 @@ pub fn reset<T: Transport>(transport: &mut T) -> Option<DeviceReset> {
         transport.get_status().is_empty()
     });
     confirmed.then_some(DeviceReset(()))
+}
+
+/// The proof that the slot gives; `None` while the device in it has power.
+pub fn unplugged(slot: &dyn PowerSlot) -> Option<DeviceReset> {
+    slot.is_off().then_some(DeviceReset(()))
 }

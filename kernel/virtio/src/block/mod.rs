@@ -29,6 +29,9 @@
 //!
 //! **Flushes** that would find nothing to do are not sent: see `write_cache.rs`.
 //!
+//! **Unplugging.** A disk that leaves its slot fails all requests at once, those of tasks that are
+//! not to be killed too ([`VirtioBlock::remove`]).
+//!
 //! **Lies.** A device that gives back what it does not have is reset and stays out of use: see
 //! `link.rs`.
 
@@ -41,13 +44,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, HeldFrames, MAX_RUNS, Original, OriginalMut};
 use freehold_machine::PAGE_SIZE;
-use freehold_virtqueue::{PartMemory, Transport};
+use freehold_virtqueue::{PartMemory, PowerSlot, Transport};
 use requests::{Buffer, Requests, SPARE, Segments, Wakes};
 use spin::Mutex;
 
 use crate::platform::{Sleep, Wait, Waited};
 use crate::transport::{Features, negotiate, read_consistent};
-use crate::{BlockDevice, BlockError, SECTOR_SIZE, SetupError};
+use crate::{BlockDevice, BlockError, Failed, SECTOR_SIZE, SetupError};
 
 /// Requests that may be with the device at once.
 pub const DEPTH: usize = 16;
@@ -172,6 +175,20 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
             has_cache: features.contains(Features::BLOCK_FLUSH),
             timeout_ms: AtomicU32::new(TIMEOUT_MS),
         })
+    }
+
+    /// The disk leaves its slot: each request fails from now on, those that are with the device
+    /// too. Later calls do nothing.
+    ///
+    /// # Errors
+    /// [`Failed`]: it does not confirm a reset and its slot has power. Nothing has changed.
+    pub fn remove(&self, slot: &dyn PowerSlot) -> Result<(), Failed> {
+        self.with(|requests| requests.remove(slot))
+    }
+
+    /// Whether the disk has left its slot, and no task has its memory any more, or takes some.
+    pub fn is_quiet(&self) -> bool {
+        self.with(|requests| requests.is_quiet())
     }
 
     /// Calls `f` with the lock held; wakes the tasks that `f` says after it is released.

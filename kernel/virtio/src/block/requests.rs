@@ -17,20 +17,25 @@
 //! protocol. If the place of the request before were used again, the device's late status for that
 //! one would be taken for this one's.
 //!
+//! **The end.** A device that leaves its slot ([`Requests::remove`]) has nothing any more: requests
+//! fail, the spare buffer goes, and all tasks are woken. A task gets no place after that, and takes
+//! memory with a place only, so once all places are free ([`Requests::is_quiet`]) no task has
+//! memory of the device, or will have.
+//!
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{Ordering, fence};
 
 use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
-use freehold_virtqueue::{Chain, DeviceReset, Part, PartMemory, Queue, Transport};
+use freehold_virtqueue::{Chain, DeviceReset, Part, PartMemory, PowerSlot, Queue, Transport};
 
 use super::write_cache::WriteCache;
 use super::{DEPTH, HEADER, LAST_STATUS, NO_STATUS, RING, RequestKind, STATUS};
 use freehold_machine::PAGE_SIZE;
 
 use crate::link::{Lent, Link, Why};
-use crate::{BlockError, SECTOR_SIZE, SetupError};
+use crate::{BlockError, Failed, SECTOR_SIZE, SetupError};
 
 const _: () = assert!(DEPTH <= u16::BITS as usize, "a bit for each place");
 
@@ -145,8 +150,9 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     answers: u64,
     /// It has answered nothing for the length of a time-out.
     is_silent: bool,
-    /// Taken at start-up and kept, so that a request needs no memory that others have.
-    spare: Arc<DmaMapping<S>>,
+    /// Taken at start-up and kept, so that a request needs no memory that others have. `None`: the
+    /// device has left its slot.
+    spare: Option<Arc<DmaMapping<S>>>,
     /// How much of it the device takes in one request.
     spare_length: usize,
     /// Tasks that have a place and wait for memory.
@@ -174,7 +180,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             answers: 0,
             is_silent: false,
             spare_length: segments.fit(&spare),
-            spare,
+            spare: Some(spare),
             starving: 0,
             wakes: Wakes::default(),
         })
@@ -239,7 +245,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// The task is done with its place, unless the device still has its request.
     pub fn release(&mut self, number: usize) {
-        if matches!(self.states[number], RequestState::Held | RequestState::Done(..)) {
+        let is_back = matches!(self.states[number], RequestState::Held | RequestState::Done(..));
+        if is_back || self.spare.is_none() {
             self.states[number] = RequestState::Free;
             self.grant();
         }
@@ -286,13 +293,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     pub fn idle_spare(&mut self, length: usize) -> Option<Buffer<S>> {
         // Clones are made here only, and let go of without a lock: one that is seen is being used
         // or was just used.
-        if Arc::strong_count(&self.spare) > 1 {
+        let spare = self.spare.as_ref()?;
+        if Arc::strong_count(spare) > 1 {
             return None;
         }
         // Whoever let go of the last one is done with the bytes.
         fence(Ordering::Acquire);
-        self.spare.begin_again();
-        Some(Buffer { memory: self.spare.clone().into(), length: length.min(self.spare_length) })
+        spare.begin_again();
+        Some(Buffer { memory: spare.clone().into(), length: length.min(self.spare_length) })
     }
 
     /// Whether the device can be sent requests.
@@ -425,6 +433,22 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             log::error!("{}: the device does not answer: requests fail until it does", self.name);
         }
         false
+    }
+
+    /// The device leaves its slot: its requests fail, and all tasks are woken for that. See
+    /// [`VirtioBlock::remove`](super::VirtioBlock::remove).
+    pub fn remove(&mut self, slot: &dyn PowerSlot) -> Result<(), Failed> {
+        self.link.remove(slot)?;
+        self.spare = None;
+        let abandoned = self.states.iter_mut().filter(|state| **state == RequestState::Abandoned);
+        abandoned.for_each(|state| *state = RequestState::Free);
+        self.wakes.all = true;
+        Ok(())
+    }
+
+    /// Whether the device has left its slot, and no task has a place: none takes memory any more.
+    pub fn is_quiet(&self) -> bool {
+        self.spare.is_none() && self.free() == DEPTH
     }
 
     fn fail(&mut self) {

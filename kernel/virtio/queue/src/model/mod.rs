@@ -144,6 +144,20 @@ pub fn limited_device(quota: usize) -> Device<HostMemory> {
         .expect("the first device")
 }
 
+/// Two devices that share `cap` bytes of slots.
+///
+/// # Panics
+/// Never: they are the first devices of a new DMA API.
+pub fn devices_sharing(cap: usize) -> [Device<HostMemory>; 2] {
+    device();
+    let dma = Box::leak(Box::new(Dma::new()));
+    dma.start(HostMemory, Limits { slabs: 0, cap, ..Limits::default() });
+    ["one", "two"].map(|name| {
+        let rules = DeviceRules { name, reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: None };
+        dma.attach(rules).expect("the first devices")
+    })
+}
+
 /// A device of its own behind a domain with windows, and what it reaches.
 ///
 /// # Panics

@@ -1,0 +1,91 @@
+//! Devices that go, and others that come in their places.
+//!
+//! A place is a slot that devices are plugged into and out of. Its account, and its domain behind
+//! an IOMMU, are made once; while the slot is empty the account is *detached*: it holds nothing, no
+//! page is its own, its domain has no tables, and no list names it. What it counts goes on with the
+//! next device. (Linux makes and frees a device's record each time; a device there that goes while
+//! it holds memory is a driver's bug, which `CONFIG_DMA_API_DEBUG` tells of.)
+//!
+//! **Protocol.** The caller has seen to it that nobody takes memory for the device any more: the
+//! driver has given up, and no task is in it. So what the device holds only falls, and once it is
+//! nothing, it stays so. First the domain goes, and with it all that the device reached; then the
+//! pages that it had last are zeroed and are nobody's, so that neither another device nor the next
+//! one in the same place sees them. Pages that others take meanwhile are theirs: they were handed
+//! over as ever, and a page is looked at again while it is taken.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use freehold_machine::Unconfirmed;
+
+use crate::runs::FrameRuns;
+use crate::{Device, DmaError, DmaSource};
+
+/// Why the account of a device that is gone stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DetachError {
+    /// So many bytes are held: by a task that is about to let go of them, or for ever.
+    Held(usize),
+    /// The IOMMU does not confirm that the device reaches nothing: its pages stay its own.
+    Unconfirmed,
+}
+
+impl fmt::Display for DetachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Held(bytes) => write!(f, "it holds {bytes} bytes"),
+            Self::Unconfirmed => f.write_str("the IOMMU does not answer"),
+        }
+    }
+}
+
+impl core::error::Error for DetachError {}
+
+impl From<Unconfirmed> for DetachError {
+    fn from(_: Unconfirmed) -> Self {
+        Self::Unconfirmed
+    }
+}
+
+impl<S: DmaSource> Device<S> {
+    /// The device is gone, and nobody takes memory for it any more: its pages become nobody's, its
+    /// domain's tables go. Until [`Device::reattach`] no list has it. Later calls do nothing.
+    ///
+    /// # Errors
+    /// [`DetachError`]; after [`DetachError::Held`] it may be tried again.
+    pub fn detach(self) -> Result<(), DetachError> {
+        let account = self.account();
+        if self.is_detached() {
+            return Ok(());
+        }
+        match self.held() {
+            0 => {}
+            held => return Err(DetachError::Held(held)),
+        }
+        self.dma().domains().detach(self.number())?;
+        while let Some(page) = account.cells.remove_idle() {
+            self.give_pages(&FrameRuns::one(page));
+        }
+        self.pool().disown(self.dma().source(), self.number());
+        account.is_detached.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Another device is in the place of the one that went.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfMemory`]: no tables for its domain. The place stays empty.
+    pub fn reattach(self) -> Result<(), DmaError> {
+        if !self.is_detached() {
+            return Ok(());
+        }
+        self.dma().domains().reattach(self.number()).map_err(|_| DmaError::OutOfMemory)?;
+        self.account().is_detached.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether no device is in its place.
+    pub fn is_detached(self) -> bool {
+        self.account().is_detached.load(Ordering::Acquire)
+    }
+}
