@@ -190,6 +190,19 @@ fn many() {
     conforms("many");
 }
 
+/// What Linux refuses and with which errno, and what tells of a change, where other suites found a
+/// difference.
+#[test]
+fn refusals() {
+    conforms("refusals");
+}
+
+/// Settings below /proc/sys that root writes, by what they change.
+#[test]
+fn settings() {
+    conforms_with("settings", &["-m", "512M"], &[], &[]);
+}
+
 #[test]
 fn inotify() {
     conforms("inotify");

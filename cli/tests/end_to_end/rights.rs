@@ -10,6 +10,12 @@ fn rights() {
     conforms("rights");
 }
 
+/// The bounding set, ambient capabilities, secure bits, and what a program begins with.
+#[test]
+fn capabilities() {
+    conforms("capabilities");
+}
+
 /// What owns another to any depth goes without recursion.
 #[test]
 fn drops() {

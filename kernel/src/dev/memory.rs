@@ -74,6 +74,11 @@ impl File for MemoryFile {
         Seekable::Offset
     }
 
+    // Linux' random numbers can be waited for, since there a machine may have none at first.
+    fn is_always_ready(&self) -> bool {
+        self.kind != DeviceKind::Random
+    }
+
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         match self.kind {
             DeviceKind::Null => Ok(0),

@@ -20,7 +20,8 @@ enum Take {
     One,
 }
 
-/// The largest value: one less than all ones, which the interface keeps for itself.
+/// The largest value that a program writes. The one above is left for the kernel's own events,
+/// which wait for nobody: a counter that has it has overflowed, which poll calls an error.
 const MOST: u64 = u64::MAX - 1;
 
 /// An event counter, opened.
@@ -71,6 +72,14 @@ impl EventFile {
         Some(())
     }
 
+    fn count_event(&self) {
+        {
+            let mut count = self.count.lock();
+            *count = count.saturating_add(1);
+        }
+        self.changed.wake_all();
+    }
+
     fn wait_for<T>(&self, blocking: Blocking, attempt: impl FnMut() -> Option<T>) -> Result<T> {
         let done = blocking.until(&self.changed, attempt)?;
         self.changed.wake_all();
@@ -110,6 +119,7 @@ impl File for EventFile {
         let count = *self.count.lock();
         let mut ready = Ready::empty();
         ready.set(Ready::IN, count > 0);
+        ready.set(Ready::ERR, count > MOST);
         ready.set(Ready::OUT, count < MOST);
         ready
     }
@@ -147,11 +157,11 @@ pub fn checked(file: Arc<OpenFile>) -> Result<Arc<OpenFile>> {
     if file.file().downcast::<EventFile>().is_some() { Ok(file) } else { Err(Errno::EINVAL) }
 }
 
-/// Count one event in `file`, which was [`checked`]. A counter that is full stays full.
+/// Count one event in `file`, which was [`checked`]. A counter that is full overflows, and stays so
+/// until it is read.
 pub fn count(file: &OpenFile) {
     if let Some(counter) = file.file().downcast::<EventFile>() {
-        let _is_full = counter.try_add(1).is_none();
-        counter.changed.wake_all();
+        counter.count_event();
     }
 }
 
@@ -193,5 +203,17 @@ mod tests {
         assert_eq!(write(&file, 1), Err(Errno::EAGAIN));
         assert_eq!(file.poll(None), Ready::IN);
         assert_eq!(file.write_at(0, &mut SliceSource::new(b"short"), Blocking::Never), Err(Errno::EINVAL));
+    }
+
+    /// The kernel's own events overflow it, to be seen by poll until it is read.
+    #[test]
+    fn events_of_the_kernel_overflow() {
+        let file = EventFile::new(0, Take::All);
+        write(&file, MOST).unwrap();
+        file.count_event();
+        file.count_event();
+        assert_eq!(file.poll(None), Ready::IN | Ready::ERR);
+        assert_eq!(read(&file), Ok(u64::MAX));
+        assert_eq!(file.poll(None), Ready::OUT);
     }
 }

@@ -149,6 +149,10 @@ pub trait File: Any + Send + Sync {
     fn changes_readiness(&self) -> bool {
         false
     }
+    /// Whether a device is always ready, so that epoll does not watch it.
+    fn is_always_ready(&self) -> bool {
+        false
+    }
     /// Device control.
     fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
         Err(Errno::ENOTTY)

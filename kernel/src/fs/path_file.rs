@@ -20,4 +20,8 @@ impl File for PathFile {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
     }
+
+    fn is_always_ready(&self) -> bool {
+        true
+    }
 }

@@ -1,5 +1,7 @@
 //! What memory is used for, in numbers.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 
@@ -9,6 +11,7 @@ use crate::hw::PAGE;
 use crate::hw::heap;
 use crate::hw::thread::STACK_PAGES;
 use crate::sched::thread;
+use crate::{Errno, Result};
 
 /// Frames by use, at one moment (each figure exact, their sum only when nothing moves).
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,10 +56,33 @@ pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
 
+/// Whether a program is refused at once what no memory could ever back (vm.overcommit_memory).
+static ASKS: AtomicBool = AtomicBool::new(true);
+
 /// There is other memory or swap to be had at most than before: what no program can ever use is
-/// refused it at once.
+/// refused it at once, unless all that is asked for is promised.
 pub fn ceiling_changed() {
-    commons().set_commit_limit(hotplug::ceiling() + commons().swap().usage().slots * PAGE);
+    let there_can_be = hotplug::ceiling() + commons().swap().usage().slots * PAGE;
+    commons().set_commit_limit(if ASKS.load(Ordering::Relaxed) { there_can_be } else { u64::MAX });
+}
+
+/// 0 where a program is refused at once what no memory could ever back, 1 where all is promised.
+pub fn overcommit() -> u64 {
+    u64::from(!ASKS.load(Ordering::Relaxed))
+}
+
+/// Changes [`overcommit`].
+///
+/// # Errors
+/// `EOPNOTSUPP` for 2: what was promised to all programs together is not counted. `EINVAL`.
+pub fn set_overcommit(mode: u64) -> Result<()> {
+    match mode {
+        0 | 1 => ASKS.store(mode == 0, Ordering::Relaxed),
+        2 => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    }
+    ceiling_changed();
+    Ok(())
 }
 
 /// Pages that there will be at most at a time, in memory and in swap areas.

@@ -55,7 +55,10 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
 /// Run `f` on the socket behind a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
     let file = task::with_current(|task| task.process().file(fd))?;
-    let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?;
+    let Some(socket) = file.file().downcast::<SocketFile>() else {
+        file.check_not_path()?;
+        return Err(Errno::ENOTSOCK);
+    };
     f(&file, socket)
 }
 

@@ -1,9 +1,11 @@
 //! Capabilities: what a process may do beside what its user may (capabilities(7)).
 //!
-//! Three sets, changed in three ways: by capset, which only takes away or brings back what is
+//! Five sets, changed in four ways: by capset, which only takes away or brings back what is
 //! permitted; by a change of user, where who stops being user 0 loses them, or keeps what is
-//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets all. There are no ambient ones, none
-//! in files, no bounding set that shrinks, and no securebits.
+//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets what the bounding set leaves and
+//! others keep what is ambient; by prctl, which takes away from the bounding set, changes the
+//! ambient one, and sets the bits that say what user 0 means. There are none in files. Linux'
+//! nearest relative is security/commoncap.c.
 
 use super::credentials::Credentials;
 use crate::{Errno, Result};
@@ -20,6 +22,8 @@ pub enum Capability {
     SetGid = 6,
     /// Any user.
     SetUid = 7,
+    /// The bounding set and the secure bits changed.
+    SetPcap = 8,
     /// Ports below 1024.
     NetBindService = 10,
     /// Network devices, addresses and routes set.
@@ -65,16 +69,91 @@ pub struct Capabilities {
     pub permitted: u64,
     /// What execve may keep.
     pub inheritable: u64,
+    /// What execve may give to user 0, and what may become inheritable. It only shrinks.
+    pub bounding: u64,
+    /// What execve keeps for a program without rights of its own: permitted and inheritable ones.
+    pub ambient: u64,
+    /// What user 0 means.
+    pub secure: SecureBits,
+}
+
+/// Whether user 0 has capabilities, and whether they follow the user (PR_SET_SECUREBITS). Each bit
+/// has a lock in the bit above it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SecureBits(pub u32);
+
+impl SecureBits {
+    /// User 0 gets nothing by execve.
+    pub const NO_ROOT: Self = Self(1);
+    /// A change of user changes no set.
+    pub const NO_SETUID_FIXUP: Self = Self(1 << 2);
+    /// Who stops being user 0 keeps what is permitted, until execve.
+    pub const KEEP_CAPS: Self = Self(1 << 4);
+    /// No capability becomes ambient.
+    pub const NO_AMBIENT_RAISE: Self = Self(1 << 6);
+    /// The locks of all.
+    pub const LOCKS: Self = Self(0xaa);
+
+    /// Whether all of `bits` are set.
+    pub const fn has(self, bits: Self) -> bool {
+        self.0 & bits.0 == bits.0
+    }
+
+    /// Whether the bits of `bits` are locked.
+    pub const fn locks(self, bits: Self) -> bool {
+        self.0 & Self::LOCKS.0 & bits.0 << 1 != 0
+    }
+
+    /// These, with or without `bits`.
+    pub const fn with(self, bits: Self, there: Presence) -> Self {
+        match there {
+            Presence::Set => Self(self.0 | bits.0),
+            Presence::Clear => Self(self.0 & !bits.0),
+        }
+    }
+
+    /// Changes them to `new`.
+    ///
+    /// # Errors
+    /// `EPERM` for bits that do not exist, a lock that would go, or a locked bit that would change.
+    pub fn change(self, new: Self) -> Result<Self> {
+        let locks = self.0 & Self::LOCKS.0;
+        let changed = (self.0 ^ new.0) & locks >> 1;
+        if new.0 & !0xff != 0 || locks & !new.0 != 0 || changed != 0 { Err(Errno::EPERM) } else { Ok(new) }
+    }
+}
+
+/// Whether a bit is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// It is.
+    Set,
+    /// It is not.
+    Clear,
+}
+
+/// Whether execve may give capabilities that were not permitted before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Gains {
+    /// It may.
+    Allowed,
+    /// The process has no_new_privs or a tracer.
+    Refused,
 }
 
 impl Default for Capabilities {
-    /// User 0's.
     fn default() -> Self {
-        Self { effective: ALL, permitted: ALL, inheritable: 0 }
+        Self::WHOLE
     }
 }
 
 impl Capabilities {
+    /// All of them: user 0's, and those of who enters a user namespace.
+    pub const WHOLE: Self = Self { effective: ALL, permitted: ALL, ..Self::NONE };
+    /// No effective one, and none that can become that but by execve.
+    pub const NONE: Self =
+        Self { effective: 0, permitted: 0, inheritable: 0, bounding: ALL, ambient: 0, secure: SecureBits(0) };
+
     /// Whether it is effective.
     pub const fn has(self, capability: Capability) -> bool {
         self.effective & 1 << capability as u8 != 0
@@ -91,9 +170,15 @@ impl Capabilities {
         // User 0 is that of their namespace, which no id is where it has no mapping.
         let root = new.user_ns.root();
         let is_root = |id: u32| root == Some(id);
+        if sets.secure.has(SecureBits::NO_SETUID_FIXUP) {
+            return sets;
+        }
         let was_root = [old.uid, old.euid, old.suid].into_iter().any(is_root);
-        if was_root && !old.keeps_capabilities && ![new.uid, new.euid, new.suid].into_iter().any(is_root) {
-            (sets.permitted, sets.effective) = (0, 0);
+        if was_root && ![new.uid, new.euid, new.suid].into_iter().any(is_root) {
+            sets.ambient = 0;
+            if !sets.secure.has(SecureBits::KEEP_CAPS) {
+                (sets.permitted, sets.effective) = (0, 0);
+            }
         }
         match (is_root(old.euid), is_root(new.euid)) {
             (true, false) => sets.effective = 0,
@@ -107,26 +192,54 @@ impl Capabilities {
         sets
     }
 
-    /// What a program begins with that `credentials` run.
-    pub(super) fn after_exec(credentials: &Credentials) -> Self {
+    /// What a program begins with that `credentials` run, which had its sets before (Linux:
+    /// `cap_bprm_creds_from_file`).
+    pub(super) fn after_exec(credentials: &Credentials, gains: Gains) -> Self {
+        let mut sets = credentials.capabilities;
         let user = credentials.user_ns.root();
-        let root = |id: u32| if user == Some(id) { ALL } else { 0 };
-        let permitted = root(credentials.uid) | root(credentials.euid);
-        Self {
-            effective: root(credentials.euid),
-            permitted,
-            inheritable: credentials.capabilities.inheritable,
+        let root = |id: u32| user == Some(id) && !sets.secure.has(SecureBits::NO_ROOT);
+        let all = sets.bounding | sets.inheritable;
+        let mut permitted = if root(credentials.uid) || root(credentials.euid) { all } else { 0 };
+        let is_effective = root(credentials.euid);
+        if gains == Gains::Refused {
+            permitted &= sets.permitted;
         }
+        if credentials.uid != credentials.euid || credentials.gid != credentials.egid {
+            sets.ambient = 0;
+        }
+        sets.permitted = permitted | sets.ambient;
+        sets.effective = if is_effective { sets.permitted } else { sets.ambient };
+        sets.secure = sets.secure.with(SecureBits::KEEP_CAPS, Presence::Clear);
+        sets
     }
 
-    /// The sets that a program asked for.
+    /// The sets that a program asked for: of `new` the effective, permitted and inheritable one.
     ///
     /// # Errors
-    /// `EPERM` for what was not permitted before.
+    /// `EPERM` for what was not permitted before; for what could not be inherited before, but with
+    /// CAP_SETPCAP up to the bounding set.
     pub fn ask(self, new: Self) -> Result<Self> {
         let gained = new.permitted & !self.permitted | new.effective & !new.permitted;
-        let inherited = new.inheritable & !(self.inheritable | self.permitted);
-        if gained | inherited != 0 { Err(Errno::EPERM) } else { Ok(new) }
+        let capped = if self.has(Capability::SetPcap) { ALL } else { self.inheritable | self.permitted };
+        let inherited = new.inheritable & !(capped & (self.inheritable | self.bounding));
+        if gained | inherited != 0 {
+            return Err(Errno::EPERM);
+        }
+        let ambient = self.ambient & new.permitted & new.inheritable;
+        Ok(Self { bounding: self.bounding, secure: self.secure, ambient, ..new })
+    }
+
+    /// Makes capability `number` ambient.
+    ///
+    /// # Errors
+    /// `EPERM` for one that is not both permitted and inheritable, or where none may become that.
+    pub fn raise_ambient(self, number: u32) -> Result<Self> {
+        let bit = 1 << number;
+        let refused = self.secure.has(SecureBits::NO_AMBIENT_RAISE);
+        if refused || self.permitted & self.inheritable & bit == 0 {
+            return Err(Errno::EPERM);
+        }
+        Ok(Self { ambient: self.ambient | bit, ..self })
     }
 }
 
@@ -164,7 +277,7 @@ mod tests {
     fn dropped_ones_stay_dropped() {
         let lock = 1u64 << Capability::IpcLock as u8;
         let all = Capabilities::default();
-        let less = all.ask(Capabilities { effective: ALL & !lock, permitted: ALL & !lock, inheritable: 0 });
+        let less = all.ask(Capabilities { effective: ALL & !lock, permitted: ALL & !lock, ..all });
         let less = less.unwrap();
         assert!(!less.has(Capability::IpcLock) && less.has(Capability::SysAdmin));
         assert_eq!(less.ask(all), Err(Errno::EPERM));
@@ -177,7 +290,59 @@ mod tests {
         );
         let mut root = ids(0, 0, 0);
         root.capabilities = less;
-        assert_eq!(Capabilities::after_exec(&root), all);
-        assert_eq!(Capabilities::after_exec(&ids(1000, 1000, 1000)).permitted, 0);
+        assert_eq!(Capabilities::after_exec(&root, Gains::Allowed), all);
+        assert_eq!(Capabilities::after_exec(&root, Gains::Refused), less);
+        assert_eq!(Capabilities::after_exec(&ids(1000, 1000, 1000), Gains::Allowed).permitted, 0);
+    }
+
+    /// What the bounding set has lost comes back by no execve; what is inheritable does.
+    #[test]
+    fn the_bounding_set_bounds() {
+        let lock = 1u64 << Capability::IpcLock as u8;
+        let mut root = ids(0, 0, 0);
+        root.capabilities.bounding &= !lock;
+        assert_eq!(Capabilities::after_exec(&root, Gains::Allowed).effective, ALL & !lock);
+        let inherits = Capabilities { inheritable: lock, ..root.capabilities };
+        assert_eq!(root.capabilities.ask(inherits), Err(Errno::EPERM));
+        root.capabilities.inheritable = lock;
+        assert_eq!(Capabilities::after_exec(&root, Gains::Allowed).effective, ALL);
+    }
+
+    /// What is ambient survives execve of a user, and ends with what it rests on, and where user 0
+    /// becomes a user.
+    #[test]
+    fn ambient_ones_are_kept() {
+        let lock = 1u64 << Capability::IpcLock as u8;
+        let mut user = ids(1000, 1000, 1000);
+        let held = Capabilities { permitted: lock, inheritable: lock, ..Capabilities::NONE };
+        user.capabilities = held.raise_ambient(Capability::IpcLock as u32).unwrap();
+        assert_eq!(held.raise_ambient(Capability::Kill as u32), Err(Errno::EPERM));
+        let after = Capabilities::after_exec(&user, Gains::Refused);
+        assert_eq!((after.effective, after.permitted, after.ambient), (lock, lock, lock));
+        let set_id = Credentials { euid: 1001, ..user.clone() };
+        assert_eq!(Capabilities::after_exec(&set_id, Gains::Allowed).permitted, 0);
+        let nothing = Capabilities { inheritable: 0, ..user.capabilities };
+        assert_eq!(user.capabilities.ask(nothing).unwrap().ambient, 0);
+        let mut root = ids(0, 0, 0);
+        root.capabilities.ambient = lock;
+        root.capabilities.secure = SecureBits::KEEP_CAPS;
+        let kept = change(&root, ids(1000, 1000, 1000)).capabilities;
+        assert_eq!((kept.permitted, kept.ambient), (ALL, 0));
+    }
+
+    /// A bit that is locked stays as it is, and so does its lock.
+    #[test]
+    fn locked_secure_bits_stay() {
+        let locked = SecureBits::default().change(SecureBits(0b11)).unwrap();
+        for bad in [SecureBits(0b10), SecureBits(0b01), SecureBits(0), SecureBits(0x100)] {
+            assert_eq!(locked.change(bad), Err(Errno::EPERM));
+        }
+        assert_eq!(locked.change(SecureBits(0b111)), Ok(SecureBits(0b111)));
+        assert!(locked.locks(SecureBits::NO_ROOT) && !locked.locks(SecureBits::KEEP_CAPS));
+        let mut root = ids(0, 0, 0);
+        root.capabilities.secure = SecureBits::NO_ROOT;
+        assert_eq!(Capabilities::after_exec(&root, Gains::Allowed).permitted, 0);
+        root.capabilities.secure = SecureBits::NO_SETUID_FIXUP;
+        assert_eq!(change(&root, ids(1000, 1000, 1000)).capabilities.effective, ALL);
     }
 }

@@ -1,7 +1,8 @@
-//! capget and capset.
+//! capget and capset, and what prctl has to say about capabilities.
 
-use super::capabilities::{ALL, Capabilities};
+use super::capabilities::{ALL, Capabilities, Presence, SecureBits};
 use super::credentials::Credentials;
+use super::{Capability, Process};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -27,6 +28,9 @@ pub fn sys_capget(args: &Args) -> Result<i64> {
         Err(Errno::EINVAL) if args[1] == 0 => return Ok(0),
         other => other?,
     };
+    if pid < 0 {
+        return Err(Errno::EINVAL);
+    }
     let process = super::ids::named(pid)?;
     if args[1] == 0 {
         return Ok(0);
@@ -44,10 +48,10 @@ pub fn sys_capget(args: &Args) -> Result<i64> {
 pub fn sys_capset(args: &Args) -> Result<i64> {
     let (words, pid) = header(UserPtr::new(args[0]))?;
     let process = super::current().process().clone();
-    if pid != 0 && pid.unsigned_abs() != process.number() {
+    if pid != 0 && u32::try_from(pid) != Ok(process.number()) {
         return Err(Errno::EPERM);
     }
-    let mut new = Capabilities { effective: 0, permitted: 0, inheritable: 0 };
+    let mut new = Capabilities::NONE;
     for word in 0..words {
         let [effective, permitted, inheritable] = UserPtr::<[u32; 3]>::new(args[1]).add(word).read()?;
         let part = |set: u32| u64::from(set) << (32 * word) & ALL;
@@ -59,4 +63,84 @@ pub fn sys_capset(args: &Args) -> Result<i64> {
     credentials.capabilities = credentials.capabilities.ask(new)?;
     process.change_credentials(credentials);
     Ok(0)
+}
+
+/// The options of prctl that are about capabilities, and those of PR_CAP_AMBIENT.
+pub(super) mod option {
+    pub const GET_KEEPCAPS: i32 = 7;
+    pub const SET_KEEPCAPS: i32 = 8;
+    pub const CAPBSET_READ: i32 = 23;
+    pub const CAPBSET_DROP: i32 = 24;
+    pub const GET_SECUREBITS: i32 = 27;
+    pub const SET_SECUREBITS: i32 = 28;
+    pub const CAP_AMBIENT: i32 = 47;
+    pub const AMBIENT_IS_SET: u64 = 1;
+    pub const AMBIENT_RAISE: u64 = 2;
+    pub const AMBIENT_LOWER: u64 = 3;
+    pub const AMBIENT_CLEAR_ALL: u64 = 4;
+}
+
+/// The number of a capability.
+///
+/// # Errors
+/// `EINVAL` for one that there is not.
+fn number(argument: u64) -> Result<u32> {
+    u32::try_from(argument).ok().filter(|&number| number < ALL.count_ones()).ok_or(Errno::EINVAL)
+}
+
+/// Gives a process other sets.
+fn replace(process: &Process, capabilities: Capabilities) {
+    let own = Credentials::clone(&process.credentials());
+    process.change_credentials(Credentials { capabilities, ..own });
+}
+
+/// prctl(option, ...) for one of [`option`].
+///
+/// # Errors
+/// As in the manual.
+pub(super) fn prctl_sets(args: &Args) -> Result<i64> {
+    use option::*;
+    let process = super::current().process().clone();
+    let sets = process.credentials().capabilities;
+    let new = match args.int(0) {
+        GET_KEEPCAPS => return Ok(sets.secure.has(SecureBits::KEEP_CAPS).into()),
+        GET_SECUREBITS => return Ok(sets.secure.0.into()),
+        CAPBSET_READ => return Ok((sets.bounding >> number(args[1])? & 1) as i64),
+        CAP_AMBIENT if args[1] == AMBIENT_IS_SET => {
+            return Ok((sets.ambient >> ambient_number(args)? & 1) as i64);
+        }
+        SET_KEEPCAPS if args[1] > 1 => return Err(Errno::EINVAL),
+        SET_KEEPCAPS if sets.secure.locks(SecureBits::KEEP_CAPS) => return Err(Errno::EPERM),
+        SET_KEEPCAPS => {
+            let there = if args[1] == 1 { Presence::Set } else { Presence::Clear };
+            Capabilities { secure: sets.secure.with(SecureBits::KEEP_CAPS, there), ..sets }
+        }
+        CAP_AMBIENT => ambient(sets, args)?,
+        // What is left needs the right to.
+        _ if !sets.has(Capability::SetPcap) => return Err(Errno::EPERM),
+        CAPBSET_DROP => Capabilities { bounding: sets.bounding & !(1 << number(args[1])?), ..sets },
+        SET_SECUREBITS => {
+            let asked = u32::try_from(args[1]).map_err(|_| Errno::EPERM)?;
+            Capabilities { secure: sets.secure.change(SecureBits(asked))?, ..sets }
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    replace(&process, new);
+    Ok(0)
+}
+
+/// The capability that PR_CAP_AMBIENT names.
+fn ambient_number(args: &Args) -> Result<u32> {
+    if args[3] | args[4] != 0 { Err(Errno::EINVAL) } else { number(args[2]) }
+}
+
+/// The sets after PR_CAP_AMBIENT, which changes them.
+fn ambient(sets: Capabilities, args: &Args) -> Result<Capabilities> {
+    use option::*;
+    match args[1] {
+        AMBIENT_CLEAR_ALL if args[2] | args[3] | args[4] == 0 => Ok(Capabilities { ambient: 0, ..sets }),
+        AMBIENT_RAISE => sets.raise_ambient(ambient_number(args)?),
+        AMBIENT_LOWER => Ok(Capabilities { ambient: sets.ambient & !(1 << ambient_number(args)?), ..sets }),
+        _ => Err(Errno::EINVAL),
+    }
 }

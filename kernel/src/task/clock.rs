@@ -37,7 +37,8 @@ impl Clock {
             MONOTONIC | 4 | 6 | 7 | 9 => Self::Monotonic,
             PROCESS_CPU => Self::Process(current().process().pid),
             THREAD_CPU => Self::Thread(current().tid()),
-            id if id < 0 => {
+            // Of the kinds of CPU time, 3 is none (Linux: CPUCLOCK_MAX).
+            id if id < 0 && id & 3 != 3 => {
                 // A process' or thread's clock: the inverted ID, a thread bit and a kind.
                 let of = !(id >> 3);
                 let of = u32::try_from(of).map_err(|_| Errno::EINVAL)?;

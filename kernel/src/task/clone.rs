@@ -447,7 +447,7 @@ fn check_set_tid(parent: &Task, namespace: &PidNs, wanted: &[Pid]) -> Result<()>
     let mut here = Some(namespace);
     for &number in wanted {
         let Some(at) = here else { return Err(Errno::EINVAL) };
-        if !(1..registry::PID_MAX).contains(&number) || (number != FIRST && !at.has_init()) {
+        if !(1..registry::pid_limit()).contains(&number) || (number != FIRST && !at.has_init()) {
             return Err(Errno::EINVAL);
         }
         let may = |capability| own.may_in(&at.owner(), capability);

@@ -85,8 +85,6 @@ pub struct Credentials {
     pub groups: Groups,
     /// What is allowed beside what the user may, in the user namespace and below.
     pub capabilities: Capabilities,
-    /// Whether who stops being user 0 keeps what is permitted (PR_SET_KEEPCAPS), until execve.
-    pub keeps_capabilities: bool,
     /// The user namespace. All ids here are the kernel's, whatever it maps.
     pub user_ns: UserNs,
 }
@@ -95,8 +93,7 @@ impl Credentials {
     /// Those of a user and a group alone, without supplementary groups; capabilities are root's
     /// only.
     pub fn of_user(uid: u32, gid: u32) -> Self {
-        let none = Capabilities { effective: 0, permitted: 0, inheritable: 0 };
-        let capabilities = if uid == 0 { Capabilities::default() } else { none };
+        let capabilities = if uid == 0 { Capabilities::WHOLE } else { Capabilities::NONE };
         Self {
             uid,
             euid: uid,
@@ -108,7 +105,6 @@ impl Credentials {
             fsgid: gid,
             groups: Groups::default(),
             capabilities,
-            keeps_capabilities: false,
             user_ns: UserNs::INITIAL,
         }
     }

@@ -152,8 +152,6 @@ mod tests {
     use super::super::capabilities::Capabilities;
     use super::*;
 
-    const NONE: Capabilities = Capabilities { effective: 0, permitted: 0, inheritable: 0 };
-
     fn user(id: u32) -> Credentials {
         Credentials {
             uid: id,
@@ -164,7 +162,7 @@ mod tests {
             egid: id,
             sgid: id,
             fsgid: id,
-            capabilities: NONE,
+            capabilities: Capabilities::NONE,
             ..Credentials::default()
         }
     }

@@ -20,6 +20,7 @@
 
 pub mod audit;
 mod leader;
+mod pid_limit;
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -30,6 +31,8 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
+pub use pid_limit::{pid_limit, set_pid_limit};
+
 use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
 use super::process::Process;
 use super::session::Session;
@@ -37,7 +40,7 @@ use super::{Pid, Task, pidns, try_with_current, with_current};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
-/// IDs are below this (/proc/sys/kernel/pid_max).
+/// IDs are below this, whatever /proc/sys/kernel/pid_max says.
 pub const PID_MAX: Pid = 32_768;
 /// After a wrap, IDs begin again here.
 const RESERVED: Pid = 300;
@@ -605,9 +608,9 @@ impl Registry {
 /// The number after `last` that is not taken. After the largest, numbers begin again at
 /// [`RESERVED`].
 fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
-    let mut number = last;
-    for _ in 0..PID_MAX {
-        number = if number + 1 >= PID_MAX { RESERVED } else { number + 1 };
+    let (mut number, limit) = (last, pid_limit());
+    for _ in 0..limit {
+        number = if number + 1 >= limit { RESERVED } else { number + 1 };
         if !is_taken(number) {
             return Ok(number);
         }

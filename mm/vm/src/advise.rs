@@ -179,7 +179,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         if advice.flags().is_some() {
-            self.areas.make_room(2)?;
+            self.make_room(2)?;
         }
         // Holes do not stop the advice, they are only reported (madvise(2)); a refused area does.
         let holes = if self.areas.covers(range.clone()) { Ok(()) } else { Err(VmError::NoMemory) };

@@ -16,7 +16,6 @@ use freehold_tree::{AtomicSlot, Slot, Summary, Tree};
 use crate::VmError;
 use crate::area::Area;
 use crate::request::{AreaFlags, Layout};
-use crate::space::MAX_AREAS;
 
 /// The room that stays free below an area that grows downwards, so that a stack runs into nothing
 /// unseen (Linux: `stack_guard_gap`, 256 pages).
@@ -91,9 +90,10 @@ impl<S: Memory> Areas<S> {
     /// are there, since what is cut to be taken out needs some for a moment.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], also where there would be more than [`MAX_AREAS`].
-    pub(crate) fn make_room(&mut self, more: usize) -> Result<(), VmError> {
-        if self.count() + more > MAX_AREAS {
+    /// [`VmError::NoMemory`], also where there are more than `most`: one more than that is the last
+    /// that is made, as on Linux.
+    pub(crate) fn make_room(&mut self, more: usize, most: usize) -> Result<(), VmError> {
+        if self.count() > most {
             return Err(VmError::NoMemory);
         }
         Ok(self.tree.reserve(2 * more)?)

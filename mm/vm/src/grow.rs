@@ -67,7 +67,7 @@ impl<S: Memory> AddressSpace<S> {
         if !self.areas.is_usable(old_end..new_end) {
             return Err(VmError::NoMemory);
         }
-        self.areas.make_room(1)?;
+        self.make_room(1)?;
         let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT | self.future;
         self.check_lock(pages, flags, limits)?;
         self.areas.add(Area {

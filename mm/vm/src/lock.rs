@@ -125,7 +125,7 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return Ok(range);
         }
-        self.areas.make_room(2)?;
+        self.make_room(2)?;
         let (reached, outcome) = self.reach(range.clone(), |_| Ok(()));
         self.split_borders(&(start..reached))?;
         self.areas.change(start..reached, |area| area.lock_as(flags));

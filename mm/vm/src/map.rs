@@ -17,7 +17,7 @@ use crate::huge::{HugeMode, LARGE};
 use crate::request::{
     AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
-use crate::space::{DataKind, MAX_AREAS};
+use crate::space::DataKind;
 use crate::{AddressSpace, PageCache, Translation, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
@@ -117,7 +117,7 @@ impl<S: Memory> AddressSpace<S> {
             self.check_promise(len)?;
         }
         // One for the area, two for what it may cut in pieces.
-        self.areas.make_room(3)?;
+        self.make_room(3)?;
         if matches!(place, AreaPlace::Fixed(_)) {
             self.unmap_range(range.clone())?;
         }
@@ -294,7 +294,7 @@ impl<S: Memory> AddressSpace<S> {
     fn cut_out(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
         let cuts =
             self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
-        if cuts && self.areas.count() >= MAX_AREAS {
+        if cuts && self.areas.count() >= self.resident.commons.max_areas() {
             return Err(VmError::NoMemory);
         }
         self.areas.make_room_to_cut(range)?;
@@ -338,7 +338,7 @@ impl<S: Memory> AddressSpace<S> {
                 return Err(VmError::Invalid);
             }
         }
-        self.areas.make_room(2)?;
+        self.make_room(2)?;
         let mut data = 0;
         let (end, outcome) = self.reach(range.clone(), |area| {
             self.resident.source().rest();

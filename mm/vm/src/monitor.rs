@@ -183,7 +183,7 @@ impl<S: Memory> AddressSpace<S> {
             self.resident.source().rest();
             area.check_monitor(monitor, modes)?;
         }
-        self.areas.make_room(2)?;
+        self.make_room(2)?;
         self.split_borders(&range)?;
         if !modes.contains(AreaFlags::MONITOR_STORES) {
             let has_less =
@@ -215,7 +215,7 @@ impl<S: Memory> AddressSpace<S> {
                 Err(_) => return Err(VmError::Invalid),
             }
         }
-        self.areas.make_room(2)?;
+        self.make_room(2)?;
         self.split_borders(&range)?;
         self.unwatch_part(&range);
         self.areas.change(range, Area::leave_monitor);

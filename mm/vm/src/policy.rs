@@ -157,7 +157,7 @@ impl<S: Memory> AddressSpace<S> {
         if !fits {
             return Err(VmError::Fault);
         }
-        self.areas.make_room(2)?;
+        self.make_room(2)?;
         self.split_borders(&range)?;
         self.areas.change(range, |area| area.policy = policy);
         Ok(())

@@ -170,7 +170,7 @@ impl<S: Memory> AddressSpace<S> {
         pause: &mut Pause<'_>,
     ) -> Result<VirtAddr, VmError> {
         let Remap { old_len, new_len, place, source, .. } = remap;
-        self.areas.make_room(4)?;
+        self.make_room(4)?;
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
         // That it can be longer was checked, but not that it can be twice.
         let added = match source {

@@ -2,7 +2,7 @@
 
 use alloc::sync::{Arc, Weak};
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, OutOfMemory, PageCache as CacheKind};
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, Tally, VirtAddr};
@@ -25,8 +25,8 @@ use crate::{PageCache, Vdso, VmError};
 /// What a context switch loads: see [`Roots`].
 pub type Translation<S> = Roots<S>;
 
-/// The most areas of one address space (Linux: `vm.max_map_count`).
-pub(crate) const MAX_AREAS: usize = 65_530;
+/// The most areas of one address space, unless set otherwise (Linux: `vm.max_map_count`).
+const DEFAULT_MAX_AREAS: usize = 65_530;
 
 /// What all address spaces of a system share.
 pub struct Commons<S: Memory> {
@@ -42,6 +42,7 @@ pub struct Commons<S: Memory> {
     pub(crate) turns: Turns,
     pub(crate) vdso: spin::Once<Vdso<S>>,
     commit_limit: AtomicU64,
+    max_areas: AtomicUsize,
 }
 
 impl<S: Memory> Commons<S> {
@@ -54,6 +55,7 @@ impl<S: Memory> Commons<S> {
         let (huge, events, spaces) = (HugeControl::new(), Tally::new(), Registry::new());
         let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
         let (vdso, commit_limit) = (spin::Once::new(), AtomicU64::new(u64::MAX));
+        let max_areas = AtomicUsize::new(DEFAULT_MAX_AREAS);
         Ok(Arc::new(Self {
             source,
             kernel,
@@ -66,6 +68,7 @@ impl<S: Memory> Commons<S> {
             turns,
             vdso,
             commit_limit,
+            max_areas,
         }))
     }
     /// From now on areas show these frames for [`Backing::Vdso`](crate::Backing::Vdso); once.
@@ -79,6 +82,14 @@ impl<S: Memory> Commons<S> {
     }
     pub(crate) fn commit_limit(&self) -> u64 {
         self.commit_limit.load(Ordering::Relaxed)
+    }
+    /// The most areas that an address space has; mmap makes one more, as on Linux.
+    pub fn max_areas(&self) -> usize {
+        self.max_areas.load(Ordering::Relaxed)
+    }
+    /// Changes [`max_areas`](Self::max_areas). Areas that are there stay.
+    pub fn set_max_areas(&self, most: usize) {
+        self.max_areas.store(most, Ordering::Relaxed);
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
@@ -168,7 +179,7 @@ impl<S: Memory> AddressSpace<S> {
     /// # Errors
     /// [`VmError::NoMemory`].
     pub fn make_room_for_program(&mut self) -> Result<(), VmError> {
-        self.areas.make_room(USUAL_AREAS)
+        self.make_room(USUAL_AREAS)
     }
     /// What a CPU loads to run in it; kept alive by whoever has it loaded.
     pub const fn translation(&self) -> &Arc<Translation<S>> {
@@ -247,6 +258,12 @@ impl<S: Memory> AddressSpace<S> {
             let _ = attachment.set_handle(handle);
         }
         Ok(attachment)
+    }
+
+    /// See [`Areas::make_room`](crate::areas::Areas::make_room).
+    pub(crate) fn make_room(&mut self, more: usize) -> Result<(), VmError> {
+        let most = self.resident.commons.max_areas();
+        self.areas.make_room(more, most)
     }
 
     pub(crate) fn count_in(&mut self, pages: u64) {

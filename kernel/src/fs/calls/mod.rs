@@ -82,16 +82,21 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
 }
 
 /// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
+///
+/// # Errors
+/// `ENOENT` for an empty text, wherever it leads from; those of `f`, and of the descriptor.
 fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     task::with_current(|task| {
         let process = task.process();
         let root = process.with_fs(FsContext::root);
         let relative;
-        let start = if text.first() == Some(&b'/') {
-            &root
-        } else {
-            relative = start_of(process, dirfd)?;
-            &relative
+        let start = match text.first() {
+            Some(b'/') => &root,
+            None => return Err(Errno::ENOENT),
+            Some(_) => {
+                relative = start_of(process, dirfd)?;
+                &relative
+            }
         };
         task.with_credentials(|credentials| f(&PathWalk::new(&root, start, &credentials.caller())))
     })
@@ -106,7 +111,11 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
 fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     let process = process();
     let root = process.with_fs(FsContext::root);
-    let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
+    let start = match text.first() {
+        Some(b'/') => root.clone(),
+        None => return Err(Errno::ENOENT),
+        Some(_) => start_of(&process, dirfd)?,
+    };
     let credentials = process.credentials();
     let power = if Some(credentials.uid) == credentials.user_ns.root()
         && credentials.capabilities.permits(Capability::DacOverride)

@@ -96,7 +96,9 @@ fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result
     if !namespace.contains(&place.mount) {
         return Err(Errno::EINVAL);
     }
-    place.mount.clone().attach(mount, place)
+    place.mount.clone().attach(mount, place)?;
+    namespace.tell_change();
+    Ok(())
 }
 
 /// MS_REMOUNT: other options of the file system, and other restrictions; with MS_BIND only these.
@@ -118,6 +120,7 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
         place.mount.file_system().configure(options)?;
     }
     place.mount.set_flags(restrictions);
+    process().namespaces().mount.tell_change();
     Ok(())
 }
 
@@ -153,6 +156,7 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
         return Err(error);
     }
     place.mount.clone().attach_reserved(&copy, place);
+    namespace.tell_change();
     Ok(())
 }
 
@@ -167,7 +171,9 @@ fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<(
     if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
         return Err(Errno::ELOOP);
     }
-    from.mount.hand_over(&source.mount, place)
+    from.mount.hand_over(&source.mount, place)?;
+    namespace.tell_change();
+    Ok(())
 }
 
 /// The types of file systems that can be mounted.
@@ -300,6 +306,7 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
         below.mount.detach(&place.mount)?;
     }
     drop(change);
+    namespace.tell_change();
     tell_unmounted(&place.mount);
     Ok(0)
 }
@@ -359,6 +366,7 @@ pub fn sys_pivot_root(args: &Args) -> Result<i64> {
     put_old.mount.clone().attach_reserved(&old.mount, put_old);
     new.mount.take_lock_of(&old.mount);
     drop(change);
+    namespace.tell_change();
     // Linux: `chroot_fs_refs`. A process is asked once; one that comes meanwhile has its maker's
     // place.
     for other in registry::processes() {

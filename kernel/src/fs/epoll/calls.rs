@@ -55,7 +55,7 @@ fn create(flags: OpenFlags) -> Result<i64> {
 }
 
 fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
-    Epoll::of(file).ok_or(Errno::EINVAL)
+    Epoll::of(file).ok_or_else(|| file.check_not_path().err().unwrap_or(Errno::EINVAL))
 }
 
 /// epoll_ctl(epfd, operation, fd, event)
@@ -75,12 +75,17 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
         let table = files.look();
         (table.get(args.fd(0))?.clone(), table.get(fd)?.clone())
     };
-    // Most regular files and all directories are always ready: there is nothing to watch.
+    // Most regular files and all directories are always ready: there is nothing to watch. So are
+    // some devices.
     let always_ready = file.path().is_some()
-        && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory)
-        && Epoll::of(&file).is_none()
-        && !file.file().changes_readiness();
+        && match file.node().kind() {
+            NodeKind::Regular | NodeKind::Directory => {
+                Epoll::of(&file).is_none() && !file.file().changes_readiness()
+            }
+            _ => file.file().is_always_ready(),
+        };
     if always_ready {
+        file.check_not_path()?;
         return Err(Errno::EPERM);
     }
     let epoll = epoll_of(&instance)?;

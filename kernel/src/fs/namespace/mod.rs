@@ -17,6 +17,8 @@
 //! mount's children as they are at that moment. Callers: mount(2) and its like, unshare, clone,
 //! setns. Task context.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods},
@@ -25,7 +27,7 @@ use freehold_collections::{
 use super::context::FsContext;
 use super::mount::{Keep, Mount};
 use super::path::Path;
-use crate::sync::{Mutex, MutexGuard, SpinLock};
+use crate::sync::{Mutex, MutexGuard, SpinLock, WaitQueue};
 use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
 use crate::{Errno, Result, sched};
 
@@ -46,6 +48,9 @@ pub fn change() -> Result<MutexGuard<'static, ()>> {
 pub struct MountNamespace {
     head: NamespaceHead,
     root: SpinLock<Arc<Mount>>,
+    /// How often its mounts have changed, counted before the queue is woken.
+    changes: AtomicU64,
+    changed: Arc<WaitQueue>,
 }
 
 /// Which mounts a copy has.
@@ -60,8 +65,12 @@ pub enum CopyDepth {
 impl MountNamespace {
     /// The initial one, with this root.
     pub fn initial(root: Arc<Mount>) -> Arc<Self> {
-        let head = NamespaceHead::initial(NamespaceKind::Mount);
-        reserve::arc(Self { head, root: SpinLock::new(root) })
+        Self::with_root(NamespaceHead::initial(NamespaceKind::Mount), root)
+    }
+
+    fn with_root(head: NamespaceHead, root: Arc<Mount>) -> Arc<Self> {
+        let changed = reserve::arc(WaitQueue::new());
+        reserve::arc(Self { head, root: SpinLock::new(root), changes: AtomicU64::new(0), changed })
     }
 
     /// A copy for processes whose user namespace is `owner`. The places of `context`, which is
@@ -80,7 +89,7 @@ impl MountNamespace {
                 }
             }
         })?;
-        let new = reserve::arc(Self { head, root: SpinLock::new(copied) });
+        let new = Self::with_root(head, copied);
         if owner != self.head.owner() {
             for mount in new.root().tree()? {
                 mount.lock_for_others();
@@ -106,6 +115,22 @@ impl MountNamespace {
     pub fn set_root(&self, root: Arc<Mount>) {
         let old = core::mem::replace(&mut *self.root.lock(), root);
         drop(old);
+    }
+
+    /// Tells those who watch its mounts that these have changed (Linux: `touch_mnt_namespace`).
+    pub fn tell_change(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.changed.wake_all();
+    }
+
+    /// How often its mounts have changed.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Woken by each change.
+    pub const fn changed(&self) -> &Arc<WaitQueue> {
+        &self.changed
     }
 
     /// Whether the mount hangs in this tree.

@@ -31,13 +31,45 @@ use super::anonymous::AnonymousNode;
 use super::{Blocking, File, Identity, Node, NodeKind, OpenFile, OpenFlags, Ready};
 use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
+use crate::task::Capability;
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
 /// Pages a new pipe may hold: 64 KiB.
 const DEFAULT_PAGES: usize = 16;
-/// The most pages F_SETPIPE_SZ gives (/proc/sys/fs/pipe-max-size's default is 1 MiB).
-const MOST_PAGES: usize = (1 << 20) / PAGE_SIZE;
+/// The most bytes that F_SETPIPE_SZ gives.
+const MOST_BYTES: usize = 1 << 31;
+/// The most pages that it gives to who has not CAP_SYS_RESOURCE (/proc/sys/fs/pipe-max-size, whose
+/// default is 1 MiB); new pipes of theirs have no more.
+static USER_PAGES: AtomicUsize = AtomicUsize::new((1 << 20) / PAGE_SIZE);
+
+/// The pages of a pipe of so many bytes: a power of two, at least one (Linux: `round_pipe_size`).
+///
+/// # Errors
+/// `EINVAL` above 2 GiB.
+fn pages_for(bytes: usize) -> Result<usize> {
+    if bytes > MOST_BYTES { Err(Errno::EINVAL) } else { Ok(bytes.div_ceil(PAGE_SIZE).next_power_of_two()) }
+}
+
+/// Bytes of the largest pipe that a program without CAP_SYS_RESOURCE makes.
+pub fn max_size() -> u64 {
+    (USER_PAGES.load(Ordering::Relaxed) * PAGE_SIZE) as u64
+}
+
+/// Changes [`max_size`]: rounded up to a power of two of pages, at least one.
+///
+/// # Errors
+/// `EINVAL` above 2 GiB.
+pub fn set_max_size(bytes: u64) -> Result<()> {
+    let bytes = usize::try_from(bytes).map_err(|_| Errno::EINVAL)?;
+    USER_PAGES.store(pages_for(bytes)?, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Whether the caller may have a pipe of so many pages.
+fn may_have(pages: usize) -> bool {
+    pages <= USER_PAGES.load(Ordering::Relaxed) || crate::task::may(Capability::SysResource)
+}
 
 /// A pipe or a FIFO.
 pub struct Pipe {
@@ -101,10 +133,11 @@ impl Pipe {
     /// # Errors
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>> {
+        let pages = if may_have(DEFAULT_PAGES) { DEFAULT_PAGES } else { USER_PAGES.load(Ordering::Relaxed) };
         Ok(reserve::arc(Self {
-            ring: Mutex::new(PipeRing::new(DEFAULT_PAGES)),
+            ring: Mutex::new(PipeRing::new(pages)),
             used: AtomicUsize::new(0),
-            limit: AtomicUsize::new(DEFAULT_PAGES),
+            limit: AtomicUsize::new(pages),
             readers: AtomicU32::new(0),
             writers: AtomicU32::new(0),
             reader_opens: AtomicU32::new(0),
@@ -180,13 +213,11 @@ impl Pipe {
     /// Returns the new size.
     ///
     /// # Errors
-    /// `EINVAL` for 0, `EPERM` above 1 MiB, `EBUSY` where more is in it.
+    /// `EINVAL` above 2 GiB; `EPERM` where it grows above [`max_size`] and the caller has
+    /// not CAP_SYS_RESOURCE; `EBUSY` where more is in it.
     pub fn set_capacity(&self, bytes: usize) -> Result<usize> {
-        if bytes == 0 || bytes > 1 << 31 {
-            return Err(Errno::EINVAL);
-        }
-        let pages = bytes.div_ceil(PAGE_SIZE).next_power_of_two();
-        if pages > MOST_PAGES {
+        let pages = pages_for(bytes)?;
+        if pages > self.limit.load(Ordering::SeqCst) && !may_have(pages) {
             return Err(Errno::EPERM);
         }
         let mut ring = self.ring.lock();

@@ -8,11 +8,13 @@ use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::notify;
+use crate::fs::pipe;
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
 use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
+use crate::mem::stats;
 use crate::task::dump::pattern;
 use crate::task::inspect;
 use crate::task::userns::{self, NamespaceKind};
@@ -162,7 +164,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("version", uts::VERSION);
     kernel.generated("hostname", 0o644, Named(Name::Host));
     kernel.generated("domainname", 0o644, Named(Name::Domain));
-    kernel.constant("pid_max", registry::PID_MAX);
+    let get = || registry::pid_limit().into();
+    kernel.generated("pid_max", 0o644, Number { get, set: registry::set_pid_limit });
     kernel.generated("ns_last_pid", 0o666, LastPid);
     kernel.file("threads-max", threads_max);
     kernel.constant("cap_last_cap", "40");
@@ -202,13 +205,13 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         Ok(())
     };
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
-    fs.constant("pipe-max-size", "1048576");
+    let pipe_size = Number { get: pipe::max_size, set: pipe::set_max_size };
+    fs.generated("pipe-max-size", 0o644, pipe_size);
     fill_inotify(&root.dirs("sys/fs/inotify"));
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
-    fs.constant("protected_hardlinks", "0");
-    fs.constant("protected_symlinks", "0");
-    fs.constant("protected_fifos", "0");
-    fs.constant("protected_regular", "0");
+    for name in ["protected_hardlinks", "protected_symlinks", "protected_fifos", "protected_regular"] {
+        fs.constant(name, "0");
+    }
     let get = || inspect::after_change().number().into();
     fs.generated("suid_dumpable", 0o644, Number { get, set: inspect::set_after_change });
     root.dirs("sys/net/core").constant("somaxconn", "4096");
@@ -224,9 +227,16 @@ fn fill_core(kernel: &Arc<PseudoDir>) {
 
 /// What memory management lets be set.
 fn fill_vm(vm: &Arc<PseudoDir>) {
-    vm.constant("overcommit_memory", "0");
+    let overcommit = Number { get: stats::overcommit, set: stats::set_overcommit };
+    vm.generated("overcommit_memory", 0o644, overcommit);
     vm.constant("overcommit_ratio", "50");
-    vm.constant("max_map_count", "65530");
+    let set = |most: u64| {
+        let most = usize::try_from(most).ok().filter(|&most| most <= i32::MAX as usize);
+        crate::mem::commons().set_max_areas(most.ok_or(Errno::EINVAL)?);
+        Ok(())
+    };
+    let get = || crate::mem::commons().max_areas() as u64;
+    vm.generated("max_map_count", 0o644, Number { get, set });
     vm.generated("drop_caches", 0o200, DropCaches);
     vm.generated("compact_memory", 0o200, CompactMemory);
     vm.constant("mmap_min_addr", "65536");

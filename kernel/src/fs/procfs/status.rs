@@ -13,7 +13,7 @@ use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidns::PidView;
-use crate::task::{Capability, Pid, capabilities, registry};
+use crate::task::{Capability, Pid, registry};
 use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
 
@@ -383,8 +383,8 @@ fn rights(out: &mut Text, process: &Process, task: Option<&Arc<Task>>) {
     out.mask_row("CapInh", sets.inheritable);
     out.mask_row("CapPrm", sets.permitted);
     out.mask_row("CapEff", sets.effective);
-    out.mask_row("CapBnd", capabilities::ALL);
-    out.mask_row("CapAmb", 0);
+    out.mask_row("CapBnd", sets.bounding);
+    out.mask_row("CapAmb", sets.ambient);
     out.row("NoNewPrivs", &[process.no_new_privileges.load(Ordering::Relaxed).into()]);
     let (mode, filters) = task.map_or((0, 0), |task| task.seccomp());
     out.row("Seccomp", &[mode.into()]);

@@ -180,6 +180,7 @@ fn file_backing(
     offset: u64,
 ) -> Result<(Backing<Frames>, AreaFlags)> {
     if !file.flags().reads() {
+        file.check_not_path()?;
         return Err(Errno::EACCES);
     }
     let writable = file.flags().writes();

@@ -17,9 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
 use super::userns::IdKind;
-use super::{
-    Capability, Credentials, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp,
-};
+use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp};
 use crate::syscall::Args;
 use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::time;
@@ -295,15 +293,11 @@ mod prctl {
     pub const GET_PDEATHSIG: i32 = 2;
     pub const GET_DUMPABLE: i32 = 3;
     pub const SET_DUMPABLE: i32 = 4;
-    pub const GET_KEEPCAPS: i32 = 7;
-    pub const SET_KEEPCAPS: i32 = 8;
     pub const GET_TIMING: i32 = 13;
     pub const SET_NAME: i32 = 15;
     pub const GET_NAME: i32 = 16;
     pub const GET_SECCOMP: i32 = 21;
     pub const SET_SECCOMP: i32 = 22;
-    pub const CAPBSET_READ: i32 = 23;
-    pub const GET_SECUREBITS: i32 = 27;
     pub const SET_TIMERSLACK: i32 = 29;
     pub const GET_TIMERSLACK: i32 = 30;
     pub const SET_CHILD_SUBREAPER: i32 = 36;
@@ -315,7 +309,6 @@ mod prctl {
     // Freehold's own: "XPF" and a number.
     pub const SET_XPFO: i32 = 0x5850_4601;
     pub const GET_XPFO: i32 = 0x5850_4602;
-    pub const LAST_CAPABILITY: u64 = 40;
 }
 
 /// A name from the program, of up to 15 bytes, and its length.
@@ -334,6 +327,7 @@ fn read_name(address: u64) -> Result<([u8; 16], usize)> {
 
 /// prctl(option, ...)
 pub fn sys_prctl(args: &Args) -> Result<i64> {
+    use crate::task::capability_calls::{option::*, prctl_sets};
     use prctl::*;
     let task = current();
     let process = task.process();
@@ -355,12 +349,7 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_NAME => UserPtr::new(args[1]).write(&task.name())?,
         GET_SECCOMP => return Ok(task.seccomp().0.into()),
         SET_SECCOMP => return seccomp::set_mode(args),
-        GET_KEEPCAPS => return Ok(process.credentials().keeps_capabilities.into()),
-        SET_KEEPCAPS if args[1] <= 1 => {
-            let own = Credentials::clone(&process.credentials());
-            process.set_credentials(Credentials { keeps_capabilities: args[1] == 1, ..own });
-        }
-        GET_TIMING | GET_SECUREBITS => {}
+        GET_TIMING => {}
         SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
             let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
             process.space().lock().set_huge_use(huge);
@@ -368,7 +357,8 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_THP_DISABLE if args[1] | args[2] | args[3] | args[4] == 0 => {
             return Ok(i64::from(process.space().lock().huge_use() == HugeUse::Disabled));
         }
-        CAPBSET_READ if args[1] <= LAST_CAPABILITY => return Ok(1),
+        GET_KEEPCAPS | SET_KEEPCAPS | CAPBSET_READ | CAPBSET_DROP | GET_SECUREBITS | SET_SECUREBITS
+        | CAP_AMBIENT => return prctl_sets(args),
         SET_TIMERSLACK => {
             let slack = if args[1] == 0 { 50_000 } else { args[1] };
             task.timer_slack.store(slack, Ordering::Relaxed);
@@ -379,10 +369,14 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             let is: u32 = process.is_subreaper.load(Ordering::Relaxed).into();
             UserPtr::new(args[1]).write(&is)?;
         }
-        SET_NO_NEW_PRIVS if args[1] == 1 => process.no_new_privileges.store(true, Ordering::Relaxed),
+        SET_NO_NEW_PRIVS if args[1] == 1 && args[2] | args[3] | args[4] == 0 => {
+            process.no_new_privileges.store(true, Ordering::Relaxed)
+        }
         SET_XPFO => set_closing(args)?,
         GET_XPFO => return Ok(task.closing() as i64),
-        GET_NO_NEW_PRIVS => return Ok(i64::from(process.no_new_privileges.load(Ordering::Relaxed))),
+        GET_NO_NEW_PRIVS if args[1] | args[2] | args[3] | args[4] == 0 => {
+            return Ok(i64::from(process.no_new_privileges.load(Ordering::Relaxed)));
+        }
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)

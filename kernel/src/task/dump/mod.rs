@@ -290,7 +290,7 @@ fn numbers_of(process: &Process) -> [u32; 4] {
 
 fn put_headers(out: &mut CoreOutput, notes: &Notes, segments: &[memory::CoreSegment]) -> Written {
     let count = u16::try_from(segments.len() + 1).ok().filter(|&count| count < u16::MAX);
-    // There may be no more areas than that (max_map_count).
+    // The header counts no more. There are more areas only where vm.max_map_count was raised.
     let count = count.ok_or(Errno::EOVERFLOW)?;
     let header = Header {
         ident: *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0",

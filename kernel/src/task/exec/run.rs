@@ -24,7 +24,7 @@ use crate::mem::{self, ProcessSpace, Program, ProgramLayout};
 use crate::sched::thread::WATCH;
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
-use crate::task::capabilities::Capabilities;
+use crate::task::capabilities::{Capabilities, Gains};
 use crate::task::inspect::{self, Dumpable};
 use crate::task::pidns::Numbers;
 use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
@@ -374,8 +374,9 @@ impl Prepared {
         credentials.sgid = credentials.egid;
         credentials.fsuid = credentials.euid;
         credentials.fsgid = credentials.egid;
-        credentials.capabilities = Capabilities::after_exec(&credentials);
-        credentials.keeps_capabilities = false;
+        let bound = process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched();
+        let gains = if bound { Gains::Refused } else { Gains::Allowed };
+        credentials.capabilities = Capabilities::after_exec(&credentials, gains);
         let set_id = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
         let changes = set_id || inspect::changes(&process.credentials(), &credentials);
         if changes {

@@ -16,7 +16,7 @@ use super::file::{NamespaceFile, NamespaceRef};
 use super::{Namespaces, SEPARATE};
 use crate::fs::{FsContext, Path};
 use crate::syscall::Args;
-use crate::task::capabilities::{ALL, Capabilities};
+use crate::task::capabilities::Capabilities;
 use crate::task::clone::CloneFlags;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidfd::PidFile;
@@ -30,9 +30,6 @@ pub(in crate::task) struct Separated {
     pub credentials: Option<Credentials>,
     pub namespaces: Option<Namespaces>,
 }
-
-/// All capabilities, which are in effect in the user namespace of credentials.
-const WHOLE: Capabilities = Capabilities { effective: ALL, permitted: ALL, inheritable: 0 };
 
 /// Whether `flags` ask for a namespace of this kind.
 fn wants(flags: CloneFlags, kind: NamespaceKind) -> bool {
@@ -53,7 +50,8 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
             return Err(Errno::EPERM);
         }
         let user_ns = UserNs::new(&own)?;
-        credentials = Some(Credentials { user_ns, capabilities: WHOLE, ..Credentials::clone(&own) });
+        credentials =
+            Some(Credentials { user_ns, capabilities: Capabilities::WHOLE, ..Credentials::clone(&own) });
     }
     let maker = credentials.as_ref().unwrap_or(&own);
     // A process with children elsewhere makes no third one (Linux: `copy_pid_ns`).
@@ -151,7 +149,7 @@ impl Entering {
                 return Err(Errno::EPERM);
             }
             self.credentials.user_ns = user.clone();
-            self.credentials.capabilities = WHOLE;
+            self.credentials.capabilities = Capabilities::WHOLE;
             self.changes_user = true;
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Whose capabilities count where, and which ids are seen.
 
 use super::*;
-use crate::task::capabilities::{ALL, Capabilities};
+use crate::task::capabilities::Capabilities;
 
 fn root() -> Credentials {
     Credentials::of_user(0, 0)
@@ -10,8 +10,7 @@ fn root() -> Credentials {
 /// What a process has after it made a namespace as `maker`.
 fn inside(maker: &Credentials) -> Credentials {
     let user_ns = UserNs::new(maker).unwrap();
-    let capabilities = Capabilities { effective: ALL, permitted: ALL, inheritable: 0 };
-    Credentials { user_ns, capabilities, ..maker.clone() }
+    Credentials { user_ns, capabilities: Capabilities::WHOLE, ..maker.clone() }
 }
 
 fn write(of: &Credentials, kind: IdKind, text: &str, by: &Credentials) -> Result<()> {

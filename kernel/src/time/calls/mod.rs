@@ -87,8 +87,9 @@ pub fn sys_nanosleep(args: &Args) -> Result<i64> {
 pub fn sys_clock_nanosleep(args: &Args) -> Result<i64> {
     const ABSOLUTE: u32 = 1;
     let clock = Clock::new(args.int(0))?;
-    if matches!(clock, Clock::Thread(_)) {
-        return Err(Errno::EINVAL);
+    // A thread cannot sleep on its own time, and nothing wakes by a clock that is raw or coarse.
+    if matches!(clock, Clock::Thread(_)) || matches!(args.int(0), 4..=6) {
+        return Err(Errno::EOPNOTSUPP);
     }
     let time = UserPtr::<TimeSpec>::new(args[2]).read()?.nanoseconds()?;
     if args.uint(1) & ABSOLUTE == 0 {

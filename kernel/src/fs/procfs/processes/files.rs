@@ -5,21 +5,25 @@ use super::super::net::{NetContent, NetFile};
 use super::super::status;
 use super::{Subject, check_inspection, metadata, space_of};
 use crate::fs::device::split_device;
+use crate::fs::file::Ready;
 use crate::fs::file::{File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Parts, Text};
+use crate::fs::namespace::MountNamespace;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::notify::{InotifyFile, WatchInfo};
 use crate::fs::pseudo;
 use crate::fs::root;
 use crate::fs::userfault::UserFaultFile;
 use crate::mem::ProcessSpace;
+use crate::sync::PollWaiter;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidfd::PidFile;
 use crate::task::pidns::PidView;
 use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials, Process};
 use crate::{Errno, Result};
+use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_collections::{Arc, Box, Receiver, Weak, reserve};
 use freehold_machine::VirtAddr;
 
@@ -120,6 +124,9 @@ impl Node for Item {
                 }
                 return Ok(GeneratedFile::new(self, SetGroupsFile(user_ns)));
             }
+            FileKind::Mounts | FileKind::Mountinfo => {
+                return Ok(GeneratedFile::new(self, MountList::open(subject, kind)?));
+            }
             FileKind::Net(file) => {
                 let network = subject.process()?.namespaces().network.clone();
                 return Ok(GeneratedFile::new(self, NetContent { file, network }));
@@ -196,6 +203,46 @@ impl Generate for MemoryContent {
         };
         let (subject, space, next) = (self.subject, self.space.clone(), VirtAddr(0));
         Some(reserve::boxed(AreaRecords { subject, space, record, next }))
+    }
+}
+
+/// The mounts that a process sees. Poll tells of each change in the namespace that it was in as the
+/// file was opened, once (Linux: `mounts_poll`).
+struct MountList {
+    shown: ProcessFile,
+    namespace: Arc<MountNamespace>,
+    /// The namespace's changes that poll has told of.
+    told: AtomicU64,
+}
+
+impl MountList {
+    fn open(subject: Subject, kind: FileKind) -> Result<Self> {
+        let namespace = subject.process()?.namespaces().mount.clone();
+        let told = AtomicU64::new(namespace.changes());
+        Ok(Self { shown: ProcessFile { subject, kind }, namespace, told })
+    }
+}
+
+impl Generate for MountList {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        self.shown.show(out)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(self.namespace.changed());
+        }
+        let changes = self.namespace.changes();
+        let always = Ready::IN | Ready::OUT;
+        if self.told.swap(changes, Ordering::SeqCst) == changes {
+            always
+        } else {
+            always | Ready::PRI | Ready::ERR
+        }
+    }
+
+    fn changes_readiness(&self) -> bool {
+        true
     }
 }
 

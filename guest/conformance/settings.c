@@ -1,0 +1,167 @@
+/*
+ * Settings below /proc/sys that root may write, by what they change: the largest pipe, the largest
+ * process ID, the most areas of an address space, and how much memory may be asked for at once.
+ * Needs root, and a machine of its own: they hold for all processes.
+ */
+#include "promise.h"
+#include <grp.h>
+
+enum { USER = 1000 };
+
+static long reads(const char *name)
+{
+	char path[64], text[64] = { 0 };
+	snprintf(path, sizeof path, "/proc/sys/%s", name);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
+	close(file);
+	return atol(text);
+}
+
+/* 0, or an errno. */
+static int writes(const char *name, const char *text)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/proc/sys/%s", name);
+	int file = open(path, O_WRONLY | O_CLOEXEC);
+	if (file < 0)
+		return errno;
+	int error = write(file, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : errno;
+	close(file);
+	return error;
+}
+
+static void sets(const char *name, long value)
+{
+	char text[32];
+	snprintf(text, sizeof text, "%ld\n", value);
+	NEED(writes(name, text) == 0);
+}
+
+#define AS_USER(...) ({ int status_; IN_CHILD(status_, NEED(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0); __VA_ARGS__); \
+	WIFEXITED(status_) && WEXITSTATUS(status_) == 0; })
+
+/* The size of a new pipe, after it was asked to have `wanted` bytes (0: not asked); or an errno,
+ * negative. */
+static long pipe_of(long wanted)
+{
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	long size = wanted && fcntl(ends[1], F_SETPIPE_SZ, wanted) < 0 ? -errno : fcntl(ends[1], F_GETPIPE_SZ);
+	close(ends[0]);
+	close(ends[1]);
+	return size;
+}
+
+static void pipes(void)
+{
+	const char *name = "fs/pipe-max-size";
+	PROMISE("a pipe of a user has a MiB at most", reads(name) == 1 << 20 && AS_USER(_exit(!(pipe_of(1 << 20) == 1 << 20 && pipe_of((1 << 20) + 1) == -EPERM))));
+	PROMISE("root's may have more", pipe_of(1 << 21) == 1 << 21);
+	int small[2];
+	NEED(pipe(small) == 0);
+	PROMISE("a page is the least", fcntl(small[0], F_SETPIPE_SZ, 0) == 4096 && fcntl(small[1], F_GETPIPE_SZ) == 4096);
+	close(small[0]);
+	close(small[1]);
+	sets(name, 8193);
+	PROMISE("the limit is a power of two of pages", reads(name) == 16384);
+	PROMISE("what a user gets without asking is within it", AS_USER(_exit(pipe_of(0) != 16384)));
+	PROMISE("or asks for", AS_USER(_exit(!(pipe_of(32768) == -EPERM && pipe_of(16384) == 16384))));
+	PROMISE("root's pipes are as they were", pipe_of(0) == 65536);
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	PROMISE("one that is larger may shrink", AS_USER(_exit(fcntl(ends[0], F_SETPIPE_SZ, 32768) != 32768)));
+	close(ends[0]);
+	close(ends[1]);
+	sets(name, 0);
+	PROMISE("there is a page at least", reads(name) == 4096);
+	PROMISE("and two GiB at most", writes(name, "2147483649") == EINVAL);
+	PROMISE("a user changes nothing", AS_USER(_exit(writes(name, "65536") != EACCES)));
+	sets(name, 1 << 20);
+}
+
+static pid_t number_of_child(void)
+{
+	int status;
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0)
+		_exit(0);
+	NEED(waitpid(child, &status, 0) == child);
+	return child;
+}
+
+static void numbers(void)
+{
+	const char *name = "kernel/pid_max";
+	long before = reads(name);
+	int below = 1, wrapped = 0;
+	pid_t last = 0;
+	sets(name, 600);
+	for (int child = 0; child < 700; child++) {
+		pid_t number = number_of_child();
+		below &= number < 600;
+		wrapped += number < last;
+		last = number;
+	}
+	PROMISE("new processes have numbers below the limit", below);
+	PROMISE("which begin anew at 300", wrapped >= 1 && last >= 300);
+	PROMISE("the limit is above 300", writes(name, "300") == EINVAL && writes(name, "301") == 0);
+	sets(name, before);
+	PROMISE("a user changes nothing", AS_USER(_exit(writes(name, "32768") != EACCES)));
+}
+
+/* How many areas a process can have: pages of two kinds in turn. */
+static int areas(int most)
+{
+	int count = 0;
+	while (count < most && mmap(NULL, 4096, count % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
+		count++;
+	return count;
+}
+
+static void areas_of_memory(void)
+{
+	const char *name = "vm/max_map_count";
+	int status;
+	PROMISE("the usual limit", reads(name) == 65530);
+	sets(name, 100);
+	IN_CHILD(status, int count = areas(1000); _exit(!(count > 50 && count <= 101 && errno == ENOMEM)));
+	PROMISE("an address space has so many areas", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	sets(name, 70000);
+	IN_CHILD(status, _exit(areas(66000) != 66000));
+	PROMISE("or more than the usual", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	PROMISE("a negative number is none", writes(name, "-1") == EINVAL);
+	sets(name, 65530);
+}
+
+static int maps(size_t bytes)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED)
+		return errno;
+	munmap(at, bytes);
+	return 0;
+}
+
+static void promised(void)
+{
+	const char *name = "vm/overcommit_memory";
+	const size_t tib = 1ull << 40;
+	PROMISE("what could never be there is refused", reads(name) == 0 && maps(tib) == ENOMEM);
+	sets(name, 1);
+	PROMISE("or all is promised", reads(name) == 1 && maps(tib) == 0);
+	sets(name, 0);
+	PROMISE("and refused again", maps(tib) == ENOMEM);
+	PROMISE("other ways do not exist", writes(name, "3") == EINVAL && reads(name) == 0);
+}
+
+int main(void)
+{
+	NEED(geteuid() == 0);
+	pipes();
+	numbers();
+	areas_of_memory();
+	promised();
+	return conclude();
+}

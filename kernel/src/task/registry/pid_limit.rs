@@ -1,0 +1,24 @@
+//! What new IDs are below (/proc/sys/kernel/pid_max).
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::{PID_MAX, RESERVED};
+use crate::task::Pid;
+use crate::{Errno, Result};
+
+static PID_LIMIT: AtomicU32 = AtomicU32::new(PID_MAX);
+
+/// What new IDs are below.
+pub fn pid_limit() -> Pid {
+    PID_LIMIT.load(Ordering::Relaxed)
+}
+
+/// Has new IDs be below `limit`; those in use stay.
+///
+/// # Errors
+/// `EINVAL` below 301, so that there are some after a wrap, and above [`PID_MAX`].
+pub fn set_pid_limit(limit: u64) -> Result<()> {
+    let limit = Pid::try_from(limit).ok().filter(|limit| (RESERVED + 1..=PID_MAX).contains(limit));
+    PID_LIMIT.store(limit.ok_or(Errno::EINVAL)?, Ordering::Relaxed);
+    Ok(())
+}
