@@ -3,13 +3,19 @@
  * for. Runs as any user but where it says root.
  */
 #include "promise.h"
+#include "loopback.h"
+#include <arpa/inet.h>
 #include <asm/prctl.h>
 #include <linux/aio_abi.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/user.h>
 
 /* What epoll says of watching a file: 0, or an errno. */
 static int watches(int epoll, int file)
@@ -157,8 +163,182 @@ static void calls(void)
 	close(file);
 }
 
+static long slack(void)
+{
+	return prctl(PR_GET_TIMERSLACK);
+}
+
+static void offsets_and_slack(void)
+{
+	int ends[2], status;
+	char byte = 'x';
+	struct iovec one = { &byte, 1 };
+	NEED(pipe(ends) == 0);
+	FAILS_WITH("a pipe has no offsets to write at", pwrite(ends[0], &byte, 1, 0), ESPIPE);
+	FAILS_WITH("at either end, by any call", syscall(SYS_pwritev2, ends[0], &one, 1L, 0L, 0L, 0L), ESPIPE);
+	close(ends[0]);
+	close(ends[1]);
+	long usual = slack();
+	NEED(prctl(PR_SET_TIMERSLACK, 70000L) == 0);
+	IN_CHILD(status, NEED(slack() == 70000 && prctl(PR_SET_TIMERSLACK, 5L) == 0 && slack() == 5); NEED(prctl(PR_SET_TIMERSLACK, 0L) == 0); _exit(slack() != 70000));
+	PROMISE("a child's usual timer slack is what its maker had", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	NEED(prctl(PR_SET_TIMERSLACK, 0L) == 0);
+	PROMISE("and the maker's what it was", slack() == usual);
+}
+
+static void sockets(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t length = sizeof address;
+	int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), pair[2];
+	char byte;
+	NEED(listening >= 0 && far >= 0 && bind(listening, (struct sockaddr *)&address, sizeof address) == 0 && listen(listening, 1) == 0);
+	FAILS_WITH("a name needs room", getsockname(listening, NULL, &length), EFAULT);
+	length = 0;
+	PROMISE("of as many bytes as are wanted", getsockname(listening, NULL, &length) == 0 && length == sizeof address);
+	NEED(getsockname(listening, (struct sockaddr *)&address, &length) == 0 && connect(far, (struct sockaddr *)&address, sizeof address) == 0);
+	int near = accept(listening, NULL, NULL);
+	PROMISE("whom nobody asks for", near >= 0);
+	length = sizeof address;
+	FAILS_WITH("nor a peer's", getpeername(near, NULL, &length), EFAULT);
+	FAILS_WITH("a stream without urgent data has none", recv(near, &byte, 1, MSG_OOB), EINVAL);
+	FAILS_WITH("and no errors that wait", recv(near, &byte, 1, MSG_ERRQUEUE), EAGAIN);
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && write(pair[0], "y", 1) == 1);
+	PROMISE("sockets of this machine queue no errors", recv(pair[1], &byte, 1, MSG_ERRQUEUE) == 1 && byte == 'y');
+	close(pair[0]);
+	close(pair[1]);
+	close(near);
+	close(far);
+	close(listening);
+}
+
+static volatile sig_atomic_t came;
+
+static void counts(int number)
+{
+	came += number == SIGUSR1;
+}
+
+/* What of a call is looked at first, and what of it is looked at at all. */
+static void arguments(void)
+{
+	struct sockaddr_in nobody = { .sin_family = AF_INET, .sin_port = htons(9), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct timespec times[2] = { { 0 } };
+	int sending = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), counter = eventfd(0, EFD_CLOEXEC), ends[2], status;
+	timer_t timer;
+	NEED(sending >= 0 && counter >= 0 && pipe(ends) == 0 && timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
+	FAILS_WITH("what nobody gets has to be there", sendto(sending, (void *)-4096L, 100, 0, (struct sockaddr *)&nobody, sizeof nobody), EFAULT);
+	FAILS_WITH("no protocol of raw sockets has the number 0", socket(AF_INET, SOCK_RAW, 0), EPROTONOSUPPORT);
+	FAILS_WITH("a counter is not read ahead", readahead(counter, 0, 1), EINVAL);
+	FAILS_WITH("nor is part of a pipe written out", sync_file_range(ends[1], 0, 1, 0), ESPIPE);
+	FAILS_WITH("a timer is set to something", syscall(SYS_timer_settime, timer, 0, NULL, NULL), EINVAL);
+	FAILS_WITH("no name is not the working directory's", syscall(SYS_utimensat, AT_FDCWD, NULL, times, 0), EFAULT);
+	IN_CHILD(status, _exit(!(syscall(SYS_membarrier, 8, 0) == -1 && errno == EPERM && syscall(SYS_membarrier, 16, 0) == 0 && syscall(SYS_membarrier, 8, 0) == 0)));
+	PROMISE("who did not register has no barrier", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	PROMISE("types of file systems have numbers", syscall(SYS_sysfs, 3) > 4 && syscall(SYS_sysfs, 1, "proc") >= 0);
+	char name[64] = "";
+	PROMISE("and names", syscall(SYS_sysfs, 2, syscall(SYS_sysfs, 1, "tmpfs"), name) == 0 && !strcmp(name, "tmpfs"));
+	FAILS_WITH("not all", syscall(SYS_sysfs, 1, "none such"), EINVAL);
+	struct stat about;
+	char room[64] = { 0 };
+	NEED(stat("/dev/shm", &about) == 0 || stat("/", &about) == 0);
+	PROMISE("a device's file system says what is free", syscall(SYS_ustat, (unsigned)about.st_dev, room) == 0);
+	FAILS_WITH("where there is one", syscall(SYS_ustat, 0xfffff, room), EINVAL);
+	timer_delete(timer);
+	close(sending);
+	close(counter);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void *tells_number(void *number)
+{
+	*(volatile pid_t *)number = gettid();
+	for (;;)
+		pause();
+	return NULL;
+}
+
+/* A process by the number of one of its threads. */
+static void threads(void)
+{
+	int status;
+	IN_CHILD(status, volatile pid_t number = 0; pthread_t thread; siginfo_t info = { .si_code = SI_QUEUE };
+		NEED(signal(SIGUSR1, counts) != SIG_ERR && pthread_create(&thread, NULL, tells_number, (void *)&number) == 0 && COMES_TRUE(number != 0));
+		_exit(!(kill(number, 0) == 0 && kill(number, SIGUSR1) == 0 && COMES_TRUE(came == 1) && syscall(SYS_rt_sigqueueinfo, number, SIGUSR1, &info) == 0 &&
+			COMES_TRUE(came == 2))));
+	PROMISE("a thread's number stands for its process where it is signalled", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static int locks(int file, int command, short kind, off_t at)
+{
+	struct flock lock = { .l_type = kind, .l_whence = SEEK_SET, .l_start = at, .l_len = 1 };
+	return fcntl(file, command, &lock);
+}
+
+/* Two processes that wait for each other's locks. */
+static void deadlocks(void)
+{
+	int status, file = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	char byte;
+	int told[2];
+	NEED(file >= 0 && pipe(told) == 0 && locks(file, F_SETLK, F_WRLCK, 0) == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		NEED(locks(file, F_SETLK, F_WRLCK, 1) == 0 && write(told[1], "x", 1) == 1);
+		_exit(locks(file, F_SETLKW, F_WRLCK, 0) != 0);
+	}
+	NEED(read(told[0], &byte, 1) == 1 && COMES_TRUE(is_asleep(child, child)));
+	FAILS_WITH("a wait that would not end is refused", locks(file, F_SETLKW, F_RDLCK, 1), EDEADLK);
+	NEED(locks(file, F_SETLK, F_UNLCK, 0) == 0);
+	PROMISE("the other gets its lock", waitpid(child, &status, 0) == child && status == 0);
+	PROMISE("then nobody waits", locks(file, F_SETLKW, F_WRLCK, 1) == 0);
+	close(told[0]);
+	close(told[1]);
+	close(file);
+}
+
+static int fd_signals(int directory, int number)
+{
+	return syscall(SYS_pidfd_send_signal, directory, number, NULL, 0);
+}
+
+/* A process by its directory in /proc, and one that job control has stopped. */
+static void processes(void)
+{
+	char path[32];
+	int status;
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		raise(SIGSTOP);
+		for (;;)
+			pause();
+	}
+	snprintf(path, sizeof path, "/proc/%d", child);
+	int directory = open(path, O_DIRECTORY | O_CLOEXEC), tasks = openat(directory, "task", O_DIRECTORY | O_CLOEXEC), handle = open(path, O_PATH | O_CLOEXEC);
+	NEED(directory >= 0 && tasks >= 0 && handle >= 0 && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+	PROMISE("a process' directory stands for it", fd_signals(directory, 0) == 0);
+	FAILS_WITH("that of its threads does not", fd_signals(tasks, 0), EBADF);
+	FAILS_WITH("nor a handle", fd_signals(handle, 0), EBADF);
+	NEED(ptrace(PTRACE_ATTACH, child, NULL, NULL) == 0);
+	errno = 0;
+	PROMISE("one that is stopped can be asked as soon as it is attached", ptrace(PTRACE_PEEKUSER, child, offsetof(struct user_regs_struct, rip), NULL) != 0 && errno == 0);
+	PROMISE("and is waited for once", waitpid(child, &status, __WALL) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+	NEED(ptrace(PTRACE_DETACH, child, NULL, NULL) == 0);
+	PROMISE("its directory kills it", fd_signals(directory, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+	FAILS_WITH("then it stands for nobody", fd_signals(directory, 0), ESRCH);
+	close(directory);
+	close(tasks);
+	close(handle);
+}
+
 int main(void)
 {
+	set_loopback_up();
 	handles();
 	watched();
 	if (geteuid() == 0)
@@ -166,5 +346,11 @@ int main(void)
 	counters();
 	clocks();
 	calls();
+	offsets_and_slack();
+	sockets();
+	arguments();
+	threads();
+	deadlocks();
+	processes();
 	return conclude();
 }

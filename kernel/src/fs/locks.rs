@@ -5,13 +5,18 @@
 //! logarithm of the locks, but for the locks that it replaces; a conflict is looked for owner by
 //! owner. A conflict waits on one queue for all; a release wakes all sleepers, which look again.
 //! flock's and fcntl's locks do not see each other (two spaces), as on Linux.
+//!
+//! **Deadlocks.** What a process waits for with F_SETLKW is known for as long as it waits. Before
+//! it does, the way from the holder of what is in its way, to what that waits for, to its holder is
+//! followed for ten steps (Linux: `posix_locks_deadlock`); where it comes back, the wait would not
+//! end. Descriptions are not followed: who holds them may be many.
 
 use core::ops::Bound;
 
 use freehold_collections::Map;
 
 use super::node::Identity;
-use crate::sync::{Mutex, WaitQueue};
+use crate::sync::{Mutex, UniqueNumbers, WaitQueue};
 use crate::{Errno, Result};
 
 /// Who holds a lock.
@@ -94,10 +99,13 @@ impl LockKey {
 }
 
 /// All locks. Those of one owner on one file, in one space, do not overlap, and do not touch where
-/// they are alike.
-struct LockTable(Map<LockKey, HeldLock>);
+/// they are alike. Then what processes wait for, by owner and a number of the wait.
+struct LockTable(Map<LockKey, HeldLock>, Map<(Owner, u64), (Identity, Lock)>);
 
-static LOCKS: Mutex<LockTable> = Mutex::new(LockTable(Map::new()));
+static LOCKS: Mutex<LockTable> = Mutex::new(LockTable(Map::new(), Map::new()));
+static WAITS: UniqueNumbers = UniqueNumbers::new();
+/// So many steps of a way that might come back are followed (Linux: MAX_DEADLK_ITERATIONS).
+const MOST_STEPS: usize = 10;
 /// Entries that one change adds at most: the new lock, and the end of the one that it lies in.
 const MOST_ADDED: usize = 2;
 static RELEASED: WaitQueue = WaitQueue::new();
@@ -126,12 +134,44 @@ pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     Ok(())
 }
 
-/// Set `wanted`, waiting for others to let go; an error when a signal comes.
+/// Set `wanted`, waiting for others to let go.
+///
+/// # Errors
+/// `ERESTARTSYS` where a signal comes, `EDEADLK` where the wait would not end, and as [`try_set`].
 pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
-    RELEASED.wait_until(|| match try_set(file, wanted) {
+    let attempt = || match try_set(file, wanted) {
         Err(Errno::EAGAIN) => None,
         result => Some(result),
-    })?
+    };
+    if let Some(result) = attempt() {
+        return result;
+    }
+    let is_followed = wanted.space == LockSpace::Record && matches!(wanted.owner, Owner::Process(_));
+    let _wait = if is_followed { Some(KnownWait::new(file, wanted)?) } else { None };
+    RELEASED.wait_until(attempt)?
+}
+
+/// A wait that the table knows until this is dropped.
+struct KnownWait((Owner, u64));
+
+impl KnownWait {
+    /// # Errors
+    /// `EDEADLK`, `ENOLCK` without memory.
+    fn new(file: Identity, wanted: &Lock) -> Result<Self> {
+        let mut table = LOCKS.lock();
+        if table.comes_back(file, wanted) {
+            return Err(Errno::EDEADLK);
+        }
+        let key = (wanted.owner, WAITS.next());
+        table.1.try_insert(key, (file, *wanted)).map_err(|_| Errno::ENOLCK)?;
+        Ok(Self(key))
+    }
+}
+
+impl Drop for KnownWait {
+    fn drop(&mut self) {
+        LOCKS.lock().1.remove(&self.0);
+    }
 }
 
 /// Let go of `[start, end)` of what `owner` holds in `space`.
@@ -230,6 +270,23 @@ impl LockTable {
         None
     }
 
+    /// Whether the holder of what is in the way of `wanted` waits for its owner, itself or by
+    /// others.
+    fn comes_back(&self, file: Identity, wanted: &Lock) -> bool {
+        let mut wait = Some((file, *wanted));
+        for _ in 0..MOST_STEPS {
+            let Some(holder) = wait.and_then(|(file, lock)| self.conflicts(file, &lock)) else {
+                return false;
+            };
+            if holder.owner == wanted.owner {
+                return true;
+            }
+            let first = self.1.first_from(Bound::Included(&(holder.owner, 0)));
+            wait = first.filter(|(key, _)| key.0 == holder.owner).map(|(_, wait)| *wait);
+        }
+        false
+    }
+
     /// Takes the range from the start of `first` to `end` out of the locks of its owner. Where that
     /// makes two locks of one, room was reserved.
     fn cut(&mut self, first: LockKey, end: u64) {
@@ -319,6 +376,28 @@ mod tests {
         release(file, Owner::Process(1));
         release(file, Owner::Process(2));
         assert!(conflict(file, &lock(3, 0, u64::MAX, LockSharing::Exclusive)).is_none());
+    }
+
+    /// Who would wait for somebody that waits for him, by others too, is told so; what waits is
+    /// forgotten with the wait.
+    #[test]
+    fn a_wait_that_would_not_end_is_refused() {
+        let (one, other, third) = (file(5), file(6), file(7));
+        for (at, owner) in [(one, 301), (other, 302), (third, 303)] {
+            try_set(at, &lock(owner, 0, 10, LockSharing::Exclusive)).unwrap();
+        }
+        let wait = |at, owner| KnownWait::new(at, &lock(owner, 0, 10, LockSharing::Shared));
+        let first = wait(other, 301).unwrap();
+        let second = wait(third, 302).unwrap();
+        assert_eq!(wait(one, 302).err(), Some(Errno::EDEADLK));
+        assert_eq!(wait(one, 303).err(), Some(Errno::EDEADLK));
+        drop(second);
+        let last = wait(one, 303).unwrap();
+        drop((first, last));
+        assert!(wait(one, 302).is_ok());
+        for owner in 301..=303 {
+            release_all(Owner::Process(owner));
+        }
     }
 
     /// Readers share, and one's own lock never stands in the way: it is replaced.

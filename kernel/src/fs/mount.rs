@@ -42,6 +42,12 @@ bitflags! {
     }
 }
 
+/// The types of file systems, none of which is on a disk, as /proc/filesystems lists them.
+pub const TYPES: [&str; 12] = [
+    "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
+    "overlay",
+];
+
 /// What statfs(2) tells of a file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FsStats {

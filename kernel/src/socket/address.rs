@@ -261,9 +261,6 @@ impl Address {
     /// # Errors
     /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
     pub fn write(address: Option<&Self>, family: Family, to: u64, length: UserPtr<i32>) -> Result<()> {
-        if to == 0 {
-            return Ok(());
-        }
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
         let bytes = Self::encode(address, family)?;
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;

@@ -43,6 +43,8 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
         c::SOCK_DGRAM => (SocketKind::Datagram, if is_unix { c::AF_UNIX } else { c::IPPROTO_UDP as u32 }),
         // SOCK_RAW is taken for datagrams, as Linux does.
         c::SOCK_RAW if is_unix => (SocketKind::Datagram, c::AF_UNIX),
+        // No protocol has the number 0 there.
+        c::SOCK_RAW if protocol == 0 => return Err(Errno::EPROTONOSUPPORT),
         c::SOCK_SEQPACKET if is_unix => (SocketKind::Packets, c::AF_UNIX),
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
@@ -139,7 +141,9 @@ fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
         let accepted = file.socket.accept(file.receive_patience(open.blocking()))?;
         let (peer, family) = (accepted.peer_address().unwrap_or_default(), accepted.family());
         let accepted = OpenFile::new(SocketFile::new(accepted), None, flags | OpenFlags::RDWR)?;
-        Address::write(peer.as_ref(), family, args[1], UserPtr::new(args[2]))?;
+        if args[1] != 0 {
+            Address::write(peer.as_ref(), family, args[1], UserPtr::new(args[2]))?;
+        }
         Ok(i64::from(descriptor.keep(accepted, OnExec::asked_by(flags))))
     })
 }
@@ -281,6 +285,24 @@ pub fn sys_sendmsg(args: &Args) -> Result<i64> {
     send_message(args.fd(0), &header, args.uint(2)).map(|count| count as i64)
 }
 
+/// Asks for urgent data or for queued errors, of which there are none.
+///
+/// # Errors
+/// As on Linux: `EAGAIN` for errors of the internet's, which others do not queue; `EINVAL` for a
+/// TCP stream's urgent data, `EOPNOTSUPP` for others'.
+#[cold]
+fn check_special(file: &SocketFile, flags: u32) -> Result<()> {
+    let is_inet = file.socket.family() == Family::Inet;
+    if is_inet && flags & c::MSG_ERRQUEUE != 0 {
+        return Err(Errno::EAGAIN);
+    }
+    match flags & c::MSG_OOB != 0 {
+        true if is_inet && file.socket.kind() == SocketKind::Stream => Err(Errno::EINVAL),
+        true => Err(Errno::EOPNOTSUPP),
+        false => Ok(()),
+    }
+}
+
 /// Receive, and for MSG_WAITALL again until all has come. Says what came in `received`, where
 /// nothing is yet.
 #[inline]
@@ -291,8 +313,8 @@ fn receive(
     flags: u32,
     received: &mut Received,
 ) -> Result<()> {
-    if flags & c::MSG_OOB != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    if flags & (c::MSG_OOB | c::MSG_ERRQUEUE) != 0 {
+        check_special(file, flags)?;
     }
     let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
     let patience = file.receive_patience(blocking(open, flags));

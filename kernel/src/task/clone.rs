@@ -531,7 +531,9 @@ fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: 
     } else {
         task.inherit_rseq(parent);
     }
-    task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
+    let slack = parent.timer_slack.load(Ordering::Relaxed);
+    task.timer_slack.store(slack, Ordering::Relaxed);
+    task.default_timer_slack.store(slack, Ordering::Relaxed);
     if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
         *task.alternate_stack.lock() = *parent.alternate_stack.lock();
     } else {
@@ -590,6 +592,7 @@ fn new_process(
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);
     process.no_new_privileges.store(bound, Ordering::Relaxed);
+    process.barriers.store(old.barriers.load(Ordering::Relaxed), Ordering::Relaxed);
     process.personality.store(old.personality.load(Ordering::Relaxed), Ordering::Relaxed);
     if flags.contains(CloneFlags::SYSVSEM) {
         *process.undo.lock() = Some(old.undo_slot());

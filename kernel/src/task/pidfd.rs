@@ -104,6 +104,21 @@ pub(super) fn with_file<R>(fd: i32, f: impl FnOnce(&OpenFile, &PidFile) -> Resul
     f(&file, process)
 }
 
+/// The ID, and the process unless it has ended, behind a descriptor of a process or of its
+/// directory in /proc, which pidfd_send_signal takes too.
+///
+/// # Errors
+/// `EBADF` for any other.
+pub(super) fn meant_by(fd: i32) -> Result<(Pid, Result<Arc<Process>>)> {
+    let file = current().process().file(fd)?;
+    if let Some(opened) = file.file().downcast::<PidFile>() {
+        return Ok((opened.pid(), opened.process()));
+    }
+    file.check_not_path()?;
+    let pid = file.node().process_number().ok_or(Errno::EBADF)?;
+    Ok((pid, registry::find(pid).ok_or(Errno::ESRCH)))
+}
+
 /// The process behind a descriptor.
 ///
 /// # Errors

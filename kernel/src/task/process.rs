@@ -188,6 +188,8 @@ pub struct Process {
     pub(super) fail_nth: AtomicU32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
+    /// What it registered for by membarrier(2), as bits of its commands.
+    pub barriers: AtomicU32,
     /// What personality(2) set.
     pub personality: AtomicU32,
     /// PR_SET_PDEATHSIG.
@@ -303,6 +305,7 @@ impl Process {
             oom_score_adj_least: AtomicI32::new(0),
             fail_nth: AtomicU32::new(0),
             no_new_privileges: AtomicBool::new(false),
+            barriers: AtomicU32::new(0),
             personality: AtomicU32::new(0),
             parent_death_signal: AtomicU32::new(0),
             tracees: SpinLock::new(Tracees::default()),

@@ -67,6 +67,8 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// What PR_SET_TIMERSLACK of 0 sets: what the maker had.
+    pub(super) default_timer_slack: AtomicU64,
     /// The process' descriptors and credentials, from one call to the next.
     pub(super) kept_files: Kept<FileTable>,
     pub(super) kept_credentials: Kept<Credentials>,
@@ -123,6 +125,7 @@ impl Task {
                 user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
+                default_timer_slack: AtomicU64::new(50_000),
                 kept_files: Kept::default(),
                 kept_credentials: Kept::default(),
                 io_context: IoContext::default(),

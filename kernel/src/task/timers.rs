@@ -458,6 +458,10 @@ fn show(left: u64, interval: u64) -> IntervalSpec {
 pub fn sys_timer_settime(args: &Args) -> Result<i64> {
     const ABSOLUTE: u32 = 1;
     let timer = posix_timer(args.int(0))?;
+    // Of the two faults that an address can have, Linux tells this one apart.
+    if args[2] == 0 {
+        return Err(Errno::EINVAL);
+    }
     let new = UserPtr::<IntervalSpec>::new(args[2]).read()?;
     let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
     let (left, old_interval) = timer.state();

@@ -13,6 +13,7 @@ mod read_write;
 mod space;
 mod stat;
 mod transfer;
+mod types;
 mod xattr;
 
 pub use descriptors::*;
@@ -25,6 +26,7 @@ pub use read_write::*;
 pub use space::*;
 pub use stat::*;
 pub use transfer::*;
+pub use types::*;
 pub use xattr::*;
 
 use freehold_collections::{Arc, Vec};
@@ -81,6 +83,13 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     }
 }
 
+/// What is said of a descriptor that leads nowhere: an empty text names nothing before it is asked
+/// where.
+#[cold]
+fn named_by(text: &[u8], error: Errno) -> Errno {
+    if text.is_empty() { Errno::ENOENT } else { error }
+}
+
 /// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
 ///
 /// # Errors
@@ -90,13 +99,11 @@ fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result
         let process = task.process();
         let root = process.with_fs(FsContext::root);
         let relative;
-        let start = match text.first() {
-            Some(b'/') => &root,
-            None => return Err(Errno::ENOENT),
-            Some(_) => {
-                relative = start_of(process, dirfd)?;
-                &relative
-            }
+        let start = if text.first() == Some(&b'/') {
+            &root
+        } else {
+            relative = start_of(process, dirfd).map_err(|error| named_by(text, error))?;
+            &relative
         };
         task.with_credentials(|credentials| f(&PathWalk::new(&root, start, &credentials.caller())))
     })
@@ -111,10 +118,10 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
 fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     let process = process();
     let root = process.with_fs(FsContext::root);
-    let start = match text.first() {
-        Some(b'/') => root.clone(),
-        None => return Err(Errno::ENOENT),
-        Some(_) => start_of(&process, dirfd)?,
+    let start = if text.first() == Some(&b'/') {
+        root.clone()
+    } else {
+        start_of(&process, dirfd).map_err(|error| named_by(text, error))?
     };
     let credentials = process.credentials();
     let power = if Some(credentials.uid) == credentials.user_ns.root()

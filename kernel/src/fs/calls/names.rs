@@ -299,6 +299,9 @@ pub fn sys_utimensat(args: &Args) -> Result<i64> {
     only(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
     let times = UserPtr::<[Timespec; 2]>::new(args[2]).read_optional()?.unwrap_or([Timespec::NOW; 2]);
     let place = if args[1] == 0 {
+        if args.fd(0) == AT_FDCWD {
+            return Err(Errno::EFAULT);
+        }
         if flags != 0 {
             return Err(Errno::EINVAL);
         }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::Arc;
 
+use crate::fs::anonymous::AnonymousNode;
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{OpenFile, Whence};
 use crate::syscall::Args;
@@ -69,7 +70,8 @@ fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
 
 fn write_to(file: &Open, offset: i64, source: &mut dyn Source) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    file.check_writable()?;
+    // A pipe has no offsets, whichever end it is (Linux: FMODE_PWRITE before FMODE_WRITE).
+    file.check_seekable().and_then(|()| file.check_writable())?;
     file.counted(IoDirection::Write, file.write_at(offset, source))
 }
 
@@ -172,7 +174,9 @@ pub fn sys_sync_file_range(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let file = open(args.fd(0))?;
-    file.check_seekable()?;
+    if !matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory | NodeKind::BlockDevice) {
+        return Err(Errno::ESPIPE);
+    }
     file.file.file().sync().map(|()| 0)
 }
 
@@ -180,7 +184,10 @@ pub fn sys_sync_file_range(args: &Args) -> Result<i64> {
 pub fn sys_readahead(args: &Args) -> Result<i64> {
     let file = open(args.fd(0))?;
     file.check_readable()?;
-    if file.node().kind() == NodeKind::Regular { Ok(0) } else { Err(Errno::EINVAL) }
+    let node = file.node();
+    let any: &dyn core::any::Any = &*node;
+    // What has no name and no pages, such as an eventfd, is no regular file on Linux.
+    if node.kind() == NodeKind::Regular && !any.is::<AnonymousNode>() { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 /// fadvise64(fd, offset, length, advice)

@@ -58,6 +58,26 @@ fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
     Epoll::of(file).ok_or_else(|| file.check_not_path().err().unwrap_or(Errno::EINVAL))
 }
 
+/// Most regular files and all directories are always ready: there is nothing to watch. So are some
+/// devices.
+///
+/// # Errors
+/// `EPERM` for those, `EBADF` for a handle.
+#[inline(never)]
+fn check_watchable(file: &OpenFile) -> Result<()> {
+    let always_ready = match file.node().kind() {
+        NodeKind::Regular | NodeKind::Directory => {
+            Epoll::of(file).is_none() && !file.file().changes_readiness()
+        }
+        _ => file.file().is_always_ready(),
+    };
+    if !always_ready {
+        return Ok(());
+    }
+    file.check_not_path()?;
+    Err(Errno::EPERM)
+}
+
 /// epoll_ctl(epfd, operation, fd, event)
 ///
 /// # Errors
@@ -75,18 +95,8 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
         let table = files.look();
         (table.get(args.fd(0))?.clone(), table.get(fd)?.clone())
     };
-    // Most regular files and all directories are always ready: there is nothing to watch. So are
-    // some devices.
-    let always_ready = file.path().is_some()
-        && match file.node().kind() {
-            NodeKind::Regular | NodeKind::Directory => {
-                Epoll::of(&file).is_none() && !file.file().changes_readiness()
-            }
-            _ => file.file().is_always_ready(),
-        };
-    if always_ready {
-        file.check_not_path()?;
-        return Err(Errno::EPERM);
+    if file.path().is_some() {
+        check_watchable(&file)?;
     }
     let epoll = epoll_of(&instance)?;
     if instance.is_same(&file) {

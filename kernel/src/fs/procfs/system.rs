@@ -10,6 +10,7 @@ use crate::fs::device::{self, split_device};
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::locks::{Cursor, Lock, LockSharing, LockSpace, Owner as LockOwner};
 use crate::fs::machine;
+use crate::fs::mount::TYPES;
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
@@ -41,10 +42,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         writeln!(out, "{}", machine::get().map_or("", |machine| machine.command_line));
         Ok(())
     });
-    root.constant(
-        "filesystems",
-        "nodev\tsysfs\nnodev\tdebugfs\nnodev\ttracefs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs\nnodev\tmqueue\nnodev\tcgroup2\nnodev\t9p",
-    );
+    root.file("filesystems", |out| {
+        TYPES.iter().for_each(|name| writeln!(out, "nodev\t{name}"));
+        Ok(())
+    });
     root.file("devices", devices);
     root.file("partitions", |out| {
         out.push(b"major minor  #blocks  name\n\n");

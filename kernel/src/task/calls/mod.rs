@@ -186,9 +186,17 @@ pub fn sys_membarrier(args: &Args) -> Result<i64> {
     if args.uint(1) != 0 {
         return Err(Errno::EINVAL);
     }
+    let task = current();
+    let registered = &task.process().barriers;
     match args.int(0) {
         QUERY => Ok(i64::from(ALL)),
-        REGISTER_GLOBAL_EXPEDITED | REGISTER_PRIVATE_EXPEDITED => Ok(0),
+        REGISTER_GLOBAL_EXPEDITED | REGISTER_PRIVATE_EXPEDITED => {
+            registered.fetch_or(args.uint(0), Ordering::Relaxed);
+            Ok(0)
+        }
+        PRIVATE_EXPEDITED if registered.load(Ordering::Relaxed) & REGISTER_PRIVATE_EXPEDITED as u32 == 0 => {
+            Err(Errno::EPERM)
+        }
         GLOBAL | GLOBAL_EXPEDITED | PRIVATE_EXPEDITED => {
             hw::interrupt_all();
             Ok(0)
@@ -360,7 +368,9 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_KEEPCAPS | SET_KEEPCAPS | CAPBSET_READ | CAPBSET_DROP | GET_SECUREBITS | SET_SECUREBITS
         | CAP_AMBIENT => return prctl_sets(args),
         SET_TIMERSLACK => {
-            let slack = if args[1] == 0 { 50_000 } else { args[1] };
+            // Linux takes it as signed.
+            let usual = task.default_timer_slack.load(Ordering::Relaxed);
+            let slack = if args.long(1) <= 0 { usual } else { args[1] };
             task.timer_slack.store(slack, Ordering::Relaxed);
         }
         GET_TIMERSLACK => return Ok(task.timer_slack.load(Ordering::Relaxed) as i64),

@@ -383,6 +383,7 @@ impl Prepared {
             process.parent_death_signal.store(0, Ordering::Relaxed);
         }
         let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
+        process.barriers.store(0, Ordering::Relaxed);
         self.space.set_dumpable(dumpable);
         self.space.set_dump_filter(process.space().dump_filter());
         if set_id {

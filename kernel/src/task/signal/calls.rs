@@ -170,7 +170,7 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
     let (targets, whom): (fn(Pid) -> ProcessWalk, Pid) = match args.int(0) {
         i32::MIN => return Err(Errno::ESRCH),
         pid if pid > 0 => {
-            send(&find_by_number(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
+            send(&process_named(pid.unsigned_abs())?)?;
             return Ok(0);
         }
         0 => (registry::group_members, sender.group()),
@@ -241,6 +241,16 @@ pub fn sys_tgkill(args: &Args) -> Result<i64> {
     signal_thread(Some(args.uint(0)), args.int(1), args.int(2))
 }
 
+/// The process with this number, or that of the thread with it: a signal for either is the
+/// process', as on Linux.
+///
+/// # Errors
+/// `ESRCH`.
+fn process_named(number: u32) -> Result<Arc<Process>> {
+    let of_thread = || find_task_by_number(number).map(|task| task.process().clone());
+    find_by_number(number).or_else(of_thread).ok_or(Errno::ESRCH)
+}
+
 /// The siginfo that a program sends along; it may not claim to be the kernel's.
 fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signal)> {
     let signal = Signal::new(i64::from(number)).ok_or(Errno::EINVAL)?;
@@ -271,7 +281,7 @@ fn from_sender(info: SigInfo, target: &Process) -> SigInfo {
 /// rt_sigqueueinfo(pid, signal, info)
 pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
     let (info, signal) = queued_info(args[2], args.int(1), args.uint(0))?;
-    let target = find_by_number(args.uint(0)).ok_or(Errno::ESRCH)?;
+    let target = process_named(args.uint(0))?;
     may_signal(current().process(), &target, Some(signal))?;
     target.queue_signal(from_sender(info, &target))?;
     Ok(0)
@@ -282,7 +292,7 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
     if args.uint(3) != 0 {
         return Err(Errno::EINVAL);
     }
-    let (pid, target) = pidfd::with_file(args.fd(0), |_, file| Ok((file.pid(), file.process())))?;
+    let (pid, target) = pidfd::meant_by(args.fd(0))?;
     let sender = current().process().clone();
     let given = UserPtr::<SigInfo>::new(args[2]).read_optional()?;
     if let Some(info) = &given {

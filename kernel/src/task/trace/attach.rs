@@ -70,6 +70,11 @@ impl Attachment {
         self.keep();
     }
 
+    /// The tracee.
+    pub(super) fn tracee(&self) -> Arc<Tracee> {
+        self.tracee.clone()
+    }
+
     /// It stays.
     pub(in crate::task) fn keep(mut self) {
         self.kept = true;

@@ -13,6 +13,7 @@ use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::hw::user;
 use crate::sched::thread::{SIGNAL, WATCH};
 use crate::sched::{self, Sleep};
+use crate::sync::Woken;
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
 use crate::task::process::{ExitStatus, Process};
@@ -232,15 +233,42 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     if process.exit_status().is_some() || task.has_finished() {
         return Err(Errno::EPERM);
     }
-    Attachment::new(caller.process(), &task, (attached, options))?.keep();
+    let attachment = Attachment::new(caller.process(), &task, (attached, options))?;
+    let tracee = attachment.tracee();
+    attachment.keep();
     if attached == Attached::Classic {
         let (pid, uid) = (caller.process().number_for(process), caller.process().uid());
         task.signal(SigInfo::user(Signal::STOP, code::USER, pid, uid));
     }
-    // One that job control has stopped comes out of that stop, into its tracer's.
+    // One that job control has stopped comes out of that stop, into its tracer's, and can be asked
+    // at once (Linux: JOBCTL_TRAPPING).
     task.call_attention(SIGNAL);
-    sched::wake(&task, &[Sleep::Stopped]);
-    Ok(0)
+    match sched::wake(&task, &[Sleep::Stopped]) {
+        Woken::Sleeper => wait_for_stop(caller.process(), &tracee, &task),
+        Woken::Nobody => Ok(0),
+    }
+}
+
+/// Waits until a tracee that job control has stopped is in its tracer's stop.
+///
+/// # Errors
+/// `EINTR` where the caller is to end.
+fn wait_for_stop(tracer: &Process, tracee: &Tracee, task: &Task) -> Result<i64> {
+    // SIGCONT of another ends the stop and tells that other's parent only: it is looked for.
+    const LOOK: u64 = 10_000_000;
+    let there = || {
+        let state = tracee.state.lock();
+        let is_told = state.stop.is_some() || state.released || state.ended.is_some();
+        drop(state);
+        let runs = || task.process().signals.lock().stop().is_none();
+        (is_told || task.has_finished() || runs()).then_some(())
+    };
+    loop {
+        let deadline = crate::time::now().saturating_add(LOOK);
+        if tracer.child_changed.wait_killable_until(deadline, there)?.is_some() {
+            return Ok(0);
+        }
+    }
 }
 
 fn interrupt(tracee: &Tracee, task: &Task) -> Result<i64> {

@@ -246,6 +246,10 @@ impl Node for Dir {
         self.kind == DirKind::Descriptors && task::with_current(|task| task.process().pid == self.subject.pid)
     }
 
+    fn process_number(&self) -> Option<u32> {
+        (self.kind == DirKind::Whole && self.subject.tid.is_none()).then_some(self.subject.pid)
+    }
+
     fn parent(&self) -> Option<DirectoryPlace> {
         let presence = if self.subject.process().is_ok() { Presence::Linked } else { Presence::Removed };
         Some(DirectoryPlace { dir: self.parent.clone(), name: self.name.clone(), presence })
