@@ -27,7 +27,7 @@ pub const LAB: &str = "freehold-lab-1";
 /// Of `freehold diff`.
 pub const DIFF: &str = "freehold-diff-1";
 /// Of `freehold doctor`.
-pub const DOCTOR: &str = "freehold-doctor/1";
+pub const DOCTOR: &str = "freehold-doctor-1";
 
 /// Where a program ran. Comparing two runs that differ here is not fair.
 #[derive(Debug, Serialize)]

@@ -194,7 +194,7 @@ mod tests {
         }
         assert!(refused("{\"outcome\": \"exit\"}").contains("write it again"));
         assert!(refused("{\"schema\": \"freehold-run-2\"}").contains("knows freehold-run-1"));
-        assert!(refused("{\"schema\": \"freehold-doctor/1\"}").contains("cannot be compared"));
+        assert!(refused("{\"schema\": \"freehold-doctor-1\"}").contains("cannot be compared"));
         assert!(refused("{\"schema\": \"other\\n\\u001b[31m\"}").contains("its schema is other??[31m"));
     }
 

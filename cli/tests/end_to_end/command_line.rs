@@ -134,7 +134,7 @@ fn the_json_tells_a_missing_program_from_a_program_that_returned_127() {
 #[test]
 fn json_goes_to_stdout_where_stdout_is_free() {
     let record: Value = serde_json::from_str(&says(&["doctor", "--json", "-"])).expect("JSON alone");
-    has_schema(&record, "freehold-doctor/1");
+    has_schema(&record, "freehold-doctor-1");
     let network = record["findings"].as_array().expect("a list").iter().find(|one| one["about"] == "network");
     assert_eq!(network.expect("it is looked for")["verdict"], "ok");
     let line = refuses(&["run", "--json", "-", "--", "busybox", "true"]);

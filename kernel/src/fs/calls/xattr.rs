@@ -52,8 +52,8 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
 }
 
 /// Whether the caller may change the attribute "security." with this rest of a name (Linux:
-/// `cap_inode_setxattr`, `cap_inode_removexattr`). Capabilities of a file hold in all namespaces, so
-/// they are the initial one's to give, as before Linux 4.14: a nested one's would need its number.
+/// `cap_inode_setxattr`, `cap_inode_removexattr`). Capabilities of a file hold in all namespaces.
+/// Only the initial one gives them, as before Linux 4.14.
 fn may_secure(place: &Path, attribute: &[u8]) -> bool {
     match attribute {
         CAPABILITY => task::may(Capability::SetFcap),
