@@ -176,6 +176,7 @@ static void offsets_and_slack(void)
 	NEED(pipe(ends) == 0);
 	FAILS_WITH("a pipe has no offsets to write at", pwrite(ends[0], &byte, 1, 0), ESPIPE);
 	FAILS_WITH("at either end, by any call", syscall(SYS_pwritev2, ends[0], &one, 1L, 0L, 0L, 0L), ESPIPE);
+	FAILS_WITH("nor to read at", pread(ends[1], &byte, 1, 0), ESPIPE);
 	close(ends[0]);
 	close(ends[1]);
 	long usual = slack();
@@ -300,6 +301,35 @@ static void deadlocks(void)
 	close(file);
 }
 
+/* A circle that is closed when a third one lets go. */
+static void late_deadlock(void)
+{
+	int status, file = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), told[2];
+	char byte;
+	NEED(file >= 0 && pipe(told) == 0 && locks(file, F_SETLK, F_RDLCK, 0) == 0);
+	fflush(stdout);
+	pid_t first = fork();
+	NEED(first >= 0);
+	if (first == 0) {
+		NEED(locks(file, F_SETLK, F_WRLCK, 1) == 0 && write(told[1], "x", 1) == 1);
+		_exit(!(locks(file, F_SETLKW, F_WRLCK, 0) == -1 && errno == EDEADLK));
+	}
+	NEED(read(told[0], &byte, 1) == 1 && COMES_TRUE(is_asleep(first, first)));
+	pid_t second = fork();
+	NEED(second >= 0);
+	if (second == 0) {
+		NEED(locks(file, F_SETLK, F_RDLCK, 0) == 0);
+		_exit(locks(file, F_SETLKW, F_WRLCK, 1) != 0);
+	}
+	NEED(COMES_TRUE(is_asleep(second, second)));
+	NEED(locks(file, F_SETLK, F_UNLCK, 0) == 0);
+	PROMISE("so is one that waits when the circle closes", waitpid(first, &status, 0) == first && status == 0);
+	PROMISE("and what it held goes to the next", waitpid(second, &status, 0) == second && status == 0);
+	close(told[0]);
+	close(told[1]);
+	close(file);
+}
+
 static int fd_signals(int directory, int number)
 {
 	return syscall(SYS_pidfd_send_signal, directory, number, NULL, 0);
@@ -331,6 +361,21 @@ static void processes(void)
 	NEED(ptrace(PTRACE_DETACH, child, NULL, NULL) == 0);
 	PROMISE("its directory kills it", fd_signals(directory, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
 	FAILS_WITH("then it stands for nobody", fd_signals(directory, 0), ESRCH);
+	if (geteuid() == 0) {
+		char number[16];
+		int last = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+		snprintf(number, sizeof number, "%d", child - 1);
+		NEED(last >= 0 && write(last, number, strlen(number)) > 0);
+		close(last);
+		fflush(stdout);
+		pid_t another = fork();
+		NEED(another >= 0);
+		if (another == 0)
+			for (;;)
+				pause();
+		PROMISE("not for another with its number", another != child || (fd_signals(directory, SIGKILL) == -1 && errno == ESRCH));
+		NEED(kill(another, SIGKILL) == 0 && waitpid(another, &status, 0) == another);
+	}
 	close(directory);
 	close(tasks);
 	close(handle);
@@ -351,6 +396,7 @@ int main(void)
 	arguments();
 	threads();
 	deadlocks();
+	late_deadlock();
 	processes();
 	return conclude();
 }

@@ -148,7 +148,17 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
     }
     let is_followed = wanted.space == LockSpace::Record && matches!(wanted.owner, Owner::Process(_));
     let _wait = if is_followed { Some(KnownWait::new(file, wanted)?) } else { None };
-    RELEASED.wait_until(attempt)?
+    // When one holder lets go, the next in the way may be one that waits for this owner. As long as
+    // it is the same, it is that one's wait that closed the circle, and that one is told.
+    let mut before = conflict(file, wanted).map(|held| held.owner);
+    let mut comes_back = || {
+        let table = LOCKS.lock();
+        let now = table.conflicts(file, wanted).map(|held| held.owner);
+        let is_another = now != before;
+        before = now;
+        is_followed && is_another && table.comes_back(file, wanted)
+    };
+    RELEASED.wait_until(|| attempt().or_else(|| comes_back().then_some(Err(Errno::EDEADLK))))?
 }
 
 /// A wait that the table knows until this is dropped.

@@ -164,9 +164,9 @@ pub trait Node: Any + Send + Sync {
     fn is_callers_own(&self) -> bool {
         false
     }
-    /// The process that a directory of /proc is about, which stands for it as a pidfd does
-    /// (Linux: `tgid_pidfd_to_pid`).
-    fn process_number(&self) -> Option<u32> {
+    /// A descriptor's file of the process that an open directory of /proc is about, for which that
+    /// stands (Linux: `tgid_pidfd_to_pid`).
+    fn pidfd(&self) -> Option<Arc<dyn File>> {
         None
     }
     /// Where a directory is; `None` for the root of a file system and for anything but directories.

@@ -115,8 +115,9 @@ pub(super) fn meant_by(fd: i32) -> Result<(Pid, Result<Arc<Process>>)> {
         return Ok((opened.pid(), opened.process()));
     }
     file.check_not_path()?;
-    let pid = file.node().process_number().ok_or(Errno::EBADF)?;
-    Ok((pid, registry::find(pid).ok_or(Errno::ESRCH)))
+    let of_directory = file.node().pidfd().ok_or(Errno::EBADF)?;
+    let opened = of_directory.downcast::<PidFile>().ok_or(Errno::EBADF)?;
+    Ok((opened.pid(), opened.process()))
 }
 
 /// The process behind a descriptor.

@@ -65,13 +65,19 @@ fn write(file: &Open, source: &mut dyn Source) -> Result<i64> {
 
 fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    file.counted(IoDirection::Read, file.read_at(offset, sink))
+    file.counted(IoDirection::Read, file.read_at(offset, sink).map_err(|error| offset_error(file, error)))
+}
+
+/// What a transfer at an offset says that met `error`: a stream has no offsets, whichever end it is
+/// (Linux: FMODE_PREAD before FMODE_READ).
+#[cold]
+fn offset_error(file: &Open, error: Errno) -> Errno {
+    if error == Errno::EBADF { file.check_seekable().err().unwrap_or(error) } else { error }
 }
 
 fn write_to(file: &Open, offset: i64, source: &mut dyn Source) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    // A pipe has no offsets, whichever end it is (Linux: FMODE_PWRITE before FMODE_WRITE).
-    file.check_seekable().and_then(|()| file.check_writable())?;
+    file.check_writable().map_err(|error| offset_error(file, error))?;
     file.counted(IoDirection::Write, file.write_at(offset, source))
 }
 

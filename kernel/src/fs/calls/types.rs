@@ -11,7 +11,8 @@ use crate::syscall::Args;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// sysfs(1, name), sysfs(2, index, buffer), sysfs(3): a type's number, its name, how many there are.
+/// sysfs(1, name), sysfs(2, index, buffer), sysfs(3): a type's number, its name, how many there
+/// are.
 ///
 /// # Errors
 /// As in the manual.

@@ -246,6 +246,7 @@ impl Epoll {
     }
 
     /// Change what is asked about a watched file.
+    #[inline]
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
         let item = watched(&self.items.lock(), fd, file)?;
         *item.interest.lock() = interest;

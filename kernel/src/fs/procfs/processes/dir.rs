@@ -11,7 +11,9 @@ use crate::fs::flags::OpenFlags;
 use crate::fs::generated::ShortLine;
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence};
 use crate::fs::pseudo;
+use crate::sync::SpinLock;
 use crate::task::inspect::Mode;
+use crate::task::pidfd::PidFile;
 use crate::task::userns::{IdKind, NamespaceKind};
 use crate::task::{self, Pid, registry};
 use crate::user::Sink;
@@ -111,6 +113,8 @@ pub(super) struct Dir {
     mode: u32,
     parent: Arc<dyn Node>,
     name: Arc<[u8]>,
+    /// The process of an open directory, whose ID may come to be another's.
+    process: SpinLock<Option<Arc<dyn File>>>,
 }
 
 impl Dir {
@@ -122,7 +126,10 @@ impl Dir {
         name: &[u8],
     ) -> Arc<Self> {
         let name = reserve::slice(name);
-        reserve::cyclic(|me| Self { device, me: me.clone(), subject, kind, mode, parent, name })
+        reserve::cyclic(|me| {
+            let process = SpinLock::new(None);
+            Self { device, me: me.clone(), subject, kind, mode, parent, name, process }
+        })
     }
 
     fn me(&self) -> Arc<Dir> {
@@ -237,6 +244,16 @@ impl Node for Dir {
         if self.kind == DirKind::DescriptorInfos {
             check_inspection(self.subject, Mode::READ_FS)?;
         }
+        if self.kind == DirKind::Whole
+            && self.subject.tid.is_none()
+            && let Ok(process) = self.subject.process()
+        {
+            let file: Arc<dyn File> = PidFile::new(&process);
+            let mut opened = self.process.lock();
+            if opened.is_none() {
+                *opened = Some(file);
+            }
+        }
         Ok(self)
     }
 
@@ -246,8 +263,8 @@ impl Node for Dir {
         self.kind == DirKind::Descriptors && task::with_current(|task| task.process().pid == self.subject.pid)
     }
 
-    fn process_number(&self) -> Option<u32> {
-        (self.kind == DirKind::Whole && self.subject.tid.is_none()).then_some(self.subject.pid)
+    fn pidfd(&self) -> Option<Arc<dyn File>> {
+        self.process.lock().clone()
     }
 
     fn parent(&self) -> Option<DirectoryPlace> {
