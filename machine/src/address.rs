@@ -73,7 +73,7 @@ impl fmt::Debug for PhysAddr {
     }
 }
 
-/// A virtual address, in bytes, of whatever address space the context names.
+/// A virtual address, in bytes, in the address space that the context names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct VirtAddr(pub u64);
@@ -103,7 +103,7 @@ impl fmt::Debug for VirtAddr {
     }
 }
 
-/// What is done at an address.
+/// Kind of access to an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Load.

@@ -27,7 +27,7 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn disable_preemption(self);
     /// Undo one [`Cpus::disable_preemption`].
     fn enable_preemption(self);
-    /// What to do between two looks at a contended lock.
+    /// Pauses between two looks at a contended lock.
     fn relax(self) {
         core::hint::spin_loop();
     }
@@ -85,7 +85,7 @@ impl AtomicCpuSet {
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
-    /// Add `cpu`; ordered before what the caller loads next (sequentially consistent).
+    /// Adds `cpu`; ordered before the caller's next loads (sequentially consistent).
     #[inline]
     pub fn insert(&self, cpu: CpuId) {
         self.0.fetch_or(1 << cpu.0, Ordering::SeqCst);

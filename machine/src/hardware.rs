@@ -1,8 +1,8 @@
 //! Translation tables, TLBs, physical bytes, the direct map and random bits.
 //!
-//! These are the seams through which an mm crate reaches hardware. None of them is `unsafe`: the
-//! implementation keeps them sound by refusing (with a panic that names the frame) what its own
-//! records say is not the caller's, so a bug in an mm crate ends in a report and not in corruption.
+//! An mm crate reaches hardware through these traits. No trait is `unsafe`: the implementation
+//! refuses (with a panic that names the frame) frames that its own records do not give to the
+//! caller. So a bug in an mm crate ends in a report and not in corruption.
 
 use core::ops::Range;
 
@@ -20,7 +20,7 @@ pub trait Tables: Copy + Send + Sync + 'static {
     fn load_entry(self, table: Pfn, index: usize) -> u64;
     /// Replace the entry (release); for entries that the walker does not change meanwhile.
     fn store_entry(self, table: Pfn, index: usize, value: u64);
-    /// Replace the entry and return what it was, with the walker's bits (acquire and release).
+    /// Replaces the entry and returns the old one, with the walker's bits (acquire and release).
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64;
     /// Replace the entry if it still is `current` (acquire and release); else what it is now.
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64>;
@@ -50,10 +50,10 @@ pub trait Tables: Copy + Send + Sync + 'static {
     }
 }
 
-/// What to forget.
+/// Translations to forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flush {
-    /// Translations of `pages` pages of 4 KiB from `start` on, in whatever root is loaded.
+    /// Translations of `pages` pages of 4 KiB from `start` on, in the loaded root.
     Range {
         /// First address, page-aligned.
         start: VirtAddr,
@@ -186,7 +186,7 @@ pub trait Entropy: Copy + Send + Sync + 'static {
     fn is_seeded(self) -> bool;
 }
 
-/// Everything together: what a machine gives to the memory manager.
+/// Everything together: the services that a machine gives to the memory manager.
 pub trait Machine: Tables + Tlb + PhysicalBytes + DirectMap + Entropy {
     /// The nodes that have memory or CPUs: 1 or more, dense from 0.
     fn node_count(self) -> usize;

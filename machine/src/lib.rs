@@ -2,7 +2,7 @@
 //!
 //! Every mm crate is written against these traits and nothing else: no kernel, no registers, no
 //! emulator. So each runs under plain `cargo test` on the software machine (the module `model`,
-//! feature `model`), whose TLBs remember what a missing flush leaves behind.
+//! feature `model`), whose TLBs remember entries that a missing flush leaves behind.
 #![cfg_attr(all(doctest, feature = "model"), doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]

@@ -17,8 +17,8 @@ pub struct NotWithdrawn;
 /// none.
 ///
 /// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no
-/// two calls at a time name the same frame. What is in the frames after a call that succeeds is not
-/// said.
+/// two calls at a time name the same frame. The frames' contents after a call that succeeds are
+/// undefined.
 pub trait Publish: fmt::Debug + Send + Sync {
     /// Makes `frames`, which are private, visible.
     ///

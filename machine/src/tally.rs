@@ -1,8 +1,8 @@
 //! Counts that every CPU raises and few read: statistics of fast paths.
 //!
-//! Invariant: whoever counts touches a line of its own CPU's, which only CPUs of the same number
-//! modulo [`LINES`] share. A sum is exact while nobody counts; otherwise it is a number that was
-//! right at some moment of each CPU.
+//! Invariant: a caller that counts touches a line of its own CPU's, which only CPUs of the same
+//! number modulo [`LINES`] share. A sum is exact while no CPU counts; otherwise it adds counts that
+//! were right at some moment of each CPU.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::CpuId;
 /// CPUs that count beside each other.
 const LINES: usize = 16;
 
-/// What one CPU counted; by itself in what prefetchers take for a line.
+/// Counts of one CPU, alone in the two cache lines that prefetchers take together.
 #[repr(align(128))]
 struct CpuTally<const N: usize>([AtomicU64; N]);
 

@@ -1,4 +1,4 @@
-//! What firmware says about memory: nodes, ranges, distances, memory-side caches.
+//! Firmware's description of memory: nodes, ranges, distances, memory-side caches.
 //!
 //! Filled from ACPI's SRAT, SLIT and HMAT (ACPI 6.5, sections 5.2.16, 5.2.17, 5.2.28) before the
 //! first frame is handed out. Fixed-size, so that it needs no allocator. Invariants, kept by
@@ -37,7 +37,7 @@ pub enum Presence {
 pub struct MemoryRange {
     /// The frames.
     pub frames: PfnRange,
-    /// Whose they are.
+    /// Node of the frames.
     pub node: NodeId,
     /// When they are there.
     pub presence: Presence,
@@ -54,7 +54,7 @@ pub enum Indexing {
     Other,
 }
 
-/// What the cache does with stores (HMAT cache attributes, bits 12–15).
+/// Treatment of stores by the cache (HMAT cache attributes, bits 12–15).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WritePolicy {
     /// Write-back.
@@ -85,7 +85,7 @@ pub struct NearCache {
     pub level: u8,
     /// How addresses find their line.
     pub indexing: Indexing,
-    /// What happens on stores.
+    /// Treatment of stores.
     pub write_policy: WritePolicy,
     /// Whether its memory is addressable too.
     pub address_mode: AddressMode,

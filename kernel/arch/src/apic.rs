@@ -29,7 +29,7 @@ const PENDING: u32 = 1 << 12;
 /// The vector of interrupts that vanished before they were delivered.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0xff;
 
-/// What an interprocessor interrupt does.
+/// Effect of an interprocessor interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ipi {
     /// An ordinary interrupt with this vector.
@@ -42,7 +42,7 @@ pub(crate) enum Ipi {
     Startup(u8),
 }
 
-/// What makes the timer fire.
+/// Condition that makes the timer fire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TimerMode {
     /// Counting down to 0, once.
@@ -137,8 +137,8 @@ pub(crate) fn send(apic_id: u32, ipi: Ipi) {
     };
     match access() {
         ApicAccess::X2apic => {
-            // What was stored for the target must be visible before it is interrupted: this write
-            // does not wait (10.12.3).
+            // Stores for the target must be visible before it is interrupted: this write does not
+            // wait (10.12.3).
             registers::finish_stores();
             let command = u64::from(apic_id) << 32 | u64::from(low);
             // SAFETY: the target runs this crate's handlers, or (INIT, start-up) its trampoline.
@@ -168,7 +168,7 @@ pub(crate) fn set_timer_count(count: u32) {
     write(TIMER_INITIAL, count);
 }
 
-/// What is left of the count.
+/// Returns the rest of the count.
 pub(crate) fn timer_count() -> u32 {
     read(TIMER_CURRENT)
 }

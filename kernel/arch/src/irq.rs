@@ -53,7 +53,8 @@ impl Drop for InterruptsOff {
     }
 }
 
-/// What a device's interrupt does. Interrupts are off; it must not block, allocate, or wait long.
+/// Handler of a device's interrupt. Interrupts are off; the handler must not block, allocate, or
+/// wait long.
 pub trait InterruptHandler: Sync {
     /// The device has interrupted.
     fn interrupt(&self);
@@ -83,7 +84,7 @@ pub fn allocate(handler: &'static dyn InterruptHandler, cpu: CpuId) -> Option<Ms
     Some(Msi { address: 0xfee0_0000 | u64::from(target) << 12, data: u32::from(vector), vector })
 }
 
-/// Call the handler of a device's vector; one that nobody has is ignored.
+/// Calls the handler of a device's vector; a vector without a handler is ignored.
 pub(crate) fn dispatch(vector: u8) {
     let index = usize::from(vector).wrapping_sub(FIRST_DEVICE);
     if let Some(handler) = HANDLERS.get(index).and_then(Once::get) {

@@ -1,8 +1,8 @@
 //! x86-64: everything of the Freehold kernel that is a register, an instruction or an address.
 //!
 //! May use `unsafe`: registers, descriptor tables, page tables, windows, stacks and the boundary to
-//! user mode cannot be reached without. What is exported is safe to call: a misuse ends in a report
-//! (a panic or a page fault that names the address), not in corruption.
+//! user mode cannot be reached without. All exported functions are safe to call: a misuse ends in a
+//! report (a panic or a page fault that names the address), not in corruption.
 //!
 //! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every
 //! address space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user

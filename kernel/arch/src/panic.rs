@@ -1,4 +1,4 @@
-//! The death certificate: what a kernel that cannot go on says about itself.
+//! The death certificate: the last report of a kernel that cannot go on.
 //!
 //! The first CPU to fail stops all others with an NMI, each of which notes its registers and
 //! backtrace; then the whole goes to the serial line and to the registered sink, and the machine
@@ -21,11 +21,11 @@ use crate::{X86, boot, cpu, power, registers, serial};
 /// Return addresses that are noted per CPU.
 pub const MAX_FRAMES: usize = 32;
 const MAX_MESSAGE: usize = 1024;
-/// What isa-debug-exit gets: QEMU ends with `1 << 1 | 1`.
+/// Value for isa-debug-exit: QEMU ends with `1 << 1 | 1`.
 const EXIT_PANIC: u8 = 1;
 const NOBODY: u32 = u32::MAX;
 
-/// What one CPU was doing.
+/// State of one CPU when the kernel failed.
 #[derive(Debug)]
 pub struct CpuReport {
     cpu: CpuId,
@@ -67,7 +67,7 @@ impl Certificate {
     pub fn slide(&self) -> u64 {
         self.slide
     }
-    /// What each CPU was doing, the failed one among them.
+    /// Returns the state of each CPU, the failed one among them.
     pub fn cpus(&self) -> impl Iterator<Item = &CpuReport> {
         SLOTS.iter().filter_map(ReportSlot::get)
     }
@@ -86,8 +86,8 @@ impl Write for Certificate {
     }
 }
 
-/// Who carries the certificate to the host. Called with interrupts off and all other CPUs stopped,
-/// perhaps in the middle of anything: must not lock or allocate.
+/// Carrier of the certificate to the host. Called with interrupts off and all other CPUs stopped,
+/// perhaps in the middle of a locked section: must not lock or allocate.
 pub trait CertificateSink: Sync {
     /// Send it.
     fn certificate(&self, certificate: &Certificate);

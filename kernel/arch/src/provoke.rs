@@ -15,7 +15,7 @@ use crate::{X86, boot, irq, time};
 #[cfg(target_os = "none")]
 core::arch::global_asm!(
     ".section .text.freehold_provoke, \"ax\"",
-    // rdi: address. rax: what was read; rdx: 1 if it was.
+    // rdi: address. rax: the value; rdx: 1 if it was read.
     ".globl freehold_provoke_read, freehold_provoke_read_at",
     "freehold_provoke_read:",
     "mov edx, 1",
@@ -99,7 +99,7 @@ pub fn read(frame: Pfn) -> Option<u64> {
     read_at(tables::frame_ptr(frame) as u64)
 }
 
-/// Read the first word of what is shown at `bytes`, in a window or wherever, through the direct
+/// Reads the first word of the page shown at `bytes`, in a window or elsewhere, through the direct
 /// map. `None`: it is not there.
 pub fn read_alias(bytes: &[u8]) -> Option<u64> {
     let address = VirtAddr(bytes.as_ptr() as u64);
@@ -120,8 +120,8 @@ pub fn execute(frame: Pfn) -> bool {
     tried.done != 0
 }
 
-/// Write a byte of the kernel's text through the direct map, with what is there. Whether that
-/// worked.
+/// Writes a byte of the kernel's text through the direct map, with its present value. Returns
+/// whether that worked.
 pub fn write_text_alias() -> bool {
     let first = boot::read_only_frames().start;
     // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
@@ -129,7 +129,7 @@ pub fn write_text_alias() -> bool {
     tried.done != 0
 }
 
-/// What came of [`read_closed_window`].
+/// Result of [`read_closed_window`].
 #[derive(Clone, Copy, Debug)]
 pub struct ClosedWindow {
     /// The word; `None`: nothing is there any more.
@@ -161,7 +161,8 @@ pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> ClosedWindow {
     ClosedWindow { word, late_ns: now - until }
 }
 
-/// Write a byte of `frame`, with what is there, through a window for reading. Whether that worked.
+/// Writes a byte of `frame`, with its present value, through a window for reading. Returns whether
+/// that worked.
 pub fn write_reading_window(frame: Pfn) -> bool {
     X86.read_bytes(frame, |bytes| {
         // SAFETY: the byte stays as it is; a fault goes on behind the instruction.

@@ -1,7 +1,7 @@
 //! Single instructions: ports, model-specific and control registers, CPUID, random bits.
 //!
-//! The functions that cannot break memory safety by themselves are safe; the others say what the
-//! caller promises. Manual: Intel SDM volume 2 (instructions), volume 4 (MSRs).
+//! The functions that cannot break memory safety by themselves are safe; the others name the
+//! caller's promises. Manual: Intel SDM volume 2 (instructions), volume 4 (MSRs).
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
@@ -110,7 +110,7 @@ pub(crate) unsafe fn rdmsr(register: u32) -> u64 {
 /// Write a model-specific register.
 ///
 /// # Safety
-/// The register exists, takes `value`, and what it changes keeps every Rust reference valid.
+/// The register exists and takes `value`. Every Rust reference stays valid with it.
 pub(crate) unsafe fn wrmsr(register: u32, value: u64) {
     let (low, high) = (value as u32, (value >> 32) as u32);
     // SAFETY: the caller's promise. Not `nomem`: it may order or start other accesses.
@@ -144,11 +144,11 @@ control_register!(read_cr2, "cr2");
 control_register!(read_cr3, "cr3");
 control_register!(read_cr4, write_cr4, "cr4");
 
-/// Write CR3. The value is stored first: an observer of the machine sees stores, but no registers
+/// Writes CR3. The value is stored first: an observer of the machine sees stores, but no registers
 /// (scope/doorbell).
 ///
 /// # Safety
-/// What it changes keeps every Rust reference valid.
+/// Every Rust reference stays valid under the new tables.
 #[inline]
 pub(crate) unsafe fn write_cr3(value: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
@@ -160,11 +160,12 @@ pub(crate) unsafe fn write_cr3(value: u64) {
 }
 
 /// Copies `words` words of 8 bytes upwards from address `from` to `to`, then writes CR3 as
-/// [`write_cr3`], with no store to anything else in between: what is copied may be the code that
-/// runs and its stack.
+/// [`write_cr3`], with no other store in between: the copied bytes may be the running code and
+/// its stack.
 ///
-/// # Safety `from` is readable and `to` writable for as many words, nothing of Rust's is in the
-/// second run, and what the value changes keeps every Rust reference valid.
+/// # Safety
+/// `from` is readable and `to` writable for as many words, nothing of Rust's is in the second run,
+/// and every Rust reference stays valid under the new tables.
 pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
     // SAFETY: the caller's promise; the store goes to `told`.
@@ -217,7 +218,7 @@ pub(crate) fn take_debug_status() -> u64 {
 
 /// Whether a debug exception with this status came by watchpoints and nothing else.
 pub(crate) fn is_watchpoint(status: u64) -> bool {
-    /// What was accessed while debug registers were protected, a single step, a task switch.
+    /// Other causes: an access while debug registers were protected, a single step, a task switch.
     const OTHERS: u64 = 1 << 13 | 1 << 14 | 1 << 15;
     status & 0xf != 0 && status & OTHERS == 0
 }
@@ -236,8 +237,8 @@ pub(crate) fn is_emulated() -> bool {
     cpuid(0x4000_0000, 0).ebx == SIGNATURE
 }
 
-/// Arms hardware breakpoints and watchpoints: their addresses, and what the debug control register
-/// says (Intel SDM volume 3, 17.2).
+/// Arms hardware breakpoints and watchpoints: their addresses, and the debug control register
+/// (Intel SDM volume 3, 17.2).
 pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {
     // SAFETY: the caller goes to user mode next; no address is the kernel's. A hit is an exception
     // with a stack of its own.

@@ -2,12 +2,12 @@
 //!
 //! [`is_on`] compiles to a no-op of five bytes; a key that is on has a jump in its place, to where
 //! the answer is "on". A table in read-only data says for each such place (*site*) its key and
-//! where the jump leads. Whoever turns a key patches all of its sites, on all nodes
+//! where the jump leads. Turning a key patches all of its sites, on all nodes
 //! ([`freehold_replica::Replicas::patch`]).
 //!
-//! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which does what the key
-//! will say ([`turn`] comes before the first store). So a key may say "on" at one site and "off" at
-//! another; its users must live with either, as with a relaxed atomic.
+//! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which acts by the key's
+//! new state ([`turn`] comes before the first store). So a key may say "on" at one site and "off"
+//! at another; its users must live with either, as with a relaxed atomic.
 //!
 //! **Where not.** Code that runs in NMIs, double faults and machine checks asks no key: the return
 //! from INT3 would let the next NMI in.
@@ -84,7 +84,7 @@ impl StaticKey {
 
 const _: () = assert!(EVENTS[StaticKey::SYSCALL_COUNTS].is_marker());
 
-/// What each key says, or will say when it has been turned.
+/// State of each key, or its state after the turn under way.
 static STATES: [AtomicBool; StaticKey::COUNT] = [const { AtomicBool::new(false) }; StaticKey::COUNT];
 
 /// `nop dword ptr [rax + rax + 0]`
@@ -121,8 +121,8 @@ pub fn state(key: StaticKey) -> KeyState {
     if STATES[key.0].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
 }
 
-/// From now on an INT3 at a site of `key` does what the state says; on a host, the key says it.
-/// Before its sites are patched.
+/// From now on an INT3 at a site of `key` acts by `state`; on a host, the key has it. The caller
+/// patches the key's sites afterwards.
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key.0].store(state == KeyState::On, Ordering::Release);
 }

@@ -82,11 +82,11 @@ impl<T: ?Sized> fmt::Debug for IrqSpinLock<T> {
     }
 }
 
-/// A place for one [`Arc`], which is put there and taken away by exchange: whoever takes it has it,
-/// nobody else. No lock, and no reference is counted.
+/// A place for one [`Arc`], which is put there and taken away by exchange: one taker alone gets it.
+/// No lock, and no reference is counted.
 pub struct ArcSlot<T>(AtomicPtr<T>);
 
-// SAFETY: as for `Mutex<Option<Arc<T>>>`: what is shared are the exchanges.
+// SAFETY: as for `Mutex<Option<Arc<T>>>`: CPUs share the exchanges only.
 unsafe impl<T: Send + Sync> Sync for ArcSlot<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Send for ArcSlot<T> {}
@@ -96,12 +96,12 @@ impl<T> ArcSlot<T> {
     pub const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
-    /// Take what is there.
+    /// Takes the [`Arc`] out, if there is one.
     #[inline]
     pub fn take(&self) -> Option<Arc<T>> {
         Self::owned(self.0.swap(ptr::null_mut(), Ordering::SeqCst))
     }
-    /// Put `value` there; what was there before is the caller's.
+    /// Puts `value` there. Returns the one that was there before.
     #[inline]
     pub fn put(&self, value: Arc<T>) -> Option<Arc<T>> {
         Self::owned(self.0.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst))

@@ -7,9 +7,9 @@
 //! current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped
 //! while `running`, so the last reference is never given back in the middle of a switch.
 //!
-//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere
-//! below, for the price of some loads. Shows nest: of each type the innermost is found, and the
-//! innermost of all soonest.
+//! A function that runs on a thread may [show] an object that it has: [`with_current`] finds it
+//! from any function below, for the price of some loads. Shows nest: of each type the innermost is
+//! found, and the innermost of all is found fastest.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -27,7 +27,7 @@ use crate::vmap::Stack;
 pub use crate::vmap::{MOST_IDLE_STACKS, STACK_PAGES};
 use crate::{cpu, irq, panic, registers, traps, user};
 
-/// What a thread does.
+/// Body of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct ThreadInner {
@@ -35,8 +35,8 @@ pub(crate) struct ThreadInner {
     /// The stack pointer while it does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
     body: SpinLock<Option<Body>>,
-    /// What it shows, on its own stack or for ever; null for nothing. Only the thread itself writes
-    /// it.
+    /// Innermost object that the thread shows, on its own stack or for ever; null for none. Only
+    /// the thread itself writes this field.
     shown: AtomicPtr<Shown>,
     /// Absent for threads that adopted the stack they were found on.
     _stack: Option<Stack>,
@@ -57,7 +57,7 @@ pub struct Thread {
 struct Shown {
     kind: TypeId,
     object: *const (),
-    /// What the thread showed before, or null.
+    /// The next outer object that the thread shows, or null.
     outer: *const Shown,
 }
 
@@ -101,11 +101,11 @@ impl Thread {
     /// When there is no memory for its stack.
     pub fn new(body: Body) -> Result<Self, OutOfMemory> {
         let stack = Stack::new()?;
-        // What `thread_switch` pops: six registers and a return address.
+        // Frame that `thread_switch` pops: six registers and a return address.
         let frame = [0, 0, 0, 0, 0, 0, thread_begin as *const () as u64];
         let saved = stack.start() - size_of_val(&frame) as u64;
         // SAFETY: the stack is new, the bytes below its start are mapped, writable, aligned and
-        // nobody else's.
+        // without another user.
         unsafe { (saved as *mut [u64; 7]).write(frame) };
         let inner = ThreadInner {
             running: AtomicBool::new(false),
@@ -144,7 +144,7 @@ impl Thread {
         if running.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return 0;
         }
-        // SAFETY: `running` was claimed: until it is given back nobody changes it.
+        // SAFETY: `running` was claimed: until it is given back no other CPU changes it.
         let saved = unsafe { *self.inner.saved.get() } as *const [u64; 7];
         // SAFETY: the stack is as `thread_switch` or `Thread::new` left it: six registers, the last
         // of them rbp, and a return address.
@@ -179,7 +179,7 @@ fn current<'a>() -> Option<&'a ThreadInner> {
     unsafe { current.as_ref() }
 }
 
-/// Let [`with_current`] show `object` to whatever runs on this thread inside `body`.
+/// Lets [`with_current`] show `object` to all code that runs on this thread inside `body`.
 pub fn show<T: Sync + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
     let slot = current().map(|thread| &thread.shown);
     let outer = slot.map_or(ptr::null_mut(), |slot| slot.load(Ordering::Relaxed));
@@ -210,7 +210,7 @@ pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<
     let mut next = current()?.shown.load(Ordering::Relaxed).cast_const();
     let shown = loop {
         // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked;
-        // what it shows as `outer` was shown before by the same rule, and lives at least as long.
+        // its `outer` object was shown before by the same rule, and lives at least as long.
         let shown = unsafe { next.as_ref() }?;
         if shown.kind == TypeId::of::<T>() {
             break shown;
@@ -244,8 +244,8 @@ pub fn switch(next: &Thread) {
     let load = unsafe { *next.inner.saved.get() };
     // SAFETY: the current thread stays referenced until `arrive` gives that up on the other stack.
     let save = unsafe { (*current).saved.get() };
-    // SAFETY: `load` is what a switch or `Thread::new` left for this; `save` is written before
-    // anyone may claim the thread.
+    // SAFETY: a switch or `Thread::new` left `load` for this; `save` is written before anyone may
+    // claim the thread.
     unsafe { thread_switch(save, load) };
     arrive();
 }

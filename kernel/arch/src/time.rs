@@ -49,8 +49,8 @@ pub fn now() -> u64 {
     nanoseconds(rdtsc().saturating_sub(START.load(Ordering::Relaxed)))
 }
 
-/// The time-stamp counter: for measuring what is short and frequent. [`nanoseconds`] says what a
-/// difference means.
+/// Returns the time-stamp counter, to measure short and frequent steps. [`nanoseconds`] converts a
+/// difference.
 #[inline]
 pub fn ticks() -> u64 {
     rdtsc()
@@ -149,7 +149,7 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
 }
 
 /// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for
-/// `u64::MAX`. Replaces what was armed. Interrupts are off, or the caller stays on this CPU.
+/// `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays on this CPU.
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
@@ -168,8 +168,8 @@ pub(crate) fn arm_for_windows(deadline: u64) {
     }
 }
 
-/// This CPU's timer fired: forget windows, call `due` if what [`arm`] asked for has come, with the
-/// nanoseconds since then, and set the timer for what comes next. Interrupts are off.
+/// This CPU's timer fired: forget windows, call `due` if the deadline of [`arm`] has come, with the
+/// nanoseconds since then, and set the timer for the next deadline. Interrupts are off.
 pub(crate) fn fired(due: impl FnOnce(u64)) {
     let this = cpu::this();
     let now = now();
@@ -237,7 +237,7 @@ fn cpu_frequency() -> Option<u64> {
     Some(u64::from(leaf.ecx) * u64::from(leaf.ebx) / u64::from(leaf.eax))
 }
 
-/// What passed during a comparison of clocks.
+/// Time that passed on each clock during a comparison.
 struct Compared {
     nanoseconds: u64,
     ticks: u64,

@@ -1,5 +1,5 @@
-//! The tracepoints of this crate. What records is apart from what asks: a tracepoint that is off
-//! costs the code around it a no-op and no register.
+//! The tracepoints of this crate. The function that records is apart from the test: a tracepoint
+//! that is off costs the code around it a no-op and no register.
 
 use freehold_machine::{Cpus, Pfn};
 use freehold_tracepoints::TraceEvent;

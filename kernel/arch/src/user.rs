@@ -8,8 +8,8 @@
 //! resident, the selectors in the CPU are null.
 //!
 //! SYSRET is used where it gives the program exactly what IRET would: after a system call whose
-//! frame nobody but [`UserContext::set_return`] touched, with a canonical address and without TF or
-//! RF. What IRET would refuse (an address that is not canonical, a selector that is not a
+//! frame only [`UserContext::set_return`] changed, with a canonical address and without TF or RF.
+//! State that IRET would refuse (an address that is not canonical, a selector that is not a
 //! program's) is refused here with the same exception. Manual: Intel SDM volume 1, 13 (XSAVE);
 //! volume 2, SYSRET; volume 3, 6.14.3.
 
@@ -49,7 +49,7 @@ const FLAG_ALWAYS: u64 = 1 << 1;
 const FLAG_TRAP: u64 = 1 << 8;
 const FLAG_INTERRUPT: u64 = 1 << 9;
 const FLAG_RESUME: u64 = 1 << 16;
-/// What a program may set: CF PF AF ZF SF TF DF OF NT RF AC ID.
+/// Flags that a program may set: CF PF AF ZF SF TF DF OF NT RF AC ID.
 const FLAGS_USER: u64 = 0x25_4dd5;
 
 /// Bytes of a saved floating-point state, a multiple of 64; 512 where only FXSAVE exists.
@@ -124,7 +124,7 @@ pub enum UserEvent {
     PageFault {
         /// The address.
         addr: VirtAddr,
-        /// What it wanted.
+        /// The access that the program tried.
         access: Access,
         /// The error code (Intel SDM volume 3, 4.7).
         code: u64,
@@ -264,7 +264,7 @@ impl UserContext {
         let r = self.regs();
         [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]
     }
-    /// What the system call returns.
+    /// Sets the result of the system call.
     pub fn set_return(&mut self, value: u64) {
         self.state[0].registers.rax = value;
     }
@@ -324,10 +324,10 @@ impl UserContext {
     }
 
     /// As [`UserContext::run_unless`], with hardware breakpoints and watchpoints: four addresses,
-    /// and for each what the debug control register says of it. They are armed while the program
-    /// runs and no longer: nothing that the kernel does in the program's memory is a hit. One at an
-    /// address that is no program's, or at an I/O port, is left out; on QEMU's emulator so are all
-    /// while the program is stepped.
+    /// and the debug control register with the bits of each. They are armed while the program runs
+    /// and no longer: no access of the kernel to the program's memory is a hit. One at an address
+    /// that is no program's, or at an I/O port, is left out; on QEMU's emulator so are all while
+    /// the program is stepped.
     pub fn run_watched_unless(
         &mut self,
         watched: (&[u64; 4], u64),
@@ -358,7 +358,7 @@ impl UserContext {
         self.run_by(|frame, fast| unsafe { enter(frame, fast) })
     }
 
-    /// As [`run_now`](Self::run_now), where `way_down` calls [`enter`] with what it is given.
+    /// As [`run_now`](Self::run_now), where `way_down` calls [`enter`] with its arguments.
     // In both of its callers: it is the way of each system call.
     #[inline(always)]
     fn run_by(&mut self, way_down: impl FnOnce(*mut Registers, u64)) -> UserEvent {
@@ -377,10 +377,10 @@ impl UserContext {
         let fast = u64::from(way_back == WayBack::Sysret && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;
         self.load_if_away();
-        // What `enter` asks for: interrupts are off; the frame stays where it is until the CPU has
-        // come back (its context is borrowed mutably); rip is canonical and flags and selectors are
-        // a program's (by the CPU, or by `make_acceptable` where the kernel changed them), so the
-        // way down cannot fault.
+        // The conditions of `enter` hold. Interrupts are off. The frame stays where it is until the
+        // CPU has come back (its context is borrowed mutably). rip is canonical, and flags and
+        // selectors are a program's (by the CPU, or by `make_acceptable` where the kernel changed
+        // them). So the way down cannot fault.
         way_down(frame, fast);
         self.came_back()
     }
@@ -451,8 +451,8 @@ impl UserContext {
             unsafe {
                 asm!("xrstor64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack, readonly))
             };
-            // SAFETY: the bases are canonical: user addresses, or what the CPU had; CR4.FSGSBASE is
-            // on; interrupts are off.
+            // SAFETY: the bases are canonical: user addresses, or the CPU's old ones; CR4.FSGSBASE
+            // is on; interrupts are off.
             unsafe { registers::write_bases(fs_base, gs_base) };
         }
         live.store(self.live_marker(), Ordering::Relaxed);
@@ -524,7 +524,7 @@ fn load_slowly(area: *mut u8, fs_base: u64, gs_base: u64) {
             asm!("xrstor64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack, readonly))
         };
     }
-    // SAFETY: FS is the program's alone, and the base is a user address or what the CPU had.
+    // SAFETY: FS is the program's alone, and the base is a user address or the CPU's old one.
     unsafe { registers::wrmsr(MSR_FS_BASE, fs_base) };
     // SAFETY: loaded by SWAPGS on the way to the program only; canonical, as above.
     unsafe { registers::wrmsr(MSR_KERNEL_GS_BASE, gs_base) };
@@ -576,8 +576,8 @@ fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
     }
 }
 
-/// Watchpoints with what may be armed only: bits L of the slots, the bit that is always 1, with
-/// kind and length.
+/// Watchpoints with the bits that may be armed only: bits L of the slots, the bit that is always 1,
+/// with kind and length.
 fn acceptable_watchpoints((addresses, control): (&[u64; 4], u64)) -> ([u64; 4], u64) {
     const ALWAYS: u64 = 0x400;
     const PORT: u64 = 2;

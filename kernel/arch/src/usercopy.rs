@@ -12,7 +12,7 @@ use freehold_machine::{PAGE_SIZE, VirtAddr};
 use crate::linker_table::{self, absolute};
 use crate::user::USER_END;
 
-/// What a page fault in the middle of an access does.
+/// Effect of a page fault in the middle of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Faults {
     /// It is served, which may sleep; the access stops only where it cannot be.
@@ -113,7 +113,8 @@ pub(crate) struct Fixup {
     pub faults: Faults,
 }
 
-/// What to do about a fault of the kernel instruction at `rip`; `None` if it may not fault.
+/// Returns how to go on after a fault of the kernel instruction at `rip`; `None` if it may not
+/// fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
     // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only
@@ -302,7 +303,8 @@ pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     }
 }
 
-/// Replace a word if it is `current`, atomically; what it was, or `None` if it cannot be written.
+/// Replaces a word if it is `current`, atomically. Returns the old word, or `None` if it cannot be
+/// written.
 pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults) -> Option<u32> {
     if !is_user_word(at, 4) {
         return None;

@@ -40,7 +40,7 @@ const RANDOM_PAGES: u64 = 1 << 18;
 /// Bytes of the area that are taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// What where threads start is drawn with.
+/// Random key for the places where threads start.
 static START_KEY: AtomicU64 = AtomicU64::new(0);
 
 /// Begins the area at a random page and draws the key for the threads' starts; before the first
@@ -162,7 +162,7 @@ impl Stack {
 
     /// Draws where a thread that begins on this stack has its first bytes: below this address, a
     /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator
-    /// would be a fiftieth of what a thread costs.
+    /// would be a fiftieth of a thread's cost.
     pub fn start(&self) -> u64 {
         let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16

@@ -1,6 +1,6 @@
-//! What the kernel tells an observer of the whole machine (`freehold scope`): where its frame table
-//! is, and when the program begins. It costs a no-op and a load each, once, and says nothing to
-//! anybody inside the machine.
+//! Messages of the kernel to an observer of the whole machine (`freehold scope`): the place of its
+//! frame table, and the beginning of the program. Each message costs a no-op and a load, once. No
+//! code inside the machine sees them.
 //!
 //! The form is `scope/doorbell`'s: a marker, and a load from a message right behind it.
 

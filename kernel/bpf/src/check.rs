@@ -1,4 +1,4 @@
-//! What makes a program one that may run.
+//! Checks that a program must pass before it may run.
 
 use freehold_collections::Vec;
 

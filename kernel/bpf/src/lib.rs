@@ -4,8 +4,8 @@
 //! data of a call ([`CallData`]) by aligned words. It comes from a program that is not trusted, so
 //! it is checked as a whole before it runs ([`Filter::new`]): jumps lead forwards to instructions,
 //! the last instruction ends it, no constant divides by zero, and a word of memory is read only
-//! where every way to it has stored there. What passes ends after at most as many steps as it has
-//! instructions; running allocates nothing and cannot fail.
+//! where every path to the read has stored there. A program that passes ends after at most as many
+//! steps as it has instructions; running allocates nothing and cannot fail.
 //!
 //! Instructions and checks are Linux' (Documentation/networking/filter.rst; net/core/filter.c
 //! `bpf_check_classic`, kernel/seccomp.c `seccomp_check_filter`), which refuses loads from anywhere
@@ -34,7 +34,7 @@ pub const DATA: usize = 64;
 /// One instruction, as programs hand it over (struct sock_filter).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Instruction {
-    /// What it does.
+    /// The operation.
     pub code: u16,
     /// Instructions to pass over where a comparison holds.
     pub if_true: u8,
@@ -56,7 +56,7 @@ impl Instruction {
     }
 }
 
-/// What a program looks at (struct seccomp_data).
+/// Data that a program reads (struct seccomp_data).
 #[derive(Clone, Copy, Debug)]
 pub struct CallData([u32; DATA / 4]);
 
@@ -113,7 +113,7 @@ impl Filter {
         self.0.len()
     }
 
-    /// What it says of a call.
+    /// Returns the program's verdict on a call.
     pub fn run(&self, data: &CallData) -> u32 {
         let (mut a, mut x, mut words) = (0u32, 0u32, [0u32; WORDS]);
         let mut at = 0;

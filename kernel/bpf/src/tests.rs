@@ -14,7 +14,7 @@ fn filter(program: &[Instruction]) -> Result<Filter, Refusal> {
 
 const CALL: CallData = CallData::new(39, 0xc000_003e, 0x1122_3344_5566_7788, [1, 2 << 32, 3, 4, 5, u64::MAX]);
 
-/// What `program` says of [`CALL`], followed by `return A`.
+/// Returns the result of `program` for [`CALL`], followed by `return A`.
 fn result(program: &[Instruction]) -> u32 {
     filter(&[program, &[instruction(code::RETURN_A, 0, 0, 0)]].concat()).unwrap().run(&CALL)
 }
@@ -153,7 +153,7 @@ fn any_instruction() -> impl Strategy<Value = Instruction> {
     })
 }
 
-/// A machine that does everything by name and stops at what must not happen.
+/// A machine that does everything by name and stops at any step that must not happen.
 fn naive(program: &[Instruction]) -> u32 {
     let (mut a, mut x, mut words, mut at) = (0u32, 0u32, [None; WORDS], 0usize);
     for _ in 0..=program.len() {

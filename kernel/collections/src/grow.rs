@@ -1,4 +1,4 @@
-//! What a list and a queue have in common: they grow fallibly and shrink in the same ways.
+//! Common operations of a list and a queue: they grow fallibly and shrink in the same ways.
 
 /// Gives the operations to a type whose first field is `alloc`'s.
 macro_rules! grows_fallibly {

@@ -1,4 +1,4 @@
-//! What the heap is told of the allocations of this crate.
+//! Notes to the heap on the allocations of this crate.
 
 use alloc::collections::TryReserveError;
 
@@ -8,7 +8,7 @@ use crate::AllocError;
 #[allow(unsafe_code)]
 // SAFETY: `kernel/arch/src/heap` defines the function with this signature.
 unsafe extern "Rust" {
-    /// Says what the allocations of this CPU are for from now on. Returns what was said before.
+    /// Declares the purpose of this CPU's allocations from now on. Returns the purpose before.
     safe fn freehold_heap_use(purpose: u8) -> u8;
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Code in `kernel/` that uses these types instead of `alloc`'s cannot grow anything infallibly:
 //! [`Vec`], [`Short`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`,
-//! `collect`, `clone` or `from` that allocates. The compiler rejects such a call. What may allocate
-//! begins with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`. After a
-//! failure the collection is as it was.
+//! `collect`, `clone` or `from` that allocates. The compiler rejects such a call. A method that may
+//! allocate begins with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`.
+//! After a failure the collection is as it was.
 //!
 //! **Fixed-size objects** ([`Arc`], [`Box`]) come from [`reserve`]: a system call has the heap set
 //! bytes aside at its door, and its small objects are served from there in the worst case. Both
@@ -12,14 +12,14 @@
 //! stable Rust. They are named through a projection ([`Shared::Arc`]), so that `Arc::new(value)`
 //! does not compile: the compiler knows no type to look `new` up in.
 //!
-//! **What the compiler cannot reject.** As long as any crate of the program links `alloc`, slices
-//! and strings have its methods (`to_vec`, `sort`, `join` and others), and `alloc`'s `Arc<T>`
+//! **Limits of the compiler.** As long as any crate of the program links `alloc`, slices and
+//! strings have its methods (`to_vec`, `sort`, `join` and others), and `alloc`'s `Arc<T>`
 //! implements `From<T>`. `tools/check-house` looks for those.
 //!
-//! **Injected failures** are seen inside of this crate's operations, whatever their size: each
-//! tells the heap that it takes a failure as a value (`freehold_heap_use`). On the host nothing
-//! fails by request, but in tests each allocation does once: in this crate's, and with the feature
-//! `inject` in those of the kernel.
+//! **Injected failures** are seen inside of this crate's operations, of any size: each tells the
+//! heap that it takes a failure as a value (`freehold_heap_use`). On the host nothing fails by
+//! request, but in tests each allocation does once: in this crate's, and with the feature `inject`
+//! in those of the kernel.
 //!
 //! May use `unsafe`: for the declaration of the one function that the heap defines. The crate has
 //! no other `unsafe`.

@@ -63,8 +63,9 @@ impl<T> VecDeque<T> {
         assert!(self.0.len() < self.0.capacity(), "no room was reserved");
         self.0.insert(at, entry);
     }
-    /// Moves the entries to `room`'s memory, where that is larger. Returns what is not needed, to
-    /// be freed elsewhere: for queues that change under a lock under which nothing is allocated.
+    /// Moves the entries to `room`'s memory, where that is larger. Returns the memory that is not
+    /// needed, to be freed elsewhere: for queues that change under a lock under which nothing is
+    /// allocated.
     #[must_use]
     pub fn move_to(&mut self, mut room: Self) -> Self {
         if room.capacity() > self.capacity() {

@@ -1,9 +1,9 @@
 //! Objects of a fixed size that cannot fail, because the reserve has them in the worst case.
 //!
-//! Only for what is made while a system call or a kernel task has a reserve set aside
-//! (`heap::ensure`), and at boot. What is larger than the reserve promises is an
-//! error of the kernel's: [`SLICE_MOST`] bounds what has no fixed size. With `entry-checks` the
-//! kernel sums the bytes for each system call and asserts that they are no more than it set aside.
+//! Only for objects that are made while a system call or a kernel task has a reserve set aside
+//! (`heap::ensure`), and at boot. An object larger than the reserve promises is an error of the
+//! kernel's: [`SLICE_MOST`] bounds slices, which have no fixed size. With `entry-checks` the kernel
+//! sums the bytes for each system call and asserts that they are no more than it set aside.
 
 use alloc::{boxed, sync};
 use core::any::Any;
@@ -51,8 +51,8 @@ pub const fn no_weak<T>() -> sync::Weak<T> {
     sync::Weak::new()
 }
 
-/// What `alloc::sync::Arc` has as functions and [`Receiver`] as methods, since a path through
-/// [`crate::Arc`] does not compile. None allocates.
+/// Methods for the functions of `alloc::sync::Arc` and the methods of [`Receiver`], since a path
+/// through [`crate::Arc`] does not compile. No method allocates.
 pub trait ArcMethods<T: ?Sized> {
     /// A reference that does not keep the object.
     fn downgrade(&self) -> sync::Weak<T>;

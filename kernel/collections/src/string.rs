@@ -25,7 +25,7 @@ impl String {
         copy.try_push_str(text)?;
         Ok(copy)
     }
-    /// Copies `bytes`, with U+FFFD for what is no UTF-8.
+    /// Copies `bytes`, with U+FFFD for bytes that are no UTF-8.
     ///
     /// # Errors
     /// [`AllocError`].

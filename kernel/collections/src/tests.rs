@@ -26,7 +26,7 @@ thread_local! {
 
 /// A byte that is looked for in memory that is given back, where the test asks for it.
 const MARK: u8 = 0x5c;
-/// [`LEFT`] while nobody looks.
+/// [`LEFT`] outside of [`left_behind`].
 const UNWATCHED: u64 = 0;
 
 /// How many objects with a [`MARK`] in them `body` gives back.
@@ -57,7 +57,7 @@ fn fails() -> bool {
 
 struct Failing;
 
-// SAFETY: what it gives is the system allocator's, or nothing.
+// SAFETY: its memory is the system allocator's, or none.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise is the system allocator's.
@@ -245,7 +245,7 @@ fn an_insertion_changes_nothing_where_any_of_its_allocations_fails() {
     assert!(failures < 700, "{failures}");
 }
 
-/// What was reserved is there, for any keys, with removals in between, and not a node less.
+/// Reserved nodes are there, for any keys, with removals in between, and not one too few.
 #[test]
 fn insertions_with_room_reserved_do_not_allocate() {
     let mut map = Map::new();
@@ -334,7 +334,7 @@ fn an_insertion_without_room_panics() {
     Vec::new().insert_reserved(0, 1);
 }
 
-/// What is from the reserve is not among the fallible allocations.
+/// Objects from the reserve are not among the fallible allocations.
 #[test]
 fn objects_of_the_reserve_do_not_fail_by_request() {
     fail_at(1);

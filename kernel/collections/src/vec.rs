@@ -126,8 +126,9 @@ impl<T> Vec<T> {
         list.try_resize(count, entry)?;
         Ok(list)
     }
-    /// Moves the entries to `room`'s memory, where that is larger. Returns what is not needed, to
-    /// be freed elsewhere: for lists that change under a lock under which nothing is allocated.
+    /// Moves the entries to `room`'s memory, where that is larger. Returns the memory that is not
+    /// needed, to be freed elsewhere: for lists that change under a lock under which nothing is
+    /// allocated.
     #[must_use]
     pub fn move_to(&mut self, mut room: Self) -> Self {
         if room.0.capacity() > self.0.capacity() {
@@ -186,7 +187,7 @@ impl<T> Vec<T> {
     pub fn leak<'a>(self) -> &'a mut [T] {
         self.0.leak()
     }
-    /// Takes what a crate below the kernel made fallibly.
+    /// Takes a list that a crate below the kernel made fallibly.
     pub const fn adopt(list: vec::Vec<T>) -> Self {
         Self(list)
     }

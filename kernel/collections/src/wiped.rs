@@ -38,7 +38,7 @@ impl WipedBytes {
     /// Adds `bytes` at the end.
     ///
     /// # Errors
-    /// [`AllocError`]; what was there stays as it was.
+    /// [`AllocError`]; the old bytes stay as they were.
     pub fn try_extend(&mut self, bytes: &[u8]) -> Result<(), AllocError> {
         self.try_reserve(bytes.len())?;
         self.0.extend_from_slice(bytes);
@@ -80,7 +80,7 @@ impl Drop for WipedBytes {
         // All of its memory: bytes that the list no longer counts may be a program's, too.
         self.0.clear();
         self.0.resize(self.0.capacity(), 0);
-        // The compiler believes that somebody looks, so the stores stay.
+        // The compiler believes that the bytes are read, so the stores stay.
         black_box(self.0.as_slice());
     }
 }

@@ -20,7 +20,7 @@ pub struct Iommu {
     pub registers: PhysAddr,
     /// The functions of bus 0 that are behind it: by device, a bit for each function.
     functions: [u8; 32],
-    /// What firmware wants functions of bus 0 to reach.
+    /// Memory that firmware reserves for functions of bus 0.
     regions: [Option<ReservedRegion>; MAX_REGIONS],
 }
 

@@ -1,10 +1,10 @@
-//! What firmware says about the machine, read from ACPI before the first frame is handed out.
+//! Firmware's description of the machine, read from ACPI before the first frame is handed out.
 //!
 //! [`read`] turns the tables into a [`Topology`] (nodes, ranges, distances, memory-side caches) and
 //! a [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once,
-//! on the boot CPU. The tables come from outside: whatever bytes they hold, the result is a valid
-//! topology, the rest is a [`Warning`]. All of it is safe code over byte slices; only the mapping
-//! of the bytes is the caller's ([`PhysicalMemory`]).
+//! on the boot CPU. The tables come from outside: with any bytes in them, the result is a valid
+//! topology, and the rest is a [`Warning`]. All of it is safe code over byte slices; only the
+//! mapping of the bytes is the caller's ([`PhysicalMemory`]).
 //!
 //! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables
 //! through pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
@@ -50,7 +50,7 @@ pub struct Firmware {
     pub topology: Topology,
     /// CPUs and fixed devices.
     pub platform: Platform,
-    /// What an access from one node to another's memory costs, where HMAT says.
+    /// Costs of accesses from one node to another's memory, where HMAT has them.
     pub performance: Performance,
     /// Which node is which proximity domain, for devices that name domains.
     pub domains: Domains,

@@ -29,7 +29,7 @@ struct Processor {
     domain: u32,
 }
 
-/// What SRAT says. Without one (or with one that names nothing) there is one node and no range.
+/// Contents of SRAT. Without one (or with one that names nothing) there is one node and no range.
 #[derive(Clone, Debug)]
 pub struct Domains {
     /// Proximity domains in ascending order; index = node.

@@ -1,7 +1,7 @@
-//! What an access costs, from HMAT's latency and bandwidth matrices (ACPI 6.5, 5.2.28.4).
+//! Costs of accesses, from HMAT's latency and bandwidth matrices (ACPI 6.5, 5.2.28.4).
 //!
-//! Kept as HMAT has it, an entry of 16 bits and a unit for each figure: this lives on the stack of
-//! start-up.
+//! They are kept as in HMAT, an entry of 16 bits and a unit for each figure, since they are on the
+//! stack of start-up.
 
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
@@ -25,7 +25,7 @@ const FIGURES: usize = 4;
 /// Costs between all nodes.
 #[derive(Clone, Debug)]
 pub struct Performance {
-    /// What an entry of 1 means.
+    /// Value of an entry of 1.
     units: [u64; FIGURES],
     entries: [[[u16; MAX_NODES]; MAX_NODES]; FIGURES],
 }

@@ -55,11 +55,11 @@ pub enum Register {
 pub struct Reset {
     /// The register.
     pub register: Register,
-    /// What to write there.
+    /// The value to write there.
     pub value: u8,
 }
 
-/// What firmware says about the machine but for its memory.
+/// Firmware's description of the machine but for its memory.
 ///
 /// Invariants: at least one CPU; CPU 0 is the boot CPU; no two CPUs have one APIC id.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ pub struct Platform {
     pub ioapics: [Option<IoApic>; MAX_IOAPICS],
     /// Configuration windows.
     pub pci_windows: [Option<PciWindow>; MAX_PCI_WINDOWS],
-    /// What stands between devices and memory.
+    /// The IOMMU between devices and memory.
     pub iommu: Option<Iommu>,
     /// The registers of the high-precision event timer.
     pub hpet: Option<PhysAddr>,
@@ -111,7 +111,7 @@ impl Platform {
         &self.cpus[..self.cpu_count]
     }
 
-    /// Add what the MADT says.
+    /// Adds the contents of the MADT.
     pub(crate) fn read_madt(&mut self, table: &[u8], warn: &mut dyn FnMut(Warning)) {
         if let Some(address) = u32_at(table, 36) {
             self.local_apic = PhysAddr(address.into());
@@ -176,14 +176,14 @@ impl Platform {
         Some(())
     }
 
-    /// Add what the FADT says.
+    /// Adds the contents of the FADT.
     pub(crate) fn read_fadt(&mut self, table: &[u8]) {
         self.pm_timer = u32_at(table, 76).and_then(|port| u16::try_from(port).ok()).filter(|&port| port != 0);
         self.rtc_century = u8_at(table, 108).filter(|&register| (0x0e..0x80).contains(&register));
         self.reset = reset_register(table);
     }
 
-    /// Add what the HPET table says.
+    /// Adds the contents of the HPET table.
     pub(crate) fn read_hpet(&mut self, table: &[u8]) {
         self.hpet = match register(table.get(40..52).unwrap_or_default()) {
             Some(Register::Memory(address)) => Some(address),
@@ -191,7 +191,7 @@ impl Platform {
         };
     }
 
-    /// Add what the MCFG says.
+    /// Adds the contents of the MCFG.
     pub(crate) fn read_mcfg(&mut self, table: &[u8], warn: &mut dyn FnMut(Warning)) {
         for entry in table.get(44..).unwrap_or_default().chunks_exact(16) {
             let window = pci_window(entry);

@@ -2,8 +2,8 @@
 //! 5.2.8).
 //!
 //! A table counts only if its signature, its length and its checksum hold; another is reported and
-//! passed over. So what the parsers get is as long as its header says, and no longer than the
-//! mapping.
+//! passed over. So a table that the parsers get is as long as its header says, and no longer than
+//! the mapping.
 
 use freehold_machine::PhysAddr;
 

@@ -1,4 +1,4 @@
-//! The parsers against tables of a real q35, hand-made tables, and bytes that nobody meant well.
+//! The parsers against tables of a real q35, hand-made tables, and hostile bytes.
 
 extern crate std;
 use std::vec::Vec;
@@ -340,7 +340,7 @@ fn an_iommu_has_the_functions_that_it_names_or_all() {
     for useless in [(1, 0xfed9_0000), (0, 0), (0, 0xfed9_0008), (0, 1 << 60)] {
         assert_eq!(iommu(&remapping_unit(1, useless.0, useless.1)), None);
     }
-    // What comes before it is passed over, whatever it is; a length of 0 ends the list.
+    // Any structure before it is passed over; a length of 0 ends the list.
     let unit = remapping_unit(1, 0, 0xfed9_0000);
     assert_eq!(place(&[&[9, 0, 4, 0], &unit[..]].concat()), at);
     assert_eq!(iommu(&[&[9, 0, 0, 0], &unit[..]].concat()), None);
@@ -401,8 +401,8 @@ fn a_region_that_firmware_shares_is_its_own_functions_alone_and_no_usable_memory
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever a host puts into its tables, the topology is valid and covers no frame that was not
-    /// usable.
+    /// A host may put anything into its tables. The topology is valid and covers no frame that was
+    /// not usable.
     #[test]
     fn hostile_tables_never_panic_nor_invent_memory(
         flips in proptest::collection::vec((0usize..9, 8usize..300, any::<u8>()), 1..24),

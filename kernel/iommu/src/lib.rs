@@ -1,9 +1,9 @@
-//! Intel VT-d: devices reach what is in their domains, and nothing else.
+//! Intel VT-d: devices reach the frames in their domains, and nothing else.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`unit`] | a remapping unit: root and context tables, queued invalidation, faults |
-//! | [`domain`] | what one device can reach: second-level tables |
+//! | [`domain`] | the frames that one device can reach: second-level tables |
 //!
 //! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and
 //! each access is a fault. A device with a domain reaches the frames that were mapped into it, at
@@ -15,8 +15,8 @@
 //! invalidation and a wait through the queue, and returns after the unit has answered the wait.
 //! Only then does the caller hand the frames on. Without an answer within [`PATIENCE`] looks the
 //! frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)), and the unit is not
-//! asked again: nobody waits for a dead unit twice. The queue's lock is held while descriptors are
-//! written; who waits holds no lock, and looks at a word of its own, so that the order of the
+//! asked again: no task waits for a dead unit twice. The queue's lock is held while descriptors are
+//! written. A waiter holds no lock, and looks at a word of its own, so that the order of the
 //! answers does not matter. Tables are linked by compare-exchange; no lock is taken where they
 //! exist. They stay until the domain goes: at most one frame for 512 that were ever mapped, and
 //! their parents.
@@ -25,8 +25,8 @@
 //! a device reaches frames of others for one transfer:
 //! [`open`](freehold_machine::DeviceDomain::open) writes their entries,
 //! [`close`](freehold_machine::DeviceDomain::close) clears them and returns after the unit's
-//! answer, so that the caller may let go of the frames. Nobody opens a window that is open: windows
-//! belong to the places of a driver's requests. A page may be in several windows.
+//! answer, so that the caller may let go of the frames. No caller opens a window that is open:
+//! windows belong to the places of a driver's requests. A page may be in several windows.
 //!
 //! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task
 //! reads them ([`unit::Unit::take_fault`]) as often as it chooses, so a flood costs no more than
@@ -88,7 +88,7 @@ pub enum IommuError {
     Off,
     /// The unit lacks something that is needed.
     Unsupported(&'static str),
-    /// The unit does not do what it is told.
+    /// The unit does not obey.
     Dead(&'static str),
     /// No memory for tables.
     OutOfMemory,

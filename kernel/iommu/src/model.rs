@@ -23,7 +23,7 @@ pub const CAPABILITY: u64 = 1 << 10 | 1 << 39 | 18 << 48 | (FAULT_RECORD as u64 
 /// Queued invalidation.
 pub const EXTENDED: u64 = 1 << 1;
 
-/// What a unit is like.
+/// Properties of a unit.
 #[derive(Clone, Copy)]
 pub struct UnitKind {
     pub capability: u64,

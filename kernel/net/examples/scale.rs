@@ -1,8 +1,9 @@
-//! What a segment costs with few connections and with many: two stacks in one process, and no wire.
+//! The cost of a segment with few connections and with many: two stacks in one process, and no
+//! wire.
 //!
 //! `cargo run --release -p freehold-net --example scale` prints a row for each number of
-//! connections: nanoseconds a segment, made, read and answered, with connections taken in a random
-//! order.
+//! connections: nanoseconds per segment, made, read and answered, with connections taken in a
+//! random order.
 #![allow(clippy::unwrap_used)]
 
 use std::net::{Ipv4Addr, SocketAddrV4};

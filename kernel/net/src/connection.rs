@@ -2,18 +2,18 @@
 //! are fetched with [`Connection::next_segment`]; [`Connection::deadline`] says when to call
 //! [`Connection::expire`].
 //!
-//! **Sequence space.** `una <= nxt <= max`: what is acknowledged, what is sent next, and what was
-//! ever sent. The first byte of `queue` is `una`, once the SYN is acknowledged. After a time-out
-//! `nxt` goes back to `una`. On the other side `arrived` holds `ordered` bytes that the socket has
-//! not taken, which end before `next`, and behind them what came too early. `edge` is the end of
-//! the window that the peer was told of; it never moves back.
+//! **Sequence space.** `una <= nxt <= max`: the end of acknowledged bytes, the next byte to send,
+//! and the end of bytes that were ever sent. The first byte of `queue` is `una`, once the SYN is
+//! acknowledged. After a time-out `nxt` goes back to `una`. On the other side `arrived` holds
+//! `ordered` bytes that the socket has not taken, which end before `next`, and behind them bytes
+//! that came too early. `edge` is the end of the window that the peer was told of; it never moves
+//! back.
 //!
-//! **A state means what was asked for**: a connection is in FIN-WAIT-1 or LAST-ACK once its program
-//! has ended the stream, though bytes may wait before the FIN.
+//! **A state shows the program's request**: a connection is in FIN-WAIT-1 or LAST-ACK once its
+//! program has ended the stream, though bytes may wait before the FIN.
 //!
 //! Left out: selective acknowledgements, timestamps, urgent data, keepalive; and Nagle's gathering
-//! of small segments, since what a program writes in pieces is gathered in its socket's queue
-//! already.
+//! of small segments, since small writes of a program are gathered in its socket's queue already.
 
 use freehold_collections::AllocError;
 use smoltcp::storage::Assembler;
@@ -31,7 +31,7 @@ use crate::wire::{Control, TcpSegment};
 #[derive(Debug)]
 pub struct Connection {
     state: State,
-    /// Of segments to the peer, and what the peer was told (bytes).
+    /// Longest segment to the peer, and the one that the peer was told (bytes).
     mss: usize,
     own_mss: u16,
     una: Seq,
@@ -45,7 +45,7 @@ pub struct Connection {
     /// The stream ends behind `queue`; a FIN was sent.
     ends: bool,
     fin_sent: bool,
-    /// What is at `una` is to be sent again.
+    /// The bytes from `una` on are to be sent again.
     resends: bool,
     /// One byte is to be sent though the peer has no room.
     probes: bool,
@@ -181,7 +181,7 @@ impl Connection {
     ) -> Result<usize, AllocError> {
         self.queue.append(count, budget, fetch)
     }
-    /// The stream ends behind what is queued.
+    /// The stream ends behind the queued bytes.
     pub fn end(&mut self) {
         self.ends = true;
         self.state = match self.state {
@@ -387,7 +387,7 @@ impl Connection {
             self.end_is_known(now);
         }
         if before == 0 && self.window > 0 {
-            // There is room again: what was sent to ask for it may have been thrown away.
+            // There is room again: bytes that were sent to ask for it may have been thrown away.
             self.nxt = self.una;
             self.trip.is_answered();
             (self.resend_at, self.probes) = (None, false);
@@ -433,7 +433,7 @@ impl Connection {
             }
             return;
         }
-        // What finds no memory, or is one gap too many, was lost on its way.
+        // Bytes that find no memory, or would make one gap too many, count as lost on their way.
         let kept = self.arrived.write(self.ordered + at, bytes, budget).is_ok();
         let Some(count) = kept.then(|| self.early.add_then_remove_front(at, bytes.len()).ok()).flatten()
         else {
@@ -502,8 +502,8 @@ impl Connection {
         })
     }
 
-    /// What of the stream is to be sent now: from where, how many bytes, and whether its end is
-    /// among it.
+    /// Returns the part of the stream to send now: from where, how many bytes, and whether its end
+    /// is among it.
     fn portion(&mut self, now: u64) -> Option<(Seq, usize, Control)> {
         let waiting = self.queue.len();
         if core::mem::take(&mut self.resends) {

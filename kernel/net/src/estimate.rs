@@ -41,7 +41,7 @@ impl RoundTrip {
     pub const fn backoff(&self) -> u8 {
         self.backoff
     }
-    /// One more was in vain. What was sent twice is not timed (Karn).
+    /// Counts one more attempt in vain. Bytes that were sent twice are not timed (Karn).
     pub const fn back_off(&mut self) {
         self.backoff = self.backoff.saturating_add(1);
         self.timed = None;
@@ -81,7 +81,7 @@ pub struct Congestion {
     window: usize,
     threshold: usize,
     duplicates: u8,
-    /// Until this is acknowledged, what was lost is sent again, one segment a round trip.
+    /// Until this is acknowledged, lost bytes are sent again, one segment per round trip.
     recovers_until: Option<Seq>,
 }
 
@@ -100,7 +100,7 @@ impl Congestion {
         self.window = mss;
         (self.duplicates, self.recovers_until) = (0, None);
     }
-    /// The peer asks for what it asked for before. Returns whether that is to be sent again.
+    /// The peer asks for the same bytes as before. Returns whether they are to be sent again.
     pub fn asked_again(&mut self, flight: usize, mss: usize, highest: Seq) -> bool {
         self.duplicates = self.duplicates.saturating_add(1);
         if self.recovers_until.is_some() {

@@ -6,16 +6,16 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`stack`](Stack) | all connections, calls, cookies, what comes for no connection |
+//! | [`stack`](Stack) | all connections, calls, cookies, packets for no connection |
 //! | `connection`, `state` | one connection of TCP |
 //! | `estimate` | round trips and congestion |
-//! | `ring` | bytes that wait, and what they may take together |
+//! | `ring` | bytes that wait, and their limit together |
 //! | `table`, `wheel` | connections by their ends; timers: both cost the same however many connections there are |
 //! | `neighbours` | ARP |
 //! | `wire` | frames to packets and back |
 //!
-//! **What a segment costs**, made, read and answered: `examples/scale.rs` measures it with 10 to
-//! 50,000 connections. No step of it looks at another connection; what grows are cache misses (0.3
+//! **Cost of a segment**, made, read and answered: `examples/scale.rs` measures it with 10 to
+//! 50,000 connections. No step of it looks at another connection; only cache misses grow (0.3
 //! microseconds with 10 connections, 1.0 with 10,000, 1.5 with 50,000).
 //!
 //! **Why not a library.** smoltcp visits every socket for each packet (0.8, 9.7 and 100

@@ -1,8 +1,9 @@
-//! Whose device has which address on this network, and what waits until that is known (RFC 826).
+//! The device addresses of IP addresses on this network, and frames that wait until one is known
+//! (RFC 826).
 //!
-//! Addresses are asked for only where there is something to send, and learnt from those who were
-//! asked or who ask for this machine: nobody fills the list from outside beyond [`MOST`], and what
-//! is in use goes last.
+//! Addresses are asked for only where there is something to send. They are learnt from machines
+//! that were asked, and from those that ask for this machine. So other machines cannot fill the
+//! list beyond [`MOST`], and neighbours in use are dropped last.
 
 use core::net::Ipv4Addr;
 
@@ -47,7 +48,7 @@ pub struct Neighbours {
     list: Vec<Neighbour>,
 }
 
-/// What is to be done about a frame.
+/// Next step for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
     /// Send it there.
@@ -59,7 +60,7 @@ pub enum Route {
 }
 
 impl Neighbours {
-    /// Nobody is known.
+    /// Makes an empty list.
     pub const fn new() -> Self {
         Self { list: Vec::new() }
     }
@@ -134,8 +135,8 @@ impl Neighbours {
         self.list.iter().filter_map(at).min()
     }
 
-    /// `ask` gets who is to be asked again. Returns the connections whose peers, or the way to
-    /// them, do not answer.
+    /// `ask` gets the addresses to ask for again. Returns the connections whose peers, or the way
+    /// to them, do not answer.
     pub fn expire(&mut self, now: u64, mut ask: impl FnMut(Ipv4Addr)) -> Vec<Option<Ends>> {
         let mut lost = Vec::new();
         for neighbour in self.list.iter_mut() {

@@ -1,11 +1,12 @@
-//! Bytes of a stream that wait: in order from the front, and ahead of that what came too early.
+//! Bytes of a stream that wait: in order from the front, and ahead of that bytes that came too
+//! early.
 
 use freehold_collections::{AllocError, Vec};
 
 /// The least memory of a ring that has any.
 const LEAST: usize = 2048;
 
-/// What all rings of a stack may take together (bytes).
+/// Limit for all rings of a stack together (bytes).
 #[derive(Debug)]
 pub struct Budget {
     used: usize,
@@ -21,7 +22,7 @@ impl Budget {
     pub const fn used(&self) -> usize {
         self.used
     }
-    /// More than half is used: who can do with less takes less.
+    /// More than half is used: a ring that can do with less takes less.
     pub const fn is_tight(&self) -> bool {
         self.used > self.limit / 2
     }
@@ -61,8 +62,7 @@ impl Ring {
         self.memory.len()
     }
 
-    /// Makes it hold `bytes` behind the first `at`; what is between its end and `at` is not
-    /// defined.
+    /// Makes it hold `bytes` behind the first `at`; bytes between its end and `at` are undefined.
     ///
     /// # Errors
     /// No memory, or no budget: it is as before.
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a queue of the standard library; the budget is what the ring has.
+        /// Against a queue of the standard library; the budget is the ring's size.
         #[test]
         fn a_ring_is_a_queue(steps in prop::collection::vec((0..4_u8, 1..3000_usize), 1..60)) {
             let (mut ring, mut model, mut budget) = (Ring::default(), VecDeque::new(), Budget::new(16_384));

@@ -1,16 +1,16 @@
-//! All connections of one address, and what comes for no connection.
+//! All connections of one address, and packets for no connection.
 //!
-//! The stack does what it is told when it is told: [`Stack::receive`] for each frame that came,
+//! The stack acts only when it is called: [`Stack::receive`] for each frame that came,
 //! [`Stack::pump`] where a socket may have something new, [`Stack::expire`] when
-//! [`Stack::deadline`] is over. What it wants in between it asks of the [`Host`].
+//! [`Stack::deadline`] is over. During a call it uses the [`Host`].
 //!
 //! **Calls.** A call that a listener is there for becomes a connection without a socket, of which
 //! there are [`EMBRYOS`] at most; past that, calls are answered by cookies (RFC 4987, section 3.6):
 //! the number of the answer says all that has to be known, so that a flood costs no memory. A
 //! socket is made when the caller has answered.
 //!
-//! **Memory.** Rings of all connections share one [`Budget`]; what finds none is lost on its way,
-//! and its sender sends it again.
+//! **Memory.** Rings of all connections share one [`Budget`]; a segment that finds none counts as
+//! lost on its way, and its sender sends it again.
 
 use core::net::Ipv4Addr;
 
@@ -40,7 +40,7 @@ const TICK: u64 = 4_000;
 const HEADERS: u16 = 40;
 /// Bytes that are fetched of one socket at a time.
 const QUANTUM: usize = 64 << 10;
-/// What found no memory is tried again after so long (nanoseconds).
+/// Delay until bytes that found no memory are tried again (nanoseconds).
 const STALL: u64 = 1_000_000_000;
 
 /// Why a listener takes no connection.
@@ -52,9 +52,9 @@ pub enum Refusal {
     Gone,
 }
 
-/// What a stack needs of the machine it is in.
+/// Services that a stack needs of its machine.
 pub trait Host {
-    /// What has a connection; dropped when that is over.
+    /// Socket of a connection; dropped when the connection is over.
     type Socket;
     /// Send a frame; one that finds no room is lost.
     fn transmit(&mut self, frame: &[u8]);
@@ -69,32 +69,32 @@ pub trait Host {
     fn connected(&mut self, socket: &Self::Socket);
     /// Whether the socket has something to send.
     fn has_bytes(&mut self, socket: &Self::Socket) -> bool;
-    /// Fill `room` from its front with what the socket sends; how many bytes did.
+    /// Fills `room` from its front with bytes that the socket sends. Returns their number.
     fn fetch(&mut self, socket: &Self::Socket, room: &mut [u8]) -> usize;
     /// Whether the socket will send no more than was fetched.
     fn has_ended(&mut self, socket: &Self::Socket) -> bool;
     /// Take bytes that came for the socket; how many.
     fn deliver(&mut self, socket: &Self::Socket, bytes: &[u8]) -> usize;
-    /// Who has the socket.
+    /// Returns the owner of the socket.
     fn owner(&mut self, socket: &Self::Socket) -> Owner;
     /// The peer has ended its stream, all of which was delivered.
     fn ended(&mut self, socket: &Self::Socket);
     /// The connection is no more.
     fn failed(&mut self, socket: &Self::Socket, failure: Failure);
-    /// A datagram came. Returns whether somebody has its port.
+    /// A datagram came. Returns whether its port has a socket.
     fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool;
-    /// A datagram that was sent found nobody at its port.
+    /// A datagram that was sent found no socket at its port.
     fn refused(&mut self, ends: Ends);
 }
 
-/// Who has a socket.
+/// Owner of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// A program that may receive.
     Program,
-    /// Nobody receives any more: bytes that come break the connection off. A call is given up.
+    /// The owner receives no more: bytes that come break the connection off. A call is given up.
     Deaf,
-    /// Nobody, and it is to be broken off at once.
+    /// No owner: the connection is broken off at once.
     Reset,
 }
 
@@ -107,7 +107,7 @@ pub struct Config {
     pub address: Ipv4Addr,
     /// Bits of it that name the network.
     pub prefix: u8,
-    /// Who knows the way to all others.
+    /// Address of the router to all other networks.
     pub gateway: Ipv4Addr,
     /// Bytes of the longest packet, 576..=1500.
     pub mtu: u16,
@@ -115,7 +115,7 @@ pub struct Config {
     pub budget: usize,
 }
 
-/// What happened so far.
+/// Counts since the stack began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Frames with nothing for this machine, or damaged ones.
@@ -130,7 +130,7 @@ pub struct Counters {
     pub dropped: u64,
 }
 
-/// What a connection counts as, of which there is a limit.
+/// Class of a connection, for the limits of embryos and of waiting connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
     Embryo,
@@ -148,7 +148,7 @@ struct Tracked<S> {
     told_end: bool,
     /// Something could not be moved that no segment and no socket will ask for again.
     stalled: bool,
-    /// What the socket is to be told once it has all bytes that came before.
+    /// Failure that the socket learns once it has all bytes that came before.
     failure: Option<Failure>,
 }
 
@@ -271,7 +271,7 @@ impl<H: Host> Stack<H> {
     pub const fn connections(&self) -> usize {
         self.table.len()
     }
-    /// What happened so far.
+    /// Returns the counts since the stack began.
     pub const fn counters(&self) -> Counters {
         self.link.counters
     }
@@ -343,7 +343,7 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// Counts the connection as what it is now.
+    /// Counts the connection in its present class.
     fn classify(&mut self, id: Id) {
         let Some(entry) = self.table.get_mut(id) else { return };
         let class = match entry.connection.state() {
@@ -466,8 +466,8 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// The number that stands for a call: what is left of a hash, and which of [`COOKIE_MSS`] the
-    /// peer takes.
+    /// The number that stands for a call: a part of a hash, and which of [`COOKIE_MSS`] the peer
+    /// takes.
     fn cookie(&self, ends: Ends, peer: Seq, kind: usize, period: u64) -> Seq {
         // The first numbers of connections are hashes, too: of 1.
         let hash =
@@ -526,7 +526,7 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// Moves what can be moved between a connection, its socket and the wire.
+    /// Moves bytes between a connection, its socket and the wire, as far as possible.
     pub fn pump(&mut self, host: &mut H, id: Id, now: u64) {
         let Some(entry) = self.table.get_mut(id) else { return };
         let Some(socket) = &entry.socket else { return self.settle(host, id, now) };
@@ -573,7 +573,7 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// Sends what a connection has to send, and sees to what becomes of it.
+    /// Sends the connection's pending segments, and handles its end.
     fn settle(&mut self, host: &mut H, id: Id, now: u64) {
         self.classify(id);
         let (ends, entry) = (self.table.ends(id), self.table.get_mut(id));
@@ -604,7 +604,7 @@ impl<H: Host> Stack<H> {
         [self.wheel.next(), self.link.neighbours.deadline()].into_iter().flatten().min()
     }
 
-    /// Does what is due at `now`.
+    /// Handles timers that are due at `now`.
     pub fn expire(&mut self, host: &mut H, now: u64) {
         while let Some(number) = self.wheel.pop(now) {
             let Some(id) = self.table.id(number) else { continue };

@@ -1,9 +1,10 @@
-//! The words of a connection of TCP: its states, how it fails, what a segment brings.
+//! Types of a connection of TCP: its states, its failures, the effects of a segment.
 
 use crate::seq::Seq;
 use crate::wire::TcpSegment;
 
-/// What a peer takes that does not say (RFC 9293, section 3.7.1), and the least that is believed.
+/// Segment size of a peer that names none (RFC 9293, section 3.7.1), and the least that is
+/// believed.
 const DEFAULT_MSS: u16 = 536;
 const LEAST_MSS: u16 = 64;
 
@@ -46,7 +47,7 @@ pub enum Ack {
 /// Why a connection failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Nobody listens there.
+    /// No listener is there.
     Refused,
     /// The peer broke it off.
     Reset,
@@ -56,7 +57,7 @@ pub enum Failure {
     Unreachable,
 }
 
-/// What a segment brought.
+/// Effects of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Arrival {
     /// Bytes can go both ways from now on.
@@ -67,7 +68,7 @@ pub struct Arrival {
     pub reset: Option<Seq>,
 }
 
-/// What the first segment of a stream says about those that follow.
+/// Terms in the first segment of a stream for those that follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// Its sequence number.

@@ -1,8 +1,8 @@
 //! Connections by number and by their two ends.
 //!
-//! A chained hash table whose links are in the entries. Its hash is keyed (SipHash-1-3): who
-//! chooses ports cannot choose a chain. It has at least as many chains as entries, so that a look
-//! costs the same however many there are; growing is one pass over all.
+//! A chained hash table whose links are in the entries. Its hash is keyed (SipHash-1-3): a peer
+//! that chooses ports cannot choose a chain. The table has at least as many chains as entries, so
+//! that the cost of a look does not grow with their number; growing is one pass over all.
 
 use core::hash::Hasher;
 use core::net::SocketAddrV4;
@@ -40,8 +40,7 @@ impl Id {
 pub struct Secret(pub [u64; 2]);
 
 impl Secret {
-    /// A hash of the ends and of what else is given, that nobody can tell who does not know the
-    /// secret.
+    /// A hash of the ends and of `more`, which cannot be predicted without the secret.
     pub fn hash(&self, ends: Ends, more: u64) -> u64 {
         let mut hasher = SipHasher13::new_with_keys(self.0[0], self.0[1]);
         for end in [ends.local, ends.remote] {

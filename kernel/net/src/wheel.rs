@@ -1,8 +1,8 @@
 //! Timers: one a connection, in a wheel of slots.
 //!
-//! Setting and stopping one costs the same however many there are. A slot is [`STEP`] wide; what is
-//! further off than the wheel reaches stands in the last slot that is not near and is looked at
-//! again there. A timer fires up to a step late, never early.
+//! Setting and stopping one costs the same for any number of timers. A slot is [`STEP`] wide. A
+//! timer further off than the wheel reaches is in the last slot that is not near, and is moved on
+//! from there. A timer fires up to a step late, never early.
 
 use freehold_collections::{AllocError, Vec};
 
@@ -64,8 +64,8 @@ impl Wheel {
     }
 
     /// Timer `number` is due at `deadline` or before: one that is set for an earlier time stays as
-    /// it is, and whoever is told too early sets it again. So a deadline that is put off with each
-    /// segment costs nothing each time.
+    /// it is, and a user that is told too early sets it again. So a deadline that is put off with
+    /// each segment costs nothing each time.
     pub fn set_by(&mut self, number: usize, deadline: u64) {
         let link = self.links[number];
         if link.slot == NONE || link.deadline > deadline {

@@ -1,5 +1,5 @@
-//! Frames to packets and back. The formats and their checksums are smoltcp's; what is here is which
-//! packets are taken.
+//! Frames to packets and back. The formats and their checksums are smoltcp's; this module decides
+//! which packets are taken.
 //!
 //! A frame that is cut short, has a wrong checksum or is of another protocol is no packet.
 //! Fragments are dropped: TCP sends none (it has the path's MTU), and no datagram that is longer
@@ -32,7 +32,7 @@ const TIME_TO_LIVE: u8 = 64;
 /// Port unreachable.
 const NO_PORT: u8 = 3;
 
-/// What a segment is about beside its bytes.
+/// Purpose of a segment beside its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
     /// Nothing.
@@ -50,7 +50,7 @@ pub enum Control {
 pub struct TcpSegment<'a> {
     /// Of its first byte.
     pub seq: Seq,
-    /// What is expected next.
+    /// The sequence number that its sender expects next.
     pub ack: Option<Seq>,
     /// SYN, FIN or RST.
     pub control: Control,
@@ -86,7 +86,7 @@ pub struct Resolution {
     pub asks_for: Option<Ipv4Addr>,
 }
 
-/// What came in a frame.
+/// Content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Packet<'a> {
     /// ARP.
@@ -95,7 +95,7 @@ pub enum Packet<'a> {
     Tcp(Ends, TcpSegment<'a>),
     /// UDP: the ends, the bytes, and the packet from its IP header on.
     Udp(Ends, &'a [u8], &'a [u8]),
-    /// An echo request: who asks, and the ICMP packet.
+    /// An echo request: its sender, and the ICMP packet.
     Echo(Ipv4Addr, &'a [u8]),
     /// A packet that was sent did not arrive.
     Unreachable(IpProtocol, Ends),
@@ -119,7 +119,7 @@ pub fn parse(frame: &[u8], own: Own) -> Option<Packet<'_>> {
     }
     match frame.ethertype() {
         EthernetProtocol::Arp => arp(frame.payload(), own),
-        // What is sent to all is no connection's and asks for no answer.
+        // A packet to all is no connection's and gets no answer.
         EthernetProtocol::Ipv4 if !to.is_broadcast() => ipv4(frame.payload(), own),
         _ => None,
     }
@@ -244,7 +244,7 @@ impl Outgoing {
     }
 
     fn ipv4(&mut self, own: Own, to: Ipv4Addr, kind: IpProtocol, length: usize) -> &mut [u8] {
-        // Whose device that is is filled in when it is sent.
+        // The device's address is filled in when the frame is sent.
         let bytes = self.begin(own, EthernetAddress::BROADCAST, EthernetProtocol::Ipv4, IPV4 + length);
         let header = Ipv4Repr {
             src_addr: own.ip,
@@ -268,7 +268,7 @@ impl Outgoing {
         EthernetFrame::new_unchecked(&mut self.bytes[..self.length]).set_dst_addr(hardware);
     }
 
-    /// Makes it a question who has `ip`, or the answer to one.
+    /// Makes it a question for the device address of `ip`, or the answer to one.
     pub fn arp(&mut self, own: Own, ip: Ipv4Addr, answer_to: Option<EthernetAddress>) {
         let to = answer_to.unwrap_or(EthernetAddress::BROADCAST);
         let bytes = self.begin(own, to, EthernetProtocol::Arp, ARP);
@@ -282,7 +282,7 @@ impl Outgoing {
         packet.emit(&mut ArpPacket::new_unchecked(bytes));
     }
 
-    /// Makes it a segment. What is longer than a frame is cut off: the caller keeps to the MSS.
+    /// Makes it a segment. A payload longer than a frame is cut off: the caller keeps to the MSS.
     pub fn tcp(&mut self, own: Own, ends: Ends, segment: &TcpSegment<'_>) {
         let header = TcpRepr {
             src_port: ends.local.port(),
@@ -341,7 +341,7 @@ impl Outgoing {
         packet.fill_checksum();
     }
 
-    /// Makes it an error for the sender of `original`: nobody has the port.
+    /// Makes it an error for the sender of `original`: the port has no socket.
     pub fn no_port(&mut self, own: Own, to: Ipv4Addr, original: &[u8]) {
         let header = usize::from(original[0] & 0xf) * 4;
         let shown = &original[..original.len().min(header + SHOWN)];

@@ -1,5 +1,5 @@
-//! Messages of 9P2000.L as bytes: what a client writes, and what it reads of a server that it does
-//! not trust.
+//! Messages of 9P2000.L as bytes: requests of a client, and replies of a server that it does not
+//! trust.
 //!
 //! Every message begins with its size (4 bytes), its type (1) and its tag (2); numbers are
 //! little-endian, a text is a length of 2 bytes and so many bytes. A reply's type is its request's
@@ -7,7 +7,7 @@
 //! include/net/9p/9p.h.)
 //!
 //! **Hostile servers.** Readers take bytes that were copied out of the server's reach before: each
-//! value is read once. Nothing here indexes by what a server said; what does not fit is `None`, and
+//! value is read once. No index here comes from a server; a value that does not fit is `None`, and
 //! no reader allocates.
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,23 +1,22 @@
-//! What a server answers.
+//! Replies of a server.
 
 use crate::{HEADER, MAX_LINK, RLERROR};
 
-/// The server said what it cannot.
+/// The server's reply is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed;
 
-/// What a reply's header says.
+/// Result in a reply's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// It is done; bytes of the message.
     Done(usize),
-    /// It is not: an error number of Linux, or what a server takes for one.
+    /// The request failed: an error number of Linux, or a number that a server uses as one.
     Error(u32),
 }
 
 /// Looks at the first bytes of a reply, [`crate::DATA_HEADER`] or all there are, of which the
-/// server says that it wrote `written` in all. `kind` is the request's and `tag` what it was sent
-/// with.
+/// server says that it wrote `written` in all. `kind` and `tag` are the request's.
 ///
 /// # Errors
 /// [`Malformed`]: it is no answer to that request, or not as long as it says.
@@ -36,7 +35,7 @@ pub fn check(bytes: &[u8], written: usize, kind: u8, tag: u16) -> Result<Outcome
     if kind.checked_add(1) == Some(said) { Ok(Outcome::Done(size)) } else { Err(Malformed) }
 }
 
-/// Which file something is: what it was opened or found as.
+/// Identity of a file: the file that was opened or found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Qid {
     /// Kind, in Plan 9's bits.
@@ -63,7 +62,7 @@ impl Qid {
     }
 }
 
-/// What Rgetattr says of a file.
+/// Attributes of a file in Rgetattr.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
     /// Which one it is.
@@ -116,7 +115,7 @@ impl Attributes {
     }
 }
 
-/// What Rstatfs says.
+/// Body of Rstatfs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileSystemStats {
     /// Bytes per block.
@@ -153,14 +152,14 @@ pub fn qid(body: &[u8]) -> Option<Qid> {
     Reader(body).qid()
 }
 
-/// What a walk of one name found, of the body of an Rwalk: `None` also where there is nothing of
-/// that name.
+/// Returns the file that a walk of one name found, from the body of an Rwalk. `None` also where no
+/// file has that name.
 pub fn walked(body: &[u8]) -> Option<Qid> {
     let mut body = Reader(body);
     if body.u16()? == 1 { body.qid() } else { None }
 }
 
-/// What was opened, and the most bytes of one transfer (0: any), of the body of an Rlopen.
+/// Returns the opened file and the most bytes of one transfer (0: any), from the body of an Rlopen.
 pub fn opened(body: &[u8]) -> Option<(Qid, u32)> {
     let mut body = Reader(body);
     Some((body.qid()?, body.u32()?))

@@ -1,4 +1,4 @@
-//! What a client asks.
+//! Requests of a client.
 
 use crate::{HEADER, TFLUSH, TVERSION};
 
@@ -15,10 +15,10 @@ pub enum NinepRequest<'a> {
     Flush(u16),
     /// Have this fid stand for the tree that the server shows.
     Attach(u32),
-    /// Have the second fid stand for what the name leads to from the first, or for the same where
-    /// there is none.
+    /// Have the second fid stand for the file that the name leads to from the first, or for the
+    /// same file where there is no name.
     Walk(u32, u32, Option<&'a [u8]>),
-    /// What a file is.
+    /// Return the attributes of a file.
     GetAttributes(u32),
     /// Open it with these flags of open(2).
     Open(u32, u32),
@@ -37,9 +37,9 @@ pub enum NinepRequest<'a> {
     Rename(u32, &'a [u8], u32, &'a [u8]),
     /// Remove a name, with flags of unlinkat(2).
     Unlink(u32, &'a [u8], u32),
-    /// Change what a file is.
+    /// Change a file's attributes.
     SetAttributes(u32, NewAttributes),
-    /// Have what was written on the server's disk.
+    /// Have written bytes stored on the server's disk.
     Sync(u32),
     /// Write at an offset, so many bytes.
     Write(u32, u64, u32),
@@ -55,7 +55,7 @@ pub enum NinepRequest<'a> {
     Clunk(u32),
 }
 
-/// What is to change of a file; what is absent stays.
+/// Changes of a file's attributes; absent ones stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NewAttributes {
     /// Permission bits.
@@ -117,7 +117,7 @@ impl NinepRequest<'_> {
 
     /// Writes the message, with tag 0. Returns its bytes; `None` where `room` is too small for it.
     pub fn encode<'b>(&self, room: &'b mut [u8]) -> Option<&'b mut [u8]> {
-        /// "No fid": nobody proves who he is.
+        /// "No fid": the client does not authenticate.
         const NO_FID: u32 = u32::MAX;
         /// All that getattr can tell of, without times of birth (P9_GETATTR_BASIC).
         const BASIC: u64 = 0x7ff;

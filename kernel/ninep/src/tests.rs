@@ -150,7 +150,7 @@ fn attributes_are_where_the_protocol_says() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// No bytes make a reader panic, and what it gives lies within them.
+    /// No bytes make a reader panic, and its result is within them.
     #[test]
     fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..300), written in any::<usize>(),
                           kind in any::<u8>(), tag in any::<u16>()) {

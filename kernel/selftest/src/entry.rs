@@ -1,8 +1,8 @@
-//! The state in which the CPU enters the kernel, whatever the program had in its registers.
+//! The state in which the CPU enters the kernel, with any values in the program's registers.
 //!
 //! Every way in asserts the state itself (`freehold_arch` has `entry-checks` here): flags, GS base,
-//! control registers. These tests take each way with hostile values, and look at what the kernel
-//! saved of the program and gives back to it.
+//! control registers. These tests take each way with hostile values, and check the state that the
+//! kernel saved of the program and gives back to it.
 
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -62,7 +62,7 @@ pub fn tests() {
     watchpoints_are_a_programs_and_the_kernel_meets_none();
 }
 
-/// A program's store is a hit; what the kernel does at the address is none. MOV SS from there,
+/// A program's store is a hit; an access of the kernel to the address is none. MOV SS from there,
 /// right before SYSCALL, leads into the kernel and does no harm.
 fn watchpoints_are_a_programs_and_the_kernel_meets_none() {
     const DATA: u64 = STACK - 64;
@@ -201,8 +201,8 @@ fn bases_and_selectors_stay_with_their_program() {
     say!("bases and selectors stay with their program");
 }
 
-/// What a program may put into its GS base: user, kernel, this kernel's text, the ends of both
-/// halves.
+/// Values that a program may put into its GS base: user, kernel, this kernel's text, the ends of
+/// both halves.
 fn hostile_bases() -> [u64; 6] {
     let text = tests as *const () as u64;
     [0, USER_BASE, text, 0xffff_8000_0000_0000, u64::MAX, (1 << 47) - 1]
@@ -276,7 +276,7 @@ fn damaged_vector_states_are_refused_and_others_taken() {
             area[at] ^= value;
             FpuImage { bytes: area.len(), components }
         });
-        // Whatever is taken must not fault in the kernel.
+        // A state that is taken must not fault in the kernel.
         assert_eq!(program.run(), exception(6));
         result.is_ok()
     };

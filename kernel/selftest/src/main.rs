@@ -1,10 +1,9 @@
-//! An image that tests freehold-arch itself and says `selftest: passed`:
-//! `tools/build-kernel selftest`. May use `unsafe`: to name the entry point, and to do what must
-//! not work.
+//! An image that tests freehold-arch itself and says `selftest: passed`: `tools/build-kernel
+//! selftest`. May use `unsafe`: to name the entry point, and to try accesses that must fail.
 //!
-//! Each test is named after the promise that it checks. What must fault in kernel mode is asked for
-//! with `selftest.die=` on the command line and looked for in the certificate, by `tools/selftest`.
-//! With `selftest.place` it only tells where the image lies, for `tools/slide-entropy`.
+//! Each test is named after the promise that it checks. Tests that must fault in kernel mode run
+//! with `selftest.die=` on the command line; `tools/selftest` finds the fault in the certificate.
+//! With `selftest.place` the image only prints its address, for `tools/slide-entropy`.
 
 #![no_std]
 #![no_main]
@@ -109,7 +108,7 @@ impl Space {
     }
 }
 
-/// A frame that the kernel does not own: beyond what the provider hands out, not in the direct map.
+/// A frame that the kernel does not own: beyond the provider's frames, not in the direct map.
 fn user_frame() -> Pfn {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let end = FRAMES.state.lock().1;
@@ -166,7 +165,7 @@ fn main(boot: &'static BootInfo) -> ! {
     }
     let reserved = memory::seal();
     let largest = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
-    // Whole pageblocks that nobody has, since the image lies anywhere. The last is for frames of
+    // Whole pageblocks without a user, since the image's place is random. The last is for frames of
     // user memory.
     let mut at = largest.start;
     let gaps = reserved.iter().map(|range| (range.start, range.end)).chain([(largest.end, largest.end)]).map(
@@ -282,8 +281,8 @@ fn the_direct_map_shows_no_frame_of_the_image(boot: &BootInfo) {
 static FILLER: [AtomicU64; 2 * (PAGEBLOCK_FRAMES as usize) * 512] =
     [const { AtomicU64::new(0) }; 2 * (PAGEBLOCK_FRAMES as usize) * 512];
 
-/// What the compiler calls for slices, against the same byte by byte: short and long, overlapping
-/// both ways, at any alignment.
+/// Functions that the compiler calls for slices, against the same byte by byte: short and long,
+/// overlapping both ways, at any alignment.
 fn runs_of_bytes_are_moved_and_compared() {
     const PLACES: [usize; 7] = [0, 1, 3, 8, 13, 32, 57];
     let pattern: [u8; 160] = core::array::from_fn(|at| (at * 7 + 1) as u8);
@@ -346,7 +345,7 @@ fn windows_show_frames_that_the_direct_map_does_not() {
         });
     }
     assert_eq!(X86.with_bytes(one, |bytes| bytes[18]), 199);
-    // What the direct map shows is what a window showed before the block entered.
+    // The direct map shows the bytes that a window showed before the block entered.
     let block = one.pageblock_start();
     let blocks = PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES));
     X86.enter(blocks);
@@ -431,7 +430,8 @@ fn user_programs_run_and_trap() {
     assert_eq!(twin.run(), expected);
     twin.regs_mut().rip = 1 << 47;
     assert_eq!(twin.run(), UserEvent::Exception { vector: 13, code: 0 });
-    // The kernel half is not the program's, and what it may not change it does not change.
+    // The kernel half is not the program's, and the program changes only registers that it may
+    // change.
     twin.start(entry + 5, USER_BASE + 4096);
     twin.regs_mut().rsi = 0xffff_ffff_8020_0000;
     twin.regs_mut().rflags = 0x3200;

@@ -3,8 +3,8 @@
 //! May use `unsafe`: it reads the page of time and writes where the program says, as any function
 //! of a C library does. It uses no stack but the caller's, keeps no state and calls nothing.
 //!
-//! A clock that is not here, and what the page does not say, is asked by the system call, whose
-//! answer is returned as it is.
+//! For a clock that is not here, or a value that the page does not have, the image makes the system
+//! call and returns its answer as it is.
 #![no_std]
 
 use core::arch::x86_64::{_mm_lfence, _rdtsc};
@@ -63,8 +63,8 @@ fn time_page() -> &'static TimePage {
     unsafe { &*page }
 }
 
-/// The time-stamp counter, read after whatever comes before in the program: so no CPU sees a time
-/// earlier than what it saw before.
+/// The time-stamp counter, read after all earlier steps of the program: so no CPU sees a time
+/// earlier than one that it saw before.
 #[inline(always)]
 fn ticks() -> u64 {
     // SAFETY: every x86-64 CPU has both instructions.
@@ -77,7 +77,7 @@ fn ticks() -> u64 {
 #[inline(always)]
 fn system_call(number: u64, first: i32, second: *mut Time) -> i32 {
     let answer: u64;
-    // SAFETY: a system call that writes what the program asked it to write.
+    // SAFETY: a system call that writes only where the program asked it to.
     unsafe {
         asm!("syscall", inlateout("rax") number => answer, in("rdi") i64::from(first), in("rsi") second,
             lateout("rcx") _, lateout("r11") _, options(nostack))
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn __vdso_clock_gettime(clock: i32, to: *mut Time) -> i32 
 }
 
 /// # Safety
-/// What is not null is the program's: a `struct timeval`, a `struct timezone`.
+/// Pointers that are not null are the program's: a `struct timeval`, a `struct timezone`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2]) -> i32 {
     if !to.is_null() {
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2])
 }
 
 /// The second: [`TimePage::seconds`], with the counter's halves put together and divided by
-/// [`UNIT`] at once. The counter is not read in order with what comes before: that is nanoseconds,
-/// and this tells seconds.
+/// [`UNIT`] at once. The counter is not read in order with earlier steps: that is nanoseconds, and
+/// this tells seconds.
 #[inline(always)]
 fn seconds() -> i64 {
     let seconds;
@@ -166,7 +166,7 @@ fn seconds() -> i64 {
 /// counter, 2 put it together, 2 make seconds of it, 3 answer. A CPU without BMI2 needs 9.
 ///
 /// # Safety
-/// What is not null is the program's.
+/// A pointer that is not null is the program's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
     let seconds = seconds();
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
 /// reads what rseq(2) keeps.)
 ///
 /// # Safety
-/// What is not null is the program's.
+/// Pointers that are not null are the program's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_getcpu(cpu: *mut u32, node: *mut u32, _unused: *mut c_void) -> i64 {
     let place: u32;
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn __vdso_getcpu(cpu: *mut u32, node: *mut u32, _unused: *
 }
 
 /// # Safety
-/// What is not null is the program's.
+/// A pointer that is not null is the program's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_clock_getres(clock: i32, to: *mut Time) -> i32 {
     if !is_among(clock, MONOTONIC | WALL) {

@@ -2,9 +2,9 @@
 //! clock without a system call.
 //!
 //! An [`image`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of
-//! its own at boot, maps these into every program behind one page of time ([`TimePage`]), and tells
-//! where in the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of Linux, and
-//! glibc, musl and Go find them. What the image cannot answer it asks the kernel by the system call
+//! its own at boot. It maps these into every program behind one page of time ([`TimePage`]), and
+//! puts their address into the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of
+//! Linux, and glibc, musl and Go find them. Where the image has no answer it makes the system call
 //! of the same name.
 //!
 //! The image is one read-only segment without relocations, so one set of frames serves all programs
@@ -25,10 +25,10 @@ const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
 /// The image for CPUs with BMI2.
 const BMI2: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso-bmi2.so"));
 
-/// What the image uses of the CPU.
+/// CPU features that the image uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Uses {
-    /// What every x86-64 CPU has.
+    /// Features that every x86-64 CPU has.
     Baseline,
     /// BMI2, too.
     Bmi2,
@@ -159,8 +159,7 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_during_a_reading_shows_nothing_from_before_it_was_set() {
         let page = page(SECOND, 0, 100 * SECOND as i64);
-        // The counter is read at 5 s; before the reading ends somebody sets the clock, at 7 s, to
-        // 1,000 s.
+        // The counter is read at 5 s; before the reading ends the clock is set, at 7 s, to 1,000 s.
         let readings = Cell::new(0);
         let read = || {
             readings.set(readings.get() + 1);

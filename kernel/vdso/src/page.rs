@@ -5,8 +5,8 @@
 //! | 0 | 8 | the time-stamp counter when the kernel was entered |
 //! | 8 | 8 | nanoseconds per tick of the counter, << 32 |
 //! | 16 | 8 | seconds per [`UNIT`] ticks, << 64 |
-//! | 24 | 8 | nanoseconds since 1970 when the kernel was entered: what CLOCK_REALTIME adds to CLOCK_MONOTONIC (signed) |
-//! | 32 | 8 | what the counter, in units of [`UNIT`] ticks, would have been in 1970 (modulo 2^64) |
+//! | 24 | 8 | nanoseconds since 1970 when the kernel was entered: CLOCK_REALTIME minus CLOCK_MONOTONIC (signed) |
+//! | 32 | 8 | the counter's value in 1970, had it run then, in units of [`UNIT`] ticks (modulo 2^64) |
 //!
 //! The rest is zeroes. Nothing else is ever put here: the page is in every program.
 //!
@@ -14,8 +14,8 @@
 //! first program runs, and never again: ticks times the factor is a product of 128 bits, so the
 //! counter need not be based anew as long as the machine runs. Setting the wall clock is a store of
 //! one aligned word for each of the last two, and every function of the image uses one of them. So
-//! a reader sees the clock from before or from after, never parts of both, and waits for nobody
-//! (Linux counts sequences because NTP changes several words at each tick).
+//! a reader sees the clock from before or from after, never parts of both, and does not wait (Linux
+//! counts sequences because NTP changes several words at each tick).
 //!
 //! A reader could still join the counter of one moment with a clock that was set at a later one,
 //! and tell a time shortly before the one that was set, which no clock ever showed. So
@@ -24,8 +24,8 @@
 //! before the counter: it may go on by the clock that was right when it was called.
 //!
 //! **time(2)** has words of its own, so that it is one multiplication and no division. Both are
-//! rounded down: what it tells is never later than the second that CLOCK_REALTIME is in, and lags
-//! by less than a microsecond, and 0.2 ms more for each year of the machine's life (at 1 GHz; on
+//! rounded down: its result is never later than the second that CLOCK_REALTIME is in, and lags by
+//! less than a microsecond, and 0.2 ms more for each year of the machine's life (at 1 GHz; on
 //! Linux, by up to a tick of 4 ms).
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering, compiler_fence};
@@ -91,16 +91,16 @@ impl TimePage {
         ((u128::from(units) * u128::from(self.seconds_factor.load(Ordering::Relaxed))) >> 64) as i64
     }
 
-    /// What [`TimePage::seconds_factor`] is for a [`TimePage::factor`].
+    /// Returns the value of [`TimePage::seconds_factor`] for a [`TimePage::factor`].
     pub fn seconds_factor(factor: u64) -> u64 {
         (((u128::from(factor) * u128::from(UNIT)) << SHIFT) / u128::from(SECOND)) as u64
     }
 
-    /// What [`TimePage::seconds_base`] is for the other words; `wall` is not negative.
+    /// Returns the value of [`TimePage::seconds_base`] for the other words; `wall` is not negative.
     pub fn seconds_base(base: u64, seconds_factor: u64, wall: i64) -> u64 {
         let since_1970 =
             ((wall.max(0) as u128) << 64) / (u128::from(SECOND) * u128::from(seconds_factor.max(1)));
-        // One unit more for what is cut off of the base: later by that, never earlier.
+        // One unit more for the part of the base that is cut off: later by that, never earlier.
         (base / UNIT + 1).wrapping_sub(since_1970 as u64)
     }
 }

@@ -148,7 +148,7 @@ impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
         self.link.look().map_or(0, |rings| rings.transmit.in_flight())
     }
 
-    /// Gather what the host has given back. Gives up a device that lies.
+    /// Gathers the buffers that the host has given back. Gives up a device that lies.
     fn reap(&mut self) -> Result<(), Failed> {
         let result = self.gather();
         if result.is_err() {
@@ -163,9 +163,9 @@ impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
         if self.link.is_failed() { Err(Failed) } else { result }
     }
 
-    /// Gather what the host has given back. Lends nothing again meanwhile, so that a host that
-    /// gives buffers back as fast as it gets them does not keep a task here; frees nothing, takes
-    /// no lock.
+    /// Gathers the buffers that the host has given back. Lends none again meanwhile, so that a host
+    /// that gives buffers back as fast as it gets them does not keep a task here; frees nothing,
+    /// takes no lock.
     fn gather(&mut self) -> Result<(), Failed> {
         let (rings, _) = self.link.lent()?;
         while let Some(queue) = rings.receive.as_mut()

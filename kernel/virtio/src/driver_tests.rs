@@ -1,5 +1,4 @@
-//! Drivers against devices that tests play. The table of what a device may lie about is in
-//! `tests/lies/`.
+//! Drivers against devices that tests play. The table of a device's lies is in `tests/lies/`.
 
 extern crate std;
 
@@ -25,7 +24,7 @@ pub(crate) fn fake_disk(sectors: u64, features: Features) -> Fake {
     fake
 }
 
-/// A register that remembers what was written.
+/// A register that remembers the last store.
 #[derive(Default, Clone)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -343,7 +342,7 @@ fn transfers_outside_the_disk_or_to_a_read_only_one_never_reach_the_device() {
 
 #[test]
 fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
-    // (status byte or none, bytes claimed, what the reader sees)
+    // (status byte or none, bytes claimed, the reader's result)
     let cases = [
         (Some(0), 513, Ok(())),
         (Some(1), 1, Err(BlockError::Io)),
@@ -404,7 +403,7 @@ pub(crate) fn answer_one(fake: &Fake) -> bool {
     taken.map(|request| answer(fake, request)).is_some()
 }
 
-/// Answers a read that was taken from the ring; its data stay what they were.
+/// Answers a read that was taken from the ring; its data stay the same.
 pub(crate) fn answer(fake: &Fake, (head, parts): (u16, Vec<model::Descriptor>)) {
     model::write(parts[parts.len() - 1].address, &[0]);
     fake.give(0, head.into(), parts[1..].iter().map(|part| part.length).sum());
@@ -527,8 +526,8 @@ fn a_disk_that_lies_fails_for_good() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a hostile console does to the used ring, reads give at most what was lent and
-    /// nothing panics.
+    /// A hostile console may do anything to the used ring. Reads give at most the bytes that were
+    /// lent, and nothing panics.
     #[test]
     fn a_hostile_used_ring_never_panics(ops in proptest::collection::vec((any::<u32>(), any::<u32>(), 0usize..4), 1..60)) {
         let fake = Fake::new(0);

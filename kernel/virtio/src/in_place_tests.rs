@@ -1,5 +1,5 @@
-//! Transfers of frames in their places. What the device does is judged: an access to what it was
-//! not given panics.
+//! Transfers of frames in their places. The model checks the device's accesses: one to memory that
+//! it was not given panics.
 
 extern crate std;
 
@@ -18,7 +18,7 @@ use crate::platform::{Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 
-/// Frames of a program, from here and there; given back when nobody holds them.
+/// Frames of a program, from here and there; given back when they have no holder.
 struct Program {
     frames: Vec<Pfn>,
     gone: Arc<Mutex<bool>>,
@@ -70,7 +70,7 @@ fn contents() -> Vec<u8> {
     (0..SECTORS * SECTOR_SIZE).map(|at| (at / SECTOR_SIZE * 3 + at % 241) as u8).collect()
 }
 
-/// What the device was given of one request's data: lengths, and whether each is in its place.
+/// Data of one request as the device got it: lengths, and whether each is in its place.
 type Seen = Arc<Mutex<Vec<Vec<(usize, bool)>>>>;
 
 struct World {
@@ -94,7 +94,7 @@ fn world(limits: Option<(u32, u32)>) -> World {
     let work = {
         let (fake, contents, seen) = (fake.clone(), contents.clone(), seen.clone());
         let act = move || {
-            // A look first: taking does not change what the driver gave.
+            // A look first: taking does not change the driver's descriptors.
             let ring = fake.with_ring(0, |ring| *ring);
             let mut look = ring;
             while let Some((_, parts)) = look.take() {
@@ -114,7 +114,7 @@ fn world(limits: Option<(u32, u32)>) -> World {
 
 #[test]
 fn whole_pages_go_in_place_and_heads_and_tails_are_bounced() {
-    // First byte, length, and what the device is to be given: of 4 pages.
+    // First byte, length, and the pieces that the device is to be given: of 4 pages.
     let cases: [(usize, usize, &[(usize, bool)]); 5] = [
         (0, 4 * PAGE_SIZE, &[(4 * PAGE_SIZE, true)]),
         (PAGE_SIZE, PAGE_SIZE, &[(PAGE_SIZE, true)]),
@@ -225,7 +225,7 @@ fn a_device_that_looks_again_after_its_answer_is_noticed() {
     assert!(holder.count() == 2 && (0..2).all(|page| !world.domain.frames().contains(&holder.frame(page))));
 }
 
-/// A line on which waits end early, killed or late, until the device does what it does at last.
+/// A line on which waits end early, killed or late, until the device answers at last.
 struct Impatient {
     waits: Mutex<usize>,
     at_last: Box<dyn Fn() + Send + Sync>,
@@ -279,7 +279,7 @@ fn read_late(
     let result = disk.read(0, &mut HeldBytes::new(HostMemory, &holder, 0, PAGE_SIZE), Sleep::Killable);
     drop(holder);
     drop(disk);
-    // Other tests' devices get what this one had.
+    // Other tests' devices get this one's memory.
     domain.hear();
     let gone = *gone.lock().unwrap();
     (result, gone, domain.open_pages())

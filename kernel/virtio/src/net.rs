@@ -6,14 +6,14 @@
 //! to compute: no checksums, no segmentation, so the header before each frame that is sent is zero.
 //!
 //! **Room.** While there is room, the transmit side needs no interrupts: buffers come back as
-//! frames are sent. Who finds no room asks for interrupts and looks once more. They stay on until
-//! half of the buffers are free: another task may take the room before the one that was refused,
-//! and an interrupt has still to come then.
+//! frames are sent. A task that finds no room asks for interrupts and looks once more. They stay on
+//! until half of the buffers are free: another task may take the room before the one that was
+//! refused, and an interrupt has still to come then.
 //!
 //! **Lies.** A device that gives back less than a header or more than the buffer has, says that a
 //! frame is in buffers which it has not given back with it (5.1.6.4.1: it gives them back
-//! together), or says in a header what was not agreed on, is reset and stays out of use
-//! (`link.rs`). What a frame holds is for its receiver to judge.
+//! together), or uses a header feature that was not agreed on, is reset and stays out of use
+//! (`link.rs`). The receiver checks a frame's contents.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -72,7 +72,7 @@ struct NetInner<S: DmaSource, T: Transport> {
     filled: VecDeque<(usize, usize)>,
     /// Numbers of the transmit buffers that the host does not have.
     free: Vec<usize>,
-    /// Somebody found no room, and interrupts are on.
+    /// A sender found no room, and interrupts are on.
     awaits_room: bool,
     /// The most buffers of a frame that comes.
     most_spanned: usize,

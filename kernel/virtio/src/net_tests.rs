@@ -1,4 +1,4 @@
-//! The network driver against hosts that tests play. The table of what a device may lie about is in
+//! The network driver against hosts that tests play. The table of a device's lies is in
 //! `tests/lies/`.
 
 extern crate std;
@@ -47,8 +47,8 @@ fn net(fake: &Fake) -> TestNet {
     net_of(fake, model::device())
 }
 
-/// A device whose memory is counted alone. What it has at the end goes back to the memory that all
-/// tests share.
+/// A device whose memory is counted alone. Memory that it still has at the end goes back to the
+/// memory that all tests share.
 struct Counted(Device<HostMemory>);
 
 impl Counted {
@@ -294,7 +294,8 @@ fn interrupts_for_what_was_sent_are_asked_for_only_when_there_is_no_room() {
     assert!(!wants_interrupt(&fake, 1), "there is room in plenty");
 }
 
-/// The last look before `send` says that there is no room finds what came after the one before.
+/// The last look before `send` says that there is no room finds buffers that came after the one
+/// before.
 #[test]
 fn room_that_is_made_while_an_interrupt_is_asked_for_is_found() {
     let fake = fake(ALL);
@@ -368,7 +369,7 @@ fn a_host_may_have_looked_at_the_checksum() {
     assert_eq!(received(&net), Some(frame(1, 60)));
 }
 
-/// What a device may say that is a lie: bytes of the buffer, and how many it says there are.
+/// Returns lies of a device: bytes of the buffer, and the length that it claims.
 fn lies() -> Vec<(Vec<u8>, u32)> {
     let honest = [&header(1)[..], &frame(1, 60)].concat();
     let with = |at: usize, byte: u8| {
@@ -480,8 +481,8 @@ fn a_device_that_does_not_confirm_its_reset_keeps_what_it_has_and_no_more() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a host does to used rings and headers, what is received is no longer than its room,
-    /// and nothing panics.
+    /// A host may do anything to used rings and headers. A received frame is no longer than its
+    /// room, and nothing panics.
     #[test]
     fn a_hostile_network_never_panics(
         ops in proptest::collection::vec((0usize..6, any::<u32>(), 0u32..2100, any::<[u8; 3]>()), 1..80),

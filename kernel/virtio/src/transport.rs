@@ -58,7 +58,7 @@ pub struct PciTransport<R: Registers> {
     notice: [Option<usize>; MAX_QUEUES],
 }
 
-/// A `virtio_pci_cap`: what it describes and where that is.
+/// A `virtio_pci_cap`: the kind of structure that it describes, and its place.
 #[derive(Clone, Copy)]
 struct PciCapability {
     bar: u8,
@@ -66,7 +66,7 @@ struct PciCapability {
     length: u32,
 }
 
-/// What kind of device a function is; `None` where it is none that we know.
+/// Returns the device type of a function; `None` if it is unknown.
 pub fn device_type(vendor: u16, device: u16) -> Option<DeviceType> {
     match (vendor, device) {
         (VENDOR, 0x1000) => Some(DeviceType::Network),
@@ -99,8 +99,8 @@ impl<R: Registers> PciTransport<R> {
     }
 
     /// As [`Self::new`], but the device tells `handler` of changes of its configuration too; and a
-    /// device that can send no messages is used all the same: who waits for it has to look. (QEMU's
-    /// memory devices are such ones.)
+    /// device that can send no messages is used all the same: a task that waits for it has to poll.
+    /// (QEMU's memory devices are such ones.)
     ///
     /// # Errors
     /// [`SetupError`].
@@ -408,7 +408,7 @@ bitflags::bitflags! {
         const P9_TAG = 1 << 0;
         /// Memory: the device says which proximity domain its memory is of.
         const MEM_ACPI_PXM = 1 << 0;
-        /// Memory: what is not plugged in must not be touched.
+        /// Memory: blocks that are not plugged in must not be touched.
         const MEM_UNPLUGGED_INACCESSIBLE = 1 << 1;
         /// Not a legacy device.
         const VERSION_1 = 1 << 32;

@@ -1,9 +1,10 @@
 //! Devices of the software machine: what each may see of memory, judged.
 //!
-//! A [`DeviceView`] is a device behind an IOMMU, and the oracle over what it does: every access
-//! says which page and which way, and one that the device was not given is a [`DeviceViolation`].
-//! It judges its callers as well. Mapping a page that the device reaches already, taking one that
-//! it does not reach, and closing a window that is not open panic: an IOMMU would not notice.
+//! A [`DeviceView`] is a device behind an IOMMU, and the oracle over its accesses: every access
+//! names its page and direction, and an access to memory that the device was not given is a
+//! [`DeviceViolation`]. It judges its callers as well. Mapping a page that the device reaches
+//! already, taking one that it does not reach, and closing a window that is not open panic: an
+//! IOMMU would not notice.
 
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,14 +12,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES};
 
-/// An access to what the device was not given.
+/// An access to memory that the device was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceViolation {
     /// The page, as the device counts.
     pub page: Pfn,
-    /// What it wanted.
+    /// The access that the device wanted.
     pub wanted: DeviceAccess,
-    /// What it has there.
+    /// The frame and access that the device has there.
     pub has: Option<(Pfn, DeviceAccess)>,
 }
 
@@ -30,7 +31,7 @@ impl fmt::Display for DeviceViolation {
 
 #[derive(Debug, Default)]
 struct ViewState {
-    /// By the device's page: the frame, and what it may do with it.
+    /// By the device's page: the frame, and the accesses that are allowed.
     pages: BTreeMap<u64, (Pfn, DeviceAccess)>,
     is_deaf: bool,
     /// How many times there is memory before there is none, and which time that is again and again;
@@ -52,7 +53,7 @@ impl DeviceView {
         Self { first_window: first_window.0, state: Mutex::default() }
     }
 
-    // A violation is a panic in the middle of a test; what the state says stays true.
+    // A violation is a panic in the middle of a test; the state stays valid.
     fn state(&self) -> MutexGuard<'_, ViewState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

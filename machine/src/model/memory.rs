@@ -1,7 +1,7 @@
 //! Physical memory as words that any CPU may touch at any moment.
 //!
 //! A frame's words come into being when it is first touched, so a machine of many gigabytes costs
-//! only what a test uses.
+//! only the frames that a test uses.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::boxed::Box;
@@ -48,7 +48,7 @@ impl ModelMemory {
     }
 
     pub(super) fn zero(&self, frame: Pfn) {
-        // What nobody has touched is zero already, and stays unmade.
+        // A frame without a store is zero already, and gets no memory.
         if let Some(words) = self.slot(frame).get() {
             words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }

@@ -1,10 +1,10 @@
 //! The software machine: CPUs, TLBs and memory for tests and experiments.
 //!
 //! It implements every trait of this crate in safe code and judges the memory manager above it:
-//! - each CPU's TLB and its cache of table walks remember what they were filled with, so
-//!   [`Model::stale`] finds what a missing flush left behind, and an access that would use it
-//!   panics. Where threads are between a change and its flush, which is their right,
-//!   [`Model::let_flushes_be_late`] has the access wait for the flush instead;
+//! - each CPU's TLB and its cache of table walks remember their entries, so [`Model::stale`] finds
+//!   those that a missing flush left behind, and an access that would use one panics. Where threads
+//!   are between a change and its flush, which is their right, [`Model::let_flushes_be_late`] has
+//!   the access wait for the flush instead;
 //! - translation tables are reached through the direct map only: a table in a pageblock that has
 //!   not entered it panics, as does leaving with a root loaded;
 //! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`]
@@ -46,7 +46,7 @@ std::thread_local! {
     static OPEN_WINDOWS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What to build.
+/// Size and random seed of a model machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// CPUs, at least 1; dealt out to the nodes in turn.
@@ -78,8 +78,7 @@ pub struct ModelCounts {
     pub hits: u64,
     /// Accesses that walked tables.
     pub walks: u64,
-    /// Accesses through what the tables no longer had, before the flush:
-    /// [`Model::let_flushes_be_late`].
+    /// Accesses through old translations, before the flush: [`Model::let_flushes_be_late`].
     pub late: u64,
 }
 
@@ -127,7 +126,7 @@ impl Model {
     /// A machine with all its memory outside the direct map and no root loaded.
     ///
     /// # Panics
-    /// Where the numbers exceed what a [`Topology`] can say.
+    /// Where the numbers exceed the limits of a [`Topology`].
     pub fn new(config: Config) -> Self {
         let mut topology = Topology::new(config.nodes).expect("too many nodes");
         let share = config.frames / config.nodes as u64;
@@ -183,13 +182,13 @@ impl Model {
     }
 
     /// From now on a program's access may go through a translation that the tables no longer have:
-    /// somebody else is between the change and its flush, which is right. The CPU does not go on
+    /// another CPU is between the change and its flush, which is right. The CPU does not go on
     /// before that flush has come, and panics where none does.
     pub fn let_flushes_be_late(self) {
         self.0.is_late.store(true, Ordering::Relaxed);
     }
 
-    /// The next [`flush_on`](Tlb::flush_on) begins with `f`: the tables have changed, and nobody
+    /// The next [`flush_on`](Tlb::flush_on) begins with `f`: the tables have changed, and no CPU
     /// has forgotten yet.
     pub fn before_flush(self, f: impl FnOnce() + Send + 'static) {
         *self.0.before_flush.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(f));
@@ -214,7 +213,7 @@ impl Model {
         result
     }
 
-    /// What happened so far.
+    /// Returns the counts of events so far.
     pub fn counts(self) -> ModelCounts {
         let c = &self.0.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

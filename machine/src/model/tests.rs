@@ -1,4 +1,4 @@
-//! What the judge itself promises: it sees what it is there to see.
+//! Promises of the model itself: it detects the faults that it is there to detect.
 
 use super::*;
 use crate::{DeviceAccess, DeviceDomain, NoTables, PAGE_SHIFT, Unconfirmed, VirtAddr};

@@ -92,7 +92,7 @@ impl TlbState {
         self.uppers.push(upper);
     }
 
-    /// What the CPU itself does on a fault (SDM 4.10.4.1): the address's entries are dropped.
+    /// Drops the entries of the address, as the CPU itself does on a fault (SDM 4.10.4.1).
     pub(super) fn forget_page(&mut self, addr: VirtAddr) {
         let page = addr.0 >> PAGE_SHIFT;
         self.sets.iter_mut().for_each(|set| set.retain(|l| !(l.page <= page && page < l.page + l.pages)));
@@ -106,8 +106,8 @@ impl TlbState {
                 let first = start.0 >> PAGE_SHIFT;
                 line.page + line.pages <= first || first + pages <= line.page
             }
-            // One INVLPG each: it drops what translates the first address of the leaf, whatever the
-            // size, and nothing else. A small page that lies further inside stays.
+            // One INVLPG each: it drops translations of the leaf's first address, of any size, and
+            // nothing else. A small page that lies further inside stays.
             Flush::Blocks { start, blocks } => {
                 let first = start.0 >> PAGE_SHIFT;
                 let covers = |page| line.page <= page && page < line.page + line.pages;

@@ -25,24 +25,24 @@ pub enum AccessFault {
 /// A cached translation that disagrees with the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale {
-    /// Whose cache.
+    /// The CPU that cached it.
     pub cpu: CpuId,
     /// The first address that it translates.
     pub addr: VirtAddr,
     /// The frame (for a cached walk: the leaf table) that it leads to.
     pub leads_to: Pfn,
-    /// What is wrong with it.
+    /// The fault.
     pub kind: StaleKind,
 }
 
-/// What is wrong with a cached translation.
+/// Fault of a cached translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StaleKind {
     /// The tables hold no translation any more.
     Gone,
     /// The tables lead to another frame.
     Moved,
-    /// The tables no longer allow what the entry allows.
+    /// The tables no longer allow all that the entry allows.
     Weaker,
     /// The entry would store without setting the dirty bit, which the tables have cleared.
     Clean,
@@ -85,9 +85,9 @@ impl Model {
         self.access_and(addr, access, Late::AsSet, |at| at)
     }
 
-    /// As [`Model::access`], and do what the instruction does there. It is over before a flush of
-    /// this CPU's TLB is: who has made the CPU forget a translation sees all that was stored
-    /// through it.
+    /// As [`Model::access`], and runs the instruction's effect there. It is over before a flush of
+    /// this CPU's TLB is: code that has made the CPU forget a translation sees all stores through
+    /// it.
     pub(super) fn access_and<R>(
         self,
         addr: VirtAddr,

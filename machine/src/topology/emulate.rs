@@ -13,7 +13,7 @@ use crate::{CpuId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 /// The least memory of a part (Linux: `FAKE_NODE_MIN_SIZE`), in bytes.
 pub const LEAST_PART: u64 = 32 << 20;
 
-/// What is made of a machine's nodes.
+/// Emulated nodes to make of a machine's nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Emulation {
     /// One node for all.
@@ -163,7 +163,7 @@ impl Topology {
             Emulation::Total(total) => total.div_ceil(nodes),
             Emulation::Each(each) => each,
             Emulation::Size(bytes) => {
-                // To the nearest: what the image and firmware took does not cost a node.
+                // To the nearest: memory that the image and firmware took does not cost a node.
                 let all = (self.frames_of(node) * PAGE_SIZE as u64).saturating_add(bytes / 2);
                 (all / bytes).clamp(1, MAX_NODES as u64 + 1) as usize
             }
@@ -207,7 +207,7 @@ impl Topology {
             }
             let mut rest = range.frames;
             while !rest.is_empty() {
-                // Of all frames, so that what is rounded does not add up.
+                // Of all frames, so that rounding errors do not add up.
                 let due = all * (part as u64 + 1) / count as u64 - given;
                 let is_last = part + 1 == count;
                 let end = Pfn((rest.start.0 + due).next_multiple_of(PAGEBLOCK_FRAMES));

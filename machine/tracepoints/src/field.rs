@@ -3,9 +3,9 @@
 /// A C type as a `format` file names it, and how its bytes are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FieldType {
-    /// What is before the name.
+    /// The part of the type before the name.
     pub before: &'static str,
-    /// What is behind it: an array's length.
+    /// The part behind the name: an array's length.
     pub after: &'static str,
     /// Bytes.
     pub size: usize,
@@ -108,7 +108,7 @@ impl Field for [u64; 6] {
     }
 }
 
-/// Text of any length, up to the end of the record: nobody makes one but the print event.
+/// Text of any length, up to the end of the record: only the print event has one.
 impl Field for () {
     const TYPE: FieldType =
         FieldType { before: "char", after: "[]", size: 0, align: 1, signed: false, conversion: "%s" };

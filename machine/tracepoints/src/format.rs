@@ -137,8 +137,8 @@ fn value(
     }
 }
 
-/// Bytes up to the first zero. What is not printable is shown as a question mark, so that no name
-/// that a program chose writes to a terminal what it likes, or looks like another line.
+/// Shows bytes up to the first zero. An unprintable byte is shown as a question mark, so a name
+/// that a program chose cannot control a terminal or look like another line.
 pub(crate) fn text(f: &mut Formatter<'_>, bytes: impl Iterator<Item = u8>) -> fmt::Result {
     use fmt::Write;
     for byte in bytes.take_while(|&byte| byte != 0) {
@@ -161,7 +161,7 @@ impl Display for Stamp {
 /// (`noirq-info`).
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// What was read.
+    /// The record.
     pub record: RecordView<'a>,
     /// On which CPU.
     pub cpu: usize,

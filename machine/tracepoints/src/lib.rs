@@ -1,4 +1,4 @@
-//! Tracepoints: which events there are, what a record of one holds, and the ring of records.
+//! Tracepoints: the events, the contents of their records, and the ring of records.
 //!
 //! The [table] is the only place that defines an event: its name, its fields with their C types,
 //! and its text. The `format` file, the bytes of a record and the line in `trace` come from it. The

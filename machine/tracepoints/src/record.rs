@@ -1,4 +1,4 @@
-//! A record: what the ring keeps of one event, in words of 8 bytes.
+//! A record: the ring's data of one event, in words of 8 bytes.
 //!
 //! | word | content |
 //! |---|---|
@@ -47,14 +47,14 @@ pub(crate) const fn length_of(first: u64) -> u64 {
     if length == 0 { 1 } else { length }
 }
 
-/// What precedes the fields.
+/// Part of a record before its fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHead {
     /// In ticks of the machine's counter.
     pub time: u64,
     /// Which event.
     pub event: usize,
-    /// Whose thread.
+    /// Number of the thread.
     pub pid: i32,
     /// Its name.
     pub comm: Comm,
@@ -106,7 +106,7 @@ impl<'a> RecordView<'a> {
         })
     }
 
-    /// What its event is.
+    /// Returns the description of its event.
     pub fn event(&self) -> &'static EventDescription {
         &EVENTS[self.head.event]
     }

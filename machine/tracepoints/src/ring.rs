@@ -1,16 +1,16 @@
-//! The ring of one CPU's records: one writer, who never waits, and any number of readers.
+//! The ring of one CPU's records: one writer that never waits, and any number of readers.
 //!
 //! **Words.** The ring is a number of pages of words. Positions count words ever written; a
 //! position's word is at its remainder. No record goes over the end of a page: where one does not
 //! fit, the rest of the page is padding, and the record begins the next page. So the oldest records
-//! make room a page at a time, and nobody has to walk over them.
+//! make room a page at a time, without a walk over them.
 //!
 //! **The writer** is the ring's CPU with interrupts off, so there is one at a time and none is
 //! interrupted by another. It
 //! 1. where it begins a page, moves `tail` to the page behind the one that it takes,
-//! 2. fence (release): whoever sees a word of step 3 sees `tail` as it was moved before,
+//! 2. fence (release): a reader that sees a word of step 3 sees `tail` as it was moved before,
 //! 3. stores the record's words,
-//! 4. stores `head` behind them (release): whoever sees it sees the words.
+//! 4. stores `head` behind them (release): a reader that sees it sees the words.
 //!
 //! **A reader** has a position. It
 //! 1. loads `head` (acquire): records before it are complete, or overwritten,
@@ -71,7 +71,7 @@ pub struct RingPlace {
     pub number: u64,
 }
 
-/// What a reader found.
+/// Record that a reader found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     /// How many records were overwritten before this one could be read.
@@ -93,7 +93,7 @@ impl Ends {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Where the next record will be. Exact where nobody writes meanwhile.
+    /// Returns the place of the next record. It is exact where no record is written meanwhile.
     pub fn end(&self) -> RingPlace {
         loop {
             let number = self.written.load(Ordering::Acquire);
@@ -117,12 +117,12 @@ impl Ends {
             start = self.begin_page(words, start);
         }
         words.store(start, &first, payload);
-        // The number first: who sees the new head finds a count that is at least as new.
+        // The number first: a reader that sees the new head finds a count that is at least as new.
         self.written.store(number + 1, Ordering::Release);
         self.head.store(start + length, Ordering::Release);
     }
 
-    /// Goes on at the beginning of a page, from `at` on. What was there is gone.
+    /// Goes on at the next beginning of a page from `at` on. The page's old records are gone.
     #[cold]
     fn begin_page<W: Words>(&self, words: &W, at: u64) -> u64 {
         let start = at.next_multiple_of(W::PAGE);

@@ -16,7 +16,7 @@ pub enum Action {
 /// A word of `set_event`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Selection<'a> {
-    /// What is to be done.
+    /// Whether the events are turned on or off.
     pub action: Action,
     /// The system; `None` where the word has no colon.
     system: Option<&'a str>,
@@ -54,7 +54,7 @@ pub fn parse(word: &[u8]) -> Result<Selection<'_>, SelectError> {
     if selection.events().next().is_none() { Err(SelectError::NoSuchEvent) } else { Ok(selection) }
 }
 
-/// Reads words with blanks, commas or line feeds between them, each with what it says.
+/// Reads words with blanks, commas or line feeds between them. Returns each with its meaning.
 pub fn selections(text: &[u8]) -> impl Iterator<Item = (&[u8], Result<Selection<'_>, SelectError>)> {
     let words = text.split(|byte| byte.is_ascii_whitespace() || *byte == b',');
     words.filter(|word| !word.is_empty()).map(|word| (word, parse(word)))

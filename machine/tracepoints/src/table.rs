@@ -19,7 +19,7 @@ pub trait TraceEvent {
     fn words(&self) -> Self::Words;
 }
 
-/// What the table says of an event.
+/// Description of an event.
 #[derive(Debug)]
 pub struct EventDescription {
     /// The group that it is in.
@@ -201,7 +201,7 @@ impl<const N: usize> core::ops::Deref for Owned<N> {
     }
 }
 
-/// The words for what a thread does that leaves its CPU.
+/// The names for the states of a thread that leaves its CPU.
 const STATES: ValueNames = &[(0, "R"), (1, "S"), (2, "D"), (4, "T"), (8, "t"), (16, "X")];
 /// The owners of frames, by their numbers (`freehold_frame::Owner`).
 pub const OWNERS: ValueNames = &[
@@ -216,7 +216,7 @@ pub const OWNERS: ValueNames = &[
     (8, "Time"),
     (9, "DeviceTable"),
 ];
-/// What a store to a shared page comes to.
+/// Results of a store to a shared page.
 const DECISIONS: ValueNames = &[(0, "reused"), (1, "copied")];
 /// Why translations are forgotten, by Linux' numbers.
 const FLUSHES: ValueNames = &[

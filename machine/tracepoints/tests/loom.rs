@@ -68,7 +68,7 @@ fn head(time: u64) -> RecordHead {
 }
 
 /// A writer writes records whose words tell which they are, while a reader reads: each record that
-/// it gets is one that was written, numbers go up, and what was missed is exact.
+/// it gets is one that was written, numbers go up, and the count of missed records is exact.
 fn model() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

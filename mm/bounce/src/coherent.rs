@@ -89,7 +89,7 @@ enum CoherentMemory<S: DmaSource> {
 }
 
 impl<S: DmaSource> Coherent<S> {
-    /// What to tell the device.
+    /// Returns the bus address for the device.
     pub fn address(&self) -> DmaAddr {
         DmaAddr(self.pfn().start().0)
     }

@@ -1,4 +1,4 @@
-//! What a transfer asks of the addresses that its device gets.
+//! Constraints of a transfer on the addresses that its device gets.
 //!
 //! Linux' nearest relatives are `struct device_dma_parameters` and the masks of
 //! `swiotlb_tbl_map_single`. Its masks are numbers that may have holes; an [`Alignment`] cannot.
@@ -69,7 +69,7 @@ impl Constraint {
     pub const NONE: Self =
         Self { keeps: Alignment::BYTE, align: Alignment::BYTE, boundary: None, reach: DmaAddr(u64::MAX) };
 
-    /// What runs of memory are multiples of.
+    /// Returns the bytes that runs of memory are multiples of.
     pub(crate) fn step(self) -> usize {
         self.keeps.max(self.align).bytes()
     }
@@ -82,7 +82,7 @@ pub struct Transfer {
     pub length: usize,
     /// The original's address. Only the bits that [`Constraint::keeps`] names count.
     pub origin: u64,
-    /// What its addresses must be.
+    /// Constraint on the addresses that the device gets.
     pub constraint: Constraint,
 }
 

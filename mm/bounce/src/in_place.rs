@@ -1,21 +1,21 @@
 //! Frames that a device reaches in their places, for one transfer: nothing is copied.
 //!
-//! **The rule** holds: the device reaches what is in its domain, and only behind an IOMMU is there
-//! such a domain.
+//! **The rule** holds: the device reaches the frames in its domain, and only a device behind an
+//! IOMMU has a domain.
 //!
 //! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has
 //! forgotten them: dropping one closes its window, waits for the IOMMU's answer, and lets the
-//! holder go after it. So whoever gets a frame next gets one that no device reaches. Without an
-//! answer, and where the device does not confirm a reset, the holder is *kept*: it is never let go
-//! of, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows
-//! whose they are.
+//! holder go after it. So the next owner of a frame gets one that no device reaches. Without an
+//! answer, and where the device does not confirm a reset, the holder is *kept*: it is never
+//! dropped, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows
+//! their device.
 //!
-//! **Who opens windows.** A driver, by the number of its request's place: a place that the device
-//! still has is nobody else's, and so is its window.
+//! **Opening windows.** A driver opens a window by the number of its request's place. No other
+//! request has a place that the device still has, nor its window.
 //!
 //! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be
-//! dropped under a driver's lock, which orders before those of the IOMMU and of whatever the holder
-//! lets go of: the page allocator.
+//! dropped under a driver's lock, which orders before those of the IOMMU and of the page allocator,
+//! to which the holder returns frames.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -39,7 +39,7 @@ impl Kept {
         domain.filter(|domain| domain.windows() > 0)?;
         Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
     }
-    /// What holds frames of any window.
+    /// Returns the holders of the frames of all windows.
     pub fn holders(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
         self.0.iter().filter_map(Once::get)
     }
@@ -66,8 +66,8 @@ impl<S: DmaSource> Device<S> {
         self.rules().domain.map_or(0, |domain| if domain.windows() > 0 { WINDOW_PAGES } else { 0 })
     }
 
-    /// Lets the device at some of the holder's frames, in their places, through a window that
-    /// nobody has open. `None`: it cannot have them like this now.
+    /// Lets the device at some of the holder's frames, in their places, through a window that is
+    /// not open. `None`: it cannot have them like this now.
     pub fn in_place(
         self,
         window: usize,
@@ -122,7 +122,7 @@ impl<S: DmaSource> InPlace<S> {
 impl<S: DmaSource> Drop for InPlace<S> {
     fn drop(&mut self) {
         if !*self.is_lost.get_mut() && self.domain.close(self.window, self.pages).is_ok() {
-            // The answer is there: nobody else has seen a frame before.
+            // No other CPU has seen a frame before the answer.
             self.holder = None;
             return;
         }

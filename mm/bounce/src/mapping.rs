@@ -25,8 +25,8 @@ pub(crate) struct MappedMemory {
 /// Bytes that a device may reach until this is dropped; dropping copies nothing back
 /// ([`DmaMapping::unmap`] does).
 ///
-/// Whoever hands the address to a device keeps the mapping until the device has given the buffer
-/// back or was reset: a driver moves it into its table of requests in flight.
+/// A driver that hands the address to a device keeps the mapping until the device has given the
+/// buffer back or was reset. It moves the mapping into its table of requests in flight.
 #[must_use = "dropping it takes the memory from the device"]
 pub struct DmaMapping<S: DmaSource> {
     device: Device<S>,
@@ -98,8 +98,8 @@ impl<S: DmaSource> DmaMapping<S> {
         self.memory.cell.map_or(0, Cell::offset) + self.memory.start
     }
 
-    /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how
-    /// many bytes fit.
+    /// Put `bytes` at `offset` for the device to read; bytes that do not fit are left out. Returns
+    /// how many bytes fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
         self.each_part(offset, count, |part, range| part.copy_from_slice(&bytes[range]));
@@ -149,7 +149,7 @@ impl<S: DmaSource> DmaMapping<S> {
             self.each_part(offset, length, |part, range| original.copy_from(to + range.start, part));
         }
     }
-    /// Take the memory from the device, after copying to the original what the device wrote.
+    /// Takes the memory from the device, after copying the device's bytes to the original.
     pub fn unmap<O: OriginalMut + ?Sized>(self, original: &mut O) {
         self.sync_for_cpu(original, 0, self.length);
     }
@@ -182,8 +182,8 @@ impl<S: DmaSource> DmaMapping<S> {
         bytes
     }
 
-    /// The original's bytes, whatever the direction: a device that writes less than it may must not
-    /// leave anything but the original behind.
+    /// Copies the original's bytes in, for every direction: a device that writes less than it may
+    /// must not leave anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.copy_part_in(original, offset, offset, length);
     }

@@ -10,9 +10,9 @@ pub trait Original {
     fn length(&self) -> usize;
     /// Fill `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
     fn copy_to(&self, offset: usize, to: &mut [u8]);
-    /// Who holds the frames that the bytes are in, one after the other, and the first byte's place
-    /// in the first frame: a device behind an IOMMU can have them in their places. `None`: they are
-    /// copied.
+    /// Returns the holder of the frames that contain the bytes, in order, and the offset of the
+    /// first byte in the first frame. A device behind an IOMMU can use these frames in place.
+    /// `None`: the bytes are copied.
     fn held(&self) -> Option<(Arc<dyn HeldFrames>, usize)> {
         None
     }
@@ -81,9 +81,8 @@ impl FrameList for [Pfn] {
     }
 }
 
-/// Frames that stay what they are, and their bytes', for as long as this lives: pinned ones, for
-/// instance. Whoever writes their bytes at the same time as a device races with it, and with nobody
-/// else.
+/// Frames that keep their identity and their bytes while this lives: pinned frames, for instance.
+/// Code that writes their bytes at the same time as a device races with that device only.
 pub trait HeldFrames: FrameList + Send + Sync {}
 
 impl<F: FrameList + Send + Sync> HeldFrames for F {}
@@ -122,7 +121,7 @@ impl<B: PhysicalBytes> OriginalMut for HeldBytes<'_, B> {
 }
 
 /// The bytes of whole frames, one after the other, wherever the frames are: page-cache pages, for
-/// instance. Whoever makes one keeps the frames held.
+/// instance. The caller that makes one keeps the frames held.
 #[derive(Debug)]
 pub struct FrameBytes<'a, B, F: ?Sized = [Pfn]> {
     bytes: B,

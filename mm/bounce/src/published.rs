@@ -59,7 +59,7 @@ mod tests {
     use crate::tests::{LIMITS, Source, source};
     use crate::{Device, DeviceRules, Direction, DmaAddr};
 
-    /// A host that sees what it was shown, and refuses on request.
+    /// A host that records the frames it was shown, and refuses on request.
     #[derive(Debug, Default)]
     struct Host(Mutex<HostState>);
 

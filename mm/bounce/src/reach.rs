@@ -1,5 +1,5 @@
-//! What devices behind an IOMMU reach, whatever drivers do: the rule in the crate's head, judged by
-//! the software machine.
+//! Memory that devices behind an IOMMU reach while drivers do anything. The software machine checks
+//! the rule in the crate's head.
 
 extern crate std;
 use alloc::sync::Arc;
@@ -35,7 +35,7 @@ impl Drop for Program {
     }
 }
 
-/// What a driver does.
+/// Action of a driver.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     /// Takes so many bytes for a device.
@@ -69,7 +69,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// What a device has.
+/// Memory that a device has.
 enum Thing {
     Mapping(DmaMapping<Source>),
     Ring(Coherent<Source>),
@@ -150,8 +150,8 @@ impl World {
         }
     }
 
-    /// Each device reaches what it has, and what it had last and no one else got; and each frame is
-    /// reached by one device.
+    /// Each device reaches its memory, and its last memory that no other device got; and each frame
+    /// is reached by one device.
     fn judge(&self) {
         let mut all = BTreeSet::new();
         for (number, view) in self.views.iter().enumerate() {

@@ -122,7 +122,7 @@ pub(crate) struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// The next bytes that are in one place, whatever they cross.
+    /// Returns the next bytes that are in one place, across any boundary.
     #[inline(never)]
     fn stretch(&mut self) -> Option<Piece> {
         while self.left > 0 {

@@ -104,7 +104,7 @@ fn parts(address: DmaAddr, length: usize) -> impl Iterator<Item = (Pfn, usize, u
     })
 }
 
-/// What the device sees of `length` bytes at `address`.
+/// Returns the `length` bytes at `address` as the device sees them.
 pub(crate) fn as_device(source: Source, address: DmaAddr, length: usize) -> Vec<u8> {
     let mut seen = Vec::new();
     for (page, offset, count) in parts(address, length) {
@@ -318,8 +318,8 @@ fn lost_memory_is_never_used_again_and_is_counted_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is mapped and let go in whatever order: no two mappings share a byte, no two
-    /// devices a page, each mapping keeps its own bytes, and in the end a page of cells of each
+    /// Mappings are made and dropped in any order. No two mappings share a byte, no two devices
+    /// share a page, and each mapping keeps its own bytes. In the end one page of cells of each
     /// size is left.
     #[test]
     fn mappings_never_overlap(ops in proptest::collection::vec((prop_oneof![1usize..3000, 1usize..SEGMENT, 1usize..1 << 20], any::<prop::sample::Index>(), any::<bool>()), 1..60)) {

@@ -1,6 +1,6 @@
-//! What went wrong in Linux' SWIOTLB after dynamic allocation came, as promises of this crate: one
-//! test for each class, with the commits or reports that name it. Each was seen to fail on a broken
-//! variant (`tools/broken-bounce`).
+//! Defects of Linux' SWIOTLB since dynamic allocation came, as promises of this crate. Each class
+//! of defects has one test, with the commits or reports that name it. Each test was seen to fail on
+//! a broken variant (`tools/broken-bounce`).
 
 extern crate std;
 use core::ops::Range;
@@ -255,8 +255,8 @@ fn memory_that_is_just_enough_serves_every_offset_in_a_page() {
     }
 }
 
-/// 13: an open report. The limit of what may be added one day is taken for the limit of what there
-/// is.
+/// 13: an open report. The limit for memory that may be added one day is taken for the limit of
+/// present memory.
 #[test]
 fn a_device_that_reaches_the_memory_there_is_works_though_more_would_be_beyond_it() {
     let source = source(256);
@@ -297,7 +297,7 @@ fn a_part_of_no_bytes_is_an_error_or_nothing_and_never_a_piece() {
     assert_eq!(mapping.pieces(backwards).count(), 0);
 }
 
-/// 15: 57d29044d0f2 and six more of June 2026. An error on the way leaks memory, or frees what is
+/// 15: 57d29044d0f2 and six more of June 2026. An error path leaks memory, or frees memory that is
 /// not ours.
 #[test]
 fn a_mapping_that_fails_on_the_way_leaves_every_page_and_every_count_as_it_was() {

@@ -1,6 +1,6 @@
-//! What devices hold and did, as figures.
+//! Figures of the memory that devices hold and of their transfers.
 
-/// What a device holds and did.
+/// Memory that a device holds, and counts of its transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usage {
     /// Its name.

@@ -110,7 +110,7 @@ fn a_page_has_one_holder_whatever_is_taken_and_given_back_at_the_same_time() {
     });
 }
 
-/// The variant: who gives back says so without releasing what it stored.
+/// The variant: the CPU that gives back announces it without releasing its stores.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn giving_back_without_release_is_caught() {

@@ -3,9 +3,9 @@
 //!
 //! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word
 //! of state names. Its state, bitmap and links are written by the holder of that arena's lock
-//! alone. Who has a frame to give back reads the state without a lock, locks the arena that it
-//! names, and reads it again: if the pageblock belongs to another arena by now, it begins anew.
-//! While one of its frames is out a pageblock cannot become free, so this ends.
+//! alone. A CPU that gives a frame back reads the state without a lock, locks the arena that the
+//! state names, and reads it again. If the pageblock belongs to another arena by now, the CPU
+//! begins anew. While one of its frames is out a pageblock cannot become free, so this ends.
 //! - A free pageblock comes in (is *opened*), and goes out when its last frame comes back, under
 //!   the arena's lock and inside it the zone's.
 //! - A CPU whose arena has nothing left *adopts* split pageblocks of another, the fullest first, if
@@ -52,8 +52,8 @@ pub(crate) struct HeldArena<'a, C: Cpus> {
     /// For the locks that are taken inside this one.
     pub(crate) pinned: &'a Pinned<C>,
     pub(crate) cpus: C,
-    /// What the zone is told when the lock is let go of: frames that became free, and how many more
-    /// pageblocks are split.
+    /// Changes that are added to the zone when the lock is released: frames that became free, and
+    /// how many more pageblocks are split.
     freed: Cell<u64>,
     split: Cell<u64>,
     _held: Held<'a>,
@@ -201,7 +201,7 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         let held = arena.lock_word().lock(pinned, cpus);
         Self { arena, zone, pinned, cpus, freed: Cell::new(0), split: Cell::new(0), _held: held }
     }
-    /// Another arena of the zone beside this one; `None` if somebody is at work there.
+    /// Returns another arena of the zone beside this one, or `None` if its lock is held.
     pub(crate) fn try_other(&self, arena: Arena) -> Option<Self> {
         let Self { zone, pinned, cpus, .. } = *self;
         let held = arena.lock_word().try_lock(pinned)?;
@@ -245,8 +245,9 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         }
         None
     }
-    /// Moves blocks that may have what is wished here from another arena, the fullest first, until
-    /// `frames` are free in them or the giver has only `keep` left. Whether there was one.
+    /// Moves pageblocks that may have the wished blocks from another arena, the fullest first,
+    /// until `frames` are free in them or the giver has only `keep` left. Returns whether there was
+    /// one.
     pub(crate) fn adopt_from(&self, giver: &Self, wanted: TakeRequest, frames: u64, keep: u64) -> bool {
         let TakeRequest { owner, order, .. } = wanted;
         let mut got = 0;

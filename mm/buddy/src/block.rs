@@ -42,7 +42,7 @@ impl BlockId {
     }
 }
 
-/// What a pageblock is used for.
+/// Use of a pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fill {
     /// All free, in the free set of this side.
@@ -51,7 +51,7 @@ pub(crate) enum Fill {
     Split,
     /// Handed out as a whole, alone or as a part of a larger block.
     Whole,
-    /// Taken out of its free set by someone who changes its side or gathers a larger block.
+    /// Taken out of its free set by a CPU that changes its side or gathers a larger block.
     Moving,
     /// No memory, or memory taken offline.
     Offline,
@@ -105,8 +105,8 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its
-    /// owner and count.
+    /// Returns the word of a [plain](BlockState::plainly_more) block of an arena, without its owner
+    /// and count.
     pub(crate) const fn plain_of(arena: u8) -> Self {
         Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
     }
@@ -324,7 +324,8 @@ enum Fit {
 }
 
 /// Take at most `most` aligned runs of 2^`order` ones out of `word`, only those that are no part of
-/// a larger run or all: what is left of it, and how many. Each one's place goes to `each`.
+/// a larger run or all. Returns the rest of the word, and how many runs were taken. Each one's
+/// place goes to `each`.
 fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u64)) -> (u64, u64) {
     let starts = starts(word, order);
     let found = starts & ALIGNED[order];

@@ -53,7 +53,7 @@ pub struct Buddy<M: Machine> {
     pub(crate) injecting: AtomicBool,
 }
 
-/// Whether the allocator has to do with the bytes of what it hands out and gets back
+/// Whether the allocator touches the bytes of blocks that it hands out and gets back
 /// (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bytes {
@@ -65,8 +65,8 @@ pub(crate) enum Bytes {
 pub(crate) const NONE: u8 = u8::MAX;
 
 impl<M: Machine> Buddy<M> {
-    /// A block as wished; its record says who owns it. [`Owner::Free`] and [`Owner::Reserved`] get
-    /// nothing.
+    /// Returns a block as requested; its record names its owner. [`Owner::Free`] and
+    /// [`Owner::Reserved`] get nothing.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits for memory.
@@ -77,7 +77,7 @@ impl<M: Machine> Buddy<M> {
         }
         self.allocate_uncharged(request)
     }
-    /// As [`Buddy::allocate`]; nobody pays.
+    /// As [`Buddy::allocate`], but no account pays.
     #[inline(always)]
     pub(crate) fn allocate_uncharged(&self, request: Request) -> Result<Pfn, OutOfMemory> {
         // Taken apart here, so that it never has to be in memory for a hit.
@@ -90,8 +90,8 @@ impl<M: Machine> Buddy<M> {
             _ => self.take_by_policy(request),
         }
     }
-    /// Ask the options' fault hook about each request from now on. Until then it costs a request
-    /// nothing that a list serves: asking makes the lists serve nobody.
+    /// Asks the options' fault hook about each request from now on. Until then a request that a
+    /// list serves costs no more: asking makes the lists serve no request.
     pub fn inject_faults(&self) {
         self.injecting.store(true, Ordering::Relaxed);
         self.pcps.iter().for_each(Pcp::serve_nobody);
@@ -138,7 +138,7 @@ impl<M: Machine> Buddy<M> {
         self.release_slowly(pinned, block, order);
     }
 
-    /// Stamp a block with its new owner. `false` if somebody wrote into its record meanwhile.
+    /// Stamps a block with its new owner. `false` if the record was written meanwhile.
     fn hand_out(&self, block: Pfn, tag: Tag) -> bool {
         if self.bytes == Bytes::Looked {
             self.verify(block, tag.order());
@@ -238,9 +238,9 @@ impl<M: Machine> Buddy<M> {
             let shape = self.shapes.shape(list);
             let count = shape.batch.min(pcp.len(list));
             let others = self.drain_list(&pinned, pcp, list, count);
-            // Who gives back what others took keeps little of it at hand: mixed with its own it
-            // would later go back one by one, and each pageblock's words from CPU to CPU with it.
-            // Until the next refill.
+            // A CPU that gives back blocks of other CPUs keeps few of them in its list. Mixed with
+            // its own, they would go back one by one later, and each pageblock's words from CPU to
+            // CPU with them. This lasts until the next refill.
             let room = if others > count / 2 { (shape.batch / 2).max(1) } else { shape.room };
             pcp.set_room(list, room);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
@@ -259,8 +259,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Hand out from now on what was reserved at boot: the initial RAM disk, say. Frames of
-    /// `frames` that are not reserved are reported.
+    /// Hands out from now on frames that were reserved at boot: the initial RAM disk, say. Frames
+    /// of `frames` that are not reserved are reported.
     pub fn release_reserved(&self, frames: PfnRange) {
         let pinned = self.machine.pin();
         for frame in frames.iter() {
@@ -290,7 +290,7 @@ impl<M: Machine> Buddy<M> {
     pub(crate) fn zone(&self, node: NodeId) -> &Zone {
         self.zones[usize::from(node.0)].as_ref().expect("a frame's node has a zone")
     }
-    /// Say what is wrong with a block that is not what its giver thinks.
+    /// Reports a block that is not as its giver claims.
     #[cold]
     #[inline(never)]
     fn refuse(&self, block: Pfn, order: Order) {

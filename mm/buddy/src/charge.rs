@@ -1,11 +1,11 @@
 //! Blocks that are charged to accounts.
 //!
 //! A block of an owner that is [charged](freehold_frame::Owner::is_charged) is paid for before it
-//! is looked for, and each of its frames remembers by whom: its pieces may be given back one by
-//! one. Who pays, and whether that one may, is the [`Ledger`](crate::Ledger)'s affair. Until frames
-//! are charged this costs a no-op on the way out and one on the way back.
+//! is looked for. Each of its frames records the account that paid, since its pieces may be given
+//! back one by one. The [`Ledger`](crate::Ledger) decides which account pays, and whether it may.
+//! Until frames are charged this costs a no-op on the way out and one on the way back.
 //!
-//! A frame that was handed out before charges began is charged to nobody: its account reads as
+//! A frame that was handed out before charges began is charged to no account: its record reads as
 //! [`AccountId::ROOT`].
 
 use freehold_frame::{AccountId, Order, OutOfMemory, Owner, Payer, Request};
@@ -14,7 +14,7 @@ use freehold_machine::{Machine, Pfn};
 use crate::{Bill, Buddy};
 
 impl<M: Machine> Buddy<M> {
-    /// As [`Buddy::allocate`], which charges whoever asks: `payer` is charged.
+    /// As [`Buddy::allocate`], which charges the caller's account: `payer` is charged.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits for memory.

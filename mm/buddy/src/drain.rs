@@ -20,11 +20,10 @@ use crate::zone::{NotTaken, Zone};
 const DRAIN_CHUNK: u64 = 512;
 
 /// A CPU whose lists had no surplus idles so many times before they are looked through again: a
-/// look reads a line of each list, and what it would give back goes back at once when it is asked
-/// for.
+/// look reads a line of each list, and its surplus goes back at once when another CPU asks for it.
 const PAUSE: u64 = 7;
 
-/// What a CPU is about to do when it [polls](Buddy::poll).
+/// Next step of a CPU that [polls](Buddy::poll).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
     /// Go on with work after a timer tick.

@@ -11,7 +11,7 @@ use crate::block::{BlockId, BlockState};
 use crate::misuse::Misuse;
 use crate::options::{Check, Wipe};
 
-/// What free frames are filled with; as Linux' page poisoning, so that its readers know it.
+/// Byte that free frames are filled with: that of Linux' page poisoning, which readers know.
 const PATTERN: u8 = 0xaa;
 
 impl<M: Machine> Buddy<M> {
@@ -32,8 +32,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
     /// Write over what programs left in a free pageblock that is about to enter the direct map. It
-    /// is moving: nobody else has it. A block whose frames were written over as they were freed has
-    /// nothing left.
+    /// is moving: no other CPU has it. A block whose frames were written over as they were freed
+    /// has nothing left.
     pub(crate) fn wipe_residue(&self, block: BlockId) {
         let state: BlockState = self.blocks.state(block);
         let scrubbed = self.options.init_on_free == Wipe::Always || self.options.check == Check::Fill;
@@ -46,7 +46,7 @@ impl<M: Machine> Buddy<M> {
     pub fn wiped_pageblocks(&self) -> u64 {
         self.wiped.load(Ordering::Relaxed)
     }
-    /// Check that nobody wrote into a free block.
+    /// Checks that a free block was not written.
     #[cold]
     pub(crate) fn verify(&self, block: Pfn, order: Order) {
         if self.options.check != Check::Fill {

@@ -1,8 +1,8 @@
 //! A block that no list has: by the request's policy from a node's zone, with a refill of the list
 //! that serves it.
 //!
-//! Random bits are drawn before any lock. What happens under an arena's lock, and in which order,
-//! is said in [`zone`](crate::zone).
+//! Random bits are drawn before any lock. [`zone`](crate::zone) describes the steps under an
+//! arena's lock, and their order.
 
 use core::sync::atomic::AtomicU64;
 
@@ -23,8 +23,7 @@ use crate::zone::Zone;
 /// Below this many frames a zone shares split blocks between CPUs and owners before it opens new
 /// ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
-/// A zone with more free frames than this many times the low watermark is not short, whoever can
-/// use them.
+/// A zone with more free frames than this many times the low watermark is not short, for any use.
 const NEAR: u64 = 16;
 /// Pageblocks of an owner with something free that a CPU's arena keeps when others have none: one
 /// that it takes from, and the next.
@@ -32,7 +31,7 @@ const KEPT: u64 = 2;
 /// Most frames that are adopted at once.
 const ADOPTED: u64 = PAGEBLOCK_FRAMES;
 
-/// What there is to do when a CPU's own arena, and what it could get without waiting, had no block.
+/// Next step after neither a CPU's own arena nor memory that it gets without waiting had a block.
 enum NextAttempt {
     /// There was one.
     Done,
@@ -46,7 +45,7 @@ enum NextAttempt {
     Fail,
 }
 
-/// What is looked for in the zones.
+/// Search for a block in the zones.
 struct Search {
     request: Request,
     /// The list that serves it, if one does.
@@ -56,7 +55,7 @@ struct Search {
     allowed: NodeSet,
 }
 
-/// A trip to one zone: what is wished there, and how many frames stay free whatever is wished.
+/// A trip to one zone for the wished blocks, and how many frames must stay free there.
 pub(crate) struct Trip<'a, M: Machine> {
     pub(crate) pinned: &'a Pinned<M>,
     pub(crate) zone: &'a Zone,
@@ -90,11 +89,11 @@ impl<M: Machine> Buddy<M> {
         if pcp.drain_requested() {
             self.drain_pcp(pinned, pcp);
         }
-        // What waits to go home may be just what is asked for, and still occupies its near-cache
-        // bin.
+        // Blocks that wait to go home may be just those that are asked for, and still occupy their
+        // near-cache bins.
         self.send_home(pinned, pcp);
-        // Before any lock: the generator may have one of its own. A list's refill keys what
-        // follows; a single block is drawn with what the last refill left.
+        // Before any lock: the generator may have one of its own. A list's refill draws a new key;
+        // a single block is drawn with the last search's seed.
         let mut rng = match list {
             Some(_) => Rng::new(self.machine.random_u64()),
             None => Rng::new(pcp.key()),
@@ -116,8 +115,7 @@ impl<M: Machine> Buddy<M> {
                 }
             }
             if !last_try {
-                // What lies in this CPU's other lists may make a whole block, or be what is asked
-                // for.
+                // Blocks in this CPU's other lists may make a whole block, or serve the request.
                 self.drain_pcp(pinned, pcp);
                 self.request_drain();
                 let zones = self.zones.iter().flatten().filter(|zone| allowed.contains(zone.node));
@@ -221,7 +219,8 @@ impl<M: Machine> Buddy<M> {
         let &Request { owner, pressure, .. } = request;
         let (side, order) = (owner.side(), request.order.log2());
         let floor = match pressure {
-            // User memory stops first: what a system call needs to end well is still there.
+            // User memory stops first: the memory that a system call needs to end well is still
+            // there.
             Pressure::Normal if side == Side::User => zone.marks().min,
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
@@ -334,7 +333,7 @@ impl<M: Machine> Buddy<M> {
         draw.rng = rng;
         0
     }
-    /// No pageblock is free: whatever any arena has, this CPU's first.
+    /// No pageblock is free: takes free frames of any arena, this CPU's first.
     fn scrape(&self, trip: &Trip<'_, M>, first: Arena, draw: &mut Draw<'_, '_>) {
         let &Trip { pinned, zone, wanted, .. } = trip;
         for step in 0..zone.arenas().len() {

@@ -22,7 +22,7 @@ impl<M: Machine> Buddy<M> {
         let Some(first) = zone.find_neighbours(&held, count) else { return zone.gain(1 << order) };
         zone.begin_gather(&held, first, count);
         drop(held);
-        // The blocks are nobody else's now; those that are on the wrong side change it without the
+        // No other CPU has the blocks now; those that are on the wrong side change it without the
         // lock.
         for id in first.0..first.0 + count {
             let block = BlockId(id);

@@ -4,9 +4,8 @@
 //! **Protocol.** [`Buddy::unplug`] takes every free pageblock of a range out at once and marks the
 //! others *leaving*: none of their frames is handed out again, and the last one that comes back
 //! takes the pageblock out. The caller moves or waits for what [`Buddy::still_used`] counts.
-//! [`Buddy::plug`] brings a range (back) in, whatever state its pageblocks are in. A pageblock that
-//! comes in joins its free set, and is so as shuffled and as well placed as every other from that
-//! moment.
+//! [`Buddy::plug`] brings a range (back) in, with its pageblocks in any state. A pageblock that
+//! comes in joins its free set. From that moment it is shuffled and placed as every other.
 //!
 //! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since
 //! nothing moves the kernel's frames. So the kernel takes pageblocks for itself from memory that is
@@ -52,7 +51,7 @@ impl<M: Machine> Buddy<M> {
         }
         blocks_of(range).for_each(|block| zone.begin_leave(&held, block));
         drop(held);
-        // What was free on the kernel's side is nobody's now, but still in the direct map.
+        // Free memory of the kernel's side has no owner now, but is still in the direct map.
         for block in blocks_of(range) {
             if self.blocks.state(block).fill() == Fill::Moving {
                 self.change_side(&mut [block], Side::User);
@@ -145,7 +144,8 @@ impl Zone {
     fn stay(&self, held: &HeldAll<'_>, block: BlockId) {
         let state = self.blocks().state(block);
         if state.fill() == Fill::Offline {
-            // What it holds is not known: memory that was taken offline by hand kept its bytes.
+            // The block's contents are unknown: memory that was taken offline by hand kept its
+            // bytes.
             self.insert(&held.sets, block, BlockState::freed(Side::User));
             self.gain(PAGEBLOCK_FRAMES);
         } else if state.is_leaving() {

@@ -1,4 +1,4 @@
-//! What the allocator knows about its memory, for /proc and for reports.
+//! Figures of the allocator's memory, for /proc and for reports.
 
 use freehold_frame::{Owner, Side};
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PfnRange};
@@ -62,7 +62,7 @@ impl ZoneInfo {
 /// A CPU's lists at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PcpInfo {
-    /// Whose frames they are.
+    /// The node whose frames the lists hold.
     pub node: NodeId,
     /// Frames in the lists.
     pub frames: u64,
@@ -76,8 +76,8 @@ pub struct PcpInfo {
     pub given: u64,
 }
 
-/// What the allocator has done since boot. It differs between two moments if a block was handed out
-/// or given back, or went between a per-CPU list and its pageblock, in between.
+/// Activity of the allocator since boot. Two values differ if, in between, a block was handed out
+/// or given back, or moved between a per-CPU list and its pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity {
     /// Blocks handed out and given back, ever. Both only grow, so nothing that happens in between
@@ -90,8 +90,8 @@ pub struct Activity {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// What the allocator has done. Two equal answers enclose a time of rest; a CPU that is stopped
-    /// in the middle of a step all the while is not noticed.
+    /// Returns the activity of the allocator. Two equal values enclose a time of rest, except that
+    /// a CPU stopped in the middle of a step all the while is not noticed.
     pub fn activity(&self) -> Activity {
         let pcps = || (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)));
         let sum = |(taken, given): (u64, u64), (t, g)| (taken.wrapping_add(t), given.wrapping_add(g));
@@ -112,8 +112,8 @@ impl<M: Machine> Buddy<M> {
     pub fn managed_frames(&self) -> u64 {
         self.zones.iter().flatten().map(|zone| zone.managed()).sum()
     }
-    /// Frames that `owner` has: exact while nobody allocates or frees, and cheap at any time.
-    /// Frames reserved at boot are those of [`Buddy::total_frames`] that are not in
+    /// Returns the frames that `owner` has: exact while no CPU allocates or frees, and cheap at any
+    /// time. Frames reserved at boot are those of [`Buddy::total_frames`] that are not in
     /// [`Buddy::managed_frames`].
     pub fn frames_of(&self, owner: Owner) -> u64 {
         match owner {
@@ -150,8 +150,8 @@ impl<M: Machine> Buddy<M> {
         zone.map_or(0, Zone::free_pageblocks)
     }
     /// Whether `node` has no pageblock that is wholly free, and little free in those of the
-    /// kernel's side (less than half the lowest watermark). What programs leave free here and there
-    /// does not help the kernel: somebody has to make a pageblock whole.
+    /// kernel's side (less than half the lowest watermark). Scattered free frames on the programs'
+    /// side do not help the kernel: a pageblock must be made whole first.
     pub fn is_kernel_short(&self, node: NodeId) -> bool {
         let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
         zone.is_some_and(|zone| {
@@ -184,15 +184,15 @@ impl<M: Machine> Buddy<M> {
             }
         })
     }
-    /// Frames of `node` by owner, read from their records: exact while nobody allocates or frees
-    /// there; takes time in proportion to its memory.
+    /// Returns the frames of `node` by owner, read from their records: exact while no CPU allocates
+    /// or frees there; takes time in proportion to its memory.
     pub fn owned_on(&self, node: NodeId) -> [u64; Owner::COUNT] {
         let runs = self.present_runs().filter(|(_, of)| *of == node).map(|(run, _)| run);
         let audit = self.table.audit(runs, |_| {});
         core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
     }
     /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a
-    /// pageblock at a time; what is free of a split one is counted without its arena's: it may
+    /// pageblock at a time; free frames of a split one are counted without its arena's: they may
     /// change meanwhile.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {

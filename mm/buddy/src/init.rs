@@ -4,8 +4,8 @@
 //! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the
 //! user's side, and a free set that starts full computes its members, and a pageblock gets its
 //! frames' records when it is first handed out; so there is no pass over memory to defer, on this
-//! CPU or others. What costs is proportional to the reserved frames, and to the pageblocks that
-//! they and the edges of memory cut.
+//! CPU or others. The cost is proportional to the reserved frames, and to the pageblocks that they
+//! and the edges of memory cut.
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -46,7 +46,7 @@ pub enum InitError {
     TooManyCpus,
 }
 
-/// What the metadata is made of, in words.
+/// Layout of the metadata, in words.
 struct MetadataLayout {
     blocks: usize,
     total: usize,
@@ -68,7 +68,7 @@ impl MetadataLayout {
     }
 }
 
-/// What [`Buddy::new`] manages, and the words that it does it with.
+/// Memory that [`Buddy::new`] manages, and the words of its metadata.
 #[derive(Clone, Copy)]
 pub struct Managed<'a> {
     /// All memory.
@@ -79,7 +79,7 @@ pub struct Managed<'a> {
     pub table: FrameTable,
     /// Zeroed words, as many as [`Buddy::metadata_words`] says.
     pub metadata: &'static [AtomicU64],
-    /// One for each CPU. What is in them is written over.
+    /// One per CPU. Their contents are overwritten.
     pub pcps: &'static [Pcp],
 }
 
@@ -217,8 +217,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// What can be plugged in begins as if it had been unplugged. The parts of pageblocks at the
-    /// ends of a range are never used.
+    /// Marks pluggable memory as if it had been unplugged. The parts of pageblocks at the ends of a
+    /// range are never used.
     fn leave_out_what_is_not_there(&self) {
         for range in self.topology.pluggable_ranges() {
             let (first, end) =

@@ -11,10 +11,10 @@
 //!   only when it is wholly free, many at once with one flush, never under a lock.
 //! - **Per-CPU lists** for orders 0–9: a hit takes no lock and no atomic read-modify-write.
 //! - **Per-CPU pageblocks** (`arena`): each CPU takes frames out of split pageblocks of its own,
-//!   and what is given back goes to the CPU whose pageblock it is. So CPUs at work share a lock
-//!   only where a pageblock comes or goes.
-//! - **Misuse** is always detected, by the frame's own record, and reported with who had the frame
-//!   before.
+//!   and a frame that is given back goes to the CPU whose pageblock it is in. So CPUs at work share
+//!   a lock only where a pageblock comes or goes.
+//! - **Misuse** is always detected, by the frame's own record, and reported with the frame's last
+//!   owner.
 //!
 //! An arena's lock, and inside it its node's; no others.
 //!

@@ -1,4 +1,4 @@
-//! Misuse of the allocator: always detected, reported with who had the frame before, and without
+//! Misuse of the allocator: always detected, reported with the frame's last owner, and without
 //! effect on the lists.
 
 use core::fmt;
@@ -6,7 +6,7 @@ use core::fmt;
 use freehold_frame::{Freed, Order, Owner};
 use freehold_machine::Pfn;
 
-/// What somebody did who should not have.
+/// Misuse of the allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Misuse {
     /// Gave back a frame beyond the end of memory.
@@ -17,12 +17,12 @@ pub enum Misuse {
         block: Pfn,
         /// The size in which it was given back.
         order: Order,
-        /// Who gave it back before, if somebody did.
+        /// The last owner that gave the block back, if there was one.
         before: Option<Freed>,
     },
     /// Gave back a part of a larger block, or a block in another size than it was handed out.
     WrongOrder {
-        /// What was given back.
+        /// The block that was given back.
         block: Pfn,
         /// The size in which it was given back.
         given: Order,
@@ -38,7 +38,7 @@ pub enum Misuse {
     Reserved(Pfn),
     /// Gave back a user block that is still mapped, referenced or pinned.
     StillHeld(Pfn),
-    /// A block from the lists of free ones has an owner: somebody wrote into its record.
+    /// A block from the lists of free ones has an owner: its record was written meanwhile.
     OwnedWhileFree {
         /// The block, which is left to that owner.
         block: Pfn,
@@ -54,9 +54,9 @@ pub enum Misuse {
         frame: Pfn,
         /// The first changed byte.
         offset: usize,
-        /// What is there now.
+        /// The byte's present value.
         found: u8,
-        /// Who had the frame before.
+        /// The last owner of the frame.
         before: Freed,
     },
 }

@@ -1,9 +1,9 @@
-//! How allocations met what was wanted of nodes, and how much was handed out: counted where it
-//! costs nothing.
+//! Counts of allocations by the node that they wanted and the node that they got, and of memory
+//! handed out: counted where it costs nothing.
 //!
 //! A block out of a CPU's list is a hit on the list's node, and that CPU's list counts it anyway;
-//! only blocks that came past the lists are counted here, on the slow path. What is told is the sum
-//! of both. Counts of single events, as Linux' (Documentation/admin-guide/numastat.rst).
+//! only blocks that came past the lists are counted here, on the slow path. The reported figure is
+//! the sum of both. Counts of single events, as Linux' (Documentation/admin-guide/numastat.rst).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use freehold_machine::{CpuId, Machine, NodeId};
 use crate::Buddy;
 use crate::buddy::NONE;
 
-/// What became of allocations, in blocks, as Linux counts them for a node.
+/// Outcomes of allocations for a node, in blocks, as Linux counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NumaStats {
     /// Wanted on this node, and got there.
@@ -39,7 +39,7 @@ pub struct Traffic {
     pub given: u64,
 }
 
-/// A node's counts of what came past the lists.
+/// A node's counts of blocks that came past the lists.
 #[derive(Debug, Default)]
 pub(crate) struct NumaCounts {
     hit: AtomicU64,
@@ -61,7 +61,7 @@ fn count(counter: &AtomicU64, by: u64) {
 /// A block that came past the lists of a CPU.
 pub(crate) struct Passed {
     pub(crate) cpu: CpuId,
-    /// Whose blocks the CPU's lists hold.
+    /// The node whose blocks the CPU's lists hold.
     pub(crate) home: NodeId,
     /// The node that was asked first, and those that were allowed.
     pub(crate) wanted: (u8, NodeSet),
@@ -102,7 +102,8 @@ impl<M: Machine> Buddy<M> {
         count(if is_local { &got.local } else { &got.other }, 1);
     }
 
-    /// What became of allocations on and for `node`; nothing for a node that never has memory.
+    /// Returns the outcomes of allocations on and for `node`: zeroes for a node that never has
+    /// memory.
     pub fn numa_stats(&self, node: NodeId) -> NumaStats {
         let Some(zone) = self.zones.get(usize::from(node.0)).and_then(Option::as_ref) else {
             return NumaStats::default();
@@ -127,7 +128,8 @@ impl<M: Machine> Buddy<M> {
                 if self.machine.node_of_cpu(cpu) == node { local += listed } else { other += listed }
             }
         }
-        // What came past the lists of this node's CPUs is among what their lists count.
+        // Blocks that came past the lists of this node's CPUs are also in the counts of those
+        // lists.
         let past = load(&numa.past);
         let hits = (local + other).saturating_sub(past);
         other = other.min(hits);

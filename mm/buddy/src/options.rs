@@ -1,4 +1,4 @@
-//! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and
+//! Settings of the administrator, with Linux' names: the kernel parameters `page_alloc.*` and
 //! `init_on_*`.
 
 use freehold_frame::{AccountId, Order, OutOfMemory, Owner, Pressure, Request};
@@ -54,15 +54,17 @@ pub enum Wipe {
     Always,
 }
 
-/// What is told about misuse, in the context of the misuser, with no lock of the allocator held.
+/// Function that is called for each misuse, in the context of the misuser, with no lock of the
+/// allocator held.
 pub type MisuseSink = fn(&Misuse);
 
-/// Who is told that a node has come below its low watermark, again and again while it is: kswapd's
-/// alarm. Called with the CPU pinned and no lock of the allocator held, by whoever asks for memory:
-/// it must not sleep and not allocate.
+/// Function that is called again and again while a node is below its low watermark: kswapd's alarm.
+/// The code that asks for memory calls it, with the CPU pinned and no lock of the allocator held.
+/// The function must not sleep or allocate.
 pub type PressureSink = fn(NodeId);
 
-/// Who is told that a request found nothing. Called as a [`PressureSink`] is, by whoever asked.
+/// Function that is called when a request found no memory. The code that asked calls it, under the
+/// rules of [`PressureSink`].
 pub type DenialSink = fn(&Request);
 
 /// Says whether a request is to fail though there may be memory (fault injection). Called before
@@ -77,15 +79,15 @@ pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 pub type Rest = fn();
 
 /// The accounts that pay for frames, once
-/// [`charges_frames`](freehold_machine::Cpus::charges_frames) says that somebody does. Called in
-/// the context of whoever asks for a block or gives one back, with no lock of the allocator held:
-/// neither may sleep or allocate.
+/// [`charges_frames`](freehold_machine::Cpus::charges_frames) is true. Called by the task that asks
+/// for a block or gives one back, with no lock of the allocator held. The functions may not sleep
+/// or allocate.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
     /// Charges a block, before it is looked for, to the account that it says. Where it fails, so
     /// does the request.
     pub charge: fn(Bill) -> Result<AccountId, OutOfMemory>,
-    /// Gives back what a block was charged: its owner, its frames, and the account, never
+    /// Gives back a block's charge: its owner, its frames, and the account, never
     /// [`AccountId::ROOT`].
     pub uncharge: fn(Owner, u64, AccountId),
 }
@@ -99,7 +101,7 @@ pub struct Bill {
     pub frames: u64,
     /// Whether a reserve may be used: then no limit holds.
     pub pressure: Pressure,
-    /// The account that pays; `None`: that of whoever asks.
+    /// The account that pays; `None`: the caller's.
     pub account: Option<AccountId>,
 }
 
@@ -125,11 +127,11 @@ pub struct Options {
     /// Whether a pageblock that programs used is zeroed before it enters the direct map.
     /// [`Wipe::Never`] is for a machine whose direct map holds programs' frames anyway.
     pub wipe_on_enter: Wipe,
-    /// Who is told about misuse.
+    /// Function that is called for misuse.
     pub on_misuse: Option<MisuseSink>,
-    /// Who is told about shortage.
+    /// Function that is called for shortage.
     pub on_pressure: Option<PressureSink>,
-    /// Who is told about requests that found nothing.
+    /// Function that is called for requests that found no memory.
     pub on_denial: Option<DenialSink>,
     /// Which requests are to fail, once [`Buddy::inject_faults`](crate::Buddy::inject_faults) was
     /// called.

@@ -3,8 +3,8 @@
 //!
 //! A hit costs no lock, no atomic read-modify-write, and only this CPU's cache lines (and the
 //! block's record). With shuffle on, a hit takes the block at a random place of the list instead of
-//! the top, so that neither the order in which blocks were put in nor the last free says what comes
-//! out; without, the same code runs with a range of one.
+//! the top. So neither the order of the puts nor the last free determines the next block. Without
+//! shuffle the same code runs with a range of one.
 //!
 //! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes but
 //! the block itself. A free *guesses* the list from the order (the list that took the last block of
@@ -21,7 +21,7 @@
 //! pageblock, and one of another node, waits in the list [`HOME`] instead until many go home at
 //! once: so memory does not stay in pieces because its pieces are at hand.
 //!
-//! **Who may call.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the
+//! **Callers.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the
 //! lengths, as hints, and raise the drain flag, which the owner serves when it next passes
 //! [`Buddy::poll`](crate::Buddy::poll) or runs out.
 
@@ -55,7 +55,7 @@ const NONE_SPARSE: u64 = u64::MAX;
 #[derive(Debug, FromZeros)]
 #[repr(C, align(128))]
 pub struct Pcp {
-    /// What the last refill left for the draw of a single block.
+    /// Random seed for the draw of a single block. Each search of the zones leaves a new one.
     key: AtomicU64,
     /// The number of this CPU's first line among all [`ListLines`].
     first_line: AtomicU64,
@@ -109,9 +109,9 @@ struct ListLine {
     random: AtomicU64,
     /// Blocks that came out of it on the way to an owner and are not counted in `next`.
     taken: AtomicU64,
-    /// What makes `taken` the blocks that owners gave back: see [`Pcp::given`].
+    /// Number that turns `taken` into the blocks that owners gave back: see [`Pcp::given`].
     passed: AtomicU64,
-    /// What the record of a block in it says.
+    /// The [`Trace`] in the record of a block while it is in the list.
     trace: AtomicU64,
 }
 
@@ -236,9 +236,9 @@ impl<'a> List<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hit<'a> {
     list: List<'a>,
-    /// What the record of a block of this list says while somebody has it.
+    /// The tag in the record of a block of this list while the block is handed out.
     pub(crate) tag: Tag,
-    /// What its record says while it is in the list.
+    /// The trace in its record while the block is in the list.
     pub(crate) trace: Trace,
 }
 
@@ -292,7 +292,7 @@ pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
     (Pfn(entry & ((1 << TAG_SHIFT) - 1)), Tag::of_bits(entry >> TAG_SHIFT))
 }
 
-/// Whose lists they are.
+/// CPU, node and random draws of a CPU's lists.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     /// The CPU that takes from them.
@@ -330,8 +330,7 @@ impl Pcp {
             places: [const { AtomicU64::new(0) }; PLACES],
         }
     }
-    /// Makes the lists empty, whatever they held, and says where their places are and whose they
-    /// are.
+    /// Makes the lists empty and sets their places, CPU and node; their old contents do not matter.
     pub(crate) fn lay_out(&self, shapes: &Shapes, plan: Plan, seed: u64) {
         let Plan { cpu, node, draws } = plan;
         let mut rng = Rng::new(seed);
@@ -360,7 +359,7 @@ impl Pcp {
         self.first_line.set(number as u64);
         self.guesses.iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
     }
-    /// Forgets what was counted, asked and found out.
+    /// Resets counts, requests and findings.
     fn clear(&self) {
         let scalars =
             [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.pause, &self.drain.0];
@@ -420,7 +419,7 @@ impl Pcp {
         let list = self.list(list);
         list.line.next.add(count);
         list.line.passed.sub(count);
-        // Before the count above the place is full: who reads both words meanwhile reads too
+        // Before the count above the place is full: a CPU that reads both words meanwhile reads too
         // little.
         let next = list.line.next.get();
         if next.leading_zeros() == 0 {
@@ -433,8 +432,9 @@ impl Pcp {
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
         self.list(list).push(block.0)
     }
-    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: what is
-    /// given back of it goes home. Where none is sparse, the pageblock's state is not looked at.
+    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: a block of
+    /// it that is given back goes home. Where none is sparse, the pageblock's state is not looked
+    /// at.
     #[inline(always)]
     pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
         let most = self.sparse.get();
@@ -525,7 +525,7 @@ impl Pcp {
         let frames = lists.map(|list| self.away(list).wrapping_shl(shapes.shape(list).order));
         frames.fold(self.passed_frames[owner as usize].get(), u64::wrapping_add)
     }
-    /// What the last refill left for the draw of a single block.
+    /// Returns the random seed for the draw of a single block.
     pub(crate) fn key(&self) -> u64 {
         self.key.get()
     }

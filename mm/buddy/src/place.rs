@@ -7,20 +7,20 @@
 //! owner fits the cache no two of its frames share a bin, at any age of memory; beyond that every
 //! bin holds the same number, or one more.
 //!
-//! Beyond the cache memory is taken in *laps* over all bins. What is taken one after the other is
-//! often used together, and a hot set may lie across the end of a lap. So among the bins with the
-//! fewest, those are drawn from that were last opened half a lap ago or longer: a set of up to half
-//! the cache, taken in a row, does not meet itself anywhere.
+//! Beyond the cache memory is taken in *laps* over all bins. Frames that are taken one after the
+//! other are often used together, and a hot set may lie across the end of a lap. So among the bins
+//! with the fewest, those are drawn from that were last opened half a lap ago or longer: a set of
+//! up to half the cache, taken in a row, does not meet itself anywhere.
 //!
 //! Counts are bytes, 1 per frame of cache and owner, plus a sum and a date per pageblock of cache:
 //! 2.06 bytes per 4 KiB of cache in all. Prior art: page colouring (Kessler and Hill 1992),
 //! zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins, in
 //! address order, or by moving pages afterwards.
 //!
-//! A frame counts for the owner of its pageblock. What another owner takes there when nothing else
-//! is left counts there too, so in a small machine whose memory was full the bins of some hundred
-//! frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB before 256 MiB
-//! then meets itself; of one of 256 MiB before 2 GiB, 0.02%.
+//! A frame counts for the owner of its pageblock. Frames that another owner takes there when
+//! nothing else is left count there too. So in a small machine whose memory was full the bins of
+//! some hundred frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB
+//! before 256 MiB then meets itself; of one of 256 MiB before 2 GiB, 0.02%.
 //!
 //! A zone with bins has one [arena](crate::arena), and everything here happens under its lock.
 
@@ -280,9 +280,8 @@ impl Zone {
         }
         0
     }
-    /// Open a pageblock that has a frame at the level. `None`, and nothing changed, where the drawn
-    /// one has none: nobody would take a frame out of it, and it would stay split with nothing in
-    /// use.
+    /// Opens a pageblock that has a frame at the level. Returns `None`, and changes nothing, where
+    /// the drawn one has none: it would stay split with no frame in use.
     fn open_at_level<C: Cpus>(
         &self,
         at: &Level<'_, '_, C>,

@@ -1,4 +1,4 @@
-//! Which lists a CPU has, what they hold, and how much.
+//! The lists that a CPU has, their blocks, and their limits.
 
 use freehold_frame::{Order, Owner, Side, Tag};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
@@ -7,7 +7,7 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
 /// Lists for single frames, which come first; then two for each order.
 const SINGLES: usize = 4;
-/// What "serves" the blocks that no list does.
+/// Number of the list for blocks that no list serves.
 pub(crate) const NOWHERE: usize = LISTS + 1;
 
 /// Owner and order of a list's blocks.
@@ -36,7 +36,7 @@ pub(crate) const SERVES: [u8; Tag::KEYS] = {
     serves
 };
 
-/// What a list holds and how much.
+/// Blocks that a list holds, and how many.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) owner: Owner,

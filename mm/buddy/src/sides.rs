@@ -2,8 +2,8 @@
 //! a larger block.
 //!
 //! The zone's lock is not held while the direct map changes. Meanwhile the blocks are
-//! [`Fill::Moving`]: in no set, found by nobody, and those that change sides are sure to be back;
-//! whoever needs one waits for [`Zone::moving`] to fall.
+//! [`Fill::Moving`]: in no set, found by no CPU, and those that change sides are sure to be back. A
+//! CPU that needs one waits for [`Zone::moving`] to fall.
 
 use freehold_frame::Side;
 use freehold_machine::Cpus;
@@ -31,15 +31,15 @@ impl Moving {
 
 impl Zone {
     /// Take free blocks out of one side, to be changed to the other without the lock. The caller
-    /// calls [`Zone::finish_move`] for all of them, whatever happens; meanwhile they count as free
-    /// and as moving.
+    /// calls [`Zone::finish_move`] for all of them, also after a failure; meanwhile they count as
+    /// free and as moving.
     pub(crate) fn begin_move(&self, _held: &Held, from: Side, mut rng: Option<&mut Rng>) -> Moving {
         let set = self.set(from);
         let most = match from {
-            // What the kernel takes from the user comes singly: entering the direct map costs no
-            // flush.
+            // The kernel takes pageblocks from the user one at a time: entering the direct map
+            // costs no flush.
             Side::User => 1,
-            // What it gives back comes in numbers: one flush for all.
+            // The kernel gives pageblocks back in batches: one flush serves all.
             Side::Kernel => MOVE_BATCH,
         };
         let mut moving = Moving::NONE;
@@ -56,8 +56,8 @@ impl Zone {
         self.moving.add(moving.count as u64);
         moving
     }
-    /// For what the kernel takes: from the drawn position of the user's set on, the first block
-    /// that cannot be unplugged anyway. The drawn one where there is none.
+    /// For pageblocks that the kernel takes: the first block from the drawn position of the user's
+    /// set on that cannot be unplugged anyway. The drawn one where there is none.
     fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
         let set = self.set(from);
         let at = |position| set.at(position, self.runs());

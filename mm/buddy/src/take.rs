@@ -29,10 +29,10 @@ pub(crate) enum Effort {
     Far,
 }
 
-/// What is wanted of split blocks.
+/// Request for blocks out of split pageblocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakeRequest {
-    /// Whose pageblocks to look in.
+    /// The owner whose pageblocks are searched.
     pub(crate) owner: Owner,
     /// Blocks of which order: 0 to 8.
     pub(crate) order: u32,

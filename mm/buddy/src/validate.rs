@@ -19,7 +19,7 @@ pub enum AllocatorFault {
     Table(Contradiction),
     /// A pageblock, by its first frame, does not agree with its state.
     Pageblock(Pfn, Disagreement),
-    /// A zone's total of free frames: what it says, and what was counted.
+    /// A zone's total of free frames: its own count, and the sum.
     ZoneTotal(u64, u64),
     /// A frame in a per-CPU list that has an owner, or is free in its pageblock too.
     Listed(Pfn),
@@ -28,7 +28,7 @@ pub enum AllocatorFault {
     Leak(u64, u64),
 }
 
-/// What is wrong with a pageblock.
+/// Fault of a pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disagreement {
     /// It is free, and in no free set.
@@ -47,8 +47,8 @@ impl<M: Machine> Buddy<M> {
     /// Check everything; `found` is told each fault. Memory by owner, and how many faults there
     /// were.
     ///
-    /// Exact only while nobody allocates or frees: a fault counts where [`Buddy::activity`] is the
-    /// same before and after. Takes time in proportion to memory.
+    /// The result is exact only while no CPU allocates or frees: a fault counts where
+    /// [`Buddy::activity`] is the same before and after. Takes time in proportion to memory.
     pub fn validate(&self, mut found: impl FnMut(AllocatorFault)) -> (Audit, u64) {
         let mut faults = 0;
         let mut tell = |fault| {

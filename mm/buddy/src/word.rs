@@ -40,13 +40,13 @@ impl Plain for AtomicU64 {
     }
 }
 
-/// A spin lock: a word in a line of its own, 0 while nobody holds it. Taken with the CPU pinned and
+/// A spin lock: a word in a line of its own, 0 while it is free. Taken with the CPU pinned and
 /// interrupts on; interrupt handlers never take it. The holder allocates nothing and draws no
 /// random bits.
 ///
-/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for;
-/// who wants all of a zone's ([`Zone::lock_all`](crate::zone::Zone::lock_all)) takes them by
-/// number, then the zone's. Zones are never locked together.
+/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for.
+/// [`Zone::lock_all`](crate::zone::Zone::lock_all) takes all arenas' locks by number, then the
+/// zone's. Zones are never locked together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lock(&'static AtomicU64);
 
@@ -65,10 +65,10 @@ impl Lock {
         self.acquire(cpus);
         Held { lock: self, pinned: PhantomData }
     }
-    /// `None` if somebody else holds it.
+    /// Returns `None` if the lock is held.
     pub(crate) fn try_lock<C: Cpus>(self, _pinned: &Pinned<C>) -> Option<Held<'_>> {
         let free = self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Made only then: what is dropped lets go of the lock.
+        // Made only then: a dropped guard releases the lock.
         free.then(|| Held { lock: self, pinned: PhantomData })
     }
     /// The CPU is pinned; [`Lock::release`] follows.

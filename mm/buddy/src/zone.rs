@@ -12,8 +12,8 @@
 //! **Locks.** A free pageblock, one on the move and one that is offline are the zone's: a function
 //! that takes a [`Held`] runs under its lock. Split and whole blocks are an arena's: a function
 //! that takes a [`HeldArena`] runs under that arena's, and takes the zone's inside where a block
-//! comes or goes. Free frames are counted for the whole zone with atomic steps: who is about to
-//! take some [reserves](Zone::reserve) them first.
+//! comes or goes. Free frames are counted for the whole zone with atomic steps: a CPU that is about
+//! to take some [reserves](Zone::reserve) them first.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,9 +75,9 @@ pub(crate) struct Zone {
     pub(crate) leaving: AtomicU64,
     /// Split pageblocks. Changed with atomic steps.
     split: AtomicU64,
-    /// Free frames in split pageblocks of the kernel's side, when somebody looked last.
+    /// Free frames in split pageblocks of the kernel's side, at the last look.
     of_kernel: AtomicU64,
-    /// Blocks that someone is moving from one side to the other, who will put them back without
+    /// Blocks that a CPU is moving from one side to the other. The CPU will put them back without
     /// fail.
     pub(crate) moving: AtomicU64,
     /// The block handed out last: its other half may be next.
@@ -93,7 +93,7 @@ pub(crate) struct Zone {
     pub(crate) numa: NumaCounts,
 }
 
-/// What a zone is made of.
+/// Parts of a zone.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) blocks: Blocks,
@@ -121,7 +121,7 @@ pub(crate) enum NotTaken {
     Elsewhere,
 }
 
-/// All locks of a zone: nobody else is at work in it.
+/// All locks of a zone: no other CPU is at work in it.
 #[derive(Debug)]
 pub(crate) struct HeldAll<'a> {
     zone: &'a Zone,
@@ -176,7 +176,7 @@ impl Zone {
     fn lock_word(&self) -> Lock {
         Lock::new(&self.words[0])
     }
-    /// An arena, and what is its.
+    /// Locks an arena and its data.
     pub(crate) fn lock_arena<'a, C: Cpus>(
         &'a self,
         arena: Arena,
@@ -191,8 +191,8 @@ impl Zone {
         self.arenas().for_each(|arena| arena.lock_word().acquire(cpus));
         HeldAll { zone: self, sets: self.lock_word().lock(pinned, cpus) }
     }
-    /// Wait until all have counted what they freed and given back what they reserved: before memory
-    /// is said to be short.
+    /// Waits until all CPUs have counted their freed frames and given back their reservations:
+    /// before a request fails for want of memory.
     pub(crate) fn settle<C: Cpus>(&self, pinned: &Pinned<C>, cpus: C) {
         self.arenas().for_each(|arena| drop(self.lock_arena(arena, pinned, cpus)));
     }
@@ -216,9 +216,9 @@ impl Zone {
     pub(crate) fn free(&self) -> u64 {
         self.words[LINE].get()
     }
-    /// Set free frames aside for at most `most` blocks of `order`, leaving `floor` frames: how many
-    /// blocks may be taken. `None` if there are not enough for one. What is not taken after all is
-    /// to be [gained](Zone::gain) under the same hold of a lock.
+    /// Sets free frames aside for at most `most` blocks of `order`, and leaves `floor` frames.
+    /// Returns how many blocks may be taken, or `None` if there are not enough frames for one. The
+    /// caller [returns](Zone::gain) frames that it does not take, under the same hold of a lock.
     pub(crate) fn reserve(&self, most: u64, order: u32, floor: u64) -> Option<u64> {
         let mut blocks = 0;
         let step = self.words[LINE].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
@@ -238,8 +238,8 @@ impl Zone {
             self.split.fetch_add(more, Ordering::Relaxed);
         }
     }
-    /// Frames that were free are not any more, and were not reserved; under all locks, so that
-    /// nobody has reserved them.
+    /// Frames that were free are not any more, and were not reserved; under all locks, so that no
+    /// CPU has reserved them.
     pub(crate) fn lose(&self, _held: &HeldAll<'_>, frames: u64) {
         self.words[LINE].sub(frames);
     }
@@ -265,7 +265,7 @@ impl Zone {
     pub(crate) fn managed(&self) -> u64 {
         self.managed.get()
     }
-    /// The watermarks of what is there now.
+    /// Returns the watermarks for the present memory.
     pub(crate) fn marks(&self) -> Watermarks {
         Watermarks::above(self.min.get())
     }
@@ -403,7 +403,7 @@ impl Zone {
         self.last.set(link(Some(block)));
         block
     }
-    /// Give a block that nobody else can get records.
+    /// Gives records to a block that no other CPU can get.
     #[inline]
     pub(crate) fn prepare(&self, block: BlockId) {
         self.table.prepare(block.start());

@@ -12,7 +12,7 @@ use freehold_machine::Pfn;
 use freehold_machine::model::{Config, Model};
 use proptest::prelude::*;
 
-/// The charges of accounts, the account of whoever asks, and what an account may have.
+/// The charges of accounts, the caller's account, and the limits of accounts.
 #[derive(Default)]
 struct Book {
     charged: BTreeMap<(Owner, AccountId), u64>,
@@ -103,7 +103,7 @@ enum Step {
         pressure: Pressure,
     },
     Give(prop::sample::Index),
-    /// A page moves from the frame of the first block to that of the second, which costs nobody.
+    /// A page moves from the frame of the first block to that of the second, at no charge.
     Move(prop::sample::Index),
 }
 
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A block, its order, its owner, and who pays for each of its frames.
+/// A block, its order, its owner, and the account that pays for each of its frames.
 type Held = (Pfn, Order, Owner, AccountId);
 
 proptest! {

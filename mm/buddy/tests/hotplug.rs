@@ -182,7 +182,7 @@ fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     assert!(source.free_frames() > 3 * 512, "{} frames are free", source.free_frames());
     assert!(source.is_kernel_short(node) && source.free_pageblocks(node) == 0);
     assert!(source.allocate(Request::new(Owner::Kernel)).is_err());
-    // What moves out of a pageblock finds room elsewhere.
+    // Blocks that move out of a pageblock find room elsewhere.
     let block = held[0].0 & !511;
     held.retain(|frame| {
         let goes = (block..block + 512).contains(&frame.0);

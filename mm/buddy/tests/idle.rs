@@ -1,4 +1,4 @@
-//! What a CPU gives back on its way to idle.
+//! Blocks that a CPU gives back on its way to idle.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ fn a_cpu_that_idles_gives_back_its_surplus_also_when_it_had_none_for_long() {
         assert!(listed() <= least + 2, "{} frames of {most} stay in lists, {least} before", listed());
     }
     check(source);
-    // What other CPUs ask for is given back at the next idle, whatever was found before.
+    // Blocks that other CPUs ask for are given back at the next idle, whatever was found before.
     assert!(listed() > 0);
     source.machine().on_cpu(CpuId(0), || source.request_drain());
     idle(1);

@@ -6,7 +6,7 @@
 //! and, where CPUs ask something of each other, when an operation begins. Between those points a
 //! CPU works under a lock, on words of its own, or on a hint that it checks under the next lock, so
 //! nothing is missed by not switching there: a zone's lock that is taken inside an arena's orders
-//! words that nobody sees without one of the two.
+//! words that no CPU reads without one of the two.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -275,8 +275,8 @@ fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
     let count = interleavings(400, || {
         let source = machine(3, 1, Starts::GoOn);
         let frames = [0, 1].map(|_| take(source, Owner::Anon, Order::FRAME).unwrap());
-        // The first CPU's list holds the rest of what the two frames came with, and one of the
-        // others' is the last to make the pageblock whole.
+        // The first CPU's list holds the rest of the refills that the two frames came with, and one
+        // of the others' is the last to make the pageblock whole.
         let drain = on(|source| source.drain_local());
         together(source, 0, vec![drain, give(frames[0]), give(frames[1])]);
     });
@@ -451,7 +451,7 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
 
 /// Frames and small runs of programs' memory, more than bins can offer evenly, from three CPUs into
 /// one zone's bins; now and then pageblocks leave and come back. Both books, the lists' and the
-/// bins', have to agree at the end whatever the order was.
+/// bins', have to agree at the end after any order.
 #[test]
 fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and_come() {
     let mut config = ShuttleConfig::new();
@@ -496,9 +496,9 @@ fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and
     });
 }
 
-/// The walk reads the frame table first and the zones and lists afterwards. What is handed out or
-/// given back in between makes it find a leak that is none; that the allocator was active in
-/// between is how its reader knows.
+/// The walk reads the frame table first and the zones and lists afterwards. A block that is handed
+/// out or given back in between makes it find a leak that is none. The walk's reader knows from the
+/// allocator's activity in between.
 #[test]
 fn a_walk_that_finds_a_fault_which_is_none_was_not_at_rest() {
     static WRONG: AtomicU64 = AtomicU64::new(0);

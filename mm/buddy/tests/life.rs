@@ -1,4 +1,4 @@
-//! Blocks out and in: what the allocator promises to one caller at a time.
+//! Blocks out and in: promises of the allocator to one caller at a time.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -122,7 +122,7 @@ proptest! {
         }
         prop_assert_eq!(check(source), all);
         prop_assert_eq!(source.misuses(), 0);
-        // Nothing is left in pieces but what the reserved frames cut.
+        // Only the reserved frames leave memory in pieces.
         let whole: u64 = source.zone_info().map(|zone| (zone.free_blocks[9] + 2 * zone.free_blocks[10]) * 512).sum();
         prop_assert_eq!(whole, 512 * (32 - 1 - 1 - 2));
     }
@@ -384,7 +384,7 @@ fn memory_is_taken_from_the_nearest_node_and_lists_hold_local_frames_only() {
     assert_eq!(node_of(far), NodeId(1));
 }
 
-/// What the sinks were told: the machine is the process' only one that has them.
+/// Counts of the sinks' calls: the machine is the process' only one that has sinks.
 static SHORT: AtomicU64 = AtomicU64::new(0);
 static DENIED: AtomicU64 = AtomicU64::new(0);
 

@@ -1,4 +1,4 @@
-//! A long random life against a model that knows one thing: who has which frame.
+//! A long random life against a model that knows one thing: the owner of each frame.
 //!
 //! Ten million operations, a third of them in front of a memory-side cache; `FREEHOLD_OPERATIONS`
 //! says otherwise. And a short one of threads that really run at once.
@@ -21,7 +21,7 @@ const OWNERS: [Owner; 5] = [Owner::Kernel, Owner::PageTable, Owner::Bounce, Owne
 struct Life {
     source: &'static Buddy<Model>,
     random: Model,
-    /// Who has each frame, as far as we know.
+    /// The owner of each frame, as far as the test knows.
     owners: Vec<Owner>,
     held: Vec<(Pfn, Order)>,
     all: u64,
@@ -78,7 +78,7 @@ impl Life {
         self.mark(block, order, self.owners[block.0 as usize], Owner::Free);
         self.source.release(block, order);
     }
-    /// Give back what is not ours to give: it is noticed, and nothing changes.
+    /// Gives back a block that is not ours to give: it is noticed, and nothing changes.
     fn misuse(&mut self) {
         let frame = Pfn(self.below(FRAMES + 100));
         let order = Order::new(self.below(19) as u32).unwrap();
@@ -108,7 +108,7 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
             }
         };
         let mut owners = vec![Owner::Free; FRAMES as usize];
-        // The zones' seam is not pageblock-aligned: what the second node has of the shared
+        // The zones' border is not pageblock-aligned: the second node's part of the shared
         // pageblock stays unused.
         owners[20_000..20_480].fill(Owner::Reserved);
         reserved
@@ -157,8 +157,8 @@ fn threads_that_run_at_once_and_free_for_each_other_keep_the_books() {
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
     let source = model(Config { cpus: 3, frames: FRAMES, ..Config::default() }, &[], options);
     let all = check(source);
-    // What one gives back another took; all are short of memory now and then, so that they adopt
-    // and steal from each other.
+    // Each thread gives back blocks that another took. All are short of memory now and then, so
+    // that they adopt and steal from each other.
     let shared = Mutex::new(Vec::new());
     let work = |cpu: u16| {
         let random = Model::new(Config { seed: cpu.into(), ..Config::default() });

@@ -1,4 +1,4 @@
-//! What is counted of nodes, and what is told of zones.
+//! Counts of nodes and figures of zones.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -35,8 +35,8 @@ fn heap(source: Source, frames: u64) -> Vec<Pfn> {
     (0..frames).map(|_| source.allocate(Request::new(Owner::Anon)).unwrap()).collect()
 }
 
-/// Processes of random sizes come and go and files fill the rest: what is free afterwards lies in
-/// pieces.
+/// Processes of random sizes come and go and files fill the rest: free memory is in pieces
+/// afterwards.
 fn age(source: Source) -> Vec<(Pfn, Owner)> {
     let mut random = source.machine().random_u64();
     let mut below = |bound: u64| {

@@ -62,8 +62,8 @@ fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
 
 #[test]
 fn the_swap_with_any_other_block_fails_the_same_test() {
-    // What the source does: each block in turn swaps places with one drawn from all, not from those
-    // that remain.
+    // The shuffle that statistics must catch: each block in turn swaps places with one drawn from
+    // all, not from those that remain.
     let entropy = Model::new(Config::default());
     let naive = (0..600).map(|_| {
         let mut list: Vec<usize> = (0..12).collect();

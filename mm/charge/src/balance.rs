@@ -71,7 +71,7 @@ impl<W: AtomicWord> Balance<W> {
         };
         let _ = self.update(change);
     }
-    /// Make it an account's. The caller has the tree's lock; whether it was nobody's.
+    /// Opens it as an account's. The caller has the tree's lock. Returns whether it was free.
     pub fn open(&self) -> bool {
         self.update(|state, _| if state == FREE { Ok(word(OPEN, 0)) } else { Err(BalanceError::Gone) })
             .is_ok()
@@ -83,7 +83,7 @@ impl<W: AtomicWord> Balance<W> {
             _ => Err(BalanceError::Gone),
         });
     }
-    /// Make it nobody's, if it is closed and nothing is charged; whether that is so now. The caller
+    /// Frees it if it is closed and nothing is charged. Returns whether it is free now. The caller
     /// has the tree's lock and knows of no account below.
     pub fn retire(&self) -> bool {
         self.update(|state, charged| match (state, charged) {
@@ -129,8 +129,8 @@ pub fn charge_upwards<'a, W: AtomicWord + 'a>(
     Ok(())
 }
 
-/// Give back what was charged to these. The lowest comes last: while it is charged, those above it
-/// stay what they are.
+/// Gives back a charge of these accounts. The lowest comes last: while it is charged, the accounts
+/// above it stay the same.
 pub fn uncharge_upwards<'a, W: AtomicWord + 'a>(
     mut levels: impl Iterator<Item = &'a Balance<W>>,
     frames: u64,

@@ -1,8 +1,8 @@
 //! Which account a frame is charged to.
 //!
 //! A kernel that counts memory by groups of processes gives each group an account and has the page
-//! allocator charge frames to them. What accounts are worth and who they belong to is not said
-//! here: see the crate `freehold-charge`.
+//! allocator charge frames to them. The limits and the holders of accounts are the matter of the
+//! crate `freehold-charge`.
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -57,7 +57,7 @@ impl AtomicAccountId {
     pub fn store(&self, account: AccountId, order: Ordering) {
         self.0.store(account.0, order);
     }
-    /// Puts `account` into it and returns what was there.
+    /// Puts `account` into it and returns the account that was there.
     pub fn swap(&self, account: AccountId, order: Ordering) -> AccountId {
         AccountId(self.0.swap(account.0, order))
     }

@@ -3,29 +3,29 @@
 //!
 //! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks
 //! ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which no
-//! change of a count touches. A word whose tag names no owner has no counts: its other bits say who
-//! gave the frame back, and a pin that is tried without a hold is refused. Each count is exact and
-//! its own; they share a word, with the owner, only so that a change to one can depend on the
-//! others without a lock:
+//! change of a count touches. A word whose tag names no owner has no counts: its other bits name
+//! the last owner, and a pin that is tried without a hold is refused. Each count is exact and its
+//! own; they share a word, with the owner, only so that a change to one can depend on the others
+//! without a lock:
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
 //! - *pin* wants "exclusive" to stay so with one more pin;
 //! - *vacate* (swap-out, migration) wants "exclusive and not pinned" to become "a reference that
-//!   nobody can pin";
+//!   cannot be pinned";
 //! - *reuse* wants "one mapping and nothing else" to become "exclusive";
-//! - the last holder to let go, of whatever sort, must know that it is the last.
+//! - the last holder to let go, of any sort, must know that it is the last.
 //!
 //! Each is one compare-exchange, so a pin and a share can never both succeed against the same
 //! state. This replaces the bias in a shared count, the fences and the sequence lock that Linux
-//! needs for the same promise (`page_maybe_dma_pinned`, `write_protect_seq`). What a page-table
-//! leaf has to do with it is in [`transition`](crate::transition).
+//! needs for the same promise (`page_maybe_dma_pinned`, `write_protect_seq`).
+//! [`transition`](crate::transition) describes how page-table leaves follow it.
 //!
-//! **Orderings.** Letting go releases what the holder did; the last one acquires what all did,
+//! **Orderings.** Letting go releases the holder's accesses; the last holder acquires those of all,
 //! before the frame is reused. Taking hold of a frame acquires and releases too: callers decide
-//! about page-table entries by the outcome, and a pin may be tried without a hold, on what a leaf
-//! said a moment ago. Such a pin finds nobody holding the frame, or a word that happens after all
-//! that made the frame another's (so [`Counts::start`] releases): it then sees that the leaf has
-//! changed.
+//! about page-table entries by the outcome, and a pin may be tried without a hold, on a leaf that
+//! was read a moment ago. Such a pin finds the frame without a holder, or a word that happens after
+//! all that made the frame another's (so [`Counts::start`] releases): it then sees that the leaf
+//! has changed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,7 +41,7 @@ pub trait AtomicWord {
     /// Atomic compare-exchange; may fail spuriously.
     ///
     /// # Errors
-    /// What the word is instead.
+    /// The word's present value.
     fn compare_exchange_weak(
         &self,
         current: u64,
@@ -101,7 +101,7 @@ pub enum CountError {
     Pinned,
     /// The frame is not exclusive: it may not be pinned, unshare it first.
     NotExclusive,
-    /// Nobody holds the frame.
+    /// The frame has no holder.
     Free,
     /// Others hold the frame too.
     Held,
@@ -148,7 +148,7 @@ impl Holders {
     }
 }
 
-/// What a holder lets go of.
+/// Hold that a holder lets go of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hold {
     Mapping,
@@ -191,7 +191,7 @@ impl Counts {
 }
 
 impl<W: AtomicWord> Counts<W> {
-    /// Counts kept in `word`, which is 0, or the [`Tag`](crate::Tag) of a frame that nobody holds.
+    /// Counts kept in `word`, which is 0, or the [`Tag`](crate::Tag) of a frame without a holder.
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }
@@ -212,8 +212,8 @@ impl<W: AtomicWord> Counts<W> {
     pub fn start_mapped(&self) {
         self.begin(MAPPING | EXCLUSIVE);
     }
-    /// The first counts of a frame that only its allocator knows. Nobody else changes the word
-    /// meanwhile: a pin by mistake is refused.
+    /// Sets the first counts of a frame that only its allocator knows. No other CPU changes the
+    /// word meanwhile: a pin by mistake is refused.
     #[inline]
     pub(crate) fn begin(&self, counts: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) | counts, Ordering::Release);
@@ -250,7 +250,8 @@ impl<W: AtomicWord> Counts<W> {
         })
     }
     /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive
-    /// it is not any more, so that from now on nobody can pin it. Returns to whom it belonged.
+    /// it is not any more, so that from now on it cannot be pinned. Returns whether it was
+    /// exclusive.
     ///
     /// # Errors
     /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive
@@ -297,7 +298,7 @@ impl<W: AtomicWord> Counts<W> {
             add(bits & !EXCLUSIVE, Hold::Mapping)
         })
     }
-    /// Take a share back that nobody has used: the frame is what it was.
+    /// Takes an unused share back: the frame is as before.
     pub(crate) fn unshare(&self, was: Belongs) {
         let outcome = self.change(|bits| Ok((bits - MAPPING) | was.mark()));
         debug_assert_eq!(outcome, Ok(()));
@@ -361,7 +362,8 @@ impl<W: AtomicWord> Counts<W> {
             }
         }
     }
-    /// Let go of one mapping; `true` if the frame is now held by nobody and the caller's to free.
+    /// Lets go of one mapping. Returns whether the frame now has no holder, so that the caller
+    /// frees it.
     #[must_use = "the last holder frees the frame"]
     pub fn unmap(&self) -> bool {
         self.drop_hold(Hold::Mapping)
@@ -380,7 +382,7 @@ impl<W: AtomicWord> Counts<W> {
     fn change(&self, step: impl Fn(u64) -> Result<u64, CountError>) -> Result<(), CountError> {
         self.change_from(step).map(drop)
     }
-    /// Change the word; what it was.
+    /// Changes the word. Returns the old word.
     fn change_from(&self, step: impl Fn(u64) -> Result<u64, CountError>) -> Result<u64, CountError> {
         let mut bits = self.0.load(Ordering::Acquire);
         loop {

@@ -25,14 +25,14 @@ use crate::{
     PageCache, Payer, Request, ReverseKey, UserKind,
 };
 
-/// A frame is not what the caller takes it for.
+/// A frame has another owner than the caller expects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WrongOwner {
     /// The frame.
     pub frame: Pfn,
-    /// Who owns it.
+    /// The frame's present owner.
     pub found: Owner,
-    /// Who should.
+    /// The owner that the handle's kind requires.
     pub expected: Owner,
 }
 
@@ -56,8 +56,7 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
 }
 
-/// What the three values have in common: which block, and where it came from. It holds nothing
-/// itself.
+/// Common part of the three values: which block, and its source. A `Handle` holds no count itself.
 pub struct Handle<K: FrameKind, S: FrameSource> {
     source: S,
     frame: Pfn,
@@ -386,7 +385,7 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
     pub fn reuse(&self) -> Result<(), CopyFrom> {
         self.record().counts().reuse().map_err(|why| CopyFrom::new(self.pfn(), why))
     }
-    /// As [`LeafMapping::reuse`], where up to `references` are held by those who never look at the
+    /// As [`LeafMapping::reuse`], where up to `references` are held by users that never look at the
     /// bytes again.
     ///
     /// # Errors
@@ -395,9 +394,9 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
         let outcome = self.record().counts().reuse_beside(references);
         outcome.map_err(|why| CopyFrom::new(self.pfn(), why))
     }
-    /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged:
-    /// it leaves its page (swap-out, migration). The leaf is cleared after this, and flushed before
-    /// the bytes are used.
+    /// Turns the mapping into a reference that cannot be pinned, and returns to whom the frame
+    /// belonged: it leaves its page (swap-out, migration). The leaf is cleared after this, and
+    /// flushed before the bytes are used.
     ///
     /// # Errors
     /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive

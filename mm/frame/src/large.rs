@@ -164,7 +164,7 @@ impl<S: FrameSource> LargeMapping<S> {
     /// all that holds it.
     ///
     /// # Errors
-    /// [`CountError::Held`]: the leaves stay what they are.
+    /// [`CountError::Held`]: the leaves stay as they are.
     pub fn from_pieces(source: S, head: Pfn) -> Result<Self, CountError> {
         let block = Self::borrow_leaf(source, head).ok_or(CountError::Held)?;
         block.gather()?;

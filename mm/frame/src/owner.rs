@@ -1,4 +1,4 @@
-//! Who may own a frame, and what follows from that.
+//! Owners of frames, and what follows from them.
 //!
 //! Three questions about an owner have independent answers: is the frame a program's
 //! ([`Owner::is_user`]), is it in the kernel's map ([`Owner::side`]), may a device see it
@@ -13,7 +13,7 @@ use freehold_machine::{KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Owner {
-    /// Nobody: free in the page allocator, or no memory at all (the page allocator knows which).
+    /// No owner: free in the page allocator, or no memory at all (the page allocator knows which).
     #[default]
     Free = 0,
     /// Set aside before the page allocator existed: image, firmware, the frame table itself.
@@ -64,7 +64,7 @@ impl Owner {
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free
-    /// frames are asked by pageblock, not here: they count as user's, since nobody may reach their
+    /// frames are asked by pageblock, not here: they count as user's, since no code may reach their
     /// bytes.
     pub const fn side(self) -> Side {
         match self {
@@ -109,7 +109,7 @@ impl Owner {
         }
     }
     /// The owner whose number the lowest four bits are. A number that is not in use reads as
-    /// [`Owner::Reserved`], whose frames nobody can give back.
+    /// [`Owner::Reserved`], whose frames cannot be given back.
     pub const fn from_bits(bits: u32) -> Self {
         const BY_NUMBER: [Owner; 16] = {
             let mut owners = [Owner::Reserved; 16];
@@ -143,7 +143,7 @@ mod sealed {
 
 /// An owner as a type, for [`Frame<K, S>`](crate::Frame).
 pub trait FrameKind: sealed::Sealed + Send + Sync + 'static {
-    /// What the record says for a new frame of this kind.
+    /// Owner in the record of a new frame of this kind.
     const OWNER: Owner;
     /// Whether a frame with this owner is of this kind.
     fn accepts(owner: Owner) -> bool {
@@ -185,8 +185,9 @@ kinds! {
     DeviceTable
 }
 
-/// Any user kind: for code that takes leaves down and need not know what they map. Frames are never
-/// allocated as this kind ([`FrameKind::OWNER`] is [`Owner::Anon`] only for want of a better one).
+/// Any user kind: for code that takes leaves down and need not know their frames' kind. Frames are
+/// never allocated as this kind ([`FrameKind::OWNER`] is [`Owner::Anon`] only for want of a better
+/// one).
 #[derive(Debug)]
 pub enum User {}
 impl sealed::Sealed for User {}

@@ -2,14 +2,14 @@
 //!
 //! A table is made without touching its memory, so that starting a machine costs the same however
 //! much memory it has. The records of a pageblock are written when it is handed out for the first
-//! time ([`FrameTable::prepare`](crate::FrameTable::prepare)); before that they are whatever the
-//! memory held, the frames are free, and nobody reads them.
+//! time ([`FrameTable::prepare`](crate::FrameTable::prepare)); before that they have the memory's
+//! old contents, the frames are free, and no CPU reads the records.
 //!
-//! **Protocol.** Whoever prepares a pageblock is alone with it (it came out of a free set under its
-//! lock), writes its records, and then sets its bit (release): neighbours have other preparers and
-//! share a word, so the step is a compare-exchange. Who looks at a frame that is not known to be
-//! handed out asks for the bit first (acquire). `tests/ready.rs` has every interleaving, and what a
-//! plain store or the other order would do.
+//! **Protocol.** A CPU that prepares a pageblock is alone with it (it came out of a free set under
+//! its lock). The CPU writes the records, and then sets the bit (release). Neighbours have other
+//! preparers and share a word, so the step is a compare-exchange. A reader of a frame that is not
+//! known to be handed out tests the bit first (acquire). `tests/ready.rs` has every interleaving,
+//! and shows the effect of a plain store and of the other order.
 
 use core::sync::atomic::Ordering;
 
@@ -45,8 +45,8 @@ impl<'a, W: AtomicWord> Ready<'a, W> {
     pub fn has(self, frame: Pfn) -> bool {
         self.place(frame).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
     }
-    /// `frame`'s pageblock has records from now on: what was written before is seen by whoever
-    /// finds that [so](Ready::has).
+    /// `frame`'s pageblock has records from now on: a CPU that finds it [ready](Ready::has) sees
+    /// the earlier stores.
     pub fn set(self, frame: Pfn) {
         let Some((word, bit)) = self.place(frame) else { return };
         let mut now = word.load(Ordering::Relaxed);

@@ -3,10 +3,9 @@
 //! [`ReverseKey`](crate::ReverseKey).
 //!
 //! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and
-//! above it the [`Counts`]. Free: 0 (4), then the [`Trace`], which is who had it last: owner (4),
-//! order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held
-//! by nobody has a word that is that tag, and the page allocator needs one look at one word to take
-//! it back.
+//! above it the [`Counts`]. Free: 0 (4), then the [`Trace`] of its last owner: owner (4), order
+//! (5), CPU (6); all zero if there never was one. So the word of an owned block without a holder is
+//! its tag, and the page allocator needs one look at one word to take it back.
 
 use core::sync::atomic::Ordering;
 
@@ -15,14 +14,14 @@ use freehold_machine::{CpuId, NodeId, PAGEBLOCK_ORDER};
 use crate::counts::TAG;
 use crate::{Counts, Order, Owner};
 
-/// Whose a frame is.
+/// State of a frame: owned or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameState {
     /// Free, not the first frame of its block, or no memory.
     Unowned(Option<Freed>),
     /// The first frame of an owned block.
     Owned {
-        /// Who owns the block; never [`Owner::Free`].
+        /// The owner of the block; never [`Owner::Free`].
         owner: Owner,
         /// The block's size.
         order: Order,
@@ -31,10 +30,10 @@ pub enum FrameState {
     },
 }
 
-/// Who gave a free block back.
+/// Last owner of a free block, and the CPU that gave it back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Freed {
-    /// Who owned it.
+    /// The last owner.
     pub owner: Owner,
     /// The size in which it was given back.
     pub order: Order,
@@ -111,7 +110,7 @@ impl Tag {
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
-    /// What is left of the tag in the record of a block that was given back on `cpu`.
+    /// Returns the trace of this tag for the record of a block that was given back on `cpu`.
     #[inline]
     pub const fn trace(self, cpu: CpuId) -> Trace {
         // Owner and order move up by as much: the layout of a free frame's word.
@@ -119,7 +118,7 @@ impl Tag {
     }
 }
 
-/// Who had a free block last, in one word, as its record has it: see [`Tag::trace`].
+/// Last owner of a free block in one word, as the block's record has it: see [`Tag::trace`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trace(u64);
 
@@ -143,7 +142,7 @@ impl Trace {
 pub enum NotGiven {
     /// No block of this size starts here, or it is reserved.
     NotOwned,
-    /// Somebody maps, references or pins it.
+    /// The frame is mapped, referenced or pinned.
     Held,
 }
 
@@ -187,16 +186,16 @@ impl FrameState {
 /// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is
 /// ready for use, and the records of address-space holes can share one read-only page of zeroes.
 ///
-/// Only a frame's owner writes its tag, while nobody holds it (the page allocator, for a free
-/// frame); [`Counts`] are its holders' to change.
+/// Only a frame's owner writes its tag, while the frame has no holder (the page allocator, for a
+/// free frame); [`Counts`] are its holders' to change.
 #[derive(Debug, Default, zerocopy::FromBytes)]
 #[repr(transparent)]
 pub struct FrameRecord(Counts);
 
 const _: () = assert!(size_of::<FrameRecord>() == 8);
 
-/// Where an observer outside of the kernel finds who owns a block: all in the record of its first
-/// frame.
+/// Where an observer outside of the kernel finds the owner of a block: all in the record of its
+/// first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     /// Bytes of a record.
@@ -233,30 +232,30 @@ impl FrameRecord {
     fn store(&self, word: u64) {
         self.0.word().store(word, Ordering::Release);
     }
-    /// Make it that of a frame that never had an owner, whatever it was.
+    /// Makes the record that of a frame that never had an owner.
     pub(crate) fn clear(&self) {
         self.0.word().store(0, Ordering::Relaxed);
     }
-    /// Who owns the block that starts here.
+    /// Returns the owner of the block that starts here, and the block's size and node.
     #[inline]
     pub fn state(&self) -> FrameState {
         FrameState::from_word(self.load(Ordering::Acquire))
     }
-    /// Whether a block of `owner`, who is not nobody, starts here.
+    /// Whether a block of `owner`, which is not [`Owner::Free`], starts here.
     #[inline]
     pub fn is_owned_by(&self, owner: Owner) -> bool {
         Tag::of_word(self.load(Ordering::Acquire)).owner() == owner
     }
-    /// Say who owns the block that starts here, which nobody holds. Only the present owner calls
-    /// this.
+    /// Sets the owner of the block that starts here, which has no holder. Only the present owner
+    /// calls this.
     #[inline]
     pub fn set_state(&self, state: FrameState) {
         self.store(state.to_word());
     }
-    /// Give the unowned block that starts here a new owner. For the page allocator.
+    /// Gives the unowned block that starts here a new owner. For the page allocator.
     ///
     /// # Errors
-    /// Who owns it already.
+    /// The present owner.
     #[inline]
     pub fn hand_out(&self, tag: Tag) -> Result<(), Owner> {
         let word = self.load(Ordering::Acquire);
@@ -266,11 +265,11 @@ impl FrameRecord {
         self.store(tag.0);
         Ok(())
     }
-    /// The tag of the block that starts here, if it is an owned block of 2^`order` frames that
-    /// nobody maps, references or pins.
+    /// Returns the tag of the block that starts here, if it is an owned block of 2^`order` frames
+    /// without a mapping, reference or pin.
     ///
     /// # Errors
-    /// Why it may not be freed.
+    /// The reason why it may not be freed.
     #[inline]
     pub fn freeable(&self, order: Order) -> Result<Tag, NotGiven> {
         let word = self.load(Ordering::Acquire);
@@ -283,8 +282,8 @@ impl FrameRecord {
         }
         Ok(tag)
     }
-    /// Whether the block that starts here is owned just as `tag` says, and nobody maps, references
-    /// or pins it: then it may be freed.
+    /// Whether the block that starts here is owned just as `tag` says and has no mapping, reference
+    /// or pin: then it may be freed.
     #[inline]
     pub fn is_freeable_as(&self, tag: Tag) -> bool {
         self.load(Ordering::Acquire) == tag.0
@@ -294,8 +293,8 @@ impl FrameRecord {
     pub fn take_back(&self, trace: Trace) {
         self.store(trace.0);
     }
-    /// Whether the word names no owner and says more than who had the frame: somebody counts what
-    /// is nobody's. A few mappings do not show.
+    /// Whether the word names no owner and has more bits than a trace: the frame has no owner, but
+    /// its counts have changed. A few mappings do not show.
     pub(crate) fn is_free_but_held(&self) -> bool {
         let word = self.load(Ordering::Relaxed);
         word & Tag::OWNER == 0 && word >> Trace::BITS != 0

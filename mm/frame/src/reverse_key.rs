@@ -1,17 +1,18 @@
-//! Where a user frame's page is found, who writes it past its leaves, and which account it is
-//! charged to: 16 bytes beside the record, in a table of their own.
+//! The place of a user frame's page, the number of its writers past its leaves, and the account
+//! that it is charged to: 16 bytes beside the record, in a table of their own.
 //!
-//! Whoever allocates, maps, shares or frees a frame reads its record and not this, unless frames
-//! are charged to accounts. So the records lie as closely as they can: eight to a cache line.
+//! Code that allocates, maps, shares or frees a frame reads its record and not its reverse key,
+//! unless frames are charged to accounts. So the records lie as closely as they can: eight to a
+//! cache line.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::AccountId;
 
-/// An object's number, and the page's index in it: what that means is the owner's affair, and the
-/// page allocator leaves it as it is. How many may write the frame through a pin: nobody, when its
-/// last pin is gone. And the [`AccountId`] that the frame is charged to, which is the page
-/// allocator's to set.
+/// An object's number, and the page's index in it: the owner defines their meaning, and the page
+/// allocator leaves them as they are. The number of writers of the frame through a pin: 0 when its
+/// last pin is gone. And the [`AccountId`] that the frame is charged to, which the page allocator
+/// sets.
 #[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct ReverseKey {
@@ -38,7 +39,7 @@ impl ReverseKey {
     /// The highest index of a page.
     pub const LAST_INDEX: u64 = (1 << ACCOUNT) - 1;
 
-    /// Make it that of a frame that never had an owner, whatever it was.
+    /// Makes the key that of a frame that never had an owner.
     pub(crate) fn clear(&self) {
         self.object.store(0, Ordering::Relaxed);
         self.index.store(0, Ordering::Relaxed);
@@ -58,7 +59,8 @@ impl ReverseKey {
         let was = self.object.fetch_update(Ordering::Release, Ordering::Relaxed, with_writers);
         debug_assert!(was.is_ok(), "it never refuses");
     }
-    /// The account that the frame is charged to: what was [set](ReverseKey::set_account) last.
+    /// The account that the frame is charged to: the last one that was
+    /// [set](ReverseKey::set_account).
     pub fn account(&self) -> AccountId {
         AccountId::from_bits(self.index.load(Ordering::Relaxed) >> ACCOUNT)
     }

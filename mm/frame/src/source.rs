@@ -1,4 +1,4 @@
-//! What a frame is asked from: the seam between typed frames and a page allocator.
+//! Sources of frames: the interface between typed frames and a page allocator.
 
 use freehold_machine::{NodeId, Pfn};
 
@@ -16,10 +16,10 @@ impl core::fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// What the bytes of a new block are.
+/// Initial bytes of a new block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Content {
-    /// Whatever they were: the caller writes every byte before anyone can read one.
+    /// The old bytes: the caller writes every byte before any byte can be read.
     #[default]
     Undefined,
     /// Zeroes.
@@ -76,7 +76,7 @@ pub enum NodePolicy {
 /// The payer of a block, where frames are charged to accounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payer {
-    /// The account of whoever asks.
+    /// The caller's account.
     Asker,
     /// The account that this frame is charged to: the block is for the same page's sake.
     SameAs(Pfn),
@@ -89,11 +89,11 @@ pub enum Payer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Request {
-    /// Who will own it.
+    /// The owner of the new block.
     pub owner: Owner,
     /// Its size.
     pub order: Order,
-    /// What its bytes are.
+    /// The block's initial bytes.
     pub content: Content,
     /// From which nodes.
     pub policy: NodePolicy,
@@ -130,7 +130,7 @@ impl Request {
     }
 }
 
-/// A page allocator, as seen by those who use frames. A handle that is copied freely.
+/// A page allocator, as users of frames see it. A handle that is copied freely.
 pub trait FrameSource: Copy + Send + Sync + 'static {
     /// The machine whose frames these are; users that reach bytes or TLBs bound it by the traits
     /// they need.
@@ -139,12 +139,12 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     fn machine(self) -> Self::Machine;
     /// The table with the frames' records.
     fn table(self) -> FrameTable;
-    /// A block as wished. Its first record says who owns it; its counts are zero.
+    /// Returns a block as requested. Its first record names its owner; its counts are zero.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits.
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory>;
-    /// As [`FrameSource::allocate`], which charges whoever asks: `payer` is charged.
+    /// As [`FrameSource::allocate`], which charges the caller's account: `payer` is charged.
     ///
     /// # Errors
     /// The same.

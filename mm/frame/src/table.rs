@@ -19,11 +19,11 @@ use crate::{AccountId, FrameRecord, FrameState, Holders, Order, Owner, ReverseKe
 #[derive(Clone, Copy, Debug)]
 pub struct FrameTable {
     records: &'static [FrameRecord],
-    /// Behind one pointer: who passes the table around passes three words.
+    /// Behind one pointer: code that passes the table around passes three words.
     beside: Option<&'static Beside>,
 }
 
-/// What goes with the records.
+/// Tables beside the records.
 #[derive(Debug)]
 pub struct Beside {
     reverse_keys: &'static [ReverseKey],
@@ -36,7 +36,7 @@ impl Beside {
     pub const fn new(reverse_keys: &'static [ReverseKey]) -> Self {
         Self { reverse_keys, ready: None }
     }
-    /// The same, over memory that nobody cleared: `words` are zero, as many as
+    /// The same, over memory that was not cleared: `words` are zero, as many as
     /// [`ready::words`](crate::ready::words) says.
     #[must_use]
     pub const fn with_ready(self, words: &'static [AtomicU64]) -> Self {
@@ -49,7 +49,7 @@ impl FrameTable {
     pub const fn new(records: &'static [FrameRecord]) -> Self {
         Self { records, beside: None }
     }
-    /// The same, with what goes with it.
+    /// The same, with the tables beside it.
     #[must_use]
     pub const fn with(self, beside: &'static Beside) -> Self {
         Self { beside: Some(beside), ..self }
@@ -131,8 +131,8 @@ impl FrameTable {
         let records = frames.filter_map(|frame| self.get(frame));
         core::hint::black_box(records.fold(0, |read, record| read ^ record.load(Ordering::Relaxed)));
     }
-    /// What the frame's own record says; unowned past the end. The frames of a larger block are
-    /// owned through its first record: see [`FrameTable::block_of`].
+    /// Returns the state in the frame's own record, or unowned past the end. The frames of a larger
+    /// block are owned through its first record: see [`FrameTable::block_of`].
     #[inline]
     pub fn state(self, frame: Pfn) -> FrameState {
         self.get(frame).map_or(FrameState::Unowned(None), FrameRecord::state)
@@ -142,7 +142,8 @@ impl FrameTable {
     pub fn is_owned_by(self, frame: Pfn, owner: Owner) -> bool {
         self.get(frame).is_some_and(|record| record.is_owned_by(owner))
     }
-    /// What the record of a frame says that may never have been handed out: unowned then.
+    /// Returns the state in the record of a frame, or unowned if its pageblock was never handed
+    /// out.
     pub fn look(self, frame: Pfn) -> FrameState {
         if self.is_ready(frame) { self.state(frame) } else { FrameState::Unowned(None) }
     }
@@ -158,14 +159,14 @@ impl FrameTable {
             }
         })
     }
-    /// Who owns `frame`.
+    /// Returns the owner of `frame`.
     pub fn owner(self, frame: Pfn) -> Owner {
         self.block_of(frame).map_or(Owner::Free, |(_, _, owner, _)| owner)
     }
     /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is
     /// told each.
     ///
-    /// Exact only while nobody allocates, frees, maps or pins.
+    /// The result is exact only while no CPU allocates, frees, maps or pins.
     pub fn audit(
         self,
         memory: impl IntoIterator<Item = PfnRange>,
@@ -223,7 +224,7 @@ impl FrameTable {
     }
 }
 
-/// What the counts of a block say that cannot be, for its owner.
+/// Returns the contradictions between a block's counts and its owner.
 fn miscounted(
     frame: Pfn,
     owner: Owner,
@@ -272,8 +273,8 @@ impl Audit {
 pub enum Contradiction {
     /// Memory beyond the table's end.
     NoRecord(Pfn),
-    /// A frame that starts no block, which somebody references, pins, or maps more often than shows
-    /// in who had it.
+    /// A frame that starts no block and has references, pins, or more mappings than a trace can
+    /// hide.
     FreeButHeld(Pfn),
     /// A block that is not aligned to its size, or reaches out of memory.
     BadBlock(Pfn, Order),

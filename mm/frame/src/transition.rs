@@ -1,13 +1,13 @@
 //! Lock-free pins, and what changes a page-table leaf under them.
 //!
-//! A leaf of private memory and the record of its frame are one state in two words. Whoever changes
-//! a leaf has its address space's lock; who pins a page for a device often has not (Linux:
-//! gup-fast). The protocol between them:
+//! A leaf of private memory and the record of its frame are one state in two words. A CPU that
+//! changes a leaf has its address space's lock; one that pins a page for a device often has not
+//! (Linux: gup-fast). The protocol between them:
 //!
 //! **The frame's word decides, the leaf follows.** An anonymous frame is pinned by a
-//! compare-exchange that wants the exclusive mark. So whoever is about to make a frame another's as
-//! well, or to take its bytes elsewhere, takes that mark away first, in the same word, which fails
-//! where a pin lives; only then the leaf changes; only then TLBs forget. A pin that comes late is
+//! compare-exchange that wants the exclusive mark. An operation that will share the frame with
+//! another holder, or move its bytes elsewhere, first clears that mark in the same word. This fails
+//! where a pin lives. Only then the leaf changes; only then TLBs forget. A pin that comes late is
 //! refused, one that came early refuses. Nothing has to be looked at twice.
 //!
 //! ```text
@@ -29,7 +29,7 @@
 //! |---|---|---|---|
 //! | pin ([`pin`]) | read the leaf | pin in the frame's word | read the leaf again; where it has changed let go |
 //! | fork | share in the word; pinned: copy for the child | leaf read-only | flush, before fork returns |
-//! | write fault | reuse in the word; refused: copy what is shared | leaf leads to what it shall, flush | |
+//! | write fault | reuse in the word; refused: copy the shared page | leaf leads to the right frame, flush | |
 //! | unmap | clear the leaf | flush | let go of the mapping |
 //! | swap-out, migration | vacate the word; pinned: leave it | clear the leaf | flush, then use the bytes |
 //! | forget that it was written ([`forget_written`]) | leaf without write right or mark | look for writers; there is one: undo | flush |
@@ -57,14 +57,15 @@ use crate::{CountError, Frame, FrameSource, LeafMapping, PageCache};
 
 /// A leaf of a page table, as much of it as this protocol needs.
 pub trait Leaf {
-    /// What it says.
+    /// Value of the leaf.
     type Entry: Copy;
-    /// What it says now (acquire).
+    /// Returns the present value (acquire).
     fn load(&self) -> Self::Entry;
-    /// Replace what it says, which was `now` a moment ago, by `change` of it, in one step (acquire
-    /// and release); what it was.
+    /// Replaces the value, which was `now` a moment ago, by `change` of it, in one step (acquire
+    /// and release). Returns the value that was replaced.
     fn change(&self, now: Self::Entry, change: impl Fn(Self::Entry) -> Self::Entry) -> Self::Entry;
-    /// What was written before is seen by whoever's writes what is read afterwards does not show.
+    /// Full fence. If a load after the fence misses another CPU's store, then that CPU, after its
+    /// own fence, sees the stores before this one.
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -75,7 +76,7 @@ pub trait Leaf {
 pub enum NotPinned<P> {
     /// The frame's word refused, or the leaf was none to begin with.
     Refused,
-    /// The leaf has changed. What was pinned is let go of where frames may be freed.
+    /// The leaf has changed. The caller lets go of the pin where frames may be freed.
     Changed(P),
 }
 
@@ -99,7 +100,7 @@ pub fn pin<L: Leaf, P>(
     }
 }
 
-/// Whether a leaf does for what is wanted of it.
+/// Whether a leaf is good enough for its use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Serves {
     /// It does.
@@ -108,8 +109,9 @@ pub enum Serves {
     No,
 }
 
-/// Change `leaf` by `forget`, so that the next store is noticed, unless someone writes the frame
-/// through a pin: then it stays as it is, since nobody would notice. What it was, if it changed.
+/// Changes `leaf` by `forget`, so that the next store faults, unless the frame has a pin that
+/// writes: no store of a device would be noticed, so the leaf stays as it is. Returns the old value
+/// if the leaf changed.
 pub fn forget_written<L: Leaf>(
     leaf: &L,
     now: L::Entry,
@@ -129,8 +131,8 @@ pub fn forget_written<L: Leaf>(
     Some(before)
 }
 
-/// Why a frame's bytes are copied and the frame is not kept: nobody has one of these of a frame
-/// that is its own and not pinned.
+/// Why a frame's bytes are copied and the frame is not kept: there is no such value for an
+/// exclusive frame without a pin.
 #[derive(Debug)]
 #[must_use = "the page needs a frame"]
 pub struct CopyFrom {
@@ -153,14 +155,14 @@ impl CopyFrom {
 }
 
 impl<S: FrameSource> From<&Frame<PageCache, S>> for CopyFrom {
-    /// A file's page is nobody's own.
+    /// A file's page is exclusive to no space.
     fn from(frame: &Frame<PageCache, S>) -> Self {
         Self::new(frame.pfn(), CountError::NotExclusive)
     }
 }
 
 impl<S: FrameSource> From<&LeafMapping<PageCache, S>> for CopyFrom {
-    /// A file's page is nobody's own.
+    /// A file's page is exclusive to no space.
     fn from(mapping: &LeafMapping<PageCache, S>) -> Self {
         Self::new(mapping.pfn(), CountError::NotExclusive)
     }

@@ -3,27 +3,27 @@
 //! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame,
 //! the head, speaks for all, and the other frames have no owner of their own. As soon as one frame
 //! must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the block
-//! is **shattered**: every frame is a block of its own, whose word says what the head's said.
-//! Nothing else changes: large leaves may go on mapping a shattered block, and each then holds one
-//! mapping of every frame. So what is exact for one frame is exact for each frame of a block, and a
-//! block that nobody takes apart costs one word.
+//! is **shattered**: every frame is a block of its own, with the head's word. Nothing else changes:
+//! large leaves may go on mapping a shattered block, and each then holds one mapping of every
+//! frame. So counts that are exact for one frame are exact for each frame of a block, and a block
+//! that stays whole costs one word.
 //!
-//! | word of the head | block | who may change it |
+//! | word of the head | block | may be changed by |
 //! |---|---|---|
 //! | WHOLE | one word for all | holders of large leaves |
-//! | WHOLE, FROZEN | on its way to pieces | who froze it; others wait a few hundred stores |
-//! | FROZEN | on its way to a whole again | who froze it, being the only holder of every frame |
+//! | WHOLE, FROZEN | on its way to pieces | the CPU that froze it; others wait a few hundred stores |
+//! | FROZEN | on its way to a whole again | the CPU that froze it, the only holder of every frame |
 //! | neither | pieces | as any frame's word |
 //!
 //! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word as a
-//! piece's. Whoever reads the head with neither mark has acquired those words, so no count is lost
-//! or made up between the two forms: a share or an unmap by another address space comes before the
-//! freeze and is copied to all, or finds pieces and does its work on each.
+//! piece's. A CPU that reads the head with neither mark has acquired those words, so no count is
+//! lost or made up between the two forms: a share or an unmap by another address space comes before
+//! the freeze and is copied to all, or finds pieces and does its work on each.
 //!
-//! **Gather.** Only for who holds the one mapping of every frame. The head is frozen and no longer
-//! exclusive, then each other word goes from "one mapping" to 0 by compare-exchange: a pin that was
-//! faster makes it fail, and one that is late finds a frame that is not exclusive, as it would
-//! anywhere. A failure gives every word back.
+//! **Gather.** Only the holder of the one mapping of every frame may gather. The head is frozen and
+//! no longer exclusive, then each other word goes from "one mapping" to 0 by compare-exchange: a
+//! pin that was faster makes it fail, and one that is late finds a frame that is not exclusive, as
+//! it would anywhere. A failure gives every word back.
 //!
 //! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames
 //! never meet these marks; but for a pin that is tried without a hold (see
@@ -140,7 +140,7 @@ impl<W: AtomicWord> Counts<W> {
         {
             return Err(NotWhole::Held);
         }
-        // Frozen, it is nobody else's to change.
+        // Frozen: no other CPU may change it.
         let piece = self.word().load(Ordering::Relaxed) & TAG | MAPPING | EXCLUSIVE;
         let taken = tails.clone().take_while(|tail| take(tail, |_| 0)).count();
         if tails.clone().nth(taken).is_some() {
@@ -152,7 +152,7 @@ impl<W: AtomicWord> Counts<W> {
         Ok(())
     }
 
-    /// Change the word of a whole block; what it was.
+    /// Changes the word of a whole block. Returns the old word.
     fn change_whole(&self, step: impl Fn(u64) -> Result<u64, NotWhole>) -> Result<u64, NotWhole> {
         let mut bits = self.word().load(Ordering::Acquire);
         loop {

@@ -50,8 +50,8 @@ fn the_last_holder_and_only_the_last_frees_and_sees_what_the_others_did() {
         counts.pin_exclusive().unwrap();
         counts.reference().unwrap();
         let freed = Arc::new(AtomicUsize::new(0));
-        // What each holder did to the frame before it let go; plain enough that only the counts
-        // order it.
+        // Mark of each holder's work on the frame before it let go; plain enough that only the
+        // counts order it.
         let done: Arc<[AtomicUsize; 3]> =
             Arc::new([AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)]);
         let let_go =
@@ -118,7 +118,7 @@ fn a_reused_frame_is_pinned_or_shared_but_not_both() {
     });
 }
 
-/// A whole block of two frames with two large leaves: what is true of two is true of 512.
+/// A whole block of two frames with two large leaves: two frames stand for 512.
 fn shared_block() -> Arc<[Counts<Loom>; 2]> {
     let block = [(); 2].map(|()| unheld());
     block[0].start_whole();
@@ -126,7 +126,7 @@ fn shared_block() -> Arc<[Counts<Loom>; 2]> {
     Arc::new(block)
 }
 
-/// Let go of one large leaf, whatever the block's form; frames that were freed.
+/// Lets go of one large leaf, in any form of the block; frames that were freed.
 fn let_go_of_leaf(block: &[Counts<Loom>; 2]) -> usize {
     match block[0].unmap_whole() {
         Ok(LastHold::Gone) => 2,
@@ -182,7 +182,7 @@ fn two_who_shatter_a_block_at_once_do_it_once() {
             let block = block.clone();
             thread::spawn(move || {
                 let done = block[0].shatter(block[1..].iter()).is_ok();
-                // Whoever did it: a frame can be let go of by itself now.
+                // The block is in pieces, so a frame can be let go of by itself now.
                 assert!(!block[1].unmap());
                 done
             })

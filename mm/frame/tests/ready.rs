@@ -1,4 +1,4 @@
-//! A table over memory that nobody cleared: what is read of it, and in which order it is written.
+//! A table over memory that was not cleared: reads of it, and the order of its writes.
 #![allow(clippy::unwrap_used)]
 
 mod checker;
@@ -14,8 +14,8 @@ use freehold_frame::{
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use loom::thread;
 
-/// Two pageblocks and a half. What the memory held says that everything is owned, and reverse keys
-/// have writers.
+/// Two pageblocks and a half. The memory's old contents say that every frame is owned, and that
+/// reverse keys have writers.
 fn garbage() -> FrameTable {
     const FRAMES: usize = PAGEBLOCK_FRAMES as usize * 5 / 2;
     let records: Vec<_> = (0..FRAMES).map(|_| FrameRecord::EMPTY).collect();

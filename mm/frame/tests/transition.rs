@@ -125,12 +125,12 @@ fn with_a_child_alive_a_store_copies_unless_the_device_was_first() {
     };
     beside_a_pin(Purpose::Write, fork_and_store, |page, pinned, shared| {
         assert_eq!(frame_of(page.entry()), Some(usize::from(shared)));
-        // Whatever is pinned is what the page has.
+        // The pinned frame is the page's frame.
         assert!(pinned.is_none() || pinned == frame_of(page.entry()));
     });
 }
 
-/// What its owner does to a page under its space's lock.
+/// Step of a page's owner under its space's lock.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Fork,
@@ -200,8 +200,8 @@ fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
     page.is_balanced();
 }
 
-/// A parent's deed and its child's, each under its own space's lock, while somebody pins the
-/// parent's page.
+/// A parent's step and its child's, each under its own space's lock, while a pin of the parent's
+/// page is taken.
 #[test]
 fn whatever_parent_and_child_do_neither_sees_what_is_the_others() {
     for parents in DEEDS {

@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-/// What a broken kernel does.
+/// Error of a broken kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// The filler looks who is there before it says that it fills.
+    /// The filler looks at the set of CPUs before it announces its fill.
     LooksFirst,
     /// The loader waits before it enters the set.
     WaitsFirst,
@@ -64,7 +64,7 @@ impl World {
         Some(self)
     }
 
-    /// A CPU that has loaded the roots reads what a leaf leads to.
+    /// A CPU that has loaded the roots reads the leaf's page.
     fn shows_residue(self) -> bool {
         self.loader == 2 && self.leaf && !self.zeroed
     }

@@ -18,7 +18,7 @@ const UNCOUNTED: u64 = 1 << 9;
 /// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is
 /// [`WRITABLE`].)
 const SWAPPED: u64 = 1 << 1;
-/// Ignored by hardware: somebody is to be told of the next store (userfaultfd's write-protection).
+/// Ignored by hardware: a monitor is to be told of the next store (userfaultfd's write-protection).
 /// No leaf with it grants writing.
 const WATCHED: u64 = 1 << 10;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
@@ -28,8 +28,8 @@ const LAZY: u64 = 1 << 52;
 /// Ignored by hardware: the page's bytes are for the program alone.
 const SECRET: u64 = 1 << 53;
 
-/// What a leaf lets user code do. The hardware cannot withhold reading from what may be written or
-/// executed.
+/// Rights that a leaf grants to user code. The hardware cannot withhold reading from a page that
+/// may be written or executed.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rights(u8);
 
@@ -48,7 +48,7 @@ impl Rights {
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// What is in this one and not in `other`.
+    /// Returns the rights in this set that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -88,7 +88,8 @@ pub enum Backing {
     Uncounted,
 }
 
-/// What is said about a new leaf's past, since a walk that has to say it costs more.
+/// Past of a new leaf: the marks that it begins with. A walk of the hardware that has to set a mark
+/// costs more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Marks {
     /// Not touched yet (a neighbour mapped in passing).
@@ -215,7 +216,7 @@ impl Entry {
         Self(self.0 & !(ACCESSED | DIRTY) | LAZY)
     }
     /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for
-    /// those who write pages back.
+    /// write-back.
     #[must_use]
     pub const fn marked_unwritten(self) -> Self {
         Self(self.0 & !SOFT_DIRTY)
@@ -247,7 +248,7 @@ impl Entry {
         Self(self.0 & !ACCESSED)
     }
 
-    /// The same leaf of a page whose bytes are for the program alone: nobody pins it.
+    /// The same leaf of a page whose bytes are for the program alone: such a page is not pinned.
     #[must_use]
     pub const fn marked_secret(self) -> Self {
         Self(self.0 | SECRET)
@@ -280,7 +281,7 @@ impl Entry {
     pub const fn frame(self) -> Pfn {
         Pfn((self.0 & FRAME) >> PAGE_SHIFT)
     }
-    /// What the leaf grants.
+    /// Returns the rights that the leaf grants.
     pub const fn rights(self) -> Rights {
         if self.0 & PRESENT == 0 {
             return Rights::NONE;
@@ -301,8 +302,8 @@ impl Entry {
     pub const fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
-    /// Whether the page was written through this leaf since the mark was last cleared; what the
-    /// kernel knows, not the hardware.
+    /// Whether the page was written through this leaf since the mark was last cleared; this is the
+    /// kernel's mark, not the hardware's.
     pub const fn is_soft_dirty(self) -> bool {
         self.0 & SOFT_DIRTY != 0
     }
@@ -310,8 +311,8 @@ impl Entry {
     pub const fn may_be_cached(self) -> bool {
         self.0 & (PRESENT | ACCESSED) == PRESENT | ACCESSED
     }
-    /// Whether what it leads to may be pinned: the leaf is one of its frame's mappings, and the
-    /// page is no secret.
+    /// Whether its page may be pinned: the leaf is one of its frame's mappings, and the page is no
+    /// secret.
     pub const fn may_be_pinned(self) -> bool {
         self.0 & (UNCOUNTED | SECRET) == 0
     }
@@ -345,7 +346,7 @@ mod tests {
             for (marks, backing) in [(Marks::Untouched, Backing::Counted), (Marks::Dirty, Backing::Uncounted)]
             {
                 let leaf = Entry::leaf(pfn, rights, marks, backing);
-                // Whatever may be written or executed may be read.
+                // A page that may be written or executed may be read.
                 let expected = if rights.is_none() { rights } else { rights | Rights::READ };
                 assert_eq!((leaf.frame(), leaf.rights(), leaf.backing()), (pfn, expected, backing));
                 assert_eq!(leaf.is_dirty(), marks == Marks::Dirty);

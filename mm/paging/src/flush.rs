@@ -6,21 +6,21 @@
 //! bit never was set is in no TLB (SDM 4.10.2.3: only translations with the bit set are cached), so
 //! it needs no flush.
 //!
-//! **What may wait, and for how long.** A stale entry that grants writing acts like a pin: its CPU
-//! goes on storing to the frame. Elsewhere that forces a flush wherever a page loses its write
-//! right, since the next fault may copy the frame. Here an exclusive frame is never copied, so the
-//! entry does no harm until somebody relies on what it hides:
+//! **Flushes that may wait, and for how long.** A stale entry that grants writing acts like a pin:
+//! its CPU goes on storing to the frame. Elsewhere that forces a flush wherever a page loses its
+//! write right, since the next fault may copy the frame. Here an exclusive frame is never copied,
+//! so the entry does no harm until code relies on the change that it hides:
 //!
 //! | change | stale entries | the flush waits until |
 //! |---|---|---|
 //! | more rights; a store that keeps its frame | grant too little: a fault that finds nothing to do | for ever |
-//! | a leaf that was never used goes | there are none | for ever; what it held is let go of at once |
+//! | a leaf that was never used goes | there are none | for ever; its frame is released at once |
 //! | less rights (mprotect, clear_refs), marks cleared | store where the call says no more stores happen, or unnoticed | the call returns, once for all of it |
-//! | shared by fork | store to what the child must not see | fork returns, once for all of it |
-//! | a page goes (unmap, truncation) | load and store in a frame that nobody else has yet | the batch is full, or the call returns: the batch holds the frames |
+//! | shared by fork | store to bytes that the child must not see | fork returns, once for all of it |
+//! | a page goes (unmap, truncation) | load and store in a frame that has no other owner yet | the batch is full, or the call returns: the batch holds the frames |
 //! | a page leaves with its bytes (swap-out, migration) | store to bytes that are being copied | the run is complete: before the first byte is copied |
-//! | a shared page is copied for a store | load what was there before the store, after it | the fault returns; the copy itself needs none, no entry grants writing |
-//! | a table moves to other addresses | load and store in the frames that were there, through what is still this space's table | the call returns, once for all of it, lazy CPUs too |
+//! | a shared page is copied for a store | load the old bytes after the store | the fault returns; the copy itself needs none, no entry grants writing |
+//! | a table moves to other addresses | load and store in the old frames, through a table that is still this space's | the call returns, once for all of it, lazy CPUs too |
 //! | the mark of use cleared | hide that the page is used | the batch ends: "no mark, no entry" is relied upon above |
 //!
 //! Ends of a batch, and of a fault that gave a page another frame
@@ -36,8 +36,8 @@ use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 use crate::roots::Reach;
 use crate::{Entry, Memory, Roots};
 
-/// Ranges of more pages than this are flushed as a whole: one by one would cost more than what is
-/// refilled.
+/// Ranges of more pages than this are flushed as a whole: page by page would cost more than the
+/// refills.
 pub const FULL_FLUSH_PAGES: u64 = 32;
 
 /// Frames that one batch holds before it flushes.
@@ -75,12 +75,11 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it
-    /// held.
+    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is its hold.
     #[inline(always)]
     pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<LeafMapping<User, S>>) {
         if !old.may_be_cached() {
-            // No CPU knows it: what it held need not wait.
+            // No CPU knows the leaf: its hold need not wait.
             return mapping.map_or((), LeafMapping::release);
         }
         self.range(addr, 1);
@@ -92,8 +91,7 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is what it
-    /// held.
+    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is its hold.
     pub fn unmapped_large(&mut self, addr: VirtAddr, old: Entry, block: Option<LargeMapping<S>>) {
         if old.may_be_cached() {
             self.range(addr, TABLE_ENTRIES as u64);
@@ -138,7 +136,7 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// Make the CPUs forget, then let go of what was held.
+    /// Makes the CPUs forget, then releases the batch's holds.
     #[inline]
     pub fn flush(&mut self) {
         let holds = !self.frames.is_empty() || !self.tables.is_empty() || !self.blocks.is_empty();
@@ -162,7 +160,7 @@ impl<S: Memory> FlushBatch<S> {
 }
 
 /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one
-/// page, without a batch's cost. Returns when no CPU knows it, and lets go of `held`, what it held.
+/// page, without a batch's cost. Returns when no CPU knows it, and releases `held`, its hold.
 #[inline]
 pub(crate) fn forget_one<S: Memory, K: UserKind>(
     roots: &Roots<S>,

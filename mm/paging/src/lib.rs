@@ -2,8 +2,8 @@
 //! protocol.
 //!
 //! An address space has two sides here:
-//! - [`Space`] is its one editor. Whoever owns it (an address space under its lock) maps, unmaps
-//!   and walks.
+//! - [`Space`] is its one editor. Its owner (an address space under its lock) maps, unmaps and
+//!   walks.
 //! - [`Roots`] is what CPUs load. It is shared, and outlives the `Space` for as long as a CPU has
 //!   it loaded.
 //!
@@ -12,9 +12,9 @@
 //! The kernel half is copied from the node's template when a root is made and never changes
 //! afterwards.
 //!
-//! **Nothing is freed before it is forgotten.** What is taken out of a table, frames of memory as
-//! well as tables, moves into a [`FlushBatch`], which lets go of it only when no CPU's translation
-//! caches know it any more.
+//! **Nothing is freed before it is forgotten.** Frames and tables that are taken out of a table
+//! move into a [`FlushBatch`]. The batch releases them only when no CPU's translation caches know
+//! them any more.
 //!
 //! **Locks.** An editor is exclusive by `&mut`. `Roots` has a spin lock around top-level entries,
 //! ordered before nothing: no other lock, no allocation under it. Flushing interrupts other CPUs
@@ -53,7 +53,7 @@ pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 /// Intel CPUs).
 pub const USER_END: VirtAddr = VirtAddr(0x7fff_ffff_f000);
 
-/// What page tables stand on: a source of frames with a whole machine around it.
+/// Memory under page tables: a source of frames with a whole machine around it.
 pub trait Memory: FrameSource<Machine: Machine> {}
 
 impl<S: FrameSource<Machine: Machine>> Memory for S {}

@@ -20,13 +20,13 @@ use freehold_machine::{
 
 use crate::KernelRoots;
 
-/// What frames hold that nobody has written.
+/// Bytes of a frame that has not been written.
 pub const JUNK: u8 = 0xa5;
 
 /// Never fail.
 const NEVER: u64 = u64::MAX;
 
-/// The account that pays for whatever is asked.
+/// The account that pays for all requests.
 pub const ASKER: AccountId = AccountId::new(7).expect("a small number");
 
 struct PagingModelState {
@@ -36,21 +36,21 @@ struct PagingModelState {
     total: usize,
     /// How many more allocations succeed.
     budget: AtomicU64,
-    /// How often somebody let others run.
+    /// How often the caller let other threads run.
     rests: AtomicU64,
     /// See [`ModelFrames::during_next_allocation`].
     during_next: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// What is free. Single frames come at random out of pageblocks that are begun already, so that
+/// Free frames. Single frames come at random out of pageblocks that are begun already, so that
 /// whole ones last.
 #[derive(Default)]
 struct Free {
     kernel: Vec<Pfn>,
     user: Vec<Pfn>,
-    /// Pageblocks of the user's side that nobody has begun, by their first frame.
+    /// Whole pageblocks of the user's side, by their first frame.
     blocks: Vec<Pfn>,
-    /// None of these is handed out; those of them that are free.
+    /// Frames of which none is handed out; those of them that are free.
     withheld: (PfnRange, Vec<Pfn>),
 }
 
@@ -158,7 +158,7 @@ impl ModelFrames {
     pub fn free(self) -> usize {
         self.0.free.lock().expect("no test panicked inside the allocator").len()
     }
-    /// Pageblocks that nobody has begun.
+    /// Returns the number of whole pageblocks.
     pub fn free_blocks(self) -> usize {
         self.0.free.lock().expect("no test panicked inside the allocator").blocks.len()
     }
@@ -189,7 +189,7 @@ impl ModelFrames {
     }
 
     /// # Panics
-    /// Where a record contradicts itself or another, or nobody pays for a frame.
+    /// Where a record contradicts itself or another, or a frame has no account that pays.
     pub fn assert_consistent(self) {
         let all = PfnRange::new(Pfn(0), self.0.table.end());
         let audit = self.0.table.audit([all], |found| std::eprintln!("{found:?}"));

@@ -1,4 +1,4 @@
-//! What CPUs load: one top-level table per node, and who has one loaded.
+//! Roots that CPUs load: one top-level table per node, and the CPUs that have one loaded.
 //!
 //! **Loading.** A CPU enters the set of users *before* it loads a root and leaves it *after* it
 //! loaded another one. So a flush that reads the set after its change to the tables reaches every
@@ -7,21 +7,21 @@
 //! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and says so. Flushes of
 //! pages then do not interrupt it. Every flush has a number; a CPU that runs user code again
 //! compares the last one that it took part in with the last one there was, and forgets everything
-//! if it missed any. "Say lazy" and "read the number" on one side, "raise the number" and "read who
-//! is lazy" on the other are sequentially consistent, so one of the two sees the other. When tables
-//! are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on
-//! their own.
+//! if it missed any. "Say lazy" and "read the number" on one side, "raise the number" and "read the
+//! lazy CPUs" on the other are sequentially consistent, so one of the two sees the other. When
+//! tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper
+//! entry on their own.
 //!
 //! **Alone** ([`Roots::alone`]). A CPU that fills a new page through its own address shows the leaf
-//! before the bytes are zeroes. It says so, then looks who has the roots loaded; a CPU that loads
-//! them enters the set first, then waits until nobody says so. Both sides are sequentially
-//! consistent: either the one sees the other in the set and does not begin, or the other waits. The
-//! one that fills waits for nobody, and keeps its CPU, so the wait is that for 4 KiB of zeroes and
-//! the interrupts in between.
+//! before the bytes are zeroes. It announces this, then looks which CPUs have the roots loaded. A
+//! CPU that loads them enters the set first, then waits until no CPU announces a fill. Both sides
+//! are sequentially consistent: either the one sees the other in the set and does not begin, or the
+//! other waits. The filler does not wait, and keeps its CPU, so the wait is that for 4 KiB of
+//! zeroes and the interrupts in between.
 //!
 //! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told
 //! of every table that is freed, and waited for, before its frame is another's. While it holds
-//! flushes off it has not answered, so what it reads are tables: the oldest way of all (Linux:
+//! flushes off it has not answered, so it reads nothing but tables: the oldest way of all (Linux:
 //! gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never
 //! used needs no flush: see [`freehold_frame::transition`].
 
@@ -226,9 +226,9 @@ impl<S: Memory> Roots<S> {
         self.lazy.remove(pinned.cpu());
     }
 
-    /// Show `f` the tables, on a CPU that has them loaded, without the lock of who edits them: what
-    /// is seen may change at any moment, but no table goes. `f` is short; it does not sleep, fault,
-    /// or free frames. `None` where this CPU has not loaded them.
+    /// Shows `f` the tables, on a CPU that has them loaded, without their editor's lock: entries
+    /// may change at any moment, but no table goes. `f` is short; it does not sleep, fault, or free
+    /// frames. `None` where this CPU has not loaded them.
     // Called once for each page that is pinned alone.
     #[inline]
     pub fn walk<R>(&self, f: impl FnOnce(TableWalk<'_, S>) -> R) -> Option<R> {

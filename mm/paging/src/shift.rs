@@ -1,17 +1,16 @@
-//! Moving what is mapped to other addresses.
+//! Moving mappings to other addresses.
 //!
 //! A step moves the largest entry that begins in the range and may go as it is: a table with all
-//! below it, 1 GiB or 2 MiB of addresses, or a 2 MiB leaf. That is so where old and new place have
-//! the same offset in the entry's size and nothing is in the way. What is left moves leaf by leaf,
-//! at most 2 MiB a step. Each step is first prepared ([`Space::prepare_shift`]), for the whole
+//! below it, 1 GiB or 2 MiB of addresses, or a 2 MiB leaf. An entry may go where old and new place
+//! have the same offset in the entry's size and nothing is in the way. The rest moves leaf by leaf,
+//! at most 2 MiB per step. Each step is first prepared ([`Space::prepare_shift`]), for the whole
 //! range, since only that can run out of memory; then taken ([`Space::shift`]). Both find the same
 //! steps: a step changes nothing that a later one asks.
 //!
-//! **Who looks meanwhile.** A table that moved is still a table of this space with the same leaves,
-//! so a CPU that goes on from a cached upper entry reaches for the old addresses what was there
-//! before the call, as with single leaves, and sets its marks in the right place. The batch makes
-//! every CPU forget, lazy ones too, before the call returns and before anything else can come to
-//! the old addresses.
+//! **Walkers meanwhile.** A table that moved is still a table of this space with the same leaves.
+//! So a CPU that goes on from a cached upper entry reaches the old pages under the old addresses,
+//! as with single leaves. Its marks land in the right place. The batch makes every CPU forget, lazy
+//! ones too, before the call returns and before anything else can come to the old addresses.
 
 use core::ops::Range;
 
@@ -21,14 +20,14 @@ use freehold_machine::{PAGE_SHIFT, TABLE_ENTRIES, Tables, VirtAddr};
 use crate::space::{find_at, shift};
 use crate::{Entry, FlushBatch, Memory, Slot, Space};
 
-/// What one step moves.
+/// One step of a move.
 struct Step {
     range: Range<VirtAddr>,
     /// The level of the entry that goes as it is; 1 where the leaves of a table go one by one.
     level: u32,
 }
 
-/// What preparing came to.
+/// Result of preparing a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Prepared {
     /// The next step ends here.
@@ -125,8 +124,8 @@ impl<S: Memory> Space<S> {
     }
 }
 
-/// The entries of the table of leaves that `range` lies in, in two parts: what goes to one table at
-/// the new place, and to the next. Each with where its first entry goes.
+/// The entries of the table of leaves that `range` lies in, in two parts: those for one table at
+/// the new place, and those for the next. Each with the place of its first entry.
 fn halves(range: &Range<VirtAddr>, distance: u64) -> impl Iterator<Item = (Range<usize>, VirtAddr)> + use<> {
     let index = |addr: VirtAddr| (addr.0 >> PAGE_SHIFT) as usize % TABLE_ENTRIES;
     let first = index(range.start);

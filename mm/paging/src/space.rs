@@ -95,12 +95,12 @@ impl<M: Tables> Slot<M> {
     pub fn next(self) -> Option<Self> {
         (self.index + 1 < TABLE_ENTRIES).then_some(Self { index: self.index + 1, ..self })
     }
-    /// Replace the entry; what it was, with the marks that the walker set until now.
+    /// Replaces the entry. Returns the old one, with the marks that the walker set until now.
     #[inline]
     pub fn replace(self, entry: Entry) -> Entry {
         Entry::from_bits(self.machine.swap_entry(self.table, self.index, entry.bits()))
     }
-    /// Change the entry without losing the walker's marks; what it was.
+    /// Changes the entry without losing the walker's marks. Returns the old one.
     pub fn update(self, change: impl Fn(Entry) -> Entry) -> Entry {
         self.update_from(self.load(), change)
     }
@@ -124,7 +124,7 @@ pub struct EntryAt<M> {
     pub addr: VirtAddr,
     /// Where its entry is.
     pub slot: Slot<M>,
-    /// What the entry was.
+    /// The entry when it was read.
     pub entry: Entry,
 }
 
@@ -170,7 +170,7 @@ impl<M: Tables> Leaf for Slot<M> {
     }
 }
 
-/// What a walk by tables has come to.
+/// Part of the tables that a walk has come to.
 pub enum Reached<M> {
     /// A table of 4 KiB leaves.
     Leaves(Leaves<M>),
@@ -187,7 +187,7 @@ pub struct Leaves<M> {
 }
 
 impl<M: Tables> Leaves<M> {
-    /// What entry `index` maps.
+    /// Returns the address that entry `index` maps.
     #[inline]
     pub const fn addr(&self, index: usize) -> VirtAddr {
         VirtAddr(self.base.0 + ((index as u64) << PAGE_SHIFT))
@@ -231,7 +231,7 @@ impl<S: Memory> Space<S> {
     pub const fn source(&self) -> S {
         self.source
     }
-    /// What CPUs load.
+    /// Returns the roots that CPUs load.
     pub const fn roots(&self) -> &Arc<Roots<S>> {
         &self.roots
     }
@@ -245,7 +245,7 @@ impl<S: Memory> Space<S> {
     }
 
     /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page.
-    /// Returns when no CPU knows it, and lets go of `held`, what it held.
+    /// Returns when no CPU knows it, and releases `held`, its hold.
     #[inline]
     pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<LeafMapping<K, S>>) {
         forget_one(&self.roots, addr, old, held);
@@ -386,8 +386,8 @@ impl<S: Memory> Space<S> {
         });
     }
 
-    /// Show what of `range` is not empty, upwards, a table of 4 KiB leaves at a time: for those who
-    /// do much to every page.
+    /// Shows the entries of `range` that are not empty, upwards, a table of 4 KiB leaves at a time:
+    /// for callers that do much to every page.
     pub fn visit_tables(&self, range: Range<VirtAddr>, f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
@@ -406,7 +406,7 @@ impl<S: Memory> Space<S> {
         Ok(Leaves { machine, table, base, range: 0..TABLE_ENTRIES })
     }
 
-    /// Empty all of `range`, upwards, and show what was there: leaves, with the marks that the
+    /// Empties all of `range`, upwards, and shows the old entries: leaves, with the marks that the
     /// walker has set, and places of pages that are not in memory. `range` cuts no large page.
     pub fn take_all(&self, range: Range<VirtAddr>, f: impl FnMut(VirtAddr, Entry, PageSize)) {
         let range = range.start..range.end.min(USER_END);

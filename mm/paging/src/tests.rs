@@ -348,7 +348,7 @@ fn a_large_page_splits_into_pieces_that_lead_to_the_same_bytes() {
     frames.assert_all_free();
 }
 
-/// What lies in 2 MiB of addresses.
+/// Mappings in 2 MiB of addresses.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Nothing,
@@ -430,8 +430,8 @@ enum Step {
     Protect(u8, u8, bool),
     Touch(u8, u8, bool),
     FreeTables(u8, u8),
-    /// Move what is around a page to what is around another: 3 pages, 4 MiB or 2 GiB, and so many
-    /// pages beside it.
+    /// Move the mappings around a page to those around another: 3 pages, 4 MiB or 2 GiB, and so
+    /// many pages beside it.
     Shift(u8, u8, u8, u8),
     Lazy(u8),
     Load(u8),

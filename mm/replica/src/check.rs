@@ -1,4 +1,4 @@
-//! Whether replicas still are what was made.
+//! Checks that replicas are unchanged.
 
 use core::fmt;
 
@@ -9,12 +9,12 @@ use crate::copy::{NodeReplica, hash};
 use crate::tables::{MARKS, UPPER, WRITABLE, frame_of, index_at, leaf};
 use crate::{Port, ReplicaMemory, Replicas};
 
-/// What is wrong with a replica, or with the image.
+/// Fault of a replica, or of the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplicaFault {
     /// A page of a replica has other bytes than the image had.
     Replica {
-        /// Whose.
+        /// The replica's node.
         node: NodeId,
         /// Which page of the image, from 0.
         page: u64,
@@ -26,28 +26,28 @@ pub enum ReplicaFault {
     },
     /// A node's tables lead elsewhere than to its replica, or with other rights than the image's.
     Leaf {
-        /// Whose tables.
+        /// The tables' node.
         node: NodeId,
         /// Where.
         address: VirtAddr,
     },
     /// A slot of a node's root, other than the image's, leads elsewhere than the image's root.
     Root {
-        /// Whose root.
+        /// The root's node.
         node: NodeId,
         /// Which slot.
         slot: usize,
     },
     /// A block of a replica is not a replica's by the frame table, or of another node.
     Owner {
-        /// Whose replica.
+        /// The replica's node.
         node: NodeId,
         /// Its first frame.
         block: Pfn,
     },
     /// The direct map shows a block of a replica.
     DirectMap {
-        /// Whose replica.
+        /// The replica's node.
         node: NodeId,
         /// Its first frame.
         block: Pfn,
@@ -93,7 +93,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
     }
 
-    /// Looks at the tables and the owners of every replica; `found` is told what is wrong.
+    /// Looks at the tables and the owners of every replica; `found` gets each fault.
     pub fn validate(&self, found: &mut dyn FnMut(ReplicaFault)) {
         for (node, replica) in self.each() {
             self.validate_blocks(node, replica, found);

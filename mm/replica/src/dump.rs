@@ -1,4 +1,4 @@
-//! What the kernel half maps, as runs of addresses with equal rights: the text of Linux'
+//! Mappings of the kernel half, as runs of addresses with equal rights: the text of Linux'
 //! `/sys/kernel/debug/page_tables/kernel` (`arch/x86/mm/dump_pagetables.c`).
 
 use core::fmt;
@@ -9,7 +9,7 @@ use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, UPPER, USER, WRITABLE, f
 
 /// Rights that hold for an address when each entry on the way to it grants them.
 const GRANTED: u64 = USER | WRITABLE;
-/// What a leaf says for itself.
+/// Bits that the leaf alone determines; rights depend on the upper levels too.
 const LEAF: u64 = PRESENT | WRITE_THROUGH | UNCACHED | LARGE | GLOBAL;
 const WRITE_THROUGH: u64 = 1 << 3;
 const UNCACHED: u64 = 1 << 4;

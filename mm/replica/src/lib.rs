@@ -1,7 +1,7 @@
 //! Replicas: a copy of the kernel's text and read-only data on each node that has CPUs, so that no
 //! CPU fetches the kernel's instructions from another node.
 //!
-//! **What is copied.** The pages of the image from text's first to read-only data's last, after
+//! **Copied pages.** The pages of the image from text's first to read-only data's last, after
 //! relocation. Replicas have the same bytes at the same addresses. Writable data is not copied: it
 //! has one place.
 //!
@@ -25,7 +25,7 @@
 //! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas
 //! at once, under CPUs that run them, and renews the hashes: the protocol is in `patch.rs`.
 //!
-//! **Dump.** [`dump`] shows what a root maps in the kernel half, in Linux' form.
+//! **Dump.** [`dump`] shows a root's mappings of the kernel half, in Linux' form.
 //!
 //! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of
 //! December 2023) and `REPLICATE_KTEXT` of MIPS IP27.

@@ -1,14 +1,14 @@
 //! Changing instructions of text in the image and in every replica, while CPUs run them.
 //!
 //! **The danger.** A CPU may have fetched a part of an instruction before a store to it and the
-//! rest after, and it may keep what it has fetched until it executes a serialising instruction
-//! (Intel SDM volume 3A, 9.1.3; AMD APM volume 2, 7.6.1). One store is safe at any moment: that of
-//! the single byte INT3.
+//! rest after. It may keep the fetched bytes until it executes a serialising instruction (Intel SDM
+//! volume 3A, 9.1.3; AMD APM volume 2, 7.6.1). One store is safe at any moment: that of the single
+//! byte INT3.
 //!
 //! **The protocol.** Three phases, each for all places in all copies of text, and after each every
 //! CPU executes a serialising instruction ([`Port::synchronise`]):
 //! 1. The first byte becomes INT3. A CPU runs the old instruction or the INT3.
-//! 2. The bytes behind it become the new ones. A CPU runs the INT3, whatever it has of them.
+//! 2. The bytes behind it become the new ones. A CPU runs the INT3, with any part of them.
 //! 3. The first byte becomes the new one. A CPU runs the INT3 or the new instruction.
 //!
 //! A CPU that runs the INT3 does what the new instruction would do: the port's handler knows that
@@ -18,13 +18,11 @@
 //! **All or nothing.** Everything that can fail is before the first store.
 //!
 //! **Hashes.** A page that a patch touches has the hash that was taken before, or nothing is
-//! stored; then its hash is taken anew. So a change that nobody announced is not hidden by one that
-//! somebody did.
+//! stored; then its hash is taken anew. So an announced change does not hide an unannounced one.
 //!
 //! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is
-//! held for which another CPU waits with interrupts off. What runs in NMIs, double faults and
-//! machine checks has no place that is ever patched: the return from the INT3 would end their
-//! protection from themselves.
+//! held for which another CPU waits with interrupts off. Code that runs in NMIs, double faults and
+//! machine checks is never patched: the return from the INT3 would let these events nest.
 //!
 //! The nearest relative is Linux' `text_poke_bp_batch` (arch/x86/kernel/alternative.c).
 
@@ -49,9 +47,9 @@ pub type Instruction = [u8; LENGTH];
 pub struct Patch {
     /// Where it is.
     pub address: VirtAddr,
-    /// What is there.
+    /// The instruction that is there.
     pub from: Instruction,
-    /// What will be there.
+    /// The instruction that replaces it.
     pub to: Instruction,
 }
 

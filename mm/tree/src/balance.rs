@@ -84,8 +84,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot).is_some_and(|node| !node.is_summed)
     }
 
-    /// Sums up what changed since the last time, in at most `steps` steps; whether that is all.
-    /// Searches do it themselves, however many steps it takes.
+    /// Sums up the changes since the last time, in at most `steps` steps. Returns whether that is
+    /// all. Searches do it themselves, in as many steps as they need.
     pub fn sum_up_some(&mut self, steps: usize) -> bool {
         let mut path = Path::default();
         let mut at = self.root;
@@ -192,7 +192,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Ok(())
     }
 
-    /// Makes a tree of what was appended, which lies in the slots in its order.
+    /// Makes a tree of the appended nodes, which are in the slots in the tree's order.
     pub(crate) fn build(&mut self) {
         self.root = self.build_of(0..self.len() as u32);
     }
@@ -273,7 +273,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     }
 
     /// Balances `path`, from its end up: at least to the depth `least`, and on as long as something
-    /// changes. What it passes is due to be summed up.
+    /// changes. The nodes that it passes are due to be summed up.
     fn rebalance(&mut self, path: &mut Path, least: usize) {
         while let Some(slot) = path.pop() {
             let (low, high) = self.heights_below(slot);

@@ -32,11 +32,11 @@ use arena::{Arena, ArenaNode, NONE};
 pub use arena::{NoMemory, SPARE};
 pub use iter::Range;
 
-/// What a tree knows of each of its subtrees.
+/// Summary that a tree keeps of each of its subtrees.
 ///
-/// Sums are made when a search asks for them: a change only notes, up to the first node where that
-/// is noted already, that they are due. So each sum is made once for all changes since the last
-/// search, and never for a tree that nobody searches (that of a child that soon calls execve).
+/// Sums are made when a search asks for them. A change only marks them as due, up to the first node
+/// that is marked already. So each sum is made once for all changes since the last search, and
+/// never for a tree without searches (that of a child that soon calls execve).
 pub trait Summary<K, V>: Clone + PartialEq {
     /// Of one entry.
     fn of(key: &K, value: &V) -> Self;
@@ -59,8 +59,8 @@ impl Slot {
     pub const NONE: Self = Self(NONE);
 }
 
-/// A place that those remember who share the tree. Loads and stores are relaxed: what was
-/// remembered is looked at again before it is used ([`Tree::at_slot`]).
+/// A slot that users of a tree remember together. Loads and stores are relaxed: a remembered slot
+/// is checked again before it is used ([`Tree::at_slot`]).
 #[derive(Debug)]
 pub struct AtomicSlot(AtomicU32);
 
@@ -69,7 +69,7 @@ impl AtomicSlot {
     pub const fn new(slot: Slot) -> Self {
         Self(AtomicU32::new(slot.0))
     }
-    /// What is remembered.
+    /// Returns the remembered slot.
     #[inline]
     pub fn get(&self) -> Slot {
         Slot(self.0.load(Ordering::Relaxed))
@@ -104,7 +104,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// A tree of `entries`, whose keys rise, in O(n) steps. Room for `room` of them is made first.
     ///
     /// # Errors
-    /// The first one that `entries` has, and [`NoMemory`]; what came before is dropped.
+    /// The first one that `entries` has, and [`NoMemory`]; entries before it are dropped.
     pub fn try_from_sorted<E: From<NoMemory>>(
         room: usize,
         entries: impl Iterator<Item = Result<(K, V), E>>,

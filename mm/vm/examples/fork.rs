@@ -1,4 +1,4 @@
-//! Fork on the software machine: what is shared, what is copied, and what a pin changes.
+//! Fork on the software machine: shared pages, copied pages, and the effect of a pin.
 //!
 //! `cargo run -p freehold-vm --example fork`
 

@@ -1,8 +1,8 @@
 //! One area: a run of addresses with one protection and one backing.
 //!
-//! Never empty, and page-aligned. What shows a file or shared memory is attached to its cache as
-//! long as it lives, so truncation and reclaim find its leaves. [`Area::copied`] says no only while
-//! no page of a private file has a frame of its own.
+//! An area is page-aligned and never empty. One that shows a file or shared memory is attached to
+//! its cache as long as it lives, so truncation and reclaim find its leaves. [`Area::copied`] is
+//! false only while no page of a private file has a frame of its own.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
 use crate::vdso::VdsoPart;
 use crate::{PageCache, VmError};
 
-/// What an area shows. File areas are attached to the file's cache, so that truncation finds them.
+/// Content of an area. File areas are attached to the file's cache, so that truncation finds them.
 pub(crate) enum AreaContent<S: Memory> {
     Anonymous,
     PrivateFile(FileView<S>, Attachment<S>),
@@ -39,7 +39,7 @@ impl<S: Memory> Clone for AreaContent<S> {
 }
 
 impl<S: Memory> AreaContent<S> {
-    /// Offset of the first byte in what is shown; 0 for anonymous memory.
+    /// Offset of the area's first byte in its content; 0 for anonymous memory.
     pub(crate) fn offset(&self) -> u64 {
         match self {
             Self::Anonymous => 0,
@@ -117,7 +117,7 @@ pub(crate) struct Area<S: Memory> {
     /// Some page here was made present for writing, or got a frame of its own to be read, so a
     /// private area of a file may have such frames.
     pub copied: Copied,
-    /// Who serves those of its faults that its flags name ([`AreaFlags::MONITORED`]).
+    /// Monitor that serves those of its faults that its flags name ([`AreaFlags::MONITORED`]).
     pub monitor: Option<Arc<dyn Monitor>>,
 }
 
@@ -164,7 +164,8 @@ impl<S: Memory> Area<S> {
             && protection.contains(Protection::WRITE)
             && !self.flags.intersects(AreaFlags::NORESERVE | AreaFlags::ACCOUNT)
     }
-    /// Whether the kernel reaches its bytes for nobody: the page of time, and secret memory.
+    /// Whether the kernel never reads or writes its bytes for a caller: the page of time, and
+    /// secret memory.
     pub(crate) fn is_withheld(&self) -> bool {
         self.is_time() || self.is_secret()
     }
@@ -194,7 +195,7 @@ impl<S: Memory> Area<S> {
         let address = |page: u64| VirtAddr(self.start.0 + ((page - first) << PAGE_SHIFT));
         (from < to).then(|| address(from)..address(to))
     }
-    /// What a leaf of a frame that is not exclusive grants here.
+    /// Returns the rights here of a leaf whose frame is not exclusive.
     pub(crate) fn shared_frame_rights(&self) -> Rights {
         self.protection.rights().without(Rights::WRITE)
     }

@@ -1,12 +1,12 @@
 //! Collapse: small pages become a large one.
 //!
-//! Two ask for it: a program for its own memory (MADV_COLLAPSE), and whoever looks through all
-//! address spaces for it (Linux' khugepaged) with [`AddressSpace::collapse_step`], which gives the
-//! space's lock back after each large page it tried to make.
+//! It has two callers: a program for its own memory (MADV_COLLAPSE), and a task that scans all
+//! address spaces (Linux' khugepaged) with [`AddressSpace::collapse_step`], which gives the space's
+//! lock back after each large page it tried to make.
 //!
 //! Where the 512 frames are one block already, in order, its leaves become one and no byte moves,
 //! pinned or shared as they may be. Else the bytes are copied to a new block: each frame's word is
-//! made one that nobody can pin, its leaf goes, every CPU forgets, and only then the copy is made
+//! made one that cannot be pinned, its leaf goes, every CPU forgets, and only then the copy is made
 //! (`freehold_frame::transition`), so no store is lost. A frame that is pinned by then stays where
 //! it is, and with it all others.
 //!
@@ -27,8 +27,8 @@ use crate::events::Event;
 use crate::huge::{HugeMode, LARGE, blocks_in, large_leaf};
 use crate::resident::Resident;
 
-/// What there may be among 512 small pages that are made one unasked, as counts of pages
-/// (Linux: /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).
+/// Limits on the 512 small pages that are made one large page unasked, as counts of pages (Linux:
+/// /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
     /// Never written: they would cost memory.
@@ -39,7 +39,7 @@ pub struct CollapseLimits {
     pub swapped: u64,
 }
 
-/// What a step of [`AddressSpace::collapse_step`] came to.
+/// Result of a step of [`AddressSpace::collapse_step`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseStep {
     /// Where the next step begins; `None` when this space has been looked through.
@@ -50,7 +50,7 @@ pub struct CollapseStep {
     pub tried: Option<Result<(), VmError>>,
 }
 
-/// What is mapped in 2 MiB.
+/// Pages that are mapped in 2 MiB.
 #[derive(Default)]
 struct Survey {
     /// Pages with a frame of their own.
@@ -59,7 +59,7 @@ struct Survey {
     shared: u64,
     /// Of these, such that are pinned.
     pinned: u64,
-    /// Of these, such that were used since somebody looked.
+    /// Of these, such that were used since the last look.
     used: u64,
     /// Pages in swap areas.
     swapped: u64,
@@ -80,7 +80,7 @@ impl Survey {
     }
 }
 
-/// A page whose leaf is gone: nobody can pin its frame, if it has one of its own.
+/// A page whose leaf is gone: its frame, if it has one of its own, cannot be pinned.
 struct Gone<S: Memory> {
     addr: VirtAddr,
     old: Entry,
@@ -115,8 +115,8 @@ impl<S: Memory> Resident<S> {
         Some(survey)
     }
 
-    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers. It
-    /// need not be set that large pages are wanted.
+    /// Makes one large page of the pages that are mapped in the 2 MiB from `start` on, which `area`
+    /// covers. Large pages need not be enabled.
     ///
     /// # Errors
     /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is held;
@@ -127,7 +127,7 @@ impl<S: Memory> Resident<S> {
         }
         let range = start..VirtAddr(start.0 + LARGE);
         self.bring_in(area, range.clone())?;
-        // What is missing is for the area's monitor to provide.
+        // The area's monitor provides missing pages.
         let least = if area.is_monitored() { PAGEBLOCK_FRAMES } else { 1 };
         let survey = self
             .survey(start)
@@ -181,10 +181,11 @@ impl<S: Memory> Resident<S> {
             self.commons.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);
         };
-        // Noted before anything is put back, too: what TLBs still have is then what the tables say.
+        // Noted before anything is put back, too: the tables then agree with entries that TLBs
+        // still have.
         batch.range(start, PAGEBLOCK_FRAMES);
         let outcome = self.take_leaves(start, &mut gone);
-        // Nobody stores to the old frames any more once this is done.
+        // No CPU stores to the old frames any more once this is done.
         batch.flush();
         if let Err(error) = outcome {
             gone.into_iter().for_each(|page| self.put_back(page));
@@ -233,7 +234,7 @@ impl<S: Memory> Resident<S> {
     }
 
     fn put_back(&self, page: Gone<S>) {
-        // What was taken a moment ago fits in its place.
+        // The count was taken a moment ago, so it fits in its place.
         if let Some((frame, belongs)) = page.held
             && let Ok(mapping) = frame.into_mapping_as(belongs)
         {
@@ -244,7 +245,7 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Whether what lies in the 2 MiB from `start` on is worth a large page that nobody asked for.
+    /// Whether the pages in the 2 MiB from `start` on are worth a large page without a request.
     fn is_worth_collapsing(&self, start: VirtAddr, limits: &CollapseLimits) -> bool {
         let Some(survey) = self.survey(start) else { return false };
         let none = PAGEBLOCK_FRAMES - survey.present - survey.swapped;
@@ -287,9 +288,9 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// Look from `from` on at up to `budget` pages of areas that want large pages as things are
-    /// set, and make the first large page that is worth it. Whatever `limits` say, nothing is made
-    /// of pages that nobody used since [`clear_references`](Self::clear_references).
+    /// Looks at up to `budget` pages from `from` on, in areas that want large pages under the
+    /// present settings, and makes the first large page that is worth it. Under any `limits`, pages
+    /// that were not used since [`clear_references`](Self::clear_references) are not collapsed.
     pub fn collapse_step(&mut self, from: VirtAddr, budget: u64, limits: &CollapseLimits) -> CollapseStep {
         let Self { areas, resident, layout, .. } = self;
         let mut pages = 0;

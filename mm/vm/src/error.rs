@@ -30,12 +30,12 @@ pub enum VmError {
     Invalid,
     /// EOVERFLOW: the file offset does not fit.
     Overflow,
-    /// EINTR: who asked for it is to end.
+    /// EINTR: the task that asked is to end.
     Interrupted,
-    /// ENOENT: what is to be filled is no area with a monitor.
+    /// ENOENT: the address to fill is in no area with a monitor.
     Missing,
-    /// EFAULT: the page is a monitor's to provide ([`Monitor`](crate::Monitor)), which nobody waits
-    /// for here.
+    /// EFAULT: a monitor must provide the page ([`Monitor`](crate::Monitor)), and the caller does
+    /// not wait for it.
     Monitored,
     /// ENOMEM: a frame has as many holders as can be counted, which no memory mends.
     TooManyHolders,
@@ -97,7 +97,7 @@ impl From<FaultError> for VmError {
 pub enum SegvCode {
     /// SEGV_MAPERR (1): nothing is mapped there.
     MapErr,
-    /// SEGV_ACCERR (2): what is mapped does not allow it.
+    /// SEGV_ACCERR (2): the area does not allow it.
     AccErr,
 }
 
@@ -109,7 +109,7 @@ pub enum FaultError {
     /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed, or the frame has as
     /// many holders as can be counted.
     Bus,
-    /// No frame. Nobody's fault: free some memory and try again.
+    /// No frame. No error of the program's: free some memory and try again.
     OutOfMemory,
     /// The page is its area's monitor's to provide:
     /// [`AddressSpace::take_wanted`](crate::AddressSpace::take_wanted).

@@ -1,4 +1,4 @@
-//! What happened since boot, counted for /proc/vmstat.
+//! Events since boot, counted for /proc/vmstat.
 
 /// Something that is counted, by the name of Linux' counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,16 +29,16 @@ pub enum Event {
     SwapIn,
     /// `pswpout`: a page was written to one.
     SwapOut,
-    /// `swap_ra`: a page was read before anybody asked for it.
+    /// `swap_ra`: a page was read ahead.
     SwapAhead,
-    /// `swap_ra_hit`: somebody did, and found it.
+    /// `swap_ra_hit`: a page that was read ahead was used.
     SwapAheadHit,
     /// `pglazyfree`: a page was given up (MADV_FREE).
     LazyFree,
     /// `pglazyfreed`: its frame was taken.
     LazyFreed,
-    /// Ours, `cow_unneeded`: a write fault copied a frame that nobody else mapped, held or had an
-    /// entry for when it was decided to.
+    /// Ours, `cow_unneeded`: a write fault copied a frame that had no other mapping, holder or swap
+    /// entry when it was decided to.
     CowUnneeded,
     /// `pgmigrate_success`: a page got another frame.
     MigrateSuccess,
@@ -61,7 +61,7 @@ pub enum Event {
 /// How many there are.
 pub(crate) const EVENTS: usize = Event::HugeScanShared as usize + 1;
 
-/// What a store to a page that may be shared comes to, by the number that its tracepoint has.
+/// Result of a store to a page that may be shared, by its tracepoint's number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CowDecision {
     /// The frame is the space's own.

@@ -37,10 +37,9 @@ pub enum Populate {
 }
 
 impl Populate {
-    /// What a page of `area` is made present for; `None` to pass it over.
+    /// Returns the access that a page of `area` is made present for; `None` to pass it over.
     fn want<S: Memory>(self, area: &Area<S>) -> Result<Option<Want>, VmError> {
-        // Memory that can be written can be read on this machine, but that is not what the area
-        // says.
+        // Memory that can be written can be read on this machine, but the area's protection counts.
         let (want, needs) = match self {
             Self::AsAllowed if area.protection.is_empty() || area.is_secret() => return Ok(None),
             Self::AsAllowed if !area.is_shared() && area.protection.allows(Access::Write) => {

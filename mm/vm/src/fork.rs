@@ -1,4 +1,4 @@
-//! fork: the child shares what can be shared and gets copies of what cannot.
+//! fork: the child shares frames that can be shared and gets copies of the others.
 //!
 //! Per anonymous frame, one atomic step decides: *share* fails exactly where a pin is live, and
 //! then the child gets a copy at once while the parent keeps its frame, its rights and its pin. The
@@ -22,7 +22,8 @@ use crate::resident::{Resident, leaf};
 use crate::{AddressSpace, VmError};
 
 impl<S: Memory> AddressSpace<S> {
-    /// A copy-on-write twin. Locks on memory and what was advised against inheriting stay behind.
+    /// A copy-on-write twin. Locks on memory, and areas with advice against inheritance, stay
+    /// behind.
     ///
     /// # Errors
     /// [`VmError::NoMemory`]; this space is as before, if with fewer pages writable at once.
@@ -54,7 +55,7 @@ impl<S: Memory> AddressSpace<S> {
         }
         drop(batch);
         if is_monitored {
-            // What differed by its monitor differs no more.
+            // Areas that differed by their monitor differ no more.
             child.areas.join(VirtAddr(0)..VirtAddr(u64::MAX));
         }
         child.resident.note_peak();
@@ -80,7 +81,7 @@ impl<S: Memory> Resident<S> {
     }
 }
 
-/// The pages of `area` on their way to a child. What the parent's leaves lose goes to `batch`.
+/// The pages of `area` on their way to a child. Rights that the parent's leaves lose go to `batch`.
 struct Fork<'a, S: Memory> {
     parent: &'a Resident<S>,
     area: &'a Area<S>,

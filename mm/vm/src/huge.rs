@@ -1,10 +1,10 @@
 //! 2 MiB pages of anonymous memory.
 //!
-//! **What a large leaf is.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of
-//! zeroes. It lies within one area: who cuts an area inside one splits it first
-//! ([`Resident::split_at`]). All of its pieces have the same rights; whose they are is the frames'
-//! own affair and exact for each of them (`freehold_frame`, module `whole`). It grants writing only
-//! while every piece is exclusive.
+//! **Large leaves.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of zeroes.
+//! It lies within one area: a call that cuts an area inside one splits it first
+//! ([`Resident::split_at`]). All of its pieces have the same rights. Their holders are counted by
+//! the frames, exactly for each (`freehold_frame`, module `whole`). It grants writing only while
+//! every piece is exclusive.
 //!
 //! | event | large leaf, all pieces exclusive | some piece shared |
 //! |---|---|---|
@@ -14,7 +14,7 @@
 //! | unmap, protect, move of a part | split | split |
 //! | unmap of all | one block is given back | one mapping of each piece |
 //!
-//! So a pin, a partner or a hole costs what it costs for its piece, and no copy of another.
+//! So a pin, a partner or a hole costs its own piece, and no copy of another.
 //!
 //! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a
 //! split: the call that needed it fails before it has changed anything, or the fault says that
@@ -47,13 +47,13 @@ pub(crate) const LARGE: u64 = PageSize::Large.bytes();
 pub enum HugeMode {
     /// All that is not advised against.
     Always,
-    /// What is advised for (MADV_HUGEPAGE).
+    /// Areas that are advised for large pages (MADV_HUGEPAGE).
     Advised,
     /// None.
     Never,
 }
 
-/// What reads of untouched memory see where a large page could be (Linux: use_zero_page).
+/// Zeroes that reads of untouched memory see where a large page could be (Linux: use_zero_page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum HugeZero {
@@ -72,11 +72,11 @@ pub enum HugeUse {
     Disabled,
 }
 
-/// Who found no pageblock for a large page, at a fault.
+/// Faults that found no pageblock for a large page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum BlockWish {
-    /// Nobody.
+    /// None.
     None,
     /// An area that nothing is advised for.
     Ordinary,
@@ -92,7 +92,7 @@ pub(crate) struct HugeControl {
     zero: AtomicU64,
     /// Large leaves of anonymous memory in all address spaces.
     leaves: AtomicU64,
-    /// The greatest [`BlockWish`] since somebody asked.
+    /// The greatest [`BlockWish`] since the last query.
     wish: AtomicU8,
 }
 
@@ -115,11 +115,11 @@ impl<S: Memory> Commons<S> {
         let now = self.huge.mode.load(Ordering::Relaxed);
         modes.into_iter().find(|&mode| mode as u8 == now).unwrap_or(HugeMode::Never)
     }
-    /// Set it. What is mapped stays as it is.
+    /// Sets the mode. Existing mappings stay as they are.
     pub fn set_huge_mode(&self, mode: HugeMode) {
         self.huge.mode.store(mode as u8, Ordering::Relaxed);
     }
-    /// What reads of untouched memory see.
+    /// Returns the zeroes that reads of untouched memory see.
     pub fn huge_zero(&self) -> HugeZero {
         if self.huge.zero_use.load(Ordering::Relaxed) == HugeZero::Shared as u8 {
             HugeZero::Shared
@@ -138,7 +138,7 @@ impl<S: Memory> Commons<S> {
         self.huge.leaves.load(Ordering::Relaxed) * PAGEBLOCK_FRAMES
     }
 
-    /// Who found no pageblock since this was last asked.
+    /// Returns which faults found no pageblock since the last call.
     pub fn take_block_wish(&self) -> BlockWish {
         let last = self.huge.wish.swap(BlockWish::None as u8, Ordering::Relaxed);
         let wishes = [BlockWish::Ordinary, BlockWish::Advised];
@@ -160,7 +160,7 @@ impl<S: Memory> Commons<S> {
         if there != 0 {
             return Some(Pfn(there));
         }
-        // All share it, as the small one, for which nobody pays.
+        // All share it, as the small one, and no account pays for it.
         let payer = Payer::SameAs(self.zero_page());
         let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
         let Ok(new) = Frame::<CacheKind, S>::allocate_for(self.source, payer, request) else {
@@ -201,9 +201,9 @@ pub(crate) fn blocks_in(range: &Range<VirtAddr>) -> impl Iterator<Item = VirtAdd
 }
 
 impl<S: Memory> Resident<S> {
-    /// Whether `area` may have large pages at all, whatever its size; `mode` as if it were set.
+    /// Whether `area` may have large pages at all, of any size, as if `mode` were set.
     pub(crate) fn may_be_large(&self, area: &Area<S>, mode: HugeMode) -> bool {
-        // A stack grows by what it needs.
+        // A stack grows on demand.
         const AGAINST: AreaFlags = AreaFlags::NOHUGEPAGE.union(AreaFlags::GROWSDOWN);
         let wanted = match mode {
             HugeMode::Always => true,

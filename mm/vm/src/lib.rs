@@ -1,16 +1,16 @@
 //! Address spaces of processes: areas, page faults, exact copy-on-write; and the page cache that
 //! they map.
 //!
-//! An [`AddressSpace`] is a sorted set of areas (what the process asked for) and the page tables
-//! that answer it so far. A [`PageCache`] holds the frames of one file, of shared anonymous memory,
-//! or of a block device.
+//! An [`AddressSpace`] is a sorted set of areas (the process' requests) and the page tables that
+//! serve them so far. A [`PageCache`] holds the frames of one file, of shared anonymous memory, or
+//! of a block device.
 //!
 //! **Copy-on-write by facts.** An anonymous frame is *exclusive* to one address space or it is
 //! *shared*; the frame's record says which, next to its exact pins. From this follows everything
 //! else:
 //! - a leaf of private memory grants writing only while its frame is anonymous and exclusive;
-//! - a write fault on an exclusive frame keeps it, whoever else holds references;
-//! - fork shares what is not pinned and copies at once, for the child, what is;
+//! - a write fault on an exclusive frame keeps it, even with other references;
+//! - fork shares unpinned frames, and copies pinned ones at once for the child;
 //! - the last one left with a shared frame becomes its exclusive owner again instead of copying;
 //! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`]
 //!   unshares first; [`pin_fast`] asks no lock).
@@ -24,9 +24,9 @@
 //! ([`SpaceHandle`]).
 //!
 //! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and
-//! what was there before is still right: pages may have become read-only or absent, never
-//! different. Nodes of the area tree and of the cache's index come from the global allocator and
-//! are small; whoever runs this where that may fail makes sure of a few KiB first.
+//! the space is still right: pages may have become read-only or absent, never different. Nodes of
+//! the area tree and of the cache's index come from the global allocator and are small; a caller
+//! for which that may fail makes sure of a few KiB first.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,7 +1,7 @@
 //! Moving pages to other frames: to another node (move_pages, mbind, migrate_pages), or so that a
 //! range of frames becomes free (unplug, compaction).
 //!
-//! | page | how it moves | what may not happen meanwhile |
+//! | page | how it moves | must not happen meanwhile |
 //! |---|---|---|
 //! | anonymous, exclusive | [`Detach`]: the mark goes, the leaf goes, every TLB forgets it; then the bytes are copied and a new leaf comes | a store, a pin: a frame that is not exclusive cannot be pinned, and the space is locked |
 //! | anonymous, shared | copied at once: no leaf of it grants writing. A *forward* old → new lets every space that is visited later share the new frame | a space becomes the exclusive owner of the old frame and writes it: the forward holds a reference |
@@ -35,7 +35,7 @@ use crate::pin::detach::{Detach, RUN};
 use crate::resident::{LeafKind, Resident};
 use crate::{AddressSpace, Commons, PageCache};
 
-/// What becomes of pages that several address spaces map.
+/// Treatment of pages that several address spaces map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedPages {
     /// They stay (MPOL_MF_MOVE).
@@ -44,7 +44,7 @@ pub enum SharedPages {
     Move,
 }
 
-/// What became of a page that was to move.
+/// Result of a page's move.
 #[derive(Debug)]
 pub enum MigrateOutcome<S: Memory> {
     /// It has another frame.
@@ -134,10 +134,10 @@ struct Run<S: Memory> {
 struct InPieces;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Move the pages of `range` to where `wish` says, which is shown each page (or 2 MiB page)
-    /// with its frame and answers `None` for those that stay. What other address spaces shared with
-    /// this one and has moved there follows in any case. `out` is told what became of each page
-    /// that was to move.
+    /// Moves the pages of `range` to the nodes that `wish` returns for each page (or 2 MiB page)
+    /// and its frame; `None` for those that stay. A page that was shared with another address space
+    /// and has moved there follows in any case. `out` gets the result for each page that was to
+    /// move.
     pub fn migrate(
         &mut self,
         range: Range<VirtAddr>,
@@ -201,7 +201,7 @@ impl<S: Memory> Commons<S> {
     }
 }
 
-/// A migration's visit to one space: what is asked about a page there, and who is told of it.
+/// A migration's visit to one space: the policy for each page there, and the receiver of results.
 struct Visit<'a, S: Memory, W, O> {
     migration: &'a mut Migration<S>,
     wish: W,
@@ -216,7 +216,7 @@ impl<S: Memory, W, O: FnMut(VirtAddr, MigrateOutcome<S>)> Visit<'_, S, W, O> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// Move what can be, up to the first large leaf that must be split: where that is.
+    /// Moves pages up to the first large leaf that must be split. Returns that leaf's address.
     fn migrate_run(
         &self,
         area: &Area<S>,
@@ -286,8 +286,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Move the page `at` if nobody can store to it, else take its leaf away. What became of it;
-    /// `None`: it is in `run`.
+    /// Moves the page `at` if no CPU can store to it, else takes its leaf away. Returns the result;
+    /// `None`: the page is in `run`.
     fn begin_move(
         &self,
         at: EntryAt<S::Machine>,
@@ -302,11 +302,11 @@ impl<S: Memory> Resident<S> {
         if let Some(forward) = migration.forwards.get(&entry.frame()) {
             return Some(self.follow(forward, at, run.pages.batch()));
         }
-        // Who is left alone with a frame that was shared, or swapped, owns it again.
+        // A space that is left alone with a frame that was shared, or swapped, owns it again.
         let alone = self.reuse(&mapping).is_ok();
         if !alone {
-            // Not exclusive, it has no pins. What else refers to it may be the swap cache, which
-            // can let go.
+            // The frame is not exclusive, so it has no pins. The other reference may be the swap
+            // cache's, which can let go.
             let is_held = || mapping.record().counts().load().references > 0;
             if is_held() {
                 self.commons.swap.forget(entry.frame());
@@ -357,7 +357,8 @@ impl<S: Memory> Resident<S> {
         MigrateOutcome::Moved
     }
 
-    /// Nobody stores to the old frames any more, once all have forgotten their leaves: copy them.
+    /// Copies the frames. No CPU stores to the old ones any more, once all have forgotten their
+    /// leaves.
     fn end_moves<W>(
         &self,
         run: &mut Run<S>,

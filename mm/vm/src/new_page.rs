@@ -2,13 +2,13 @@
 //!
 //! Zeroes and copies are written through the address that the program is about to use, where no
 //! other CPU could look meanwhile ([`Roots::alone`](freehold_paging::Roots::alone)): the program's
-//! access then finds what this one has cached, and the page needs no window. Else they are written
-//! through a window, before the leaf is there.
+//! access then finds the bytes in this CPU's cache, and the page needs no window. Else they are
+//! written through a window, before the leaf is there.
 //!
-//! The kernel's own store must not go through what was there before. The caller has the space's
-//! lock, and whoever had it before has flushed what it took away; a leaf that is replaced here is
-//! forgotten here. The program's next store is another matter: its translation is cached now, so it
-//! may come when somebody else has taken the page away again and not flushed yet, as any store may.
+//! The kernel's own store must not go through an old translation. The caller has the space's lock,
+//! and its last holder has flushed the leaves that it took away; a leaf that is replaced here is
+//! forgotten here. The program's next store is another matter. Its translation is cached now, so it
+//! may come when another CPU has taken the page away again and not flushed yet, as any store may.
 //! It goes with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the
 //! bytes are read).
 
@@ -19,7 +19,7 @@ use freehold_paging::{Entry, EntryAt, Marks, Memory, Rights};
 
 use crate::resident::{Resident, leaf};
 
-/// The page in `old` is in `new` from now on, which nobody was charged for; so is its charge.
+/// Moves the charge of the page in `old` to `new`, which was not charged yet.
 #[inline]
 pub(crate) fn move_charge<S: Memory>(source: S, old: Pfn, new: Pfn) {
     if source.machine().charges_frames() {
@@ -27,7 +27,7 @@ pub(crate) fn move_charge<S: Memory>(source: S, old: Pfn, new: Pfn) {
     }
 }
 
-/// What a new page holds.
+/// Bytes of a new page.
 pub(crate) trait Bytes {
     /// Through a window.
     fn write(&self, machine: impl PhysicalBytes, frame: Pfn);
@@ -59,13 +59,13 @@ impl Bytes for CopyFrom {
 }
 
 impl<S: Memory> Resident<S> {
-    /// A new exclusive frame, whose bytes are anybody's.
+    /// A new exclusive frame with undefined bytes.
     #[inline]
     pub(crate) fn new_page(&self, place: NodePolicy) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
         LeafMapping::allocate_with(self.source(), Request::new(Owner::Anon).policy(place))
     }
 
-    /// Map `page` with these bytes where `at` is; what the leaf was, which no CPU knows when this
+    /// Maps `page` with these bytes at `at`. Returns the old leaf, which no CPU knows when this
     /// returns.
     #[inline]
     pub(crate) fn put(

@@ -4,9 +4,9 @@
 //! **Soft-dirty.** A leaf is soft-dirty when its page was written through it since the marks were
 //! last cleared, and so is every page of an area that is newer than that
 //! ([`AreaFlags::SOFTDIRTY`]). Where an area's marks were cleared, a leaf grants writing only while
-//! it has its mark, so that the first store faults and sets it. What a device may write through a
-//! pin changes without a fault: such a page keeps its mark and its rights. (Linux keeps it under
-//! any pin, read-only ones too.)
+//! it has its mark, so that the first store faults and sets it. A page that a device may write
+//! through a pin changes without a fault: such a page keeps its mark and its rights. (Linux keeps
+//! it under any pin, read-only ones too.)
 
 use core::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::area::Area;
 use crate::request::AreaFlags;
 use crate::resident::{LeafKind, Resident};
 
-/// What to forget; the numbers are those that programs write.
+/// Marks to forget; the numbers are those that programs write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClearRefs {
     /// That pages were used (1).

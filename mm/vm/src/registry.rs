@@ -1,13 +1,13 @@
-//! All address spaces of a system, for those who want something of each in turn: reclaim, swapoff,
+//! All address spaces of a system, for operations that visit each in turn: reclaim, swapoff,
 //! migration.
 //!
-//! Anonymous frames have no reverse map. Whoever wants them back walks the page tables of the
-//! spaces one after the other, where the accessed bits lie side by side and the space's lock makes
-//! every change exact; the fault path pays nothing for it.
+//! Anonymous frames have no reverse map. Reclaim walks the page tables of the spaces one after the
+//! other, where the accessed bits lie side by side and the space's lock makes every change exact;
+//! the fault path pays nothing for it.
 //!
 //! **Locks.** The list has a spin lock that is ordered after everything: nothing is locked,
 //! allocated from the page allocator or dropped under it. A walker holds one space's lock at a
-//! time, and none while it waits for a device (a fault is what may do that).
+//! time, and none while it waits for a device (a fault may do that).
 //!
 //! A space is in the list from [`AddressSpace::set_handle`](crate::AddressSpace::set_handle) to its
 //! end. Numbers only grow, so a walk upwards also meets the children that are forked while it is
@@ -28,7 +28,7 @@ use crate::{AddressSpace, Commons};
 pub enum Locking {
     /// Wait for it.
     Wait,
-    /// Only if nobody has it.
+    /// Only if its lock is free.
     Try,
 }
 
@@ -37,7 +37,7 @@ pub enum Locking {
 pub enum Visited {
     /// It was.
     Done,
-    /// Somebody had it locked.
+    /// Another task had it locked.
     Busy,
 }
 
@@ -45,8 +45,7 @@ pub enum Visited {
 pub trait SpaceHandle<S: Memory>: Send + Sync {
     /// Lock the space and show it to `f`, once.
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<S>)) -> Visited;
-    /// The account that its program pays with now. A hint: what it was charged for before stays
-    /// where it is.
+    /// The account that its program pays with now. A hint: earlier charges stay where they are.
     fn account(&self) -> AccountId {
         AccountId::ROOT
     }

@@ -11,7 +11,7 @@ use crate::error::VmError;
 use crate::resident::Want;
 use crate::{AddressSpace, PageCache};
 
-/// What is done with the bytes, and whose rights count.
+/// Use of the bytes, and the rights that count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoteAccess {
     /// Load what the process may load.
@@ -20,7 +20,7 @@ pub enum RemoteAccess {
     Write,
 }
 
-/// What a futex waits on: the same for all who mean the same memory.
+/// Key of a futex: equal for all tasks that mean the same memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FutexKey {
     /// The address, in this space only.
@@ -125,7 +125,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(entry.frame())
     }
 
-    /// What a futex at `addr` is, for everyone who shares the memory.
+    /// Returns the key of a futex at `addr`, equal for all that share the memory.
     ///
     /// # Errors
     /// [`VmError::Fault`] where nothing is mapped.

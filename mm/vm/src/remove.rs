@@ -1,8 +1,8 @@
-//! Taking shared memory away from all who map it (MADV_REMOVE).
+//! Removal of shared memory from all its mappings (MADV_REMOVE).
 //!
-//! A hole is made in what is mapped and not in the mapping, so it takes the file's own locks and,
-//! one after the other, every space that maps it: nobody may hold a space meanwhile. An area is
-//! therefore only named here, and its caller makes the hole after it has let go of this space.
+//! A hole is made in the mapped file and not in the mapping. So it takes the file's own locks and,
+//! one after the other, every space that maps it: the caller may hold no space meanwhile. An area
+//! is therefore only named here, and its caller makes the hole after it has let go of this space.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -16,7 +16,7 @@ use crate::{AddressSpace, PageCache, VmError};
 
 /// A part of shared memory that is to go.
 pub struct Removal<S: Memory> {
-    /// What is mapped.
+    /// The cache that is mapped.
     pub cache: Arc<PageCache<S>>,
     /// The file that it is, if it is one.
     pub file: Option<Arc<dyn MappedFile<S>>>,

@@ -1,4 +1,4 @@
-//! What is asked of an address space.
+//! Requests to an address space.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -10,7 +10,7 @@ use freehold_paging::{Memory, Rights};
 use crate::{PageCache, VdsoPart};
 
 bitflags! {
-    /// What a process may do in an area: the values of Linux' `PROT_` constants.
+    /// Accesses that a process may make in an area: the values of Linux' `PROT_` constants.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct Protection: u32 {
         /// Nothing.
@@ -25,8 +25,8 @@ bitflags! {
 }
 
 impl Protection {
-    /// What a leaf grants for it. x86-64 cannot withhold reading from what may be written or
-    /// executed.
+    /// Returns the rights that a leaf grants for this protection. x86-64 cannot withhold reading
+    /// from a page that may be written or executed.
     pub(crate) fn rights(self) -> Rights {
         let mut rights = if self.is_empty() { Rights::NONE } else { Rights::READ };
         if self.contains(Self::WRITE) {
@@ -47,7 +47,7 @@ impl Protection {
 }
 
 bitflags! {
-    /// What else is true of an area.
+    /// Other properties of an area.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct AreaFlags: u32 {
         /// Grows downwards when the page below is touched (the stack).
@@ -110,7 +110,7 @@ pub enum AreaPlace {
     Anywhere,
     /// There, if it is free; else anywhere.
     Hint(VirtAddr),
-    /// There; what is there is unmapped.
+    /// There; existing mappings are removed.
     Fixed(VirtAddr),
     /// There, or [`VmError::Exists`](crate::VmError::Exists).
     FixedNoReplace(VirtAddr),
@@ -185,15 +185,15 @@ pub struct MapRequest<S: Memory> {
     pub place: AreaPlace,
     /// Bytes, more than 0; rounded up to pages.
     pub len: u64,
-    /// What the process may do.
+    /// Protection of the area.
     pub protection: Protection,
-    /// What is mapped.
+    /// Memory that the area shows.
     pub backing: Backing<S>,
-    /// What else.
+    /// Other properties.
     pub flags: AreaFlags,
 }
 
-/// What a process may have, in bytes; `u64::MAX` is no limit.
+/// Limits of a process' memory, in bytes; `u64::MAX` is no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// RLIMIT_AS: all areas.
@@ -230,7 +230,7 @@ pub struct Protect {
     pub start: VirtAddr,
     /// Its bytes.
     pub len: u64,
-    /// What may be done in it from now on.
+    /// Protection of the range from now on.
     pub protection: Protection,
     /// How far it reaches.
     pub extent: ProtectExtent,

@@ -1,8 +1,8 @@
-//! The pages that are there: leaves, their frames, and the counts of both.
+//! Resident pages: leaves, their frames, and the counts of both.
 //!
 //! Every change of a leaf is a method of [`Resident`], here or in the module of its subject (fork,
-//! huge, migrate, swap …), and the counts change with it. What a leaf grants follows from its area
-//! and from whether its frame is anonymous and exclusive, by the rules of the crate's head.
+//! huge, migrate, swap …), and the counts change with it. A leaf's rights follow from its area and
+//! from whether its frame is anonymous and exclusive, by the rules of the crate's head.
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -37,7 +37,7 @@ const AROUND: u64 = 16;
 /// Areas whose faults map no neighbours.
 const NOT_AROUND: AreaFlags = AreaFlags::RANDOM.union(AreaFlags::MONITOR_MINOR);
 
-/// What a page is needed for. Whether the area allows it is decided before.
+/// Purpose of a page. The caller has checked that the area allows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
     /// Load or fetch.
@@ -46,7 +46,7 @@ pub(crate) enum Want {
     Write,
 }
 
-/// What a leaf leads to.
+/// Target of a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LeafKind {
     Zero,
@@ -115,7 +115,7 @@ impl<S: Memory> Resident<S> {
         self.commons.source
     }
 
-    /// What the leaf `entry` leads to.
+    /// Returns the kind of page that the leaf `entry` leads to.
     pub(crate) fn kind_of(&self, entry: Entry) -> LeafKind {
         debug_assert!(entry.is_leaf());
         match entry.backing() {
@@ -369,7 +369,7 @@ impl<S: Memory> Resident<S> {
             return Ok(self.grant(at, rights));
         }
         let page = self.new_page(self.place(area, addr))?;
-        // Who ends, or whose page goes to a swap area, takes no turn.
+        // A partner that ends, or whose page goes to a swap area, takes no turn.
         if self.has_become_own(&held, &mut was_nobody_elses) {
             return Ok(self.grant(at, rights));
         }
@@ -398,8 +398,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Whether the frame that `held` is a leaf's hold of is this space's own by now; `nobodys` is
-    /// told whether nobody else needs its bytes.
+    /// Whether the frame of the leaf's hold `held` is this space's own by now. Sets `nobodys` to
+    /// whether no other holder needs its bytes.
     // A closure is not in line where it is called.
     #[inline(always)]
     fn has_become_own(&self, held: &LeafMapping<Anon, S>, nobodys: &mut bool) -> bool {
@@ -433,11 +433,10 @@ impl<S: Memory> Resident<S> {
         self.commons.swap.spares(held.pfn(), alone)
     }
 
-    /// Have the frame that a leaf holds for this space alone (again), if nobody else needs its
-    /// bytes.
+    /// Makes the frame of a leaf this space's alone (again), if no other holder needs its bytes.
     ///
     /// # Errors
-    /// Somebody does: the page needs a copy.
+    /// Another holder needs them: the page needs a copy.
     #[inline]
     pub(crate) fn reuse(&self, held: &LeafMapping<Anon, S>) -> Result<(), CopyFrom> {
         held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
@@ -544,7 +543,7 @@ struct Gone {
     swapped: u64,
 }
 
-/// Pages on their way out of tables: what they held goes to `batch`, their numbers to `gone`.
+/// Pages on their way out of tables: their frames go to `batch`, their numbers to `gone`.
 struct Zap<'a, S: Memory> {
     resident: &'a Resident<S>,
     batch: &'a mut FlushBatch<S>,
@@ -552,7 +551,7 @@ struct Zap<'a, S: Memory> {
 }
 
 impl<S: Memory> Zap<'_, S> {
-    /// What `old` says has left its table.
+    /// Passes everything that `old` held to the batch. `old` has left its table.
     #[inline(always)]
     fn take(&mut self, addr: VirtAddr, old: Entry, size: PageSize) {
         let resident = self.resident;
@@ -575,7 +574,7 @@ impl<S: Memory> Zap<'_, S> {
         }
     }
 
-    /// What the counted leaf `old` of a 4 KiB page held.
+    /// Returns the hold of the counted leaf `old` of a 4 KiB page.
     #[inline]
     fn take_held(&mut self, old: Entry) -> LeafMapping<User, S> {
         let taken = LeafMapping::<User, S>::from_leaf_of(self.resident.source(), old.frame());

@@ -1,4 +1,4 @@
-//! For those who look through an address space a piece at a time: what to pass over.
+//! Parts to pass over for callers that scan an address space a piece at a time.
 
 use core::ops::Range;
 

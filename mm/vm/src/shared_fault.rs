@@ -1,11 +1,11 @@
 //! Faults that many CPUs serve at once, in one address space.
 //!
 //! **Protocol.** Threads that touch anonymous memory for the first time need nothing of each other:
-//! each fills an entry that nobody else has filled. So the space's owner may let several CPUs in
-//! with `&AddressSpace`, as long as nobody has `&mut AddressSpace` (a reader-writer lock). What
+//! each fills an entry that no other CPU has filled. So the space's owner may let several CPUs in
+//! with `&AddressSpace`, as long as no CPU has `&mut AddressSpace` (a reader-writer lock). What
 //! these change is the state that they share:
-//! - an entry goes from empty to a leaf by compare-exchange; who loses frees its page and has
-//!   nothing more to do, since the page is there;
+//! - an entry goes from empty to a leaf by compare-exchange; the CPU that loses frees its page and
+//!   has nothing more to do, since the page is there;
 //! - a leaf is only given more rights, by compare-exchange, where its frame is exclusive; no leaf
 //!   goes, and none leads to another frame, so no CPU has to forget anything;
 //! - tables are neither made nor freed;
@@ -66,8 +66,8 @@ impl<S: Memory> AddressSpace<S> {
         Some(FaultKind::Minor)
     }
 
-    /// Add what faults that were served at once have changed to the counts. Whoever takes the
-    /// space's lock says this first.
+    /// Adds the changes of faults that were served without the space's lock to the counts. Each
+    /// task that takes the lock calls this first.
     #[inline]
     pub fn add_filled(&mut self) {
         if let Some((faults, pages)) = self.filled.take() {
@@ -78,7 +78,7 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// What it adds to [`Filled`], besides the fault.
+    /// Serves the fault. Returns the number to add to [`Filled`], besides the fault.
     fn fault_shared(
         &self,
         area: &Area<S>,
@@ -89,7 +89,7 @@ impl<S: Memory> Resident<S> {
         let Some((slot, PageSize::Small)) = self.tables.find(addr) else { return None };
         let entry = slot.load();
         if entry.is_leaf() {
-            // Somebody else was faster, or this CPU remembered less than the tables grant.
+            // Another CPU was faster, or this CPU's TLB had fewer rights than the tables grant.
             let is_granted = want == Want::Read || entry.is_writable();
             return if is_granted { Some(0) } else { self.grant_shared(area, EntryAt { addr, slot, entry }) };
         }
@@ -98,7 +98,7 @@ impl<S: Memory> Resident<S> {
         }
         if want == Want::Read {
             let (zero, rights) = (self.commons.zero_page(), area.shared_frame_rights());
-            // Whoever was faster has made the page present.
+            // If another CPU was faster, the page is present.
             let _ = slot.try_fill(Entry::leaf(zero, rights, Marks::Accessed, Backing::Uncounted));
             return Some(0);
         }

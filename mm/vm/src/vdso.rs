@@ -1,11 +1,11 @@
 //! The vDSO in address spaces: pages of the kernel that programs have mapped (Linux:
 //! `vm_special_mapping`).
 //!
-//! Two parts, each an area of its own: the **image**, which a program may have for itself as any
-//! private mapping (a debugger sets breakpoints in it), and the page of **time**, which nobody but
-//! the kernel ever writes and nobody pins. The frames are the same in all spaces, stay as long as
-//! the kernel runs, and their leaves are not counted: fork, exec and exit of a program touch no
-//! word that others touch.
+//! Two parts, each an area of its own: the **image** and the page of **time**. A program may have
+//! the image for itself as any private mapping (a debugger sets breakpoints in it). Only the kernel
+//! ever writes the page of time, and it is never pinned. The frames are the same in all spaces,
+//! stay as long as the kernel runs, and their leaves are not counted: fork, exec and exit of a
+//! program touch no word that others touch.
 
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Frame, LeafMapping, PageCache as CacheKind, Time};
@@ -16,7 +16,7 @@ use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind, SegvCode};
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
-/// What an area shows of it.
+/// Part of the vDSO that an area shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VdsoPart {
     /// The ELF image: `[vdso]`.

@@ -1,4 +1,4 @@
-//! What /proc shows of an address space.
+//! Views of an address space for /proc.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -66,7 +66,7 @@ pub struct PageView {
     pub watched: Watching,
 }
 
-/// What an area is called.
+/// Name of an area.
 #[derive(Clone, Copy)]
 pub enum AreaName<'a, S: Memory> {
     /// Nothing.
@@ -90,19 +90,19 @@ pub struct AreaView<'a, S: Memory> {
     pub start: VirtAddr,
     /// One past the last.
     pub end: VirtAddr,
-    /// What may be done.
+    /// Protection of the area.
     pub protection: Protection,
-    /// Who sees stores.
+    /// Whether stores are shared.
     pub sharing: Sharing,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// What it is called.
+    /// Name of the area.
     pub name: AreaName<'a, S>,
-    /// What else is true of it.
+    /// Other properties.
     pub flags: AreaFlags,
     /// From which nodes its pages come, where it says so.
     pub policy: Option<Policy>,
-    /// [`PageCache::id`](crate::PageCache::id) of what is mapped; 0 for private anonymous memory.
+    /// [`PageCache::id`](crate::PageCache::id) of the mapped cache; 0 for private anonymous memory.
     pub object: u64,
 }
 
@@ -216,7 +216,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.at(addr).map(view)
     }
 
-    /// What is known without a visit to the areas, of which there may be many.
+    /// Returns the figures that need no visit to the areas, of which there may be many.
     pub fn footprint(&self) -> Footprint {
         let resident = self.resident.rss.total();
         let table_bytes = self.resident.tables.table_bytes();
@@ -303,7 +303,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.at(area.start).is_some_and(|area| self.resident.is_huge_eligible(area))
     }
 
-    /// Count the pages of an area. The zero page is nobody's and is not counted.
+    /// Counts the pages of an area. The zero page has no owner and is not counted.
     pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
         let mut smaps = Smaps::default();
         let of_disk = |area: &Area<S>| area.attachment().is_some_and(|at| !at.cache().is_memory());
@@ -345,8 +345,8 @@ impl<S: Memory> AddressSpace<S> {
         if area.flags.contains(AreaFlags::LOCKED) {
             smaps.locked = smaps.pss;
         }
-        // As on Linux: what is in the swap as a file's page counts for each who would find it
-        // there, and has no proportional share.
+        // As on Linux: a file's page in the swap counts for each space that would find it there,
+        // and has no proportional share.
         if let Some(area) = self.areas.at(area.start)
             && let Some((cache, first)) = area.cache_page(area.start)
         {
@@ -359,7 +359,7 @@ impl<S: Memory> AddressSpace<S> {
     }
 }
 
-/// What a page's entry leads to.
+/// Target of a page's entry.
 #[derive(Clone, Copy)]
 enum What {
     /// A frame of a kind, mapped so often (0 for zeroes).

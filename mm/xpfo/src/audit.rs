@@ -12,12 +12,12 @@ use freehold_frame::{FrameState, FrameTable, Owner};
 use freehold_machine::entry::{FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
 
-/// What the kernel half has to look like.
+/// Rules that the kernel half must keep.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// The table whose upper half is the kernel's.
     pub root: Pfn,
-    /// Addresses of windows: what is there belongs to windows that are open at this moment.
+    /// Addresses of windows: leaves there belong to windows that are open at this moment.
     pub windows: Range<u64>,
     /// Frames of the image's text and constants.
     pub read_only: PfnRange,
@@ -72,7 +72,7 @@ impl core::fmt::Display for Violation {
     }
 }
 
-/// What the walk saw.
+/// Counts of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AuditReport {
     /// Leaves of 4 KiB.
@@ -140,8 +140,8 @@ impl<M: Tables> AuditWalk<'_, M> {
                 self.table(Pfn((entry & FRAME) >> 12), level - 1, canonical);
             }
         }
-        // Holes of the frame table share a table whose leaves are read-only: what nobody can write
-        // may be shared.
+        // Holes of the frame table share a table whose leaves are read-only: read-only memory may
+        // be shared.
         if writes && level < 4 {
             match self.tables.get_mut(self.known) {
                 Some(place) => *place = table.0,

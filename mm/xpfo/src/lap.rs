@@ -15,7 +15,7 @@
 //! next window, and its [`Lap::renew`] tells that there is something to forget from then on.
 //!
 //! The model in this file's tests explores every interleaving of two CPUs, three frames and an
-//! attacker who has each CPU cache what its tables show at any moment.
+//! attacker that makes each CPU cache its tables' entries at any moment.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
@@ -36,7 +36,7 @@ pub struct Lap<const SLOTS: usize> {
     laps: AtomicU64,
 }
 
-/// What [`Lap::renew`] found, and what the CPU has to do before it takes a slot.
+/// Result of [`Lap::renew`], and the CPU's duty before it takes a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Renewal {
     /// More slots of this lap. Nothing to do.
@@ -128,10 +128,10 @@ impl<const SLOTS: usize> Lap<SLOTS> {
             self.held.store(0, Ordering::Relaxed);
             interrupt();
             self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            // An interrupt sees what was stored before it, and what it has stored is seen after it.
+            // An interrupt sees earlier stores, and its own stores are seen after it.
             compiler_fence(Ordering::SeqCst);
             interrupt();
-            // Else slots would be taken with nobody to say that they are cached: they would be used
+            // Else slots would be taken without a mark that they are cached: they would be used
             // again before the CPU forgot them.
             if !self.may_be_cached() {
                 self.forget();

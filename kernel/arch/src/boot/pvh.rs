@@ -60,7 +60,7 @@ pub(super) fn has_nokaslr(start_info: u64) -> bool {
     false
 }
 
-/// Copy what the loader said.
+/// Copies the loader's data.
 ///
 /// # Panics
 /// When the start info is not one, or describes no usable memory.

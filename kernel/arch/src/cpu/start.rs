@@ -39,7 +39,7 @@ static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(u32::MAX) }; MAX_CPU
 static WAITING: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
 /// How many CPUs are set up, the first included.
 static READY: AtomicUsize = AtomicUsize::new(1);
-/// Whether the number of CPUs is final: from then on everybody flushes on all of them.
+/// Whether the number of CPUs is final: from then on every flush reaches all of them.
 static RELEASED: AtomicBool = AtomicBool::new(false);
 static ENTRY: Once<fn(CpuId) -> !> = Once::new();
 

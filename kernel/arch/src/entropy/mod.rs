@@ -49,7 +49,7 @@ static BASE: IrqSpinLock<Base> = IrqSpinLock::new(Base { key: CipherKey::ZERO, i
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Base {
-    /// Stirs hardware bits and the time stamp into the key; what was in it stays in it.
+    /// Stirs hardware bits and the time stamp into the key; its old entropy stays in it.
     fn reseed(&mut self) {
         let mut material = [0; KEY];
         let mut hardware = 0;

@@ -3,8 +3,8 @@
 //!
 //! A refill produces [`BLOCK`] bytes from the key. The first 32 of them replace the key at once,
 //! the others are handed out, each wiped as it leaves. So a state that is captured after a draw
-//! does not tell what was drawn before: the key that produced it is gone, and ChaCha20 cannot be
-//! run backwards. Linux' nearest relative is `crng_fast_key_erasure` (drivers/char/random.c).
+//! does not reveal earlier draws: the key that produced it is gone, and ChaCha20 cannot be run
+//! backwards. Linux' nearest relative is `crng_fast_key_erasure` (drivers/char/random.c).
 
 use core::hint::black_box;
 
@@ -78,7 +78,7 @@ impl Drop for Blocks {
     }
 }
 
-/// A generator: a key, and what is left of its last block.
+/// A generator: a key, and the rest of its last block.
 pub(super) struct KeyStream {
     key: CipherKey,
     block: [u8; BLOCK],
@@ -92,7 +92,7 @@ impl KeyStream {
         Self { key: CipherKey::ZERO, block: [0; BLOCK], next: BLOCK }
     }
 
-    /// Goes on with another key; what is left of the last block is wiped.
+    /// Goes on with another key; the rest of the last block is wiped.
     pub(super) fn restart(&mut self, key: CipherKey) {
         self.key = key;
         wipe(&mut self.block);

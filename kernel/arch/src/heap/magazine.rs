@@ -1,12 +1,12 @@
 //! Magazines: the free objects that one CPU has at hand, a list for each size.
 //!
-//! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context: the kernel is
-//! not preemptible and interrupt handlers do not use the heap, so nobody comes between two steps,
-//! and a hit writes no line that another CPU writes. Others read the counts only, for
-//! [statistics](super::stats). What a magazine lacks it takes from the slabs under their lock, all
-//! free objects of one block at a time, so that objects that share a line are one CPU's; what is
-//! too much for it goes back there. Linux' nearest relatives are a CPU's slab in mm/slub.c, and the
-//! magazines of Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
+//! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context. The kernel is
+//! not preemptible and interrupt handlers do not use the heap, so no other code runs between two
+//! steps. A hit writes no line that another CPU writes. Others read the counts only, for
+//! [statistics](super::stats). An empty magazine takes objects from the slabs under their lock: all
+//! free objects of one block at a time, so that objects that share a line are one CPU's. Surplus
+//! objects go back there. Linux' nearest relatives are a CPU's slab in mm/slub.c, and the magazines
+//! of Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
 //!
 //! **Bounds.** A magazine has at most the objects of one block, or [`LEAST_ROOM`] where these are
 //! fewer: all of a CPU's together hold about 80 KiB.
@@ -36,7 +36,7 @@ pub(crate) struct Magazines {
     counts: [AtomicU32; CLASSES.len()],
 }
 
-/// A list of free objects that are nobody's.
+/// A list of free objects without a user.
 pub(super) struct Chain {
     first: *mut Free,
     count: u32,
@@ -55,8 +55,8 @@ impl Magazines {
     #[inline]
     pub(super) fn take(&self, class: usize) -> Option<NonNull<u8>> {
         let object = NonNull::new(self.free[class].load(Ordering::Relaxed))?;
-        // SAFETY: what is on the list is free and holds the next one's address; only this CPU uses
-        // it.
+        // SAFETY: objects on the list are free and hold the next one's address; only this CPU uses
+        // the list.
         let next = unsafe { object.as_ref() }.next;
         self.free[class].store(next, Ordering::Relaxed);
         self.add_to_count(class, -1);
@@ -72,7 +72,7 @@ impl Magazines {
     /// Keep an object at hand. Its CPU only.
     ///
     /// # Safety
-    /// `object` is of the class and nobody uses it any more.
+    /// `object` is of the class and is no longer used.
     #[inline]
     pub(super) unsafe fn give(&self, class: usize, object: *mut u8) {
         let free = object.cast::<Free>();
@@ -131,7 +131,7 @@ impl Chain {
     /// The `count` objects from `first` on.
     ///
     /// # Safety
-    /// Each holds the next one's address, the last one null; they are of one class and nobody's.
+    /// Each holds the next one's address, the last one null; they are of one class and not in use.
     pub(super) const unsafe fn new(first: *mut Free, count: u32) -> Self {
         Self { first, count }
     }
@@ -139,7 +139,7 @@ impl Chain {
     /// A single object.
     ///
     /// # Safety
-    /// It is an object of the heap and nobody uses it any more.
+    /// `object` is the heap's and is no longer used.
     pub(super) unsafe fn of(object: *mut u8) -> Self {
         let first = object.cast::<Free>();
         // SAFETY: an object is at least 16 bytes, aligned, and by the caller's promise free.
@@ -150,7 +150,7 @@ impl Chain {
     /// The first object, taken off.
     pub(super) fn next(&mut self) -> Option<NonNull<u8>> {
         let object = NonNull::new(self.first)?;
-        // SAFETY: the objects of a chain are nobody's and hold the next one's address.
+        // SAFETY: the objects of a chain have no user and hold the next one's address.
         self.first = unsafe { object.as_ref() }.next;
         self.count -= 1;
         Some(object.cast())

@@ -3,8 +3,8 @@
 //! A bump allocator over whole pageblocks: the second half of the first one, the image's last one,
 //! then the lowest that are memory throughout and free, without those where the loader put the
 //! image: until the final tables are loaded it runs there. Each block that it opens enters the
-//! direct map. What it took is reserved for ever. [`seal`] ends it, all but [`RESERVE`] frames that
-//! the heap may still take.
+//! direct map. The frames that it took are reserved for ever. [`seal`] ends it, all but [`RESERVE`]
+//! frames that the heap may still take.
 
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
@@ -19,7 +19,8 @@ const MAX_RUNS: usize = 48;
 const LOW_END: Pfn = Pfn(0x100);
 
 struct BootFrames {
-    /// What was taken, one run per opened block or row of used up ones; the last is still growing.
+    /// Frames that were taken: one run per opened block, or per row of used up blocks. The last run
+    /// is still growing.
     runs: [PfnRange; MAX_RUNS],
     count: usize,
     /// The free rest of the last run's block.

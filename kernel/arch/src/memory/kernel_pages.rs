@@ -8,7 +8,7 @@ use super::{direct, tables};
 
 /// The owner of 2^order kernel-side frames, with their bytes through the direct map.
 ///
-/// Whoever makes one from frames gives them away: nobody else uses those frames until
+/// The caller that makes one from frames gives them away: no other code uses these frames until
 /// [`KernelPages::into_frames`]. Dropping one without that loses the frames.
 #[derive(Debug)]
 pub struct KernelPages {

@@ -13,7 +13,7 @@ pub(crate) const WINDOWS_SPAN: u64 = 256 << 20;
 pub(crate) const PLUGGABLE_SPAN: u64 = 1 << 40;
 /// Bytes of the frame table's area.
 pub(crate) const FRAME_TABLE_SPAN: u64 = 128 * GIB;
-/// Bytes of each of the frame table's two parts: the records, and behind them what goes with them.
+/// Bytes of each of the frame table's two parts: the records, and the reverse keys.
 pub(crate) const FRAME_TABLE_PART: u64 = FRAME_TABLE_SPAN / 2;
 /// Bytes of the dynamic area: stacks, mappings of frames and of device registers.
 pub(crate) const DYNAMIC_SPAN: u64 = 64 * GIB;

@@ -1,10 +1,10 @@
 //! The patching window: the only place where text is ever mapped for stores, for the time of one.
 //!
 //! It is a page in the windows' area, and no CPU's. The observer of the machine is told where it is
-//! and which code stores there ([`crate::watch`]). Who patches holds the right to all copies of
-//! text ([`freehold_replica::Replicas::patch`]), so it is used by one CPU at a time. Other CPUs may
-//! cache its translation, though none of them uses it: the protocol lets them forget it after each
-//! phase.
+//! and which code stores there ([`crate::watch`]). The patching CPU holds the right to all copies
+//! of text ([`freehold_replica::Replicas::patch`]), so one CPU at a time uses the window. Other
+//! CPUs may cache its translation, though none of them uses it: the protocol lets them forget it
+//! after each phase.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -38,8 +38,8 @@ pub(super) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
     entry.store(tables::leaf(frame, OPEN), Ordering::Release);
     let to = (window().0 + offset as u64) as *mut u8;
     // SAFETY: the window was just opened on the frame, whose copy of text the caller changes; this
-    // CPU forgot the window when it last closed. What CPUs make of the bytes is the caller's
-    // protocol.
+    // CPU forgot the window when it last closed. The caller's protocol covers CPUs that run the
+    // bytes.
     unsafe { freehold_patch_text(to, bytes.as_ptr(), bytes.len()) };
     entry.store(0, Ordering::Release);
     registers::invlpg(window().0);

@@ -129,8 +129,8 @@ fn check(block: Pfn) -> &'static PluggableRegion {
     region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
 }
 
-/// Memory for the records of a pageblock in a part of the table, all zeroes; what is not used is
-/// given back.
+/// Memory for the records of a pageblock in a part of the table, all zeroes; unused memory is given
+/// back.
 struct Fresh {
     records: VirtAddr,
     pages: u64,
@@ -218,7 +218,7 @@ pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(),
     Ok(())
 }
 
-/// The pageblock from `block` on, which nobody uses, is about to go: take its records' memory back.
+/// The unused pageblock from `block` on is about to go: takes its records' memory back.
 ///
 /// # Panics
 /// For a pageblock that is not plugged in.

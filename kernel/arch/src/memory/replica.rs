@@ -23,7 +23,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 /// By CPU: how often it was about to load a root with another node's image. The microscope reads
 /// it.
 static SHARED_LOADS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// By CPU: what the count was when it last forgot the text of such a root.
+/// By CPU: the value of the count when the CPU last forgot the text of such a root.
 static FORGOTTEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// Whether nodes have roots of their own.
@@ -55,7 +55,7 @@ pub(super) fn root_of(node: NodeId) -> Pfn {
 }
 
 /// Loads the kernel's root of `cpu`'s node, on `cpu`, which has the kernel's own loaded, and
-/// forgets what that one's text was.
+/// forgets that root's text.
 pub fn load_own(cpu: CpuId) {
     let root = root_of(X86.node_of_cpu(cpu));
     if root != tables::root() {
@@ -99,8 +99,7 @@ impl Port for ImagePort {
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
         assert!(page < boot::read_only_frames().len() && X86.current_root() == tables::root());
         let address = boot::read_only_parts().0.start + page * PAGE_SIZE as u64;
-        // SAFETY: text and read-only data are mapped for reading, for ever, and nobody writes to
-        // them.
+        // SAFETY: text and read-only data are mapped for reading, for ever, and are never written.
         f(unsafe { &*(address as *const [u8; PAGE_SIZE]) })
     }
     fn rest(self) -> Rest {

@@ -9,9 +9,9 @@
 //! Everything else is checked slowly: the page allocator's blocks while they change hands, and
 //! start-up. Frames that the direct map holds are reached through it: they are the kernel's own.
 //!
-//! **Time.** What is closed may be cached until the CPU forgets. [`Policy`] says how long: under
-//! `on` the CPU forgets at a deadline, before it idles, and before a program runs after a kernel
-//! task had the CPU.
+//! **Time.** A closed window may be cached until the CPU forgets it. [`Policy`] says how long:
+//! under `on` the CPU forgets at a deadline, before it idles, and before a program runs after a
+//! kernel task had the CPU.
 //!
 //! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's
 //! preemption count. An interrupt counts there too ([`enter_interrupt`]), so a window that is
@@ -67,8 +67,8 @@ pub(crate) struct Windows {
     lent: AtomicU64,
     /// Not 0: a window is forgotten as it closes.
     forgets_at_close: AtomicU32,
-    /// When what is closed must be forgotten, as [`time::now`] counts; `u64::MAX` while nothing is
-    /// cached.
+    /// Deadline by which closed windows must be forgotten, as [`time::now`] counts; `u64::MAX`
+    /// while nothing is cached.
     pub(crate) deadline: AtomicU64,
 }
 
@@ -114,8 +114,8 @@ static POLICY: Once<Policy> = Once::new();
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 /// Whether it is [`Policy::Off`], where each access looks.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
-/// Whether the policy is [`Policy::Strict`], as a word: what [`close_as`] adds to what a task asks
-/// for.
+/// Whether the policy is [`Policy::Strict`], as a word that [`close_as`] adds to the task's
+/// request.
 static IS_STRICT: AtomicU32 = AtomicU32::new(0);
 
 /// The policy: `lap` until [`set_policy`], since nothing could be bounded before there is a clock.
@@ -258,7 +258,7 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
 /// dropped.
 struct Reached {
     bytes: *mut [u8; PAGE_SIZE],
-    /// The slot's entry; one that nobody looks at for what the direct map holds.
+    /// The slot's entry; for a frame in the direct map an entry that is never used.
     entry: *const AtomicU64,
 }
 
@@ -289,8 +289,8 @@ impl Drop for Reached {
 ///
 /// **Cost.** 35 instructions with the question for the policy before it and [`Reached`]'s drop: the
 /// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op for
-/// the tracepoint. Counting costs none, a 64th of a lap's begin one more. The floor is 25: what is
-/// left without the checks of owner and context.
+/// the tracepoint. Counting costs none, a 64th of a lap's begin one more. The floor is 25: the rest
+/// without the checks of owner and context.
 ///
 /// # Panics
 /// When it is no memory, the kernel's image (but for reading text and read-only data), or in a
@@ -314,8 +314,8 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     reach_slowly(frame, BITS)
 }
 
-/// What [`reach`] does not: another run of slots, a further window, a frame that is no program's,
-/// or no windows at all.
+/// Handles the cases that [`reach`] does not: another run of slots, a further window, a frame that
+/// is no program's, or no windows at all.
 #[cold]
 #[inline(never)]
 fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
@@ -446,7 +446,7 @@ pub fn take_back() {
     }
 }
 
-/// What the kernel half has to look like.
+/// Returns the rules that the kernel half must keep.
 pub fn map_rules() -> Rules {
     let start = layout().windows;
     Rules {
@@ -596,8 +596,8 @@ impl PhysicalBytes for X86 {
         }
         let reached = reach::<1, WINDOW>(frame);
         // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale
-        // translation of the slot's last lap and no other window of this CPU on it. What the direct
-        // map holds is the kernel's: the callers of this trait own the frames that they name.
+        // translation of the slot's last lap and no other window of this CPU on it. Frames in the
+        // direct map are the kernel's: the callers of this trait own the frames that they name.
         f(unsafe { &mut *reached.bytes })
     }
     #[inline(always)]

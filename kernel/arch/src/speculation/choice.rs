@@ -1,16 +1,16 @@
-//! Which speculative-execution weaknesses a CPU has and what this kernel does about each: a pure
-//! function of CPUID and IA32_ARCH_CAPABILITIES.
+//! A CPU's speculative-execution weaknesses and this kernel's mitigation of each: a pure function
+//! of CPUID and IA32_ARCH_CAPABILITIES.
 //!
 //! Weaknesses and words are those of Linux 6.1 (arch/x86/kernel/cpu/common.c, `cpu_set_bug_bits`,
-//! and bugs.c, `cpu_show_common`; Documentation/admin-guide/hw-vuln). The words say what this
-//! kernel does: where Linux has a mitigation that is missing here, the text begins with
-//! "Vulnerable". Page tables are not isolated, absent entries are not inverted, stores may be
-//! bypassed, and indirect branches are plain ones.
+//! and bugs.c, `cpu_show_common`; Documentation/admin-guide/hw-vuln). The words describe this
+//! kernel: where Linux has a mitigation that is missing here, the text begins with "Vulnerable".
+//! Page tables are not isolated, absent entries are not inverted, stores may be bypassed, and
+//! indirect branches are plain ones.
 
 use core::fmt;
 
-/// What a CPU says of itself. Registers are named as in the manuals: Intel SDM volume 2, CPUID, and
-/// volume 4, MSR 10AH; AMD APM volume 3, appendix E.
+/// Properties that a CPU reports of itself. Registers are named as in the manuals: Intel SDM volume
+/// 2, CPUID, and volume 4, MSR 10AH; AMD APM volume 3, appendix E.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tables {
     /// EBX, EDX, ECX of leaf 0, as text.
@@ -238,7 +238,7 @@ impl Tables {
             || self.leaf21_eax & VERW_CLEAR != 0
     }
 
-    /// Whether stale data of devices' registers are a weakness that nobody has confirmed or denied
+    /// Whether stale data of devices' registers are a weakness that is neither confirmed nor denied
     /// for this model.
     fn is_mmio_unknown(&self) -> bool {
         !(self.is_intel() && self.family() == 6 && listed(STRICKEN, self.model()).has(W::MmioStaleData))
@@ -293,10 +293,10 @@ impl Tables {
     }
 }
 
-/// What the command line asks for (`mitigations=`).
+/// Mitigations that the command line asks for (`mitigations=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WantedMitigations {
-    /// What the CPU needs.
+    /// Mitigations that the CPU needs.
     #[default]
     Auto,
     /// Nothing.
@@ -314,7 +314,7 @@ pub enum IndirectBranches {
     Automatic,
 }
 
-/// What is done. The LFENCEs after SWAPGS and STAC are always there.
+/// Mitigations in use. The LFENCEs after SWAPGS and STAC are always there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mitigations {
     /// Indirect branches of the kernel.
@@ -362,7 +362,7 @@ pub struct Text<'a> {
     pub weakness: Weakness,
     /// The CPU.
     pub tables: &'a Tables,
-    /// What is done.
+    /// Mitigations in use.
     pub done: Mitigations,
 }
 
@@ -380,7 +380,7 @@ impl fmt::Display for Text<'_> {
             W::Retbleed if self.done.indirect == IndirectBranches::Enhanced => {
                 f.write_str("Mitigation: Enhanced IBRS")
             }
-            // Microcode deals with these two, and what a guest sees is what its host lets it.
+            // Microcode deals with these two, and the host decides what a guest sees of it.
             W::Srbds | W::GatherDataSampling if self.tables.is_guest() => {
                 f.write_str("Unknown: Dependent on hypervisor status")
             }

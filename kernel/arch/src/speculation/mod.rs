@@ -1,4 +1,4 @@
-//! Speculative execution: what this CPU needs, and doing it.
+//! Speculative execution: the mitigations that this CPU needs, and their activation.
 //!
 //! [`choice`] decides from the CPU's tables, once, on the first CPU ([`start`]); each CPU then sets
 //! its registers. On hot paths a flag is asked:
@@ -10,7 +10,7 @@
 //! - **LFENCE** after SWAPGS in the trap entries, and after STAC in user copies that read
 //!   (`usercopy.s`): always. A branch around a fence could itself be predicted wrongly.
 //!
-//! Which weaknesses are left open says [`choice`]; SECURITY.md says what that means.
+//! [`choice`] names the weaknesses that are left open; SECURITY.md explains the consequences.
 
 use core::fmt::Display;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -30,7 +30,7 @@ const PRED_CMD_IBPB: u64 = 1;
 const EFER_AUTOMATIC_IBRS: u64 = 1 << 21;
 
 static CHOSEN: Once<(Tables, Mitigations)> = Once::new();
-/// What `entry.s` compares with the 1 that asks it for SYSRET: 1, or 2 where VERW comes before
+/// Value that `entry.s` compares with 1, the request for SYSRET: 1, or 2 where VERW comes before
 /// SYSRET and IRET. So the way out of a system call costs nothing where buffers are not cleared.
 pub(crate) static PLAIN_EXIT: AtomicU32 = AtomicU32::new(1);
 static SEPARATES_USERS: AtomicBool = AtomicBool::new(false);

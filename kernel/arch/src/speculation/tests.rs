@@ -12,7 +12,7 @@ fn signature(family: u32, model: u32) -> u32 {
     extended << 20 | (model & 0xf0) << 12 | base << 8 | (model & 0xf) << 4
 }
 
-/// Haswell of 2013 without new microcode: nothing of what came later.
+/// Haswell of 2013 without new microcode: no later features.
 fn old_intel() -> Tables {
     Tables {
         vendor: INTEL,

@@ -8,9 +8,9 @@
 //! A writer that needs the value no longer, but no other writer beside it, makes the state be
 //! *kept* ([`PerCpuRwGuard::downgrade`]): readers come in, writers do not.
 //!
-//! Writers wait without sleeping, so readers are short and do not sleep. Which count a reader uses
-//! is nobody's concern but the cache lines': a reader that moves to another CPU still subtracts
-//! itself where it has added itself.
+//! Writers wait without sleeping, so readers are short and do not sleep. The choice of a reader's
+//! count matters to cache lines only: a reader that moves to another CPU still subtracts itself
+//! where it has added itself.
 //!
 //! Counts take room, and a writer looks at all of them. So there are none, and no reader, until a
 //! writer [lets them in](PerCpuRwGuard::let_read).
@@ -46,14 +46,14 @@ pub struct PerCpuRwLock<T> {
 #[repr(align(128))]
 struct Readers(AtomicUsize);
 
-// SAFETY: as for `RwLock`: what is shared is one `&mut T` or several `&T`, and `T` may go from the
-// writer on one CPU to that on another.
+// SAFETY: as for `RwLock`: CPUs share one `&mut T` or several `&T`, and `T` may go from the writer
+// on one CPU to that on another.
 unsafe impl<T: Send + Sync> Sync for PerCpuRwLock<T> {}
 
-/// What came of an attempt to read.
+/// Result of an attempt to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadAttempt<R> {
-    /// What the reader returned.
+    /// The reader's result.
     Done(R),
     /// There is a writer.
     Written,
@@ -98,8 +98,8 @@ impl<T> PerCpuRwLock<T> {
         }
         // SAFETY: a writer makes a reference when it has seen each count at 0 after it had said
         // that it writes, and has none when it says no longer so. This reader was counted before it
-        // found that nobody writes, and is until it is done with the reference, so no writer has
-        // one meanwhile.
+        // found that there is no writer, and is until it is done with the reference, so no writer
+        // has one meanwhile.
         ReadAttempt::Done(f(unsafe { &*self.value.get() }))
     }
 
@@ -185,7 +185,7 @@ impl<T> Drop for PerCpuRwGuard<'_, T> {
     }
 }
 
-/// The right that nobody writes a [`PerCpuRwLock`]'s value.
+/// The right by which no CPU writes a [`PerCpuRwLock`]'s value.
 #[must_use]
 pub struct PerCpuRwKept<'a, T> {
     lock: &'a PerCpuRwLock<T>,

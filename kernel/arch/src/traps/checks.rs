@@ -52,7 +52,7 @@ mod with_checks {
     static CHECKED: AtomicU64 = AtomicU64::new(0);
     static EXPECTED_CR4: AtomicU64 = AtomicU64::new(0);
 
-    /// What a test does with an NMI that nobody else sent, on the stack of NMIs.
+    /// A test's handler of an NMI that no other code sent. It runs on the stack of NMIs.
     pub type NmiHook = fn(&Registers);
     static HOOK: Once<NmiHook> = Once::new();
 

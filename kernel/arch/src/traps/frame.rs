@@ -2,7 +2,8 @@
 
 use freehold_machine::Access;
 
-/// General registers, and what the CPU itself saves, in the order in which `entry.s` lays them out.
+/// General registers, and those that the CPU itself saves, in the order in which `entry.s` lays
+/// them out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(16))]
 #[allow(missing_docs, reason = "registers are named as the manual names them")]
@@ -35,7 +36,8 @@ pub struct Registers {
 
 const _: () = assert!(size_of::<Registers>() == 22 * 8);
 
-/// What a page fault's error code (Intel SDM volume 3, 4.7) asks for: bit 1 write, bit 4 fetch.
+/// Returns the access in a page fault's error code (Intel SDM volume 3, 4.7): bit 1 write, bit 4
+/// fetch.
 pub(crate) fn decode_page_fault(error: u64) -> Access {
     match error {
         e if e & 1 << 4 != 0 => Access::Execute,

@@ -1,10 +1,9 @@
 //! Machine checks: errors that the hardware finds in memory, caches and buses.
 //!
 //! Each CPU has banks of registers that say what happened. An error in kernel mode, or one that the
-//! CPU cannot contain, is the end: the certificate lists the banks. An error that the program in
-//! user mode can be ended for, with the CPU's state intact (a poisoned load or fetch), costs that
-//! program a SIGBUS and nobody else anything. The frame stays where it is: a later use of it is
-//! another machine check.
+//! CPU cannot contain, is the end: the certificate lists the banks. An error in user mode that
+//! leaves the CPU's state intact (a poisoned load or fetch) costs the program a SIGBUS and has no
+//! other effect. The frame stays where it is: a later use of it is another machine check.
 //!
 //! Nearest relative: Linux' `arch/x86/kernel/cpu/mce/`, without its rendezvous: a virtual machine's
 //! banks are a CPU's own. Runs on the vector's own stack, between any two instructions: takes no
@@ -36,7 +35,7 @@ const MAX_BANKS: u32 = 32;
 /// Registers per bank: control, status, address, miscellaneous.
 const STRIDE: u32 = 4;
 
-/// What a machine check means for the CPU that got it.
+/// Consequence of a machine check for the CPU that got it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MachineCheckVerdict {
     /// No error that was not corrected: go on.
@@ -69,7 +68,7 @@ pub(crate) fn init_cpu() {
         unsafe { registers::wrmsr(MSR_MCG_CTL, u64::MAX) };
     }
     for bank in 0..bank_count(capabilities) {
-        // SAFETY: a bank that is there; all ones turn on what it can report.
+        // SAFETY: a bank that is there; all ones enable all of its errors.
         unsafe { registers::wrmsr(MSR_MC0_CTL + STRIDE * bank, u64::MAX) };
         // SAFETY: zero clears the bank.
         unsafe { registers::wrmsr(MSR_MC0_CTL + STRIDE * bank + 1, 0) };
@@ -135,8 +134,8 @@ fn global_status() -> u64 {
     unsafe { registers::rdmsr(MSR_MCG_STATUS) }
 }
 
-/// What the banks say about the machine check in `frame`. A check that the machine survives leaves
-/// them empty.
+/// Returns the verdict of the banks on the machine check in `frame`. Banks are emptied after a
+/// check that the machine survives.
 pub(super) fn judge_and_clear(frame: &Registers) -> MachineCheckVerdict {
     let status = global_status();
     let recovers = capabilities() & CAP_RECOVERY != 0;
@@ -166,14 +165,14 @@ fn start(global: u64) -> MachineCheckVerdict {
     if global & RESTART_VALID == 0 { MachineCheckVerdict::EndMachine } else { MachineCheckVerdict::Continue }
 }
 
-/// What one bank's `status` means (Intel SDM volume 3, table 16-6).
+/// Returns the verdict on one bank's `status` (Intel SDM volume 3, table 16-6).
 fn judge(status: u64, global: u64, recovers: bool, user: bool) -> MachineCheckVerdict {
     if status & UNCORRECTED == 0 {
         return MachineCheckVerdict::Continue;
     }
     let contained = recovers && global & RESTART_VALID != 0 && status & (CONTEXT_CORRUPT | OVERFLOW) == 0;
     match (contained, status & (SIGNALED | ACTION_REQUIRED)) {
-        // Found by a scrubber or at a write-back: nobody has used it yet.
+        // Found by a scrubber or at a write-back: the data has not been used yet.
         (true, 0 | SIGNALED) => MachineCheckVerdict::Continue,
         (true, bits) if bits == SIGNALED | ACTION_REQUIRED && user => MachineCheckVerdict::EndProgram(status),
         _ => MachineCheckVerdict::EndMachine,

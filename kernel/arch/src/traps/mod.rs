@@ -38,7 +38,7 @@ pub struct Unresolved;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ImageOffset(pub u64);
 
-/// What an interrupt came to.
+/// Code that an interrupt stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interrupted {
     /// A program.
@@ -47,7 +47,7 @@ pub enum Interrupted {
     Kernel(ImageOffset),
 }
 
-/// What the kernel does when the hardware calls.
+/// Functions of the kernel that the hardware's events call.
 pub trait Handlers: Sync {
     /// A user copy of the kernel met `addr` without a page for `access`. Interrupts are on; may
     /// sleep.
@@ -253,7 +253,7 @@ fn give_program_up(frame: &Registers) -> Return {
 
 fn double_fault(frame: &Registers) -> ! {
     let address = registers::read_cr2();
-    // What could not be pushed below the stack pointer was meant for the guard page.
+    // A push that failed below the stack pointer was meant for the guard page.
     if frame.rsp.wrapping_sub(address) > GUARD_REACH {
         panic::exception(frame, address)
     }

@@ -1,4 +1,4 @@
-//! Floating-point state as bytes: what the CPU would take, and what a program is given.
+//! Floating-point state as bytes: the CPU's own format, and the format for programs.
 //!
 //! Manual: Intel SDM volume 1, 13.4 (the area), 13.8.1 (what XRSTOR refuses).
 
@@ -30,7 +30,7 @@ pub struct FpuImage {
 }
 
 impl FpuImage {
-    /// What FXSAVE saves: x87 and SSE.
+    /// The state that FXSAVE saves: x87 and SSE.
     pub const LEGACY: Self = Self { bytes: LEGACY_BYTES, components: X87 | SSE };
     /// None could be read: always refused.
     pub const UNREADABLE: Self = Self { bytes: 0, components: 0 };
@@ -142,7 +142,7 @@ impl UserContext {
         }
         Ok(())
     }
-    /// Put the floating-point state back to what a new program has.
+    /// Puts the floating-point state back to that of a new program.
     pub fn reset_fpu(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
@@ -156,13 +156,13 @@ impl UserContext {
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
     /// Makes the x87 and SSE bytes of a state that was reset, and that no CPU has saved since,
-    /// those of a new program. To be called before anybody looks at them.
+    /// those of a new program. The caller does this before it reads them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
         let (legacy, rest) = area.split_at_mut(LEGACY_BYTES);
         if rest.first_chunk::<8>() == Some(&[0; 8]) {
-            // MXCSR and its mask are loaded and saved whatever the header says.
+            // MXCSR and its mask are loaded and saved with any header.
             legacy[2..24].fill(0);
             legacy[32..].fill(0);
         }

@@ -11,7 +11,7 @@ pub struct Iter<'a, K, V> {
     /// Inner nodes that are not finished, from the root on, with the next entry of each.
     above: [Option<(&'a MapNode<K, V>, usize)>; HEIGHT],
     depth: usize,
-    /// What is left of the leaf below them.
+    /// The rest of the leaf below them.
     leaf: slice::Iter<'a, (K, V)>,
 }
 

@@ -1,4 +1,4 @@
-//! Frames that nobody should have sent.
+//! Frames that no peer should have sent.
 
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -21,8 +21,8 @@ fn recorded() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What is done to a frame: bytes stored, and how many are left. Checksums are set right
-/// afterwards, so that it is read to its end.
+/// Change of a frame: bytes stored, and how many are left. Checksums are set right afterwards, so
+/// that the frame is read to its end.
 #[derive(Clone, Debug)]
 struct Change {
     frame: usize,
@@ -55,7 +55,7 @@ fn sum(bytes: &[u8], mut sum: u32) -> u16 {
     !(sum as u16)
 }
 
-/// Sets the checksums of IPv4 and of what it carries right.
+/// Sets the checksums of IPv4 and of its payload right.
 fn mend(frame: &mut [u8]) {
     let header = frame.get(14).map_or(0, |byte| usize::from(byte & 15) * 4);
     if frame.len() < 14 + header || header < 20 {
@@ -256,8 +256,8 @@ fn a_late_reset_ends_no_wait_for_old_segments() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever frames come: nothing panics, every invariant holds, memory stays bounded, and a
-    /// call is still answered.
+    /// After any frames: nothing panics, every invariant holds, memory stays bounded, and a call is
+    /// still answered.
     #[test]
     fn no_frame_does_harm(changes in changes(), noise in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..10)) {
         let frames = recorded();

@@ -1,4 +1,4 @@
-//! What arrives, and what becomes of connections.
+//! Bytes that arrive, and the ends of connections.
 
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -32,8 +32,8 @@ fn call(world: &mut World, there: &[u8]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the wire loses, doubles, damages and delays: each byte comes once and in order,
-    /// both ends learn that the other has ended, and nothing is left of the connection.
+    /// The wire may lose, double, damage and delay frames. Each byte comes once and in order, both
+    /// ends learn that the other has ended, and nothing is left of the connection.
     #[test]
     fn a_stream_arrives(
         faults in faults(), seed: u64,
@@ -41,7 +41,7 @@ proptest! {
         rooms in prop::collection::vec(1..90_000_usize, 1..6),
     ) {
         let mut world = World::new(faults, seed);
-        // A call may fail where nobody hears who has an address.
+        // A call may fail where the answers about addresses are lost.
         let caller = (0..10).find_map(|_| {
             let caller = call(&mut world, &bytes(there, 1));
             world.run_until(600 * SECOND, |world| {
@@ -170,7 +170,7 @@ fn half_a_connection_goes_on() {
     world.nodes[1].pump(0, now);
     world.run(SECOND);
     assert_eq!(world.nodes[0].machine.sockets[caller].received, bytes(100_000, 3));
-    // Whoever ended first waits for old segments.
+    // The end that closed first waits for old segments.
     assert_eq!((world.nodes[0].stack.connections(), world.nodes[1].stack.connections()), (1, 0));
     world.run(61 * SECOND);
     assert_eq!(world.nodes[0].stack.connections(), 0);
@@ -212,7 +212,7 @@ fn a_peer_that_never_reads_holds_no_more_than_two_buffers() {
         world.nodes[1].stack.memory()
     );
     assert_eq!(world.nodes[0].machine.sockets[caller].failure, None, "the peer answers");
-    // Its program gives up: the peer's program never will, and what is left does not stay for ever.
+    // Its program gives up: the peer's program never will, and the rest does not stay for ever.
     world.nodes[0].machine.sockets[caller].owner = Owner::Deaf;
     let now = world.now;
     world.nodes[0].machine.sockets[caller].to_send.clear();

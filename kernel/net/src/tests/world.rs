@@ -11,7 +11,7 @@ pub const SECOND: u64 = 1000 * MILLISECOND;
 /// Memory of a machine's connections.
 pub const BUDGET: usize = 4 << 20;
 
-/// What a program has of a connection.
+/// A program's end of a connection.
 #[derive(Debug)]
 pub struct Socket {
     pub id: Option<Id>,
@@ -163,7 +163,7 @@ impl Node {
     }
 }
 
-/// What the wire does to frames, in 256ths, and by how many milliseconds it delays them at most.
+/// Faults of the wire for frames, in 256ths, and the longest delay in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub lost: u8,
@@ -215,14 +215,14 @@ impl World {
         self.random() % 256 < u64::from(chance)
     }
 
-    /// Puts what the machines have sent onto the wire.
+    /// Puts the machines' frames onto the wire.
     fn collect(&mut self) {
         for from in 0..2 {
             for mut frame in core::mem::take(&mut self.nodes[from].machine.out) {
                 if self.happens(self.faults.lost) {
                     continue;
                 }
-                // What no checksum of ours covers, that of the wire does.
+                // Frames that no checksum of ours covers are covered by the wire's own.
                 let is_covered = frame[12..14] == [8, 0];
                 if self.happens(self.faults.damaged) && is_covered {
                     let at = 14 + self.random() as usize % (frame.len() - 14);

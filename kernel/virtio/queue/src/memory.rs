@@ -28,7 +28,7 @@ pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
 
 /// Where the kernel reaches the first byte of a frame of the bounce kind; bytes of the following
 /// frames of its block follow. Such a frame is in the direct map for as long as it is of that kind,
-/// so that nobody has to look.
+/// so no lookup is needed.
 #[inline]
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
     #[cfg(feature = "model")]
@@ -41,13 +41,13 @@ pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
     }
 }
 
-/// The same, from those who made the direct map: it panics where the frame is not in it.
+/// The same, from the code that made the direct map: it panics where the frame is not in it.
 fn ask(frame: Pfn) -> NonNull<u8> {
     #[cfg(feature = "model")]
     return crate::model::pointer(frame);
     #[cfg(all(target_os = "none", not(feature = "model")))]
     {
-        // Made only to ask where the frame is: the owner of the frame stays who it was.
+        // Made only to get the frame's address: the owner of the frame stays the same.
         let pages = freehold_arch::memory::KernelPages::from_frames(frame, 0);
         NonNull::new(pages.as_ptr()).expect("the direct map is not at 0")
     }

@@ -122,7 +122,7 @@ impl<S: DmaSource> Part<S> {
     pub fn in_segments(self, most: usize) -> Self {
         Self { segment: u32::try_from(most).unwrap_or(u32::MAX).max(1), ..self }
     }
-    /// What of the mapping it is.
+    /// Returns the bytes of the mapping that the part covers.
     const fn range(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.length as usize
     }
@@ -160,7 +160,7 @@ impl<S: DmaSource> Part<S> {
     }
 }
 
-/// What a device gets in one go: parts to read, then parts to write.
+/// Chain that a device gets in one go: parts to read, then parts to write.
 pub struct Chain<S: DmaSource> {
     parts: [Option<Part<S>>; MAX_PARTS],
     tag: usize,
@@ -204,7 +204,7 @@ pub struct Completion {
     pub tag: usize,
     /// Bytes that the device says it wrote, at most what it was allowed to.
     pub written: usize,
-    /// The same as the device says it, whatever that is.
+    /// The device's claim, unchecked.
     pub claimed: u32,
 }
 
@@ -212,7 +212,7 @@ pub struct Completion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// The device said what it cannot: it gave back what it did not have. It must not be used again
+/// The device told a lie: it gave back a chain that it did not have. It must not be used again
 /// without a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken;
@@ -287,7 +287,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// The next chain that the device gave back, if there is one.
     ///
     /// # Errors
-    /// [`Broken`] if it gave back what it did not have; then and ever after.
+    /// [`Broken`] if it gave back a chain that it did not have; then and ever after.
     #[inline]
     pub fn complete(&mut self) -> Result<Option<Completion>, Broken> {
         let ring = self.ring.as_mut().filter(|_| !self.broken).ok_or(Broken)?;

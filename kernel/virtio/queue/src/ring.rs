@@ -1,4 +1,4 @@
-//! The memory of a split virtqueue (virtio 1.2, 2.7), and what the driver writes and reads of it.
+//! The memory of a split virtqueue (virtio 1.2, 2.7), and the driver's writes and reads of it.
 //!
 //! **Invariant.** All that a device may change is read by atomic loads of single words, once each
 //! time, and nothing that the driver decides by comes back from there: which descriptors follow

@@ -1,16 +1,16 @@
-//! Whether the device's cache may hold what was written since it was last emptied.
+//! Whether the device's cache may hold bytes that were written since it was last emptied.
 //!
 //! **Protocol.** All of it happens under the disk's lock. A write counts once the device has
-//! answered it, whatever it answers and whether a task still waits. A flush takes the count before
-//! it is sent, since it covers the writes that were answered before (virtio 1.2, 5.2.6.2), and
-//! hands it back if it succeeds. One is left out where no write was answered since the last one
-//! that succeeded began. What was there at start-up counts as a write. Linux sends each flush and
-//! leaves it to the device to find that there is nothing to do.
+//! answered it, with any answer and whether a task still waits or not. A flush takes the count
+//! before it is sent, since it covers the writes that were answered before (virtio 1.2, 5.2.6.2),
+//! and hands it back if it succeeds. A flush is left out where no write was answered since the last
+//! successful flush began. The cache's contents at start-up count as a write. Linux sends each
+//! flush and leaves it to the device to find that there is nothing to do.
 
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct WriteCache {
-    /// Writes that the device has answered, and one for what was there before.
+    /// Writes that the device has answered, and one for the cache's first contents.
     answered: u64,
     /// How many of them a flush has covered.
     flushed: u64,
@@ -28,7 +28,8 @@ impl WriteCache {
     pub fn count_write(&mut self) {
         self.answered += 1;
     }
-    /// What a flush that is sent now covers; `None` where there is nothing to flush.
+    /// Returns the writes that a flush covers if it is sent now; `None` where there is nothing to
+    /// flush.
     pub fn uncovered(&self) -> Option<Covered> {
         (self.flushed < self.answered).then_some(Covered(self.answered))
     }

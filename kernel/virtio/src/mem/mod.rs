@@ -2,20 +2,20 @@
 //!
 //! The device owns a *region* of physical addresses, in blocks. It says how much of it the host
 //! wants plugged in ([`Sizes::requested`]); the driver plugs blocks in and unplugs them, one
-//! request at a time, until it is as much. Only what is plugged in is memory.
+//! request at a time, until it is as much. Only blocks that are plugged in are memory.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`region`] | what the device says about itself, checked |
+//! | [`region`] | the device's configuration, checked |
 //! | [`request`] | requests and answers as bytes |
-//! | [`resize`] | [`Resizer`]: from what is plugged in to what is requested |
+//! | [`resize`] | [`Resizer`]: from the plugged size to the requested one |
 //!
 //! **Hostile devices.** The region and its block size are checked once and fixed from then on;
-//! sizes are limited to the region each time they are read. A device that answers what is no
-//! answer, or none in time, is reset and [`Failed`] from then on; a reset unplugs nothing (QEMU,
-//! and Linux' `virtio_mem_remove`, which resets with memory still plugged in), so what is plugged
-//! in stays in use. What is plugged in is what the driver remembers, not what the device says: a
-//! device can refuse, but cannot make the kernel use memory that it did not acknowledge.
+//! sizes are limited to the region each time they are read. A device whose answer is invalid, or
+//! late, is reset and [`Failed`] from then on. A reset unplugs nothing (QEMU, and Linux'
+//! `virtio_mem_remove`, which resets with memory still plugged in), so plugged blocks stay in use.
+//! The driver's own list of plugged blocks counts, not the device's: a device can refuse, but
+//! cannot make the kernel use memory that it did not acknowledge.
 
 pub mod region;
 pub mod request;
@@ -51,7 +51,7 @@ const RESPONSE: usize = 32;
 pub struct Mem<S: DmaSource, T: Transport> {
     /// Taken by tasks only, while the ring is changed. Orders with no other lock.
     inner: Mutex<MemInner<S, T>>,
-    /// What the interrupt notifies: an answer has come, or the host wants another size.
+    /// Wait that the interrupt ends: an answer has come, or the host wants another size.
     wait: &'static dyn Wait,
     region: Region,
 }
@@ -119,14 +119,14 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
     pub fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
         self.request(ResizeRequest::Plug(frames))
     }
-    /// Unplug `frames`, whole units of the region that nobody uses.
+    /// Unplugs `frames`, whole unused units of the region.
     ///
     /// # Errors
     /// [`Failed`].
     pub fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
         self.request(ResizeRequest::Unplug(frames))
     }
-    /// Unplug everything: whatever was plugged in before this kernel started.
+    /// Unplugs everything that was plugged in before this kernel started.
     ///
     /// # Errors
     /// [`Failed`].
@@ -150,7 +150,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
             answer = self.inner.lock().answer();
             answer.is_some()
         });
-        // Whoever waits for the buffer may go on.
+        // A task that waits for the buffer may go on.
         self.wait.notify();
         answer.unwrap_or_else(|| self.inner.lock().give_up())
     }
@@ -179,7 +179,7 @@ impl<S: DmaSource, T: Transport> MemInner<S, T> {
         Ok(true)
     }
 
-    /// The answer to what was sent; `None` while the device has it.
+    /// Returns the answer to the request; `None` while the device has it.
     fn answer(&mut self) -> Option<Result<Answer, Failed>> {
         let queue = match self.link.lent() {
             Ok((queue, _)) => queue,

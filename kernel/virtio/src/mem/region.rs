@@ -1,4 +1,4 @@
-//! What the device says about itself, checked once; and the sizes that change.
+//! The device's configuration, checked once; and the sizes that change.
 
 use core::fmt;
 
@@ -29,7 +29,7 @@ pub(super) fn read<T: Transport>(transport: &T) -> TransportResult<[u8; CONFIG_B
 pub enum Domain {
     /// It does.
     Said,
-    /// What is there means nothing.
+    /// The configuration does not: the field means nothing.
     Unsaid,
 }
 
@@ -46,7 +46,7 @@ pub enum BadRegion {
     BlockSize(u64),
     /// An address or a size that is not whole blocks.
     NotBlocks,
-    /// It goes beyond what can be addressed.
+    /// The region goes beyond the addressable memory.
     Beyond,
     /// No whole unit is in it.
     Empty,
@@ -72,8 +72,8 @@ impl From<BadRegion> for SetupError {
     }
 }
 
-/// Where a device can plug memory in. Its *units* are what is plugged in and unplugged: blocks of
-/// the device, or pageblocks where those are larger.
+/// Where a device can plug memory in. Its *units*, which are plugged and unplugged as a whole, are
+/// blocks of the device, or pageblocks where those are larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// Bytes of a block of the device: a power of two, a page or more.
@@ -126,8 +126,8 @@ impl Region {
         Ok(Self { block, unit, frames, domain: (said == Domain::Said).then_some(domain.into()) })
     }
 
-    /// Look at a device that nobody drives yet: for start-up, which has to know where memory may
-    /// come before it hands out the first frame.
+    /// Looks at a device without a driver: for start-up, which has to know where memory may come
+    /// before it hands out the first frame.
     ///
     /// # Errors
     /// [`SetupError`].

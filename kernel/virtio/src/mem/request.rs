@@ -9,7 +9,7 @@ pub const REQUEST_BYTES: usize = 24;
 /// Bytes of `struct virtio_mem_resp`.
 pub const RESPONSE_BYTES: usize = 10;
 
-/// What the driver asks for.
+/// Request of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResizeRequest {
     /// Make these frames memory.
@@ -38,7 +38,7 @@ impl ResizeRequest {
     }
 }
 
-/// What the device answers.
+/// Answer of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// It is so.

@@ -1,8 +1,9 @@
-//! From what is plugged in to what the host wants.
+//! From the plugged size to the one that the host wants.
 //!
 //! **Invariant.** A unit is the kernel's ([`Onliner::online`]) only while the device has
-//! acknowledged it as plugged in, and the device is asked to unplug only what the kernel has let go
-//! of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
+//! acknowledged it as plugged in, and the device is asked to unplug only units that the kernel has
+//! let go of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the
+//! kernel.
 //!
 //! One task runs a [`Resizer`]; nothing here is shared.
 
@@ -18,7 +19,7 @@ use crate::Failed;
 /// meanwhile.
 const PASSES: usize = 8;
 
-/// What the kernel does with units.
+/// Interface of the kernel that takes and gives back units.
 pub trait Onliner {
     /// These frames are memory now. `false`: the kernel has no room to manage them, and has not
     /// touched them.
@@ -75,12 +76,11 @@ pub enum ResizeOutcome {
     /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has
     /// no room to manage more. Try again later.
     Later,
-    /// The device does not do what it asked for; as long as it wants the same, trying again is of
-    /// no use.
+    /// The device refuses its own request; while it wants the same, another try is of no use.
     Refused,
 }
 
-/// What became of one unit.
+/// Result for one unit.
 enum Step {
     Moved,
     Stuck,
@@ -129,7 +129,7 @@ impl Resizer {
     /// `pause` is called between units.
     ///
     /// # Errors
-    /// [`Failed`]; what is plugged in stays in use.
+    /// [`Failed`]; plugged units stay in use.
     pub fn follow(
         &mut self,
         device: &impl Device,
@@ -160,7 +160,7 @@ impl Resizer {
         memory: &mut impl Onliner,
         pause: &mut impl FnMut(),
     ) -> Result<ResizeOutcome, Failed> {
-        // Upwards, so that what is left to the host is in one piece.
+        // Upwards, so that the host's part is in one piece.
         let [target, usable] = [sizes.requested, sizes.usable].map(|bytes| bytes / self.unit_bytes());
         for unit in 0..self.region.units().min(usable) {
             if self.count >= target {
@@ -187,7 +187,7 @@ impl Resizer {
             Answer::Refused | Answer::Error => return Ok(Step::Refused),
         }
         if !memory.online(frames) {
-            // The host may have it back; if it will not take it, nobody uses it.
+            // The host may have it back; if it does not take it, the memory stays unused.
             device.unplug(frames)?;
             return Ok(Step::Stuck);
         }

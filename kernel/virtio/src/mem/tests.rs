@@ -75,7 +75,7 @@ fn a_region_is_understood() {
     assert_eq!(region.frames_of(255), PfnRange::new(Pfn(0x11_fe00), Pfn(0x12_0000)));
     assert_eq!(Region::check(&PLAIN.bytes(), Domain::Unsaid).unwrap().domain(), None);
     // Small blocks make units of a pageblock, large ones are units; a region that begins or ends
-    // between units loses what is outside.
+    // between units loses the parts outside.
     let small = Config { block: 4096, address: 4 * GIB + MIB, region: 8 * MIB, ..PLAIN }.check().unwrap();
     assert_eq!((small.frames(), small.units()), (PfnRange::new(Pfn(0x10_0200), Pfn(0x10_0800)), 3));
     let large = Config { block: 128 * MIB, ..PLAIN }.check().unwrap();
@@ -211,7 +211,7 @@ fn a_device_that_is_not_what_it_was_at_start_up_is_refused() {
     assert!(matches!(short.err(), Some(SetupError::Ring(_))), "a configuration that is too short");
 }
 
-/// A device and a kernel, each of which knows what it has; the device refuses as `moods` say, one a
+/// A device and a kernel, each of which knows its memory; the device answers by `moods`, one per
 /// request.
 struct World {
     region: Region,
@@ -265,7 +265,8 @@ impl Device for World {
     }
 }
 
-/// What the kernel has; it keeps what is in `used`, and has no room for what is in `unmanageable`.
+/// The kernel's memory. The kernel keeps units in `used`, and has no room for those in
+/// `unmanageable`.
 #[derive(Default)]
 struct Kernel {
     online: BTreeSet<u64>,
@@ -416,8 +417,8 @@ proptest! {
         }
     }
 
-    /// Whatever the device answers and the kernel keeps, both agree on what is plugged in, but for
-    /// what the kernel cannot manage again.
+    /// The device may give any answers, and the kernel may keep any units. Both agree on the
+    /// plugged units, but for those that the kernel cannot manage again.
     #[test]
     fn device_and_kernel_agree_after_any_history(steps in proptest::collection::vec((0u64..80, 0u8..5, 0u64..32, 0usize..12), 1..40)) {
         let (world, mut kernel) = (World::new(), Kernel::default());

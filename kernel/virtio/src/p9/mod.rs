@@ -13,8 +13,8 @@
 //! place until it has answered; Tflush asks it to be quick.
 //!
 //! **Lies.** An answer that is not the request's, or longer than the device says it wrote, breaks
-//! the protocol: the device is reset and stays out of use (`link.rs`). What an answer says beyond
-//! its header is for the file system to judge.
+//! the protocol: the device is reset and stays out of use (`link.rs`). The file system checks the
+//! rest of an answer behind its header.
 
 mod places;
 
@@ -59,7 +59,7 @@ impl<S: DmaSource, T: Transport> Drop for HeldPlace<'_, S, T> {
     }
 }
 
-/// What the device calls its tree: a length of 2 bytes, and the bytes.
+/// Returns the device's name for its tree: a length of 2 bytes, and the bytes.
 fn tag<T: Transport>(transport: &T, features: Features) -> Result<Vec<u8>, SetupError> {
     if !features.contains(Features::P9_TAG) {
         return Err(SetupError::Nonsense("tag"));
@@ -94,7 +94,7 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
         Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), line, device, tag })
     }
 
-    /// Calls `f` with the lock held; wakes those who wait once it is released, where there is
+    /// Calls `f` with the lock held; wakes waiting tasks once it is released, where there is
     /// something for them.
     fn with<R>(&self, f: impl FnOnce(&mut MessagePlaces<S, T>) -> R) -> R {
         let (result, wakes) = {

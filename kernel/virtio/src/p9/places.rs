@@ -4,11 +4,11 @@
 //! number is its request's tag, so a tag is used again only after the device gave the request's
 //! chain back. A task that is killed while the device has its request leaves it *abandoned*: a
 //! Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free when the
-//! device has given back both. What the task noted of it, if anything, is then there for
-//! [`MessagePlaces::take_ended`]. Rflush says nothing that is needed: the chain itself comes back,
+//! device has given back both. [`MessagePlaces::take_ended`] then returns the task's note on the
+//! request, if there is one. The driver needs nothing from Rflush: the chain itself comes back,
 //! whether the server had done the request or gave it up (QEMU then gives it back empty).
 //!
-//! Everything happens under the device's lock; who waits is woken after it is released
+//! Everything happens under the device's lock; waiting tasks are woken after it is released
 //! ([`MessagePlaces::take_wake`]).
 
 use alloc::sync::Arc;
@@ -26,8 +26,8 @@ use crate::{Data, Exchange, MessageError, SetupError};
 /// Descriptors in the ring, a power of two: a request takes three to five, and twenty where its
 /// memory is in pieces.
 const RING: usize = 64;
-/// What a place has of its own: its message, the answer, data where there is no other memory, and a
-/// Tflush.
+/// Layout of a place's own memory: its message, the answer, data where there is no other memory,
+/// and a Tflush.
 const REPLY_AT: usize = MAX_REQUEST;
 const BULK_AT: usize = 9216;
 const OWN_BULK: usize = 4096;
@@ -45,7 +45,8 @@ enum State {
     Held,
     /// With the device; a task waits for it.
     Pending,
-    /// With the device; no task waits any more. What is to be told when it is back.
+    /// With the device; no task waits any more. Holds the task's note for
+    /// [`MessagePlaces::take_ended`].
     Abandoned(Option<u32>),
     /// Back from the device; bytes that it wrote.
     Done(usize),
@@ -81,7 +82,7 @@ impl<S: DmaSource> Bulk<S> {
 
 /// An answer whose header was looked at.
 pub(super) struct Finished {
-    /// What it says.
+    /// The answer.
     pub outcome: Outcome,
     /// Bytes of data that came with it.
     pub data: usize,
@@ -93,7 +94,7 @@ pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
     places: [Place<S>; DEPTH],
     /// Tasks that wait for a place.
     waiting: usize,
-    /// What abandoned requests left, by place.
+    /// Notes of abandoned requests that are over, by place.
     ended: [Option<u32>; DEPTH],
     wake: bool,
 }
@@ -117,13 +118,13 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wake: false })
     }
 
-    /// Whether somebody has to be woken.
+    /// Returns whether a task has to be woken.
     pub fn take_wake(&mut self) -> bool {
         core::mem::take(&mut self.wake)
     }
 
-    /// A place; `None` where the task has to wait for one. It is counted among those who do until
-    /// it [leaves](Self::leave).
+    /// A place; `None` where the task has to wait for one. The task is counted as waiting until it
+    /// [leaves](Self::leave).
     pub fn take(&mut self, is_counted: &mut bool) -> Result<Option<usize>, MessageError> {
         self.reap()?;
         let free = |place: &Place<S>| place.state == State::Free && !place.flushed;
@@ -182,7 +183,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             exchange.request[end - 4..].copy_from_slice(&(bulk.length as u32).to_le_bytes());
         }
         memory.write(0, exchange.request);
-        // What an earlier answer left is no answer to this one.
+        // The rest of an earlier answer is no answer to this request.
         memory.write(REPLY_AT, &[0; DATA_HEADER]);
         self.submit(chain)?;
         self.places[number].state = State::Pending;
@@ -202,7 +203,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         Ok(())
     }
 
-    /// Gathers what the device has given back.
+    /// Gathers the chains that the device has given back.
     fn reap(&mut self) -> Result<(), MessageError> {
         loop {
             let (queue, _) = self.link.lent()?;
@@ -286,7 +287,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         self.places[number].memory.read(REPLY_AT, reply);
         let tag = u16::from_le_bytes([exchange.request[TAG_AT], exchange.request[TAG_AT + 1]]);
         let kind = exchange.request[TAG_AT - 1];
-        // What was written behind the room for the answer is data, or nothing of ours.
+        // Bytes behind the room for the answer are data, or none of ours.
         let received = if matches!(exchange.data, Data::Received(_)) { written } else { length };
         let outcome = check(reply, received, kind, tag);
         let data = match (outcome, bulk, &exchange.data) {
@@ -305,7 +306,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         }
     }
 
-    /// What was noted of a request that its task abandoned and that is over now.
+    /// Returns the note on a request that its task abandoned and that is over now.
     pub fn take_ended(&mut self) -> Option<u32> {
         let _ = self.reap();
         self.ended.iter_mut().find_map(Option::take)
@@ -317,7 +318,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
     }
 }
 
-/// Message, data to be read, room for the answer, room for data: what a request is for the device.
+/// Message, data to be read, room for the answer, room for data: a request as the device sees it.
 fn chain<S: DmaSource>(
     memory: &Arc<DmaMapping<S>>,
     number: usize,

@@ -33,7 +33,7 @@ pub const BUFFERS: Buffers = Buffers { receive: 4, transmit: 4, size: 100 };
 
 /// Both ways once, with a host that answers. `None`: the console has failed.
 fn talk(port: &Port, fake: &Fake, text: &[u8]) -> Option<()> {
-    // What a lie has put there comes first.
+    // Bytes that a lie has put there come first.
     while port.try_read(&mut [0; 500]).ok()? > 0 {}
     if port.try_write(text).ok()? < text.len() {
         return None;
@@ -107,7 +107,7 @@ fn begin(fake: &Fake, lie: Lie) {
         Lie::ConfigImpossible | Lie::ConfigNonsense => fake.set_config(&[0xff; 12]),
         Lie::ResetRefused => {
             misreport(fake, Lie::ResetRefused);
-            // What makes a driver want a reset.
+            // A used element that makes the driver want a reset.
             fake.give(1, 15, 0);
         }
         lie => _ = misreport(fake, lie),

@@ -42,7 +42,7 @@ pub fn start(fake: &Fake, step: &'static Step) -> Result<Disk, SetupError> {
     Disk::new(fake.clone(), model::device(), Lines { answers: step, turns: step })
 }
 
-/// What sector `sector` holds.
+/// Returns the bytes of sector `sector`.
 fn content(sector: u64) -> Vec<u8> {
     vec![sector as u8 ^ 0xa5; SECTOR_SIZE]
 }
@@ -57,7 +57,7 @@ pub fn config(sectors: u64, size_max: u32, seg_max: u32, block_size: u32) -> Vec
     bytes
 }
 
-/// Does what the next request asks for, but for giving it back: its head, and how much was written.
+/// Serves the next request, but does not give it back. Returns its head, and how much was written.
 pub fn serve(fake: &Fake) -> Option<(u32, u32)> {
     let (head, parts) = fake.take(0)?;
     let mut header = [0; 16];
@@ -195,7 +195,7 @@ fn begin(liar: &Liar, line: &Step) {
         Lie::NoAnswer | Lie::LateAnswer => liar.mute.store(true, Ordering::Relaxed),
         Lie::ResetRefused => {
             misreport(fake, Lie::ResetRefused);
-            // What makes a driver want a reset.
+            // A used element that makes the driver want a reset.
             if fake.has_queue(0) {
                 fake.give(0, 63, 0);
             }

@@ -82,7 +82,7 @@ proptest! {
             let fake = Fake::new(disk::FEATURES);
             fake.set_config(&disk::config(disk::SECTORS, 0, 0, 0));
             let device = fake.clone();
-            // The device itself looks at what it changed: its own look is cut short where a chain
+            // The device itself reads the changed bytes: its own read is cut short where a chain
             // makes no sense.
             let step = Step::leak(move || {
                 while let Some((head, parts)) = device.take_checked(0) {
@@ -186,8 +186,8 @@ proptest! {
             let device = fake.clone();
             let step = Step::leak_killed(move || {
                 while let Some((head, parts)) = device.take_checked(0) {
-                    // What changed may be where an answer is to be written: it is written where it
-                    // is short only.
+                    // The changed bytes may be the place or length of the answer: an answer is only
+                    // written to short parts.
                     let fits = parts.iter().all(|part| part.length <= 4096 || !part.writable && part.length < 1 << 16);
                     let size = if fits { p9::answer(&parts) } else { 0 };
                     device.give(0, head.into(), size);

@@ -1,7 +1,7 @@
 //! Devices that lie: what each lie leads to, for each kind of device and each moment.
 //!
 //! The table is [`table::ROWS`]. Every cell is played against the real driver over the software
-//! transport. After each cell the accounts of the DMA API must balance: what the driver took is
+//! transport. After each cell the accounts of the DMA API must balance: the driver's memory is
 //! back, or counted as lost where the cell says so, and another device's bytes are untouched. The
 //! flips (`flips.rs`) change any shared byte between any two looks of a driver.
 #![forbid(unsafe_code)]
@@ -32,7 +32,7 @@ fn turn() -> MutexGuard<'static, ()> {
 /// Lets the device work while a driver sleeps; time runs out after a few steps.
 pub struct Step {
     device: Box<dyn Fn() + Send + Sync>,
-    /// What comes of a wait that is over before its time.
+    /// Result of a wait that is over before its time.
     late: Waited,
 }
 
@@ -92,7 +92,7 @@ pub fn tell(ring: &mut DeviceRing, lie: Lie, head: u32, written: u32) -> bool {
     true
 }
 
-/// Sets up what a device lies about in its registers. Returns whether it is such a lie.
+/// Sets up a lie in the device's registers. Returns whether `lie` is such a lie.
 pub fn misreport(fake: &Fake, lie: Lie) -> bool {
     match lie {
         Lie::ConfigShort => fake.set_config(&[0; 3]),

@@ -135,7 +135,7 @@ fn begin(liar: &Liar, line: &Step) {
         Lie::NoAnswer | Lie::LateAnswer => liar.mute.store(true, Ordering::Relaxed),
         Lie::ResetRefused => {
             misreport(fake, Lie::ResetRefused);
-            // What makes a driver want a reset.
+            // A used element that makes the driver want a reset.
             if fake.has_queue(0) {
                 fake.give(0, 3, 0);
             }

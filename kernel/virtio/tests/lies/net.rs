@@ -29,7 +29,7 @@ fn packet(byte: u8) -> [u8; LENGTH] {
     packet
 }
 
-/// What of the header is not so, and what it is instead.
+/// Returns the place of the false byte in the header, and its value.
 fn header_lie(lie: Lie) -> Option<(usize, u8)> {
     match lie {
         Lie::HeaderFlags => Some((0, 1)),
@@ -55,7 +55,7 @@ fn take_all(fake: &Fake) -> Vec<u8> {
 /// Both ways once, with a host that answers. `None`: the device has failed.
 fn talk(net: &Network, fake: &Fake, byte: u8) -> Option<()> {
     let mut room = [0; 1514];
-    // What a lie has put there comes first.
+    // Frames that a lie has put there come first.
     while net.receive(&mut room).ok()?.is_some() {}
     assert!(net.send(&[byte; 60]).ok()?, "there is room");
     assert_eq!(take_all(fake)[HEADER..], [byte; 60], "the host gets what was sent");
@@ -130,7 +130,7 @@ fn begin(fake: &Fake, lie: Lie) {
         Lie::ConfigNonsense => fake.set_config(&[&CONFIG[..6], &[0xff; 100]].concat()),
         Lie::ResetRefused => {
             misreport(fake, Lie::ResetRefused);
-            // What makes a driver want a reset.
+            // A used element that makes the driver want a reset.
             fake.give(1, 63, 0);
         }
         lie => _ = misreport(fake, lie),

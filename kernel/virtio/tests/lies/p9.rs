@@ -45,7 +45,7 @@ pub fn answer(parts: &[Descriptor]) -> u32 {
     size
 }
 
-/// Sends a message that asks for data, and looks at what came.
+/// Sends a message that asks for data, and checks the answer.
 pub fn read(folder: &Folder) -> Result<usize, MessageError> {
     let (data, count) = read_any(folder)?;
     assert!(data[..count].iter().all(|&byte| byte == 0x5a));
@@ -166,7 +166,7 @@ fn begin(liar: &Liar, line: &Step) {
         Lie::NoAnswer | Lie::LateAnswer => liar.mute.store(true, Ordering::Relaxed),
         Lie::ResetRefused => {
             misreport(fake, Lie::ResetRefused);
-            // What makes a driver want a reset.
+            // A used element that makes the driver want a reset.
             if fake.has_queue(0) {
                 fake.give(0, 3, 0);
             }

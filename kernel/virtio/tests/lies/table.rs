@@ -1,6 +1,6 @@
-//! What each lie leads to.
+//! Consequences of each lie.
 
-/// What a device does wrong.
+/// Fault of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
     // The used ring.
@@ -25,7 +25,7 @@ pub enum Lie {
     ConfigImpossible,
     /// Figures that change after start-up, or that no driver here uses: capacity and plugged
     /// memory, segment limits, block size, ports, columns, pairs of queues; and the longest packet,
-    /// which is cut to what can be.
+    /// which is cut to the possible length.
     ConfigNonsense,
     ConfigShort,
     ConfigNeverSettles,
@@ -86,7 +86,7 @@ pub enum End {
     /// Every request fails from then on. The device was reset and all memory is back at once, while
     /// the driver lives.
     Dead,
-    /// What the device has in flight is out of use for ever, and counted.
+    /// Memory that the device has in flight is out of use for ever, and counted.
     Lost,
     /// The driver's end: all memory is back.
     Back,
@@ -157,8 +157,8 @@ pub const ROWS: [Row; 28] = [
     row(ResetRefused,       [Refused, Lost,     Lost],    [Refused, Lost,     Lost],    [Refused, Lost,  Lost], [Refused, Lost,  Lost], [Refused, Lost,  Lost]),
 ];
 
-/// What only network devices can lie about, from the first frame on and later. No other device
-/// looks at it.
+/// Lies that only network devices can tell, from the first frame on and later. Other drivers do not
+/// read these fields.
 pub const FRAME_ROWS: [(Lie, [End; 3]); 6] = [
     (LengthBelowHeader, [Dead, Dead, Back]),
     (HeaderFlags, [Dead, Dead, Back]),

@@ -4,10 +4,10 @@
 //! Facts, from Documentation/core-api/swiotlb.rst and the patch series "Allow dynamic allocation of
 //! software IO TLB bounce buffers": slots of 2 KiB; segments of 128 slots, which a buffer never
 //! leaves; areas with a lock each, chosen by the CPU; for each slot the number of free ones from it
-//! to the end of its segment, 0 where it is taken; a place per area where the next search begins;
-//! what is a page or more begins at a page; slots remember the original's address and how much of
-//! it is left; what is used is counted in one place, with the most that ever was. What is left out
-//! is in Linux' favour: interrupts are not disabled, and no pool is looked up.
+//! to the end of its segment, 0 where it is taken; a place per area where the next search begins; a
+//! buffer of a page or more begins at a page; slots remember the original's address and how much of
+//! it is left; one counter has the used slots, and another the most that were ever used. The model
+//! disables no interrupts and looks up no pool, which favours Linux.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

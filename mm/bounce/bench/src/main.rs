@@ -1,5 +1,5 @@
-//! `make bench`, or `cargo run --profile bench -p freehold-bounce-bench [-- quick]`: what it takes
-//! to get slots and to give them back, beside Linux' algorithm.
+//! `make bench`, or `cargo run --profile bench -p freehold-bounce-bench [-- quick]`: the cost of
+//! getting slots and giving them back, beside Linux' algorithm.
 //!
 //! Both are timed in turn, batch by batch, in the thread's CPU time: what else the host does falls
 //! on both. `median` is that of the batches, for one take and one give; `p99.9` is of operations
@@ -27,12 +27,12 @@ use rustix::time::{ClockId, clock_gettime};
 pub const SEGMENT: usize = 256 << 10;
 /// How much longer a search may take among full segments.
 const FLAT: f64 = 1.3;
-/// What two threads shall do, as a multiple of what one does.
+/// Least throughput of two threads, as a multiple of one thread's.
 const TWO: f64 = 1.8;
 
 /// Gives memory to a device.
 trait Allocator {
-    /// What was taken.
+    /// Buffer that was taken.
     type Held;
     /// In the table.
     const NAME: &'static str;

@@ -6,17 +6,17 @@
 //! **Invariant.** Each address that a device is told lies in memory that the DMA API gave to this
 //! device, or is [`NOWHERE`]. A buffer is copied when it is shared and when it comes back, so a
 //! device that goes on writing afterwards changes nothing of the driver's. It may keep writing into
-//! memory that another transfer of the same device gets next: what stays the device's is the
-//! device's ([`freehold_bounce`]: residue).
+//! memory that another transfer of the same device gets next: memory that was the device's stays
+//! the device's ([`freehold_bounce`]: residue).
 //!
-//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back.
-//! It went out with the driver's own bytes, whatever its direction: what the device did not write
-//! is what was there before.
+//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back. A
+//! buffer of any direction went out with the driver's own bytes, so bytes that the device did not
+//! write are as before.
 //!
 //! **Waiting.** Sharing cannot fail in the trait's words. Where memory is short the caller waits
-//! ([`Place::wait`]); where the transfer can never be had, or the place gives up, the device is
-//! told [`NOWHERE`]. There is no memory, with or without an IOMMU, so that its driver sees an error
-//! of the device and nobody's bytes are touched. A buffer is in one piece, so one of up to
+//! ([`Place::wait`]); where the transfer can never be had, or the place gives up, the device gets
+//! the address [`NOWHERE`]. There is no memory, with or without an IOMMU. So its driver sees an
+//! error of the device, and no bytes are touched. A buffer is in one piece, so one of up to
 //! [`LONGEST`] bytes can be had for as long as the device's rules leave room for it.
 //!
 //! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions
@@ -38,8 +38,9 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 use spin::Mutex;
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-/// What a device is told that cannot have its memory: far beyond what any processor of x86-64 can
-/// address (52 bits), and the bytes behind it, too. Linux' nearest relative is `DMA_MAPPING_ERROR`.
+/// Address that a device gets when no memory could be mapped for it. It and the bytes behind it are
+/// far beyond the 52 bits that any x86-64 processor can address. Linux' nearest relative is
+/// `DMA_MAPPING_ERROR`.
 pub const NOWHERE: DmaAddr = DmaAddr(1 << 63);
 
 /// The longest buffer that is in one piece however fragmented memory is: a segment of the DMA API.
@@ -54,16 +55,16 @@ pub enum Patience {
     GiveUp,
 }
 
-/// Whose memory it is: the trait's functions have no `self`.
+/// Type that stands for one device's DMA memory: the HAL's functions have no `self`.
 ///
 /// # Safety
-/// [`Place::pointer`] returns where the bytes of the frame, and behind them those of the frames
-/// that follow it in its block, are for as long as the frame is the DMA API's: valid, aligned to a
-/// page, and in nobody else's hands.
+/// [`Place::pointer`] returns the address of the frame's bytes. The bytes of the frames that follow
+/// it in its block come behind them. While the DMA API has the frame, the bytes are valid, aligned
+/// to a page, and used by no other code.
 pub unsafe trait Place: 'static {
     /// The page allocator under the DMA API.
     type Source: DmaSource;
-    /// What the device has.
+    /// Returns the memory that the device has borrowed.
     fn lent() -> &'static Lent<Self::Source>;
     /// See the trait's head.
     fn pointer(frame: Pfn) -> NonNull<u8>;
@@ -71,7 +72,7 @@ pub unsafe trait Place: 'static {
     fn wait(tries: usize) -> Patience;
 }
 
-/// What one device has of the DMA API through this crate.
+/// Memory that one device has borrowed from the DMA API through this crate.
 pub struct Lent<S: DmaSource> {
     device: Device<S>,
     rings: Mutex<Vec<Coherent<S>>>,
@@ -121,12 +122,12 @@ impl<S: DmaSource> Lent<S> {
     fn bounce(&self, original: &[u8], direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         let plain = self.device.buffer(original.len(), direction);
         let is_whole = |mapping: &DmaMapping<S>| mapping.one_piece(0..original.len()).is_some();
-        // What is in pieces is given back first: it may be all that the device can have.
+        // A mapping in pieces is given back first: it may be all that the device can have.
         let mapping = match plain.ok().filter(is_whole) {
             Some(mapping) => mapping,
             None => self.in_one_piece(original.len(), direction)?,
         };
-        // Whatever the direction: see the module's head.
+        // The original is written for every direction: see the module's head.
         mapping.write(0, original);
         Ok(mapping)
     }
@@ -209,8 +210,8 @@ unsafe impl<P: Place> Hal for BounceHal<P> {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, way: BufferDirection) -> PhysAddr {
-        // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during the
-        // call.
+        // SAFETY: the caller says that the buffer is valid, and that no other code accesses it
+        // during the call.
         let original = unsafe { buffer.as_ref() };
         P::lent().share(original, direction(way), P::wait).0
     }
@@ -218,8 +219,8 @@ unsafe impl<P: Place> Hal for BounceHal<P> {
     unsafe fn unshare(address: PhysAddr, mut buffer: NonNull<[u8]>, way: BufferDirection) {
         let Some(mapping) = P::lent().take_back(DmaAddr(address)) else { return };
         if direction(way).is_from_device() {
-            // SAFETY: the caller says that the buffer is valid, and that nobody accesses it during
-            // the call; one that a device writes is the driver's to write.
+            // SAFETY: the caller says that the buffer is valid, and that no other code accesses it
+            // during the call. The driver may write a buffer that a device writes.
             let original = unsafe { buffer.as_mut() };
             mapping.read(0, original);
         }

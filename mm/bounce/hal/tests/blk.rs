@@ -16,7 +16,8 @@ use virtio_drivers::device::blk::VirtIOBlk;
 use world::{Disk, Manner, SECTOR, Source, device, memory};
 
 thread_local! {
-    /// Who waits for memory calls this; each test runs in a thread of its own.
+    /// Function that a driver calls when it waits for memory. Each test runs in a thread of its
+    /// own.
     static WAIT: Cell<fn(usize) -> Patience> = const { Cell::new(|_| Patience::GiveUp) };
 }
 
@@ -198,7 +199,7 @@ fn what_a_device_has_that_does_not_let_go_is_lost_and_counted() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is read and written, a disk is the bytes that were written last.
+    /// A disk has the bytes that were written last, after any sequence of reads and writes.
     #[test]
     fn a_disk_is_what_was_written(
         steps in proptest::collection::vec((any::<bool>(), 0usize..1500, 1usize..80, any::<u8>()), 1..30),

@@ -6,7 +6,7 @@
 //! each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine only.
 //! All figures are medians of the rounds of one run: compare within it, by the ratio to the stack
 //! of the first row. `valgrind --tool=callgrind` counts instructions of `pair`, `bulk`, `bulk9` and
-//! `mixed` whatever the load.
+//! `mixed` at any load of the machine.
 //!
 //! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it,
 //! frees by address as they ask for, and puts our tables into large pages.
@@ -176,8 +176,8 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     share
 }
 
-/// Two threads at once, a quarter of memory each: ns per pair, get, put, and put of what the other
-/// took.
+/// Two threads at once, a quarter of memory each: ns per pair, get, put, and put of the other's
+/// blocks.
 fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     const ROUNDS: usize = 9;
     let barrier = Barrier::default();

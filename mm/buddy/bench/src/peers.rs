@@ -22,13 +22,13 @@ pub trait Peer: Sync {
     fn tick(&self) {}
     /// From now on the calling thread is one of two, CPU `cpu`.
     fn join(&self, _cpu: u16) {}
-    /// What may be asked of it.
+    /// Returns the operations that the peer supports.
     fn sort(&self) -> Sort {
         Sort::Allocator
     }
 }
 
-/// What a peer can do.
+/// Operations that a peer supports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
     /// Blocks of every order, on any thread.
@@ -162,7 +162,7 @@ impl Peer for RecordedStack {
     }
 }
 
-/// What one lock costs: a stack of frame numbers under a mutex.
+/// Stack of frame numbers under a mutex: the cost of one lock.
 pub struct LockedStack(Mutex<Vec<u64>>);
 
 impl LockedStack {

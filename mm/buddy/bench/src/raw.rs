@@ -26,7 +26,7 @@ const BASE: PageSize = PageSize::from_log2(12);
 /// frame-alloc's orders: 0 to 10.
 const ORDERS: usize = 11;
 
-/// What the tables of the allocators without memory of their own lie in.
+/// Pages of the memory that has the tables of the allocators without memory of their own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// 4 KiB, each there once it is touched.
@@ -49,7 +49,7 @@ pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
         // A system that has none goes on with small ones.
         let _ = advised;
     }
-    // SAFETY: the memory is leaked, aligned, all zero, which is a T, and nobody else has it.
+    // SAFETY: the memory is leaked, aligned, all zero, which is a T, and has no other user.
     unsafe { slice::from_raw_parts(start.cast(), count) }
 }
 
@@ -110,8 +110,8 @@ impl<A: RegionInit> FrameAlloc<A> {
         let memory = memory(frames);
         let base = memory.as_mut_ptr().expose_provenance();
         let range = PhysRange { base, len: memory.len() };
-        // SAFETY: the range is ours, aligned, leaked and in use by nobody else, and this is the
-        // only initialisation.
+        // SAFETY: the range is ours, aligned, leaked and has no other user, and this is the only
+        // initialisation.
         unsafe { inner.init(base, memory.len(), &[range]) };
         Self { inner, flush }
     }
@@ -142,7 +142,7 @@ impl BuddySlab {
         let mut inner = BuddyAllocator::new();
         // Its metadata, 12 bytes a frame, lies in front.
         let memory = memory(frames + frames / 256);
-        // SAFETY: the region is writable, leaked and in use by nobody else.
+        // SAFETY: the region is writable, leaked, and has no other user.
         let made = unsafe { inner.init(memory) };
         made.expect("a region large enough");
         Self(Mutex::new(inner))

@@ -34,7 +34,7 @@ pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology
     topology
 }
 
-/// The allocator of `machine`, whose topology is `topology`, over a frame table that nobody
+/// The allocator of `machine`, whose topology is `topology`, over a frame table that was not
 /// cleared: each record says that its frame is owned.
 pub fn buddy<M: Machine>(
     machine: M,

@@ -19,7 +19,7 @@ impl Loom {
     }
 }
 
-/// The word of an anonymous frame that nobody holds.
+/// The word of an anonymous frame without a holder.
 #[allow(dead_code, reason = "as above")]
 pub fn unheld() -> Counts<Loom> {
     let tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));

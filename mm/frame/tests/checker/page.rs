@@ -1,9 +1,9 @@
 //! A page of an address space as the protocol of `freehold_frame::transition` sees it: a leaf, its
-//! frame's record, and whoever works on them.
+//! frame's record, and the operations on them.
 //!
-//! What programs and devices store is kept too: a program's bytes are ordered by the counts alone,
-//! which the model checker verifies (a copy beside a store is a race, and fails); a device stores
-//! whenever it likes.
+//! Stores of programs and devices are modelled too: a program's bytes are ordered by the counts
+//! alone, which the model checker verifies (a copy beside a store is a race, and fails); a device
+//! stores whenever it likes.
 
 #![allow(clippy::arc_with_non_send_sync, reason = "the checker's own threads share it")]
 
@@ -22,9 +22,9 @@ pub const WRITE: u64 = 1;
 pub const MARK: u64 = 2;
 pub const NONE: u64 = 0;
 
-/// What is in a page that nobody has stored to.
+/// Byte of a page without a store.
 const OLD: usize = 1;
-/// What a device stores.
+/// Byte that a device stores.
 const DEVICE: usize = 7;
 
 /// The leaf of frame `n`.
@@ -94,7 +94,7 @@ impl Frame {
     pub fn freed(&self) -> usize {
         self.freed.load(Ordering::Acquire)
     }
-    /// What the program sees.
+    /// Returns the byte that the program sees.
     fn look(&self) -> usize {
         self.stored.with(|_| self.byte.load(Ordering::Relaxed))
     }
@@ -103,14 +103,14 @@ impl Frame {
     }
 }
 
-/// Whether a device writes what is pinned.
+/// Whether a device writes the pinned page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     Read,
     Write,
 }
 
-/// One page of an address space, and the frames that it and those who share with it may have.
+/// One page of an address space, and the frames that it and its sharers may have.
 pub struct Page {
     leaf: ModelLeaf,
     pub frames: Arc<[Frame; 3]>,
@@ -128,7 +128,7 @@ impl Page {
         frames[0].own();
         Arc::new(Self::of(&frames, 1, WRITE | MARK))
     }
-    /// A parent's and its child's, who share frame 0.
+    /// A parent's page and its child's, which share frame 0.
     pub fn after_a_fork() -> [Arc<Self>; 2] {
         let frames: Arc<[Frame; 3]> = Arc::new([(); 3].map(|()| Frame::new()));
         frames[0].own();
@@ -268,8 +268,8 @@ impl Page {
         forget_written(&self.leaf, entry, |entry| entry & !(WRITE | MARK), undo, is_written).is_some()
     }
 
-    /// Whoever sees the page, now that nothing is under way, sees `stored` or what was there
-    /// before, and nobody but `pinned`'s owner what a device has stored.
+    /// Checks that every mapper of the page, now that nothing is under way, sees `stored` or the
+    /// byte before it. Only `pinned`'s owner may see a byte that a device has stored.
     pub fn shows(&self, stored: usize, pinned: Option<usize>) {
         let Some(frame) = frame_of(self.entry()) else { return };
         let byte = self.frames[frame].look();
@@ -277,7 +277,7 @@ impl Page {
         let device = self.frames[frame].device.load(Ordering::Relaxed);
         assert!(device == OLD || pinned == Some(frame), "a page shows what a device stored for another");
     }
-    /// The children see what was there when they were made.
+    /// The children see the bytes from when they were made.
     pub fn children_see(&self, expected: &[usize]) {
         if self.children.load(Ordering::Relaxed) > 0 {
             let byte = self.frames[0].look();
@@ -296,7 +296,7 @@ impl Page {
             self.child_exits();
         }
     }
-    /// Every frame that was handed out was given back, once, and nothing is left of anybody's hold.
+    /// Every frame that was handed out was given back, once, and no hold is left.
     pub fn is_balanced(&self) {
         for frame in &*self.frames {
             assert_eq!(frame.freed(), frame.owned.load(Ordering::Relaxed));

@@ -11,7 +11,7 @@ use crate::{Entry, Memory};
 /// Large leaves that are shown before others may run.
 const LARGE_AT_ONCE: usize = 64;
 
-/// A way down the tables that translate `range`, with what is done to what is found there. Each
+/// A way down the tables that translate `range`, with functions for the entries found there. Each
 /// function takes a table, its level, and the first address that it translates.
 ///
 /// Others run between two tables ([`FrameSource::rest`](freehold_frame::FrameSource::rest)): a

@@ -1,9 +1,9 @@
 //! Which address spaces map a cache.
 //!
 //! A space is in the cache's list, under the cache's lock, as long as one of its areas is attached;
-//! areas are attached before they have pages. So who takes pages away finds every leaf, if he takes
-//! them out of the index first. A space that cannot be reached yet, between fork and the child's
-//! first run, is told when it can be that it has missed something.
+//! areas are attached before they have pages. So a task that takes pages away finds every leaf, if
+//! it takes them out of the index first. A space cannot be reached between fork and the child's
+//! first run. Afterwards it learns that it has missed something.
 //!
 //! **Stores through mappings.** Areas of a shared mapping that may store are counted, as by Linux'
 //! i_mmap_writable: while there are none they can be denied for good (F_SEAL_WRITE), and while
@@ -55,7 +55,7 @@ pub(super) struct Mapper<S: Memory> {
 /// Mappers that are looked up in one hold of the lock.
 const AT_ONCE: usize = 32;
 
-/// What becomes of an address space that cannot be reached yet.
+/// Treatment of an address space that cannot be reached yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unready {
     /// It unmaps all that it inherited as soon as it can be.
@@ -64,7 +64,7 @@ enum Unready {
     Waits,
 }
 
-/// Who may store to a cache through shared mappings.
+/// Areas that may store to a cache through shared mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Writers {
     /// So many areas.
@@ -211,7 +211,7 @@ impl<S: Memory> PageCache<S> {
         self.for_each_mapper(Unready::Waits, |space| {
             if pages.mask != 0 {
                 let mut used = pages.mask;
-                // Whoever is busy uses them all.
+                // A space that is busy counts as using them all.
                 space.with(how, &mut |space| used = space.unmap_idle(self, pages, age));
                 stay |= used;
                 // Elsewhere they may stay mapped as well.

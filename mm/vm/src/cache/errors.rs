@@ -13,15 +13,15 @@ use freehold_paging::Memory;
 use super::PageCache;
 use crate::VmError;
 
-/// Somebody was told of the latest error. The bits above count errors; those that come before
-/// anybody was told of one count as one.
+/// A file has been told of the latest error. The bits above count errors; errors that come before
+/// any file was told of one count as one.
 const TOLD: u64 = 1;
 
-/// What the pages of a cache have met.
+/// Write errors that the pages of a cache have met.
 #[derive(Debug, Default)]
 pub(super) struct WriteErrors(AtomicU64);
 
-/// What one open file has been told.
+/// Errors that one open file has been told of.
 #[derive(Debug)]
 pub struct ErrorsTold(AtomicU64);
 
@@ -29,14 +29,14 @@ impl WriteErrors {
     /// The store has refused a page.
     pub(super) fn note(&self) {
         let next = |now: u64| (now == 0 || now & TOLD != 0).then(|| (now | TOLD) + 1);
-        // Nothing to do where nobody was told of the one before.
+        // Nothing to do where no file was told of the one before.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 }
 
 impl<S: Memory> PageCache<S> {
-    /// For a file that is opened now: it will be told of errors that come, and of one before that
-    /// nobody was told of.
+    /// For a file that is opened now: it will be told of later errors, and of an earlier one that
+    /// no file was told of.
     pub fn errors_told(&self) -> ErrorsTold {
         let now = self.errors.0.load(Ordering::Acquire);
         ErrorsTold(AtomicU64::new(if now & TOLD != 0 { now } else { 0 }))
@@ -52,7 +52,7 @@ impl<S: Memory> PageCache<S> {
             return Ok(());
         }
         let now = self.errors.0.fetch_or(TOLD, Ordering::AcqRel) | TOLD;
-        // Of two who ask for one file at once, one is told.
+        // Of two tasks that ask for one file at once, one is told.
         if told.0.swap(now, Ordering::AcqRel) == now { Ok(()) } else { Err(VmError::Io) }
     }
 }

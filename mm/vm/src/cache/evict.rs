@@ -1,16 +1,16 @@
-//! Giving frames back that can be read again: which ones, and when. What has no store but memory
-//! goes to the swap, by the same clock (`swapped.rs`).
+//! Giving frames back that can be read again: which ones, and when. Pages without a backing store
+//! go to the swap, by the same clock (`swapped.rs`).
 //!
-//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once*
-//! (somebody read or wrote it, or asked for it in the first place) and *again* (somebody did after
-//! that). The hand spares what was used again, and takes that mark back; what is read once from
-//! front to back never gets it, so a long file passes through without driving out what is in use.
-//! Pages that are mapped have the CPU's marks of use instead: their spaces unmap what was not used
+//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once* (it was
+//! read, written or requested) and *again* (it was read or written after that). The hand spares
+//! pages that were used again, and clears that mark. A page of a file that is read once from front
+//! to back never gets it, so a long file passes through without evicting pages in use. Pages that
+//! are mapped have the CPU's marks of use instead: their spaces unmap pages that were not used
 //! since the hand last passed (`idle.rs`).
 //!
-//! **Order.** Unmap, store what changed, then take out under the lock what is idle and clean:
-//! whoever uses a page in between keeps it. The hand is under the cache's lock, so several may
-//! evict at once and go on where the others are.
+//! **Order.** Unmap, store changed pages, then take out idle and clean pages under the lock: a page
+//! that is used in between stays. The hand is under the cache's lock, so several may evict at once
+//! and go on where the others are.
 //!
 //! The caller holds no address space and no spin lock; storing may sleep. A device must be able to
 //! store without new user memory: [`BackingStore`](super::BackingStore) says how the kernel
@@ -25,7 +25,7 @@ use super::{PAGE, PageCache};
 use crate::FrameChoice;
 use crate::swap::Age;
 
-/// What becomes of pages that the store does not have yet.
+/// Treatment of pages that the store does not have yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Laundry {
     /// They are stored first; may sleep for a device.
@@ -43,7 +43,7 @@ pub struct Eviction {
     pub most: u64,
     /// The frames that count.
     pub frames: FrameChoice,
-    /// What becomes of changed pages.
+    /// Treatment of changed pages.
     pub laundry: Laundry,
     /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy
     /// spaces are waited for.
@@ -51,7 +51,7 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// What is left of it when `done` has come of it.
+    /// Returns the rest of the request after `done`.
     #[must_use]
     pub fn after(self, done: Evicted) -> Self {
         let want = self.want.saturating_sub(done.freed);
@@ -59,14 +59,14 @@ impl Eviction {
     }
 }
 
-/// What came of it.
+/// Result of an eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
     /// Pages that were looked at.
     pub scanned: u64,
     /// Frames that were given back.
     pub freed: u64,
-    /// Pages that were stored, whether their frames were given back or somebody uses them again.
+    /// Pages that were stored, whether their frames were given back or are in use again.
     pub written: u64,
 }
 
@@ -93,7 +93,7 @@ impl<S: Memory> PageCache<S> {
         done
     }
 
-    /// Move the hand on; what it sees. `None` where there is no page at all.
+    /// Moves the hand on and returns its pages. `None` where there is no page at all.
     pub(super) fn advance(&self) -> Option<ChunkPages> {
         let mut inner = self.inner.lock();
         let from = inner.hand;
@@ -118,8 +118,8 @@ impl<S: Memory> PageCache<S> {
             let from = unwritten.trailing_zeros();
             let count = (unwritten >> from).trailing_ones();
             let start = (look.first + u64::from(from)) * PAGE;
-            // What cannot be stored now stays dirty, and so it stays; what never can be is lost,
-            // and the file's holders are told.
+            // A page that cannot be stored now stays dirty, and so it stays in memory. A page that
+            // can never be stored is lost, and the file's holders are told.
             if self.write_back(start..start + u64::from(count) * PAGE).is_ok() {
                 done.written += u64::from(count);
             }
@@ -130,15 +130,15 @@ impl<S: Memory> PageCache<S> {
         done.freed += taken.inspect(|&page| note_evicted(self.id, page)).count() as u64;
     }
 
-    /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more:
-    /// `mapped` are tried, by their `age`.
+    /// Unmaps those of the pages `mapped` that are cold by `age`. Returns the pages `first + n`, of
+    /// the bits `n` of `cold`, that have no mapping (any more).
     pub(super) fn unmap_cold(&self, first: u64, cold: u64, mapped: u64, age: Age) -> u64 {
         let mask = cold & mapped;
         if mask == 0 { cold } else { cold & !self.unmap_idle_everywhere(PageSet { first, mask }, age) }
     }
 
-    /// Of the cold pages of `look` those of `frames` that nobody pins; and which are mapped, and
-    /// which dirty.
+    /// Returns the cold pages of `look` in `frames` without a pin; and which are mapped, and which
+    /// dirty.
     pub(super) fn judge(&self, look: ChunkPages, frames: FrameChoice) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);

@@ -9,7 +9,7 @@ use crate::VmError;
 
 /// A page of a cache, held in its frame: it is neither moved nor freed, and found without a search.
 ///
-/// Who writes through it marks nothing as changed, so it is for caches that are [kept in
+/// A write through a held page marks nothing as changed, so it is for caches that are [kept in
 /// memory](PageCache::keep_in_memory). A page that a program cuts out of the file meanwhile stays
 /// the holder's alone.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl<S: Memory> PageCache<S> {
     /// Hold page `index`; a hole gets a frame.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], [`VmError::TooManyHolders`], what the store says.
+    /// [`VmError::NoMemory`], [`VmError::TooManyHolders`], the store's error.
     ///
     /// # Panics
     /// For a secret file, whose bytes are not the kernel's to see.

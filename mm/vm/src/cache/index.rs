@@ -1,8 +1,8 @@
 //! From page numbers to frames, or to slots of the swap.
 //!
-//! Pages come in chunks of 64, so that a file of a few pages costs half a KiB and a sparse one only
-//! what it holds. The index is the holder of one reference to each frame, and of one entry of each
-//! slot.
+//! Pages come in chunks of 64, so that a file of a few pages costs half a KiB, and a sparse one in
+//! proportion to its pages. The index is the holder of one reference to each frame, and of one
+//! entry of each slot.
 //!
 //! Each subtree of chunks knows whether it has a page that the store has not seen ([`Unsaved`];
 //! Linux: the tag PAGECACHE_TAG_DIRTY). Writing back costs as much as there is to write, however
@@ -50,7 +50,7 @@ struct Chunk {
     once: u64,
     /// And again, since the clock's hand last passed.
     again: u64,
-    /// On their way to the swap, and nobody has been given their frame since.
+    /// On their way to the swap, and their frame has not been handed out since.
     leaving: u64,
 }
 
@@ -110,12 +110,12 @@ pub(super) struct ChunkPages {
     pub cold: u64,
 }
 
-/// What a page's owner must know before it writes it back.
+/// State that a page's owner must know before it writes the page back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
     Dirty,
     Writable,
-    /// Somebody is storing it: nobody else does.
+    /// The page is being stored: no other task stores it.
     Writeback,
 }
 
@@ -224,7 +224,7 @@ impl<S: Memory> Index<S> {
         result
     }
 
-    /// The frame of `page`, for somebody who may write to it; `None` where it has none.
+    /// Returns the frame of `page`, for a holder that may write to it; `None` where it has none.
     ///
     /// # Errors
     /// [`VmError::TooManyHolders`].
@@ -315,7 +315,7 @@ impl<S: Memory> Index<S> {
         }
     }
 
-    /// It is no more. Whether nobody was given the frame meanwhile.
+    /// The page leaves no longer. Returns whether the frame was not handed out meanwhile.
     pub(super) fn end_leaving(&mut self, page: u64) -> bool {
         let Some(chunk) = self.chunk_mut(page) else { return false };
         let stayed = chunk.leaving & bit(page) != 0;
@@ -444,8 +444,8 @@ impl<S: Memory> Index<S> {
             self.active += again >> (page % PAGES);
         }
     }
-    /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used
-    /// again counts as used once from now on.
+    /// The clock's hand passes the first chunk from page `from` on that has a frame: pages that
+    /// were used again count as used once from now on.
     pub(super) fn look(&mut self, from: u64) -> Option<ChunkPages> {
         let (_, &number, _) = self.chunks.ceiling(&from.div_ceil(PAGES))?;
         let chunk = self.chunk_mut(number * PAGES)?;
@@ -513,7 +513,8 @@ impl<S: Memory> Drop for Index<S> {
         while let Some(page) = self.next(0..u64::MAX) {
             self.source.rest();
             if self.remove(page).is_none() {
-                // Who knew the swap has given the slot back, or the swap is no more.
+                // The slot was given back before by code with access to the swap, or the swap is no
+                // more.
                 self.remove_swapped(page);
             }
         }

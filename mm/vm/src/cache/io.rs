@@ -12,14 +12,14 @@ use freehold_paging::Memory;
 use super::{Mark, PAGE, PageCache};
 use crate::VmError;
 
-/// What a hole reads as.
+/// Bytes that a hole reads as.
 static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 impl<S: Memory> PageCache<S> {
     /// Show up to `len` bytes from `offset` on, as far as the file goes. Bytes that `f` dealt with.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], or what the store says, where not one byte could be had.
+    /// [`VmError::NoMemory`], or the store's error, where not one byte could be had.
     pub fn read_at(
         &self,
         offset: u64,
@@ -63,7 +63,7 @@ impl<S: Memory> PageCache<S> {
     /// Bytes that `f` wrote.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], or what the store says, where not one byte could be written;
+    /// [`VmError::NoMemory`], or the store's error, where not one byte could be written;
     /// [`VmError::Overflow`] past the largest offset.
     pub fn write_at(
         &self,
@@ -122,7 +122,7 @@ impl<S: Memory> PageCache<S> {
         let machine = self.source.machine();
         let frame = Frame::<CacheKind, S>::allocate(self.source)?;
         let written = machine.with_bytes(frame.pfn(), |bytes| {
-            // Whatever the frame held must not show where the copy falls short.
+            // The frame's old bytes must not show where the copy falls short.
             let written = f(&mut bytes[..]).min(PAGE_SIZE);
             bytes[written..].fill(0);
             written

@@ -63,8 +63,8 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// # Errors
     /// [`VmError::Io`], [`VmError::NoMemory`].
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
-    /// Run `pass`, which takes pages that changed, has them stored, and remembers what was refused.
-    /// Taken pages count as clean though they are not stored yet: a store whose users wait for that
+    /// Runs `pass`, which takes pages that changed, has them stored, and remembers refusals. Taken
+    /// pages count as clean though they are not stored yet: a store whose users wait for that
     /// counts the passes. Called once for each.
     fn write_pass(&self, pass: &mut dyn FnMut()) {
         pass();
@@ -85,7 +85,7 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
-/// Who pages of secret memory are charged to.
+/// Accounts that pages of secret memory are charged to.
 pub trait PageAccount: Send + Sync {
     /// One page more, on behalf of the running program. Whether it may have one.
     fn charge(&self) -> bool;
@@ -93,7 +93,7 @@ pub trait PageAccount: Send + Sync {
     fn give_back(&self, pages: u64);
 }
 
-/// A page's frame, and what it took to find it.
+/// A page's frame, and the effort of finding it.
 type FoundFrame<S> = (Frame<CacheKind, S>, FaultKind);
 
 /// The longest run that a store is asked for: 128 KiB.
@@ -111,7 +111,7 @@ pub struct PageCache<S: Memory> {
     listed: spin::Once<Weak<Commons<S>>>,
     /// Its pages never go to the swap.
     stays: AtomicBool,
-    /// Set where only the programs that map it reach its bytes: who its pages are charged to.
+    /// Set where only the programs that map it reach its bytes: the account of its pages.
     secret: Option<Arc<dyn PageAccount>>,
     errors: WriteErrors,
     inner: spin::Mutex<CacheInner<S>>,
@@ -122,7 +122,7 @@ struct CacheInner<S: Memory> {
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
     writers: Writers,
-    /// Raised whenever pages leave that may differ from what the store had when they came: a page
+    /// Raised whenever pages leave that may differ from the store's bytes when they came: a page
     /// read from the store before that may be older than the store.
     departures: u64,
     /// Where the clock that ages pages goes on ([`evict`]).
@@ -132,7 +132,7 @@ struct CacheInner<S: Memory> {
 /// Which pages will be wanted beside one that is read from a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Guess {
-    /// Those behind it, the more the longer somebody goes on there.
+    /// The pages behind it; more of them the longer a reader goes on there.
     Ahead,
     /// Those around it.
     Around,
@@ -145,7 +145,7 @@ struct ReadAhead {
     next: AtomicU64,
     /// Pages in that run.
     run: AtomicUsize,
-    /// The page that was asked for last: who goes on in it does not use it again.
+    /// The page that was asked for last: a reader that goes on in it does not use it again.
     last: AtomicU64,
 }
 
@@ -221,7 +221,7 @@ impl<S: Memory> PageCache<S> {
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
-    /// Make it at least `size` bytes long; what is new is a hole.
+    /// Makes it at least `size` bytes long; new bytes are a hole.
     pub fn set_size_grow(&self, size: u64) {
         let _inner = self.inner.lock();
         self.size.fetch_max(size, Ordering::AcqRel);
@@ -246,7 +246,7 @@ impl<S: Memory> PageCache<S> {
     pub fn swapped_pages(&self) -> u64 {
         self.inner.lock().index.swapped()
     }
-    /// Never let its pages go to the swap: somebody uses them who cannot wait for a device.
+    /// Never let its pages go to the swap: code that cannot wait for a device uses them.
     pub fn keep_in_memory(&self) {
         self.stays.store(true, Ordering::Release);
     }
@@ -310,7 +310,7 @@ impl<S: Memory> PageCache<S> {
                 frames.truncate((run.end - run.start) as usize);
             }
             if store.fill(run.start, &frames).is_err() {
-                // What nobody asked for may be what cannot be read.
+                // The page that cannot be read may be one of those read ahead.
                 run = index..index + 1;
                 frames.truncate(1);
                 store.fill(index, &frames)?;
@@ -395,8 +395,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Insert `frame` unless someone was faster; a reference to what is there now. `None` where
-    /// that is in the swap by now.
+    /// Inserts `frame` unless another task was faster. Returns a reference to the page's frame.
+    /// `None` where the page is in the swap by now.
     fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if !inner.index.has(index) {
@@ -477,7 +477,7 @@ impl<S: Memory> PageCache<S> {
         frame: Frame<CacheKind, S>,
     ) -> Result<Frame<CacheKind, S>, VmError> {
         let mut inner = self.inner.lock();
-        // The size changes under the lock, and who cuts takes pages away after it.
+        // The size changes under the lock, and a truncation takes pages away after it.
         if self.is_past_end(index) {
             return Err(VmError::Fault);
         }
@@ -504,8 +504,8 @@ impl<S: Memory> PageCache<S> {
         inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), f);
     }
 
-    /// Whether leaves may grant writing before the first store through them: nobody asks which
-    /// pages changed.
+    /// Whether leaves may grant writing before the first store through them: the cache has no
+    /// backing store that must know which pages changed.
     pub(crate) fn maps_writable_at_once(&self) -> bool {
         self.is_memory()
     }

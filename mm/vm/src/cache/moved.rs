@@ -1,16 +1,16 @@
 //! Page-cache pages that get another frame, and how a frame says whose it is.
 //!
-//! **Protocol.** A page moves while nobody else holds its frame: first every address space unmaps
+//! **Protocol.** A page moves while its frame has no other holder: first every address space unmaps
 //! it, then, under the cache's lock, it is looked at again: one reference (the index'), no mapping,
 //! no pin. New holders come through the index, under that lock, or from mappings, of which there
-//! are none; so its bytes are copied and the index changed in one hold of the lock. A page that
-//! somebody took hold of meanwhile stays ([`MigrateOutcome::Busy`]). It stays as dirty as it was;
-//! who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
+//! are none; so its bytes are copied and the index changed in one hold of the lock. A page that got
+//! a holder meanwhile stays ([`MigrateOutcome::Busy`]). A page that moves stays as dirty as it was;
+//! its mappers fault again. A window of bytes neither sleeps nor takes a lock, so the one copy
 //! under a spin lock is safe.
 //!
 //! **Reverse key.** The [`ReverseKey`] of a frame in an index says which cache's and which page it
-//! is; a frame that left keeps what it said. So this is a hint, which the cache's index confirms:
-//! it finds the pages of a range of frames without a walk through all files.
+//! is; a frame that left keeps its key. So this is a hint, which the cache's index confirms: it
+//! finds the pages of a range of frames without a walk through all files.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ use crate::Commons;
 use crate::migrate::{CachedPage, MigrateOutcome};
 use crate::new_page::move_charge;
 
-/// The caches of a system by number, for those who know nothing but a frame.
+/// The caches of a system by number, for code that knows nothing but a frame.
 pub(crate) struct Caches<S: Memory> {
     list: spin::Mutex<BTreeMap<u64, Weak<PageCache<S>>>>,
     /// The one that reclaim looked at last.
@@ -91,7 +91,7 @@ impl<S: Memory> Commons<S> {
             match table.look(frame) {
                 FrameState::Owned { owner: Owner::PageCache, .. } => {}
                 FrameState::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
-                    // Whoever wants it reads it again.
+                    // A fault that needs the page reads it again.
                     self.swap.forget(frame);
                     continue;
                 }

@@ -6,14 +6,15 @@
 //! (mm/workingset.c).
 //!
 //! A page that is evicted leaves a mark in a table of fixed size, in which a later one may take its
-//! place: so what is found there went a few thousand evictions ago at most.
+//! place: so a page that is found there left a few thousand evictions ago at most.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks: the working sets that are recognised are up to 16 MiB larger than what is left for them.
+/// Marks: the working sets that are recognised are up to 16 MiB larger than the memory left for
+/// them.
 const MARKS: usize = 4096;
 
-/// What was evicted lately, by caches and pages; 0: nothing.
+/// Pages that were evicted lately, as marks of their cache and index; 0: none.
 static EVICTED: [AtomicU64; MARKS] = [const { AtomicU64::new(0) }; MARKS];
 static REFAULTS: AtomicU64 = AtomicU64::new(0);
 

@@ -2,8 +2,8 @@
 //!
 //! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's
 //! lock; then every mapper's leaves, with no lock of the cache held; then the frames are let go of.
-//! A fault that looked too early has its leaf taken away, a later one finds the new state. What may
-//! fail (reading the page that is cut in two) comes before the size changes.
+//! A fault that looked too early has its leaf taken away, a later one finds the new state. The step
+//! that may fail (reading the page that is cut in two) comes before the size changes.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -16,7 +16,7 @@ use freehold_paging::{Memory, SwapPlace};
 use super::{CacheInner, CacheKind, Mark, PAGE, PageCache};
 use crate::VmError;
 
-/// Batches of pages that leave before those who map them are visited.
+/// Batches of pages that leave before their mappers are visited.
 const UNMAPPED_AT_ONCE: usize = 64;
 
 /// Whether a step of long work was the last one.
@@ -45,18 +45,18 @@ impl Allocation {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Set the size. What is cut off is unmapped everywhere and gone; what is added is a hole.
-    /// The caller holds no address space's lock, and others run in between.
+    /// Sets the size. Pages that are cut off are unmapped everywhere and gone; new bytes are a
+    /// hole. The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
-    /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must
+    /// [`VmError::Overflow`] past the largest offset; the store's error, where the last page must
     /// be read.
     pub fn truncate(&self, size: u64) -> Result<(), VmError> {
         if size > i64::MAX as u64 {
             return Err(VmError::Overflow);
         }
-        // While somebody holds its frame the last page stays where it is: nothing can fail when the
-        // size has changed.
+        // While its frame is held the last page stays where it is: nothing can fail when the size
+        // has changed.
         let last =
             if size.is_multiple_of(PAGE) || size >= self.size() { None } else { self.readable(size / PAGE)? };
         let inner = self.inner.lock();
@@ -71,7 +71,7 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// The store has another size. What it has no more is unmapped everywhere and gone; no page is
+    /// Adopts the store's new size. Pages beyond it are unmapped everywhere and gone; no page is
     /// read or changed for it. The caller holds no address space's lock, and others run in between.
     pub fn resized(&self, size: u64) {
         let inner = self.inner.lock();
@@ -86,7 +86,7 @@ impl<S: Memory> PageCache<S> {
     /// the size stays. The caller holds no address space's lock, and others run in between.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for an empty range; what the store says.
+    /// [`VmError::Invalid`] for an empty range; the store's error.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<(), VmError> {
         if range.is_empty() {
             return Err(VmError::Invalid);
@@ -174,7 +174,7 @@ impl<S: Memory> PageCache<S> {
     /// take all there is.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`]; what the store says.
+    /// [`VmError::NoMemory`]; the store's error.
     pub fn allocate(&self, range: Range<u64>) -> Result<(), VmError> {
         let mut allocation = Allocation::new(range);
         let outcome = loop {
@@ -215,8 +215,8 @@ impl<S: Memory> PageCache<S> {
         Ok(if stop == allocation.end { Batch::Last } else { Batch::More })
     }
 
-    /// Take out up to `most` of the pages that `allocation` has made and that nobody maps or holds.
-    /// One that has gone to the swap meanwhile may have been stored to before: it stays.
+    /// Takes out up to `most` of the pages that `allocation` has made and that have no mapping or
+    /// holder. One that has gone to the swap meanwhile may have been stored to before: it stays.
     pub fn take_back_some(&self, allocation: &mut Allocation, most: u64) -> Batch {
         let mut left = most;
         while let Some(run) = allocation.made.last_mut() {
@@ -278,23 +278,23 @@ impl<S: Memory> PageCache<S> {
         offset.max(page * PAGE).min(size)
     }
 
-    /// Give back up to `count` frames that nobody uses and the store has. How many it were.
+    /// Gives back up to `count` unused frames whose bytes the store has. Returns their number.
     pub fn shrink(&self, count: u64) -> u64 {
         self.give_back(0..u64::MAX, count)
     }
 
-    /// Store the pages that `range` (bytes) touches where they changed, and take them out of the
-    /// cache and of every mapping: who comes next reads the store. Whether none is left; pinned
-    /// pages stay, and pages that changed again. Without a store nothing can be taken out. The
-    /// caller holds no address space.
+    /// Stores the pages that `range` (bytes) touches where they changed, and takes them out of the
+    /// cache and of every mapping: later readers read the store. Returns whether none is left;
+    /// pinned pages stay, and pages that changed again. Without a store nothing can be taken out.
+    /// The caller holds no address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].
     pub fn forget(&self, range: Range<u64>) -> Result<bool, VmError> {
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);
         let mut inner = self.inner.lock();
-        // The caller may be about to change the store itself, or has: what is being read from it
-        // now must not come in.
+        // The caller may be about to change the store itself, or has: pages that are being read
+        // from it now must not come in.
         inner.departures += 1;
         if inner.index.next(pages.clone()).is_none() {
             return Ok(true);
@@ -306,8 +306,8 @@ impl<S: Memory> PageCache<S> {
         Ok(self.inner.lock().index.next(pages).is_none())
     }
 
-    /// Give back up to `count` frames of `pages` that nobody uses and the store has. How many it
-    /// were.
+    /// Gives back up to `count` unused frames of `pages` whose bytes the store has. Returns their
+    /// number.
     fn give_back(&self, pages: Range<u64>, count: u64) -> u64 {
         if self.store.is_none() {
             return 0;
@@ -321,7 +321,7 @@ impl<S: Memory> PageCache<S> {
         freed
     }
 
-    /// Take the frame of `page` out if nobody uses it and the store has its bytes.
+    /// Takes the frame of `page` out if it is unused and the store has its bytes.
     pub(super) fn take_idle(&self, page: u64) -> Option<Frame<CacheKind, S>> {
         let mut inner = self.inner.lock();
         // New holders come through the index, under this lock, or from mappings, of which there are

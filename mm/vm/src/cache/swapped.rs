@@ -1,6 +1,6 @@
 //! Pages of shared memory and of files in memory that are in the swap.
 //!
-//! The index names a slot instead of a frame, and has the one entry that leads to it; whoever wants
+//! The index names a slot instead of a frame, and has the one entry that leads to it; an access to
 //! the page reads it into a new frame, and the slot is free again. So there is no swap cache of
 //! such pages: a page is in one place.
 //!
@@ -8,16 +8,16 @@
 //! |---|---|---|
 //! | unmap | each space in turn | was not used since the last look; its frame has the index' reference only |
 //! | begin | the cache | *leaving*; this call holds a reference more |
-//! | write | none | whoever looks it up meanwhile gets the frame as ever, and it is leaving no more |
-//! | end | the cache | still leaving, so nobody else holds the frame: the index names the slot, the frame is free; else it stays, and the slot is free |
+//! | write | none | a lookup meanwhile gets the frame as ever, and the page is leaving no more |
+//! | end | the cache | still leaving, so the frame has no other holder: the index names the slot, the frame is free; else it stays, and the slot is free |
 //! | in: enter | the cache, swap | in its slot, which cannot be used for others: this call has an entry more |
 //! | read | a space's, where it faulted (and the device) | |
 //! | put | the cache | if it is still in that slot: the frame is the index' |
 //!
-//! *Leaving* decides whether what was written is the page's last bytes: who stores to the page has
-//! its frame from the index, or from a mapping, which came from there too, and being given it ends
-//! the leaving, even if it was given back before the end. Pins and references of devices came that
-//! way. Truncation takes frame or slot out of the index; the end then finds neither.
+//! *Leaving* decides whether the written bytes are the page's last ones. Every store to the page
+//! has its frame from the index, or from a mapping, which came from there too. Handing the frame
+//! out ends the leaving, even if it was given back before the end. Pins and references of devices
+//! came that way. Truncation takes frame or slot out of the index; the end then finds neither.
 //!
 //! A page that cannot be written stays in memory and dirty, as it were: the next look gives it
 //! another slot. One that cannot be read is an error of that page (a bus error through a mapping),
@@ -226,7 +226,7 @@ impl<S: Memory> PageCache<S> {
         frame.map_or(AccountId::ROOT, |frame| self.source.table().account(frame))
     }
 
-    /// Write the pages `first + n` of the bits `n` of `mask` out, as far as nobody holds them.
+    /// Writes out those pages `first + n`, of the bits `n` of `mask`, that have no holder.
     fn write_out(&self, commons: &Commons<S>, first: u64, mask: u64, done: &mut SwapEvicted) {
         let mut out = Outgoing::<S>::default();
         for page in (0..64).filter(|bit| mask & 1 << bit != 0).map(|bit| first + bit) {
@@ -264,7 +264,7 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Begin to take `page` out of memory, if nobody uses it; a reference to its frame.
+    /// Begins to take `page` out of memory, if it is unused. Returns a reference to its frame.
     pub(crate) fn begin_leaving(&self, page: u64) -> Option<Frame<CacheKind, S>> {
         let mut inner = self.inner.lock();
         let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
@@ -285,7 +285,7 @@ impl<S: Memory> PageCache<S> {
         if !same || !inner.index.end_leaving(page) {
             return false;
         }
-        // Of pins nothing can be said: who read a leaf before it was taken away may try one, and
+        // Pins may come and go: a CPU that read a leaf before it was taken away may try one, and
         // give it back unused.
         debug_assert!(
             inner.index.with(page, |now| now.record().counts().load()).is_some_and(|holders| {
@@ -306,7 +306,7 @@ impl<S: Memory> PageCache<S> {
         let mut next = pages.start;
         while let Some((page, _)) = self.next_swapped(next).filter(|(page, _)| pages.contains(page)) {
             next = page + 1;
-            // One that cannot be read is the trouble of who wants it.
+            // A page that cannot be read fails for the task that needs it.
             if matches!(self.find(page, place), Err(VmError::NoMemory)) {
                 return;
             }
@@ -326,7 +326,7 @@ impl<S: Memory> PageCache<S> {
             let Some(commons) = self.listed.get().and_then(Weak::upgrade) else { return Ok(None) };
             let run = self.enter(index, &commons)?;
             let Some(&first) = run.first() else {
-                // A hole, unless somebody has just brought it in.
+                // A hole, unless another task has just brought it in.
                 if self.inner.lock().index.has(index) {
                     continue;
                 }
@@ -379,7 +379,7 @@ impl<S: Memory> PageCache<S> {
         let mut frames = self.fresh_frames(run.len(), place)?;
         let numbers: ArrayVec<Pfn, MAX_RUN> = frames.iter().map(|frame| frame.pfn()).collect();
         if store.read(first.slot, &numbers).is_err() {
-            // What nobody asked for may be what cannot be read.
+            // The page that cannot be read may be one of those read ahead.
             frames.truncate(1);
             store.read(first.slot, &numbers[..1])?;
         }

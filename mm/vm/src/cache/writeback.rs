@@ -6,9 +6,9 @@
 //! **One write of a page at a time.** A device may end requests in any order, so of two writes of
 //! one page that it has at once the older one may be the last. Each page that is taken is marked
 //! [`Mark::Writeback`] (Linux: PG_writeback) until the store has answered, and passes leave such
-//! pages out: they stay dirty, and eviction keeps them. No pass waits for another one, since
-//! whoever frees memory runs passes too. [`PageCache::sync`], whose caller wants to know that the
-//! bytes are stored, waits and looks a second time.
+//! pages out: they stay dirty, and eviction keeps them. No pass waits for another one, since tasks
+//! that free memory run passes too. [`PageCache::sync`], whose caller wants to know that the bytes
+//! are stored, waits and looks a second time.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -30,9 +30,9 @@ impl<S: Memory> PageCache<S> {
     /// already, which are left as they are. Nothing to do without a store.
     ///
     /// # Errors
-    /// The first error of the store; the others are tried all the same. What was refused for good
-    /// ([`VmError::Io`]) is clean from now on and [remembered](PageCache::tell_errors); what failed
-    /// for another reason stays dirty.
+    /// The first error of the store; the others are tried all the same. A page that was refused for
+    /// good ([`VmError::Io`]) is clean from now on, and the error
+    /// [remembered](PageCache::tell_errors). One that failed for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         // Most often nothing has changed: a pass would take memory, and others would wait for it.
@@ -50,16 +50,15 @@ impl<S: Memory> PageCache<S> {
     /// sleep, for as long as the store needs.
     ///
     /// # Errors
-    /// As [`PageCache::write_back`]; what the store says of
-    /// [waiting](BackingStore::wait_for_passes).
+    /// As [`PageCache::write_back`]; the store's error of [waiting](BackingStore::wait_for_passes).
     pub fn sync(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         let others = is_within(self.inner.lock().index.next_in_writeback(range.start / PAGE), &range);
         let mut outcome = self.write_back(range.clone());
         store.wait_for_passes()?;
         if others {
-            // What was being stored may have changed meanwhile, or have failed. What is left out
-            // now was taken after the call began.
+            // A page that was being stored may have changed meanwhile, or have failed. A page that
+            // is left out now was taken after the call began.
             outcome = outcome.and(self.write_back(range));
             store.wait_for_passes()?;
         }
@@ -99,7 +98,8 @@ impl<S: Memory> PageCache<S> {
         }
         let mut outcome = Ok(());
         for (page, frame) in (first..).zip(run) {
-            // Page by page, to lose no more than is lost; what was alone has had its try.
+            // Page by page, to lose no more pages than necessary; a page that was alone has had its
+            // try.
             let alone = if run.len() == 1 { all } else { store.write_back(page, slice::from_ref(frame)) };
             if alone == Err(VmError::Io) {
                 self.errors.note();
@@ -137,9 +137,8 @@ impl<S: Memory> PageCache<S> {
         Some(first)
     }
 
-    /// Store what changed, pages that are mapped too, and have the next store through a mapping
-    /// noticed: unlike after [`PageCache::write_back`] all is clean then. The caller holds no
-    /// address space.
+    /// Stores changed pages, mapped ones too, and has the next store through a mapping noticed:
+    /// unlike after [`PageCache::write_back`] all is clean then. The caller holds no address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].

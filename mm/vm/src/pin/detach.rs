@@ -59,8 +59,8 @@ impl<S: Memory> Detach<S> {
     pub(crate) const fn batch(&mut self) -> &mut FlushBatch<S> {
         &mut self.batch
     }
-    /// Make all TLBs forget: from now on nobody stores to the frames. In place, since a run is more
-    /// than a kernel's stack should copy; then there is room for another.
+    /// Makes all TLBs forget: from now on no CPU stores to the frames. In place, since a run is
+    /// more than a kernel's stack should copy; then there is room for another.
     pub(crate) fn settle(&mut self) -> impl Iterator<Item = Settled<S>> {
         self.batch.flush();
         self.pages.drain(..)
@@ -83,7 +83,7 @@ impl<S: Memory> Settled<S> {
     pub(crate) const fn addr(&self) -> VirtAddr {
         self.addr
     }
-    /// What its leaf was, with all that hardware has marked.
+    /// Returns the old leaf, with all marks of the hardware.
     pub(crate) const fn old(&self) -> Entry {
         self.old
     }
@@ -92,7 +92,7 @@ impl<S: Memory> Settled<S> {
     pub(crate) const fn belongs(&self) -> Belongs {
         self.belongs
     }
-    /// Its frame, which nobody can pin, and nobody but sharers' leaves leads to.
+    /// Returns its frame, which cannot be pinned. Only sharers' leaves lead to it.
     pub(crate) const fn frame(&self) -> &Frame<Anon, S> {
         &self.frame
     }
@@ -104,7 +104,7 @@ impl<S: Memory> Settled<S> {
     }
     /// Have it stay where it was.
     pub(crate) fn put_back(self) {
-        // What was taken a moment ago fits in its place.
+        // The count was taken a moment ago, so it fits in its place.
         if let Ok(mapping) = self.frame.into_mapping_as(self.belongs) {
             mapping.into_leaf();
             self.slot.fill(self.old);

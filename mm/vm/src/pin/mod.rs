@@ -1,17 +1,17 @@
-//! Pins: a page's frame for a device, or for another who works on its bytes, whatever becomes of
-//! the page.
+//! Pins: a page's frame for a device, or for other code that works on its bytes, also when the page
+//! changes or goes.
 //!
 //! **Kinds.** Two things are said of a pin, both as types:
 //!
 //! | | [`ReadOnly`] | [`ReadWrite`] |
 //! |---|---|---|
-//! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, which nobody writes under | the page's own frame |
+//! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, under which no store happens | the page's own frame |
 //! | [`LongTerm`]: as long as its holder likes | the page's own frame | the page's own frame |
 //!
 //! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the
 //! page has none it gets one, by a copy or zeroes, as by a store, though its area may grant none:
-//! so what is pinned stays what the process sees, and nobody else ever sees what the process stores
-//! later. A reference is good enough for who looks once: it shows what was there.
+//! so the pinned frame stays the one that the process sees, and no other process ever sees its
+//! later stores. A reference is good enough for one look: it shows the bytes of that moment.
 //!
 //! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what
 //! the leaf leads to if that is the page's own frame already, by the protocol of
@@ -22,8 +22,8 @@
 //! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves
 //! say so to the fast way, its areas to the other.
 //!
-//! **Writing.** What is pinned [`ReadWrite`] counts as written (soft-dirty), and keeps its leaf
-//! dirty, until it is unpinned.
+//! **Writing.** A page that is pinned [`ReadWrite`] counts as written (soft-dirty), and its leaf
+//! stays dirty, until it is unpinned.
 
 pub(crate) mod detach;
 
@@ -41,9 +41,9 @@ use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
 
-/// The most references to a frame beside which one more is given to who looks: half of what can be
-/// counted. Programs keep these as long as they like (a request that waits), and the page has to be
-/// read, faulted in and swapped beside them, by others too.
+/// The most references to a frame beside which one more is given for a look: half of the largest
+/// count. Programs keep these as long as they like (a request that waits). The page must be read,
+/// faulted in and swapped beside them, by others too.
 const LOOKS: u32 = 1 << 15;
 
 mod sealed {
@@ -55,7 +55,7 @@ pub trait Term: sealed::Sealed {
     #[doc(hidden)]
     const LASTING: Lasting;
 }
-/// What is done with the bytes: [`ReadOnly`] or [`ReadWrite`].
+/// Use of the bytes: [`ReadOnly`] or [`ReadWrite`].
 pub trait Purpose: sealed::Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     const ACCESS: Access;
@@ -100,17 +100,17 @@ impl Purpose for ReadWrite {
     const ACCESS: Access = Access::Write;
 }
 
-/// Whose rights count for a pin.
+/// The rights that count for a pin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// The process': what it may not load or store is not pinned.
+    /// The process': memory that it may not load or store is not pinned.
     Asked,
-    /// What its area says, to the letter: memory that may only be written is not read, though the
-    /// processor would let it be.
+    /// Exactly the area's: memory that may only be written is not read, though the processor would
+    /// allow it.
     Stated,
-    /// A debugger's (Linux: FOLL_FORCE): whatever is mapped may be read, and written what is
-    /// private, or shared and writable. A private page gets a frame of its own first, and its leaf
-    /// grants no more than before (CVE-2016-5195).
+    /// A debugger's (Linux: FOLL_FORCE): every mapped page may be read; one that is private, or
+    /// shared and writable, may be written. A private page gets a frame of its own first, and its
+    /// leaf grants no more than before (CVE-2016-5195).
     Forced,
 }
 
@@ -130,7 +130,7 @@ enum Hold<S: Memory> {
     Looked(Frame<Anon, S>),
     /// A private file page that was never written: read only.
     LookedFile(Frame<CacheKind, S>),
-    /// Zeroes, which nobody frees: read only.
+    /// Zeroes, which are never freed: read only.
     Zeroes(Pfn),
 }
 
@@ -231,7 +231,7 @@ pub fn pin_fast_run<S: Memory, P: Purpose>(
             }
         }
     });
-    // What lost its page is let go of here, where frames may be freed.
+    // A pin that lost its page is dropped here, where frames may be freed.
     drop(changed);
     pinned
 }
@@ -270,7 +270,7 @@ fn pin_leaf<S: Memory, P: Purpose>(
 }
 
 /// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since
-/// nobody will mark it.
+/// no CPU will mark it.
 fn grants<P: Purpose>(entry: Entry) -> bool {
     match P::ACCESS {
         Access::Write => entry.is_writable() && entry.is_dirty(),
@@ -317,7 +317,7 @@ impl<S: Memory> Resident<S> {
         let looks = lasting == Lasting::Moment && P::ACCESS == Access::Read && !area.is_shared();
         let writes = P::ACCESS == Access::Write;
         let want = if writes || !(looks || area.is_shared()) { Want::Write } else { Want::Read };
-        // What is exclusive serves reading as it is, whatever its leaf grants.
+        // An exclusive frame serves reading as it is, whatever its leaf grants.
         if writes || want == Want::Read || !self.has_own(page) {
             if area.is_monitored() {
                 self.fault_to_pin(area, page, want, P::ACCESS)?;
@@ -327,13 +327,13 @@ impl<S: Memory> Resident<S> {
         }
         self.count_pieces(page);
         if writes && let Some((slot, _)) = self.tables.find(page) {
-            // Nobody will mark it while the device writes.
+            // No CPU will mark the leaf while the device writes.
             slot.update(Entry::marked_dirty);
         }
         let entry = self.present(page).ok_or(FaultError::Bus)?;
         let own = self.hold_own(area, entry);
         let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
-        // Only a count at its maximum refuses here, or too many who look.
+        // Only a count at its maximum refuses here, or too many looks.
         hold.map(PinnedPage::new).ok_or(FaultError::Bus)
     }
 
@@ -358,7 +358,7 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Hold the frame of `entry`, which nobody writes while it is held.
+    /// Holds the frame of `entry`. No store happens to it while it is held.
     fn look(&self, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
         let has_room = |record: &FrameRecord| record.counts().load().references < LOOKS;

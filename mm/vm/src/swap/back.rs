@@ -102,7 +102,7 @@ impl<S: Memory> Resident<S> {
                 return Ok(wanted);
             }
         }
-        // What nobody asked for may be what cannot be read.
+        // The page that cannot be read may be one of those read ahead.
         store.read(place.slot, &[wanted.pfn()])?;
         commons.count_many(Event::SwapIn, 1);
         Ok(wanted)
@@ -233,7 +233,7 @@ impl<S: Memory> Commons<S> {
     /// while no lock is held.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where there is no such area, or somebody does this already;
+    /// [`VmError::Invalid`] where there is no such area, or another task does this already;
     /// [`VmError::NoMemory`] and [`VmError::Again`] (where `go_on` said no): the area is in use as
     /// before.
     pub fn swap_off(
@@ -250,8 +250,8 @@ impl<S: Memory> Commons<S> {
     }
 
     fn empty_area(&self, area: SwapArea, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), VmError> {
-        // More than one round only for what is being written, and for children on their way into
-        // the list of spaces.
+        // More than one round only for pages that are being written, and for children on their way
+        // into the list of spaces.
         while !self.swap.remove_if_empty(area) {
             let mut last = 0;
             while let Some((id, handle)) = self.next_space(last) {

@@ -2,15 +2,15 @@
 //!
 //! **Which.** A clock over the page tables: each space has a hand that goes through its leaves; a
 //! page used since the hand was there last loses its mark of use and stays, one that was not goes.
-//! Spaces are visited in turn, each for a share of what it has in memory. Pinned pages, those that
+//! Spaces are visited in turn, each for a share of its pages in memory. Pinned pages, those that
 //! the kernel holds a reference to (one that was taken back before its write was done, among them),
 //! and those of locked areas stay. A 2 MiB page is split first: it is one page for the clock, and
 //! 512 for the swap.
 //!
 //! **How.** A batch of [`SWAP_RUN`] pages at a time: under the space's lock they lose their leaves,
 //! are forgotten by all TLBs, and get slots; then, without any lock, they are written, neighbours
-//! in one go. Who faults on one meanwhile takes it back from the swap cache. What could not be
-//! written is taken back by the next walk that comes by, so that it goes to another slot.
+//! in one go. A task that faults on one meanwhile takes it back from the swap cache. The next walk
+//! that comes by takes back a page that could not be written, so that it goes to another slot.
 //!
 //! **Given up pages** (MADV_FREE) go without a slot, unless they were written since. The hardware's
 //! mark in the old leaf says so exactly: a CPU sets it in a present leaf before it stores, and a
@@ -53,7 +53,7 @@ pub struct EvictWish {
     pub effort: u32,
 }
 
-/// What came of it, in pages.
+/// Result of an eviction, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapEvicted {
     /// Leaves that were looked at.
@@ -66,7 +66,7 @@ pub struct SwapEvicted {
     pub failed: u64,
 }
 
-/// What becomes of a page that other spaces map too.
+/// Treatment of a page that other spaces map too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OfOthers {
     /// It goes, here; its frame goes with the last leaf.
@@ -90,7 +90,7 @@ struct Pick {
     of_others: OfOthers,
 }
 
-/// A walk over pages: which go, how many may still be looked at, and what has come of it.
+/// A walk over pages: which go, how many may still be looked at, and the counts so far.
 struct EvictionWalk<'a, S: Memory> {
     commons: &'a Commons<S>,
     pick: Pick,
@@ -128,7 +128,7 @@ impl<'a, S: Memory> EvictionWalk<'a, S> {
         entry.is_accessed() && self.pick.age == Age::Respect
     }
 
-    /// Write what is to be written, as many at a time as lie together. The caller has no lock.
+    /// Writes the pages, as many at a time as lie together. The caller has no lock.
     fn write(&mut self) {
         while !self.out.is_empty() {
             let wrote = self.commons.write_front(&self.out);

@@ -1,11 +1,11 @@
-//! Pages that were given up (MADV_FREE): reclaim may throw their bytes away, as long as nobody
-//! writes them again.
+//! Pages that were given up (MADV_FREE): reclaim may throw their bytes away, as long as they are
+//! not written again.
 //!
-//! The mark is the leaf's: given up, unused and clean. Whoever writes sets the leaf's dirty bit,
-//! and the bytes count again: a CPU before it stores, the kernel with the leaf, a device because a
-//! pin for writing keeps the leaf dirty. A pin that is being taken without a lock just now is
-//! treated as by clear_refs (`freehold_frame::transition`): the leaf changes first, then writers
-//! are looked for, and where there is one it changes back.
+//! The mark is the leaf's: given up, unused and clean. Every write sets the leaf's dirty bit, and
+//! the bytes count again. A CPU sets it before it stores, and the kernel with the leaf; a device
+//! needs a pin for writing, which keeps the leaf dirty. A pin that is being taken without a lock
+//! just now is treated as by clear_refs (`freehold_frame::transition`): the leaf changes first,
+//! then writers are looked for, and where there is one it changes back.
 //!
 //! A page that is shared since a fork is left alone: giving it up frees nothing. One that is in a
 //! swap area is gone at once.

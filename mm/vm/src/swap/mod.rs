@@ -11,24 +11,24 @@
 //! Shared memory and files in memory use the slots, too: their cache has the one entry of each
 //! (`cache/swapped.rs`).
 //!
-//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]), and
+//! **Pages out of memory.** Such a page's entry in the page table names a slot ([`SwapPlace`]), and
 //! the slot counts the entries that lead to it, exactly. The last one to come back has the page to
 //! itself unless a leaf of another space, from before it left, still maps the frame. So exactness
 //! survives the round trip without a mark that could disagree: a page that was exclusive is so at
-//! once when it is mapped again, whatever else holds its frame, and one that was shared is as soon
-//! as its partners are gone.
+//! once when it is mapped again, even with other holders of its frame. One that was shared is
+//! exclusive as soon as its partners are gone.
 //!
 //! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one
-//! reference. Such a frame is in no other slot, nobody stores to it (it is not exclusive, or its
-//! slot has no entries any more), and nobody pins it. Its record's reverse key names the slot; the
-//! slot's word is the truth, since reverse keys are left behind.
+//! reference. Such a frame is in no other slot, gets no store (it is not exclusive, or its slot has
+//! no entries any more), and has no pin. Its record's reverse key names the slot; the slot's word
+//! is the truth, since reverse keys are left behind.
 //!
 //! | step | under which locks | slot | frame |
 //! |---|---|---|---|
 //! | out: leaf taken away and flushed | the space | | mapping becomes a reference, not exclusive |
 //! | stow | the space, swap | one entry, writing (or one entry more, of a frame that is here already) | the slot's |
-//! | write | none | writing | nobody stores to it, or nobody will read the slot |
-//! | finish | swap | stored; free if nobody wants it any more | free, if nothing maps it |
+//! | write | none | writing | gets no store, or the slot will not be read |
+//! | finish | swap | stored; free without entries | free, if nothing maps it |
 //! | in: find, else read | the space (and the device) | | a reference, or a new frame |
 //! | redeem | the space, swap | one entry less; free after the last | mapped, exclusive if the last entry led here and nothing else maps it |
 //!
@@ -108,9 +108,9 @@ impl SwapArea {
 pub struct SwapAreaInfo {
     /// Which.
     pub area: SwapArea,
-    /// What it can hold.
+    /// Usable slots.
     pub slots: u64,
-    /// What it holds.
+    /// Used slots.
     pub used: u64,
     /// The higher, the sooner it is used.
     pub priority: i32,
@@ -119,9 +119,9 @@ pub struct SwapAreaInfo {
 /// All areas in figures, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapUsage {
-    /// What they can hold.
+    /// Usable slots.
     pub slots: u64,
-    /// What more they can take.
+    /// Free slots, without those of areas that are being turned off.
     pub free: u64,
     /// Frames in the swap cache.
     pub cached: u64,
@@ -147,7 +147,7 @@ pub struct Swap<S: Memory> {
     source: S,
     /// The accounts that pay for slots.
     accounts: spin::Once<&'static Accounts>,
-    /// How many areas there are: where there is none, nobody asks further.
+    /// How many areas there are: where there is none, callers ask no further.
     count: AtomicUsize,
     areas: spin::Mutex<[Option<SwapInfo>; AREAS]>,
     ahead: Ahead,
@@ -161,13 +161,13 @@ pub struct Swap<S: Memory> {
 enum UnmappedPage<S: Memory> {
     /// In the swap cache.
     Cached(Frame<Anon, S>),
-    /// There too, and this is the first who wants what was read ahead.
+    /// There too, and this is the first access to a page that was read ahead.
     ReadAhead(Frame<Anon, S>),
     /// In the store only.
     Stored(Arc<dyn SwapStore>),
 }
 
-/// What stowing a frame came to.
+/// Result of stowing a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stowed {
     /// Its slot is new: the bytes are to be written, then [`Swap::finish`] called.
@@ -390,12 +390,12 @@ impl<S: Memory> Swap<S> {
             Self::keep(area, place, theirs, ReadFor::Fault);
         }
         // A space whose page is on its way out, and has no slot yet, has a reference and no
-        // mapping: the bytes are that page's too. Without mappings nobody can come to that now.
+        // mapping: the bytes are that page's too. Without mappings no page can start to leave now.
         let own = 1 + u32::from(word.frame() == Some(frame.pfn()));
         let counts = self.source.table().get(frame.pfn()).map(|record| record.counts().load());
         let others = others || counts.is_none_or(|now| now.mappings > 0 || now.references > own);
         let mapped = if others { Err((frame, CountError::Held)) } else { map_as(frame, Belongs::Exclusive) };
-        // Leaves of those who forked before it was swapped may still be there.
+        // Leaves of spaces that forked before it was swapped may still be there.
         let mapped = match mapped {
             Err((frame, CountError::Held)) => map_as(frame, Belongs::Shared),
             mapped => mapped,
@@ -422,7 +422,7 @@ impl<S: Memory> Swap<S> {
         drop(self.held(gone));
     }
 
-    /// Keep `frame` for whoever asks for `place` next, unless that is in the swap cache already, or
+    /// Keeps `frame` for the next request for `place`, unless that is in the swap cache already, or
     /// free. The caller's space has an entry that leads there.
     fn keep_for_later(&self, place: SwapPlace, frame: Frame<Anon, S>) {
         let mut areas = self.areas.lock();
@@ -436,9 +436,10 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// What `alone` says of `frame`, which one leaf maps that is about to be written, when it is
-    /// told how many of the references to the frame are the swap's and stand for nobody's bytes;
-    /// that number stays right while it looks. No, where an entry needs the bytes.
+    /// Returns the answer of `alone` about `frame`, which one leaf maps that is about to be
+    /// written. `alone` gets the number of references to the frame that are the swap's and whose
+    /// bytes no entry needs. That number stays right during the call. Returns false where an entry
+    /// needs the bytes.
     pub(crate) fn spares(&self, frame: Pfn, alone: impl FnOnce(u32) -> bool) -> bool {
         if self.is_off() {
             return alone(0);
@@ -449,10 +450,10 @@ impl<S: Memory> Swap<S> {
             return alone(0);
         };
         if word.entries() == 0 {
-            // The device is not done yet, but nobody will read what it writes.
+            // The device is not done yet, but its write will not be read.
             return alone(1);
         }
-        // Those who have entries find the bytes in the store.
+        // Spaces with entries find the bytes in the store.
         let gone = area_of(&mut areas, place).and_then(|area| area.slots.forget_frame(place.slot));
         drop(areas);
         let spared = gone.is_some();
@@ -460,7 +461,7 @@ impl<S: Memory> Swap<S> {
         spared && alone(0)
     }
 
-    /// Have the swap cache let go of `frame`, if whoever wants it can read it again.
+    /// Has the swap cache let go of `frame`, if its bytes can be read again.
     pub(crate) fn forget(&self, frame: Pfn) {
         self.spares(frame, |_| true);
     }

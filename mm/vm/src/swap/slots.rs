@@ -3,12 +3,12 @@
 //! A word holds how many entries of page tables lead to the slot, the frame that has the same bytes
 //! (the swap cache; the slot holds one reference to it), and where the bytes are:
 //!
-//! | entries | frame | marks | what it is |
+//! | entries | frame | marks | meaning |
 //! |---|---|---|---|
 //! | 0 | none | | free |
 //! | 1.. | F | writing | its bytes are on their way to the store |
 //! | 1.. | F | stored | both have them; the frame may go |
-//! | 1.. | F | bad, or none | *dirty*: the store did not take them, only the frame has them; nobody new is led here, and those who are take the page back |
+//! | 1.. | F | bad, or none | *dirty*: the store did not take them, only the frame has them; no new entry leads here, and spaces with entries take the page back |
 //! | 1.. | none | stored | only the store has them |
 //! | 0 | F | writing | every page was taken back before the store was done; the slot is free when it is |
 //! | 1 | none | writing | a page cache's bytes on their way to the store; the cache has the frame |
@@ -38,7 +38,7 @@ const STORED: u64 = 1 << 61;
 const AHEAD: u64 = 1 << 62;
 const BAD: u64 = 1 << 63;
 
-/// What is known of a slot.
+/// State of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotWord(u64);
 
@@ -62,7 +62,7 @@ impl SlotWord {
     pub const fn is_stored(self) -> bool {
         self.0 & STORED != 0
     }
-    /// Whether the frame was read before anybody asked for it.
+    /// Whether the frame was read ahead.
     pub const fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
@@ -92,7 +92,7 @@ impl core::fmt::Debug for SlotWord {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooMany;
 
-/// Who read a frame into the swap cache.
+/// Fault that read a frame into the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadFor {
     /// A fault of this page.
@@ -252,7 +252,7 @@ impl Slots {
         self.clusters.len() as u64 * CLUSTER
     }
 
-    /// What is known of `slot`; as of a bad one where there is none.
+    /// Returns the state of `slot`, or that of a bad slot where there is none.
     pub fn word(&self, slot: u64) -> SlotWord {
         let cluster = self.clusters.get((slot / CLUSTER) as usize);
         cluster.map_or(SlotWord(BAD), |cluster| cluster.words[(slot % CLUSTER) as usize])
@@ -291,10 +291,10 @@ impl Slots {
         self.free += 1;
     }
 
-    /// A free slot for the bytes of `frame`, to which the slot gets a reference, or of one that
-    /// somebody else keeps: with one entry, and on its way to the store. The one after the last
-    /// where possible, since what leaves together is wanted together. `payer` pays for it; `None`
-    /// where that one may not.
+    /// Returns a free slot for the bytes of `frame`, to which the slot gets a reference, or of one
+    /// that a page cache keeps: with one entry, and on its way to the store. It is the one after
+    /// the last where possible, since pages that leave together are wanted together. `payer` pays
+    /// for it; `None` where that account may not.
     pub fn take(&mut self, frame: Option<Pfn>, payer: AccountId) -> Option<u64> {
         let slot = self.find_free()?;
         if let Some(accounts) = self.accounts.filter(|_| payer != AccountId::ROOT) {
@@ -430,7 +430,7 @@ impl Slots {
         Some(frame)
     }
 
-    /// Slots that somebody pays for: such that are in use.
+    /// Slots with an account that pays: such that are in use.
     #[cfg(test)]
     pub fn paid(&self) -> u64 {
         let all = self.clusters.iter().flat_map(|cluster| cluster.words.iter().zip(cluster.payers.iter()));

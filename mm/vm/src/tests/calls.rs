@@ -1,4 +1,4 @@
-//! What each memory call promises beyond the random steps: limits, places, errors, figures.
+//! Promises of each memory call beyond the random steps: limits, places, errors, figures.
 
 use std::sync::Arc;
 use std::vec;
@@ -293,7 +293,7 @@ fn a_cache_that_ends_lets_others_run() {
     drop(file);
     let rests = world.frames.rests() - before;
     assert!(rests >= 300, "it did {rests} times");
-    // What is cut off or out of a file goes in batches of 32 pages.
+    // Pages that are cut off or out of a file go in batches of 32.
     let file = world.file(&[1; 300 * PAGE as usize]);
     let rests = |work: &dyn Fn()| {
         let before = world.frames.rests();

@@ -1,4 +1,4 @@
-//! Collapse: what is made one large page unasked, and what is left as it is.
+//! Collapse: pages that become one large page unasked, and pages that stay.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -145,8 +145,8 @@ fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
     world.end();
 }
 
-/// A program stores, reads and takes its page apart again, a device counts in pages that are pinned
-/// without a lock, and all the while somebody makes the page large.
+/// A program stores, reads and takes its page apart again. A device counts in pages that are pinned
+/// without a lock. All the while another thread makes the page large.
 #[test]
 fn stores_pins_splits_and_collapse_at_once_lose_no_byte() {
     const PAGES: u64 = 40;

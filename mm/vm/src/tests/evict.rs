@@ -80,7 +80,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     assert_eq!(resident(&cache, 8), [2]);
     assert_eq!((disk.log(), disk.pages.lock().unwrap()[&1][0]), (std::vec![('w', 1)], 41));
     assert_eq!((p.load(at + PAGE), q.load(also + PAGE)), (Ok(41), Ok(41)), "read anew");
-    // Neither a locked page nor a pinned one goes, however long nobody uses it.
+    // Neither a locked page nor a pinned one goes, however long it is unused.
     p.lock(at + PAGE, 1, &p.limits).unwrap();
     let pin = q.space().pin::<LongTerm, ReadOnly>(VirtAddr(also + 5 * PAGE), Rule::Asked).unwrap();
     (0..4).for_each(|_| _ = lap());
@@ -105,7 +105,7 @@ fn pages_in_use_and_those_of_a_busy_space_go_where_age_is_ignored() {
     assert_eq!((lap(Age::Respect), lap(Age::Ignore)), (0, 8), "all were used since they came");
     use_all();
     lap(Age::Respect);
-    // Somebody has the space, and goes on only after this thread has begun to wait.
+    // Another thread has the space, and goes on only after this thread has begun to wait.
     let (space, began) = (p.locked.clone(), Arc::new(std::sync::Barrier::new(2)));
     let holder = std::thread::spawn({
         let began = began.clone();

@@ -1,4 +1,4 @@
-//! Large pages: one leaf for 512 pieces, and what is exact of each piece stays so.
+//! Large pages: one leaf for 512 pieces, and each piece's counts stay exact.
 
 use freehold_frame::Owner;
 use freehold_machine::VirtAddr;
@@ -167,7 +167,7 @@ fn a_part_is_unmapped_protected_or_dropped_by_itself_and_given_back_at_once() {
     assert_eq!(p.load(AT + 2 * BLOCK + 7 * PAGE), Ok(0));
     assert_eq!(p.usage().rss_anon, 4 + 512 + 412);
     assert_eq!(count(&world, Event::HugeSplitLeaf), 3);
-    // Protected as a whole it stays one, and what it may not is refused.
+    // Protected as a whole it stays one, and forbidden accesses are refused.
     let q = with_blocks(&world, 1);
     q.protect(AT, 512, Protection::READ).unwrap();
     assert_eq!(q.store(AT, 1), Err(ACCERR));

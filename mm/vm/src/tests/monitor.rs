@@ -248,7 +248,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Page {
     /// Of shared memory: which, and its page there.
     shared: Option<(usize, u64)>,
-    /// Of private memory: what it holds, if it is there.
+    /// Of private memory: its byte, if it is present.
     value: Option<u8>,
     writable: bool,
     monitor: Option<usize>,
@@ -292,7 +292,7 @@ impl Run {
         }
     }
 
-    /// The page is touched: what it holds, or why not. It is there afterwards.
+    /// The page is touched: returns its byte, or the error. Afterwards the page is present.
     fn touch(&mut self, p: usize, at: u64, access: Access) -> Result<u8, FaultError> {
         let page = self.pages[p].get(&at).ok_or(FaultError::Segv(SegvCode::MapErr))?.clone();
         if access == Access::Write && !page.writable {

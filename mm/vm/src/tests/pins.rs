@@ -1,4 +1,4 @@
-//! Pins: what they hold, without a lock and with it, and what leaves its place.
+//! Pins: the pages that they hold, without a lock and with it, and pages that leave their place.
 
 use freehold_frame::{Belongs, CountError, Owner};
 use freehold_machine::{CpuId, PhysicalBytes, VirtAddr};
@@ -126,7 +126,7 @@ fn who_looks_for_a_moment_costs_no_copy_and_sees_what_was_there() {
     let looks = [a, zero, private].map(|at| pin::<Transient, ReadOnly>(&p, at).unwrap());
     assert_eq!(world.frames.owned(Owner::Anon), before);
     assert_eq!(p.frame(a), child.frame(a), "row 84");
-    // What either stores now is not what was there when the look began.
+    // A store of either process does not change the bytes that the look sees.
     child.store(a, 2).unwrap();
     p.store(a, 3).unwrap();
     p.store(private, 5).unwrap();
@@ -190,14 +190,14 @@ fn without_a_lock_only_what_is_the_pages_own_is_pinned() {
     assert_eq!((writes.pfn(), reads.pfn()), (p.frame(a), p.frame(a)));
     assert_eq!(fast::<ReadWrite>(&p, shared).unwrap().pfn(), p.frame(shared));
     drop(writes);
-    // Read-only for the process: it may be read, and written by nobody.
+    // Read-only for the process: it may be read, but not written.
     p.protect(a, 1, Protection::READ).unwrap();
     assert!(fast::<ReadOnly>(&p, a).is_some() && fast::<ReadWrite>(&p, a).is_none());
     drop(reads);
     let child = p.fork(1);
     assert!(fast::<ReadOnly>(&p, a).is_none(), "shared");
     drop(child);
-    // Only where the tables are loaded: nobody else is waited for when one is freed.
+    // Only where the tables are loaded: no other CPU is waited for when a table is freed.
     assert!(world.model().on_cpu(CpuId(2), || pin_fast::<_, ReadOnly>(&p.roots, VirtAddr(shared))).is_none());
     drop((p, file));
     world.end();

@@ -1,4 +1,4 @@
-//! What was used and written since someone last asked.
+//! Pages that were used and written since the marks were last cleared.
 
 use freehold_machine::VirtAddr;
 

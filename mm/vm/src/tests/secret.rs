@@ -1,4 +1,4 @@
-//! Secret memory: whatever is done to it, the kernel never looks at its bytes.
+//! Secret memory: no operation lets the kernel look at its bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +26,8 @@ impl PageAccount for Account {
     }
 }
 
-/// A process that has stored 7 to the first page of a secret file, whose frame nobody may look at
-/// from then on.
+/// A process that has stored 7 to the first page of a secret file, whose frame the kernel may not
+/// read from then on.
 fn world() -> (World, Arc<Cache>, Process, u64) {
     let world = World::new();
     let cache = Cache::secret(world.frames, Arc::new(Account::default()));
@@ -104,7 +104,7 @@ fn its_pages_stay_where_they_are() {
     assert_eq!((done.moved, done.left), (0, 1));
     assert_eq!((p.frame(at), p.load(at)), (frame, Ok(7)));
     drop(p);
-    // Nobody maps it now.
+    // The cache has no mapping now.
     let done = world.commons.evacuate_caches(all, NodePolicy::Local);
     assert_eq!((done.moved, done.left), (0, 1));
     drop(cache);

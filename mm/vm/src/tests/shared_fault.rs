@@ -27,7 +27,7 @@ fn first_touches_and_stores_to_own_pages_need_no_lock_and_all_else_does() {
     assert_eq!(p.usage().rss_anon, before.rss_anon + 1, "zeroes are nobody's");
     assert_eq!(p.usage().minor_faults, before.minor_faults + 2);
     assert_eq!((p.load(a + PAGE), p.load(a + 2 * PAGE)), (Ok(0), Ok(0)));
-    // What is there already.
+    // Pages that are present already.
     assert_eq!((at(&p, a, Access::Write), at(&p, a, Access::Read)), (served, served));
     // A page of zeroes gets another frame, and a leaf goes: not here.
     assert_eq!(at(&p, a + PAGE, Access::Write), None);

@@ -28,11 +28,11 @@ pub struct Disk {
     /// Pages of them that the device has: no two writes of one page at once, since it may end them
     /// in any order.
     with_device: Mutex<BTreeSet<u64>>,
-    /// How often somebody waited for them.
+    /// Number of waits for them.
     waits: AtomicUsize,
-    /// What happens between a read's bytes and its end.
+    /// Action between a read's bytes and its end.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// What happens between the device's sight of a write's bytes and the time when the disk has
+    /// Action between the moment when the device sees a write's bytes and that when the disk has
     /// them.
     under_way: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -248,11 +248,12 @@ fn a_page_that_its_store_refuses_is_clean_and_each_open_file_is_told_once() {
     );
     assert_eq!((cache.write_back(0..u64::MAX), read(&cache, PAGE, 1)), (Ok(()), vec![9]));
     assert_eq!([cache.tell_errors(&first), cache.tell_errors(&first)], [Err(VmError::Io), Ok(())]);
-    // Opened after somebody was told: it is none of its concern.
+    // Opened after a file was told of the error: it is not told.
     let late = cache.errors_told();
     assert_eq!(cache.tell_errors(&late), Ok(()));
     assert_eq!([cache.tell_errors(&second), cache.tell_errors(&second)], [Err(VmError::Io), Ok(())]);
-    // Two more, of which nobody is told before the next is opened: all are told of both at once.
+    // Two more errors, of which no file is told before the next is opened: all are told of both at
+    // once.
     for _ in 0..2 {
         write(&cache, PAGE, &[8; 4096]);
         assert_eq!(cache.launder(), Err(VmError::Io));
@@ -276,7 +277,7 @@ fn a_page_that_its_store_refuses_is_clean_and_each_open_file_is_told_once() {
     world.end();
 }
 
-/// How somebody stores page 1 of a cache while the device has its older bytes.
+/// Another store of page 1 of a cache while the device has its older bytes.
 type Second = fn(&Cache);
 
 #[test]
@@ -321,7 +322,7 @@ fn a_page_that_changes_while_it_is_being_stored_is_not_overtaken_by_its_older_by
 
 #[test]
 fn a_sync_is_over_when_what_others_store_is_stored_and_its_own_bytes_after_that() {
-    // Whether the page changes while somebody else stores it, and whether that fails for want of
+    // Whether the page changes while another task stores it, and whether that fails for want of
     // memory.
     for (changes, starves) in [(false, false), (true, false), (false, true), (true, true)] {
         let world = World::new();
@@ -405,7 +406,7 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     assert_eq!(cache.forget(0..2 * 4096), Ok(true));
     assert_eq!((cache.is_resident(0), cache.is_resident(1), cache.is_resident(2)), (false, false, true));
     assert_eq!(disk.pages.lock().unwrap()[&1][0], 51);
-    // What the store holds by now is what a mapping and a reader see.
+    // A mapping and a reader see the bytes that the store holds by now.
     disk.pages.lock().unwrap().get_mut(&1).unwrap()[0] = 9;
     assert_eq!((p.load(at + PAGE), read(&cache, PAGE, 1)), (Ok(9), vec![9]));
     let pin = p.space().pin::<Transient, ReadWrite>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();

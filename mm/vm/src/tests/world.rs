@@ -149,7 +149,7 @@ pub struct Process {
 /// When stale translations are looked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Judge {
-    /// After whatever the process did: nobody else is active.
+    /// After each step of the process: no other process is active.
     EachRun,
     /// Not while threads are active.
     AtTheEnd,
@@ -178,7 +178,8 @@ impl Process {
         let (locked, roots, cpu) = (self.locked.clone(), self.roots.clone(), CpuId(cpu));
         Self { model: self.model, locked, roots, cpu, limits: Limits::NONE, judge: self.judge }
     }
-    /// Run `f` as the process, on its CPU. Afterwards no TLB may hold what the tables do not.
+    /// Runs `f` as the process, on its CPU. Afterwards every entry of its TLB must be in the
+    /// tables.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
         self.model.on_cpu(self.cpu, || {
             self.roots.load(&self.model.pin(), &mut None);
@@ -282,7 +283,7 @@ impl Process {
     }
 }
 
-/// Make present what the last call promised, a few pages at a time.
+/// Makes the pages present that the last call promised, a few at a time.
 pub fn populate_due(space: &mut AddressSpace<ModelFrames>, how: Populate) -> Result<(), VmError> {
     let Some(due) = space.take_due() else { return Ok(()) };
     let mut next = due.start;
@@ -292,7 +293,7 @@ pub fn populate_due(space: &mut AddressSpace<ModelFrames>, how: Populate) -> Res
     Ok(())
 }
 
-/// Give advice, and make present what it promises.
+/// Gives advice, and makes present the pages that it promises.
 pub fn advise(
     space: &mut AddressSpace<ModelFrames>,
     addr: VirtAddr,
@@ -304,7 +305,7 @@ pub fn advise(
     populate_due(space, how).and(outcome)
 }
 
-/// What is in `cache`, shared and for writing, from its first byte on.
+/// Returns a shared, writable backing of `cache` from its first byte on.
 pub fn shared(cache: &Arc<Cache>) -> Backing<ModelFrames> {
     let file: File = Arc::new(TestFile(cache.clone()));
     Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)

@@ -140,7 +140,7 @@ fn more_windows_than_slots_are_refused() {
     }
 }
 
-/// What a broken kernel leaves out.
+/// Step that a broken kernel leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
@@ -221,7 +221,7 @@ impl Cpu {
         }
         self.entries[slot] = frame;
         self.open.push(slot as u8);
-        // The kernel's own accesses use what is cached.
+        // The kernel's own accesses use cached translations.
         if ![NONE, frame].contains(&self.cached[slot]) {
             return Err("a window shows another frame");
         }
@@ -251,7 +251,7 @@ impl Cpu {
         tell(&lap);
         self.keep(&lap);
     }
-    /// Whether the attacker can have this frame's bytes on this CPU beyond what is open.
+    /// Whether the attacker can read this frame's bytes on this CPU beyond open windows.
     fn peek(&self, frame: u8) -> bool {
         self.cached.contains(&frame)
     }
@@ -264,7 +264,7 @@ struct World {
 
 impl World {
     /// The stated stale set under `lap`: frames whose window closed since the CPU last forgot. A
-    /// CPU that has nothing to forget shows what is open and nothing else.
+    /// CPU that has nothing to forget shows open windows and nothing else.
     fn check(&self) -> Result<(), &'static str> {
         for cpu in &self.cpus {
             let open: Vec<u8> = cpu.open.iter().map(|slot| cpu.entries[usize::from(*slot)]).collect();

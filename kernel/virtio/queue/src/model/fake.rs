@@ -19,7 +19,7 @@ const VERSION_1: u64 = 1 << 32;
 /// The queue size that an honest device here shows.
 const QUEUE_SIZE: u32 = 128;
 
-/// Whether a device does what a register asks of it.
+/// Whether a device obeys a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Obeys {
     #[default]
@@ -29,7 +29,7 @@ enum Obeys {
 
 type QueueHook = Box<dyn FnMut(&mut DeviceRing) + Send>;
 
-/// What both sides see, and how the device lies.
+/// State that both sides see, and the device's lies.
 struct DeviceState {
     features: u64,
     accepted: u64,
@@ -108,7 +108,7 @@ impl Fake {
         self.state().on_queue = Some(Box::new(hook));
     }
 
-    /// What the driver wrote last into the status, or what the device shows.
+    /// Returns the status: the driver's last store, or the one that the device shows.
     pub fn status(&self) -> DeviceStatus {
         self.state().status
     }

@@ -143,13 +143,13 @@ pub fn device(source: Source, slabs: usize, quota: usize) -> Device<Source> {
     dma.attach(DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota, domain: None }).unwrap()
 }
 
-/// What the disk does with the data of a read.
+/// How the disk treats the data of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Manner {
     Honest,
     /// It writes so many bytes and says that all is well.
     Short(usize),
-    /// It writes once more into what it had before, after it has given it back.
+    /// Late writes: once more into a buffer, after it was given back.
     Late,
 }
 
@@ -186,7 +186,8 @@ impl Disk {
         Self { device, source, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Memory of the device's own, or none at all: anything else would be somebody's.
+    /// Checks that the memory is the device's own, or none at all: any other memory has another
+    /// owner.
     fn judge(&self, address: u64, length: usize) {
         for page in address / PAGE_SIZE as u64..=(address + length as u64 - 1) / PAGE_SIZE as u64 {
             let owner = self.device.dma().owner(DmaAddr(page * PAGE_SIZE as u64));
@@ -211,7 +212,7 @@ impl Disk {
         parts
     }
 
-    /// Does what a request asks for; `None` where it cannot reach its parts.
+    /// Serves a request; `None` where the disk cannot reach its parts.
     fn serve(&self, state: &mut DiskState, parts: &[(u64, usize, bool)]) -> Option<()> {
         let header = self.source.read(parts[0].0, 16)?;
         let kind = u32::from_le_bytes(header[..4].try_into().unwrap());

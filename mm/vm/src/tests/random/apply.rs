@@ -1,4 +1,4 @@
-//! What each step does, to the process and to the model.
+//! Effect of each step on the process and on the model.
 
 use std::vec::Vec;
 
@@ -302,13 +302,13 @@ impl Run {
 
     /// So many pages have moved from `at` to `to`, where they are so many now.
     fn carry(&mut self, p: usize, at: u64, to: u64, (old, new): (u64, u64), source: RemapSource) {
-        // Areas that are not private say at which byte of what they go on.
+        // Areas that are not private name the byte where their content goes on.
         let grown = |last: &Page, by: u64| match last.bytes {
             Bytes::Private(_) => Bytes::Private(0),
             Bytes::Copy(f, index, _) => Bytes::Copy(f, index + by, None),
             Bytes::Shared(object, index) => Bytes::Shared(object, index + by),
         };
-        // What is cut off first may have holes too.
+        // Pages that are cut off first may have holes, so only the others are read.
         let source_pages: Vec<_> = (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
         if to != at {
             self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));

@@ -2,7 +2,7 @@
 //! tables: one byte a page; and again where a page of the model is an eighth of a large page.
 //!
 //! After every step no TLB may be stale, the counts of present pages must be exact, and the areas
-//! must be what the model says. Some runs let allocations fail at random: then a step may do less,
+//! must agree with the model. Some runs let allocations fail at random: then a step may do less,
 //! but never something else.
 
 mod apply;
@@ -86,7 +86,7 @@ enum Step {
     Evict(u8, bool),
     GiveUp(u8, u8, u8),
     SwapOff(u8),
-    /// What disks still do from now on.
+    /// The disks' health from now on.
     Disks(Health),
     Move(u8, u8, u8, SharedPages),
     Evacuate(u8, u8),
@@ -140,7 +140,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of one page.
+/// State of one page in the model.
 #[derive(Clone, Debug)]
 struct Page {
     protection: u32,
@@ -269,7 +269,7 @@ impl Run {
         }
     }
 
-    /// What a load there should give.
+    /// Returns the expected result of a load there.
     fn expect(&self, p: usize, page: u64) -> Result<u8, FaultError> {
         let page = self.pages[p].get(&page).ok_or(MAPERR)?;
         if page.protection == 0 {
@@ -281,7 +281,7 @@ impl Run {
     fn value(&self, page: &Page) -> Result<u8, FaultError> {
         let of = |object: Object, index: u64| match object {
             Object::File(f) if index >= self.sizes[f] => Err(FaultError::Bus),
-            // Longer by mremap only: as on Linux, the memory is what it was made as.
+            // Longer by mremap only: as on Linux, the memory keeps its first size.
             Object::Anonymous(n) if index >= self.objects[n] => Err(FaultError::Bus),
             _ => Ok(self.shared.get(&(object, index)).copied().unwrap_or(0)),
         };
@@ -338,8 +338,8 @@ impl Run {
         self.failing && TOGETHER.get() > 1 && !range.all(|page| self.pages[p].contains_key(&page))
     }
 
-    /// A step failed for want of memory: it may have unmapped what it was to replace. What is left
-    /// must be as it was.
+    /// A step failed for want of memory: it may have unmapped the pages that it was to replace. The
+    /// other pages must be as before.
     fn after_failure(&mut self, p: usize) {
         let mapped: Vec<u64> = {
             let space = self.processes[p].space();

@@ -1,5 +1,5 @@
-//! Pages that get other frames: a range of one process, or whatever is in a pageblock, wherever it
-//! is mapped.
+//! Pages that get other frames: a range of one process, or all pages in a pageblock, wherever they
+//! are mapped.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -15,7 +15,7 @@ use crate::*;
 
 const ALL: core::ops::Range<VirtAddr> = VirtAddr(0)..USER_END;
 
-/// What an outcome says, without the page.
+/// An outcome without its page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
     Moved,
@@ -54,7 +54,7 @@ impl Run {
         frames
     }
 
-    /// Every other process takes the new frames of what it shares, too.
+    /// Every other process takes the new frames of its shared pages, too.
     fn follow(&mut self, but: usize, migration: &mut Migration<ModelFrames>) {
         for q in (0..PROCESSES).filter(|&q| q != but) {
             self.on(q, |space, _| space.migrate(ALL, migration, |_, _| None, |_, _| {}));

@@ -19,7 +19,7 @@ impl Run {
         }
     }
 
-    /// Whether an access may have failed, or shown zero, for what the model does not know.
+    /// Whether an access may have failed, or shown zero, for reasons that the model does not know.
     pub(super) fn is_excused(&mut self, p: usize, page: u64, got: Result<u8, FaultError>) -> bool {
         let swapped = self.processes[p].space_entry(page).swap_place().or_else(|| {
             let space = self.processes[p].space();
@@ -42,7 +42,7 @@ impl Run {
         }
     }
 
-    /// What is known of stores to shared memory goes with its leaves
+    /// Marks of stores to shared memory go with its leaves
     /// (Documentation/admin-guide/mm/pagemap.rst, "Exceptions for Shared Memory").
     fn forget_stores_to_shared(&mut self) {
         for p in 0..self.processes.len() {

@@ -37,7 +37,7 @@ fn pages_that_cannot_be_written_stay_and_their_slots_are_never_used_again() {
     s.end();
 }
 
-/// Nobody touches it: the eviction itself tries again, whoever shares it.
+/// No process touches the page: the eviction itself tries again, also for a shared page.
 #[test]
 fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by() {
     let (s, p, a) = with_filled(64, 4);
@@ -63,7 +63,7 @@ fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by
     s.end();
 }
 
-/// Who cannot write for want of memory has nothing against the slots.
+/// A write that fails for want of memory does not make its slot a bad one.
 #[test]
 fn a_write_that_found_no_memory_is_tried_again_and_costs_no_slot() {
     let (s, p, a) = with_filled(64, 4);

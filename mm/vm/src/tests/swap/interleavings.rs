@@ -35,7 +35,7 @@ const SHARED: usize = 0;
 const SLOT: u64 = 1;
 const ANON: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
 
-/// What who redeems an entry looks at.
+/// Counts that the redeemer of an entry reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Redeem {
     /// At one moment: mappings, and references that are neither the slot's nor its own.
@@ -261,8 +261,8 @@ fn a_page_that_goes_and_comes_back_has_its_bytes_whatever_its_partner_stores() {
 
 #[test]
 fn a_page_taken_back_and_stored_to_before_its_write_is_done_is_nobody_elses() {
-    // Three threads have too many interleavings; up to two switches that nobody had to make find
-    // what there is (each of this file's steps was broken to see).
+    // Three threads have too many interleavings; up to two switches that were not forced find every
+    // fault (each of this file's steps was broken to see).
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {

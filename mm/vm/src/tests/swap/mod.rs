@@ -27,7 +27,7 @@ use crate::*;
 /// Runs as the disk is about to write, or to read.
 type During = std::boxed::Box<dyn FnOnce() + Send>;
 
-/// What a disk still does.
+/// Operations that a disk still serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Health {
     #[default]
@@ -49,7 +49,7 @@ pub struct Disk {
     health: Mutex<Health>,
     pub during_write: Mutex<Option<During>>,
     pub during_read: Mutex<Option<During>>,
-    /// What was asked for: first page and how many.
+    /// Requests: first page and how many.
     pub reads: Mutex<Vec<(u64, usize)>>,
     pub writes: Mutex<Vec<(u64, usize)>>,
 }
@@ -85,7 +85,7 @@ impl Disk {
 impl SwapStore for Disk {
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         self.reads.lock().unwrap().push((first, frames.len()));
-        // What the device reads it has read before anything else happens.
+        // The device has read the request's bytes before anything else happens.
         let fails = self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len());
         let bytes: Vec<Option<Vec<u8>>> = {
             let pages = self.pages.lock().unwrap();
@@ -156,8 +156,7 @@ impl Swapping {
     pub fn evict(&self, p: &Process, pages: u64, age: Age) -> SwapEvicted {
         p.run(|| self.world.commons.evict(&wish(pages, age)))
     }
-    /// No copy was made for nobody; entries in page tables and slots agree, then everything is
-    /// given back.
+    /// No copy was in vain; entries in page tables and slots agree, then everything is given back.
     pub fn end(self) {
         assert_eq!(self.count(Event::CowUnneeded), 0);
         self.end_of_storm();

@@ -1,4 +1,4 @@
-//! What becomes of pages that leave memory and come back.
+//! Pages that leave memory and come back.
 
 use freehold_machine::CpuId;
 

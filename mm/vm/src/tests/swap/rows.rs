@@ -1,4 +1,4 @@
-//! The rows of the conformance table that mention swap, and what they follow from.
+//! The rows of the conformance table that mention swap, and the rules behind them.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 //! Shared memory, and files that are in memory only: their pages go to the swap and come back,
-//! whoever looks at them in whatever way.
+//! under any access.
 
 use std::boxed::Box;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{Disk, Health, Swapping, assert_filled, wish};
 use crate::cache::PageSet;
 use crate::*;
 
-/// What is done to the page of a process at an address, which is the first of a file.
+/// Use of the page at an address of a process. The page is the first of a file.
 type Use = fn(&Process, u64, &Cache);
 
 /// A file in memory whose page `n` is full of `first + n`.
@@ -55,7 +55,7 @@ fn a_file_in_memory_goes_to_the_swap_and_is_read_written_cut_and_punched_there()
     let page = read(&cache, 7 * PAGE, PAGE_SIZE);
     assert!(page[..100].iter().chain(&page[150..]).all(|&byte| byte == 8) && page[100..150] == [200; 50]);
     assert_eq!(read(&cache, 8 * PAGE, PAGE_SIZE), [201; PAGE_SIZE]);
-    // What is cut off and punched gives its slots back; what is left of a page keeps its bytes.
+    // Pages that are cut off and punched give their slots back; the rest of a page keeps its bytes.
     cache.truncate(50 * PAGE + 10).unwrap();
     cache.punch_hole(20 * PAGE + 5..30 * PAGE).unwrap();
     cache.truncate(60 * PAGE).unwrap();
@@ -65,7 +65,7 @@ fn a_file_in_memory_goes_to_the_swap_and_is_read_written_cut_and_punched_there()
     assert_eq!(read(&cache, 20 * PAGE, 10), [21, 21, 21, 21, 21, 0, 0, 0, 0, 0]);
     assert!(read(&cache, 21 * PAGE, 9 * PAGE_SIZE).iter().all(|&byte| byte == 0));
     assert_eq!(cache.pages() + cache.swapped_pages(), 51 - 9);
-    // What is there counts as allocated.
+    // Pages that exist count as allocated.
     cache.allocate(0..60 * PAGE).unwrap();
     assert_eq!((0..20).find(|&n| ![7, 8].contains(&n) && read(&cache, n * PAGE, 1) != [n as u8 + 1]), None);
     swapping.check();
@@ -94,7 +94,7 @@ fn who_maps_shared_memory_finds_the_others_bytes_after_it_was_out() {
     assert_eq!((p.load(own + PAGE), p.load(at + 3 * PAGE)), (Ok(99), Ok(77)));
     assert_eq!((child.load(at + 4 * PAGE), child.load(own + 2 * PAGE)), (Ok(104), Ok(52)));
     drop(p);
-    // The last one who maps it takes its slots along.
+    // The last mapper takes its slots along.
     drop(child);
     assert_eq!(swapping.used(), cache.swapped_pages());
     drop((q, cache));
@@ -122,7 +122,7 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     p.space().unlock(VirtAddr(at), 8 * PAGE).unwrap();
     swapping.evict_shared(&p);
     assert_eq!((cache.pages(), p.load(at + 2 * PAGE), p.load(at + 5 * PAGE)), (0, Ok(88), Ok(5)));
-    // One whose pages are used where nobody can wait.
+    // A cache whose pages are used where no caller can wait.
     cache.keep_in_memory();
     let before = cache.pages();
     swapping.evict_shared(&p);
@@ -131,7 +131,7 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     swapping.end();
 }
 
-/// Whatever is done to a page while it is being written, its bytes are the last ones.
+/// A page has its last bytes after any use while it is being written.
 #[test]
 fn a_page_that_is_used_while_it_is_written_stays() {
     let uses: [(&str, u64, Use); 6] = [
@@ -191,7 +191,7 @@ fn what_is_cut_off_while_it_is_written_or_read_does_not_come_back() {
     *swapping.disk.during_read.lock().unwrap() = cut(&cache);
     assert_eq!(read(&cache, 2 * PAGE, 1), [0], "a hole by the time it was read");
     assert_eq!(swapping.used(), cache.swapped_pages());
-    // Two who want the same page: both get the one frame.
+    // Two that want the same page: both get the one frame.
     swapping.evict_shared(&p);
     let (other, seen) = (cache.clone(), Arc::new(std::sync::Mutex::new(0)));
     let also = seen.clone();
@@ -204,7 +204,7 @@ fn what_is_cut_off_while_it_is_written_or_read_does_not_come_back() {
     swapping.end();
 }
 
-/// A slot that is being read is not used for other bytes, so what comes from it is the page.
+/// A slot that is being read is not used for other bytes, so the bytes from it are the page's.
 #[test]
 fn a_page_that_changes_and_goes_again_while_it_is_read_is_not_found_as_it_was() {
     let swapping = Swapping::new(4);
@@ -285,7 +285,7 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     let done = swapping.page_out(&p, at, 64);
     assert_eq!(cache.pages(), 1, "{done:?}: what the other maps, too");
     assert_eq!((smaps(&p, at), p.usage().swapped), ((63 * PAGE, 0), 0));
-    // Who has a page of his own does not find the file's.
+    // A process with a page of its own does not see the file's.
     p.store(private + 9 * PAGE, 1).unwrap();
     swapping.evict_shared(&p);
     assert_eq!((smaps(&p, private), smaps(&p, at)), ((63 * PAGE, 0), (64 * PAGE, 0)));

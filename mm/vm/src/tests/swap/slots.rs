@@ -1,4 +1,4 @@
-//! The slots of an area against a naive model: a list of who is in which.
+//! The slots of an area against a naive model: a list of each slot's content.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;

@@ -1,6 +1,6 @@
 //! Every order of the steps by which a page of shared memory goes and comes back, with the real
-//! cache and the real slots. Each step is what one hold of a lock does, or what is done without
-//! any.
+//! cache and the real slots. Each step is the work under one hold of a lock, or work without any
+//! lock.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -38,7 +38,7 @@ impl Page {
     }
 }
 
-/// Who does something with the page, and how far it has come.
+/// Actor on the page, and how far it has come.
 enum Actor {
     /// Takes it out: begin, write, end.
     Out(Out),
@@ -147,7 +147,7 @@ impl Store {
             Self::Get => Self::Found(page.cache.get_or_fill(0, NodePolicy::Local).unwrap().0, page.cut),
             Self::Found(frame, cut_before) => {
                 page.disk.model.with_bytes(frame.pfn(), |bytes: &mut [u8; PAGE_SIZE]| bytes[0] = byte);
-                // To a page that was cut off after it was found, the store is nobody's.
+                // A store to a page that was cut off after it was found does not count.
                 page.byte = if cut_before == page.cut { byte } else { page.byte };
                 Self::Over
             }
