@@ -256,10 +256,11 @@ impl Display for Failure {
     }
 }
 
-/// Unpack the image, mount what programs expect, connect the streams; the program that is to run.
+/// Unpacks the image, mounts what programs expect and connects the streams. Returns the program
+/// that is to run.
 ///
 /// # Errors
-/// What could not be had.
+/// The step that failed.
 fn prepare() -> core::result::Result<(Spec, Option<Changes>), Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
@@ -364,7 +365,7 @@ fn kernel_fault_code(access: Access) -> u64 {
     u64::from(access == Access::Write) << 1
 }
 
-/// What the kernel does when hardware or the host calls.
+/// Services of the kernel for hardware and the host.
 struct KernelAbove;
 
 impl traps::Handlers for KernelAbove {

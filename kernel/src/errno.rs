@@ -119,7 +119,7 @@ errnos! {
 }
 
 impl Errno {
-    /// What a system call returns for it: the negated number.
+    /// Returns the result of a system call with this error: the negated number.
     pub const fn to_return_value(self) -> i64 {
         -(self as i64)
     }

@@ -1,8 +1,8 @@
 //! `freehold run --events`: events are turned on before the program starts, and the host gets their
 //! records while it runs.
 //!
-//! A task takes records every [`INTERVAL`] and sends them; what is overwritten before is counted.
-//! It is the reader of `trace_pipe` meanwhile. What it does is recorded, too.
+//! A task takes records every [`INTERVAL`] and sends them; records that are overwritten before are
+//! counted. It is the reader of `trace_pipe` meanwhile. Its own events are recorded, too.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -55,7 +55,7 @@ pub fn finish() -> Option<(u64, u64)> {
     if !SENDING.load(Ordering::Relaxed) {
         return None;
     }
-    // What cannot be turned off goes on being recorded, which harms nobody.
+    // An event that cannot be turned off goes on being recorded, which is harmless.
     let _ = tracefs::turn_all(KeyState::Off);
     send();
     SENDING.store(false, Ordering::Relaxed);

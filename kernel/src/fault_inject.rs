@@ -6,13 +6,14 @@
 //! There is one place that asks in the heap ([`crate::hw::heap`]) and one in the page allocator
 //! ([`freehold_buddy`]); both ask here, once anything was requested since boot.
 //!
-//! **What a failure means.** An injected failure is the program's at once: nobody looks for memory,
-//! nobody else is killed, and [`with_memory_found`](crate::mem::with_memory_found) does not try
-//! again, because no memory was missing. Two places have nobody to tell, and absorb it: a page
-//! fault is tried again, as on Linux, and ends the process after [`FAULTS_IN_A_ROW`] failures in a
-//! row; a small object that the kernel cannot do without comes from the heap's reserve.
+//! **Effect of a failure.** An injected failure is the program's at once: the kernel does not look
+//! for memory, no other process is killed, and [`with_memory_found`](crate::mem::with_memory_found)
+//! does not try again, because no memory was missing. Two places cannot report a failure, and
+//! absorb it. A page fault is tried again, as on Linux, and ends the process after
+//! [`FAULTS_IN_A_ROW`] failures in a row. A small object that the kernel cannot do without comes
+//! from the heap's reserve.
 //!
-//! **What never fails** (Linux: `__GFP_NOFAIL`, PF_MEMALLOC):
+//! **Allocations that never fail** (Linux: `__GFP_NOFAIL`, PF_MEMALLOC):
 //! - allocations of the kernel's own tasks, which have no program to tell;
 //! - those of a task that reclaims memory for others: writing out must not wait for memory;
 //! - the heap's reserve while a system call fills it: nothing has happened yet that could fail.
@@ -25,7 +26,7 @@ use crate::{Errno, Result};
 /// Injected failures of page faults, one after the other without a served one, that end a process.
 pub const FAULTS_IN_A_ROW: u8 = 16;
 
-/// What one task is to see of injected failures.
+/// Injected failures of one task.
 #[derive(Debug, Default)]
 pub struct TaskFaults {
     /// The allocation from here that fails, from 1; 0 for none (/proc/PID/fail-nth).
@@ -39,7 +40,7 @@ pub struct TaskFaults {
 }
 
 impl TaskFaults {
-    /// What a new task begins with that `parent` made.
+    /// Takes over the settings of `parent`, which made the new task.
     pub fn inherit(&self, parent: &Self) {
         self.filtered.store(parent.filtered.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -68,7 +69,7 @@ impl TaskFaults {
         self.filtered.store(filtered, Ordering::Relaxed);
         Ok(())
     }
-    /// The page allocator had nothing: what fails next is not the injected failure's doing.
+    /// The page allocator had nothing: the next failure is not an injected one.
     pub fn note_denial(&self) {
         self.injected.store(false, Ordering::Relaxed);
     }
@@ -254,8 +255,8 @@ mod tests {
 
     const NEVER: fn() -> u64 = || 99;
 
-    /// fail-nth fails the n-th allocation from then on, that one alone, whatever the capability
-    /// says.
+    /// fail-nth fails the n-th allocation from then on, that one alone, for any settings of the
+    /// capability.
     #[test]
     fn the_nth_allocation_fails_once() {
         let (attr, task) = (FaultAttr::new("x"), TaskFaults::default());

@@ -4,7 +4,7 @@
 //! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied
 //! into a static ring under an interrupt-safe lock. The oldest records make room. Readers keep a
 //! [`Cursor`] and learn how many they missed. Serial output happens outside the lock, so that a
-//! slow line holds nobody up.
+//! slow line delays no other CPU.
 //!
 //! **No kernel address is in the ring.** Programs read it, and an address of the kernel half tells
 //! where the image or the direct map lies. [`redact`] covers each one with asterisks before a
@@ -72,7 +72,7 @@ pub struct Cursor {
     position: u64,
 }
 
-/// What a reader finds.
+/// Result of a reader's look at the log.
 #[expect(
     clippy::large_enum_variant,
     reason = "a record is copied out under a lock, where nothing may be allocated"
@@ -183,12 +183,12 @@ pub fn newest() -> Cursor {
     RING.lock().end
 }
 
-/// What comes next for a reader; moves its cursor.
+/// Returns the next record for a reader; moves its cursor.
 pub fn next(cursor: &mut Cursor) -> NextRecord {
     RING.lock().next(cursor)
 }
 
-/// Text of bounded length on the stack; what does not fit is cut.
+/// Text of bounded length on the stack; a longer text is cut.
 struct LogText {
     text: [u8; TEXT_BYTES],
     length: usize,
@@ -209,7 +209,7 @@ const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
 const KERNEL_PREFIX: &[u8] = b"ffff";
 
 /// Covers each number of `text` that is an address of the kernel half, hexadecimal with 16 digits
-/// or decimal, with asterisks. `text` may be cut at its end: what may be the beginning of such an
+/// or decimal, with asterisks. `text` may be cut at its end: a possible beginning of such an
 /// address is covered there, too.
 fn redact(text: &mut [u8], cut: Cut) {
     let end = text.len();

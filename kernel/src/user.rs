@@ -224,7 +224,7 @@ pub fn read_exact(address: u64, bytes: &mut [u8]) -> Result<()> {
     if hw::read_user(address, bytes, Faults::Sleep) == length { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// What a call says that met `error` after `done` bytes had moved: so many, if any.
+/// Returns the result of a call that met `error` after `done` bytes had moved: so many, if any.
 ///
 /// # Errors
 /// `error`.

@@ -14,7 +14,7 @@ const TRIES: u32 = 1000;
 /// Small objects of the driver for one request, and more.
 const OBJECTS: usize = 4096;
 
-/// What to do where there is no memory for a request.
+/// Reaction to a lack of memory for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
     /// Wait for up to a second: writing is how memory is found.

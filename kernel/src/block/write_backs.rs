@@ -1,8 +1,8 @@
 //! Write-backs of a disk that are under way: a sync waits for those that others began.
 //!
-//! A page counts as clean as soon as somebody has taken it to write it, and what the disk says of
-//! it is noted when that write has ended. So a sync that finds nothing dirty has not seen the end
-//! of what the flusher took a moment before (Linux: `filemap_fdatawait`).
+//! A page counts as clean as soon as a writer has taken it, and the disk's answer is noted when
+//! that write has ended. So a sync that finds nothing dirty has not seen the end of the flusher's
+//! writes a moment before (Linux: `filemap_fdatawait`).
 //!
 //! **Protocol.** Each write-back counts in the current of two rounds. A waiter begins the other
 //! round and waits until the one before is empty: later write-backs do not hold it up, however many

@@ -14,7 +14,7 @@ use super::member::CpuTime;
 use super::pids::Pids;
 use crate::sync::{SpinLock, WaitQueue};
 
-/// The most levels below the root: who walks to the root takes so many steps.
+/// The most levels below the root: a walk to the root takes so many steps.
 pub const LEVELS_MOST: u16 = 128;
 
 /// The value of cgroup.max.* for no limit.
@@ -242,7 +242,8 @@ impl Group {
     pub fn changes(&self, notice: Notice) -> u64 {
         self.changes[notice as usize].count.load(Ordering::SeqCst)
     }
-    /// A file changed. Who holds the tree's lock [tells](super::tell) of it afterwards.
+    /// Notes that a file changed. The holder of the tree's lock [tells](super::tell) of it
+    /// afterwards.
     pub(super) fn note(&self, notice: Notice) {
         self.changes[notice as usize].is_untold.store(true, Ordering::SeqCst);
     }

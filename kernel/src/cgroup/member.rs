@@ -93,8 +93,8 @@ impl Fork {
     /// A child in `group` (CLONE_INTO_CGROUP).
     ///
     /// # Errors
-    /// `ENODEV` for a removed group, `EBUSY` for one that passes controllers on; what controllers
-    /// say.
+    /// `ENODEV` for a removed group, `EBUSY` for one that passes controllers on; the controllers'
+    /// errors.
     pub fn into(group: &Arc<Group>) -> Result<Self> {
         if group.is_root() {
             return Ok(Self::ROOT);

@@ -10,7 +10,7 @@
 //! | [`memory`] | the controller of memory: accounts that frames are charged to |
 //! | [`pids`] | the controller of the number of tasks |
 //!
-//! **Who is where.** A process has a [`CgroupMember`], one atomic word: the number of its group and
+//! **Membership.** A process has a [`CgroupMember`], one atomic word: the number of its group and
 //! how many of its threads live. Number 0 is the root group, which counts nothing. So a process in
 //! the root pays a load and a branch at fork and at its end, and no lock.
 //!
@@ -28,7 +28,7 @@
 //! process that was not waited for stays in its group.
 //!
 //! **Lock order.** The registry of processes > the tree. Nothing sleeps, allocates infallibly or
-//! tells of events under it. Who changed what others watch tells of it afterwards ([`tell`]).
+//! tells of events under it. A task that changed watched files tells of it afterwards ([`tell`]).
 //!
 //! Linux' relatives: `kernel/cgroup/cgroup.c`, `css_set` for the word. There is no threaded mode:
 //! all threads of a process are in its group.

@@ -1,7 +1,7 @@
 //! The controller `pids`: how many tasks a group may have, those below it included.
 //!
-//! What is counted is [`Group::tasks`](super::Group), which is kept up whether the controller acts
-//! or not. Only a fork is refused; a move into a group may exceed its limit, as on Linux
+//! The controller limits [`Group::tasks`](super::Group), which is kept up whether the controller
+//! acts or not. Only a fork is refused; a move into a group may exceed its limit, as on Linux
 //! (`kernel/cgroup/pids.c`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -30,8 +30,8 @@ fn check_permission() -> Result<()> {
 
 /// Opens /dev/kmsg.
 ///
-/// # Errors `EPERM` where it is to be read and the caller may not read the log, whatever the file's
-/// mode became.
+/// # Errors
+/// `EPERM` where it is to be read and the caller may not read the log, for any mode of the file.
 pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     if flags.reads() {
         check_permission()?;

@@ -24,7 +24,7 @@ const CHUNK: usize = 1024;
 /// The host has not told how long stdin is.
 const UNKNOWN: u64 = u64::MAX;
 
-/// What the host said about stdin's length.
+/// Length of stdin that the host told.
 static INPUT_LENGTH: AtomicU64 = AtomicU64::new(UNKNOWN);
 /// Bytes of stdin taken off the stream.
 static INPUT_TAKEN: AtomicU64 = AtomicU64::new(0);
@@ -58,7 +58,7 @@ pub fn end_of_input(total: u64) {
     }
 }
 
-/// Nobody on the host reads this stream any more.
+/// Notes that no reader is left for this stream on the host.
 pub fn closed(output: Output) {
     if let Some(streams) = streams() {
         match output {

@@ -13,7 +13,7 @@ pub use freehold_virtio::ByteStream;
 pub struct HostStream {
     bytes: Arc<dyn ByteStream>,
     changed: Arc<WaitQueue>,
-    /// Nobody on the host reads it any more.
+    /// The stream has no reader on the host any more.
     deserted: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ impl HostStream {
         &self.changed
     }
 
-    /// Nobody on the host reads it any more: writing breaks the pipe.
+    /// Notes that the stream has no reader on the host any more: writing breaks the pipe.
     pub fn desert(&self) {
         self.deserted.store(true, Ordering::SeqCst);
         self.changed.wake_all();
@@ -44,8 +44,8 @@ impl HostStream {
         self.bytes.try_read(bytes).unwrap_or(0)
     }
 
-    /// How many of `bytes` the host takes now. A device that failed swallows all of them: nobody is
-    /// there to read.
+    /// Writes to the host; returns how many of `bytes` it takes now. A device that failed swallows
+    /// all of them: it has no reader.
     pub fn try_write(&self, bytes: &[u8]) -> usize {
         self.bytes.try_write(bytes).unwrap_or(bytes.len())
     }

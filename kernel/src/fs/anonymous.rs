@@ -70,7 +70,7 @@ impl AnonymousNode {
         Self { inode, kind, label, owner, made: time::wall(), reopen }
     }
 
-    /// What it is called; see [`AnonymousNode::plain`].
+    /// Returns the label; see [`AnonymousNode::plain`].
     pub fn label(&self) -> &'static str {
         self.label
     }

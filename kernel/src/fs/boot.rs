@@ -1,9 +1,9 @@
 //! The first file systems.
 //!
-//! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write
-//! there may take half of memory, what the machine came with does not count. Where a tree of the
-//! host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs too,
-//! /proc and /sys are generated.
+//! [`init`] runs once at boot, before the first process. The root is a tmpfs; files that programs
+//! write there may take half of memory, files that the machine came with do not count. Where a tree
+//! of the host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs
+//! too, /proc and /sys are generated.
 
 use super::caller::Caller;
 use super::content::ContentSource;
@@ -65,7 +65,7 @@ impl BelowTree<'_> {
 /// tree.
 ///
 /// # Errors
-/// `ENOMEM`; what the trees say.
+/// `ENOMEM`; the trees' errors.
 pub fn show_over(below: &BelowTree<'_>) -> Result<()> {
     if below.path != b"/" {
         root::make_dirs(below.path)?;
@@ -79,7 +79,7 @@ pub fn show_over(below: &BelowTree<'_>) -> Result<()> {
 /// It works in a directory that has no name; /proc/mounts names the lowest tree.
 ///
 /// # Errors
-/// `ENOMEM`; what the trees say.
+/// `ENOMEM`; the trees' errors.
 pub fn show_overlay(lower: Vec<Path>, upper: Path, path: &[u8]) -> Result<()> {
     let source = lower.last().map_or(&b""[..], |lowest| lowest.mount.source());
     let shown = try_format!(",lowerdir={}", source.escape_ascii())?;
@@ -141,7 +141,7 @@ const fn char_device(name: &'static [u8], mode: u32, major: u32, minor: u32) -> 
     DeviceNode { name, kind: NodeKind::CharDevice, mode, number: (major, minor) }
 }
 
-/// The devices that programs expect to be there; who serves them registers the numbers.
+/// The devices that programs expect to be there; their drivers register the numbers.
 const STANDARD: &[DeviceNode] = &[
     char_device(b"null", 0o666, 1, 3),
     char_device(b"zero", 0o666, 1, 5),

@@ -1,4 +1,4 @@
-//! Who asks, as far as files care.
+//! The caller of an operation on files.
 
 use super::node::{Metadata, Node};
 use crate::task::capabilities::Capability;
@@ -63,7 +63,7 @@ impl Access {
 }
 
 impl Credentials {
-    /// Who asks, as far as files care.
+    /// Returns the caller for operations on files.
     pub fn caller(&self) -> Caller<'_> {
         let power = if self.may_within(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
         Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power, user_ns: &self.user_ns }
@@ -102,7 +102,7 @@ impl Caller<'_> {
     /// Permission check of path_resolution(7) and access(2): `EACCES` if refused.
     pub fn may(&self, meta: &Metadata, want: Access) -> Result<()> {
         if self.overrides(meta.uid, meta.gid) {
-            // Executing a file needs at least one x bit, whoever asks.
+            // Executing a file needs at least one x bit, for every caller.
             let runs_plain_file = want.contains(Access::EXECUTE)
                 && meta.kind != super::NodeKind::Directory
                 && meta.mode & 0o111 == 0;

@@ -1,4 +1,4 @@
-//! What programs changed, kept in a folder of the host.
+//! Changes that programs made to files, kept in a folder of the host.
 //!
 //! With such a folder everything that the image brought is a lower tree, and so are the host's
 //! folders below it. One upper tree takes all changes. It begins with what an earlier run kept;
@@ -29,7 +29,7 @@ impl Changes {
     /// `trees`. `folder` is empty.
     ///
     /// # Errors
-    /// `ENOMEM`; `EINVAL` for attributes that are malformed; what the trees say.
+    /// `ENOMEM`; `EINVAL` for attributes that are malformed; the trees' errors.
     pub fn begin(trees: &[BelowTree<'_>], folder: Arc<dyn FileSystem>) -> Result<Self> {
         let image = root::root();
         let upper = boot::upper_of_changes()?;

@@ -4,7 +4,7 @@
 //! memory in host tests. Holes read as zeroes. Implementations lock for themselves, and copy inside
 //! per-CPU windows with the protocol of [`crate::user`]; so calls may sleep (to fault in a
 //! program's page) and callers hold no spin lock. Two writers of one range may interleave page by
-//! page: whoever needs whole writes (tmpfs) excludes them with a sleeping lock.
+//! page: a file system that needs whole writes (tmpfs) excludes them with a sleeping lock.
 
 use core::any::Any;
 use core::ops::Range;
@@ -14,7 +14,7 @@ use freehold_collections::Arc;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// What fallocate(2) may do to a range.
+/// Operation of fallocate(2) on a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Punch {
     /// Make it a hole; later reads give zeroes.

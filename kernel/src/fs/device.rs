@@ -1,4 +1,4 @@
-//! Who serves which device number.
+//! Drivers by device number.
 //!
 //! Drivers register a range of minors of a major once, at boot; opening a device node asks here.
 //! The table is short and read-mostly: a spin lock around a list.
@@ -35,7 +35,7 @@ pub fn register_fifos(open: OpenFifo) {
     *FIFOS.lock() = Some(open);
 }
 
-/// Open the FIFO `node`: `ENXIO` if nobody serves FIFOs.
+/// Opens the FIFO `node`: `ENXIO` if no driver serves FIFOs.
 pub fn open_fifo(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let open = (*FIFOS.lock()).ok_or(Errno::ENXIO)?;
     open(node, flags)
@@ -110,7 +110,7 @@ pub fn sync_all() {
     (0..).map_while(sync_at).for_each(|sync| sync());
 }
 
-/// Open the device behind `node`, whose metadata holds the number: `ENXIO` if nobody serves it.
+/// Opens the device behind `node`, whose metadata holds the number: `ENXIO` if it has no driver.
 pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let (major, minor) = split_device(rdev);
     let open = DRIVERS

@@ -55,7 +55,7 @@ impl OpenFlags {
         Self::APPEND.union(Self::NONBLOCK).union(Self::ASYNC).union(Self::DIRECT).union(Self::NOATIME);
     /// All flags that openat2 knows.
     pub const KNOWN: Self = Self::from_bits_retain(0o37_777_703);
-    /// What stays with the open description (creation flags and CLOEXEC do not).
+    /// Flags that stay with the open description (creation flags and CLOEXEC do not).
     pub const KEPT: Self = Self::from_bits_retain(
         Self::KNOWN.bits()
             & !(Self::CREAT.bits()

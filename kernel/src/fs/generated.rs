@@ -121,7 +121,7 @@ impl fmt::Write for Text {
     }
 }
 
-/// A short line in the making. What is past its end is left out.
+/// A short line in the making. Bytes past its end are left out.
 #[derive(Default)]
 pub struct ShortLine(ArrayVec<u8, { ShortLine::MOST }>);
 
@@ -151,12 +151,12 @@ impl ShortLine {
     /// A line with what `text` displays.
     pub fn displaying(text: impl fmt::Display) -> Self {
         let mut line = Self::new();
-        // What is past the end is left out, which is no error.
+        // Bytes past the end are left out, which is no error.
         let _ = fmt::Write::write_fmt(&mut line, format_args!("{text}"));
         line
     }
 
-    /// What it has so far.
+    /// Returns the bytes so far.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -225,7 +225,7 @@ impl fmt::Write for ShortLine {
     }
 }
 
-/// What a generated file says, and what writing to it does.
+/// Content of a generated file, and the effect of writing to it.
 pub trait Generate: Send + Sync {
     /// Write the content.
     fn show(&self, text: &mut Text) -> Result<()>;
@@ -243,7 +243,7 @@ pub trait Generate: Send + Sync {
     fn store(&self, _bytes: &[u8]) -> Result<()> {
         Err(Errno::EACCES)
     }
-    /// What is ready; see [`File::poll`].
+    /// Returns the events that are ready; see [`File::poll`].
     fn poll(&self, _waiter: Option<&mut PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }

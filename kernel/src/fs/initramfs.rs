@@ -24,7 +24,7 @@ const TRAILER: &[u8] = b"TRAILER!!!";
 /// A symbolic link's target fits into a path.
 const MAX_TARGET: usize = PATH_MAX - 1;
 
-/// What is wrong with an archive, or with making what it says.
+/// Error in an archive, or in making its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Error {
     /// Neither a header nor padding where a member should begin.
@@ -62,7 +62,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// What an archive held.
+/// Counts of an archive's contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
     /// Members, the trailers not counted.
@@ -196,7 +196,7 @@ fn without_lead(mut name: &[u8]) -> &[u8] {
     }
 }
 
-/// Unpack `archive` below `root`, as root. What was made before an error stays.
+/// Unpacks `archive` below `root`, as root. Files that were made before an error stay.
 ///
 /// # Errors
 /// The first thing that is wrong; see [`Error`].

@@ -19,7 +19,7 @@ use super::node::Identity;
 use crate::sync::{Mutex, UniqueNumbers, WaitQueue};
 use crate::{Errno, Result};
 
-/// Who holds a lock.
+/// Owner of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Owner {
     /// The processes that share a descriptor table (POSIX record locks).
@@ -28,12 +28,12 @@ pub enum Owner {
     Description(u64),
 }
 
-/// What a lock lets others do.
+/// Sharing that a lock permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockSharing {
     /// Others may share it.
     Shared,
-    /// Nobody else may hold one.
+    /// No other owner may hold one.
     Exclusive,
 }
 
@@ -55,9 +55,9 @@ pub struct Lock {
     pub start: u64,
     /// Behind the last byte; `u64::MAX` is the end of the file, wherever that will be.
     pub end: u64,
-    /// What others may.
+    /// The sharing that the lock permits.
     pub sharing: LockSharing,
-    /// Whose it is.
+    /// The lock's owner.
     pub owner: Owner,
     /// The process that set it, for F_GETLK; 0 for a description's.
     pub pid: u32,
@@ -129,7 +129,7 @@ pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     table.cut(LockKey { file, space: wanted.space, owner: wanted.owner, start: wanted.start }, wanted.end);
     table.join(file, *wanted);
     drop(table);
-    // What became shared lets others in.
+    // A lock that became shared lets other owners in.
     RELEASED.wake_all();
     Ok(())
 }
@@ -434,7 +434,7 @@ mod tests {
     /// A change that finds no memory, at whichever allocation, changes no lock; then it works.
     #[test]
     fn a_change_without_memory_changes_nothing() {
-        // Tests run side by side: nobody else has this owner.
+        // Tests run side by side: no other test has this owner.
         const ME: u64 = 77;
         let file = file(77);
         let mut failures = 0;

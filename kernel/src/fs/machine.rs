@@ -1,14 +1,14 @@
-//! What boot found out about the machine, for /proc and /sys.
+//! Facts about the machine that boot found out, for /proc and /sys.
 
 use freehold_firmware::Firmware;
 use spin::Once;
 
-/// What there is to tell.
+/// Facts about the machine.
 #[derive(Clone, Copy)]
 pub struct MachineInfo {
     /// The kernel's command line.
     pub command_line: &'static str,
-    /// What firmware says: CPUs, nodes, distances, caches.
+    /// Firmware's tables: CPUs, nodes, distances, caches.
     pub firmware: &'static Firmware,
 }
 
@@ -19,7 +19,7 @@ pub fn describe(machine: MachineInfo) {
     MACHINE.call_once(|| machine);
 }
 
-/// What was told.
+/// Returns the facts that [`describe`] stored.
 pub fn get() -> Option<&'static MachineInfo> {
     MACHINE.get()
 }

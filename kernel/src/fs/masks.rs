@@ -7,7 +7,7 @@ pub fn mask(bits: u64, count: usize) -> Mask {
     Mask { bits, count }
 }
 
-/// What [`mask`] returns.
+/// Result of [`mask`].
 #[derive(Clone, Copy, Debug)]
 pub struct Mask {
     bits: u64,
@@ -31,7 +31,7 @@ pub fn list(bits: u64) -> List {
     List(bits)
 }
 
-/// What [`list`] returns.
+/// Result of [`list`].
 #[derive(Clone, Copy, Debug)]
 pub struct List(u64);
 

@@ -20,7 +20,7 @@ pub fn note(name: &[u8]) {
     if !name.starts_with(b"/") || name.len() > LONGEST || generated {
         return;
     }
-    // Whatever does not fit into memory now is not worth failing for.
+    // A lack of memory here is not worth a failure.
     let mut names = NAMES.lock();
     if names.len() < MOST && !names.iter().any(|other| other == name) {
         let _ = Vec::try_from_slice(name).and_then(|copy| names.try_push(copy));

@@ -9,20 +9,20 @@
 //! | [`content`] | the bytes of a regular file, wherever they are kept |
 //! | [`path`], [`walk`] | a place in the tree of names, and the way there |
 //! | [`mount`], [`namespace`] | which file system is seen where, and for which processes |
-//! | [`names`] | what programs do to names: open, make, remove, rename, link |
+//! | [`names`] | operations on names: open, make, remove, rename, link |
 //! | [`context`] | root, working directory and umask of a process |
 //! | [`open_file`], [`table`] | open file descriptions and descriptors |
-//! | [`device`] | who serves which device number |
+//! | [`device`] | drivers by device number |
 //! | [`locks`] | flock and record locks |
-//! | [`overlay`] | one tree over another: what is changed goes to the upper one |
-//! | [`notify`] | inotify: who is told what happens to files |
+//! | [`overlay`] | one tree over another: changes go to the upper one |
+//! | [`notify`] | inotify: events on files |
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
 //! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
 //! | [`cgroupfs`] | control groups as directories |
 //! | [`root`] | the root of the tree of names |
 //! | [`initramfs`], [`boot`] | the image unpacked, the first mounts |
-//! | [`changes`] | what programs changed, kept in a folder of the host |
+//! | [`changes`] | changes that programs made, kept in a folder of the host |
 //! | [`calls`] | the system calls on all of this |
 //!
 //! Lock order: mount table > directory of a file system > inode > content. All of these are spin

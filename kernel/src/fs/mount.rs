@@ -73,13 +73,13 @@ pub trait FileSystem: Send + Sync {
     fn device(&self) -> u64;
     /// The directory it begins with.
     fn root(&self) -> Arc<dyn Node>;
-    /// What statfs(2) tells.
+    /// Returns the result of statfs(2).
     fn stats(&self) -> FsStats;
     /// Writes options of its own, as /proc/mounts shows them (",size=1024k").
     fn show_options(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
         Ok(())
     }
-    /// Whether nothing in it can be changed, whatever its mounts allow.
+    /// Whether nothing in it can be changed, even where its mounts would allow it.
     fn is_read_only(&self) -> bool {
         false
     }
@@ -102,14 +102,14 @@ pub struct Mount {
     flags: AtomicU32,
     /// The user namespace in which the file system was mounted first.
     fs_owner: UserNs,
-    /// What may not be undone: [`MountFlags`], and the two below.
+    /// Properties that may not be undone: [`MountFlags`], and the two below.
     locked: AtomicU32,
     covers: SpinLock<Option<Path>>,
     /// `None` before anything was mounted here.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
     /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the
-    /// lock above. It is set and cleared under it; who looks without sees the child at the next
-    /// name at the latest.
+    /// lock above. It is set and cleared under that lock. A lookup without the lock sees the child
+    /// at the next name at the latest.
     covered: AtomicU64,
     /// How many of the children were [cut off](Mount::cut_off).
     cut: AtomicUsize,
@@ -272,7 +272,7 @@ impl Mount {
         self.id
     }
 
-    /// What is mounted.
+    /// Returns the file system that is mounted.
     pub fn file_system(&self) -> &Arc<dyn FileSystem> {
         &self.fs
     }
@@ -307,8 +307,8 @@ impl Mount {
         self.covers.lock().clone()
     }
 
-    /// Whether it hangs in the tree that begins with `root`: what was taken away from there does
-    /// not.
+    /// Whether it hangs in the tree that begins with `root`. A mount that was taken away from there
+    /// does not.
     pub fn hangs_in(self: &Receiver<Self>, root: &Arc<Mount>) -> bool {
         let mut here = self.clone();
         while let Some(below) = here.mountpoint() {
@@ -405,9 +405,9 @@ impl Mount {
         list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
     }
 
-    /// Cuts all ways up from what hangs in this mount, which hangs nowhere itself any more. What a
-    /// mount covers stays covered: an open directory in the tree shows no more than before. Needs
-    /// no memory; one caller at a time for a tree.
+    /// Cuts all ways up from the mounts below this one, which is itself mounted nowhere any more.
+    /// Files under a mount stay covered: an open directory in the tree shows no more than before.
+    /// Needs no memory; one caller at a time per tree.
     pub fn cut_off(self: &Receiver<Self>) {
         let mut here = self.clone();
         loop {

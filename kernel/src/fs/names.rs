@@ -1,4 +1,4 @@
-//! What programs do to names: open, make, remove, rename, link.
+//! Operations of programs on names: open, make, remove, rename, link.
 //!
 //! Each function resolves, checks permissions and mount flags, and then asks the directory's node.
 //! The check and the change are not one step, as on Linux: the node looks again at what must hold
@@ -99,7 +99,7 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
                         let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
                     }
-                    // Somebody else was first: open theirs.
+                    // Another task was first: open its file.
                     Err(Errno::EEXIST) => {}
                     Err(error) => return Err(error),
                 }
@@ -162,8 +162,8 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     Ok(opened)
 }
 
-/// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with
-/// the setgid bit passes on its group, and to directories the bit.
+/// Returns the attributes of a new node in `dir`: `EROFS` and `EACCES` where none may be made. A
+/// directory with the setgid bit passes on its group, and to directories the bit.
 fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
     dir.mount.writable()?;
     let meta = dir.node.metadata();

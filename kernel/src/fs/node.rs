@@ -1,4 +1,4 @@
-//! What a name leads to.
+//! Nodes that names lead to.
 
 use core::any::Any;
 
@@ -10,7 +10,7 @@ use super::path::Path;
 pub use crate::time::Timestamp;
 use crate::{Errno, Result};
 
-/// What makes a node one and the same: two nodes with equal identities are the same inode.
+/// Identity of a node: two nodes with equal identities are the same inode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Identity {
     /// Device number of the file system.
@@ -60,14 +60,14 @@ impl NodeKind {
     }
 }
 
-/// What stat(2) tells of a node.
+/// Result of stat(2) for a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Metadata {
     /// Device number of the file system.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// What it is.
+    /// The kind of node.
     pub kind: NodeKind,
     /// Permission bits with setuid, setgid and sticky: 0..=0o7777.
     pub mode: u32,
@@ -133,7 +133,7 @@ pub struct DirectoryPlace {
 pub enum LinkTarget {
     /// A path to resolve from the link's directory.
     Text(Vec<u8>),
-    /// Straight to a place (/proc's magic links), whatever the path to it.
+    /// Straight to a place (/proc's magic links), without a look at the path to it.
     Jump(Path),
 }
 
@@ -142,15 +142,15 @@ pub enum LinkTarget {
 pub trait Node: Any + Send + Sync {
     /// Which inode this is.
     fn identity(&self) -> Identity;
-    /// What it is.
+    /// Returns the kind of node.
     fn kind(&self) -> NodeKind;
-    /// What stat(2) tells.
+    /// Returns the result of stat(2).
     fn metadata(&self) -> Metadata;
     /// Change metadata. Sets the change time; `size` follows truncate(2).
     fn set_metadata(&self, _change: &SetMetadata) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Who writes and who runs it, where that is told apart.
+    /// Returns the count of writers and running programs, where the node keeps one.
     fn text_use(&self) -> Option<&super::text::TextUse> {
         None
     }
@@ -237,10 +237,10 @@ pub trait Node: Any + Send + Sync {
     }
 }
 
-/// What a new node is to be.
+/// Attributes of a new node.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode {
-    /// What it is.
+    /// The kind of node.
     pub kind: NodeKind,
     /// Permission bits, the umask already taken off.
     pub mode: u32,
@@ -268,7 +268,7 @@ pub enum XattrSet {
     Replace,
 }
 
-/// What stat(2) tells of a node that only the kernel makes: no bytes, times of `made`.
+/// Returns the metadata of a node that only the kernel makes: no bytes, times of `made`.
 pub fn made_by_kernel(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
     Metadata {
         device: identity.device,

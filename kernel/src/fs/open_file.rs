@@ -1,4 +1,4 @@
-//! Open file descriptions: what dup and fork share.
+//! Open file descriptions, which dup and fork share.
 //!
 //! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for
 //! their whole course, as POSIX wants them atomic towards each other; streams never take it. A task
@@ -46,7 +46,7 @@ pub struct OpenFile {
     /// Access mode and status flags, as F_GETFL shows them.
     flags: AtomicU32,
     offset: Mutex<u64>,
-    /// F_SETOWN: a process, or a group if negative; 0 for nobody.
+    /// F_SETOWN: a process, or a group if negative; 0 for none.
     owner: AtomicI32,
     /// F_SETSIG.
     signal: AtomicI32,
@@ -106,18 +106,18 @@ impl OpenFile {
         })
     }
 
-    /// Who owns locks that belong to the description (flock, OFD locks).
+    /// Returns the owner of locks that belong to the description (flock, OFD locks).
     pub fn lock_owner(&self) -> Owner {
         self.locked.store(true, Ordering::Relaxed);
         Owner::Description(self.id)
     }
 
-    /// A descriptor of it was closed: what its file has to say to that becomes close(2)'s result.
+    /// A descriptor of it was closed. The file's answer to that becomes close(2)'s result.
     pub fn flush(&self) -> Result<()> {
         self.file.flush()
     }
 
-    /// What it does.
+    /// Returns the file behind the description.
     pub fn file(&self) -> &Arc<dyn File> {
         &self.file
     }
@@ -163,7 +163,7 @@ impl OpenFile {
         if self.flags().contains(OpenFlags::NONBLOCK) { Blocking::Never } else { Blocking::Wait }
     }
 
-    /// F_GETOWN: a process, a group if negative, 0 for nobody.
+    /// F_GETOWN: a process, a group if negative, 0 for none.
     pub fn owner(&self) -> i32 {
         self.owner.load(Ordering::Relaxed)
     }
@@ -271,7 +271,7 @@ impl OpenFile {
         self.file.write_at(offset, source, self.blocking()).inspect(|&count| self.has_written(count))
     }
 
-    /// Appends, whatever the flags say. Returns the number of bytes.
+    /// Appends, even without O_APPEND. Returns the number of bytes.
     pub fn append(&self, source: &mut dyn Source) -> Result<usize> {
         let (count, _) = self.file.append(source, self.blocking())?;
         self.has_written(count);
@@ -370,7 +370,7 @@ impl OpenFile {
         result
     }
 
-    /// What is ready now; see [`File::poll`].
+    /// Returns the events that are ready now; see [`File::poll`].
     pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         let ready = self.file.poll(waiter);
         let is_error = ready.contains(Ready::IF_NONBLOCKING) && !self.flags().contains(OpenFlags::NONBLOCK);
@@ -378,7 +378,7 @@ impl OpenFile {
     }
 }
 
-/// Who wants to know when a description is closed for good.
+/// Observer of the final close of a description.
 pub trait Watcher: Any + Send + Sync {
     /// The description is closed: no descriptor leads to it any more. May not sleep.
     fn closed(&self);

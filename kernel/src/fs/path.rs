@@ -56,7 +56,7 @@ impl PathEntry {
 pub struct Path {
     /// The mount it is seen through.
     pub mount: Arc<Mount>,
-    /// What is there.
+    /// The node.
     pub node: Arc<dyn Node>,
     /// How it was found; `None` for directories, which know that themselves, and for files without
     /// a name.

@@ -1,4 +1,4 @@
-//! What an O_PATH descriptor can do: nothing but lead to its place.
+//! The file of an O_PATH descriptor, which only leads to its place.
 
 use super::file::File;
 use super::node::Node;

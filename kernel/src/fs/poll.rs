@@ -37,7 +37,7 @@ struct Watch {
     file: Arc<OpenFile>,
     /// Its place in the caller's list.
     index: usize,
-    /// What is waited for.
+    /// The events that are waited for.
     wanted: u32,
 }
 
@@ -50,7 +50,7 @@ fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, 
             if looked % FILES_PER_STEP == FILES_PER_STEP - 1 {
                 crate::sched::rest();
             }
-            // Once something is ready nobody is going to sleep.
+            // Once a file is ready the caller is not going to sleep.
             let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
             let ready = watch.file.poll(waiter).poll_bits() & watch.wanted;
             if ready != 0 {
@@ -145,7 +145,7 @@ fn restartable(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> R
     }
 }
 
-/// What interrupted waiting means to the calls that set a signal mask: a handler ends them.
+/// Maps an interruption for the calls that set a signal mask: a handler ends them.
 fn no_handler<R>(result: Result<R>) -> Result<R> {
     result.map_err(|error| if error == Errno::ERESTARTSYS { Errno::ERESTARTNOHAND } else { error })
 }
@@ -176,7 +176,7 @@ fn deadline_of(timeout: Option<u64>) -> Option<u64> {
     timeout.map(|timeout| time::now().saturating_add(timeout))
 }
 
-/// What makes a descriptor ready in each set.
+/// Events that make a descriptor ready in each set.
 const SET_BITS: [u32; 3] = [
     Ready::IN.bits() | POLLRDNORM | Ready::HUP.bits() | Ready::ERR.bits(),
     Ready::OUT.bits() | POLLWRNORM | Ready::ERR.bits(),

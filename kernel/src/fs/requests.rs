@@ -14,7 +14,7 @@ pub fn most() -> u64 {
     MOST.load(Ordering::Relaxed)
 }
 
-/// Change the limit. What is taken stays.
+/// Changes the limit. Requests that are taken stay.
 pub fn set_most(most: u64) {
     MOST.store(most, Ordering::Relaxed);
 }

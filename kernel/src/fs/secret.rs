@@ -3,10 +3,10 @@
 //! Its bytes are for the programs that map it. Nothing else leads to them: it has no read and no
 //! write, its pages are never pinned, moved, copied or sent to the swap, and so no window of the
 //! kernel shows one once it was zeroed ([`freehold_vm::PageCache::secret`]). The kernel copies to
-//! and from it as to any memory of a program, through the program's own addresses. What
-//! mm/secretmem.c refuses is refused here, with the same errors. As there, the size is set once,
-//! and its pages are charged to the user who made the file, within the RLIMIT_MEMLOCK of the
-//! program that has a page made: beyond it is SIGBUS.
+//! and from it as to any memory of a program, through the program's own addresses. Operations that
+//! mm/secretmem.c refuses are refused here, with the same errors. As there, the size is set once,
+//! and its pages are charged to the maker of the file, within the RLIMIT_MEMLOCK of the program
+//! that has a page made: beyond it is SIGBUS.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ use crate::{Errno, Result, task};
 /// The number of the file system that all of them share.
 const DEVICE: u64 = super::device::make_device(0, 16);
 
-/// What each user has: open files, and pages of them.
+/// Use per user: open files, and pages of them.
 static USERS: SpinLock<Map<u32, Charged>> = SpinLock::new(Map::new());
 
 #[derive(Clone, Copy, Default)]

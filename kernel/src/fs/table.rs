@@ -3,9 +3,9 @@
 //! The table's spin lock is held for a look or a change only. Files leave the table before they are
 //! dropped, and are dropped after the lock: the last reference may flush, wake and sleep.
 //!
-//! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one,
-//! accept(2) takes a connection) has the number promised to him first: nobody else gets it, and for
-//! all others it is not open.
+//! A call with side effects that cannot be undone (open(2) may make a file, accept(2) takes a
+//! connection) reserves its descriptor first. No other call gets that number, and for all others it
+//! is not open.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use super::open_file::OpenFile;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
-/// What execve does to a descriptor.
+/// Effect of execve on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnExec {
     /// The new program has it too.
@@ -28,7 +28,7 @@ pub enum OnExec {
 }
 
 impl OnExec {
-    /// What the flags of an open file ask for.
+    /// Returns the effect that the flags of an open file ask for.
     pub fn asked_by(flags: OpenFlags) -> Self {
         if flags.contains(OpenFlags::CLOEXEC) { Self::Close } else { Self::Keep }
     }
@@ -42,7 +42,7 @@ struct Opened {
 
 enum DescriptorSlot {
     Free,
-    /// Somebody's [`Promise`].
+    /// Reserved by a [`Promise`].
     Promised,
     Open(Opened),
 }
@@ -73,7 +73,7 @@ pub struct FileTable {
     locks: AtomicBool,
 }
 
-/// A table that stays as it is while somebody looks.
+/// View of a table that does not change while the view lives.
 pub struct TableView<'a>(SpinLockGuard<'a, Slots>);
 
 impl TableView<'_> {
@@ -144,7 +144,7 @@ impl FileTable {
         })
     }
 
-    /// Who owns record locks that were set through this table.
+    /// Returns the owner of record locks that were set through this table.
     pub fn lock_owner(&self) -> Owner {
         self.locks.store(true, Ordering::Relaxed);
         Owner::Process(self.id)
@@ -164,7 +164,7 @@ impl FileTable {
                 for (index, slot) in inner.slots.iter().enumerate() {
                     copy.push_reserved(match slot {
                         DescriptorSlot::Open(opened) => DescriptorSlot::Open(opened.clone()),
-                        // What was promised was so in the other table.
+                        // The number was promised in the other table.
                         DescriptorSlot::Promised | DescriptorSlot::Free => {
                             first_free = first_free.min(index);
                             DescriptorSlot::Free
@@ -218,8 +218,8 @@ impl FileTable {
         Ok(Promise { table: self, index: Some(index) })
     }
 
-    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed. `EBUSY`
-    /// where `fd` is promised.
+    /// Puts `file` at exactly `fd` (dup2, dup3). Returns the file that was there, to be closed.
+    /// `EBUSY` where `fd` is promised.
     pub fn replace(
         &self,
         fd: i32,
@@ -252,7 +252,7 @@ impl FileTable {
         file.flush()
     }
 
-    /// A descriptor of `file` left the table, and nobody asks what its file has to say to that.
+    /// Notes that a descriptor of `file` left the table. The file's error at closing is ignored.
     pub fn closed(&self, file: &OpenFile) {
         self.leave(file);
         // As on Linux: close(2) alone tells.
@@ -295,7 +295,7 @@ impl FileTable {
         false
     }
 
-    /// What execve will do to `fd`.
+    /// Returns the effect that execve will have on `fd`.
     pub fn on_exec(&self, fd: i32) -> Result<OnExec> {
         self.inner.lock().get(fd).map(|slot| slot.on_exec)
     }

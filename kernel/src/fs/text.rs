@@ -14,7 +14,7 @@ use crate::{Errno, Result};
 #[derive(Debug, Default)]
 pub struct TextUse(AtomicI32);
 
-/// What a permit is for.
+/// Purpose of a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// To write the file.
@@ -33,7 +33,7 @@ impl Purpose {
 }
 
 impl TextUse {
-    /// Nobody's.
+    /// Returns a count without writers and programs.
     pub const fn new() -> Self {
         Self(AtomicI32::new(0))
     }

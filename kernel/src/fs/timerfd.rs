@@ -39,7 +39,7 @@ struct TimerState {
     deadline: Option<u64>,
     /// Nanoseconds between expiries; 0 for one only.
     interval: u64,
-    /// Expiries that nobody has read.
+    /// Expiries that no read has taken.
     expiries: u64,
 }
 
@@ -71,7 +71,7 @@ impl TimerState {
     }
 }
 
-/// What the interrupt touches.
+/// State of the timer that the interrupt handler accesses.
 struct Timer {
     slot: TimerSlot,
     state: IrqSpinLock<TimerState>,

@@ -1,10 +1,10 @@
 //! userfaultfd(2): the file through which a program serves page faults.
 //!
-//! Who waits, and how nobody sleeps for ever, is [`user_faults`]'s affair; what may be filled
-//! where is `freehold_vm`'s (module `monitor`). Here are the calls, with Linux' checks in its order
-//! (fs/userfaultfd.c), and the messages.
+//! [`user_faults`] handles the waiting tasks and sees that none sleeps for ever. The module
+//! `monitor` of `freehold_vm` decides which pages may be filled. This module has the calls, with
+//! Linux' checks in its order (fs/userfaultfd.c), and the messages.
 //!
-//! What is not there is not offered: no events, no moving, no poison, and write-protection of pages
+//! Missing features are not offered: no events, no moving, no poison, and write-protection of pages
 //! of private anonymous memory that are there only. UFFDIO_API refuses the features, and
 //! UFFDIO_REGISTER the modes.
 //!
@@ -213,7 +213,7 @@ pub fn init() -> Result<()> {
     register_char(10, 126..=126, "misc", open)
 }
 
-/// Who may open the device, needs no capability to serve the kernel's faults.
+/// Opens the device. A program that may open it needs no capability to serve the kernel's faults.
 fn open(node: Arc<dyn Node>, _minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
     Ok(reserve::arc(UserFaultDevice(node)))
 }
@@ -237,13 +237,13 @@ pub struct UserFaultFile {
 }
 
 impl UserFaultFile {
-    /// How many faults wait: those that nobody has read of, and all.
+    /// Returns the number of faults that wait: the unread ones, and all.
     pub fn counts(&self) -> (usize, usize) {
         self.faults.counts()
     }
 
-    /// What /proc/PID/fdinfo says of the interface: its version, the features agreed on, and the
-    /// requests there are.
+    /// Returns the interface that /proc/PID/fdinfo shows: its version, the features agreed on, and
+    /// the requests there are.
     pub fn interface(&self) -> (u64, u64, u64) {
         (
             API,
@@ -352,7 +352,8 @@ impl UserFaultFile {
         Ok(())
     }
 
-    /// Say at `to` what came of filling `range`, and wake who waited for what was filled.
+    /// Stores the result of filling `range` at `to`, and wakes the faults that waited for the
+    /// filled pages.
     fn tell(&self, to: u64, range: &Range<u64>, mode: u64, done: Result<u64>) -> Result<()> {
         let told = match done {
             Ok(bytes) => bytes as i64,

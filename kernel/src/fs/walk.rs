@@ -21,7 +21,7 @@ pub const NAME_MAX: usize = 255;
 pub use crate::user::PATH_MAX;
 const MAX_LINKS: u32 = 40;
 
-/// What to do with a symbolic link as the last component.
+/// Treatment of a symbolic link as the last component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Final {
     /// Follow it.
@@ -76,11 +76,11 @@ impl<'a> Component<'a> {
     }
 }
 
-/// What [`PathWalk::parent`] found.
+/// Result of [`PathWalk::parent`].
 pub struct Parent {
     /// The directory.
     pub dir: Path,
-    /// What is left.
+    /// The last component.
     pub last: Last,
     /// Whether slashes follow the last component, so that it must be a directory.
     pub trailing: Trailing,
@@ -102,13 +102,13 @@ pub struct PathWalk<'a> {
     pub root: &'a Path,
     /// Where a relative path begins.
     pub start: &'a Path,
-    /// Who asks.
+    /// The caller.
     pub caller: &'a Caller<'a>,
     /// openat2's restrictions.
     pub resolve: ResolveFlags,
 }
 
-/// What a walk stops at.
+/// End of a walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goal {
     Whole(Final),
@@ -180,7 +180,7 @@ impl<'a> PathWalk<'a> {
             return Err(Errno::ENAMETOOLONG);
         }
         let mut here = if text[0] == b'/' { self.root_start()? } else { start };
-        // What is left of the text, once a symbolic link was followed.
+        // The rest of the text, once a symbolic link was followed.
         let mut spliced: Vec<u8>;
         let mut rest = text;
         let mut at = 0;
@@ -256,9 +256,9 @@ impl<'a> PathWalk<'a> {
         self.caller.may_use(&*dir.node, Access::EXECUTE)
     }
 
-    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.
-    /// References are moved where they can be: those of a directory that everybody uses are on one
-    /// line.
+    /// Returns the place of `node`, just looked up in `dir` as `name`, or of the mount over it.
+    /// References are moved where they can be: the counts of a directory that all tasks use are on
+    /// one line.
     fn enter(
         &self,
         dir: Path,

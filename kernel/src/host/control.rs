@@ -11,8 +11,7 @@ use super::json::Counter;
 use crate::sync::Mutex;
 use crate::{Result, sched};
 
-/// What the kernel does when the host says something. Called by the control channel's task; may
-/// sleep.
+/// Handler of the host's messages. Called by the control channel's task; may sleep.
 pub trait Events: Sync {
     /// stdin ends after `total` bytes.
     fn end_of_input(&self, total: u64);
@@ -20,7 +19,7 @@ pub trait Events: Sync {
     fn window(&self, rows: u16, columns: u16);
     /// A signal for the program's foreground process group.
     fn signal(&self, number: u8);
-    /// Nobody reads this stream any more.
+    /// The stream has no reader any more.
     fn closed(&self, output: Output);
     /// The host wants to know where each thread is: [`threads`] answers.
     fn threads(&self);
@@ -147,8 +146,8 @@ fn send_text(kind: ToHost, text: impl core::fmt::Display) {
     let _ = write!(frame, "{text}");
 }
 
-/// A frame on its way. Dropped, it is complete: what is missing is filled with spaces, what is too
-/// much was left out.
+/// A frame on its way. When it is dropped it is complete: missing bytes are filled with spaces,
+/// surplus bytes were left out.
 struct Frame<'a> {
     port: &'a Port,
     left: usize,

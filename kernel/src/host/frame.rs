@@ -1,6 +1,6 @@
 //! Frames of the control channel: a type byte, a little-endian 32-bit length, a payload.
 
-/// What the host says.
+/// Message from the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FromHost {
     /// The program's stdin ends after this many bytes in all.
@@ -14,7 +14,7 @@ pub enum FromHost {
     },
     /// A signal for the program's foreground process group.
     Signal(u8),
-    /// Nobody reads this any more.
+    /// This stream has no reader any more.
     Closed(Output),
     /// Where is each thread?
     Threads,
@@ -29,7 +29,7 @@ pub enum Output {
     Stderr,
 }
 
-/// What the guest says; the number is the frame's type.
+/// Message to the host; the number is the frame's type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum ToHost {
@@ -37,7 +37,7 @@ pub enum ToHost {
     Ready = 16,
     /// The program's end.
     Exit = 17,
-    /// What memory did, system calls, files sought in vain (JSON).
+    /// Figures of memory, system calls, files sought in vain (JSON).
     Report = 18,
     /// The kernel died (JSON).
     Panic = 19,

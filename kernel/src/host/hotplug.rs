@@ -5,11 +5,11 @@
 //! - **More**, when [`crate::mem::hotplug`] says so: half of what there is, 64 MiB or more, on the
 //!   node that is short of it.
 //! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second
-//!   apart: what is beyond that.
+//!   apart: the host gets the rest back.
 //!
-//! What programs and files have there is moved out first ([`evacuate`]); the kernel takes its own
-//! frames from other memory as long as it can. What is in the way of a unit (a pinned frame, the
-//! kernel's) is tried again later, and another unit goes for it.
+//! Pages of programs and files there are moved out first ([`evacuate`]); the kernel takes its own
+//! frames from other memory as long as it can. A unit with a frame that cannot move (a pinned one,
+//! the kernel's) is tried again later, and another unit goes for it.
 
 use core::sync::atomic::Ordering;
 
@@ -135,7 +135,7 @@ impl Hotplug {
             self.drain_before_unplugging();
             self.devices.retain_mut(|plugged| plugged.follow().is_some());
             drop(working);
-            // What was given back can come again.
+            // Memory that was given back can come again.
             let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
             HOTPLUG
                 .is_hopeful
@@ -187,7 +187,7 @@ impl Hotplug {
     fn offer_what_is_to_spare(&mut self, now: u64) {
         let keep = (frames().total_frames() << PAGE_SHIFT >> 2).max(LEAST);
         let spare = (frames().free_frames() << PAGE_SHIFT).saturating_sub(keep);
-        // What a program is about to take again is not to spare.
+        // Memory that a program is about to take again is not to spare.
         let mut give = spare.min(core::mem::replace(&mut self.spare, spare));
         for plugged in &mut self.devices {
             let (has, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
@@ -206,13 +206,13 @@ impl Hotplug {
     }
 }
 
-/// What the kernel does with what comes and goes.
+/// Handler of memory that comes and goes.
 struct HotplugKernel {
     region: PfnRange,
     /// Frames that are to go.
     goes: u64,
-    /// Units whose turn comes, which were isolated and emptied with another. What is left of them
-    /// is used again in the end.
+    /// Units whose turn comes, which were isolated and emptied with another. Those that are left
+    /// are used again in the end.
     ahead: Vec<PfnRange>,
 }
 
@@ -257,7 +257,8 @@ fn pageblocks(range: PfnRange) -> impl Iterator<Item = Pfn> {
     (0..range.len() / PAGEBLOCK_FRAMES).map(move |block| range.start.offset(block * PAGEBLOCK_FRAMES))
 }
 
-/// Frames for the records of frames. What is left for emergencies serves: this is how they end.
+/// Returns frames for the records of frames. The emergency reserve serves them: new memory ends an
+/// emergency.
 fn records(order: u32) -> Option<Pfn> {
     frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?).from_reserve()).ok()
 }

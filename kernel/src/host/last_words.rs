@@ -1,9 +1,9 @@
 //! A panic's way to the host: no lock, no memory, byte by byte through the console's emergency
 //! register.
 //!
-//! What the control channel got of an unfinished frame is first completed with blanks, so that the
-//! host stays in step; what was handed over before is waited for, a while, so that nothing
-//! overtakes it.
+//! If the control channel has sent part of a frame, the rest is first completed with blanks, so
+//! that the host stays in step. Frames that were handed over before are waited for, a while, so
+//! that nothing overtakes them.
 
 use core::fmt::{self, Write};
 

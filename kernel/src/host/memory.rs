@@ -17,7 +17,7 @@ use crate::mem::{Frames, hotplug};
 use crate::sync::WaitQueue;
 use crate::time;
 
-/// A memory device that nobody drives yet.
+/// A memory device without a driver.
 pub struct FoundMemory {
     /// The host's number for it: the devices in the order of their slots.
     pub number: u8,
@@ -25,7 +25,7 @@ pub struct FoundMemory {
     pub function: Function,
     /// Where it can plug memory in.
     pub region: Region,
-    /// Whose memory that is.
+    /// The node of that memory.
     pub node: NodeId,
 }
 
@@ -56,13 +56,13 @@ pub fn find_memory(
 pub struct MemoryDevice {
     /// See [`FoundMemory::number`].
     pub number: u8,
-    /// Whose memory it plugs in.
+    /// The node of the memory that it plugs in.
     pub node: NodeId,
     device: Mem<Frames, PciTransport<Bar>>,
 }
 
-/// Wakes who waits for an answer, and the task that follows what the host wants; where the device
-/// sends no messages (QEMU's does not), looks again and again.
+/// Line that wakes the task that waits for an answer, and the task that follows the host's
+/// requests; where the device sends no messages (QEMU's does not), it looks again and again.
 struct MemoryLine(InterruptQueue);
 
 /// How long to sleep between looks, at first and at most.

@@ -10,7 +10,7 @@ use crate::{Errno, Result};
 /// Where the file is in the image.
 pub const PATH: &[u8] = b"/.freehold/spec";
 
-/// What a stream of the program is.
+/// Kind of a stream of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Stream {
     /// The terminal.
@@ -37,11 +37,11 @@ pub struct ShareSpec {
     pub tag: Vec<u8>,
     /// Where.
     pub path: Vec<u8>,
-    /// What programs may do there.
+    /// Access of programs to the folder.
     pub mode: ShareMode,
 }
 
-/// What programs may do with a folder of the host.
+/// Access of programs to a folder of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ShareMode {
     /// Read.
@@ -50,7 +50,7 @@ pub enum ShareMode {
     ReadWrite,
     /// Read it below what the image has there, and all that they write.
     Below,
-    /// Nothing: what they changed elsewhere is written there when the program has ended.
+    /// None: changes that they made elsewhere are written there when the program has ended.
     Changes,
 }
 
@@ -92,7 +92,7 @@ pub struct NetSpec {
     pub address: [u8; 4],
     /// Bits of it that name the network, 1..=31.
     pub prefix: u8,
-    /// Who knows the way to all others.
+    /// The router to all other networks.
     pub gateway: [u8; 4],
 }
 

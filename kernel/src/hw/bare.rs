@@ -1,4 +1,4 @@
-//! x86-64: what `freehold-arch` has, under its names.
+//! x86-64: `freehold-arch`, under the names of this module.
 
 use freehold_buddy::Buddy;
 

@@ -2,7 +2,7 @@
 //!
 //! In the kernel it is `freehold-arch`'s ([`bare`](self)). On a host it is a software machine: the
 //! frames, tables and TLBs of `freehold_machine::model`, threads of the host for threads of the
-//! kernel, one of which runs at a time, and a clock that goes on when nobody has anything to do.
+//! kernel, one of which runs at a time, and a clock that goes on when no task has anything to do.
 //! Both have the same names, so everything above this module is compiled on both.
 
 #[cfg(target_os = "none")]

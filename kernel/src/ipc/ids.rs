@@ -33,7 +33,7 @@ const LEAST_CIRCLE: usize = 64;
 /// Sequence numbers are below this, so that an ID is not negative.
 const SEQUENCES: u32 = i32::MAX as u32 >> PLACE_BITS;
 
-/// What all objects have.
+/// The part that every object has.
 pub struct Head {
     /// 0 until it is in the table.
     id: AtomicI32,
@@ -73,7 +73,7 @@ impl Head {
     pub fn change<R>(&self, change: impl FnOnce(&mut Permission) -> R) -> R {
         change(&mut self.permission.lock())
     }
-    /// What IPC_STAT tells of it.
+    /// Returns the permission that IPC_STAT shows.
     pub fn told(&self) -> UserPermission {
         UserPermission::new(self.key(), &self.permission(), (self.id() >> PLACE_BITS) as u16)
     }
@@ -91,7 +91,7 @@ pub struct WantedObject<'a> {
     pub key: i32,
     /// [`CREATE`], [`EXCLUSIVE`] and nine bits of a mode.
     pub flags: u32,
-    /// Who asks.
+    /// The caller.
     pub caller: &'a Credentials,
     /// The namespace's tables.
     pub home: &'a Arc<IpcObjects>,
@@ -170,8 +170,8 @@ impl<T: Object> IpcIds<T> {
     /// `most`.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, what `suits` and `make` say, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR` for a
-    /// task that is to end.
+    /// `ENOENT`, `EEXIST`, the errors of `suits` and `make`, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR`
+    /// for a task that is to end.
     pub fn get(
         &self,
         wanted: &WantedObject<'_>,
@@ -246,7 +246,7 @@ impl<T: Object> IpcIds<T> {
         drop(removed);
     }
 
-    /// Takes all objects out, as their namespace ends; nobody finds one any more.
+    /// Takes all objects out, as their namespace ends; no call finds one any more.
     pub fn clear(&self) {
         loop {
             let object = {

@@ -22,7 +22,7 @@ impl Limit {
     const fn between(value: u64, least: u64, most: u64) -> Self {
         Self { value: AtomicU64::new(value), least, most }
     }
-    /// What it is.
+    /// Returns the limit.
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }

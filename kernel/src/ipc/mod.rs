@@ -3,7 +3,7 @@
 //! A namespace has its own ([`objects`]). Objects of one kind are in one table ([`ids`]) under an
 //! ID, and most of them under a key. [`permission`] decides who may use them, [`limits`] how many
 //! and how large they may be. A [`shm::Segment`] is a file in memory without a name, a [`sem::Set`]
-//! some counters with those who wait for them, a [`msg::Queue`] a list of messages.
+//! some counters with the calls that wait for them, a [`msg::Queue`] a list of messages.
 //!
 //! Callers: the handlers in [`calls`], and /proc. Everything here may sleep.
 //!

@@ -68,7 +68,7 @@ impl Selection {
     }
 }
 
-/// What becomes of the end of a text that is longer than the receiver's room.
+/// Treatment of a text that is longer than the receiver's room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TooLong {
     /// It is lost (MSG_NOERROR).
@@ -77,14 +77,14 @@ pub enum TooLong {
     Refuse,
 }
 
-/// What a receiver asks for.
+/// Request of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Reception {
     /// Which message.
     pub selection: Selection,
     /// Bytes of text that it has room for.
     pub room: usize,
-    /// What about longer ones.
+    /// The treatment of longer ones.
     pub too_long: TooLong,
 }
 
@@ -108,7 +108,7 @@ struct Sender {
     sleeper: Sleeper<Result<()>>,
 }
 
-/// What IPC_STAT tells beside the head.
+/// Figures that IPC_STAT shows beside the head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     /// The last msgsnd, or 0.
@@ -337,7 +337,7 @@ impl MessageQueue {
         }
     }
 
-    /// What IPC_STAT tells beside the head.
+    /// Returns the figures that IPC_STAT shows beside the head.
     pub fn figures(&self) -> Figures {
         self.state.lock().figures
     }
@@ -353,7 +353,7 @@ impl MessageQueue {
         let mut state = self.state.lock_killable()?;
         self.head.change(|permission| permission.set(new))?;
         (state.figures.most, state.figures.changed) = (most, seconds());
-        // Who waits may not be permitted any more, or may go on.
+        // Waiting calls may not be permitted any more, or may go on.
         state.wake_receivers(Errno::EAGAIN);
         state.wake_senders();
         Ok(())

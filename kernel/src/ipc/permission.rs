@@ -1,4 +1,4 @@
-//! Who may use an object of System V IPC, and how.
+//! Permission of a System V IPC object: the users that may use it, and how.
 //!
 //! The rules are those of ipc(7): nine mode bits for owner and creator, their groups, and all
 //! others. CAP_IPC_OWNER passes them; CAP_SYS_ADMIN changes and removes.
@@ -54,7 +54,7 @@ pub struct UserPermission {
 }
 
 impl UserPermission {
-    /// What a program passed to IPC_SET, with the kernel's ids.
+    /// Returns the argument of IPC_SET with the kernel's IDs.
     ///
     /// # Errors
     /// `EINVAL` for a user or group that its user namespace does not map.
@@ -63,7 +63,7 @@ impl UserPermission {
             (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
         Ok(Self { uid, gid, ..self })
     }
-    /// What IPC_STAT tells of an object.
+    /// Returns the permission of an object for IPC_STAT.
     pub fn new(key: i32, permission: &Permission, sequence: u16) -> Self {
         let &Permission { mode, .. } = permission;
         let (uid, gid) = task::shown_ids(permission.uid, permission.gid);

@@ -1,9 +1,9 @@
 //! Semaphores of System V: sets of counters, and operations that wait for them.
 //!
 //! A call's operations are performed all together or not at all. A call that cannot be performed
-//! waits in the set's list. Who changes a set performs what waits there, first come first served,
-//! and answers those whose operations are done: first calls that only wait for zeroes, then calls
-//! that change something (Linux: `do_smart_update`).
+//! waits in the set's list. A task that changes a set performs the waiting operations, first come
+//! first served, and answers the calls whose operations are done: first calls that only wait for
+//! zeroes, then calls that change something (Linux: `do_smart_update`).
 //!
 //! The list is walked again from its beginning only if a semaphore grew, or one became 0, since
 //! only then an earlier call may go on. The set's lock is a sleeping one: other tasks run between
@@ -34,7 +34,7 @@ pub const UNDO: i16 = 0x1000;
 pub struct Operation {
     /// Which semaphore of the set.
     pub number: u16,
-    /// What is added; 0 waits until it is 0.
+    /// The amount that is added; 0 waits until the semaphore is 0.
     pub change: i16,
     /// IPC_NOWAIT and SEM_UNDO.
     pub flags: i16,
@@ -49,7 +49,7 @@ struct Semaphore {
     pid: u32,
 }
 
-/// What became of the operations of a call.
+/// Result of the operations of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Attempt {
     Done,
@@ -90,7 +90,7 @@ struct SetState {
     /// Calls that wait, by when they came.
     waiting: Map<u64, Arc<Waiter>>,
     next_ticket: u64,
-    /// What ends of processes add, by the number of their list.
+    /// Adjustments that ends of processes add, by the number of their list.
     adjustments: Map<u64, Vec<i16>>,
     /// The last semop, or 0.
     operated: i64,
@@ -112,7 +112,7 @@ impl Object for Set {
     }
 }
 
-/// What one semaphore tells (GETVAL and its like).
+/// Figure of one semaphore (GETVAL and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SemFigure {
     /// Its value.
@@ -326,7 +326,7 @@ impl Set {
             Err(error) => error,
         };
         self.state.lock().waiting.remove(&ticket);
-        // What was performed meanwhile is done.
+        // An answer that came meanwhile counts.
         waiter.sleeper.take().unwrap_or(Err(unanswered))
     }
 
@@ -383,7 +383,7 @@ impl Set {
         Ok(values)
     }
 
-    /// What the semaphore `number` tells.
+    /// Returns a figure of the semaphore `number`.
     ///
     /// # Errors
     /// `EIDRM`, `EINTR`.

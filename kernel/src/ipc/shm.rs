@@ -30,7 +30,7 @@ const NORESERVE: u32 = 0o10000;
 /// Made of huge pages.
 const HUGETLB: u32 = 0o4000;
 
-/// What changes of a segment.
+/// Times and processes of a segment's last changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// The last shmat, or 0.
@@ -69,7 +69,7 @@ impl Object for Segment {
     }
 }
 
-/// What the areas of one shmat share.
+/// Hold on a segment that the areas of one shmat share.
 pub struct Hold(Arc<Segment>);
 
 impl Hold {
@@ -170,7 +170,7 @@ impl Segment {
         self.state.lock().times.changed = seconds();
     }
 
-    /// What IPC_STAT tells beside the head.
+    /// Returns the times that IPC_STAT shows beside the head.
     pub fn times(&self) -> Times {
         self.state.lock().times
     }

@@ -1,4 +1,4 @@
-//! What a process' end takes back of its semaphore operations (SEM_UNDO).
+//! Semaphore operations that a process' end takes back (SEM_UNDO).
 //!
 //! A process has one list, which fork does not inherit; CLONE_SYSVSEM shares it. The adjustments
 //! themselves are in the sets, under the number of the list, so that SETVAL can clear them. The

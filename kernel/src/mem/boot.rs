@@ -1,7 +1,7 @@
 //! The page allocator comes up: the frame table, every frame that start-up did not keep, and what
 //! all address spaces share.
 //!
-//! On the first CPU, once, before there is a second; what start-up takes earlier comes from
+//! On the first CPU, once, before there is a second. Frames that start-up takes earlier come from
 //! `crate::hw::memory`, which is sealed here.
 
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
@@ -23,13 +23,13 @@ use crate::hw::plant as breach;
 use crate::hw::{Hardware, heap, sync::Once, watch};
 use crate::{Errno, fault_inject, hw};
 
-/// What the mm crates allocate at most for one thing, an area or a page that moves (bytes).
+/// Bytes that the mm crates allocate at most for one thing, an area or a page that moves.
 const OBJECTS: usize = 8 << 10;
 
 static BESIDE: Once<Beside> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
 
-/// What all address spaces share.
+/// Returns the state that all address spaces share.
 ///
 /// # Panics
 /// Before [`init`].
@@ -113,7 +113,7 @@ fn publish(policy: Policy) {
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 
-/// Break a rule of memory isolation on purpose, for those who check them from outside.
+/// Breaks a rule of memory isolation on purpose, to test checks from outside.
 ///
 /// # Errors
 /// When there is no memory for it.

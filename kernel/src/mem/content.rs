@@ -3,8 +3,8 @@
 //! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing
 //! may fault. So each copy runs inside the window without faults; where it falls short the
 //! program's page is faulted in outside, and the copy goes on (the page may have been taken away
-//! again in between). A write faults in first: what falls short would leave a new page without
-//! bytes in the cache.
+//! again in between). A write faults in first: a copy that falls short would leave a new page
+//! without bytes in the cache.
 //!
 //! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not
 //! stop a copy. So everything goes in steps of [`STEP`] bytes. Between two, others run, and a task

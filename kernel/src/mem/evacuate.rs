@@ -1,19 +1,20 @@
 //! Emptying memory: for memory that goes ([`hotplug`](super::hotplug)), for blocks that an
 //! administrator takes out ([`set_block`]), and for whole pageblocks out of half-used ones: many at
-//! a time ([`compact`]), or one that somebody waits for ([`reclaim`](super::reclaim)).
+//! a time ([`compact`]), or one that a task waits for ([`reclaim`](super::reclaim)).
 //!
 //! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: nothing of it is handed
-//! out from then on), so what moves out of it lands elsewhere. Then all address spaces are visited,
-//! one lock at a time, and what they map in the range gets other frames; then the page caches,
-//! which are found from the frames' records. What is pinned, in a pipe, or the kernel's stays, and
-//! so does its pageblock: the range is given back to use (`Buddy::plug`) and the caller tries
-//! another.
+//! out from then on), so pages that move out of it land elsewhere. Then all address spaces are
+//! visited, one lock at a time, and the pages that they map in the range get other frames; then the
+//! page caches, which are found from the frames' records. A frame that is pinned, in a pipe, or the
+//! kernel's stays, and so does its pageblock: the range is given back to use (`Buddy::plug`) and
+//! the caller tries another.
 //!
 //! Frames that wait in CPUs' lists, or [in transit](transit), are brought home before and after; a
 //! list may have handed one out just before, so a second pass looks again.
 //!
-//! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: whoever isolates a
-//! pageblock also decides whether it comes back. No address space is locked by the caller.
+//! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: the task that
+//! isolates a pageblock also decides whether it comes back. No address space is locked by the
+//! caller.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -119,7 +120,7 @@ pub fn set_block(memory: PfnRange, to: Use) -> Result<()> {
     Err(Errno::EBUSY)
 }
 
-/// What compaction did since boot.
+/// Counts of compaction since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compaction {
     /// Frames in use that it wanted to move.
@@ -176,7 +177,7 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     drain_lists();
     let whole_before = frames().free_pageblocks(node);
     let mut chosen = choose(topology, node);
-    // What the kernel has a part of stays.
+    // A pageblock with a part of the kernel's stays.
     chosen.retain(|block| frames().unplug(*block).is_ok());
     if chosen.is_empty() {
         return 0;
@@ -188,8 +189,8 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     for &block in &chosen {
         frames().plug(block).expect("it was unplugged a moment ago");
     }
-    // What moved may have taken others, and others may have come and gone: what counts is what
-    // there is now.
+    // Moved pages may have taken other pageblocks, and others may have come and gone: only the
+    // final number counts.
     let made = frames().free_pageblocks(node).saturating_sub(whole_before);
     count_run(before, moved, made);
     made

@@ -1,8 +1,8 @@
-//! Memory that comes and goes while the machine runs: who asks for it, and what is known of it.
+//! Memory that comes and goes while the machine runs: requests for it, and its state.
 //!
 //! The task that plugs it in and unplugs it is `host::hotplug`. It is asked for **more** when
-//! little is left ([`tick`], well above the watermarks) or when there is none ([`grow`], before
-//! anybody is killed).
+//! little is left ([`tick`], well above the watermarks) or when there is none ([`grow`], before any
+//! process is killed).
 //!
 //! **Locks.** [`Hotplug::working`] is held while memory changes; under it the page allocator's. The
 //! wake-ups take interrupt-safe locks only.
@@ -18,7 +18,7 @@ use crate::{hw, time};
 /// How long the host may take to give memory before there is none.
 pub(crate) const PATIENCE: u64 = 10 * time::SECOND;
 
-/// What the task, those that want memory and the end of the machine tell each other.
+/// State that the hotplug task, the tasks that want memory and the end of the machine share.
 pub(crate) struct Hotplug {
     /// There is something to do.
     pub event: AtomicBool,
@@ -28,9 +28,9 @@ pub(crate) struct Hotplug {
     /// Whether asking for more may help: there are devices, they have room, and the host has not
     /// let us wait in vain.
     pub is_hopeful: AtomicBool,
-    /// The host has let somebody wait in vain since memory last came or went.
+    /// The host has let a task wait in vain since memory last came or went.
     pub is_silent: AtomicBool,
-    /// The machine ends: nobody is to wait for memory any more.
+    /// The machine ends: no task waits for memory any more.
     pub has_ended: AtomicBool,
     /// The node that wants memory, plus 1.
     pub wanted: AtomicU64,
@@ -125,8 +125,8 @@ pub(super) fn grow_or_wait() -> crate::Result<()> {
     Ok(())
 }
 
-/// The end is near: nobody gets more memory from now on, and none comes or goes while the result
-/// lives.
+/// Notes that the end is near: no task gets more memory from now on, and none comes or goes while
+/// the result lives.
 pub fn stop() -> MutexGuard<'static, ()> {
     HOTPLUG.has_ended.store(true, Ordering::Release);
     HOTPLUG.grown.wake_all();
@@ -138,8 +138,8 @@ pub fn has_ended() -> bool {
     HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
-/// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives.
-/// May sleep.
+/// Keeps memory from coming and going, and other tasks from isolating pageblocks, while the result
+/// lives. May sleep.
 pub(super) fn changing() -> MutexGuard<'static, ()> {
     HOTPLUG.working.lock()
 }

@@ -2,13 +2,13 @@
 //! (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
 //!
 //! It goes through the address spaces by their numbers, a few pages at a time, and rests in
-//! between. A space that somebody has locked is waited for, so that a scan that is counted has seen
-//! all of them; one that is looked at is locked for one large page at a time. It is started when
-//! large pages are first wanted, so a small machine has neither the task nor its stack.
+//! between. It waits for a locked space, so that a scan that is counted has seen all of them. It
+//! locks a space for one large page at a time. It is started when large pages are first wanted, so
+//! a small machine has neither the task nor its stack.
 //!
 //! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where
-//! `defrag` allows it for who wanted one, this task gives back what is only kept for speed before
-//! its next look, so that pageblocks can become whole.
+//! `defrag` allows it for an area that wanted one, this task gives back memory that is only kept
+//! for speed before its next look, so that pageblocks can become whole.
 //!
 //! **Locks.** [`Khugepaged::working`] > a space. Wake-ups take interrupt-safe locks only.
 
@@ -55,7 +55,7 @@ impl Knob {
         ("alloc_sleep_millisecs", Self::AllocSleep),
     ];
 
-    /// What it is set to.
+    /// Returns the current value.
     pub fn get(self) -> u64 {
         KHUGEPAGED.values[self as usize].load(Ordering::Relaxed)
     }
@@ -122,7 +122,7 @@ static KHUGEPAGED: Khugepaged = Khugepaged {
 /// For whom room is made after a fault found no pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defrag {
-    /// For nobody.
+    /// For none.
     Never,
     /// For areas that large pages are advised for.
     Advised,
@@ -215,8 +215,8 @@ impl Scan {
             let from = if id == self.inside { self.addr } else { 0 };
             let mut step = None;
             let mut look = |areas: &mut AddressSpace| {
-                // Read once the space is locked: what was set before memory was mapped holds for
-                // it.
+                // Read once the space is locked: limits that were set before memory was mapped hold
+                // for it.
                 let limits = CollapseLimits {
                     none: Knob::MaxPtesNone.get(),
                     shared: Knob::MaxPtesShared.get(),
@@ -224,7 +224,7 @@ impl Scan {
                 };
                 step = Some(areas.collapse_step(VirtAddr(from), budget, &limits));
             };
-            // Who has it locked waits for a device at most, never for memory or for us.
+            // The holder of the lock waits for a device at most, never for memory or for this task.
             let _ = space.with(Locking::Wait, &mut look);
             drop(space);
             match step.and_then(|step| step.next) {
@@ -249,7 +249,7 @@ impl Scan {
         Knob::ScanSleep
     }
 
-    /// Make room for who found none at a fault.
+    /// Makes room for areas that found none at a fault.
     fn make_room(&self) {
         let least = match KHUGEPAGED.defrag.load(Ordering::Relaxed) {
             all if all == Defrag::Everybody as u64 => BlockWish::Ordinary,

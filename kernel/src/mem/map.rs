@@ -13,8 +13,8 @@ use crate::sync::Mutex;
 /// Room for tables that are made while the map is walked.
 const MORE_TABLES: u64 = 16;
 
-/// Compare every leaf of the kernel half with `frames`; `found` is told of each violation. Other
-/// tasks run meanwhile, and nobody patches text.
+/// Compares every leaf of the kernel half with `frames`; `found` is told of each violation. Other
+/// tasks run meanwhile, and no CPU patches text.
 ///
 /// # Errors
 /// When there is no memory for a list of the tables.

@@ -39,7 +39,7 @@ impl FileMapping {
         let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
         Ok(reserve::arc(Self { file, cache, hold }))
     }
-    /// What it was [made](Self::held) to hold.
+    /// Returns the object that the mapping was [made](Self::held) to hold.
     pub fn hold(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         self.hold.as_ref()
     }
@@ -48,7 +48,7 @@ impl FileMapping {
         let AreaName::File(file) = name else { return None };
         Self::behind(&**file)
     }
-    /// What areas map as `file`: all files that this kernel maps are mappings.
+    /// Returns the mapping behind `file`: all files that this kernel maps are mappings.
     pub fn behind(file: &dyn MappedFile<Frames>) -> Option<&Self> {
         let any: &dyn Any = file;
         any.downcast_ref()

@@ -1,10 +1,10 @@
-//! Out of memory: first give back what costs nothing, then get more from the host, then take from
-//! those who use theirs least, then make room for the kernel, then kill the largest (`task::oom`).
+//! Out of memory: first give back what costs nothing, then get more from the host, then take the
+//! least used pages, then make room for the kernel, then kill the largest (`task::oom`).
 //!
 //! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has
-//! said that the memory is there for it, and it comes within milliseconds; what is swapped out
-//! instead has to be read again, through a device, before each next use. Killing comes last, when
-//! nothing can be had from anybody ([`reclaim`] says when that is so).
+//! said that the memory is there for it, and it comes within milliseconds. A page that is swapped
+//! out instead has to be read again, through a device, before each next use. Killing comes last,
+//! when there is nothing left to reclaim ([`reclaim`] says when that is so).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use crate::{Errno, Result, sched};
 
 static STALLS: AtomicU64 = AtomicU64::new(0);
 
-/// How often somebody had to find memory before going on.
+/// Returns how often a task had to find memory before going on.
 pub fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
@@ -29,8 +29,8 @@ pub fn stalls() -> u64 {
 /// Pages of disks that are given back before anything else is tried: 4 MiB.
 const IDLE: u64 = 1024;
 
-/// Find memory without hurting anybody but processes whose account has all it may. May sleep, for
-/// the host and for disks; the caller holds no address space and nothing that spins.
+/// Finds memory without harm to any process, but to those whose account has all it may. May sleep,
+/// for the host and for disks; the caller holds no address space and nothing that spins.
 pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.
@@ -48,22 +48,22 @@ pub fn find_more() -> GrowthOutcome {
     let found = helps && reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == GrowthOutcome::Grown
         || helps && reclaim::free_some() == ReclaimOutcome::Freed;
-    // What became free is programs' and may not be what was missing.
+    // The freed frames are programs' and may be of no use to the kernel.
     let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
     if found || made { GrowthOutcome::Grown } else { GrowthOutcome::None }
 }
 
-/// Whether there may be no memory for somebody.
+/// Returns whether memory may be short for a task.
 fn is_scarce() -> bool {
     let nodes = (0..MAX_NODES).filter_map(|node| frames().level(NodeId(node as u8)));
     nodes.into_iter().any(|(free, marks)| free < marks.high) || blocks::is_none_whole()
 }
 
-/// A larger piece of memory than 2^this frames may well be missing though there is much: who asks
-/// for one does without. Linux' PAGE_ALLOC_COSTLY_ORDER.
+/// A piece of memory of more than 2^this frames may well be missing though there is much: its
+/// caller does without. Linux' PAGE_ALLOC_COSTLY_ORDER.
 const COSTLY: u32 = 3;
-/// How often somebody tries again who can also fail. Others may be faster each time there is memory
-/// again, but not always.
+/// The most attempts of a call that can also fail. Other tasks may be faster each time there is
+/// memory again, but not always.
 const TRIES: usize = 64;
 
 /// The page allocator has nothing for the current task.
@@ -86,15 +86,15 @@ pub(super) fn note_refusal(frames: u64, account: AccountId) {
     }
 }
 
-/// Whether the current task was denied memory since it was asked last. What fails with `ENOMEM`
-/// else has met a limit, which no memory mends.
+/// Returns whether the current task was denied memory since the last call. Another `ENOMEM` comes
+/// from a limit, which no memory mends.
 fn was_denied() -> bool {
     thread::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed)).unwrap_or(false)
 }
 
-/// The current task's search is over and came to nothing: what fails with `ENOMEM` now is told to
-/// its program. For calls that look for memory between their steps, so that they are not made again
-/// from their beginning.
+/// Notes that the current task's search is over and came to nothing: an `ENOMEM` from now on is
+/// told to its program. For calls that look for memory between their steps, so that they are not
+/// made again from their beginning.
 pub(super) fn forget_denial() {
     was_denied();
 }
@@ -113,8 +113,8 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
     }
 }
 
-/// What fails again when memory was found needs a larger piece of it, or the kernel's: then a
-/// pageblock is made whole.
+/// Repeats an attempt. If it fails after memory was found, it needs a larger piece of memory, or
+/// the kernel's: then a pageblock is made whole.
 #[cold]
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
@@ -122,7 +122,7 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         if thread::is_current_dying() {
             break;
         }
-        // Where there is some for everybody, it has become free since.
+        // Memory that is not scarce now has become free since.
         if !made && (charge::is_refused() || is_scarce()) && find_more() == GrowthOutcome::None {
             break;
         }

@@ -2,11 +2,12 @@
 //!
 //! Invariant: while a [`PinnedRun`] lives, the frames under it are the pages' frames. Forks copy,
 //! reclaim and the write-protecting calls pass by, and an unmapped page's frame lives on until the
-//! pins are gone. (Who only looks for a moment may hold what the page had instead: see
-//! `freehold_vm`'s module `pin`.)
+//! pins are gone. (A short look may hold the page's previous frame instead: see `freehold_vm`'s
+//! module `pin`.)
 //!
 //! Each page is tried without the space's lock first. The lock is taken once for the pages that
-//! need it, and not held over a search for memory. Nobody who pins holds another lock of the space.
+//! need it, and not held over a search for memory. A task that pins holds no other lock of the
+//! space.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -151,7 +152,7 @@ fn pin_locked<'a, T: Term, P: Purpose>(
     }
 }
 
-/// Pages of users who may lock only so many, each user once.
+/// Locked pages per user; a user with a limit has one entry.
 static LOCKED: SpinLock<Vec<(u32, u64)>> = SpinLock::new(Vec::new());
 
 /// Pages that are locked in a user's name (RLIMIT_MEMLOCK); of a privileged one, none.
@@ -257,7 +258,7 @@ impl<P: Purpose> PinnedRun<P> {
         TOTALS.add(hw::current_cpu(), ACQUIRED, pages.len() as u64);
         let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
         let run = Self { pages, address, start, length, _locked: None };
-        // What was pinned before something ended is good.
+        // The pages that were pinned before an error are good.
         if run.pages.is_empty() { outcome.map(|()| run) } else { Ok(run) }
     }
 
@@ -412,7 +413,7 @@ impl<P: Purpose> Drop for PinnedRun<P> {
 /// Pinned bytes that any task can take from, in any address space, and fill where they were pinned
 /// for that: a [`Source`] and a [`Sink`].
 pub struct PinnedBytes<P: Purpose> {
-    /// What is left: a range of each run's bytes, none empty.
+    /// The rest: a range of each run's bytes, none empty.
     parts: Vec<(Arc<PinnedRun<P>>, Range<usize>)>,
     /// The first part that is not used up.
     current: usize,

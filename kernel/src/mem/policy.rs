@@ -25,7 +25,7 @@ pub(super) const MPOL_F_STATIC_NODES: u32 = 1 << 15;
 pub(super) const MPOL_F_RELATIVE_NODES: u32 = 1 << 14;
 pub(super) const MPOL_MODE_FLAGS: u32 = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES;
 
-/// Whether any task ever had a policy: as long as none had, nobody asks.
+/// Whether any task ever had a policy: as long as none had, no fault looks for one.
 static POLICIES: AtomicBool = AtomicBool::new(false);
 
 /// The policy that the running task's faults obey, where it has one. `None` outside: nothing is to

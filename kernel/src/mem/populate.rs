@@ -2,10 +2,10 @@
 //! MADV_POPULATE_READ and _WRITE.
 //!
 //! A call first changes its areas, and says in the end which addresses are
-//! [due](AddressSpace::take_due). They are then made present in steps, as by Linux' mm_populate:
-//! the space's lock is free between two, so that neither other threads nor those who look into the
-//! process wait for a range whose length a program chose, and a task that is to end stops. A step
-//! that finds no memory waits for it without the lock, and only this step is made again.
+//! [due](AddressSpace::take_due). They are then made present in steps, as by Linux' mm_populate.
+//! The space's lock is free between two steps, so that no thread and no inspector of the process
+//! waits for a range whose length a program chose. A task that is to end stops. A step that finds
+//! no memory waits for it without the lock, and only this step is made again.
 
 use core::ops::Range;
 
@@ -23,7 +23,7 @@ const STEP: u64 = 256;
 /// Run `call` with the space locked, then make present what it promised.
 ///
 /// # Errors
-/// What cannot be made present comes before what `call` says.
+/// The error of making the pages present; else the error of `call`.
 pub(super) fn and_populate<T>(
     space: &ProcessSpace,
     how: Populate,

@@ -27,8 +27,8 @@ pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
     image::load_own(Hardware.current_cpu());
 }
 
-/// The replicas; `None` before the page allocator works. Nobody patches text while their lock is
-/// held.
+/// Returns the replicas; `None` before the page allocator works. No CPU patches text while their
+/// lock is held.
 pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
     REPLICAS.get()
 }

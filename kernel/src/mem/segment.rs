@@ -24,11 +24,11 @@ pub enum SegmentPlace {
     Anywhere,
     /// There, or nowhere.
     Free(u64),
-    /// There; what is there is unmapped.
+    /// There; a mapping in the way is unmapped.
     Replace(u64),
 }
 
-/// What a segment's bytes are for.
+/// Purpose of a segment's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentUse {
     /// Loads and stores.
@@ -45,7 +45,7 @@ pub struct SegmentMap {
     pub size: u64,
     /// Where.
     pub place: SegmentPlace,
-    /// What for.
+    /// The purpose.
     pub code: SegmentUse,
 }
 

@@ -5,8 +5,8 @@
 //! that has a space's root loaded holds an `Arc` of it, so the roots outlive their use.
 //!
 //! Where several tasks run in a space, the lock lets first touches of anonymous memory in beside
-//! each other ([`ProcessSpace::fault_shared`]). Who holds the lock alone waits for these, for the
-//! time of 4 KiB of zeroes at most.
+//! each other ([`ProcessSpace::fault_shared`]). An exclusive holder of the lock waits for these,
+//! for the time of 4 KiB of zeroes at most.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +35,7 @@ pub type SpaceGuard<'a> = SleepingGuard<'a, PerCpuRwGuard<'a, AddressSpace>>;
 /// Where a program's memory lies; chosen at execve.
 pub type ProgramLayout = freehold_vm::Layout;
 
-/// What /proc and prctl want to know of the program in a space.
+/// Facts about the program in a space, for /proc and prctl.
 #[derive(Clone, Default)]
 pub struct Program {
     /// The executable, for /proc/PID/exe.
@@ -130,7 +130,7 @@ impl ProcessSpace {
     pub fn lock(&self) -> SpaceGuard<'_> {
         Self::acted_for(self.areas.lock())
     }
-    /// As [`lock`](Self::lock), if nobody has it now.
+    /// As [`lock`](Self::lock), if the lock is free now.
     pub(super) fn try_lock(&self) -> Option<SpaceGuard<'_>> {
         self.areas.try_lock().map(Self::acted_for)
     }
@@ -169,7 +169,7 @@ impl ProcessSpace {
         drop(kept);
         Ok(())
     }
-    /// What a context switch loads.
+    /// Returns the page tables that a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {
         &self.translation
     }
@@ -189,8 +189,8 @@ impl ProcessSpace {
     pub fn set_dump_filter(&self, bits: u32) {
         self.dump_filter.store(bits & DUMP_FILTER_BITS, Ordering::Relaxed);
     }
-    /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs
-    /// any.
+    /// Returns the concurrency IDs of its threads; `None` on a machine with one CPU, where no
+    /// thread needs any.
     pub fn concurrency_ids(&self) -> Option<Arc<ConcurrencyIds>> {
         if sched::online().len() == 1 {
             return None;
@@ -199,7 +199,7 @@ impl ProcessSpace {
             return Some(ids.clone());
         }
         let fresh = reserve::arc(ConcurrencyIds::default());
-        // Another thread may have been faster; what is not used is let go of without the lock.
+        // Another thread may have been faster; an unused value is dropped without the lock.
         let (ids, unused) = {
             let mut ids = self.concurrency_ids.lock();
             match &*ids {
@@ -217,7 +217,7 @@ impl ProcessSpace {
     pub fn set_account(&self, account: AccountId) {
         self.account.store(account, Ordering::Relaxed);
     }
-    /// What /proc and prctl want to know of the program.
+    /// Returns the facts about the program, for /proc and prctl.
     pub fn program(&self) -> Program {
         self.program.lock().clone()
     }

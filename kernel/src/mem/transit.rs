@@ -1,12 +1,12 @@
-//! Pages for bytes on their way from one program to another: what pipes and sockets hold.
+//! Pages for bytes on their way from one program to another, in pipes and sockets.
 //!
 //! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the
-//! next who asks. The frame is a user-side one: its bytes are reached through a window only, and
-//! nobody reads what nobody wrote. Where frames are charged to accounts no page is kept: the next
-//! who asks may be another's.
+//! next caller. The frame is a user-side one: its bytes are reached through a window only, and
+//! bytes that were not written are never read. Where frames are charged to accounts no page is
+//! kept: the next caller may have another account.
 //!
-//! **Protocol.** A slot holds a frame's number, or [`NONE`]. Whoever takes the number out, by an
-//! atomic swap, has the frame alone; whoever puts one in does so where [`NONE`] was, by a
+//! **Protocol.** A slot holds a frame's number, or [`NONE`]. A CPU that takes the number out, by an
+//! atomic swap, has the frame alone. A CPU puts a number in where [`NONE`] was, by a
 //! compare-exchange, and has the frame no more. Slots are looked at from the first on, so one page
 //! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots
 //! are another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short,
@@ -106,7 +106,7 @@ impl Drop for TransitPage {
     }
 }
 
-/// Gives a frame back that nobody has any more.
+/// Gives back a frame without a holder.
 fn release(frame: Pfn) {
     drop(Frame::<PageCache, Frames>::from_raw(frames(), frame).expect("a page in transit has its frame"));
 }
@@ -198,7 +198,7 @@ mod tests {
                     }
                 };
                 if !kept {
-                    // To the page allocator, which would hand it out: nobody does here.
+                    // To the page allocator, which would hand the frame out: the model does not.
                     self.held[frame as usize].store(true, Ordering::SeqCst);
                 }
             }
@@ -225,7 +225,7 @@ mod tests {
                         })
                         .collect();
                     cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
-                    // What nobody holds is in the slot; a frame in neither is lost.
+                    // A frame without a holder is in the slot; a frame in neither is lost.
                     let kept = world.slot.load(Ordering::SeqCst);
                     let free = (0..3).filter(|&at| !world.held[at as usize].load(Ordering::SeqCst));
                     assert!(free.eq((kept != NONE).then_some(kept)), "a frame is lost");

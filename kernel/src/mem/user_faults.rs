@@ -1,4 +1,4 @@
-//! Page faults that a program serves (userfaultfd(2)): who waits, and for what.
+//! Page faults that a program serves (userfaultfd(2)): the faults that wait, and their ends.
 //!
 //! A [`UserFaults`] is what areas have as their monitor (`freehold_vm`, module `monitor`; Linux:
 //! `struct userfaultfd_ctx`). The file that reads it is `fs::userfault`.
@@ -8,19 +8,19 @@
 //! 1. *Fault*: with the space locked, the thread finds that a page is its monitor's to provide, and
 //!    queues itself ([`UserFaults::enqueue`]); then it gives the lock back, wakes readers, and
 //!    sleeps until its [`WaitingFault`] is done.
-//! 2. *Resolve*: whoever changes what a fault may have found (a page comes, or the area is the
-//!    monitor's no more) does so with the space locked, and wakes those who wait for these addresses
-//!    **afterwards** ([`UserFaults::wake`]). So a fault either queued before the change, and is
-//!    woken, or looks after it and finds it.
-//! 3. *Close*: says first that it is over, under the queue's lock, and then wakes all. Nobody
-//!    queues afterwards. Areas may keep the closed monitor for a while, since a file may be closed
-//!    by somebody who holds the space: the next fault there forgets it.
+//! 2. *Resolve*: a change of what a fault may have found (a page comes, or the area is the
+//!    monitor's no more) is made with the space locked. The task that makes it wakes the faults
+//!    that wait for these addresses **afterwards** ([`UserFaults::wake`]). So a fault either queued
+//!    before the change, and is woken, or looks after it and finds it.
+//! 3. *Close*: says first that it is over, under the queue's lock, and then wakes all. No fault
+//!    queues afterwards. Areas may keep the closed monitor for a while, since the task that closes
+//!    a file may hold the space: the next fault there forgets it.
 //! 4. *Woken* means look again: a thread that is woken makes its access once more. UFFDIO_WAKE may
 //!    say so at any time.
 //!
 //! A fault of the program's own ends for a signal; one that the kernel makes for it only when the
-//! thread is to end: the copy could not be made again. Whoever unmaps, moves or forks what somebody
-//! waits for wakes nobody, as on Linux.
+//! thread is to end: the copy could not be made again. Unmapping, moving or forking pages that a
+//! fault waits for wakes no sleeper, as on Linux.
 //!
 //! `user_faults_model.rs` explores these steps, with the ones that would be wrong.
 //!
@@ -52,10 +52,10 @@ pub enum FaultBy {
     Kernel,
 }
 
-/// Whose faults are served.
+/// Faults that are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
-    /// Everybody's.
+    /// All faults.
     All,
     /// The program's own; the kernel's fail (UFFD_USER_MODE_ONLY).
     ByProgram,
@@ -93,7 +93,7 @@ pub struct UserFaults {
     /// Features that UFFDIO_API agreed on; [`UserFaults::AGREED`] is among it then.
     features: AtomicU64,
     queue: SpinLock<FaultQueue>,
-    /// Whether [`FaultQueue::is_over`], for who only looks.
+    /// Whether [`FaultQueue::is_over`], for a look without the lock.
     over: AtomicBool,
     news: Arc<WaitQueue>,
 }
@@ -161,13 +161,13 @@ impl UserFaults {
         &self.news
     }
 
-    /// Whether a fault waits that nobody has read of.
+    /// Returns whether an unread fault waits.
     pub fn has_news(&self) -> bool {
         let queue = self.queue.lock();
         queue.waiting.first_from(Bound::Excluded(&queue.read)).is_some()
     }
 
-    /// The first fault that nobody has read of; it counts as read.
+    /// Returns the first unread fault; it counts as read.
     pub fn read_next(&self) -> Option<Arc<WaitingFault>> {
         let mut queue = self.queue.lock();
         let (&number, fault) = queue.waiting.first_from(Bound::Excluded(&queue.read))?;
@@ -176,7 +176,7 @@ impl UserFaults {
         Some(fault)
     }
 
-    /// How many faults wait: those that nobody has read of, and all.
+    /// Returns the number of faults that wait: the unread ones, and all.
     pub fn counts(&self) -> (usize, usize) {
         let queue = self.queue.lock();
         (queue.waiting.iter_from(Bound::Excluded(&queue.read)).count(), queue.waiting.len())
@@ -226,7 +226,7 @@ impl UserFaults {
         }
     }
 
-    /// Nobody serves these faults any more: step 3.
+    /// Ends the service of these faults: step 3.
     pub fn close(&self, monitor: &Arc<dyn Monitor>) {
         self.queue.lock().is_over = true;
         self.over.store(true, Ordering::Release);
@@ -250,7 +250,7 @@ impl UserFaults {
     }
 }
 
-/// What becomes of a fault that is its area's monitor's to serve.
+/// Result of queueing a fault for the monitor of its area.
 pub enum Outcome {
     /// Nothing: it is to be made again, the monitor is gone.
     Again,
@@ -269,7 +269,7 @@ pub struct Sleeper {
 }
 
 impl Sleeper {
-    /// Sleep until the access is to be made again. Nobody sleeps who holds the space.
+    /// Sleeps until the access is to be made again. The sleeper does not hold the space.
     ///
     /// # Errors
     /// `ERESTARTSYS` for a signal, `EINTR` where the thread is to end: as `by` says.

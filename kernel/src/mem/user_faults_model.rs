@@ -1,6 +1,7 @@
 //! The protocol of [`super::user_faults`], step by step, in many orders: a thread that faults,
-//! against whoever provides the page, gives the area back, or closes the monitor. What must hold is
-//! that the thread ends: a sleeper that nobody wakes is a deadlock, which shuttle finds.
+//! against a thread that provides the page, gives the area back, or closes the monitor. The model
+//! checks that the faulting thread ends: a sleeper that no thread wakes is a deadlock, which
+//! shuttle finds.
 
 use std::vec::Vec;
 

@@ -3,8 +3,8 @@
 //!
 //! Both are made once at boot and are the same in all programs, so mapping them is two areas and no
 //! frame. The page of time has an owner of its own ([`Owner::Time`](freehold_frame::Owner::Time)),
-//! is in no map of the kernel, and is written through a window: at boot, and when somebody sets the
-//! wall clock (`crate::hw::time`).
+//! is in no map of the kernel, and is written through a window: at boot, and when the wall clock is
+//! set (`crate::hw::time`).
 
 use freehold_frame::Frame;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
@@ -19,7 +19,7 @@ use crate::{Result, time};
 
 /// Pages of the image.
 const IMAGE_PAGES: usize = IMAGE_BYTES.div_ceil(PAGE_SIZE);
-/// What a page table covers: above the stack the parts lie within the same one, where they fit.
+/// Range of one page table: above the stack the parts lie within the same one, where they fit.
 const TABLE_SPAN: u64 = 2 << 20;
 
 /// Make the frames and show the clock in them. Once, after the clock has started.

@@ -28,7 +28,7 @@ enum Leaves {
     Unlocked,
 }
 
-/// What a run queue knows of the task.
+/// State of the task in a run queue.
 #[derive(Default)]
 struct ModelQueue {
     waits: bool,
@@ -49,7 +49,7 @@ struct AffinityWorld {
     position: AtomicBool,
     /// Whether it is some queue's current task.
     runs: AtomicBool,
-    /// What the task waits for: it ends when it has taken [`EVENTS`] of them.
+    /// Events that the task waits for: it ends when it has taken [`EVENTS`] of them.
     events: AtomicUsize,
     taken: AtomicUsize,
     ended: AtomicBool,
@@ -108,7 +108,7 @@ impl AffinityWorld {
         self.enqueue_on(target);
     }
 
-    /// What CPU `here` does until the task has ended.
+    /// Runs CPU `here` until the task has ended.
     fn run(&self, here: usize) {
         loop {
             let mut queue = self.queues[here].lock().unwrap();

@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is inserted and taken out by position, the rest comes out by key, then by
+        /// After any insertions and removals by position, the rest comes out by key, then by
         /// arrival.
         #[test]
         fn elements_leave_in_order_of_key_then_arrival(

@@ -3,7 +3,7 @@
 //! seen.
 //!
 //! The kernel is not preemptible, so a call that works long without
-//! [`cond_resched`](super::cond_resched) keeps everybody else on its CPU waiting. A spin lock's
+//! [`cond_resched`](super::cond_resched) keeps all other tasks on its CPU waiting. A spin lock's
 //! holder never calls it: no lock is held for longer than the second figure says.
 //!
 //! Nothing is measured but at interrupts, and where long work asks whether it should
@@ -15,8 +15,8 @@
 //! most.
 //!
 //! A CPU writes its own figures, with interrupts off. A wait that long work begins may be begun by
-//! an interrupt at the same time: then one of the two moments and places stays. Who sets figures
-//! back may lose to their CPU. Nothing else is lost.
+//! an interrupt at the same time: then one of the two moments and places stays. A CPU that records
+//! a figure may overwrite a concurrent reset of it. No other update is lost.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,7 +65,7 @@ impl Longest {
 pub(super) struct CpuLatency {
     interrupts_off: Longest,
     waited: Longest,
-    /// Since when somebody waits, as far as an interrupt saw; 0: nobody.
+    /// Time since which a task waits, as far as an interrupt saw; 0: none waits.
     since: AtomicU64,
     /// Where the kernel went on then.
     place: AtomicU64,
@@ -81,7 +81,7 @@ impl CpuLatency {
         }
     }
 
-    /// The CPU is given to whoever has the best claim. Interrupts are off.
+    /// Ends the wait: the CPU goes to the task with the best claim. Interrupts are off.
     #[inline]
     pub(super) fn given(&self) {
         if self.since.load(Ordering::Relaxed) != 0 {
@@ -89,7 +89,7 @@ impl CpuLatency {
         }
     }
 
-    /// Whether somebody has waited for [`PATIENCE`]; somebody does wait.
+    /// Returns whether a task has waited for [`PATIENCE`]. The caller knows that one waits.
     pub(super) fn is_due(&self) -> bool {
         let now = time::now();
         match self.since.load(Ordering::Relaxed) {

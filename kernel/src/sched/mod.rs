@@ -1,4 +1,4 @@
-//! Who runs where, and when.
+//! The scheduler: which task runs on which CPU, and when.
 //!
 //! Every CPU has a [run queue](runqueue) under its own interrupt-safe lock; at most one such lock
 //! is held at a time. A task belongs to the queue of `schedule.cpu`, whose lock protects its
@@ -84,8 +84,8 @@ pub struct Schedule {
     pub cpu: AtomicU16,
     /// A CPU runs it, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
-    /// What is to be done once it has left its CPU: bits of [`whereabouts`]. Only the task stores
-    /// here, and who runs after it.
+    /// Work to do once the task has left its CPU: bits of [`whereabouts`]. Only the task and its
+    /// successor on that CPU store here.
     leaving: AtomicU8,
     /// It has left a CPU since this was cleared; the task clears it.
     pub left: AtomicBool,
@@ -148,7 +148,7 @@ impl Schedule {
     pub fn shown_priority(&self) -> i32 {
         120 + self.nice()
     }
-    /// What a thread that leaves its CPU does, in Linux' bits of `prev_state`.
+    /// Returns the state of a thread that leaves its CPU, in Linux' bits of `prev_state`.
     fn traced_state(&self) -> i64 {
         match self.state.load(Ordering::Relaxed) {
             RUNNABLE => 0,
@@ -197,7 +197,7 @@ struct PerCpu {
     loaded: IrqSpinLock<switch::LoadedSpaces>,
     /// Whether there is a retired translation: asked at each switch, without the lock.
     has_retired: AtomicBool,
-    /// Somebody with a better claim waits here: call `reschedule` at the next chance.
+    /// A task with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
     idle: AtomicBool,
@@ -305,7 +305,7 @@ fn enqueue_on(task: Arc<Thread>, target: CpuId) {
     let preempt = {
         let mut queue = cpu(target).queue.lock();
         queue.enqueue_woken(task);
-        // The first in line also ends a slice that had no end, because nobody waited.
+        // The first in line also ends a slice that had no end, because no task waited.
         queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1
     };
     if preempt {
@@ -369,7 +369,7 @@ pub fn kick(task: &Thread) {
     }
 }
 
-/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no
+/// Gives up the CPU if a task with a better claim waits; for long loops in the kernel. This is no
 /// sleep: a task that has announced one stays in line, and looks at its condition once more.
 #[inline]
 pub fn cond_resched() {
@@ -390,8 +390,8 @@ fn give_way() {
 /// nothing held that spins.
 ///
 /// # Errors
-/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far
-/// stays done. `ENOMEM` where nothing could be set aside.
+/// `EINTR` where the task is to end. Its program does not see this: finished steps of the call stay
+/// done. `ENOMEM` where nothing could be set aside.
 #[inline(always)]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
@@ -402,10 +402,10 @@ pub fn checkpoint() -> crate::Result<()> {
     Ok(())
 }
 
-/// As [`checkpoint`], for work that goes on whatever happens: nobody asks whether the task is to
-/// end, and where nothing could be set aside what comes next is to do without, or fail. Others wait
-/// for [`latency::PATIENCE`] first: most such work is over by then, and who was woken by its
-/// beginning mostly waits for its end.
+/// As [`checkpoint`], for work that goes on even if the task is to end. If nothing could be set
+/// aside, the next step does without, or fails. Other tasks wait for [`latency::PATIENCE`] first:
+/// most such work is over by then, and a task that was woken by its beginning mostly waits for its
+/// end.
 #[inline]
 pub fn rest() {
     if is_wanted() {
@@ -425,7 +425,7 @@ fn rest_if_due() {
 /// Let others run first (sched_yield).
 pub fn yield_now() {
     {
-        // Behind everyone who waits now: a slice's worth.
+        // Behind all tasks that wait now: a slice's worth.
         thread::with_current(|thread| {
             thread.schedule.virtual_runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed)
         });
@@ -486,7 +486,7 @@ pub struct CpuStatistics {
     pub runnable: usize,
 }
 
-/// What `id` did so far.
+/// Returns the statistics of `id` so far.
 pub fn statistics(id: CpuId) -> CpuStatistics {
     let mut queue = cpu(id).queue.lock();
     queue.account(crate::hw::time::now());

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::{Schedule, runqueue};
 
-/// What a thread's children get of its policy and nice value (SCHED_RESET_ON_FORK).
+/// Part of a thread's policy and nice value that its children inherit (SCHED_RESET_ON_FORK).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFork {
     /// Both.

@@ -1,4 +1,4 @@
-//! One CPU's run queue: who runs next there.
+//! One CPU's run queue: the choice of its next task.
 //!
 //! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the
 //! least runs next, so that over time all get shares in proportion to their weights. A task that
@@ -49,9 +49,9 @@ const fn weights() -> [u64; 40] {
 #[derive(Default)]
 pub struct RunQueue {
     waiting: IndexedHeap<Arc<Thread>>,
-    /// Who runs; `None` before this CPU takes part.
+    /// The task that runs; `None` before this CPU takes part.
     pub current: Option<Arc<Thread>>,
-    /// Who ran before `current` and has not been released by it yet.
+    /// The task that ran before `current`, which has not released it yet.
     pub previous: Option<Arc<Thread>>,
     /// No task here has less virtual runtime; never falls.
     floor: u64,

@@ -280,8 +280,8 @@ fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
     task.schedule.on_cpu.store(false, Ordering::Release);
     if leaving & MOVES != 0 {
         let target = super::place(task, here);
-        // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at
-        // `cpu` relies on that.
+        // Under the lock of the queue that it leaves, as everywhere: a holder of that lock that has
+        // looked at `cpu` relies on it.
         let left = cpu(here).queue.lock();
         task.belongs_to(target);
         drop(left);
@@ -289,7 +289,7 @@ fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
     }
 }
 
-/// End the current task: it never runs again. Whoever calls has dropped everything on this stack.
+/// Ends the current task: it never runs again. The caller has dropped everything on this stack.
 pub fn exit_current() -> ! {
     let interrupts = irq::disable();
     let id = hw::current_cpu();
@@ -315,7 +315,7 @@ pub fn exit_current() -> ! {
     unreachable!("a dead task was switched to");
 }
 
-/// Take part in scheduling on this CPU: what runs now becomes `idle`, the CPU's idle thread.
+/// Takes part in scheduling on this CPU: the running context becomes `idle`, the CPU's idle thread.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -353,7 +353,7 @@ pub fn idle_forever() -> ! {
             continue;
         }
         leave_dead_space();
-        // What this CPU's lists hold and nobody here needs may be what another CPU looks for.
+        // Frames in this CPU's lists that no task here needs may help another CPU.
         hw::frames().poll(freehold_buddy::Moment::Idle);
         let interrupts = irq::disable();
         if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
@@ -367,9 +367,9 @@ pub fn idle_forever() -> ! {
     }
 }
 
-/// An idle CPU keeps the root of the last program that it ran, since that is usually the next one
-/// too. If nobody but CPUs knows that address space any more, it lets go, and the last one to do so
-/// frees the tables.
+/// Lets go of the root of an address space that is in use by CPUs only; the last CPU frees the
+/// tables. An idle CPU otherwise keeps the root of the last program that it ran, since that is
+/// usually the next one too.
 fn leave_dead_space() {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();

@@ -6,11 +6,11 @@
 //!
 //! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`ConcurrencyIds`]).
 //! A thread takes the lowest free one on its way to user mode, by compare-exchange; there is always
-//! one, since whoever holds one is on a CPU. Whoever runs on that CPU next gives it back, before
-//! the thread may run elsewhere. A space with one thread saves both: who is alone keeps its ID
-//! while it sleeps. Only that thread can make a second one, and says so first
-//! (`Thread::share_concurrency_id`). On a machine with one CPU the ID is 0, and nothing is held.
-//! The model at the end explores the orders.
+//! one, since each holder is on a CPU. The next thread on that CPU gives the ID back, before its
+//! holder may run elsewhere. A space with one thread saves both: its thread keeps the ID while it
+//! sleeps. Only that thread can make a second one, and says so first
+//! (`Thread::share_concurrency_id`). On a machine with one CPU the ID is 0, and no thread holds
+//! one. The model at the end explores the orders.
 //!
 //! A thread that goes to another CPU, or whose ID was given back, finds `thread::PLACE` in its word
 //! of attention before its next instruction in user mode. A thread that stays where it was, alone,
@@ -56,8 +56,7 @@ pub enum Company {
     Others,
 }
 
-/// What is known of where a thread runs. Only the thread changes it, and who runs on its CPU after
-/// it.
+/// State of where a thread runs. Only the thread and its successor on its CPU change it.
 #[derive(Debug, Default)]
 pub struct Whereabouts {
     /// Its program is told.

@@ -1,4 +1,4 @@
-//! What reclaim takes from the pages of shares.
+//! Reclaim of the pages of shares.
 
 use core::sync::atomic::Ordering;
 
@@ -49,7 +49,7 @@ fn each(mut f: impl FnMut(&PageCache) -> bool) {
     }
 }
 
-/// Gives back all that is clean and that nobody maps.
+/// Gives back all clean pages without mappings.
 pub fn drop_clean() {
     each(|cache| {
         cache.shrink(u64::MAX);

@@ -122,7 +122,7 @@ impl Channel {
         self.make(NinepRequest::Attach, |_| Some(())).map(|(fid, ())| fid)
     }
 
-    /// What `name` leads to from `dir`.
+    /// Returns the file that `name` leads to from `dir`.
     pub fn walk(&'static self, dir: &Fid, name: &[u8]) -> Result<(Fid, Qid)> {
         self.make(|fid| NinepRequest::Walk(dir.number(), fid, Some(name)), ninep::walked)
     }
@@ -203,7 +203,7 @@ impl Channel {
         if count <= bytes.len() { Ok(count) } else { Err(Errno::EIO) }
     }
 
-    /// What the server says of a file.
+    /// Returns the server's attributes of a file.
     pub fn attributes(&self, fid: &Fid) -> Result<Attributes> {
         let mut reply = [0; REPLY];
         let length = self.ask(&NinepRequest::GetAttributes(fid.number()), &mut reply, None)?;
@@ -310,8 +310,8 @@ impl Channel {
         self.fids.next_due()
     }
 
-    /// Tells the server of a number. What it answers changes nothing: it knows the number no more,
-    /// or never did.
+    /// Tells the server that a number is not used any more. The answer changes nothing: the server
+    /// knows the number no more, or never did.
     fn clunk(&self, number: u32) {
         let mut reply = [0; DATA_HEADER];
         let mut room = [0; REQUEST];
@@ -331,7 +331,7 @@ fn body(reply: &[u8], length: usize) -> Option<&[u8]> {
     reply.get(HEADER..length.min(reply.len()))
 }
 
-/// What a program is told.
+/// Returns the error for the program.
 fn errno(error: MessageError) -> Errno {
     match error {
         MessageError::Refused(number) => Errno::from_number(number).unwrap_or(Errno::EIO),

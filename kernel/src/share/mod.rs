@@ -8,15 +8,14 @@
 //! | [`store`] | the server as what is behind a page cache |
 //! | [`caches`] | what reclaim takes from here |
 //!
-//! **What is believed.** A server is hostile input: the crate `freehold-ninep` reads its messages,
-//! each value once. Whatever it says of names, kinds, sizes and times, the worst that comes of it
-//! are wrong files in this mount.
+//! **Trust.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value
+//! once. Wrong names, kinds, sizes and times lead to wrong files in this mount at worst.
 //!
-//! **What is new when.** Each step of a path asks the server, so names and attributes are never
-//! old. A file's bytes are in the page cache, one for each inode that the server numbers
-//! (`qid.path`). Opening asks for size and times again and drops the pages when any of them changed
-//! since the last look (close-to-open); so does a read that finds the end of the file, or that the
-//! host has cut it.
+//! **Freshness.** Each step of a path asks the server, so names and attributes are never old. A
+//! file's bytes are in the page cache, one for each inode that the server numbers (`qid.path`).
+//! Opening asks for size and times again and drops the pages when any of them changed since the
+//! last look (close-to-open). So does a read that finds the end of the file, or that the host has
+//! cut it.
 //!
 //! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page
 //! cache. The table of nodes, the list of recent ones, a node's attributes and the fids have a spin
@@ -59,7 +58,7 @@ use crate::{Errno, Result};
 
 /// The magic number of statfs(2) (linux/magic.h).
 const MAGIC: u64 = 0x0102_1997;
-/// Inodes whose pages are kept though nobody has them open.
+/// Inodes whose pages are kept though no program has them open.
 const RECENT: usize = 1024;
 
 /// Make the host's folders known, by their tags. Once, after the devices were started.
@@ -75,11 +74,11 @@ pub fn init() -> Result<()> {
 
 pub use caches::drop_clean;
 
-/// What the program is to see of the host's folders, at its places, but for those that lie below
-/// the image.
+/// Mounts the host's folders at the places where the program sees them, but for those that lie
+/// below the image.
 ///
 /// # Errors
-/// What mounting gives.
+/// The error of mounting.
 pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
     for share in wanted {
         let flags = match share.mode {
@@ -95,8 +94,8 @@ pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
 /// The folder of the host that is called `tag`, with mount(2)'s `options`.
 ///
 /// # Errors
-/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; what the
-/// server says.
+/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; the
+/// server's error.
 pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     check_options(options)?;
     let channel = Channel::named(tag).ok_or(Errno::ENOENT)?;

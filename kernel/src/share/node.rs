@@ -1,8 +1,8 @@
 //! Inodes of a share.
 //!
-//! There is one node for each number that the server gives (`qid.path`), by whatever names it is
-//! found; the latest name is the one that its requests go by. So its page cache is one, and who
-//! runs a program keeps others from writing to it.
+//! There is one node for each number that the server gives (`qid.path`), under all names by which
+//! it is found; the latest name is the one that its requests go by. So its page cache is one, and a
+//! running program keeps others from writing to its file.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,11 +39,11 @@ pub(super) struct Regular {
     content: Arc<CacheContent>,
     store: Arc<Store>,
     text: TextUse,
-    /// What the server said of the file when its pages were last good.
+    /// Attributes of the file at the server when its pages were last good.
     turn: Mutex<Seen>,
 }
 
-/// What tells that a file's bytes are others.
+/// Attributes that change when a file's bytes change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Seen {
     version: u32,
@@ -172,7 +172,7 @@ impl ShareNode {
     pub fn cache(&self) -> Option<&Arc<PageCache>> {
         self.regular().map(|regular| regular.content.cache())
     }
-    /// What the server knows it by.
+    /// Returns the number by which the server knows it.
     pub fn fid(&self) -> Arc<Fid> {
         self.known.lock().fid.clone()
     }
@@ -195,7 +195,7 @@ impl ShareNode {
     /// Asks the server what the file is now. Pages that may be old are gone when it returns.
     ///
     /// # Errors
-    /// What the server says; `EINTR`.
+    /// The server's error; `EINTR`.
     pub fn refresh(&self) -> Result<()> {
         let Some(regular) = self.regular() else { return self.ask_attributes().map(|_| ()) };
         self.refresh_in(regular, &mut *regular.turn.lock_killable()?)
@@ -210,7 +210,7 @@ impl ShareNode {
         Ok(told)
     }
 
-    /// The same for who has the file's turn.
+    /// The same for a holder of the file's turn.
     fn refresh_in(&self, regular: &Regular, seen: &mut Seen) -> Result<()> {
         let told = self.ask_attributes()?;
         let now = Seen::of(&told);
@@ -265,7 +265,7 @@ impl ShareNode {
         Ok(node)
     }
 
-    /// What a name leads to in this directory.
+    /// Returns the node that a name leads to in this directory.
     fn find(&self, name: &[u8]) -> Result<Arc<Self>> {
         if self.kind != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
@@ -293,8 +293,8 @@ impl ShareNode {
     }
 
     /// Writes at an offset, or at the end where there is none; returns how many bytes and where
-    /// they begin. The server has them when this returns, and nobody sees bytes from before in the
-    /// cache.
+    /// they begin. The server has them when this returns, and no reader sees the previous bytes in
+    /// the cache.
     pub fn write_at(&self, offset: Option<u64>, source: &mut dyn Source) -> Result<(usize, u64)> {
         let regular = self.regular().ok_or(Errno::EISDIR)?;
         let mut seen = regular.turn.lock_killable()?;
@@ -330,9 +330,9 @@ impl ShareNode {
         Ok((done, at))
     }
 
-    /// Under the file's turn. Who reads meanwhile may bring what was before into the cache, but not
-    /// after the pages were forgotten; and the cache is longer only when that has happened, so that
-    /// no page is zeroes where the server has bytes.
+    /// Writes a part at the server, under the file's turn. A concurrent reader may bring old bytes
+    /// into the cache, but not after the pages were forgotten. The cache grows only after that, so
+    /// that no page is zeroes where the server has bytes.
     fn write_part(&self, regular: &Regular, at: u64, bytes: &[u8]) -> Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
@@ -378,7 +378,8 @@ impl ShareNode {
         writer.map_or(Ok(()), |writer| self.share.channel().sync(&writer))
     }
 
-    /// Bytes of a regular file. What the host has done to the file meanwhile shows at its end.
+    /// Reads bytes of a regular file. A change that the host made to the file meanwhile shows at
+    /// its end.
     pub fn read_at(&self, offset: u64, sink: &mut dyn crate::user::Sink) -> Result<usize> {
         let regular = self.regular().ok_or(Errno::EISDIR)?;
         let first = regular.content.read_at(offset, sink);
@@ -397,7 +398,7 @@ impl ShareNode {
         let content: Arc<dyn FileContent> = self.regular()?.content.clone();
         Some(content)
     }
-    /// What a regular file is read by past its pages.
+    /// Returns the server's number for reading a regular file past its pages.
     pub fn reader(&self) -> Option<Arc<Fid>> {
         self.regular()?.store.reader()
     }
@@ -415,8 +416,8 @@ impl Drop for ShareNode {
     }
 }
 
-/// What the server says of a file, where it may have none: a file that has lost its name cannot be
-/// asked for any more, and is what was last seen of it and written to it here.
+/// Ignores that the server does not find a file. A file that has lost its name cannot be asked for
+/// any more: its last known state, with what was written here, counts.
 fn named(told: Result<()>) -> Result<()> {
     told.or_else(|error| if error == Errno::ENOENT { Ok(()) } else { Err(error) })
 }

@@ -42,7 +42,7 @@ impl Store {
         }
     }
 
-    /// What it is read by.
+    /// Returns the server's number for reading.
     pub fn reader(&self) -> Option<Arc<Fid>> {
         self.reader.lock().clone()
     }
@@ -51,7 +51,7 @@ impl Store {
         let before = core::mem::replace(&mut *self.reader.lock(), fid);
         drop(before);
     }
-    /// What it is written by.
+    /// Returns the server's number for writing.
     pub fn writer(&self) -> Option<Arc<Fid>> {
         self.writer.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Addresses of sockets, and who has which of AF_UNIX.
+//! Addresses of sockets, and the owners of those of AF_UNIX.
 //!
 //! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold
 //! sockets weakly: a name ends with its socket, a path stays behind and refuses.
@@ -38,7 +38,7 @@ const INET6_IP: usize = 8;
 /// The longest of all.
 const MOST_BYTES: usize = 128;
 
-/// What a socket's addresses are.
+/// Address family of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     /// AF_UNIX.
@@ -81,7 +81,7 @@ impl Family {
     }
 }
 
-/// What a socket can be bound to.
+/// Address that a socket can be bound to.
 ///
 /// Its at most 108 bytes are shared: they are copied once, when the address comes from a program.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -229,7 +229,7 @@ impl Address {
                     bytes.try_extend_from_slice(&octets)?;
                     bytes.try_resize(INET_BYTES, 0)?;
                 } else {
-                    // After the flow's label, which nobody sets.
+                    // After the flow's label, which is never set.
                     bytes.try_resize(INET6_IP, 0)?;
                     bytes.try_extend_from_slice(&ip.octets())?;
                     bytes.try_resize(INET6_BYTES, 0)?;
@@ -280,7 +280,7 @@ impl Address {
     /// Bind `socket` to it.
     ///
     /// # Errors
-    /// `EADDRINUSE`; what making a file gives.
+    /// `EADDRINUSE`; the error of making a file.
     pub fn bind(&self, socket: &Arc<Socket>) -> Result<()> {
         match self {
             Self::Abstract(name) => {
@@ -321,7 +321,7 @@ impl Address {
     /// The socket that is bound to it, for one of `network`.
     ///
     /// # Errors
-    /// `ECONNREFUSED` where none is; what following a path gives.
+    /// `ECONNREFUSED` where none is; the error of following a path.
     pub fn find(&self, network: &NetworkNamespace) -> Result<Arc<Socket>> {
         let found = match self {
             Self::Inet(_) | Self::Netlink(_) => None,

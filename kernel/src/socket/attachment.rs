@@ -1,5 +1,5 @@
-//! How the machine is connected to a network, if it is: the device, its address, and who knows the
-//! way to all others.
+//! Connection of the machine to a network, if there is one: the device, its address, and the router
+//! to all other networks.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::AtomicBool;
@@ -18,13 +18,13 @@ pub struct Attachment {
     pub device: Arc<dyn FrameDevice>,
     /// Woken when frames may have come, or room may have been made.
     pub changed: Arc<WaitQueue>,
-    /// Set before that is woken by the device; cleared by who looks.
+    /// Set before that is woken by the device; cleared by the task that looks.
     pub interrupted: &'static AtomicBool,
     /// The machine's address there.
     pub address: Ipv4Addr,
     /// Bits of it that name the network, 1..=31.
     pub prefix: u8,
-    /// Who knows the way to all others.
+    /// The router to all other networks.
     pub gateway: Ipv4Addr,
 }
 

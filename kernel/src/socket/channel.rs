@@ -1,8 +1,9 @@
-//! What is on its way to one socket: a queue of messages, and who waits for it.
+//! Messages on their way to one socket: a queue, and the tasks that wait for it.
 //!
-//! A stream connection has two channels, one each way; a datagram socket receives from anybody
+//! A stream connection has two channels, one each way; a datagram socket receives from all senders
 //! through its own. The [`Queue`] is behind a sleeping lock, since user memory may fault while
-//! bytes move; what waiters look at is mirrored in atomics, changed before they are woken.
+//! bytes move. The state that waiters look at is mirrored in atomics, changed before they are
+//! woken.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
@@ -19,7 +20,7 @@ use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
 
-/// What SO_SNDBUF and SO_RCVBUF show.
+/// Value of SO_SNDBUF and SO_RCVBUF.
 pub const BUFFER_BYTES: usize = 212_992;
 /// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
 const MESSAGES: usize = 512;
@@ -33,17 +34,18 @@ pub enum Patience {
     Until(Option<u64>),
 }
 
-/// What travels beside the bytes.
+/// Data that travels beside the bytes.
 #[derive(Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
     pub files: Files,
-    /// Who sent it.
+    /// The sender's credentials.
     pub credentials: Credentials,
 }
 
 impl Ancillary {
-    /// What travels with the first bytes of a send; the credentials go with the next ones, too.
+    /// Takes the data that travels with the first bytes of a send; the credentials go with the next
+    /// ones, too.
     pub(super) fn take(&mut self) -> Self {
         Self { files: core::mem::take(&mut self.files), credentials: self.credentials }
     }
@@ -74,16 +76,16 @@ impl Manner {
     }
 }
 
-/// What a receive brought beside the bytes themselves.
+/// Result of a receive, apart from the bytes themselves.
 #[derive(Default)]
 pub struct Received {
     /// Bytes placed.
     pub count: usize,
     /// Bytes that the message had; more than `count` where it was cut.
     pub length: usize,
-    /// What came with it.
+    /// The data that came with it.
     pub ancillary: Ancillary,
-    /// Who sent a datagram, if it has a name.
+    /// The sender of a datagram, if it has a name.
     pub from: Option<Address>,
 }
 
@@ -93,14 +95,14 @@ pub struct Channel {
     /// Mirrors: messages waiting, pages in them.
     messages: AtomicUsize,
     pages: AtomicUsize,
-    /// Nobody receives any more, nobody sends any more.
+    /// The channel has no receiver, or no sender, any more.
     no_receiver: AtomicBool,
     no_sender: AtomicBool,
     /// [`garbage`] knows it.
     carries: AtomicBool,
-    /// SO_PASSCRED: its receiver is told who sent what.
+    /// SO_PASSCRED: its receiver is told the sender of each message.
     names_senders: AtomicBool,
-    /// What the next call on its receiver's socket fails with, once; 0 for nothing.
+    /// The error of the next call on the receiver's socket, given once; 0 for none.
     error: AtomicI32,
     /// There was such a thing.
     failed: AtomicBool,
@@ -110,7 +112,7 @@ pub struct Channel {
     answered: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
-    /// Woken when there is room, or nobody to make it.
+    /// Woken when there is room, or no receiver to make it.
     pub writable: Arc<WaitQueue>,
 }
 
@@ -144,20 +146,20 @@ impl Channel {
         self.names_senders.store(wanted == PassCredentials::Yes, Ordering::Relaxed);
     }
 
-    /// Tells those who look without the lock what is in `queue`, which is its own. Who wakes does
-    /// so afterwards.
+    /// Shows the size of `queue`, the channel's own, to tasks that look without the lock. The
+    /// caller wakes waiters afterwards.
     pub(super) fn publish(&self, queue: &Queue) {
         self.messages.store(queue.messages(), Ordering::SeqCst);
         self.pages.store(queue.pages(), Ordering::SeqCst);
     }
 
-    /// As [`waiting`](Self::waiting), where nobody else has it; who does wakes a queue when it is
-    /// done.
+    /// As [`waiting`](Self::waiting), where no other task has the queue; another holder wakes a
+    /// queue when it is done.
     pub(super) fn try_waiting(&self) -> Option<MutexGuard<'_, Queue>> {
         self.queue.try_lock()
     }
 
-    /// What waits, which stays as it is meanwhile.
+    /// Returns the messages that wait, locked.
     pub(super) fn waiting(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock()
     }
@@ -184,14 +186,14 @@ impl Channel {
         Ok(())
     }
 
-    /// Nobody will receive: senders fail. What waits is forgotten.
+    /// Closes the receiving end: senders fail, and messages that wait are forgotten.
     pub fn close_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
         self.forget(Some(self.queue.lock()));
     }
 
-    /// As [`close_receiver`](Self::close_receiver), without waiting for anybody: where somebody is
-    /// at the queue, what waits stays until the channel goes.
+    /// As [`close_receiver`](Self::close_receiver), without waiting: where another task holds the
+    /// queue, its messages stay until the channel goes.
     pub(super) fn abandon_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
         self.forget(self.try_waiting());
@@ -209,13 +211,13 @@ impl Channel {
         drop(forgotten);
     }
 
-    /// Nobody will send: receivers come to the end.
+    /// Closes the sending end: receivers reach the end of the stream.
     pub fn close_sender(&self) {
         self.no_sender.store(true, Ordering::SeqCst);
         self.wake_all();
     }
 
-    /// Nobody will send, since something went wrong. The caller wakes.
+    /// Closes the sending end because of `error`. The caller wakes.
     pub(super) fn end_by(&self, error: Errno) {
         self.note_error(error);
         self.no_sender.store(true, Ordering::SeqCst);
@@ -247,7 +249,7 @@ impl Channel {
         self.error.load(Ordering::SeqCst) != 0
     }
 
-    /// What went wrong, said once.
+    /// Takes the error, so that one call reports it.
     #[inline]
     pub fn take_error(&self) -> Option<Errno> {
         if !self.has_error() {
@@ -256,12 +258,12 @@ impl Channel {
         Errno::from_number(self.error.swap(0, Ordering::SeqCst) as u32)
     }
 
-    /// Whether somebody may still receive.
+    /// Returns whether the channel still has a receiver.
     pub fn has_receiver(&self) -> bool {
         !self.no_receiver.load(Ordering::SeqCst)
     }
 
-    /// Whether somebody may still send.
+    /// Returns whether the channel still has a sender.
     pub fn has_sender(&self) -> bool {
         !self.no_sender.load(Ordering::SeqCst)
     }
@@ -348,8 +350,8 @@ impl Channel {
     /// Send bytes of a stream; files travel with the first of them.
     ///
     /// # Errors
-    /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one
-    /// byte was sent.
+    /// `EPIPE` without a receiver; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte
+    /// was sent.
     #[inline]
     pub fn send_stream(
         self: &Receiver<Self>,
@@ -379,7 +381,7 @@ impl Channel {
     ) -> Result<usize> {
         self.wait_for_room(patience)?;
         let mut queue = self.queue.lock();
-        // Looked at under the lock: what comes after the last receiver's end would stay.
+        // Looked at under the lock: bytes that come after the last receiver's end would stay.
         if !self.has_receiver() {
             return Err(Errno::EPIPE);
         }
@@ -387,7 +389,8 @@ impl Channel {
         let result = loop {
             match queue.push_bytes(source, ancillary) {
                 Ok(count) => done += count,
-                // Another sender may have taken the room that was seen: who is patient waits again.
+                // Another sender may have taken the room that was seen: a patient caller waits
+                // again.
                 Err(Errno::EAGAIN) => break Ok(done),
                 Err(error) => break so_far(done, error),
             }
@@ -404,7 +407,7 @@ impl Channel {
     /// Send one message, whole.
     ///
     /// # Errors
-    /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` where nobody receives.
+    /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` without a receiver.
     pub fn send_message(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -435,10 +438,10 @@ impl Channel {
         }
     }
 
-    /// Send a message without waiting for anybody.
+    /// Sends a message without waiting.
     ///
     /// # Errors
-    /// `EBUSY` where somebody is at the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
+    /// `EBUSY` where another task holds the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
     /// `ENOMEM`.
     pub(super) fn offer_message(&self, bytes: &[u8], from: Address) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
@@ -485,8 +488,8 @@ impl Channel {
         }
     }
 
-    /// Receive one message; what does not fit is lost (unless it is only looked at). Says so in
-    /// `received`, where nothing is yet.
+    /// Receives one message; bytes that do not fit are lost (unless it is only looked at). The
+    /// result goes to `received`, which is empty before.
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`; the message stays with the last one.

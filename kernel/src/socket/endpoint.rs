@@ -53,7 +53,7 @@ const MOST_WAITING: usize = 4096;
 /// The other end of a connection.
 #[derive(Clone)]
 pub(super) struct Peer {
-    /// What we send into.
+    /// The channel that this socket sends into.
     pub(super) channel: Arc<Channel>,
     pub(super) address: Option<Address>,
     credentials: Credentials,
@@ -72,7 +72,7 @@ pub(super) struct SocketState {
     listener: Option<Listener>,
     /// Its entry in the map of ports.
     pub(super) port: Option<EntryKey>,
-    /// What a UDP socket is connected to.
+    /// The address that a UDP socket is connected to.
     pub(super) remote: Option<InetAddress>,
     /// The credentials that a connecting peer will see: the listener's at listen(2).
     listen_credentials: Credentials,
@@ -89,7 +89,7 @@ pub struct Socket {
     family: Family,
     kind: SocketKind,
     pub(super) network: Arc<NetworkNamespace>,
-    /// What we receive from.
+    /// The channel that this socket receives from.
     channel: Arc<Channel>,
     pub(super) state: SpinLock<SocketState>,
     pub(super) options: SpinLock<Options>,
@@ -97,9 +97,9 @@ pub struct Socket {
     send_ended: AtomicBool,
     /// Woken when a connection waits or was accepted.
     connections: Arc<WaitQueue>,
-    /// What lists of sockets show of it.
+    /// The socket's entry in lists of sockets.
     pub(super) listed: ListEntry,
-    /// What it has as one of AF_NETLINK.
+    /// State of a socket of AF_NETLINK.
     pub(super) netlink: Option<Box<Netlink>>,
 }
 
@@ -144,7 +144,7 @@ impl Socket {
         (one, other)
     }
 
-    /// What its addresses are.
+    /// Returns the family of its addresses.
     pub const fn family(&self) -> Family {
         self.family
     }
@@ -172,7 +172,7 @@ impl Socket {
         }
     }
 
-    /// What it is bound to.
+    /// Returns the address that the socket is bound to.
     pub fn address(&self) -> Option<Address> {
         if let Some(netlink) = &self.netlink {
             return Some(Address::Netlink(netlink.own()));
@@ -180,7 +180,7 @@ impl Socket {
         self.state.lock().address.clone()
     }
 
-    /// What its peer is bound to.
+    /// Returns the address that the peer is bound to.
     ///
     /// # Errors
     /// `ENOTCONN`.
@@ -196,7 +196,7 @@ impl Socket {
         peer.map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
     }
 
-    /// Who connected, or accepted.
+    /// Returns the credentials of the peer that connected or accepted.
     pub fn peer_credentials(&self) -> Credentials {
         self.state.lock().peer.as_ref().map_or(Credentials::NOBODY, |peer| peer.credentials)
     }
@@ -467,7 +467,7 @@ impl Socket {
         if let Some(netlink) = &self.netlink {
             return self.send_netlink(netlink, source, to);
         }
-        // A stream of AF_UNIX says `EPIPE` first, as Linux does; its error is for who receives.
+        // A stream of AF_UNIX says `EPIPE` first, as Linux does; its error is for receivers.
         if !self.is_unix_stream()
             && let Some(error) = self.channel.take_error()
         {
@@ -477,7 +477,7 @@ impl Socket {
             return Err(Errno::EPIPE);
         }
         if self.family != Family::Unix {
-            // Files travel between AF_UNIX sockets only; nobody is told, as on Linux.
+            // Files travel between AF_UNIX sockets only; the sender gets no error, as on Linux.
             drop(core::mem::take(&mut ancillary.files));
             if self.kind == SocketKind::Datagram {
                 return self.send_datagram(source, ancillary, to.and_then(Address::inet));
@@ -494,7 +494,7 @@ impl Socket {
         }
     }
 
-    /// What a send goes into.
+    /// Returns the channel that a send goes into.
     fn destination(&self, to: Option<&Address>) -> Result<Arc<Channel>> {
         let peer = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
         match (self.kind, to, peer) {
@@ -533,7 +533,7 @@ impl Socket {
         }
     }
 
-    /// What poll(2) says.
+    /// Returns the events that poll(2) reports.
     pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         let (peer, listening, waiting) = {
             let state = self.state.lock();
@@ -580,8 +580,8 @@ impl Drop for Socket {
             let [lingers, seconds] = self.options.get_mut().linger;
             let breaks_off = self.family != Family::Unix && lingers != 0 && seconds == 0;
             if self.channel.has_message() || breaks_off {
-                // Bytes were sent that nobody read, or the program wants no orderly end: the peer
-                // hears of it.
+                // The peer has sent bytes that were not read, or the program wants no orderly end:
+                // the peer hears of it.
                 peer.channel.fail(Errno::ECONNRESET);
             }
             peer.channel.close_sender();
@@ -591,7 +591,7 @@ impl Drop for Socket {
             address.release(&self.network);
         }
         state.port.iter().for_each(ports::release);
-        // Connections that nobody accepted end here, and their peers notice.
+        // Connections that were not accepted end here, and their peers notice.
         for socket in state.listener.into_iter().flat_map(|listener| listener.waiting) {
             if let Some(peer) = &socket.state.lock().peer {
                 peer.channel.fail(Errno::ECONNRESET);

@@ -72,7 +72,7 @@ impl Files {
         arrived
     }
 
-    /// Copies the references for a receiver that only looks; they are charged to nobody.
+    /// Copies the references for a receiver that only looks; no user is charged for them.
     ///
     /// # Errors
     /// `ENOMEM`.

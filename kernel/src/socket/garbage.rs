@@ -7,21 +7,22 @@
 //! channel is the one that receives from it, or the listener in whose backlog the receiving socket
 //! waits. A channel is garbage where that file is referred to by messages in garbage channels
 //! alone. That is judged with the queues of all carriers locked: a file whose references are all
-//! counted there cannot be had by anybody meanwhile. Whatever else refers to a file (a descriptor,
-//! a call under way, a ring's request, a queue entered too late) makes it one that is in use: an
-//! error is always towards keeping.
+//! counted there is out of every task's reach meanwhile. Any other reference to a file (a
+//! descriptor, a call under way, a ring's request, a queue entered too late) marks the file as
+//! used. An error always keeps a file.
 //!
 //! **Cost.** One collection visits each reference in flight and each channel once, and sorts them:
 //! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
 //! the last one left ([`collect_if_much`]), so that its cost is a constant number of visits per
-//! file sent; and when a process ends, if few are in flight or the process had a socket
-//! ([`is_due_at_exit`]): else each end in the system would pay for all. Once in [`PAUSE`] it also
-//! runs at the end of any process, before a send is refused for too many files in flight, and
-//! before a process is killed for want of memory ([`collect_if_rested`]): no user can hide files,
+//! file sent. It also runs when a process ends, if few files are in flight or the process had a
+//! socket ([`is_due_at_exit`]): else each end in the system would pay for all. Once in [`PAUSE`] it
+//! also runs at the end of any process, before a send is refused for too many files in flight, and
+//! before a process is killed for want of memory ([`collect_if_rested`]). So no user can hide
+//! files, or memory, behind earlier files in flight.
 //! or memory, behind what he had in flight before.
 //!
-//! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. Nobody else
-//! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
+//! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. No other
+//! code holds two queues, or takes [`CARRIERS`] with one. Garbage is dropped with none held.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -83,15 +84,15 @@ pub fn collect_if_rested() -> bool {
 /// holds no lock.
 pub(super) fn collect_if_much() {
     let total = flight::total();
-    // What arrived since is no reason to wait for more.
+    // Files that have arrived since then must not raise the threshold.
     let left = LEFT.fetch_min(total, Ordering::Relaxed).min(total);
     if total > FEW + 2 * left {
         collect();
     }
 }
 
-/// Close what can be received by nobody. May sleep; to be called with no lock held, after the
-/// references whose end may have left some were let go: of two who let go at once, the later finds
+/// Closes files that no process can receive. May sleep. The caller holds no lock, and has let go of
+/// the references whose end may have left such files. If two tasks let go at once, the later finds
 /// the other's channel entered. Without memory for it nothing is closed this time.
 pub fn collect() {
     while collect_some() == Ok(GarbageFound::Garbage) {}
@@ -176,8 +177,8 @@ fn collect_some() -> Result<GarbageFound> {
             for_each_carrier(file, &mut |at| is_garbage[at] = only_flying);
         }
     }
-    // Not so what can be received by those who are in use, or by what can be received so. Each
-    // channel is pushed once.
+    // A channel is no garbage if a socket in use can receive it, directly or through other
+    // channels. Each channel is pushed once.
     let mut reached = gather((0..channels.len()).filter(|&at| !is_garbage[at]))?;
     reached.try_reserve(channels.len() - reached.len())?;
     flying.forget();

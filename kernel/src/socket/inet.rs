@@ -1,10 +1,10 @@
 //! TCP and UDP: ip(7), tcp(7), udp(7).
 //!
-//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX: what
-//! TCP adds on the way (segments, acknowledgements, retransmission) has nothing to do where no byte
-//! is lost. What programs see of TCP is kept: ports, listen queues, resets, the options, and their
-//! names. A UDP datagram is put into the channel of the socket that its address leads to, or
-//! dropped where there is no room. What leads to another machine is [`wire`]'s.
+//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX.
+//! Segments, acknowledgements and retransmission are not needed where no byte is lost. The parts of
+//! TCP that programs see are kept: ports, listen queues, resets, the options, and their names. A
+//! UDP datagram is put into the channel of the socket that its address leads to, or dropped where
+//! there is no room. [`wire`] handles traffic with other machines.
 
 use freehold_collections::{Arc, Receiver};
 
@@ -25,7 +25,7 @@ const TRIES: usize = 64;
 const MOST_DATAGRAM_BYTES: usize = 65_507;
 
 impl Socket {
-    /// What its ports belong to.
+    /// Returns the protocol that its ports belong to.
     pub(super) const fn protocol(&self) -> Protocol {
         match self.kind() {
             SocketKind::Datagram => Protocol::Udp,
@@ -159,7 +159,8 @@ impl Socket {
             if out.has_receiver() {
                 return self.wait_for_answer(&out, patience, Errno::EALREADY);
             }
-            // It failed, as somebody may have heard already. The next call is a new one.
+            // It failed, and the program may have got the error already. The next call is a new
+            // one.
             self.set_peer(None);
             return Err(self.channel().take_error().unwrap_or(Errno::ECONNABORTED));
         }
@@ -168,7 +169,7 @@ impl Socket {
         }
         if let Some(wire) = wire {
             let out = self.call(wire, (source, to))?;
-            // Who does not wait is not told of an answer that was fast, as with Linux.
+            // A caller that does not wait is not told of a fast answer, as with Linux.
             if patience == Patience::Never {
                 return Err(Errno::EINPROGRESS);
             }
@@ -181,8 +182,9 @@ impl Socket {
         self.join(&target, &Some(Address::Inet(to)), patience)
     }
 
-    /// Calls `to` over a wire; what is sent into once that has answered. From a port that nobody
-    /// asked for another one is tried where an old connection with the same ends is not over.
+    /// Calls `to` over a wire; returns the channel to send into once that has answered. If the
+    /// program did not choose the port, another one is tried where an old connection with the same
+    /// ends is not over.
     fn call(
         self: &Receiver<Self>,
         wire: &'static Wire,
@@ -234,7 +236,7 @@ impl Socket {
         self.state.lock().remote == Some(remote)
     }
 
-    /// connect(2) to AF_UNSPEC: a datagram socket hears from everybody again.
+    /// connect(2) to AF_UNSPEC: a datagram socket hears from all senders again.
     ///
     /// # Errors
     /// `EINVAL` where it is no datagram socket of UDP.

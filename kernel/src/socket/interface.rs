@@ -38,7 +38,7 @@ pub struct Interface {
     pub address: [u8; 4],
     /// Bits of that that name the network.
     pub prefix: u8,
-    /// Who knows the way to all other networks, if it leads there.
+    /// The router to all other networks, if the interface leads there.
     pub gateway: Option<[u8; 4]>,
 }
 
@@ -97,7 +97,7 @@ impl Interface {
         let (address, mask) = (u32::from_be_bytes(self.address), u32::from_be_bytes(self.mask()));
         ((address & mask).to_be_bytes(), (address | !mask).to_be_bytes())
     }
-    /// What went through it.
+    /// Returns the counts of frames that went through the interface.
     pub fn counts(&self) -> FrameCounts {
         let attachment = attachment().filter(|_| self.index != LO.index);
         attachment.map_or_else(FrameCounts::default, |attachment| attachment.device.counts())
@@ -106,7 +106,7 @@ impl Interface {
 
 /// Bytes of an interface's name, with the NUL.
 const NAME_BYTES: usize = 16;
-/// What ethtool(8) asks.
+/// Request of ethtool(8).
 const SIOCETHTOOL: u32 = 0x8946;
 /// `SIOCGIFPFLAGS` and `SIOCSIFPFLAGS`, which no device of IP has.
 const PRIVATE_FLAGS: [u32; 2] = [c::SIOCGIFPFLAGS, c::SIOCSIFPFLAGS];

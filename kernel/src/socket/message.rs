@@ -119,7 +119,7 @@ fn read_files(data: &[u8], files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// What to do with what came.
+/// Handling of received control data.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
     /// SO_PASSCRED.

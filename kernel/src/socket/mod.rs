@@ -4,19 +4,19 @@
 //! | module | concept |
 //! |---|---|
 //! | [`endpoint`] | a socket: binding, connecting, accepting |
-//! | [`channel`] | what is on its way to one, and who waits for it |
+//! | [`channel`] | messages on their way to one, and tasks that wait for them |
 //! | [`queue`] | the messages in a channel |
-//! | [`inet`], [`ports`] | what is different with TCP and UDP; who has which port |
+//! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
-//! | [`address`] | names, and who has which |
+//! | [`address`] | names, and their owners |
 //! | [`flight`] | the files that a message carries |
-//! | [`garbage`] | sockets that nobody can ever receive from |
+//! | [`garbage`] | sockets that no process can ever receive from |
 //! | [`netlink`] | AF_NETLINK: questions to the kernel |
 //! | [`interface`] | the network device `lo`, and the ioctls that ask for it |
-//! | [`table`], [`view`] | all sockets, and what /proc/net shows of one |
+//! | [`table`], [`view`] | all sockets, and the view of one in /proc/net |
 //! | [`tcp_info`] | TCP_INFO |
-//! | [`options`], [`remembered`] | setsockopt and getsockopt; what is only read as it was set |
-//! | [`message`] | sendmsg's header and what travels beside the bytes |
+//! | [`options`], [`remembered`] | setsockopt and getsockopt; options that are only read as they were set |
+//! | [`message`] | sendmsg's header and the data beside the bytes |
 //! | [`calls`] | the system calls |
 
 pub mod address;
@@ -69,7 +69,7 @@ impl SocketFile {
         reserve::arc(Self { socket, node })
     }
 
-    /// What it is the open file of.
+    /// Returns the socket behind the file.
     fn unix(&self) -> &Socket {
         &self.socket
     }

@@ -1,4 +1,4 @@
-//! What can be set on a socket, and asked of it.
+//! Options of a socket: setting and reading them.
 
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -28,7 +28,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Nobody's: what a socket without peer shows.
+    /// Credentials that a socket without a peer shows.
     pub const NOBODY: Self = Self { pid: 0, uid: u32::MAX, gid: u32::MAX };
 
     /// The caller's.
@@ -51,7 +51,7 @@ impl Credentials {
         Self { pid: registry::shown(self.pid), uid, gid }
     }
 
-    /// What the caller passed, with the kernel's ids.
+    /// Returns the credentials that the caller passed, with the kernel's IDs.
     ///
     /// # Errors
     /// `EINVAL` for ids that its user namespace does not map; `ESRCH` for a process that its PID
@@ -74,7 +74,7 @@ impl Credentials {
     }
 }
 
-/// What setsockopt has set.
+/// Options that setsockopt has set.
 #[derive(Debug, Default)]
 pub struct Options {
     /// SO_RCVTIMEO in nanoseconds.
@@ -102,10 +102,10 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
 
 /// TCP_CONGESTION of IPPROTO_TCP.
 const CONGESTION: (u32, u32) = (TCP, 13);
-/// What is told of a connection, and what handles its bytes before programs do: nothing.
+/// Information about a connection, and the handler of its bytes below programs: there is none.
 const TCP_INFO: (u32, u32) = (TCP, 11);
 const TCP_ULP: (u32, u32) = (TCP, 31);
-/// What [`CONGESTION`] names, and what may be asked for.
+/// The congestion controls that [`CONGESTION`] names and accepts.
 const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 
 impl Socket {

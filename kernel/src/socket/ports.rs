@@ -26,7 +26,7 @@ pub const FIRST_FREE: u16 = 1024;
 /// So many ports are tried between two looks whether the task is to end.
 const TRIES: u32 = 256;
 
-/// What ports belong to, with the numbers of IPPROTO_*.
+/// Protocol that a port belongs to, with the number of IPPROTO_*.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Protocol {
     /// TCP.
@@ -97,12 +97,12 @@ impl InetAddress {
     }
 }
 
-/// What a socket wants to be bound to, and what it shares.
+/// Port that a socket wants to be bound to, and how the socket shares it.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     /// The address.
     pub address: InetAddress,
-    /// Whose socket it is.
+    /// The owner of the socket.
     pub user: u32,
     /// IPV6_V6ONLY: any address is none of version 4.
     pub only_v6: bool,
@@ -138,12 +138,11 @@ struct Entry {
     claim: Claim,
     socket: Weak<Socket>,
     listens: bool,
-    /// What a datagram socket is connected to.
+    /// The address that a datagram socket is connected to.
     remote: Option<InetAddress>,
 }
 
-/// Whose entry it is: those of a port of a network stand beside each other, each with a number of
-/// its own.
+/// Key of an entry. The entries of a port of a network are adjacent, each with a number of its own.
 pub type EntryKey = (u64, Protocol, u16, u64);
 
 static PORTS: SpinLock<Map<EntryKey, Entry>> = SpinLock::new(Map::new());
@@ -215,7 +214,7 @@ pub fn listen(key: &EntryKey) -> Result<()> {
     Ok(())
 }
 
-/// The datagram socket with this entry hears only from `remote` from now on, if that is somebody.
+/// Lets the datagram socket with this entry hear only from `remote` from now on, if there is one.
 pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);
 }
@@ -226,9 +225,9 @@ pub fn release(key: &EntryKey) {
     drop(entry);
 }
 
-/// The socket of `network`, a namespace's number, that a packet from `from` to `to` goes to: of TCP
-/// one that listens. Who is connected to the sender comes before who is bound to the address, and
-/// that one before who is bound to any.
+/// Returns the socket of `network`, a namespace's number, that a packet from `from` to `to` goes
+/// to: of TCP one that listens. A socket that is connected to the sender precedes one that is bound
+/// to the address. That one precedes a socket that is bound to any address.
 pub fn find(
     network: u64,
     protocol: Protocol,

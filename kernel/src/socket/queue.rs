@@ -23,11 +23,11 @@ pub const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
 /// An empty queue with room for more messages than this gives the room back.
 const KEPT: usize = 16;
 
-/// What one send left; of a stream, what was sent without anything beside it.
+/// The message of one send. For a stream, the bytes of sends without ancillary data are joined.
 struct SocketMessage {
     /// Chunks of the ring that are its.
     chunks: usize,
-    /// Bytes that were sent; of a stream 0, where nobody asks.
+    /// Bytes that were sent; 0 for a stream, where the length is not needed.
     length: usize,
     ancillary: Ancillary,
     from: Option<Address>,
@@ -75,8 +75,8 @@ impl Queue {
         self.messages.iter_mut().map(|message| core::mem::take(&mut message.ancillary.files))
     }
 
-    /// Take up to a page of a stream's bytes from `source`. What is in `ancillary` goes with them;
-    /// the credentials stay there, too.
+    /// Takes up to a page of a stream's bytes from `source`. The data in `ancillary` goes with
+    /// them; the credentials stay there, too.
     ///
     /// # Errors
     /// `EAGAIN` where there is no room; `EFAULT`, `ENOMEM`.
@@ -209,7 +209,7 @@ impl Queue {
         let popped = self.pages.pop_of(&mut message.chunks, sink);
         self.pages.discard(message.chunks);
         self.settle();
-        // What came beside the bytes ends with `received`, where no lock is held.
+        // The ancillary data is dropped with `received`, where no lock is held.
         received.ancillary.credentials = message.ancillary.credentials;
         received.ancillary.files = message.ancillary.files.arrive();
         received.length = message.length;

@@ -1,5 +1,6 @@
-//! Options that are remembered: what programs set, and read again. Most of them are about packets,
-//! of which there are none; the others are looked at where they count ([`inet`](super::inet)).
+//! Options that are remembered: programs set them, and read them again. Most of them are about
+//! packets, of which there are none; the others are looked at where they count
+//! ([`inet`](super::inet)).
 
 use freehold_collections::Vec;
 use linux_raw_sys::net as c;
@@ -15,7 +16,7 @@ const IP: u32 = 0;
 pub(super) const TCP: u32 = Protocol::Tcp as u32;
 const IPV6: u32 = 41;
 
-/// What an option's value may be.
+/// Values that an option may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Values {
     /// 0 or 1; any other number is 1.
@@ -29,7 +30,7 @@ use Values::{Flag, Range};
 /// Any number from 0 on.
 const NATURAL: Values = Range(0, i32::MAX);
 
-/// An option: its level, its number, what it may be, and what it is at first.
+/// An option: its level, its number, its permitted values, and its initial value.
 struct Known(u32, u32, Values, i32);
 
 /// Those of linux/tcp.h in order: TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE, TCP_KEEPINTVL,
@@ -91,7 +92,7 @@ const KNOWN: [Known; 50] = [
     Known(netlink::LEVEL, 12, Flag, 0),
 ];
 
-/// What was set, by the places in [`KNOWN`].
+/// Values that were set, by the places in [`KNOWN`].
 #[derive(Debug, Default)]
 pub struct Remembered(Vec<(u8, i32)>);
 
@@ -142,7 +143,7 @@ impl Socket {
         self.options.lock().remembered.set(at, value)
     }
 
-    /// What an option was set to, or is at first.
+    /// Returns the value that an option was set to, or its initial one.
     ///
     /// # Errors
     /// `ENOPROTOOPT` where there is none of the name.

@@ -1,7 +1,7 @@
-//! All sockets that programs have, by what they are: what /proc/net lists.
+//! All sockets of programs, by their class, for /proc/net.
 //!
-//! A socket enters when it is made, before anybody can refer to it, and leaves by ending. It keeps
-//! its place meanwhile, so a list that is read in pieces shows each socket that is there all the
+//! A socket enters when it is made, before any task can refer to it, and leaves by ending. It keeps
+//! its place meanwhile. So a list that is read in pieces shows each socket that is there all the
 //! time exactly once, and goes on where it was at the cost of a look. Entering and leaving cost the
 //! same with any number of sockets.
 //!
@@ -18,7 +18,7 @@ use super::ports::Protocol;
 use crate::Result;
 use crate::sync::SpinLock;
 
-/// What a table lists.
+/// Class of sockets that a table lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SocketClass {
     /// TCP over version 4.
@@ -39,12 +39,12 @@ impl SocketClass {
     /// All of them.
     pub const ALL: [Self; 6] = [Self::Tcp, Self::Tcp6, Self::Udp, Self::Udp6, Self::Unix, Self::Netlink];
 
-    /// What `socket` is.
+    /// Returns the class of `socket`.
     pub(super) const fn of(socket: &Socket) -> Self {
         Self::new(socket.family(), socket.protocol())
     }
 
-    /// What sockets of a family and, of IP, a protocol are.
+    /// Returns the class of sockets of a family and, of IP, a protocol.
     pub(super) const fn new(family: Family, protocol: Protocol) -> Self {
         match (family, protocol) {
             (Family::Unix, _) => Self::Unix,
@@ -59,7 +59,7 @@ impl SocketClass {
 
 /// A place of a table.
 enum TableSlot {
-    /// Nobody's; the next one of these, or [`NOWHERE`].
+    /// A free place, with the next one of these, or [`NOWHERE`].
     Free(u32),
     Used(Weak<Socket>),
 }

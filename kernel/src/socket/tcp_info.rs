@@ -1,4 +1,4 @@
-//! TCP_INFO: what there is to tell of a connection without packets.
+//! TCP_INFO of a connection without packets.
 //!
 //! Its state, and of one that listens its queue, are what they are. The other fields are those that
 //! a connection over Linux' loopback device begins with; round trips take no time, and nothing is
@@ -17,7 +17,7 @@ pub(super) struct TcpInfo {
     /// State of congestion, retransmissions, probes, back-off.
     troubles: [u8; 4],
     options: u8,
-    /// What windows are shifted by, to send and to receive.
+    /// Scale of the windows, for sending and for receiving.
     scales: u8,
     limits: u8,
     /// Microseconds until something is sent again, or acknowledged.
@@ -56,7 +56,7 @@ const OPTIONS: u8 = 7;
 const SEGMENT: u32 = 65_483;
 
 impl TcpInfo {
-    /// What is told of a socket in `state` with this backlog.
+    /// Returns the information on a socket in `state` with this backlog.
     fn of(state: TcpState, (waiting, most): (usize, usize)) -> Self {
         let (is_listening, is_new) = (state == TcpState::Listen, state == TcpState::Close);
         let connected = |value| if is_listening || is_new { 0 } else { value };

@@ -1,4 +1,4 @@
-//! What lists of sockets (/proc/net, sock_diag) and TCP_INFO show of one.
+//! View of one socket for lists of sockets (/proc/net, sock_diag) and TCP_INFO.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ pub enum TcpState {
     Listen = 10,
 }
 
-/// What the table of sockets and the file of one note in it.
+/// Notes on a socket from the table of sockets and from its file.
 pub(super) struct ListEntry {
     /// Where it is in the table.
     pub(super) place: AtomicU32,
@@ -45,9 +45,9 @@ impl ListEntry {
 /// A TCP or UDP socket.
 #[derive(Clone, Copy, Debug)]
 pub struct InetView {
-    /// What it is bound to.
+    /// The address that the socket is bound to.
     pub local: InetAddress,
-    /// What it is connected to; any address and port 0 for nothing.
+    /// The address that the socket is connected to; any address and port 0 for none.
     pub remote: InetAddress,
     /// Its state.
     pub state: TcpState,
@@ -74,7 +74,7 @@ impl Socket {
         &self.network
     }
 
-    /// Whose it is.
+    /// Returns the user that owns the socket.
     pub fn owner(&self) -> u32 {
         self.listed.owner.load(Ordering::Relaxed)
     }
@@ -104,8 +104,8 @@ impl Socket {
         }
     }
 
-    /// What lists show of a TCP or UDP socket; `None` for one that Linux finds by no address: not
-    /// bound, or of TCP closed.
+    /// Returns the view of a TCP or UDP socket. Returns `None` for a socket that Linux finds by no
+    /// address: not bound, or of TCP closed.
     pub fn inet_view(&self) -> Option<InetView> {
         let state = self.tcp_state();
         if state == TcpState::Close && self.kind() != SocketKind::Datagram {
@@ -117,8 +117,9 @@ impl Socket {
         Some(InetView { local, remote: remote.unwrap_or_else(|| self.any()), state, received, backlog })
     }
 
-    /// Bytes that it sent over a connection of AF_UNIX and its peer did not receive (SIOCOUTQ). TCP
-    /// shows what is not acknowledged, which is nothing: what was sent is with its receiver.
+    /// Returns the bytes that it sent over a connection of AF_UNIX and its peer did not receive
+    /// (SIOCOUTQ). TCP shows unacknowledged bytes, of which there are none: sent bytes are with
+    /// their receiver.
     pub fn unreceived(&self) -> usize {
         if self.family() != Family::Unix || self.kind() == SocketKind::Datagram {
             return 0;
@@ -132,7 +133,7 @@ impl Socket {
         self.peer_address().is_ok()
     }
 
-    /// What ended of it: bit 0 for receiving, bit 1 for sending.
+    /// Returns the directions that have ended: bit 0 for receiving, bit 1 for sending.
     pub fn shut_down(&self) -> u8 {
         let is_connected = self.kind() == SocketKind::Datagram || self.has_peer();
         let no_sender = is_connected && !(self.channel().has_sender() && self.channel().has_receiver());

@@ -79,7 +79,7 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
         log::error!("swapon: {why}");
         if why == header::NotSwap::Memory { Errno::ENOMEM } else { Errno::EINVAL }
     })?;
-    // One that nobody wished for comes after all others (Linux: from -2 downwards).
+    // An area without a requested priority comes after all others (Linux: from -2 downwards).
     let least = commons().swap().areas().map(|info| info.priority).fold(-1, i32::min);
     let priority = wanted.unwrap_or(least - 1);
     held.take_over()?;

@@ -51,7 +51,7 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
         match commons().swap_off(areas[at].area, &mut go_on) {
             Ok(()) => break,
             Err(VmError::Again) => return Err(Errno::EINTR),
-            // What comes in needs room, which can be made as long as another area takes pages.
+            // Pages that come in need room, which can be made as long as another area takes pages.
             Err(VmError::NoMemory) if reclaim::free_some() == reclaim::ReclaimOutcome::Freed => {}
             Err(error) => return Err(error.into()),
         }

@@ -15,7 +15,7 @@ const BAD: usize = 1536;
 /// As many numbers as there is room for before the signature.
 const MOST_BAD: usize = (PAGE_SIZE - SIGNATURE.len() - BAD) / 4;
 
-/// What an area is made of.
+/// Pages of a swap area.
 #[derive(PartialEq, Eq, Debug)]
 pub struct SwapHeader {
     /// Pages, the header's among them: 1 to `end` - 1 can be used,
@@ -137,8 +137,7 @@ mod tests {
         assert_eq!(parse(&page, 10), Err(NotSwap::Version(2)));
     }
 
-    /// Whatever is on a disk, reading it ends with a value, and with one that keeps the promises of
-    /// `SwapHeader`.
+    /// Reading any disk ends with a value that keeps the promises of `SwapHeader`.
     #[test]
     fn random_pages_are_read_to_an_end() {
         let mut state = 1u64;

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::wait::WaitQueue;
 use crate::Result;
 
-/// Something that happens once, and those who wait for it.
+/// An event that happens once, and the tasks that wait for it.
 #[derive(Debug, Default)]
 pub struct Completion {
     done: AtomicBool,
@@ -33,11 +33,11 @@ impl Completion {
     pub fn wait(&self) -> Result<()> {
         self.waiters.wait_until(|| self.is_complete().then_some(()))
     }
-    /// Sleep until it has happened, whatever comes.
+    /// Sleeps until it has happened; signals do not end the sleep.
     pub fn wait_in_any_case(&self) {
         self.waiters.wait_uninterruptible(|| self.is_complete().then_some(()));
     }
-    /// Sleep until it has happened, whatever signals come but deadly ones.
+    /// Sleeps until it has happened; only deadly signals end the sleep.
     ///
     /// # Errors
     /// `EINTR` where the thread is to end.

@@ -6,19 +6,19 @@
 //! queues the same work to the task (`task_work_add` in `fput`, fs/file_table.c) and runs it before
 //! the task returns to user mode.
 //!
-//! **Protocol.** The owner keeps what may be deep in a [`Deferred`] box, whose link is part of the
-//! box: releasing allocates nothing. [`release`] puts the box on the list of the running task. The
-//! first release of a task then empties the list in a loop; a release inside that loop only adds to
-//! the list. So one level of a chain is dropped at a time, and the stack holds two levels at most.
-//! When the outermost release returns, the whole chain is gone: what other programs can see of it
-//! (end of file, EPIPE, released locks) is there before the system call returns.
+//! **Protocol.** The owner keeps a value that may be deep in a [`Deferred`] box, whose link is part
+//! of the box: releasing allocates nothing. [`release`] puts the box on the list of the running
+//! task. The first release of a task then empties the list in a loop; a release inside that loop
+//! only adds to the list. So one level of a chain is dropped at a time, and the stack holds two
+//! levels at most. When the outermost release returns, the whole chain is gone: its effects on
+//! other programs (end of file, EPIPE, released locks) are there before the system call returns.
 //!
 //! **Rules.** Each cycle in the graph of types that own each other goes through a [`Deferred`] box.
 //! These are `socket::flight::Files` (files in messages) and the names of a tmpfs directory.
 //! io_uring instances are in no cycle, because a message cannot carry them; epoll instances and
 //! /proc files refer to their targets weakly. [`release`] may sleep and calls destructors of any
 //! kind: its caller holds no spin lock, and no lock that closing a file takes. A list belongs to
-//! one task and nobody else looks at it.
+//! one task and no other task looks at it.
 
 use core::ops::{Deref, DerefMut};
 
@@ -29,7 +29,7 @@ use crate::sched;
 #[cfg(not(test))]
 use crate::sched::thread;
 
-/// What a [`Deferred`] box can hold.
+/// Value that a [`Deferred`] box can hold.
 pub trait LetGo: Send {
     /// Drops what it owns. A long loop calls [`crate::sched::cond_resched`] now and then.
     fn let_go(&mut self);

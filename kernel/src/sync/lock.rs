@@ -25,7 +25,7 @@ pub trait TryLock {
     type Guard<'a>
     where
         Self: 'a;
-    /// Take it if nobody holds it.
+    /// Takes the lock if it is free.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
@@ -79,11 +79,11 @@ impl<T> Mutex<T> {
 }
 
 impl<L> Sleeping<L> {
-    /// What makes those sleep who wait for `lock`.
+    /// Returns a lock around `lock` whose waiters sleep.
     pub const fn around(lock: L) -> Self {
         Self { lock, waiters: WaitQueue::new() }
     }
-    /// What is taken.
+    /// Returns the lock inside.
     #[inline]
     pub const fn inner(&self) -> &L {
         &self.lock
@@ -135,7 +135,7 @@ impl<L: TryLock> Sleeping<L> {
     fn spin(&self) -> Option<L::Guard<'_>> {
         spin_for(|| self.lock.try_lock())
     }
-    /// Take the lock if nobody holds it.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<SleepingGuard<'_, L::Guard<'_>>> {
         Some(self.guard(self.lock.try_lock()?))
     }
@@ -265,7 +265,7 @@ impl<T> RwLock<T> {
         };
         ReadGuard { data: Some(data), waiters: &self.waiters }
     }
-    /// Take the lock alone; sleeps while anyone holds it.
+    /// Takes the lock alone; sleeps while another task holds it.
     pub fn write(&self) -> WriteGuard<'_, T> {
         let data = match self.data.try_write() {
             Some(data) => data,

@@ -1,12 +1,11 @@
-//! UniqueNumbers of which no two are equal, given out by several CPUs.
+//! Numbers of which no two are equal, given out by several CPUs.
 //!
 //! **Protocol.** A CPU takes [`BATCH`] numbers at once from what all share, and gives them out from
 //! a word of its own, so that a number seldom is a store to a line that another CPU stores to. The
-//! word holds the next number; one that is a multiple of the batch says that the batch is used up,
-//! since the first of a batch is given out by whoever fetches it. All steps are
-//! compare-and-exchange: whoever moves to another CPU between two of them, or shares it with
-//! another task, takes nothing twice, and a batch that is fetched in vain is left out. As Linux'
-//! `get_next_ino` (fs/inode.c).
+//! word holds the next number. A multiple of the batch says that the batch is used up, since the
+//! task that fetches a batch gives out its first number. All steps are compare-and-exchange: a task
+//! that moves to another CPU between two of them, or shares it with another task, takes nothing
+//! twice, and a batch that is fetched in vain is left out. As Linux' `get_next_ino` (fs/inode.c).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +13,7 @@ use freehold_machine::MAX_CPUS;
 
 use crate::hw;
 
-/// UniqueNumbers that a CPU takes at once.
+/// Numbers that a CPU takes at once.
 const BATCH: u64 = 1024;
 
 /// A CPU's word, on a line of its own.
@@ -28,12 +27,12 @@ pub struct UniqueNumbers {
 }
 
 impl UniqueNumbers {
-    /// UniqueNumbers from [`BATCH`] on.
+    /// Numbers from [`BATCH`] on.
     pub const fn new() -> Self {
         Self { batches: AtomicU64::new(BATCH), own: [const { NextNumber(AtomicU64::new(0)) }; MAX_CPUS] }
     }
 
-    /// A number that nobody else gets.
+    /// Returns a number that no other caller gets.
     #[inline]
     pub fn next(&self) -> u64 {
         self.next_on(usize::from(hw::current_cpu().0))

@@ -22,7 +22,7 @@ enum Steps {
     LookedEarly,
     /// The writer looks at the counts before it sets the flag.
     CountedEarly,
-    /// A reader that was woken wakes nobody.
+    /// A reader that was woken wakes no task.
     KeptWakeUp,
     /// A writer that lets readers in lets writers in, too.
     LetAllIn,
@@ -31,7 +31,7 @@ enum Steps {
 /// Sleepers, of which a wake-up reaches the first.
 #[derive(Default)]
 struct Sleepers {
-    /// Wake-ups that were given and not taken yet, and those who sleep.
+    /// Wake-ups that were given and not taken yet, and sleepers.
     state: Mutex<(usize, usize)>,
     woken: Condvar,
 }

@@ -18,17 +18,17 @@ use super::lock::IrqSpinLock;
 use crate::sched::{self, Sleep, thread};
 use crate::{Errno, Result};
 
-/// What became of a wake-up.
+/// Result of a wake-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// It ended somebody's sleep.
+    /// It ended a task's sleep.
     Sleeper,
-    /// Nobody slept there: the next in the queue may be tried.
+    /// No task slept there: the next in the queue may be tried.
     Nobody,
 }
 
-/// Whoever is told that a queue was woken. Called in any context under the queue's interrupt-safe
-/// lock: takes interrupt-safe locks only, allocates and frees nothing.
+/// Target that is told that a queue was woken. Called in any context under the queue's
+/// interrupt-safe lock: takes interrupt-safe locks only, allocates and frees nothing.
 pub trait Wake: Send + Sync {
     /// Something changed.
     fn wake(&self) -> Woken;
@@ -84,7 +84,7 @@ impl WaitQueue {
         self.wait(Sleep::Interruptible, deadline, condition)
     }
 
-    /// Sleep until `condition` gives a value, whatever signals come.
+    /// Sleeps until `condition` gives a value; signals do not end the sleep.
     pub fn wait_uninterruptible<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Ok(Some(value)) = self.wait(Sleep::Uninterruptible, None, &mut condition) {
@@ -93,8 +93,8 @@ impl WaitQueue {
         }
     }
 
-    /// Sleep until `condition` gives a value, whatever signals come, or until the clock of
-    /// [`crate::time::now`] shows `deadline` nanoseconds: then `None`.
+    /// Sleeps until `condition` gives a value, or until the clock of [`crate::time::now`] shows
+    /// `deadline` nanoseconds: then `None`. Signals do not end the sleep.
     pub fn wait_uninterruptible_until<T>(
         &self,
         deadline: u64,
@@ -103,7 +103,7 @@ impl WaitQueue {
         self.wait(Sleep::Uninterruptible, Some(deadline), condition).ok().flatten()
     }
 
-    /// Sleep until `condition` gives a value, whatever signals come but deadly ones.
+    /// Sleeps until `condition` gives a value; only deadly signals end the sleep.
     ///
     /// # Errors
     /// `EINTR` where the thread is to end.
@@ -192,7 +192,7 @@ impl WaitQueue {
         }
     }
 
-    /// Whether nobody is registered: asked at each wake-up, most of which find nobody.
+    /// Returns whether no target is registered: asked at each wake-up, most of which find none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
@@ -262,7 +262,7 @@ pub enum Slept {
     TimedOut,
 }
 
-/// One who waits on several queues at once (poll, select, epoll). Registrations last until it is
+/// A waiter on several queues at once (poll, select, epoll). Registrations last until it is
 /// dropped.
 #[must_use]
 pub struct PollWaiter {

@@ -11,8 +11,8 @@
 //! before the query by what handed the thing over: the caller's own steps, a fork, a lock; or a
 //! count of references (release), to which only the fence here is missing.
 //!
-//! **Locks.** A registry's lock sleeps; it is taken before those of what is in it. No thing's end
-//! may take it: what a reader got from a weak reference may be the last.
+//! **Locks.** A registry's lock sleeps; it is taken before those of its entries. No entry's end may
+//! take it: a reader's strong reference may be the last.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -29,7 +29,7 @@ pub struct WeakRegistry<T> {
     length: AtomicUsize,
 }
 
-/// What is entered, which nobody changes meanwhile.
+/// The entries, locked: no other task changes them meanwhile.
 pub struct WeakRegistryGuard<'a, T: 'static>(MutexGuard<'a, Vec<Weak<T>>>);
 
 impl<T: 'static> Deref for WeakRegistryGuard<'_, T> {
@@ -45,7 +45,7 @@ impl<T: 'static> WeakRegistry<T> {
         Self { entries: Mutex::new(Vec::new()), length: AtomicUsize::new(0) }
     }
 
-    /// Enter `thing`, before anybody can ask for it.
+    /// Enters `thing`, before any task can ask for it.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -56,7 +56,7 @@ impl<T: 'static> WeakRegistry<T> {
         Ok(())
     }
 
-    /// What is entered, if anything may be. May sleep.
+    /// Returns the entries, if there may be any. May sleep.
     pub fn entries(&self) -> Option<WeakRegistryGuard<'_, T>> {
         fence(Ordering::Acquire);
         (self.length.load(Ordering::Relaxed) > 0).then(|| self.lock())

@@ -1,4 +1,4 @@
-//! What a program passed with a system call.
+//! Arguments of a system call.
 
 use core::ops::Index;
 

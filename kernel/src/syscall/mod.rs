@@ -24,7 +24,7 @@ use crate::{Errno, Result};
 /// Numbers are below this.
 pub const COUNT: usize = 470;
 
-/// Who answers a call.
+/// Handler of a system call.
 #[derive(Clone, Copy)]
 pub enum Handler {
     /// One that needs the arguments only.
@@ -65,7 +65,7 @@ fn count(index: usize) {
     COUNTS.add(crate::hw::current_cpu(), index, 1);
 }
 
-/// The answer to a call that nobody handles.
+/// Returns the error of a call without a handler.
 pub fn unknown(number: u64) -> Errno {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
     if let Some(word) = NAMED.get(index / 64) {

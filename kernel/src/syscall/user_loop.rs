@@ -27,7 +27,8 @@ use crate::{Errno, Result, sched};
 
 /// Run `task`'s program from `context` until the thread ends.
 ///
-/// What is rare is a function of its own: the way of a system call and of a page fault stays short.
+/// Rare events have a function of their own: the path of a system call and of a page fault stays
+/// short.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     // Kept at hand: the way from the task to its thread is a load more for each look.
     let thread: &Thread = task.thread();
@@ -195,8 +196,8 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
     Ok(())
 }
 
-// The tracepoints' own functions: what they need is at hand where they are called, so that one that
-// is off costs its no-op and no register.
+// The tracepoints' own functions: their arguments are at hand where they are called, so that a
+// tracepoint that is off costs its no-op and no register.
 
 #[cold]
 #[inline(never)]
@@ -261,7 +262,7 @@ fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
 #[cold]
 fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), last: Trap) -> Trap {
     if vector == exception::MACHINE_CHECK {
-        // What the program did is not the reason: the description of its last exception stays.
+        // The program did not cause this: the description of its last exception stays.
         log::error!("machine check in user mode, bank status {code:#x}, process {}", task.process().pid);
         task.force_signal(SigInfo::kernel(Signal::BUS));
         return last;

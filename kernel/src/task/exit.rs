@@ -80,7 +80,8 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     }
 }
 
-/// What a thread owes its program's memory before it leaves it: at its end, and at execve.
+/// Releases the robust list and clears the thread ID in the program's memory before the thread
+/// leaves it: at its end, and at execve.
 pub(super) fn leave_program(task: &Task) {
     task.leave_rseq();
     let robust = task.robust_list.swap(0, Ordering::Relaxed);
@@ -177,11 +178,11 @@ fn hand_over_children(process: &Arc<Process>) {
     // Children of one group mostly come together.
     let mut settled = None;
     loop {
-        // A statement of its own: what follows runs without the registry's lock.
+        // A statement of its own: the code below runs without the registry's lock.
         let next = registry::lock().hand_over_child(process);
         let Some(child) = next else { return };
         crate::sched::rest();
-        // What it was to tell its parent with is nothing that a stranger expects.
+        // The new parent does not expect the exit signal that the old one chose.
         child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let signal = child.parent_death_signal.load(Ordering::Relaxed);
         if let Some(signal) = Signal::new(i64::from(signal)) {
@@ -198,7 +199,7 @@ fn hand_over_children(process: &Arc<Process>) {
     }
 }
 
-/// A stopped group that nobody can continue any more is told so (POSIX, _exit): the group of
+/// Tells a stopped group that no process can continue any more (POSIX, _exit): the group of
 /// `member`, which loses `parent`, if that was what tied it to its session. `leaver` is about to
 /// end and ties nothing.
 fn hang_up_if_orphaned(member: &Process, parent: Option<&Arc<Process>>, leaver: Option<super::Pid>) {

@@ -24,7 +24,7 @@ impl ExitStatus {
     }
 }
 
-/// What a parent has not been told of yet.
+/// State change that a parent has not been told of yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitReport {
     /// The process stopped by this signal.

@@ -16,7 +16,7 @@ use crate::mem::ProcessSpace;
 use crate::mem::user_faults::{FaultBy, Outcome, queue_fault};
 use crate::task;
 
-/// What a fault that cannot be mended means for the program.
+/// Effect of an unresolved fault on the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProgramFault {
     /// SIGSEGV with this si_code (SEGV_MAPERR 1, SEGV_ACCERR 2).
@@ -29,8 +29,8 @@ pub enum ProgramFault {
 
 /// A program faulted at `addr`: make the page present, or say which signal it gets.
 ///
-/// Out of memory is not the program's fault: somebody is killed to make room, and the access is
-/// tried again (by the somebody, never: it dies on its way back to user mode).
+/// Lack of memory is not the program's fault: a process is killed to make room, and the access is
+/// tried again. If the faulting process is the victim, it dies on its way back to user mode.
 pub fn handle_user_fault(
     space: &ProcessSpace,
     addr: VirtAddr,
@@ -67,7 +67,7 @@ fn serve_fault(
             out_of_memory("page fault");
             Ok(())
         }
-        // What that takes is not kept at hand here: other faults would pay for it.
+        // The caller waits for the monitor: preparing that here would make other faults slower.
         Err(FaultError::Monitored) => Err(ProgramFault::Monitored),
     }
 }
@@ -88,7 +88,7 @@ pub fn wait_for_monitor(
     let limits = || task::with_current(|task| task.process().memory_limits());
     let mut areas = space.lock();
     if areas.fault_within(addr, access, limits) != Err(FaultError::Monitored) {
-        // Whatever it is now, the access finds out.
+        // The state of the page has changed: the repeated access finds out how.
         return Ok(());
     }
     let outcome = queue_fault(&mut areas, addr, by);

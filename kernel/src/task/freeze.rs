@@ -1,8 +1,9 @@
 //! Standing still with a control group (cgroup.freeze).
 //!
-//! A process' `frozen` is in its signal state. Whoever changes what it depends on, the setting of a
-//! group or the group of the process, has the process [look](Process::look_at_freezer) afterwards.
-//! A look ends with what holds then, so the last of several looks leaves what is true.
+//! The flag `frozen` is in the signal state of a process. It depends on the setting of a group and
+//! on the group of the process. Code that changes one of them makes the process
+//! [look](Process::look_at_freezer) afterwards. A look stores the state that it finds, so the last
+//! of several looks stores the current one.
 //!
 //! A thread stands still on its way to user mode: there, and in a stop of job control, it counts as
 //! frozen. A thread in a stop of ptrace does not, unlike on Linux. Nothing but SIGKILL is

@@ -96,7 +96,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
 /// setsid()
 pub fn sys_setsid(_args: &Args) -> Result<i64> {
     let process = current().process().clone();
-    // Asked twice: who is refused needs no session, and none can be made under the lock.
+    // Checked twice: a refused call needs no session, and none can be made under the lock.
     if registry::lock().has_group(process.pid) {
         return Err(Errno::EPERM);
     }

@@ -17,7 +17,7 @@ use crate::sync::SpinLock;
 #[derive(Default)]
 pub struct IoContext(SpinLock<Option<Arc<AtomicU16>>>);
 
-/// What becomes of the context of a thread that makes another.
+/// I/O context that a new thread gets from its maker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoSharing {
     /// The other has it, too (CLONE_IO).

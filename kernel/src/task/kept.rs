@@ -1,15 +1,16 @@
-//! What the threads of a process share and nearly every call uses: [`Shared`]. Each thread keeps a
-//! reference from one call to the next ([`Kept`]), so that a call neither locks nor counts on a
-//! line that other CPUs store to. (On Linux each task has its own pointers `files` and `cred`.)
+//! State that the threads of a process share and nearly every call uses: [`Shared`]. Each thread
+//! keeps a reference from one call to the next ([`Kept`]), so that a call neither locks nor counts
+//! on a line that other CPUs store to. (On Linux each task has its own pointers `files` and
+//! `cred`.)
 //!
 //! **Protocol.** A call takes the reference out of its thread's slot, or another from the shared
-//! value where the slot is empty, uses it, and puts it back. Then it looks whether the value was
-//! replaced since the reference was taken from it, which the version tells, and if so takes it out
-//! again. Whoever replaces the value counts the version up first, then empties the slots of all
-//! threads ([`Kept::forget`]). Both sides store before they look, in one order for all CPUs: so one
-//! of the two sees the other, and when the replacement returns, only calls that are under way hold
-//! the old value. A thread empties its own slot at its end and at execve. `kept_model` explores
-//! this.
+//! value where the slot is empty, uses it, and puts it back. Then the version tells the call
+//! whether the value was replaced since the reference was taken from it. If so, the call takes the
+//! reference out again. A thread that replaces the value counts the version up first, then empties
+//! the slots of all threads ([`Kept::forget`]). Both sides store before they look, in one order for
+//! all CPUs: so one of the two sees the other, and when the replacement returns, only calls that
+//! are under way hold the old value. A thread empties its own slot at its end and at execve.
+//! `kept_model` explores this.
 //!
 //! Task context; nothing is dropped under a lock.
 

@@ -59,7 +59,7 @@ impl Resource {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limit {
-    /// What is enforced.
+    /// The limit that is enforced.
     pub soft: u64,
     /// The most that `soft` may become.
     pub hard: u64,

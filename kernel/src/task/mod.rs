@@ -1,7 +1,7 @@
 //! Processes, threads and signals.
 //!
-//! A [`Task`] is a thread, a [`Process`] what the threads of a program share, the
-//! [registry](registry) who is whose parent, group and session. Signals are in [`signal`].
+//! A [`Task`] is a thread, a [`Process`] the state that the threads of a program share. The
+//! [registry](registry) has parents, groups and sessions. Signals are in [`signal`].
 //!
 //! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a
 //! thread's `pending` > `actions` > run queues.
@@ -121,7 +121,7 @@ pub fn may_in(owner: &userns::UserNs, capability: Capability) -> bool {
     with_current(|task| task.with_credentials(|own| own.may_in(owner, capability)))
 }
 
-/// What the running task's program is told of a user and a group.
+/// Returns the IDs of a user and a group in the running task's user namespace.
 pub fn shown_ids(uid: u32, gid: u32) -> (u32, u32) {
     let told = try_with_current(|task| {
         if !task.process().has_other_ids() {

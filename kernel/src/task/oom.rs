@@ -24,14 +24,14 @@ pub fn oom_kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }
 
-/// What [`oom_kill`] did.
+/// Result of [`oom_kill`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OomKill {
     /// A process was killed.
     Killed,
     /// One that was killed before is still ending: its memory will do.
     Ending,
-    /// There is nobody to kill.
+    /// There is no process to kill.
     Nobody,
 }
 
@@ -45,8 +45,8 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     if adjustment == NEVER {
         return i64::MIN;
     }
-    // Whoever has it locked waits for a device at most: reclaim is never run, nor memory waited
-    // for, with a space locked.
+    // The holder of this lock waits for a device at most: it neither runs reclaim nor waits for
+    // memory.
     let space = process.space();
     let areas = space.lock();
     let usage = areas.usage();
@@ -56,8 +56,8 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
 }
 
-/// One chooses at a time: whoever comes next finds the first one's victim dying, and kills nobody
-/// else.
+/// Held while a victim is chosen. The next task finds the first one's victim dying, and kills no
+/// other process.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The process to be killed, and its badness.
@@ -76,7 +76,7 @@ fn living(top: AccountId) -> impl Iterator<Item = Arc<Process>> {
 /// back, where there are `total` pages.
 ///
 /// # Errors
-/// Why there is none: [`OomKill::Ending`], [`OomKill::Nobody`].
+/// The reason why there is none: [`OomKill::Ending`], [`OomKill::Nobody`].
 fn choose(top: AccountId, total: u64) -> Result<Victim, OomKill> {
     let mut worst: Option<Victim> = None;
     for process in living(top) {
@@ -104,8 +104,7 @@ fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     );
     log::error!("{report}");
     victim.end(ExitStatus::Signaled(Signal::KILL));
-    // Whoever watches from the host is told without asking for the log: this is why a program is
-    // gone.
+    // The notice tells an observer on the host why a program is gone, without the log.
     above().notice(report);
 }
 
@@ -146,8 +145,8 @@ pub fn kill_charged(top: AccountId) -> bool {
     true
 }
 
-/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then
-/// let others run.
+/// Finds a frame for the current task, which ran out of memory while `doing` something; else kills
+/// a process, then lets others run.
 ///
 /// Returns to a caller that tries again. The victim may be the current task; it dies before it is
 /// back in user mode. A task that is to end already finds nothing and kills none: its own end gives
@@ -175,7 +174,8 @@ fn find_or_kill(doing: &'static str, close_unreachable: impl FnOnce() -> bool) {
     sched::yield_now();
 }
 
-/// The current task failed by injection where nobody can be told: it tries again, but not for ever.
+/// Repeats a step of the current task that failed by injection and cannot report the failure, but
+/// not for ever.
 #[cold]
 fn try_injected_again(doing: &'static str) {
     let task = current();

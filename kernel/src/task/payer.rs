@@ -1,10 +1,10 @@
 //! The account that a process pays for memory with: that of its control group.
 //!
 //! Each thread knows it ([`Thread::account`](crate::sched::Thread::account)), so that the page
-//! allocator need not ask. Whoever changes what it depends on, the group of a process or the
-//! accounts of groups, has the process [look](Process::look_at_payer) afterwards, and so does
-//! whoever makes a process or a thread, once it can be found. A look ends with what holds then, so
-//! the last of several looks leaves what is true.
+//! allocator need not ask. The payer depends on the group of a process and on the accounts of
+//! groups. Code that changes one of them makes the process [look](Process::look_at_payer)
+//! afterwards. So does code that makes a process or a thread, once it can be found. A look stores
+//! the payer that it finds, so the last of several looks stores the current one.
 
 use freehold_machine::Cpus as _;
 

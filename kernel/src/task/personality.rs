@@ -1,4 +1,5 @@
-//! personality(2): what a process' programs have that is not usual, kept by fork and execve.
+//! personality(2): deviations of a process' programs from the usual behaviour, kept by fork and
+//! execve.
 //!
 //! Only ADDR_NO_RANDOMIZE is there, which debuggers ask for. Another is refused with `EINVAL`,
 //! where Linux takes all.

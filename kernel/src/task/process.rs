@@ -1,4 +1,4 @@
-//! Processes: what the threads of a program share.
+//! Processes: the state that the threads of a program share.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -29,8 +29,8 @@ use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
 
 pub use super::exit_status::{ExitStatus, WaitReport};
 
-/// What the threads of a process agree on about living, stopping and dying; behind an
-/// interrupt-safe lock, since timers send signals.
+/// State that the threads of a process share about living, stopping and dying. Its lock is
+/// interrupt-safe, since timers send signals.
 #[derive(Debug, Default)]
 pub struct Group {
     /// The threads that have not ended, by ID.
@@ -51,10 +51,10 @@ pub struct Group {
     pub frozen: bool,
     /// Threads that are parked.
     pub parked: usize,
-    /// What the parent has not been told.
+    /// The state change that the parent has not been told of.
     pub report: Option<WaitReport>,
-    /// What ended threads used: a thread is counted here or stands in `threads`, never both and
-    /// never neither.
+    /// Resources that ended threads used. A thread is counted here or stands in `threads`, never
+    /// both and never neither.
     pub past: Usage,
     /// How many threads have ended or changed their ID.
     pub ended: u64,
@@ -92,12 +92,12 @@ impl Group {
     }
 }
 
-/// What a process' end takes back of its semaphore operations; processes that CLONE_SYSVSEM made
-/// share it. Dropping it takes back.
+/// Semaphore operations that a process' end takes back. Processes that CLONE_SYSVSEM made share
+/// them. Dropping the slot takes them back.
 #[derive(Default)]
 pub struct UndoSlot(pub SpinLock<Option<Arc<dyn Any + Send + Sync>>>);
 
-/// A process' limits as its threads see them. What is enforced is read without the lock.
+/// A process' limits as its threads see them. The soft limits are read without the lock.
 struct SharedLimits {
     all: SpinLock<Limits>,
     /// The soft limits of `all`, stored under its lock.
@@ -112,7 +112,7 @@ impl SharedLimits {
             soft: Resource::ALL.map(|resource| AtomicU64::new(limits.get(resource).soft)),
         }
     }
-    /// What is enforced for `resource`.
+    /// Returns the soft limit of `resource`.
     #[inline]
     fn soft(&self, resource: Resource) -> u64 {
         self.soft[resource as usize].load(Ordering::Relaxed)
@@ -158,8 +158,8 @@ pub struct Process {
     pub(super) files: Shared<FileTable>,
     fs: SpinLock<Arc<FsContext>>,
     pub(super) credentials: Shared<Credentials>,
-    /// Whether they are in a user namespace whose ids are not the kernel's: what tells ids asks
-    /// this first.
+    /// Whether they are in a user namespace whose IDs are not the kernel's. Code that shows IDs
+    /// looks here first.
     has_other_ids: AtomicBool,
     namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
@@ -175,14 +175,14 @@ pub struct Process {
     pub ended: Arc<WaitQueue>,
     /// How it ended; set once all threads are gone.
     pub(super) zombie: SpinLock<Option<ExitStatus>>,
-    /// What waited-for children used.
+    /// Resources that waited-for children used.
     pub(super) children_usage: SpinLock<Usage>,
     pub(super) timers: super::timers::Timers,
     /// The name of its program, for when its threads are gone.
     pub(super) name: SpinLock<[u8; 16]>,
     /// Preference of the OOM killer, -1000..=1000.
     pub oom_score_adj: AtomicI32,
-    /// The least that it may be set to without CAP_SYS_RESOURCE: what was last set with it.
+    /// The least that it may be set to without CAP_SYS_RESOURCE: the value last set with it.
     pub oom_score_adj_least: AtomicI32,
     /// /proc/PID/fail-nth as its first thread left it.
     pub(super) fail_nth: AtomicU32,
@@ -196,7 +196,7 @@ pub struct Process {
     pub(super) parent_death_signal: AtomicU32,
     /// The threads that it traces.
     pub(super) tracees: SpinLock<Tracees>,
-    /// What its first thread and that one's tracer share, until the process has ended.
+    /// State that the first thread and its tracer share, until the process has ended.
     pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
     /// It has ended, and its tracer is told before its parent.
     pub(super) awaits_tracer: AtomicBool,
@@ -208,7 +208,7 @@ pub struct Process {
     pub io: [AtomicU64; 4],
 }
 
-/// What a new process begins with.
+/// Initial state of a new process.
 pub struct Beginnings {
     /// Its memory.
     pub space: Arc<ProcessSpace>,
@@ -216,13 +216,13 @@ pub struct Beginnings {
     pub files: Arc<FileTable>,
     /// Its place in the tree of names.
     pub fs: Arc<FsContext>,
-    /// Who it acts as.
+    /// The process' credentials.
     pub credentials: Arc<Credentials>,
     /// Its namespaces.
     pub namespaces: Arc<Namespaces>,
     /// Its limits.
     pub limits: Limits,
-    /// What it does about signals.
+    /// The process' signal handlers.
     pub actions: Arc<IrqSpinLock<Actions>>,
     /// Its session.
     pub session: Arc<Session>,
@@ -363,7 +363,7 @@ impl Process {
     pub(super) fn drop_shield(&self) {
         self.is_shielded.store(false, Ordering::Relaxed);
     }
-    /// What its end takes back of its semaphore operations.
+    /// Returns the semaphore operations that the process' end takes back.
     pub fn undo_slot(&self) -> Arc<UndoSlot> {
         self.undo.lock().get_or_insert_default().clone()
     }
@@ -429,7 +429,7 @@ impl Process {
     pub(super) fn replace_namespaces(&self, namespaces: Arc<Namespaces>) -> Arc<Namespaces> {
         core::mem::replace(&mut *self.namespaces.lock(), namespaces)
     }
-    /// Who it acts as.
+    /// Returns the process' credentials.
     #[inline]
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.get()
@@ -449,8 +449,8 @@ impl Process {
     pub fn effective_ids(&self) -> (u32, u32) {
         self.credentials.with(|own| (own.euid, own.egid))
     }
-    /// Act as somebody else, by a call of its own: inspectors with the new ids do not see what the
-    /// old ones left in memory.
+    /// Changes the credentials by a call of the process: inspectors with the new IDs do not see
+    /// what the old ones left in memory.
     pub(super) fn change_credentials(&self, credentials: Credentials) {
         if inspect::changes(&self.credentials(), &credentials) {
             self.space().set_dumpable(inspect::after_change());
@@ -463,7 +463,7 @@ impl Process {
     pub fn has_other_ids(&self) -> bool {
         self.has_other_ids.load(Ordering::Relaxed)
     }
-    /// Act as somebody else.
+    /// Changes the credentials.
     pub(in crate::task) fn set_credentials(&self, credentials: Credentials) {
         self.has_other_ids.store(!credentials.user_ns.is_initial(), Ordering::Relaxed);
         drop(self.credentials.replace(reserve::arc(credentials)));
@@ -473,7 +473,7 @@ impl Process {
     pub fn limit(&self, resource: Resource) -> Limit {
         self.limits.all().get(resource)
     }
-    /// What is enforced for `resource`.
+    /// Returns the soft limit of `resource`.
     #[inline]
     pub fn soft_limit(&self, resource: Resource) -> u64 {
         self.limits.soft(resource)
@@ -566,10 +566,10 @@ impl Process {
     pub fn name(&self) -> [u8; 16] {
         *self.name.lock()
     }
-    /// What its threads used, ended ones included.
+    /// Returns the resources that the process' threads used, ended ones included.
     ///
-    /// Never less than before. Threads that end while they are counted make it count again, the
-    /// third time under the lock.
+    /// The result is never less than an earlier one. If a thread ends during the count, the count
+    /// is repeated, the third time under the lock.
     pub fn usage(&self) -> Usage {
         let past = || {
             let group = self.signals.lock();
@@ -587,7 +587,7 @@ impl Process {
         group.threads.iter().for_each(|thread| usage.add(&thread.usage()));
         usage
     }
-    /// What its children used that it waited for.
+    /// Returns the resources that waited-for children used.
     pub fn children_usage(&self) -> Usage {
         *self.children_usage.lock()
     }

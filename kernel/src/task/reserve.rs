@@ -1,14 +1,14 @@
-//! What a task draws from the heap's reserve, summed and asserted.
+//! Bytes that a task draws from the heap's reserve, summed and asserted.
 //!
 //! At its door a system call has the heap set [`heap::CALL_RESERVE`] bytes aside
 //! ([`heap::ensure`]), so that objects of fixed size ([`freehold_collections::reserve`]) cannot
-//! fail in the middle of it; a long one does so again between its steps
+//! fail in the middle of it; a long call does so again between its steps
 //! ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays
-//! below. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each object of up to
-//! 2048 bytes that was not made fallibly is added to its task's sum, and a sum that exceeds what
-//! was set aside ends the kernel. Bytes are those that the heap spends, rounded up to its sizes.
-//! What is given back meanwhile still counts, and so do short lists of the mm crates, which take a
-//! failure as a value without saying so: the sum is an upper bound.
+//! below the reserve. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each
+//! infallibly made object of up to 2048 bytes is added to its task's sum. A sum that exceeds the
+//! reserve ends the kernel. An object counts with the bytes that the heap spends, rounded up to its
+//! sizes. The sum is an upper bound. Objects that are freed meanwhile still count, and so do short
+//! lists of the mm crates, which handle a failure without declaring it.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -47,7 +47,7 @@ impl Drawn {
 /// Where nothing could be set aside; `call` did not run.
 #[inline]
 pub fn with<R>(drawn: &Drawn, call: impl FnOnce() -> R) -> Result<R, OutOfMemory> {
-    // What the task drew outside of calls had no reserve.
+    // Objects that the task made outside of calls had no reserve.
     if heap::CHECKED {
         drawn.0.store(0, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
 //! Restartable sequences: rseq(2), as Linux 6.3 and later have it (kernel/rseq.c,
-//! include/uapi/linux/rseq.h). What it does: `sections.rs`.
+//! include/uapi/linux/rseq.h). `sections.rs` has the operations.
 //!
 //! A thread registers a piece of its memory. The kernel keeps there which CPU the thread runs on,
 //! that CPU's node and the thread's concurrency ID ([`crate::sched::whereabouts`]), and reads there
 //! which critical section it is in. A thread that was preempted, went to another CPU or takes a
-//! signal in its section goes on at the section's abort handler. Whatever is wrong with the memory
-//! or the section is SIGSEGV, since the program would go on with a wrong number of its CPU.
+//! signal in its section goes on at the section's abort handler. An error in the memory or the
+//! section is SIGSEGV, since the program would go on with a wrong number of its CPU.
 //!
 //! | offset | bytes | what | written by |
 //! |---|---|---|---|
@@ -22,19 +22,20 @@
 //! on where it does not). The numbers are stored when they have changed. A child of fork has its
 //! parent's registration and bytes; one that shares its memory with its maker has none.
 //!
-//! **Cost.** A thread that is not preempted and stays where it is pays nothing: who moves it calls
-//! its attention.
+//! **Cost.** A thread that is not preempted and stays where it is pays nothing: a CPU that moves it
+//! calls its attention.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// What a thread has registered. Only the thread looks at it, or who makes it.
+/// A thread's registered memory. Only the thread itself and its maker access it.
 #[derive(Debug, Default)]
 pub struct Registration {
     /// 0: nothing is registered.
     pub(super) address: AtomicU64,
     pub(super) length: AtomicU32,
     pub(super) signature: AtomicU32,
-    /// What the memory says: CPU, node and ID, each + 1 and in 16 bits; 0 where that is not known.
+    /// Values last stored in the memory: CPU, node and ID, each + 1 and in 16 bits; 0 where they
+    /// are not known.
     pub(super) told: AtomicU64,
     /// It was interrupted and has left its CPU: its section ends.
     pub(super) preempted: AtomicBool,

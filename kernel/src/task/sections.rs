@@ -1,5 +1,5 @@
-//! rseq(2) itself: registering, telling a thread's memory where it runs, and ending its sections.
-//! What is registered: [`super::rseq`].
+//! Operations of rseq(2): registering, storing a thread's whereabouts in its memory, and ending its
+//! sections. [`super::rseq`] has the registered state.
 
 use core::sync::atomic::Ordering;
 

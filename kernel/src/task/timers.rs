@@ -29,7 +29,7 @@ use crate::{Errno, Result};
 
 /// Whom an expiry tells.
 enum Notify {
-    /// Nobody.
+    /// No process.
     None,
     /// The process.
     Process(Weak<Process>, SigInfo),
@@ -59,7 +59,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// The deadline has passed at `now`: what is set from then on.
+    /// Returns the setting after the deadline has passed at `now`.
     fn expired(self, now: u64) -> Self {
         let overruns = now.saturating_sub(self.deadline).checked_div(self.interval).unwrap_or(0);
         // A program chooses the interval: the time after it may lie beyond all times.

@@ -1,4 +1,4 @@
-//! What a task asks of the layers above it.
+//! Services that a task uses from the layers above it.
 
 use core::fmt;
 
@@ -10,7 +10,8 @@ use crate::cgroup::Group;
 use crate::fs::{FileTable, OpenFile};
 use crate::hw::user::UserContext;
 
-/// What a task asks of the layers above it, once in its life or where it is slow anyway.
+/// Services of the layers above a task. A task uses them once in its life, or where it is slow
+/// anyway.
 pub trait Above: Sync {
     /// Runs the task's program from `context` until the thread ends: its system calls, faults and
     /// signals.
@@ -18,9 +19,9 @@ pub trait Above: Sync {
     /// Cancels the operations that a process has under way in rings and contexts: it ends, or
     /// becomes another program.
     fn cancel_operations(&self, process: Pid);
-    /// Closes all files of a table that nobody has any more.
+    /// Closes all files of a table that no process uses any more.
     fn close_files(&self, files: &FileTable);
-    /// Closes files that nobody can reach any more, if there are any. The caller holds no lock.
+    /// Closes files that no process can reach any more, if there are any. The caller holds no lock.
     fn close_unreachable(&self) -> bool;
     /// Takes the terminal from a session whose leader ends.
     fn leave_terminal(&self, session: &Arc<Session>);
@@ -40,7 +41,7 @@ pub fn set_above(above: &'static dyn Above) {
     ABOVE.call_once(|| above);
 }
 
-/// What was [set](set_above).
+/// Returns the services that [`set_above`] registered.
 ///
 /// # Panics
 /// Before that.

@@ -1,4 +1,4 @@
-//! What processes used: getrusage, times, and what control groups count of it.
+//! Resources that processes used: getrusage, times, and the part that control groups count.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -29,7 +29,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What came to it after `earlier`; the peak is the whole one.
+    /// Returns the difference to `earlier`; the peak is the whole one.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             user: self.user - earlier.user,

@@ -1,4 +1,4 @@
-//! What a user's processes have together: queued signals (RLIMIT_SIGPENDING) and threads
+//! Accounts that a user's processes share: queued signals (RLIMIT_SIGPENDING) and threads
 //! (RLIMIT_NPROC), as Linux' ucounts of the real user.
 //!
 //! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are
@@ -13,7 +13,8 @@ use crate::sync::IrqSpinLock;
 use crate::{Errno, Result};
 use freehold_collections::Vec;
 
-/// Queued signals by user. Who has none any more stays until another takes the place.
+/// Queued signals by user. A user without queued signals keeps the entry until another user takes
+/// it.
 static QUEUED: IrqSpinLock<Vec<(u32, u64)>> = IrqSpinLock::new(Vec::new());
 /// Whether [`QUEUED`] had no room for a user more when it was last looked at.
 static FULL: AtomicBool = AtomicBool::new(true);
@@ -26,8 +27,8 @@ pub struct Payer {
 }
 
 impl Payer {
-    /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes
-    /// room for the user.
+    /// Returns the account for a signal to `process`: its real user, within its limit. Task
+    /// context; makes room for the user.
     #[inline]
     pub fn of(process: &Process) -> Self {
         if FULL.load(Ordering::Relaxed) {
@@ -118,8 +119,8 @@ fn make_room() {
     }
 }
 
-/// Whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first user nor
-/// who may exceed limits is counted.
+/// Checks whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first
+/// user nor a process that may exceed limits is checked.
 ///
 /// # Errors
 /// `EAGAIN` where its user has as many threads as the limit says.

@@ -1,5 +1,5 @@
-//! What the system calls itself: its release, and the names of a UTS namespace (Linux:
-//! `struct uts_namespace`).
+//! Names of the system: its release, and the names of a UTS namespace (Linux: `struct
+//! uts_namespace`).
 
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use crate::sync::SpinLock;
@@ -7,7 +7,7 @@ use crate::{Errno, Result};
 
 /// The name that programs know this system-call interface by.
 pub const SYSTEM: &str = "Linux";
-/// The Linux release whose interface this is, and who provides it.
+/// The Linux release that has this interface, and the name of its provider.
 pub const RELEASE: &str = "6.1.0-freehold";
 /// The build.
 pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
@@ -74,7 +74,7 @@ impl UtsNamespace {
         let head = NamespaceHead::new(NamespaceKind::Uts, owner)?;
         Ok(Self { head, names: SpinLock::new(self.names()) })
     }
-    /// What every namespace has.
+    /// Returns the part that every namespace has.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }

@@ -1,4 +1,4 @@
-//! Waiting for children: wait4, what waitid is made of; and what a parent is told.
+//! Waiting for children: wait4, the core of waitid, and the messages to a parent.
 
 use core::sync::atomic::Ordering;
 
@@ -45,7 +45,7 @@ pub(super) enum Selector {
     Opened(Pid, u64),
 }
 
-/// What a child did.
+/// State change of a child.
 pub(super) struct ChildChange {
     /// Its number in its parent's or tracer's PID namespace.
     pub pid: Pid,
@@ -89,12 +89,12 @@ pub(super) fn code_of(status: ExitStatus) -> (i32, i32) {
 enum News {
     /// None is waited for.
     Nobody,
-    /// None of those that are did anything yet.
+    /// The awaited tasks exist, but none of them has changed its state yet.
     None,
 }
 
-/// What one of the tracees did that `tracer` waits for: it is in a stop, or has ended and is no
-/// child.
+/// Returns a change of a tracee that `tracer` waits for: the tracee is in a stop, or has ended and
+/// is no child.
 fn look_at_tracees(
     tracer: &Process,
     selector: Selector,
@@ -149,7 +149,7 @@ fn look_at_tracees(
     }
 }
 
-/// What a child that lives has to report: that it was stopped, or goes on.
+/// Takes the report of a living child: the child was stopped, or goes on.
 fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
     let mut group = child.signals.lock();
     let (status, code, value) = match group.report {
@@ -170,7 +170,7 @@ fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
     Some(ChildChange { pid: child.pid, uid, status, code, value, usage })
 }
 
-/// What one of the children or tracees did, or `None` if none did anything yet.
+/// Returns a change of a child or a tracee, or `None` if there is none yet.
 fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<ChildChange>> {
     if parent.tracees.lock().is_empty() {
         return look_at_children(parent, selector, flags);
@@ -185,7 +185,7 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
     }
 }
 
-/// What one of the children did, or `None` if none did anything yet.
+/// Returns a change of a child, or `None` if there is none yet.
 fn look_at_children(
     parent: &Arc<Process>,
     selector: Selector,
@@ -241,7 +241,7 @@ fn look_at_children(
     Ok(Some(outcome))
 }
 
-/// What a child of the caller did. `None` with `NOHANG` where none did anything yet.
+/// Waits for a change of a child of the caller. Returns `None` with `NOHANG` if there is none yet.
 ///
 /// # Errors
 /// `ECHILD`; `ERESTARTSYS` if a signal comes.

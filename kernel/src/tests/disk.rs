@@ -18,7 +18,7 @@ pub struct MemoryDisk {
     pub broken: AtomicBool,
     /// Writes so far.
     pub writes: AtomicUsize,
-    /// What the DMA API has of it where it reaches frames in their places: it does not let go of
+    /// The DMA API's device where the disk reaches frames in their places: it does not let go of
     /// any.
     pub keeps: OnceLock<Device<Frames>>,
     /// Whether it says nothing of what it keeps: a leak.
@@ -92,7 +92,7 @@ impl BlockDevice for &'static MemoryDisk {
     }
 }
 
-/// A stream to nobody.
+/// A stream without a reader.
 pub struct Nowhere;
 
 impl ByteStream for Nowhere {

@@ -45,7 +45,7 @@ on_machine! {
         assert_eq!(p.must(Sysno::pread64, &[disk, own, 8 * PAGE, 0]), 8 * PAGE);
         lose_the_disk();
         assert_eq!(p.call(Sysno::pread64, &[disk, own, 4 * PAGE, 0]), EIO);
-        // Once more, and beside what nobody stored to.
+        // Once more, and beside memory that was never stored to.
         assert_eq!(p.call(Sysno::pread64, &[disk, own + 2 * PAGE, 4 * PAGE, 0]), EIO);
         assert_eq!(p.call(Sysno::pwrite64, &[disk, shared, 4 * PAGE, 0]), EIO);
         let untouched = p.map(2 * PAGE);
@@ -59,7 +59,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// What leaks otherwise is found beside it.
+    /// Another leak is found beside the lost disk.
     a_pin_that_leaks_is_found_beside_a_lost_disk, with_disk(
         "anonymous frames without a process: 1; pins without a holder: 1"
     ), |p| {
@@ -67,7 +67,7 @@ on_machine! {
         let own = p.map(2 * PAGE);
         p.store(own, &[1; 2 * PAGE as usize]);
         lose_the_disk();
-        // The disk keeps the first page twice: what both hold counts once.
+        // The disk keeps the first page twice: a page with two holds counts once.
         (0..2).for_each(|_| assert_eq!(p.call(Sysno::pread64, &[disk, own, PAGE, 0]), EIO));
         the_disk().leaks.store(true, Ordering::Relaxed);
         assert_eq!(p.call(Sysno::pread64, &[disk, own + PAGE, PAGE, 0]), EIO);

@@ -23,7 +23,7 @@ use crate::{boot, cmdline, fs, klog, report, sched, swap, task};
 /// Says to the process that it is the machine.
 const VARIABLE: &str = "FREEHOLD_TEST_MACHINE";
 
-/// What the machine has.
+/// Parts of the machine.
 pub struct Setup {
     /// Frames of each node.
     pub nodes: &'static [u64],
@@ -41,7 +41,7 @@ pub struct Setup {
     pub swap: Option<&'static str>,
     /// The place that has the folder `memory` of the host below it.
     pub below: Option<&'static str>,
-    /// What the closing audit has to say; `None`: it is not made.
+    /// The expected message of the closing audit; `None`: there is no audit.
     pub audit: Option<&'static str>,
     /// The network that it is connected to.
     pub network: Option<fn() -> Attachment>,
@@ -123,7 +123,7 @@ fn start(setup: Setup, main: Main) -> ! {
     sched::idle_forever()
 }
 
-/// What `boot::start` does, with what a test has.
+/// Does the work of `boot::start` with a test's setup.
 fn life(setup: &Setup) {
     let files = (0..=setup.programs.len())
         .map(|index| (format!("bin/{index}"), elf::executable(index)))

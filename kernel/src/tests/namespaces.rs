@@ -148,7 +148,7 @@ fn enter(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// What is made in them is seen there and not outside, and nothing is left.
+    /// Objects that are made in a namespace are seen there and not outside, and nothing is left.
     namespaces_are_made_entered_and_left,
     Setup::default(),
     |p| {

@@ -20,8 +20,8 @@ use crate::sync::WaitQueue;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Ports of the peer: an echo server, one where nobody listens, and one whose datagrams have the
-/// peer call port 80.
+/// Ports of the peer: an echo server, one without a listener, and one whose datagrams have the peer
+/// call port 80.
 const ECHO: u16 = 7;
 const CLOSED: u16 = 9;
 const CALLS: u16 = 8;
@@ -30,14 +30,14 @@ const UDP: u64 = 2;
 const INET: u64 = 2;
 const NONBLOCK: u64 = 0o4000;
 
-/// The machine at the other end: what it is sent, it sends back.
+/// The machine at the other end, which sends back the bytes that it gets.
 #[derive(Default)]
 struct Peer {
     out: VecDeque<Vec<u8>>,
     echoes: Vec<VecDeque<u8>>,
     ended: Vec<bool>,
     ids: Vec<Id>,
-    /// Somebody asked for a call.
+    /// A test asked for a call.
     calls: bool,
     datagrams: Vec<(Ends, Vec<u8>)>,
 }
@@ -282,7 +282,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Datagrams come back from whom they were sent to, or with the error that nobody is there.
+    /// Datagrams come back from their target, or with the error that the port has no listener.
     datagrams_come_back, on_a_network(), |p| {
         let fd = p.must(Sysno::socket, &[INET, UDP, 0]);
         let (echo, closed) = (name(p, PEER, ECHO), name(p, PEER, CLOSED));
@@ -300,7 +300,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// What lists and files say of the device.
+    /// Lists and files describe the device.
     the_device_is_listed, on_a_network(), |p| {
         let text = |p: &mut Program, file: &str| String::from_utf8(p.read_file(file).unwrap()).unwrap();
         assert!(text(p, "/proc/net/dev").contains("  eth0:       0       5 "));

@@ -1,4 +1,4 @@
-//! Pins, write-back, memory that goes, and huge pages: what holds while they are at work, and when
+//! Pins, write-back, memory that goes, and huge pages: invariants while they are at work, and when
 //! each n-th allocation fails in between.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ fn with_disk() -> Setup {
 }
 
 on_machine! {
-    /// What a disk refuses is told by the next fsync and by no other; what comes after it is
+    /// A write that a disk refuses is told by the next fsync and by no other; later writes are
     /// stored.
     a_disk_that_refuses_is_told_of_once, with_disk(), |p| {
         let disk = DISK.get().unwrap();
@@ -55,7 +55,7 @@ fn frame_of(p: &mut Program, address: u64) -> u64 {
     p.load_u64(word) & ((1 << 55) - 1)
 }
 
-/// Has the block of memory with `frame` taken offline, or online; what the write says.
+/// Has the block of memory with `frame` taken offline, or online; returns the result of the write.
 fn set_block(p: &mut Program, frame: u64, state: &str) -> i64 {
     let size = p.read_file("/sys/devices/system/memory/block_size_bytes").unwrap();
     let size = u64::from_str_radix(String::from_utf8(size).unwrap().trim(), 16).unwrap();
@@ -170,7 +170,7 @@ fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
 }
 
 on_machine! {
-    /// Whatever allocation fails while pages are pinned and unpinned: the call fails, or all is
+    /// If any allocation fails while pages are pinned and unpinned: the call fails, or all is
     /// pinned.
     pins_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
@@ -195,8 +195,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whatever allocation fails while pages are written back: fsync fails, or the disk has the
-    /// bytes; a second one stores them.
+    /// If any allocation fails while pages are written back: fsync fails, or the disk has the
+    /// bytes; a second fsync stores them.
     write_back_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
             assert!(p.write_file("/proc/sys/vm/drop_caches", b"1") > 0);
@@ -224,8 +224,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whatever allocation fails while a block is emptied: the block goes or stays as a whole, and
-    /// pages have what they had.
+    /// If any allocation fails while a block is emptied: the block goes or stays as a whole, and
+    /// pages keep their bytes.
     blocks_that_go_with_refusals, two_blocks(), |p| {
         refuse_each(p, 12, |p| {
             use_node_1(p);
@@ -251,7 +251,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whatever allocation fails while pages are put together: they are one page, or 512 as before.
+    /// If any allocation fails while pages are put together: they are one page, or 512 as before.
     huge_pages_with_refusals, Setup::default(), |p| {
         refuse_each(p, 12, |p| {
             let memory = small_pages(p);
@@ -276,8 +276,8 @@ fn control_block(p: &mut Program, operation: u64, file: u64, place: (u64, u64, u
 }
 
 on_machine! {
-    /// Whatever allocation fails in a context of io_setup(2): a call fails and nothing has begun,
-    /// or an event says what came of it; what is written to the disk is there, and a context that
+    /// If any allocation fails in a context of io_setup(2): a call fails and nothing has begun, or
+    /// an event has its result. Bytes that were written to the disk are there, and a context that
     /// is left behind ends with its process.
     contexts_with_refusals, with_disk(), |p| {
         refuse_each(p, 32, |p| {

@@ -294,7 +294,7 @@ on_machine! {
     }
 }
 
-/// What a random call gets: small numbers, addresses, files.
+/// Returns an argument of a random call: a small number, an address, a file.
 fn random_argument(p: &mut Program, seed: &mut u64) -> u64 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let draw = *seed >> 33;
@@ -313,8 +313,8 @@ fn random_argument(p: &mut Program, seed: &mut u64) -> u64 {
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 fn makes_random_calls(p: &mut Program) -> i32 {
-    // What would end the machine, the test's own thread or others, and what is for tests of its
-    // own.
+    // Calls that would end the machine, the test's own thread or others, and calls with tests of
+    // their own.
     const LEFT_OUT: [u64; 21] =
         [15, 34, 56, 57, 58, 59, 60, 61, 62, 101, 129, 130, 169, 200, 231, 234, 247, 297, 322, 424, 435];
     let mut seed = SEED.fetch_add(1, Ordering::Relaxed);

@@ -24,14 +24,14 @@ use crate::hw::traps::Registers;
 use crate::hw::user::{UserContext, UserEvent, set_processor};
 use crate::hw::usercopy::{self, Faults};
 
-/// A program, or a handler of a signal. What it returns is its exit status.
+/// A program, or a handler of a signal. The function returns its exit status.
 pub type Main = fn(&mut Program) -> i32;
 
 static CODE: Mutex<Vec<Main>> = Mutex::new(Vec::new());
 static RUNNERS: Mutex<BTreeMap<u64, Arc<Runner>>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// What a program asks for.
+/// Request of a program.
 enum Ask {
     /// A system call.
     Call,
@@ -41,7 +41,7 @@ enum Ask {
     Store(u64, Vec<u8>),
 }
 
-/// What it gets.
+/// Answer to a request.
 enum Answer {
     Registers(Registers),
     Bytes(Vec<u8>),
@@ -221,8 +221,8 @@ impl Program {
         }
     }
 
-    /// Makes a system call: what it returns, errors as negative numbers. Signals are handled on the
-    /// way.
+    /// Makes a system call; returns its result, errors as negative numbers. Signals are handled on
+    /// the way.
     pub fn call(&mut self, number: Sysno, arguments: &[u64]) -> i64 {
         self.raw(number.id() as u64, arguments)
     }
@@ -303,7 +303,7 @@ impl Program {
     pub fn store(&mut self, address: u64, bytes: &[u8]) {
         self.access(|| Ask::Store(address, bytes.to_vec()));
     }
-    /// Room for so many bytes; what was there before is used again when all is used.
+    /// Returns room for so many bytes; earlier room is used again when all is used.
     pub fn room(&mut self, bytes: usize) -> u64 {
         let bytes = (bytes as u64).next_multiple_of(16);
         if self.next + bytes > self.end {
@@ -366,7 +366,7 @@ impl Program {
         let path = self.text(path);
         self.call(Sysno::openat, &[-100i64 as u64, path, flags, 0o644])
     }
-    /// What a file holds, as read to its end.
+    /// Reads a file to its end.
     pub fn read_file(&mut self, path: &str) -> Result<Vec<u8>, i64> {
         let file = self.open(path, 0);
         if file < 0 {
@@ -387,7 +387,7 @@ impl Program {
         self.must(Sysno::close, &[file as u64]);
         result
     }
-    /// Writes a file's content in one call; what write(2) returns.
+    /// Writes a file's content in one call; returns write(2)'s result.
     pub fn write_file(&mut self, path: &str, bytes: &[u8]) -> i64 {
         let file = self.open(path, 0o1 | 0o100 | 0o1000);
         if file < 0 {

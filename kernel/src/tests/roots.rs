@@ -94,7 +94,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// What is mapped for reading is the tree's own page cache: no page is copied for it.
+    /// A mapping for reading shows the tree's own page cache: no page is copied for it.
     a_mapping_copies_nothing, over_a_share(), |p| {
         let file = p.open("/big", 0) as u64;
         let memory = p.must(Sysno::mmap, &[0, big().len() as u64, 1, 2, file, 0]);

@@ -18,7 +18,7 @@ const EEXIST: u32 = 17;
 const ENOTEMPTY: u32 = 39;
 const EROFS: u32 = 30;
 
-/// What is wrong with what the server says.
+/// Fault in the server's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Lie {
@@ -124,7 +124,7 @@ impl Server {
         node.changes += 1;
     }
 
-    /// What is at a path: its mode and its bytes.
+    /// Returns the file at a path: its mode and its bytes.
     pub fn get(&self, path: &str) -> Option<(u32, Vec<u8>)> {
         let tree = self.tree.lock().unwrap();
         tree.find(path).map(|number| (tree.nodes[number].mode, tree.nodes[number].bytes.clone()))
@@ -317,7 +317,7 @@ impl Tree {
     fn of(&self, fid: u32) -> Result<usize, u32> {
         self.fids.get(&fid).map(|&(number, _)| number).ok_or(EBADF)
     }
-    /// What a fid stands for, which has a name: QEMU's server knows files by their names, even
+    /// Returns the file of a fid, if it has a name: QEMU's server knows files by their names, even
     /// those that are open.
     fn named(&self, fid: u32) -> Result<usize, u32> {
         let number = self.of(fid)?;

@@ -113,12 +113,12 @@ on_machine! {
 }
 
 on_machine! {
-    /// Who opens a file sees what the host has changed; pages are kept where it has not.
+    /// An open sees the changes that the host has made; pages of unchanged files are kept.
     an_open_sees_what_the_host_changed, with_share(), |p| {
         mounted(p);
         let server = server();
         assert!(p.read_file("/share/big").unwrap() == big());
-        // What is read again is in memory: no Tread but for what is asked at the end.
+        // Bytes that are read again are in memory: there is no Tread but at the end.
         server.held.store(TREAD, Ordering::Relaxed);
         assert!(p.read_file("/share/big").unwrap() == big());
         server.let_go();
@@ -149,7 +149,7 @@ on_machine! {
         let memory = p.must(Sysno::mmap, &[0, BIG as u64, 1, 1, file, 0]);
         assert_eq!(p.load(memory + 100, 50), big()[100..150]);
         server().put("big", 0o100_644, &big()[..2 * PAGE as usize]);
-        // Nobody has opened it since: a page that is not there is asked for.
+        // No program has opened it since: a page that is not there is asked for.
         let child = p.fork(|p| {
             let file = p.open("/proc/self/maps", 0);
             assert!(file > 0);
@@ -196,8 +196,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A device is mounted once at a time; what cannot be mounted says so. Afterwards the server
-    /// keeps nothing.
+    /// A device is mounted once at a time; mounting anything else is an error. Afterwards the
+    /// server keeps nothing.
     a_share_is_mounted_once, with_share(), |p| {
         mounted(p);
         assert_eq!(mount(p, 1), -16);

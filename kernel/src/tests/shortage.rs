@@ -1,4 +1,4 @@
-//! Memory runs out: what goes first, what stays, who is killed, and what does not fail.
+//! Memory runs out: the order of reclaim, the victims, and the calls that do not fail.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::format;
@@ -127,8 +127,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// oom_score_adj decides who is killed: a small process that offers itself goes before a large
-    /// one.
+    /// oom_score_adj decides which process is killed: a small process that offers itself goes
+    /// before a large one.
     who_offers_itself_goes_first, Setup { nodes: &[8 << 10], ..Setup::default() }, |p| {
         let volunteer = p.fork(|p| {
             assert!(p.write_file("/proc/self/oom_score_adj", b"1000") > 0);
@@ -248,8 +248,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A block of memory that is taken offline is emptied first: pages move, and have what they
-    /// had; what is pinned stays.
+    /// A block of memory that is taken offline is emptied first: pages move, and keep their bytes;
+    /// pinned pages stay.
     memory_is_emptied_before_it_goes, Setup::default(), |p| {
         let pages = 4 << 10;
         let memory = p.map(pages * PAGE);

@@ -1,4 +1,5 @@
-//! Tracepoints on the software machine: what a program turns on is recorded, and read once or
+//! Tracepoints on the software machine: events that a program turns on are recorded, and read once
+//! or often.
 //! often.
 
 use std::string::String;

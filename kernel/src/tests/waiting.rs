@@ -1,4 +1,4 @@
-//! Sockets, terminals, rings, and whoever waits for them.
+//! Sockets, terminals, rings, and the tasks that wait for them.
 
 use syscalls::Sysno;
 

@@ -84,8 +84,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Whoever reads after a write sees it: by the same file, by another, through a mapping, and
-    /// where the file grew.
+    /// A read after a write sees it: by the same file, by another, through a mapping, and where the
+    /// file grew.
     a_read_after_a_write_sees_it, with_share(), |p| {
         mounted(p);
         assert!(p.read_file("/share/big").unwrap() == big());
@@ -109,7 +109,7 @@ on_machine! {
         let stat = p.room(144);
         p.must(Sysno::fstat, &[other, stat]);
         assert_eq!(p.load_u64(stat + 48), end + 7);
-        // What was cut and grew again is zeroes.
+        // A part that was cut and grew again is zeroes.
         p.must(Sysno::ftruncate, &[file, 4096 + 2]);
         p.must(Sysno::ftruncate, &[file, 4096 + 10]);
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, 4096]), 10);
@@ -145,7 +145,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A file that has no name any more is written and read by who has it open.
+    /// A file without a name is written and read by a program that has it open.
     a_file_without_a_name_is_written_and_read, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/gone", CREATE | 0o202) as u64;
@@ -175,7 +175,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// What the server refuses, and what it takes only in part, the program is told.
+    /// The program is told of writes that the server refuses, or takes only in part.
     what_the_server_refuses_is_told, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/file", 1);

@@ -1,10 +1,10 @@
-//! What adjtimex(2) knows of the wall clock: how good it is said to be.
+//! Quality of the wall clock, as adjtimex(2) shows and sets it.
 //!
 //! The clock follows the machine's and is set, never slewed: so there is no frequency, no offset
 //! that is worked off and no leap second. The rest of Linux' kernel/time/ntp.c is bookkeeping for
 //! programs that ask whether the clock is right, and is kept here: an estimate of the error, and a
-//! bound of it that grows until somebody renews it. Callers: adjtimex, clock_adjtime, and whatever
-//! sets the clock. Any context that may take a spin lock.
+//! bound of it that grows until a program renews it. Callers: adjtimex, clock_adjtime, and code
+//! that sets the clock. Any context that may take a spin lock.
 
 use bitflags::bitflags;
 
@@ -36,7 +36,7 @@ pub struct ClockQuality {
     pub status: Status,
     /// The estimate of the error, in microseconds.
     pub estimated_error: i64,
-    /// The time constant of a loop that nobody runs here.
+    /// The time constant of a loop that does not run here.
     pub constant: i64,
     /// The bound of the error in microseconds, and when it was said.
     bound: (i64, u64),

@@ -19,10 +19,10 @@ pub fn now() -> u64 {
     crate::hw::time::now()
 }
 
-/// Held while the wall clock is set: what programs see of it and [`WALL_OFFSET`] end as the same.
-/// Those who look meanwhile get one or the other.
+/// Held while the wall clock is set: the time that programs see and [`WALL_OFFSET`] end as the
+/// same. A concurrent reader gets the old or the new time.
 static SETTING: SpinLock<()> = SpinLock::new(());
-/// What is added to [`now`] to get nanoseconds since 1970.
+/// Nanoseconds to add to [`now`] to get the time since 1970.
 static WALL_OFFSET: AtomicI64 = AtomicI64::new(0);
 
 /// Set the wall clock: `nanoseconds` since 1970 are it now.

@@ -5,17 +5,17 @@
 //! context without the queue's lock. Nothing is allocated or freed there: an expired timer's
 //! reference goes to `spent`, which the next task that arms a timer empties.
 //!
-//! **Protocol.** A timer is in one queue at most, whoever arms, cancels and expires it at the same
-//! time: its [`TimerSlot`] has one word that says where it is.
+//! **Protocol.** A timer is in one queue at most, even if several CPUs arm, cancel and expire it at
+//! the same time: its [`TimerSlot`] has one word that says where it is.
 //!
 //! - *Nowhere* (0) becomes a place by compare-exchange only, under the lock of the queue that the
 //!   place names. Of two that arm at once, one has to cancel the other's place first.
 //! - A place changes under the lock of the queue that it names. A timer whose expiry runs keeps its
-//!   place in the queue that it was taken from ([`TAKEN`]): so nobody arms it elsewhere while it
+//!   place in the queue that it was taken from ([`TAKEN`]): so no CPU arms it elsewhere while it
 //!   may be put back there.
-//! - Who cancels an expiry that runs makes the timer be nowhere and changes its generation. The
-//!   expiry looks at the generation under the lock before it puts the timer back; where it differs,
-//!   the place is not the expiry's any longer.
+//! - A CPU that cancels an expiry that runs makes the timer be nowhere and changes its generation.
+//!   The expiry looks at the generation under the lock before it puts the timer back; where it
+//!   differs, the place is not the expiry's any longer.
 //!
 //! `queue_model.rs` explores the orders.
 
@@ -103,7 +103,7 @@ struct TimerQueue {
     spent: Vec<Arc<dyn Expire>>,
     /// When the running task's slice ends; `u64::MAX` for never.
     slice_end: u64,
-    /// What the hardware is set to.
+    /// The time that the hardware is set to.
     programmed: u64,
     /// No interrupt comes before this.
     quiet_until: u64,
@@ -113,7 +113,7 @@ struct TimerQueue {
 /// [`LEAST_QUIET`] at least: however many timers programs have, and however short their intervals
 /// are, they get a part of it only (Linux: `hrtimer_interrupt`, `hang_detected`).
 const QUIET: u64 = 3;
-/// In nanoseconds: what entering and leaving the interrupt takes is not seen in it. Linux lets
+/// In nanoseconds: the time for entering and leaving the interrupt is not seen in it. Linux lets
 /// sleeps be late by 50,000 (`timer_slack_ns`).
 const LEAST_QUIET: u64 = 25_000;
 
@@ -177,7 +177,7 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
                 0
             }
         };
-        // What the queue had before is freed here, without its lock.
+        // The queue's old room is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
         if wanted == 0 {
             // Another thread armed it meanwhile.

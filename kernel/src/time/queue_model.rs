@@ -81,7 +81,7 @@ impl TimerWorld {
         }
     }
 
-    /// The timer repeats: whoever expires it puts it back.
+    /// The timer repeats: the CPU that expires it puts it back.
     fn interrupt(&self, cpu: usize) {
         let generation = {
             let mut queue = self.queues[cpu].lock().unwrap();

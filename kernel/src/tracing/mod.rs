@@ -1,21 +1,21 @@
-//! Records of tracepoints: a ring for each CPU, and who reads them.
+//! Records of tracepoints: a ring for each CPU, and its readers.
 //!
 //! **Writing.** [`record`] runs on the CPU of the event with interrupts off, so a ring has one
 //! writer at a time (the protocol is `freehold_tracepoints::ring`'s). It takes its ring out of its
-//! CPU's place by an exchange and puts it back by another: it waits for nobody, and no other CPU
-//! touches the place. Any context may record but NMIs, double faults and machine checks, where no
-//! static key is asked.
+//! CPU's place by an exchange and puts it back by another: it never waits, and no other CPU touches
+//! the place. Any context may record but NMIs, double faults and machine checks, where no static
+//! key is asked.
 //!
 //! **Other rings.** Rings are made when the first event is turned on, or the first marker written,
 //! and made anew when their size changes. Then (1) [`RECORDING`] says no, (2) every CPU passes
-//! through the kernel, so nobody is between the two exchanges, (3) the places get the new rings,
-//! (4) [`RECORDING`] says what it said. What happens in between is not recorded.
+//! through the kernel, so no CPU is between the two exchanges, (3) the places get the new rings,
+//! (4) [`RECORDING`] gets its previous value. Events in between are not recorded.
 //!
 //! **Reading.** Readers hold references to the rings, and never make a writer wait. `trace` reads
-//! copies from where consuming readers are; `trace_pipe` consumes under [`BUFFERS`]' lock. What was
-//! lost is the difference of records' numbers ([`Statistics`]).
+//! copies from where consuming readers are; `trace_pipe` consumes under [`BUFFERS`]' lock. The
+//! number of lost records is the difference of records' numbers ([`Statistics`]).
 //!
-//! **Waking.** An event may happen under a run queue's lock, so it wakes nobody. While somebody
+//! **Waking.** An event may happen under a run queue's lock, so it wakes no task. While a task
 //! waits for records a timer looks for them ([`has_records`]).
 //!
 //! Rings stay until their size changes, as on Linux. Linux' relative is kernel/trace/trace.c.
@@ -38,7 +38,7 @@ use crate::hw::{self, irq};
 use crate::sync::{ArcSlot, IrqSpinLock, Mutex};
 use crate::{Errno, Result, sched};
 
-/// KiB of a ring unless somebody says otherwise.
+/// KiB of a ring without another request.
 const DEFAULT_KIB: u64 = 1024;
 /// KiB of the largest ring.
 pub const MOST_KIB: u64 = 64 << 10;
@@ -87,7 +87,7 @@ struct ReadRing {
     lost: u64,
 }
 
-/// What a ring's records came to since it was cleared. `entries` + `overrun` + `read` are all that
+/// Counts of a ring's records since it was cleared. `entries` + `overrun` + `read` are all that
 /// were written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
@@ -140,7 +140,8 @@ impl ReadRing {
 /// Records an event of a thread. Any context but NMIs, double faults and machine checks.
 pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
     let off = irq::disable();
-    // Behind the barrier that interrupts are: who turned this off waits until every CPU had them.
+    // Behind the barrier that interrupts are: a CPU that turned this off waits until every CPU had
+    // them.
     if RECORDING.load(Ordering::Relaxed) {
         let place = &WRITERS[usize::from(hw::current_cpu().0)].0;
         if let Some(ring) = place.take() {
@@ -220,7 +221,7 @@ fn replace(buffers: &mut Buffers, new: Vec<ReadRing>) -> Result<()> {
     Ok(())
 }
 
-/// Gives the rings another size in KiB, rounded up to a power of two; what they hold is lost. Rings
+/// Gives the rings another size in KiB, rounded up to a power of two; their records are lost. Rings
 /// that are not there yet will have it.
 ///
 /// # Errors
@@ -270,7 +271,7 @@ pub fn set_switch(switch: Switch) {
     RECORDING.store(switch == Switch::On, Ordering::SeqCst);
 }
 
-/// Which rings somebody asks about.
+/// Rings that a call is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     /// All.
@@ -295,7 +296,7 @@ pub fn clear(which: Which) {
     rings.for_each(|(_, ring)| ring.clear());
 }
 
-/// What the records of these rings come to.
+/// Returns the counts of these rings' records.
 pub fn statistics(which: Which) -> Statistics {
     let buffers = BUFFERS.lock();
     let rings = buffers.rings.iter().enumerate().filter(|(cpu, _)| which.has(*cpu));
@@ -353,7 +354,7 @@ pub fn consume(which: Which, mut take: impl FnMut(&TraceLine<'_>) -> Taken) -> R
     Ok(())
 }
 
-/// What a consumer did with a record.
+/// Treatment of a record by a consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
     /// It took it and wants more.

@@ -15,7 +15,8 @@ const CHUNK: usize = 512;
 pub struct Ring {
     /// Where records begin and end.
     pub ends: Ends,
-    /// The number of the next record that nobody consumed, for those who ask whether there is one.
+    /// The number of the next record that was not consumed, for callers that ask whether there is
+    /// one.
     pub(super) consumed: AtomicU64,
     /// A power of two of pages.
     chunks: Vec<Vec<AtomicU64>>,

@@ -58,16 +58,16 @@ pub fn resize(rows: u16, columns: u16) {
     }
 }
 
-/// A signal from the host for the foreground group; `false` where there is no terminal or nobody in
-/// its foreground.
+/// Sends a signal from the host to the foreground group; returns `false` without a terminal or a
+/// foreground group.
 pub fn signal(signal: Signal) -> bool {
     let Some(tty) = tty().filter(|tty| tty.foreground() != 0) else { return false };
     tty.signal_foreground(signal);
     true
 }
 
-/// Wait until all output is on the stream, unless it is stopped by Ctrl-S: nobody is left to start
-/// it.
+/// Waits until all output is on the stream. Output that Ctrl-S stopped is resumed, since no user is
+/// left to start it.
 pub fn flush() {
     if let Some(tty) = tty() {
         tty.state.lock().discipline.resume_output();

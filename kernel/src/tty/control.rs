@@ -26,7 +26,7 @@ enum When {
     Flushed,
 }
 
-/// Give the program a value. It is made first: what is locked for that is free when the program's
+/// Gives the program a value. The value is made first: locks for that are free when the program's
 /// memory is waited for.
 pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
     argument: u64,
@@ -38,7 +38,8 @@ pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
 }
 
 impl Tty {
-    /// What both sides of a pty answer alike. `None` for a request that is not one of these.
+    /// Answers requests that both sides of a pty answer alike. Returns `None` for any other
+    /// request.
     pub(super) fn common_control(self: &Receiver<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
         Some(match request {
             io::TCGETS => put(argument, || *self.state.lock().discipline.termios()),
@@ -104,7 +105,7 @@ impl TtyFile {
         if self.is_dead() {
             return Err(if request == io::TIOCSPGRP { Errno::ENOTTY } else { Errno::EIO });
         }
-        // What changes the terminal is for the foreground group.
+        // Only the foreground group may change the terminal.
         match request {
             io::TCSETS
             | io::TCSETSW
@@ -175,7 +176,7 @@ impl TtyFile {
         match action as u32 {
             c::TCOOFF => state.discipline.suspend_output(),
             c::TCOON => state.discipline.resume_output(),
-            // The other end has no flow control of its own: there is nobody to ask.
+            // The other end has no flow control of its own that could be asked.
             c::TCIOFF | c::TCION => {}
             _ => return Err(Errno::EINVAL),
         }

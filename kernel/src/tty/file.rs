@@ -19,7 +19,7 @@ pub struct TtyFile {
     generation: u32,
 }
 
-/// What a look at the input found.
+/// Result of a look at the input.
 enum InputLook {
     Read(Read),
     /// The terminal was hung up.
@@ -44,7 +44,7 @@ impl TtyFile {
     fn look(&self, bytes: &mut [u8]) -> InputLook {
         let mut state = self.tty.state.lock();
         let read = state.discipline.read(bytes);
-        // What arrived before the other end went away can still be read.
+        // Input that arrived before the other end went away can still be read.
         if read == Read::Empty && (state.hangups != self.generation || state.line == LineState::Down) {
             return InputLook::Dead;
         }

@@ -1,8 +1,8 @@
 //! Terminals.
 //!
-//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to whoever
-//! is at the other end: the host's terminal ([`console`]) or a program that holds a pty master
-//! ([`pty`]). Programs have it open as a [`TtyFile`].
+//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to the
+//! other end: the host's terminal ([`console`]) or a program that holds a pty master ([`pty`]).
+//! Programs have it open as a [`TtyFile`].
 //!
 //! The state is behind one plain spin lock, never held while sleeping, sending a signal or copying
 //! user bytes. Four queues are woken after the state changed: `input_ready` (readers),
@@ -35,7 +35,7 @@ use crate::sync::{SpinLock, WaitQueue};
 use crate::task::{Pid, Session, Signal};
 use crate::{Errno, Result};
 
-/// Who is at the other end.
+/// The other end of a terminal.
 pub enum Wire {
     /// The host's terminal.
     Host(Arc<HostStream>),
@@ -126,8 +126,8 @@ impl Tty {
         crate::fs::device::make_device(self.major, self.minor)
     }
 
-    /// The session that it controls and the foreground group, 0 for none: what /proc/PID/stat
-    /// shows.
+    /// Returns the session that it controls and the foreground group, 0 for none, as /proc/PID/stat
+    /// shows them.
     pub fn control(&self) -> (Option<Arc<Session>>, Pid) {
         let state = self.state.lock();
         (state.session.upgrade(), state.foreground)
@@ -199,7 +199,7 @@ impl Tty {
         }
     }
 
-    /// Hand output to the wire and wake whoever waits for room.
+    /// Hands output to the wire and wakes tasks that wait for room.
     fn flush(&self) {
         let mut state = self.state.lock();
         self.flush_locked(&mut state);
@@ -211,7 +211,7 @@ impl Tty {
         }
     }
 
-    /// Take up to `bytes.len()` bytes of output: what a pty's master reads.
+    /// Takes up to `bytes.len()` bytes of output, for a pty's master.
     fn fetch(&self, bytes: &mut [u8]) -> usize {
         let mut state = self.state.lock();
         let wire = state.discipline.wire();

@@ -34,7 +34,7 @@ enum Lock {
     Unlocked,
 }
 
-/// What the master keeps beside the terminal.
+/// State of the master beside the terminal.
 struct Pair {
     tty: Arc<Tty>,
     state: SpinLock<PairState>,
@@ -152,7 +152,7 @@ impl Master {
         !state.discipline.wire().is_empty() || (packets && state.discipline.has_packet())
     }
 
-    /// What there is to read now: `None` for nothing.
+    /// Takes the output that there is to read now: `None` for none.
     fn fetch(&self, sink: &mut dyn Sink) -> Result<Option<usize>> {
         let mut chunk = [0; CHUNK];
         let mut done = 0;

@@ -30,7 +30,7 @@ pub struct Termios {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct Termios2 {
-    /// What TCGETS has too.
+    /// The part that TCGETS has, too.
     pub termios: Termios,
     /// Input speed in baud.
     pub ispeed: u32,
@@ -53,7 +53,7 @@ pub struct WindowSize {
 }
 
 impl Termios {
-    /// What a fresh terminal starts with (drivers/tty's `tty_std_termios`).
+    /// Returns the settings of a fresh terminal (drivers/tty's `tty_std_termios`).
     pub const fn standard() -> Self {
         let mut cc = [DISABLED; NCCS];
         cc[c::VINTR as usize] = 3;

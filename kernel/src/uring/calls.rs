@@ -16,7 +16,7 @@ use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched};
 
-/// What this io_uring can, beyond its first version: completions are not lost for want of room,
+/// Features of this io_uring beyond its first version: completions are not lost for want of room,
 /// entries and vectors may change after submission, reads and writes at the current position, poll
 /// of 32 bits, waiting with a time-out.
 const FEATURES: u32 = c::IORING_FEAT_NODROP
@@ -85,7 +85,8 @@ pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
     }
     let waited = wait(&ring, args.uint(2), available, args);
     match waited {
-        // What was submitted must be told; the program finds out for itself that nothing came.
+        // The number of submitted entries must be told; the program finds out for itself that
+        // nothing came.
         Err(_) if submitted > 0 => Ok(i64::from(submitted)),
         Err(error) => Err(error),
         Ok(()) => Ok(i64::from(submitted)),
@@ -131,8 +132,8 @@ struct Submitted {
 impl IoRing {
     /// Start up to `count` entries.
     ///
-    /// What ends at once is posted together: before something that looks at completions begins, and
-    /// at the end.
+    /// Completions of entries that end at once are posted together: before an entry that looks at
+    /// completions begins, and at the end.
     fn submit(self: &Receiver<Self>, count: u32) -> Submitted {
         let mut head = self.submit.lock();
         let count = count.min(self.rings.submissions());

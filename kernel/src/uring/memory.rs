@@ -65,7 +65,7 @@ pub struct Completion {
 /// The most submissions that are copied before the first of them begins.
 pub const AHEAD: usize = 16;
 
-/// The three regions. Whoever calls holds the lock of the ring's end that is meant.
+/// The three regions. The caller holds the lock of the end of the ring that it uses.
 pub struct SharedRings {
     content: Arc<CacheContent>,
     submission_ring: RegionPages,
@@ -98,7 +98,7 @@ impl SharedRings {
     /// `ENOMEM`.
     pub fn new(submissions: u32, completions: u32) -> Result<Self> {
         let cache = PageCache::new(frames());
-        // Completions are put there where nobody can wait.
+        // Completions are posted from contexts that cannot wait.
         cache.keep_in_memory();
         let submission_ring =
             RegionPages::make(&cache, c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions)?;
@@ -114,7 +114,7 @@ impl SharedRings {
         Ok(Self { content, submission_ring, completion_ring, entries, submissions, completions })
     }
 
-    /// What mmap shows.
+    /// Returns the content that mmap shows.
     pub const fn content(&self) -> &Arc<CacheContent> {
         &self.content
     }
@@ -330,7 +330,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// What setup answers: sizes, features and where the words are.
+    /// Fills in the answer of setup: sizes, features and where the words are.
     pub fn describe(&mut self, rings: &SharedRings, features: u32) {
         self.submissions = rings.submissions();
         self.completions = rings.completions();

@@ -3,8 +3,8 @@
 //! | where | what |
 //! |---|---|
 //! | [`memory`] | the rings that program and kernel share |
-//! | [`request`] | what an entry asks for, checked, with its file and its buffers held |
-//! | [`work`] | requests that cannot end at once: who waits for files and clocks, who waits for disks |
+//! | [`request`] | the request of an entry, checked, with its file and its buffers held |
+//! | [`work`] | requests that cannot end at once: those that wait for files and clocks, and for disks |
 //! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
 //! | [`calls`] | the system calls |
 //!
@@ -17,9 +17,9 @@
 //! **Locks.** `IoRing::submit` (one task consumes entries at a time) > `IoRing::waiting` > files'
 //! own locks; `IoRing::posted` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** What a process waits for ends with it: it may be what keeps the ring, by a circle
-//! of files. When the last descriptor goes, what waits is dropped, and closing waits for what disks
-//! have in hand: afterwards no pin of the ring's is left.
+//! **The end.** A process' waiting requests end with it: they may be what keeps the ring, by a
+//! circle of files. When the last descriptor goes, waiting requests are dropped, and closing waits
+//! for requests at disks: afterwards no pin of the ring's is left.
 
 pub mod calls;
 pub mod context;
@@ -191,7 +191,7 @@ impl File for RingFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.node.clone()
     }
-    /// What waits in a ring may lead back to the socket.
+    /// A request that waits in a ring may lead back to the socket.
     fn may_travel(&self) -> bool {
         false
     }

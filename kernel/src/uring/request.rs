@@ -1,4 +1,4 @@
-//! What an entry asks for.
+//! Requests of entries.
 //!
 //! Checking comes first and holds everything that the request needs: its file, and its buffers
 //! where it cannot end at once. After that no word of the entry, and no descriptor of the program,
@@ -78,7 +78,7 @@ impl Way {
             Self::Write => file.check_writable(),
         }
     }
-    /// What to wait for.
+    /// Returns the events to wait for.
     const fn readiness(self) -> u32 {
         match self {
             Self::Read => Ready::IN.bits() | ALWAYS,
@@ -107,7 +107,7 @@ impl Transfer {
     pub const fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }
-    /// What readiness lets it go on.
+    /// Returns the events that let it go on.
     pub const fn readiness(&self) -> u32 {
         match self.moving {
             Moving::Read(_) => Way::Read.readiness(),
@@ -124,7 +124,7 @@ impl Transfer {
     }
 }
 
-/// What does not end at once.
+/// Request that does not end at once.
 pub enum Pending {
     /// Until the file is ready for it.
     Stream(Transfer),
@@ -246,14 +246,14 @@ fn transfer(entry: &Submission, way: Way, buffers: Buffers) -> Result<Start> {
 pub enum FirstAttempt {
     /// It is.
     Now,
-    /// Not before somebody waits for it.
+    /// Not before a task waits for it.
     Later,
 }
 
 /// Move bytes between `file`, at `offset`, and `buffers`; where that would block, pin the buffers.
 ///
 /// # Errors
-/// What the transfer fails with; `EFAULT`, `ENOMEM` where the buffers cannot be pinned.
+/// The error of the transfer; `EFAULT`, `ENOMEM` where the buffers cannot be pinned.
 pub fn begin_transfer(
     file: Arc<OpenFile>,
     way: Way,

@@ -20,9 +20,9 @@ use crate::{Errno, Result, time};
 /// Requests of an asker that may be with disks at once.
 const WORKERS: usize = 8;
 
-/// What an asker knows a request by.
+/// Tag by which an asker knows a request.
 pub(super) trait Tag: Send + 'static {
-    /// What the program names it by.
+    /// Returns the key by which the program names the request.
     fn key(&self) -> u64;
 }
 
@@ -33,7 +33,7 @@ impl Tag for u64 {
     }
 }
 
-/// A request and who asked for it.
+/// A request and its asker.
 struct Waiter<T> {
     tag: T,
     owner: Pid,
@@ -46,7 +46,7 @@ enum Job {
     Sync(Arc<OpenFile>),
 }
 
-/// What waits.
+/// Requests that wait.
 struct Waiting<T> {
     /// For files and clocks.
     waiters: Vec<Waiter<T>>,
@@ -111,9 +111,9 @@ impl<T> Work<T> {
     }
 }
 
-/// Who asks for what cannot end at once: a ring, or a context of io_submit(2).
+/// Source of requests that cannot end at once: a ring, or a context of io_submit(2).
 pub(super) trait Asker: Send + Sync + Sized + 'static {
-    /// What it knows its requests by.
+    /// Tag by which it knows its requests.
     type Tag: Tag;
 
     /// Its requests.
@@ -143,7 +143,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         let mut waiting = self.work().waiting.lock();
         let waiter = waiting.waiters.iter().position(|waiter| waiter.tag.key() == key);
         let job = waiting.jobs.iter().position(|(tag, _)| tag.key() == key);
-        // What is taken out is dropped after the lock is.
+        // The removed request is dropped after the lock.
         let (tag, _pending, _job) = match (waiter, job) {
             (Some(at), _) => {
                 let Waiter { tag, pending, .. } = waiting.waiters.remove(at);
@@ -259,7 +259,7 @@ trait Finish: Asker {
                 self.post(tag, result);
             }
             if idle {
-                // Nobody signals a task of the kernel; woken or timed out, the next round looks at
+                // A task of the kernel gets no signals; woken or timed out, the next round looks at
                 // everything.
                 let _ = waiter.sleep(deadline);
             }
@@ -316,7 +316,7 @@ impl<A: Asker> Finish for A {}
 pub(super) fn result_word(result: Result<i64>) -> i32 {
     match result {
         Ok(value) => i32::try_from(value).unwrap_or(i32::MAX),
-        // Nobody restarts an entry of a ring.
+        // An entry of a ring is never restarted.
         Err(Errno::ERESTARTSYS | Errno::ERESTARTNOHAND | Errno::ERESTARTBLOCK) => {
             Errno::EINTR.to_return_value() as i32
         }

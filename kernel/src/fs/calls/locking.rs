@@ -51,7 +51,7 @@ fn sharing(kind: i16) -> Result<LockSharing> {
     }
 }
 
-/// F_GETLK: what stands in the way of the lock at `address`, or F_UNLCK.
+/// F_GETLK: stores the lock that conflicts with the lock at `address`, or F_UNLCK.
 pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i64> {
     let pointer = UserPtr::<Flock>::new(address);
     let mut flock = pointer.read()?;

@@ -31,7 +31,7 @@ impl Deref for Open {
     }
 }
 
-/// What /proc/PID/io counts.
+/// Direction of a transfer that /proc/PID/io counts.
 #[derive(Clone, Copy)]
 enum IoDirection {
     Read = 0,

@@ -22,8 +22,8 @@ fn name_at(address: u64) -> Result<Vec<u8>> {
     if name.is_empty() { Err(Errno::ERANGE) } else { Ok(name) }
 }
 
-/// What the name's space demands of the caller; `EOPNOTSUPP` for spaces that files in memory do not
-/// have.
+/// Checks the access that the name's space demands; `EOPNOTSUPP` for spaces that files in memory do
+/// not have.
 fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
     as_caller(|walk| {
         if name.starts_with(b"trusted.") {

@@ -22,7 +22,7 @@ use crate::{Errno, Result};
 
 /// Positions in a listing: files have theirs from 2 on, groups their IDs after this.
 const GROUPS: u64 = 1 << 16;
-/// GroupNames that are listed while they are locked once.
+/// Names of groups that are listed while they are locked once.
 const LISTED_AT_ONCE: usize = 64;
 
 /// The names of the groups right below.
@@ -84,7 +84,7 @@ impl GroupDir {
         self.names.lock().by_name.get(name).cloned()
     }
 
-    /// Whether `own` may write to the group's cgroup.procs, whatever else that asks.
+    /// Checks that `own` may write to the group's cgroup.procs; a write needs other rights, too.
     ///
     /// # Errors
     /// `EACCES`.

@@ -1,8 +1,8 @@
 //! The file system `cgroup2`: control groups as directories.
 //!
 //! There is one tree, however often it is mounted. A mount that a process made in another cgroup
-//! namespace than the initial one begins where that begins. What groups are and do is in
-//! [`cgroup`](crate::cgroup); here are their names, owners and files.
+//! namespace than the initial one begins at the root of that namespace. [`cgroup`](crate::cgroup)
+//! implements the groups; this module has their names, owners and files.
 //!
 //! | module | concept |
 //! |---|---|

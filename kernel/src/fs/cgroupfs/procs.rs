@@ -1,4 +1,4 @@
-//! cgroup.procs and cgroup.threads: who is in a group, and moving processes.
+//! cgroup.procs and cgroup.threads: members of a group, and moving processes.
 
 use freehold_collections::{Arc, Box, reserve};
 

@@ -3,7 +3,7 @@
 use crate::cgroup::control::OnRoot;
 use crate::cgroup::{CONTROLLERS, ControlFile, ControllerSet, Group, Notice, files};
 
-/// Whose a file is.
+/// A file of a group, by its implementation.
 #[derive(Clone, Copy)]
 pub(super) enum Row {
     /// cgroup.procs

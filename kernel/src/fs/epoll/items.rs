@@ -1,4 +1,4 @@
-//! What an epoll instance watches, by slot and by file, and which of it may be ready.
+//! Items of an epoll instance, by slot and by file, and the list of those that may be ready.
 //!
 //! Adding, finding and removing an item takes O(log n) steps, and listing one takes one step,
 //! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the
@@ -167,7 +167,7 @@ impl ReadyList {
         Ok(list)
     }
 
-    /// Moves what is listed to `roomier`, and takes its place; what is left there is to be dropped.
+    /// Moves the listed slots to `roomier`, and takes its place; the caller drops the old list.
     pub(super) fn move_to(&mut self, roomier: &mut Self) {
         if roomier.links.len() > self.links.len() {
             roomier.links[..self.links.len()].copy_from_slice(&self.links);

@@ -1,10 +1,10 @@
 //! epoll: a kept list of files, and those of them that may be ready.
 //!
 //! Every watched file has an [`Item`], which observes the file's wait queues for as long as it is
-//! watched. A wake-up, in any context, puts the item's slot on the ready list (once) and wakes who
-//! waits. Waiting takes slots off that list and asks each file whether it is ready indeed; a
-//! level-triggered item that is goes back to the end of the list, so that it is asked again, and
-//! everybody gets a turn.
+//! watched. A wake-up, in any context, puts the item's slot on the ready list (once) and wakes
+//! waiting tasks. Waiting takes slots off that list and asks each file whether it is ready indeed.
+//! A level-triggered item that is ready goes back to the end of the list, so that it is asked
+//! again, and every item gets a turn.
 //!
 //! Instances may watch each other: nesting is bounded upwards and downwards together ([`nesting`]),
 //! since polls and wake-ups go through a chain of instances by recursion.
@@ -43,7 +43,7 @@ use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Wok
 use crate::{Errno, Result};
 
 bitflags! {
-    /// What a program asks of a watched file beside its events.
+    /// Trigger modes of a watched file, which a program sets beside its events.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Trigger: u32 {
         /// One wake-up only, then a change is needed.
@@ -58,7 +58,7 @@ const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// The bits of an event mask that name events.
 const EVENTS: u32 = 0x0fff_ffff;
 
-/// What one call asks about one file.
+/// Interest of one call in one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Interest {
     /// EPOLLIN… and [`Trigger`]'s bits.
@@ -68,8 +68,8 @@ struct Interest {
 }
 
 impl Interest {
-    /// The events that are told: those that are asked for, and what nobody needs to ask for. None
-    /// where nothing is asked for.
+    /// Returns the events that are told: those that the program asks for, and those that need no
+    /// asking. None if the program asks for none.
     const fn reported(self) -> u32 {
         match self.events & EVENTS {
             0 => 0,
@@ -85,7 +85,7 @@ struct Event {
     data: u64,
 }
 
-/// What wakes of watched files touch; outlives every observer.
+/// State that wakes of watched files access; outlives every observer.
 struct EpollShared {
     /// Slots of items that may be ready. Its room is that of all slots.
     ready: IrqSpinLock<ReadyList>,
@@ -122,7 +122,7 @@ impl Item {
         }
     }
 
-    /// What of its interest is there now.
+    /// Returns the events of its interest that are ready now.
     fn ready(&self, file: &OpenFile) -> u32 {
         match self.interest.lock().reported() {
             0 => 0,
@@ -135,7 +135,7 @@ impl Wake for Item {
     fn wake(&self) -> Woken {
         self.list();
         self.shared.waiters.wake_all();
-        // Nobody slept on the file's own queue: whoever does comes first.
+        // An observer is no sleeper: a task that sleeps on the file's own queue comes first.
         Woken::Nobody
     }
 }
@@ -281,8 +281,8 @@ impl Epoll {
     fn harvest(&self, most: usize, mut emit: impl FnMut(Event)) -> usize {
         let mut items = self.items.lock();
         let mut count = 0;
-        // What is listed while this goes on is for the next call: a level-triggered item would
-        // never end.
+        // Items that are listed meanwhile are for the next call: a level-triggered item would never
+        // end.
         let listed = self.shared.ready.lock().len();
         for _ in 0..listed {
             if count == most {
@@ -355,7 +355,8 @@ impl Drop for Epoll {
     }
 }
 
-/// The item of `items` that watches `file` as `fd`. A file that nobody else watches leads to it.
+/// Returns the item of `items` that watches `file` as `fd`. A file with a single watcher leads to
+/// it.
 fn watched(items: &Items<Item>, fd: i32, file: &OpenFile) -> Result<Arc<Item>> {
     let sole = file.sole_watcher::<Item>().filter(|item| item.fd == fd && items.has(item.slot, item));
     match sole {

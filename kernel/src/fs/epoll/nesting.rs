@@ -108,7 +108,7 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
         return Ok(known);
     }
     let mut depth = 1;
-    // Down the graph only, so that the order in which instances are locked is everybody's.
+    // Down the graph only, so that all tasks lock instances in the same order.
     for item in from.items.lock().iter() {
         let file = item.file.upgrade();
         if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {

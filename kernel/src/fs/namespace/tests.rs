@@ -1,4 +1,4 @@
-//! Copies of trees of mounts: what is in them, what stays locked, and that nothing is left of one.
+//! Copies of trees of mounts: their mounts, locked properties, and that nothing is left of one.
 
 use std::string::String;
 use std::sync::{Arc, Weak};
@@ -55,7 +55,7 @@ fn a_copy_is_a_tree_of_its_own_and_goes_whole() {
     assert!(!context.cwd().mount.is_same(&deep.mount), "the working directory moves to the copy");
     assert_eq!(&context.cwd().display(&context.root()).unwrap()[..], b"/a/b");
     assert!(copy.contains(&context.cwd().mount) && !namespace.contains(&context.cwd().mount));
-    // What happens in one is not seen in the other.
+    // Changes in one namespace are not seen in the other.
     mount(&world, "/d", MountFlags::empty());
     assert_eq!(names(&namespace.root()).len(), 5);
     assert_eq!(names(&copy.root()).len(), 4);

@@ -116,7 +116,7 @@ pub struct WatchInfo {
     pub number: i32,
     /// The inode.
     pub identity: Identity,
-    /// What it asks for.
+    /// The events that the watch asks for.
     pub mask: Events,
 }
 

@@ -105,9 +105,9 @@ bitflags! {
         /// One event only.
         const ONESHOT = 0x8000_0000;
 
-        /// What may be asked for.
+        /// Events that may be asked for.
         const ASKABLE = 0xfff;
-        /// What a watch keeps of its mask.
+        /// Part of a mask that a watch keeps.
         const KEPT = Self::ASKABLE.bits() | Self::EXCL_UNLINK.bits() | Self::ONESHOT.bits();
     }
 }
@@ -265,7 +265,7 @@ fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<Na
     Some(NameNow { other: Some(other), presence: Presence::Linked })
 }
 
-/// Tells that something was done with an inode, whatever its names.
+/// Tells of an event on an inode, for all of its names.
 #[inline]
 pub fn node(node: &Arc<dyn Node>, events: Events) {
     if is_watching() {

@@ -1,6 +1,6 @@
 //! The protocol of the module's head, step by step as [`super::watches`] and [`super::instance`]
 //! take the steps, in many orders: an event that is to be told once, inotify_rm_watch, the inode's
-//! end and the instance's close, at one watch. What must hold is that a watch ends once, that
+//! end and the instance's close, at one watch. The model checks that a watch ends once, that
 //! nothing is queued behind its end, and that nothing is left of it.
 
 use std::vec::Vec;
@@ -14,7 +14,7 @@ enum Told {
     Ignored,
 }
 
-/// How whoever wants a watch to end goes about it.
+/// Way in which a task ends a watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// Takes it out of the entry, and ends it if it was there.

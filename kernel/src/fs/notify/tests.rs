@@ -34,7 +34,7 @@ impl Observer {
         self.instance().add(&node(world, path), mask).unwrap()
     }
 
-    /// What waits: "WATCH EVENTS NAME;" each.
+    /// Returns the events that wait: "WATCH EVENTS NAME;" each.
     pub fn told(&self) -> String {
         let mut bytes = [0; 4096];
         let mut told = String::new();
@@ -137,7 +137,7 @@ fn a_watch_without_memory_is_not_there() {
     assert!(failures > 200, "{failures}");
 }
 
-/// An event without memory becomes an overflow; what was done is done.
+/// An event without memory becomes an overflow; the operation itself succeeds.
 #[test]
 fn a_write_whose_event_finds_no_memory_succeeds() {
     let (world, observer) = (World::new(), Observer::new());

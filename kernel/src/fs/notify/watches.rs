@@ -113,7 +113,7 @@ pub(super) fn tell(identity: Identity, event: &FileEvent<'_>) {
 }
 
 /// Takes `watch` out of its inode's entry; with the last one the entry. `None` where it is not
-/// there any more. What comes back is dropped without the lock: it may be the inode's last user.
+/// there any more. The caller drops the result without the lock: it may be the inode's last user.
 fn remove(
     entries: &mut Map<Identity, Watched>,
     watch: &InodeWatch,

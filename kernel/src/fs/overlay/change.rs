@@ -76,7 +76,7 @@ impl OverlayNode {
 
     /// Removes a name, of a node that `check` lets go.
     fn remove(&self, name: &[u8], check: fn(&Self) -> Result<()>) -> Result<()> {
-        // What is refused copies nothing up.
+        // A refused removal copies nothing up.
         check(&*self.child(name)?)?;
         let dir = self.copy_up(u64::MAX)?;
         let _names = self.shared.names.lock_killable()?;

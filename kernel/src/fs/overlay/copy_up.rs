@@ -1,8 +1,8 @@
 //! From a lower tree to the upper one.
 //!
 //! A copy is made without a name, or in the work directory, and gets its name when it is whole: a
-//! copy-up that fails, or whose task is killed, has changed nothing that is seen. What lost its
-//! name meanwhile gets none.
+//! copy-up that fails, or whose task is killed, has changed nothing that is seen. A file that lost
+//! its name meanwhile gets none.
 
 use freehold_collections::{Arc, Vec};
 
@@ -22,8 +22,8 @@ impl OverlayNode {
     /// file's bytes `most`.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; what the trees
-    /// say.
+    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; the trees'
+    /// errors.
     pub fn copy_up(&self, most: u64) -> Result<Arc<dyn Node>> {
         if let Some(upper) = self.upper() {
             return Ok(upper);
@@ -116,7 +116,7 @@ fn new_like(told: &Metadata) -> NewNode {
     NewNode { kind: told.kind, mode: told.mode, uid: told.uid, gid: told.gid, rdev: told.rdev }
 }
 
-/// Copies the first `size` bytes; what is a hole, or nothing but zeroes, becomes a hole.
+/// Copies the first `size` bytes; a hole, or a stretch of zeroes, becomes a hole.
 pub(super) fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64) -> Result<()> {
     if size == 0 {
         return Ok(());

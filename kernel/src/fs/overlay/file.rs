@@ -17,8 +17,8 @@ use crate::{Errno, Result};
 /// Positions of "." and ".." come first.
 const FIRST_POSITION: u64 = 2;
 
-/// A regular file that was in the lower tree when it was opened, for reading. Once it has been
-/// copied up, what is read is the copy; what is mapped is the lower tree's pages, then as before.
+/// A regular file that was in the lower tree when it was opened, for reading. After a copy-up,
+/// reads use the copy, while mappings keep the lower tree's pages.
 pub(super) struct LowerFile {
     node: Arc<OverlayNode>,
     lower: Arc<dyn File>,
@@ -34,7 +34,7 @@ impl LowerFile {
     /// Opens the lower tree's file.
     ///
     /// # Errors
-    /// What the lower tree says.
+    /// The lower tree's error.
     pub fn open(node: Arc<OverlayNode>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         let lower = node.lower().cloned().ok_or(Errno::EIO)?.open(flags)?;
         Ok(reserve::arc(Self { node, lower, copy: SpinLock::new(CopyOpened { flags, file: None }) }))

@@ -14,12 +14,12 @@
 //! | `fifo`, MODE, UID:GID, PATH | one that is not among the files: QEMU makes none |
 //! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, nor is that |
 //! | `name`, PATH, OTHER | another name of the file at OTHER, which was named before |
-//! | `removed`, PATH | a whiteout: what lower trees have there is not seen |
-//! | `attribute`, NAME, VALUE, PATH | an extended attribute of what was named before |
+//! | `removed`, PATH | a whiteout: files of lower trees there are not seen |
+//! | `attribute`, NAME, VALUE, PATH | an extended attribute of a file that was named before |
 //! | `end`, COUNT | the last line: so many stand between the first one and it |
 //!
-//! Names are in their order, so two texts can be compared. Sockets are left out: nobody listens to
-//! them any more. Other names of what is no regular file are files of their own.
+//! Names are in their order, so two texts can be compared. Sockets are left out: no process listens
+//! to them any more. Other names of a file that is not regular are files of their own.
 
 use core::fmt::{self, Write};
 
@@ -40,9 +40,9 @@ const ENOUGH: usize = 32 << 10;
 /// Why a tree was not kept.
 #[derive(Debug)]
 pub struct NotKept {
-    /// What was being written.
+    /// The path that was being written.
     pub path: Vec<u8>,
-    /// What was wrong.
+    /// The error.
     pub error: Errno,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for NotKept {
 /// whose path is in `places` is left out while nothing is in it: other trees are mounted there.
 ///
 /// # Errors
-/// The first thing that failed; what was written before stays, without the last line.
+/// The first thing that failed; files that were written before stay, without the last line.
 pub fn keep(
     upper: &Arc<dyn Node>,
     into: &Arc<dyn Node>,
@@ -120,7 +120,7 @@ struct Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// Copies what is at `name` in a directory; what is in it is left to do.
+    /// Copies the node at `name` in a directory; a directory's contents are left to do.
     fn keep_name(
         &mut self,
         (from, to): (&Arc<dyn Node>, &Arc<dyn Node>),
@@ -204,7 +204,8 @@ fn is_kept(name: &[u8]) -> bool {
     !name.is_empty() && name != ORIGIN && (name == OPAQUE || !name.starts_with(PRIVATE))
 }
 
-/// As `told` says, but that who owns it on the host can read it, and it is nobody's set-ID program.
+/// Returns the attributes that `told` says, but that the host's owner can read the file, and it is
+/// no set-ID program.
 fn new_like(told: &Metadata) -> NewNode {
     let needed = if told.kind == NodeKind::Directory { 0o700 } else { 0o600 };
     NewNode { kind: told.kind, mode: told.mode & 0o777 | needed, uid: 0, gid: 0, rdev: 0 }

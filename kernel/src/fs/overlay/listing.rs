@@ -1,4 +1,4 @@
-//! What a merged directory lists.
+//! Listing of a merged directory.
 //!
 //! A listing is made when an open directory is read from its beginning, and stays as it is until
 //! that is done again: positions are places in it. So what stays in the directory meanwhile is seen
@@ -52,7 +52,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// What is seen in a directory of the merged tree.
+    /// Lists a directory of the merged tree.
     pub fn of_merged(dir: &OverlayNode) -> Result<Self> {
         let mut listing = Self::default();
         if dir.is_removed() {

@@ -1,12 +1,12 @@
 //! Trees over one another: the file system overlay.
 //!
 //! A merged tree shows an *upper* tree over one or more *lower* ones. The lower ones are never
-//! changed: what a program changes is copied up first, what it removes is covered by a *whiteout*
-//! in the upper tree (a character device 0/0), and a directory that hides those of its name in the
-//! trees below is *opaque* (an extended attribute). Both mean the same in a lower tree that has
-//! others below it. So an upper tree means the same whenever, and under whichever kernel, it is
-//! mounted again, as an upper or as a lower one; the form is Linux'. A merged tree without an upper
-//! one is only read (`EROFS`).
+//! changed: a file that a program changes is copied up first, and a name that it removes is covered
+//! by a *whiteout* in the upper tree (a character device 0/0). A directory that hides those of its
+//! name in the trees below is *opaque* (an extended attribute). Both mean the same in a lower tree
+//! that has others below it. So an upper tree means the same whenever, and under whichever kernel,
+//! it is mounted again, as an upper or as a lower one; the form is Linux'. A merged tree without an
+//! upper one is only read (`EROFS`).
 //!
 //! | module | concept |
 //! |---|---|
@@ -21,16 +21,16 @@
 //!
 //! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory
 //! that the lower tree has part in is not renamed (`EXDEV`). A file with several names in the lower
-//! tree is copied up for each name alone. A file that was opened for reading only shows what was
-//! written through another open later, a mapping of it does not, and who runs a file of the lower
-//! tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up; all
-//! are of one device.
+//! tree is copied up for each name alone. A file that was opened for reading only shows bytes that
+//! were written through another open later, a mapping of it does not. A running program of the
+//! lower tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up;
+//! all are of one device.
 //!
 //! **Locks.** `turn` of an inode (one copy-up of it at a time) > `names` of the file system (one
 //! change of names at a time) > locks of the trees below. Both are sleeping locks that a task does
-//! not wait for when it is to end. Looking up takes neither: it asks the upper tree first, and each
-//! change of names is one step there. What a lookup found may be gone meanwhile; whoever changes
-//! names looks again under `names`.
+//! not wait for when it is to end. A lookup takes neither: it asks the upper tree first, and each
+//! change of names is one step there. The result of a lookup may be outdated at once: a task that
+//! changes names looks again under `names`.
 
 mod change;
 mod copy_up;
@@ -64,7 +64,7 @@ const MAGIC: u64 = 0x794c_7630;
 const PRIVATE: &[u8] = b"trusted.overlay.";
 /// On a directory of the upper tree: nothing of the lower tree is seen in it.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-/// On what was copied up: what it was copied from.
+/// On a node that was copied up: the node that it was copied from.
 const ORIGIN: &[u8] = b"trusted.overlay.origin";
 
 pub use self::keep::{NotKept, keep};
@@ -72,9 +72,9 @@ pub use self::options::mount;
 
 /// The trees that an overlay is made of.
 pub struct Layers {
-    /// What is only read, the uppermost first.
+    /// Trees that are only read, the uppermost first.
     pub lower: Vec<Path>,
-    /// What takes the changes, if there may be any.
+    /// The tree that takes the changes, if there may be any.
     pub upper: Option<UpperTree>,
 }
 
@@ -86,7 +86,7 @@ pub struct UpperTree {
     pub work: Path,
 }
 
-/// What all nodes of one overlay share.
+/// State that all nodes of one overlay share.
 struct OverlayShared {
     device: u64,
     lower: LowerTrees,
@@ -95,7 +95,7 @@ struct OverlayShared {
     /// `None`: nothing changes.
     work: Option<Arc<dyn Node>>,
     next_in_work: AtomicU64,
-    /// Those that somebody has.
+    /// Nodes that are in use.
     nodes: SpinLock<Map<NodeKey, Weak<OverlayNode>>>,
     /// Held while names change.
     names: Mutex<()>,
@@ -113,7 +113,7 @@ impl OverlayFs {
     ///
     /// # Errors
     /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes, and without a
-    /// tree; `ENOMEM`; what the trees say.
+    /// tree; `ENOMEM`; the trees' errors.
     pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
         let Layers { lower, upper } = layers;
         let options = Vec::try_from_slice(options)?;
@@ -145,7 +145,7 @@ impl OverlayShared {
         self.work.as_ref().ok_or(Errno::EROFS)
     }
 
-    /// A name in the work directory that nobody has.
+    /// Returns an unused name in the work directory.
     fn temporary_name(&self) -> Result<Vec<u8>> {
         let number = self.next_in_work.fetch_add(1, Ordering::Relaxed);
         Ok(Vec::try_from_slice(try_format!("#{number:x}")?.as_bytes())?)
@@ -183,8 +183,8 @@ fn work_in(dir: &Arc<dyn Node>) -> Result<Arc<dyn Node>> {
         Err(Errno::EEXIST) => dir.lookup(b"work")?,
         made => return made,
     };
-    // What an overlay leaves there when it ends in the middle of something: whiteouts, files, and
-    // directories of whiteouts.
+    // An overlay that ends in the middle of an operation leaves whiteouts, files, and directories
+    // of whiteouts there.
     for left in listing::Listing::of_tree(&work)?.names() {
         if work.lookup(left)?.kind() == NodeKind::Directory {
             remove_whiteouts(&work.lookup(left)?)?;
@@ -256,7 +256,7 @@ impl FileSystem for OverlayFs {
     }
 }
 
-/// What a tree's node at `name` is; `None` where there is none.
+/// Returns a tree's node at `name`; `None` where there is none.
 fn looked_up(dir: &dyn Node, name: &[u8]) -> Result<Option<Arc<dyn Node>>> {
     match dir.lookup(name) {
         Ok(node) => Ok(Some(node)),

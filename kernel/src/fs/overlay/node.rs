@@ -1,8 +1,8 @@
 //! Inodes of a merged tree.
 //!
-//! There is one node for an inode while somebody has it, whether it has been copied up or not: it
-//! is found by its [`NodeKey`], which is that of the uppermost lower tree's inode where there is
-//! one. Invariant: `upper` is set once and never changes; a node without it is copied up by its own
+//! There is one node for an inode while it is in use, whether it has been copied up or not: it is
+//! found by its [`NodeKey`], which is that of the uppermost lower tree's inode where there is one.
+//! Invariant: `upper` is set once and never changes; a node without it is copied up by its own
 //! name, which therefore it knows.
 
 use core::any::Any;
@@ -35,7 +35,7 @@ pub(super) enum Tree {
     Lower(usize),
 }
 
-/// What a node is found by.
+/// Key that a node is found by.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeKey {
     is_upper: bool,
@@ -45,7 +45,7 @@ pub(super) struct NodeKey {
     name: Option<(Identity, Arc<[u8]>)>,
 }
 
-/// What the trees have at a name that is seen.
+/// Nodes of the trees at a name that is seen.
 pub(super) enum Found {
     /// The upper tree's alone, perhaps copied from an inode of a lower one.
     Upper { upper: Arc<dyn Node>, origin: Option<(usize, Identity)> },
@@ -55,11 +55,11 @@ pub(super) enum Found {
     Merged { upper: Arc<dyn Node>, lower: Vec<Below> },
 }
 
-/// What the trees have at a name, seen or not.
+/// Nodes of the trees at a name, seen or not.
 pub(super) struct Entry {
     /// The upper tree's, whiteouts too.
     pub upper: Option<Arc<dyn Node>>,
-    /// What the lower trees show, whatever the upper one covers it with: one inode, or directories,
+    /// The lower trees' nodes, even where the upper tree covers them: one inode, or directories,
     /// the uppermost first.
     pub lower: Vec<Below>,
 }
@@ -136,7 +136,8 @@ impl OverlayShared {
         })
     }
 
-    /// What a node of the upper tree was copied from, and the first tree on its device.
+    /// Returns the origin of a node that was copied up: the first tree on its device, and its
+    /// inode.
     fn origin(&self, upper: &dyn Node) -> Result<Option<(usize, Identity)>> {
         let value = match upper.xattr(ORIGIN) {
             Ok(value) => value,
@@ -305,18 +306,19 @@ impl OverlayNode {
         other.map(Self::me).ok_or(Errno::EXDEV)
     }
 
-    /// What the trees have at `name` in this directory.
+    /// Returns the trees' nodes at `name` in this directory.
     pub fn entry(&self, name: &[u8]) -> Result<Entry> {
         if !self.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        // The upper tree first: what is copied up meanwhile is then found below, where it still is.
+        // The upper tree first: a file that is copied up meanwhile is then found below, where it
+        // still is.
         let upper = self.upper().map_or(Ok(None), |dir| looked_up(&*dir, name))?;
         let mut lower = Vec::new();
         for below in self.all_lower() {
             let Some(node) = looked_up(&*below.node, name)? else { continue };
             let is_directory = node.kind() == NodeKind::Directory;
-            // What is no directory is seen alone, and hides what is below it.
+            // A node that is no directory is seen alone, and hides what is below it.
             if is_whiteout(&*node) || (!is_directory && !lower.is_empty()) {
                 break;
             }

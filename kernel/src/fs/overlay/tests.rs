@@ -69,7 +69,7 @@ impl Trees {
         self.merged = merged(self.lower.iter().map(|tree| tree.root.clone()), Some(&self.upper));
     }
 
-    /// What was the upper tree is the uppermost lower one, below a new one.
+    /// Makes the upper tree the uppermost lower one, below a new upper tree.
     fn stack(&mut self) {
         self.lower.insert(0, as_lower(std::mem::replace(&mut self.upper, empty_upper())));
         self.remount();

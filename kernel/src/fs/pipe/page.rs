@@ -1,5 +1,5 @@
-//! A page of bytes that is no part of any file: what pipes and sockets hold. It is the kernel's
-//! own, or lent by a program (vmsplice).
+//! A page of bytes that is no part of any file, for pipes and sockets. It is the kernel's own, or
+//! lent by a program (vmsplice).
 
 mod real {
     use crate::hw::Hardware;
@@ -13,7 +13,7 @@ mod real {
     pub enum BytePage {
         /// The kernel's.
         Own(TransitPage),
-        /// A program's; nobody here writes it.
+        /// A program's; the kernel does not write it.
         Lent(PinnedOne),
     }
 
@@ -29,7 +29,7 @@ mod real {
         pub const fn lent(page: PinnedOne) -> Self {
             Self::Lent(page)
         }
-        /// Whose it is.
+        /// Returns the owner of the page.
         pub const fn holding(&self) -> Holding {
             match self {
                 Self::Own(_) => Holding::Own,
@@ -56,7 +56,7 @@ mod real {
 
 pub use real::BytePage;
 
-/// Whose a page is.
+/// Owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holding {
     /// The kernel's: it may be written and kept for later.

@@ -73,7 +73,7 @@ fn lock_pair<'a>(
     }
 }
 
-/// What happens to bytes that go from one pipe to another.
+/// Way in which bytes go from one pipe to another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Transfer {
     Move,

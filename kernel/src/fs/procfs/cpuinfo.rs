@@ -1,4 +1,4 @@
-//! /proc/cpuinfo: what CPUID says, in Linux' words.
+//! /proc/cpuinfo: CPUID's answers, in Linux' words.
 
 use core::arch::x86_64::__cpuid_count;
 

@@ -1,8 +1,7 @@
 //! /proc/kpagecount and /proc/kpageflags: a 64-bit word for every frame of physical memory
 //! (Documentation/admin-guide/mm/pagemap.rst).
 //!
-//! What they say is read from the frame table as it is at that moment; frames change hands
-//! meanwhile.
+//! The files read the frame table as it is at that moment; frames change hands meanwhile.
 
 use freehold_collections::{Arc, Receiver, TryCollect, reserve};
 use freehold_frame::{FrameSource, Holders, Order, Owner};
@@ -57,7 +56,7 @@ fn count(frame: Pfn) -> u64 {
     facts(frame).map_or(0, |(holders, ..)| u64::from(holders.mappings))
 }
 
-/// What the frame is used for.
+/// Returns the flags of the frame's use.
 fn flags(frame: Pfn) -> u64 {
     let Some((holders, head, order, owner)) = facts(frame) else {
         let is_memory = machine::get().is_some_and(|at| at.firmware.topology.node_of(frame).is_some());

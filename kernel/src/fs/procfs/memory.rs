@@ -65,7 +65,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &ProcessSpace, kind
     }
 }
 
-/// What a file with a record for each area says of one.
+/// Record that a file has for each area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AreaRecord {
     /// /proc/PID/maps
@@ -76,12 +76,11 @@ pub(super) enum AreaRecord {
     Nodes,
 }
 
-/// The records of all areas. A program has any number of areas: what is read is made for each read,
-/// whole records at a time, and goes on above the last address that was told (Linux: `m_start`,
-/// fs/proc/task_mmu.c).
+/// The records of all areas. A program has any number of areas, so each read makes its own records,
+/// whole ones, from the last address that was told on (Linux: `m_start`, fs/proc/task_mmu.c).
 pub(super) struct AreaRecords {
     pub subject: Subject,
-    /// What the opener was allowed to inspect; the process may have another by now.
+    /// The space that the opener was allowed to inspect; the process may have another by now.
     pub space: Weak<ProcessSpace>,
     pub record: AreaRecord,
     /// The end of the last area that was told.
@@ -139,7 +138,7 @@ fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -
             out.push(bytes);
             bytes.len()
         });
-    // What the program has unmapped is not shown.
+    // Memory that the program has unmapped is not shown.
     outcome.map(|_| ()).or(Ok(()))
 }
 
@@ -264,7 +263,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.locked += one.locked;
 }
 
-/// What is true of an area, by Linux' two letters, in its order.
+/// Properties of an area, by Linux' two letters, in its order.
 const AREA_FLAGS: [(AreaFlags, &str); 15] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
@@ -321,7 +320,8 @@ const PM_FILE: u64 = 1 << 61;
 const PM_SWAP: u64 = 1 << 62;
 const PM_PRESENT: u64 = 1 << 63;
 
-/// Whether a reader of pagemap learns frame numbers: those who opened it with all capabilities do.
+/// Whether a reader of pagemap learns frame numbers: it does if it opened the file with all
+/// capabilities.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FrameNumbers {
     Told,
@@ -329,7 +329,7 @@ enum FrameNumbers {
 }
 
 /// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux. It goes with
-/// its last process, whoever has the file open: memory that can be mapped into itself through a
+/// its last process, even while the file is open: memory that can be mapped into itself through a
 /// ring would stay for ever. Then the file is empty.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
@@ -345,15 +345,16 @@ impl SpaceFile {
         reserve::arc(Self { node, space, kind, frames })
     }
 
-    /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's,
-    /// present (Documentation/admin-guide/mm/pagemap.rst).
+    /// Writes one 64-bit word per page: frame number, whether it has a single mapping, whether it
+    /// is a file's, present (Documentation/admin-guide/mm/pagemap.rst).
     fn pagemap(&self, space: &ProcessSpace, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const STEP: u64 = 512;
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = user::zeroed::<u64>(count as usize)?;
-        // What is not mapped has no entry: it stays zero, or says only that its area is new.
+        // A page that is not mapped has no entry: its word stays zero, or says only that its area
+        // is new.
         let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
         let space = space.lock();
         for area in space.areas_in(from, to).filter(|area| area.flags.contains(AreaFlags::SOFTDIRTY)) {
@@ -411,7 +412,7 @@ impl File for SpaceFile {
             let Ok(read @ 1..) = mem::read_space(&space, at, step, Rule::Forced, &mut room) else {
                 break;
             };
-            // Who gives no room for it is told so, whatever came before.
+            // A reader that gives no room for the bytes gets the error, even after earlier bytes.
             let mut told = 0;
             while told < read {
                 told += some(sink.put(&page[told..read])?)?;
@@ -433,7 +434,7 @@ impl File for SpaceFile {
             if let Err(error) = crate::sched::checkpoint() {
                 return user::so_far(done, error);
             }
-            // What cannot be given is said before it matters where it should go.
+            // The source is read first: its error precedes an error of the target.
             let mut given = 0;
             while given < step {
                 given += some(source.take(&mut page[given..step])?)?;

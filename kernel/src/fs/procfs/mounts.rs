@@ -71,7 +71,7 @@ pub fn mountinfo(out: &mut Text, process: &Process) -> Result<()> {
         let fs = mount.file_system();
         let parent = mount.mountpoint().map_or(mount.id(), |below| below.mount.id());
         let (major, minor) = split_device(fs.device());
-        // What a bind mount shows is a path within its file system.
+        // A bind mount shows a path within its file system.
         let whole = Path { mount: mount.clone(), node: fs.root(), entry: None };
         let part = Path::root_of(mount.clone()).describe(&whole)?;
         let part = if part.reach == Reach::Inside { part.text } else { Vec::try_from_slice(b"/")? };

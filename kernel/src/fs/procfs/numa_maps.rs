@@ -11,7 +11,7 @@ use crate::fs::Path;
 use crate::fs::generated::Text;
 use crate::mem::{self, AddressSpace};
 
-/// What is counted of an area.
+/// Counts of an area.
 #[derive(Default)]
 struct AreaCounts {
     pages: u64,
@@ -27,7 +27,7 @@ fn count(space: &AddressSpace, area: &UserArea<'_>) -> AreaCounts {
     let mut counts =
         AreaCounts { dirty: (smaps.private_dirty + smaps.shared_dirty) / PAGE, ..AreaCounts::default() };
     space.pages(area.start, area.end, |page| {
-        // The page of zeroes is nobody's.
+        // The page of zeroes is not counted.
         let PageAt::Frame(frame) = page.at else { return };
         if page.mappings == 0 {
             return;

@@ -16,7 +16,7 @@ const MOST: i32 = 1000;
 const OLD_NEVER: i32 = -17;
 const OLD_MOST: i32 = 15;
 
-/// What oom_adj shows.
+/// Returns the value that oom_adj shows.
 pub(super) fn shown(process: &Process) -> i32 {
     match process.oom_score_adj.load(Ordering::Relaxed) {
         MOST => OLD_MOST,
@@ -33,7 +33,7 @@ fn is_privileged() -> bool {
     task::may(Capability::SysResource)
 }
 
-/// What writing to oom_score_adj does.
+/// Writes to oom_score_adj.
 ///
 /// # Errors
 /// `EINVAL` for what is no number of the scale, `EACCES` without the capability.
@@ -51,7 +51,7 @@ pub(super) fn set(process: &Process, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What writing to oom_adj does.
+/// Writes to oom_adj.
 ///
 /// # Errors
 /// As [`set`].

@@ -2,15 +2,16 @@
 //! of pages by what is true of them.
 //!
 //! Memory is looked at 2 MiB at a time, each with the space locked; between two, regions that are
-//! complete go to the program. So what is told of one piece is of one moment, and a scan of a whole
-//! address space holds nobody up. Write-protection is userfaultfd's, which there is not: no page is
-//! "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
+//! complete go to the program. So the report on one piece is of one moment, and a scan of a whole
+//! address space delays no other task for long. Write-protection is userfaultfd's, which there is
+//! not: no page is "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
 
 use freehold_collections::Vec;
 /// The request's number: `_IOWR('f', 16, struct pm_scan_arg)`.
 pub(super) const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
-/// What is true of a page (`PAGE_IS_`). Not here: bit 0, that userfaultfd may write-protect it.
+/// Categories of a page (`PAGE_IS_`). Bit 0 is missing: it says that userfaultfd may write-protect
+/// the page.
 pub(super) mod category {
     pub const WRITTEN: u64 = 1 << 1;
     pub const FILE: u64 = 1 << 2;
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(found.found(), 3);
     }
 
-    /// Inversion comes before both masks; what is told is not inverted.
+    /// Inversion comes before both masks; the reported categories are not inverted.
     #[test]
     fn masks_see_inverted_categories() {
         let filter = Filter { inverted: category::FILE, all_of: category::FILE | category::PRESENT, ..ALL };
@@ -377,7 +378,7 @@ mod tests {
         assert_eq!((outcome, found.found(), found.pages), (Ok(true), 0, 100));
     }
 
-    /// Who gives no room for regions is told none.
+    /// A scan without room for regions reports none.
     #[test]
     fn without_room_nothing_is_told() {
         let mut found = Regions::new(ALL, None, 5);

@@ -190,8 +190,8 @@ pub(in crate::fs) fn busy_times() -> [u64; 2] {
     [user, busy - user]
 }
 
-/// What a CPU did with its time, in ticks: user, system, idle. User time is counted by task and not
-/// by CPU, so each CPU's share of it is the same part of what it was busy.
+/// Returns a CPU's time in ticks: user, system, idle. User time is counted by task and not by CPU,
+/// so each CPU's share of it is the same part of its busy time.
 fn cpu_ticks(cpu: CpuId, [user, system]: [u64; 2]) -> [u64; 3] {
     let idle = sched::statistics(cpu).idle;
     let busy = time::now().saturating_sub(idle);

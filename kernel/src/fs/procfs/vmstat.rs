@@ -1,6 +1,6 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is
-//! nothing of: there is no list of inactive anonymous pages, and compaction looks for no free
-//! frames of its own. What is not counted is not shown.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). A zero stands for a
+//! mechanism that does not exist here: there is no list of inactive anonymous pages, and compaction
+//! looks for no free frames of its own. Events that are not counted are not shown.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -13,8 +13,8 @@ use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
 
-/// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that
-/// exactness would have made needless.
+/// Events on pages of processes, by Linux' names, except for `cow_unneeded`: copies that exactness
+/// would have made needless.
 const EVENTS: [(&str, Event); 26] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
@@ -137,7 +137,7 @@ fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     line("compact_stall", reclaim::compact_stalls());
 }
 
-/// What keeping programs' frames out of the kernel's map costs.
+/// Shows the cost of keeping programs' frames out of the kernel's map.
 fn kernel_map(line: &mut impl FnMut(&str, u64)) {
     let ([windows, laps], map) = (arch_memory::window_totals(), arch_memory::map_figures());
     line("xpfo_windows", windows);

@@ -47,7 +47,7 @@ fn zones() -> impl Iterator<Item = ZoneInfo> {
     mem::frames().zone_info().filter(|zone| zone.present > 0)
 }
 
-/// What `text` displays, with blanks before it in at least `width` columns.
+/// Returns the text that `text` displays, with blanks before it in at least `width` columns.
 fn right(text: impl Display, width: usize) -> ShortLine {
     let text = ShortLine::displaying(text);
     let mut line = ShortLine::new();

@@ -64,8 +64,8 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     debug.file("heap_reserve", reserve);
 }
 
-/// What a system call has set aside and what one drew at most, where the heap is checked (the QUICK
-/// kernel; zeroes elsewhere). Linux has no such file.
+/// Shows the bytes that a system call has set aside and the most that one drew, where the heap is
+/// checked (the QUICK kernel; zeroes elsewhere). Linux has no such file.
 fn reserve(out: &mut Text) -> Result<()> {
     let drawn = crate::task::reserve::largest();
     writeln!(out, "set_aside {}\nlargest {drawn}", crate::hw::heap::CALL_RESERVE);

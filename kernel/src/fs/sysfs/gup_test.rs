@@ -2,8 +2,8 @@
 //! tests and measurements.
 //!
 //! Numbers and structures are Linux' (CONFIG_GUP_TEST, mm/gup_test.c), so its self-tests run. "GUP"
-//! and "PIN" are one here: who looks for a moment holds the frame, whichever it is called. There is
-//! one long session at a time, in the whole system; closing any descriptor of the file ends it.
+//! and "PIN" are one here: each short look holds the frame, under either name. There is one long
+//! session at a time, in the whole system; closing any descriptor of the file ends it.
 
 use freehold_bounce::Original;
 use freehold_collections::{Arc, Receiver, Vec, reserve};
@@ -69,7 +69,7 @@ struct Start {
 
 const _: () = assert!(size_of::<Measurement>() == 0x50 && size_of::<Start>() == 0x18);
 
-/// What a long session has pinned.
+/// Pages that a long session has pinned.
 enum LongPin {
     Reads(PinnedRun<ReadOnly>),
     Writes(PinnedRun<ReadWrite>),

@@ -1,8 +1,8 @@
 //! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and what makes
 //! them later (Documentation/admin-guide/mm/transhuge.rst).
 //!
-//! Shared memory has no large pages here. What its files say is kept for tools that set them; the
-//! values that would promise large pages where Linux only tries ("force") are refused.
+//! Shared memory has no large pages here. The values of its files are kept for tools that set them.
+//! The values that would promise large pages where Linux only tries ("force") are refused.
 
 use freehold_collections::Arc;
 use freehold_vm::{Event, HugeMode, HugeZero};
@@ -13,7 +13,7 @@ use crate::mem::khugepaged::{self, Defrag, Knob};
 use crate::sync::SpinLock;
 use crate::{Errno, Result, mem};
 
-/// What `enabled` of all sizes says, and of 2 MiB; the latter decides unless it is "inherit".
+/// Values of `enabled` for all sizes and for 2 MiB; the latter decides unless it is "inherit".
 struct Modes {
     all: HugeMode,
     of_size: Option<HugeMode>,
@@ -124,7 +124,7 @@ const DEFRAG: [&str; 5] = ["always", "defer", "defer+madvise", "madvise", "never
 const SHMEM: [&str; 5] = ["always", "within_size", "advise", "never", "deny"];
 const SHMEM_SIZE: [&str; 5] = ["always", "inherit", "within_size", "advise", "never"];
 
-/// Nobody waits for room at a fault, so "defer" is as "always".
+/// Sets for which areas room is made. No fault waits for room, so "defer" is as "always".
 fn set_defrag(chosen: usize) {
     khugepaged::set_defrag(match DEFRAG[chosen] {
         "madvise" => Defrag::Advised,

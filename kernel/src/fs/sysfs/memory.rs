@@ -1,7 +1,7 @@
 //! /sys/devices/system/memory: physical memory in blocks of 128 MiB, as lsmem shows it.
 //!
 //! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is
-//! there: memory comes and goes in smaller steps, of which Linux' files know nothing. What comes is
+//! there: memory comes and goes in smaller steps, of which Linux' files know nothing. New memory is
 //! online at once.
 //!
 //! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole
@@ -38,7 +38,7 @@ fn is_online(topology: &Topology, block: u64) -> bool {
     let frames = PfnRange::new(Pfn(block * BLOCK_FRAMES), Pfn((block + 1) * BLOCK_FRAMES));
     topology.ranges().iter().map(|range| (range.presence, range.frames.intersection(frames))).any(
         |(presence, part)| {
-            // What comes and goes is whole pageblocks.
+            // Memory comes and goes in whole pageblocks.
             let can_go = presence == Presence::Pluggable || part.len() >= PAGEBLOCK_FRAMES;
             !(part.is_empty() || can_go && mem::frames().is_out(part))
         },
@@ -63,7 +63,7 @@ impl Generate for BlockState {
         let block = PfnRange::new(Pfn(self.1 * BLOCK_FRAMES), Pfn((self.1 + 1) * BLOCK_FRAMES));
         let mut parts = self.0.ranges().iter().filter(|range| !range.frames.intersection(block).is_empty());
         match (parts.next(), parts.next()) {
-            // What the host plugs in goes when the host wants it.
+            // Memory that the host plugs in goes when the host wants it.
             (Some(range), None) if range.presence == Presence::Always => {
                 set_block(range.frames.intersection(block), to)
             }

@@ -1,4 +1,4 @@
-//! /sys: what tools ask of CPUs, nodes, memory and parameters.
+//! /sys: CPUs, nodes, memory and parameters, as tools ask for them.
 
 mod cpus;
 mod fault_inject;
@@ -68,7 +68,7 @@ pub fn fill_network() {
     net::fill_network(&root());
 }
 
-/// debugfs: what /sys/kernel/debug shows already, for those who mount it there first.
+/// debugfs: the files of /sys/kernel/debug, for programs that mount it there first.
 struct DebugFs {
     root: Arc<PseudoDir>,
 }
@@ -102,7 +102,7 @@ fn get() -> Arc<SysFs> {
     }
     let device = unnamed_device();
     let new = reserve::arc(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
-    // As on Linux: what is in there is for whoever debugs the kernel.
+    // As on Linux: its files are for debugging the kernel.
     new.root.dirs("kernel/debug").set_mode(0o700);
     INSTANCE.lock().get_or_insert(new).clone()
 }

@@ -67,8 +67,8 @@ fn cpus_of(topology: &Topology, node: NodeId) -> u64 {
     cpus.fold(0, |set, cpu| set | 1 << cpu.0)
 }
 
-/// What the nearest CPUs pay for this node's memory, in nanoseconds and MB/s, where firmware says
-/// (Documentation/admin-guide/mm/numaperf.rst, access class 0).
+/// Shows the cost of this node's memory for the nearest CPUs, in nanoseconds and MB/s, where
+/// firmware says it (Documentation/admin-guide/mm/numaperf.rst, access class 0).
 fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, node: NodeId) {
     let initiators = (0..topology.node_count()).map(|from| NodeId(from as u8)).filter(|&from| {
         cpus_of(topology, from) != 0 && performance.cost(from, node) != AccessCost::default()

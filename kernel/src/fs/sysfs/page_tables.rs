@@ -1,4 +1,4 @@
-//! /sys/kernel/debug/page_tables: what each node's root maps in the kernel half, in Linux' form.
+//! /sys/kernel/debug/page_tables: mappings of each node's root in the kernel half, in Linux' form.
 
 use freehold_collections::Arc;
 use freehold_machine::{Machine as _, NodeId};

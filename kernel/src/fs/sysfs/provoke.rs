@@ -151,8 +151,8 @@ impl Sink for Looker {
     }
 }
 
-/// What comes of bytes that `pass` has the kernel keep for a program, and show to a reader. `EIO`
-/// where none were shown.
+/// Returns the verdict on bytes that `pass` has the kernel keep for a program, and show to a
+/// reader. `EIO` where none were shown.
 fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<ProvokeVerdict> {
     let mut looker = Looker::default();
     pass(&mut SliceSource::new(&SECRET.to_le_bytes()), &mut looker)?;
@@ -245,7 +245,7 @@ fn window_in_interrupt() -> Result<ProvokeVerdict> {
     Ok(if provoke::window_in_interrupt() { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
-/// What the task on the other CPU has found: not yet anything.
+/// Finding of the task on the other CPU: none yet.
 const WAITING: u8 = 0;
 const STOPPED: u8 = 1;
 const EXPOSED: u8 = 2;

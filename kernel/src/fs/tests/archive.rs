@@ -80,7 +80,7 @@ fn names_stay_inside() {
     assert_eq!(world.read("/inside").unwrap(), b"y", "links lead to this root at most");
 }
 
-/// What is cut short or garbled is an error that says where.
+/// A truncated or garbled archive is an error that says where.
 #[test]
 fn broken_archives_say_where() {
     let good = archive(&[member("f", 1, 0o100_644, 1, b"content")]);

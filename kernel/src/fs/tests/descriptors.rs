@@ -48,7 +48,8 @@ fn descriptors_are_the_lowest_free() {
     assert_eq!(open_descriptors(&table), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// A promised descriptor is nobody else's, here alone, and is not open before it is kept.
+/// A promised descriptor is given to no other caller, in this table alone, and is not open before
+/// it is kept.
 #[test]
 fn a_promised_descriptor_waits_for_its_file() {
     let world = World::new();

@@ -31,8 +31,8 @@ fn links(world: &World, path: &str) -> u32 {
     world.walk().find(path.as_bytes(), Final::Stop).unwrap().node.metadata().links
 }
 
-/// What stays in a directory while it is listed in pieces is seen exactly once, whatever comes and
-/// goes.
+/// A name that stays in a directory while it is listed in pieces is seen exactly once, even as
+/// others come and go.
 #[test]
 fn listing_is_stable_under_change() {
     let world = World::new();
@@ -102,7 +102,7 @@ fn rename_keeps_the_tree_a_tree() {
     assert_eq!(links(&world, "/g"), 2, "two names of one file: rename does nothing");
 }
 
-/// A removed directory takes no new names, and is empty for who still has it open.
+/// A removed directory takes no new names, and is empty for programs that have it open.
 #[test]
 fn removed_directories_take_no_names() {
     let world = World::new();

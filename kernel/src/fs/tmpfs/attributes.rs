@@ -1,5 +1,5 @@
-//! What a node of memory has besides its bytes or names: one of a tmpfs, a secret one, a message
-//! queue.
+//! Attributes of a node of memory besides its bytes or names: one of a tmpfs, a secret one, a
+//! message queue.
 
 use freehold_collections::{Map, Vec, WipedBytes};
 
@@ -10,7 +10,7 @@ use crate::{Errno, Result};
 
 /// Largest value of one extended attribute (linux/limits.h XATTR_SIZE_MAX).
 const XATTR_SIZE_MAX: usize = 65536;
-/// What all extended attributes of a node may take together.
+/// Limit for all extended attributes of a node together.
 const XATTR_TOTAL_MAX: usize = 128 * 1024;
 /// Access times follow reads at least once a day.
 const DAY: i64 = 24 * 60 * 60;
@@ -42,7 +42,7 @@ impl Attributes {
         }
     }
 
-    /// What stat(2) tells of node `identity`, whose bytes are the caller's to add.
+    /// Returns the metadata of node `identity`. The caller adds the bytes.
     #[inline]
     pub fn metadata(&self, identity: Identity, kind: NodeKind) -> Metadata {
         Metadata {

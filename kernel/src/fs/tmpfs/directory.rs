@@ -1,8 +1,8 @@
 //! The names in a directory.
 //!
 //! Each entry has a position that no other entry of the directory ever had, and listing goes by
-//! position: what stays while a program lists is seen exactly once, whatever comes and goes
-//! meanwhile.
+//! position: an entry that stays while a program lists is seen exactly once, even as others come
+//! and go.
 
 use core::ops::Bound;
 

@@ -1,10 +1,10 @@
 //! Files in memory.
 //!
 //! A tmpfs keeps its names in B-trees and its bytes in [`FileContent`]s: in the kernel these are
-//! page caches, so a file's page is the frame that programs map. What its files hold together is
-//! counted in bytes against the size limit (`ENOSPC` beyond it), each growth being reserved before
-//! it happens. The first root file system's limit is half of the memory that there is at any time,
-//! and what the machine came with does not count.
+//! page caches, so a file's page is the frame that programs map. The bytes of its files are counted
+//! together against the size limit (`ENOSPC` beyond it); each growth is reserved before it happens.
+//! The first root file system's limit is half of the memory that there is at any time. Files that
+//! the machine came with do not count.
 //!
 //! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its
 //! shape while ancestors are compared) > one or two directories, lower inode number first >
@@ -35,7 +35,7 @@ use crate::{Errno, Result, task};
 
 const MAGIC: u64 = 0x0102_1994;
 
-/// What the kernel's own tmpfs instances are made of.
+/// Parts that the kernel's own tmpfs instances are made of.
 struct Common {
     /// Holds files without a name.
     unnamed: Arc<TmpFs>,
@@ -70,7 +70,7 @@ pub fn mount(name: &'static str, options: &[u8], owner: &SetMetadata) -> Result<
     Ok(fs)
 }
 
-/// What all nodes of one tmpfs share.
+/// State that all nodes of one tmpfs share.
 struct TmpfsShared {
     device: u64,
     contents: Arc<dyn ContentSource>,
@@ -84,13 +84,13 @@ struct TmpfsShared {
     renames: SpinLock<()>,
 }
 
-/// What the limits of a tmpfs are.
+/// Stage of the limits of a tmpfs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
     /// As they were set.
     Fixed,
-    /// None: what is written now comes with the machine and never counts.
+    /// None: files that are written now come with the machine and never count.
     Boot,
     /// As for a new one, with the memory that there is at any time.
     Following,
@@ -182,8 +182,8 @@ impl TmpFs {
         Ok(reserve::arc(Self { name, shared, root }))
     }
 
-    /// What is written until [`end_boot`](Self::end_boot) never counts: for the first root file
-    /// system.
+    /// Lifts the limits until [`end_boot`](Self::end_boot), for the first root file system. Bytes
+    /// that are written meanwhile never count.
     pub fn begin_boot(&self) {
         self.unlimited();
         self.shared.stage.store(Stage::Boot as u8, Ordering::Relaxed);

@@ -24,7 +24,7 @@ use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// What an entry counts in a directory's size (Linux' BOGO_DIRENT_SIZE).
+/// Size of an entry in its directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
 /// Entries that are listed while the names are locked once.
 const LISTED_AT_ONCE: usize = 64;
@@ -143,7 +143,7 @@ impl TmpNode {
         Ok(child)
     }
 
-    /// What a rename leaves at the old name, where it leaves something.
+    /// Returns the node that a rename leaves at the old name, where it leaves one.
     fn left_behind(&self, flags: RenameFlags) -> Result<Option<Arc<TmpNode>>> {
         if !flags.contains(RenameFlags::WHITEOUT) {
             return Ok(None);

@@ -3,8 +3,8 @@
 //! Limits and seals are looked at under the write lock, once the end of a file that is appended to
 //! is known.
 //!
-//! The write lock makes a write whole towards other writes, truncations and fallocate. What a write
-//! may need is charged to the file system before, and what it did not need is given back after it.
+//! The write lock makes a write whole towards other writes, truncations and fallocate. The bytes
+//! that a write may need are charged to the file system before it; the rest is given back after it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,7 +26,7 @@ const F_SEAL_GROW: u32 = 0x4;
 const F_SEAL_WRITE: u32 = 0x8;
 const F_SEAL_FUTURE_WRITE: u32 = 0x10;
 
-/// What can no longer be done to a file (fcntl(2), F_ADD_SEALS).
+/// Operations that a file no longer permits (fcntl(2), F_ADD_SEALS).
 #[derive(Debug)]
 pub struct Seals(AtomicU32);
 

@@ -21,7 +21,7 @@ impl Generate for Trace {
         Some(reserve::boxed(TraceParts { which: self.0, merge: None }))
     }
     fn store(&self, _bytes: &[u8]) -> Result<()> {
-        // As on Linux: opening it for writing may have cleared it, what is written is for nobody.
+        // As on Linux: opening the file for writing may have cleared it; written bytes are ignored.
         Ok(())
     }
     fn truncate(&self) -> Result<()> {
@@ -78,7 +78,7 @@ pub(super) fn write_line(text: &mut Text, line: &TraceLine<'_>) {
     }
 }
 
-/// What a CPU's records come to.
+/// Statistics of a CPU's records.
 pub(super) struct Stats(pub usize);
 
 impl Generate for Stats {
@@ -125,8 +125,8 @@ pub(super) fn total_size(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// What is written becomes a record. Of more than [`MOST_MARKER`](tracing::MOST_MARKER) bytes in
-/// one call each part does.
+/// File whose written bytes become a record. Of more than [`MOST_MARKER`](tracing::MOST_MARKER)
+/// bytes in one call each part becomes one.
 pub(super) struct Marker;
 
 impl Generate for Marker {

@@ -1,8 +1,8 @@
 //! tracefs (/sys/kernel/tracing): tracepoints are turned on here, and their records read.
 //!
-//! Root's alone: the root directory has mode 0700, and no namespace shows it anew. What records
-//! hold is in `freehold_tracepoints::table`; a thread's name is the only text of a program among
-//! it, beside what root itself writes into `trace_marker`.
+//! Only root has access: the root directory has mode 0700, and no namespace shows it anew.
+//! `freehold_tracepoints::table` lists the fields of records. A thread's name is their only text of
+//! a program, beside what root itself writes into `trace_marker`.
 //!
 //! Files that Linux has and this file system has not are absent: filters, triggers, histograms,
 //! `trace_pipe_raw`, function tracers.
@@ -99,7 +99,7 @@ fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-/// What work of a length that a program chose asks between two steps.
+/// Checks between two steps of work whose length a program chose.
 fn step() -> Result<()> {
     sched::checkpoint()
 }

@@ -1,9 +1,9 @@
 //! `trace_pipe`: records as text, each given to one reader once. A CPU's records have one reader
 //! at a time.
 //!
-//! A reader waits where there is none. Records wake nobody (see [`crate::tracing`]): a read that
-//! waits looks every [`INTERVAL`], and for poll(2) a timer of the open file does, as long as
-//! somebody is in its queue.
+//! A reader waits where there is none. Records wake no task (see [`crate::tracing`]): a read that
+//! waits looks every [`INTERVAL`], and for poll(2) a timer of the open file does, as long as its
+//! queue has a waiter.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ use crate::tracing::{self, Switch, Taken, Which};
 use crate::user::Sink;
 use crate::{Errno, Result};
 
-/// How often somebody who waits looks for records (nanoseconds).
+/// Time between two looks of a waiting reader (nanoseconds).
 const INTERVAL: u64 = 10_000_000;
 
 /// Puts the file into a directory.
@@ -81,7 +81,7 @@ impl TraceReader {
     /// The right to these.
     ///
     /// # Errors
-    /// `EBUSY` where somebody has it, as on Linux.
+    /// `EBUSY` where the right is taken, as on Linux.
     pub fn of(which: Which) -> Result<Self> {
         let wanted = match which {
             Which::All => u64::MAX,
@@ -101,7 +101,7 @@ impl Drop for TraceReader {
     }
 }
 
-/// Wakes those who wait, as soon as it sees records.
+/// Timer that wakes waiting readers as soon as it sees records.
 struct Watcher {
     slot: TimerSlot,
     which: Which,

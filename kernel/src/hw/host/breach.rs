@@ -21,7 +21,7 @@ pub mod provoke {
     pub fn write_text_alias() -> bool {
         false
     }
-    /// What came of [`read_closed_window`].
+    /// Result of [`read_closed_window`].
     #[derive(Clone, Copy, Debug)]
     pub struct ClosedWindow {
         /// The word; `None`: nothing is there any more.
@@ -43,7 +43,7 @@ pub mod provoke {
     }
 }
 
-/// Rules that are broken on purpose, for those who check them from outside.
+/// Rules that are broken on purpose, to test checks from outside.
 pub mod plant {
     use freehold_machine::Pfn;
 
@@ -51,7 +51,7 @@ pub mod plant {
 
     /// Reads a program's frame through the kernel's map.
     pub fn direct_map_read(_user: Pfn) {}
-    /// Maps it where nobody looks.
+    /// Maps it where no code looks.
     ///
     /// # Errors
     /// Always.

@@ -1,4 +1,4 @@
-//! Spin locks that know who holds them: a task must hold none when it sleeps, or may have to.
+//! Spin locks that know their holder: a task must hold none when it sleeps, or may have to.
 
 use core::cell::Cell;
 use core::fmt;
@@ -42,8 +42,8 @@ impl<T: ?Sized> SpinLock<T> {
         HELD.set(HELD.get() + 1);
         SpinLockGuard { value, counts: 1 }
     }
-    /// Takes the lock if it is free: it may be held across sleeping by who makes others sleep, too,
-    /// instead of spin (`sync::Mutex`).
+    /// Takes the lock if it is free. A lock whose waiters sleep instead of spin (`sync::Mutex`) may
+    /// be held across sleeping.
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
         self.0.try_lock().map(|value| SpinLockGuard { value, counts: 0 })
     }
@@ -63,7 +63,7 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
 #[must_use]
 pub struct SpinLockGuard<'a, T: ?Sized> {
     value: freehold_arch::sync::SpinLockGuard<'a, T>,
-    /// What it adds to [`HELD`].
+    /// The amount that it adds to [`HELD`].
     counts: usize,
 }
 

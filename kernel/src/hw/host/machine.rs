@@ -18,11 +18,11 @@ use zerocopy::FromZeros;
 use super::Frames;
 use super::std;
 
-/// Frames of a machine that nobody described: 64 MiB.
+/// Frames of a machine without a description: 64 MiB.
 pub const FRAMES: u64 = 16 << 10;
 /// The frame of the kernel's root, among those that [`RESERVED`] keeps from the page allocator.
 pub(super) const ROOT: Pfn = Pfn(1);
-/// What start-up took: the root.
+/// Frames that start-up took: the root.
 pub(super) static RESERVED: [PfnRange; 1] = [PfnRange { start: Pfn(0), end: Pfn(2) }];
 
 static MODEL: OnceLock<Model> = OnceLock::new();
@@ -42,7 +42,7 @@ pub fn start_machine(machine: Model) {
     assert!(MODEL.set(machine).is_ok(), "the machine is described before it is used");
 }
 
-/// A thread's CPU where no kernel started: its own, so that what is a CPU's is nobody else's.
+/// A thread's CPU where no kernel started: its own, so that no other thread uses the CPU's state.
 struct Seat(u16);
 
 /// The CPUs that threads have, a bit each.

@@ -1,4 +1,4 @@
-//! Frames and their records: what start-up hands to the page allocator.
+//! Frames and their records, which start-up hands to the page allocator.
 
 use std::sync::OnceLock;
 
@@ -27,7 +27,7 @@ pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], Ou
     Ok(machine::zeroes(count))
 }
 
-/// What start-up took.
+/// Returns the frames that start-up took.
 pub fn seal() -> &'static [PfnRange] {
     &RESERVED
 }
@@ -39,7 +39,7 @@ pub fn policy() -> Policy {
     POLICY.get().copied().unwrap_or_default()
 }
 
-/// What the kernel's command line says of it; once.
+/// Sets the policy of the kernel's command line; once.
 pub fn set_policy(policy: Policy) {
     // The first stays: there is one kernel in a process.
     let _ = POLICY.set(policy);
@@ -51,7 +51,7 @@ pub fn set_frame_provider(_provider: &'static dyn FrameProvider) {}
 /// Windows look at no record.
 pub fn use_frame_table() {}
 
-/// What the model's map is made of is the model's matter.
+/// Returns zeroes: the model keeps no figures of its map.
 pub fn map_figures() -> MapFigures {
     MapFigures::default()
 }
@@ -71,7 +71,7 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
     machine::model().is_in_direct_map(frame)
 }
 
-/// What the kernel half has to look like: it has no leaf, since the model keeps the direct map
+/// Returns the rules for the kernel half: it has no leaf, since the model keeps the direct map
 /// apart.
 pub fn map_rules() -> Rules {
     let nothing = PfnRange { start: Pfn(0), end: Pfn(0) };

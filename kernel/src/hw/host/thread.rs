@@ -1,5 +1,5 @@
-//! Threads of the kernel are threads of the host, of which one runs: who switches hands the CPU
-//! over and waits to get it back.
+//! Threads of the kernel are threads of the host, of which one runs: a thread that switches hands
+//! the CPU over and waits to get it back.
 
 use core::any::{Any, TypeId};
 use std::boxed::Box;
@@ -18,7 +18,7 @@ use super::{std, traps};
 /// Bytes of a stack: frames of a test are not optimised.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Whose turn it is.
+/// State of a thread's turn.
 enum Turn {
     /// Not this thread's.
     Waits,
@@ -31,7 +31,7 @@ enum Turn {
 struct HostThreadInner {
     turn: Mutex<Turn>,
     changed: Condvar,
-    /// What it will do, until it begins.
+    /// The function that it will run, until it begins.
     body: Mutex<Option<Body>>,
 }
 

@@ -10,7 +10,7 @@ use super::traps;
 static NOW: AtomicU64 = AtomicU64::new(0);
 /// When the kernel wants to be called; `u64::MAX` for never.
 static TIMER: AtomicU64 = AtomicU64::new(u64::MAX);
-/// What a program is taken to run between two looks at the counter.
+/// Time that a program is taken to run between two looks at the counter.
 const STRETCH: u64 = 1000;
 
 /// Nanoseconds since the machine started.
@@ -44,10 +44,10 @@ pub fn arm(deadline: u64) {
     TIMER.store(deadline, Ordering::Relaxed);
 }
 
-/// Nobody has anything to do: time goes on to the next deadline.
+/// Lets time go on to the next deadline, since no task has anything to do.
 ///
 /// # Panics
-/// Where there is none: everybody sleeps for ever, and the test with them.
+/// Where there is none: all tasks sleep for ever, and the test with them.
 pub fn idle() {
     let deadline = TIMER.swap(u64::MAX, Ordering::Relaxed);
     assert!(deadline != u64::MAX, "everybody sleeps, and nothing will wake anybody");

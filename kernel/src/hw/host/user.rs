@@ -20,8 +20,8 @@ const SOFTWARE_BYTES: usize = 464;
 const DEFAULT_CONTROL: u16 = 0x37f;
 const DEFAULT_MXCSR: u32 = 0x1f80;
 
-/// What runs programs: it looks where one is (`rip`), does what the program does there, and says
-/// why it stops.
+/// Runner of programs: it looks where a program is (`rip`), does what the program does there, and
+/// says why it stops.
 pub type Processor = Box<dyn Fn(&mut UserContext) -> UserEvent + Send + Sync>;
 
 static PROCESSOR: OnceLock<Processor> = OnceLock::new();
@@ -91,7 +91,7 @@ impl UserContext {
     pub fn was_interrupted(&self) -> bool {
         self.registers.vector != VECTOR_SYSCALL
     }
-    /// What the system call returns.
+    /// Sets the result of the system call.
     pub fn set_return(&mut self, value: u64) {
         self.registers.rax = value;
     }
@@ -190,7 +190,7 @@ impl UserContext {
     /// then).
     ///
     /// # Panics
-    /// Where nobody said what runs programs.
+    /// Without a runner of programs ([`set_processor`]).
     pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
         if urgent() {
             return None;

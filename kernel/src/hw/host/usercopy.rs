@@ -77,8 +77,8 @@ pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     (write(to, value, faults) == value.len()).then_some(())
 }
-/// Replace a word if it is `current`; what it was, or `None` if it cannot be written. One thread
-/// runs at a time.
+/// Replaces a word if it is `current`. Returns its previous value, or `None` if it cannot be
+/// written. One thread runs at a time.
 pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults) -> Option<u32> {
     translate(at, Access::Write, faults)?;
     let before = load_u32(at, faults)?;

@@ -24,7 +24,7 @@ const IPC_SET: i32 = 1;
 const IPC_STAT: i32 = 2;
 const IPC_INFO: i32 = 3;
 
-/// Who calls.
+/// Returns the caller's credentials.
 fn caller() -> Arc<Credentials> {
     task::current().process().credentials()
 }
@@ -40,7 +40,7 @@ fn check(object: &impl Object, wanted: u32) -> Result<()> {
 enum Named {
     /// By its ID.
     Id,
-    /// By its place in the table, for whoever may read it.
+    /// By its place in the table, for callers that may read it.
     Place,
     /// By its place in the table, for all.
     PlaceForAll,

@@ -61,7 +61,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > walk::NAME_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(()) }
 }
 
-/// What an mq_open asks for.
+/// Arguments of mq_open.
 struct Opening<'a> {
     name: &'a [u8],
     flags: OpenFlags,
@@ -109,7 +109,7 @@ impl Opening<'_> {
                 Ok(node) => return Ok((self.existing(node, caller)?, Origin::Existing)),
                 Err(_) if !self.flags.contains(OpenFlags::CREAT) => return Err(Errno::ENOENT),
                 Err(_) => match self.make(&dir, process, caller) {
-                    // Somebody else was first: open theirs.
+                    // Another task was first: open its queue.
                     Err(Errno::EEXIST) => {}
                     made => return Ok((made?, Origin::Made)),
                 },
@@ -253,7 +253,7 @@ pub fn sys_mq_timedreceive(args: &Args) -> Result<i64> {
     })
 }
 
-/// What a program asks to be told by.
+/// Returns the kind of notice that a program asks for.
 fn notice_of(event: UserEvent) -> Result<Notice> {
     const SIGEV_SIGNAL: i32 = 0;
     const SIGEV_NONE: i32 = 1;

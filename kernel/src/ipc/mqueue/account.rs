@@ -12,15 +12,15 @@ use crate::sync::SpinLock;
 use crate::task::{Capability, Process, Resource};
 use crate::{Errno, Result};
 
-/// What no queue exceeds, whoever makes it (HARD_MSGMAX, HARD_MSGSIZEMAX).
+/// Limit that no queue exceeds, with any capability (HARD_MSGMAX, HARD_MSGSIZEMAX).
 pub const MOST_MESSAGES: u64 = 65_536;
 /// See [`MOST_MESSAGES`].
 pub const MOST_BYTES: u64 = 16 << 20;
 /// Priorities are below this (MQ_PRIO_MAX).
 pub const PRIORITIES: u64 = 32_768;
 
-/// What Linux keeps beside each message and for each priority (`struct msg_msg`,
-/// `struct posix_msg_tree_node`).
+/// Bytes that Linux keeps beside each message and for each priority (`struct msg_msg`, `struct
+/// posix_msg_tree_node`).
 const OVERHEAD: u64 = 48;
 
 struct Accounts {
@@ -30,12 +30,12 @@ struct Accounts {
 
 static ACCOUNTS: SpinLock<Accounts> = SpinLock::new(Accounts { queues: 0, bytes: Map::new() });
 
-/// Who makes a queue.
+/// Maker of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Maker {
     /// The real user.
     pub user: u32,
-    /// What that user's queues may take together.
+    /// The most bytes of that user's queues together.
     pub most_bytes: u64,
     /// Whether the limits that an administrator sets do not bind (CAP_SYS_RESOURCE).
     pub exceeds_limits: bool,
@@ -77,7 +77,7 @@ pub fn shape_of(messages: i64, bytes: i64, maker: &Maker) -> Result<QueueShape> 
     Ok(QueueShape { messages: shape.0 as usize, bytes: shape.1 as usize })
 }
 
-/// What a queue of this shape is charged for.
+/// Returns the bytes that a queue of this shape is charged for.
 const fn charged_bytes(shape: QueueShape) -> u64 {
     let messages = shape.messages as u64;
     let priorities = if messages < PRIORITIES { messages } else { PRIORITIES };

@@ -25,9 +25,9 @@ use crate::{Errno, Result};
 /// MQUEUE_MAGIC.
 const MAGIC: u64 = 0x1980_0202;
 const ROOT_INODE: u64 = 1;
-/// What a name counts in the directory's size.
+/// Size of a name in the directory's size.
 const ENTRY_SIZE: u64 = 20;
-/// QueueNames that are listed while they are locked once.
+/// Names of queues that are listed while they are locked once.
 const LISTED_AT_ONCE: usize = 64;
 
 /// The file system.
@@ -40,7 +40,7 @@ pub struct MqueueFs {
 #[derive(Default)]
 pub struct QueueNamespace {
     directory: SpinLock<Option<Arc<QueueDirectory>>>,
-    /// The mount through which mq_open and mq_unlink see the names, whatever else is mounted where.
+    /// The mount through which mq_open and mq_unlink see the names, even under other mounts.
     mount: SpinLock<Option<Arc<Mount>>>,
 }
 
@@ -148,7 +148,7 @@ impl QueueDirectory {
         let name: Arc<[u8]> = reserve::slice(name);
         let mut names = self.names.lock();
         if names.by_name.contains_key(&*name) {
-            // What was made is dropped without the lock.
+            // The new queue is dropped without the lock.
             drop(names);
             return Err(Errno::EEXIST);
         }

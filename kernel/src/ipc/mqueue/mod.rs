@@ -3,9 +3,9 @@
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`state`] | the messages of a queue, by priority, and those who wait |
+//! | [`state`] | the messages of a queue, by priority, and the threads that wait |
 //! | [`queue`] | a queue that threads send to and receive from |
-//! | [`notify`] | who is told that a message came to an empty queue |
+//! | [`notify`] | registrations for a message to an empty queue |
 //! | [`account`] | how many queues there may be, and how many bytes a user's may take |
 //! | [`node`], [`directory`] | a queue as a file; the names, and the file system |
 //!
@@ -13,8 +13,8 @@
 //! open. Callers: [`super::calls`], mount(2), /proc/sys/fs/mqueue. Everything here may sleep.
 //!
 //! Lock order: the directory's names > a queue's state > a node's attributes > a user's account.
-//! All are spin locks; nobody sleeps, touches user memory, drops a message or sends a signal under
-//! one.
+//! All are spin locks; a holder neither sleeps, touches user memory, drops a message nor sends a
+//! signal.
 
 pub mod account;
 pub mod directory;

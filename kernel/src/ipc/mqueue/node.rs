@@ -1,4 +1,4 @@
-//! A queue as a file: what stat, read, poll and close do to it.
+//! A queue as a file: stat, read, poll and close.
 
 use freehold_collections::{Arc, Receiver, Weak, reserve, try_format};
 
@@ -15,7 +15,7 @@ use crate::time::wall;
 use crate::user::Sink;
 use crate::{Errno, Result};
 
-/// What stat(2) says is the size of a queue's file.
+/// Size of a queue's file in stat(2).
 const FILE_SIZE: u64 = 80;
 
 /// A message came or went, or a name: all three times are now.

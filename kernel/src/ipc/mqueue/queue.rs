@@ -1,8 +1,8 @@
 //! A queue that threads send to and receive from.
 //!
 //! A thread that waits is in line in the queue's [state](super::state), and sleeps without the
-//! lock. Whoever serves it takes it out and answers it under the lock. A thread whose wait ends
-//! otherwise takes the lock, and itself out; an answer that came until then counts.
+//! lock. A thread that serves it takes it out and answers it under the lock. A thread whose wait
+//! ends otherwise takes the lock, and itself out; an answer that came until then counts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,7 +29,7 @@ pub struct Wait {
     pub nice: i32,
 }
 
-/// What IPC's users see of a queue.
+/// Figures of a queue that IPC's users see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Figures {
     /// Messages.
@@ -53,7 +53,7 @@ pub struct PosixQueue {
     has_registration: AtomicBool,
 }
 
-/// What ended a sleep without an answer.
+/// Returns the error of a sleep that ended without an answer.
 fn unanswered<T>(slept: Result<Option<T>>) -> Errno {
     match slept {
         Err(_) => Errno::ERESTARTSYS,
@@ -185,7 +185,7 @@ impl PosixQueue {
             self.has_registration.store(true, Ordering::Relaxed);
             refused
         };
-        // What was there is dropped without the lock, and so is what finds no place.
+        // The previous registration is dropped without the lock, and so is one that finds no place.
         refused.map(drop).map_err(|_| Errno::EBUSY)
     }
 
@@ -209,13 +209,13 @@ impl PosixQueue {
         })
     }
 
-    /// What the file of the queue says of the registration: SIGEV_*, signal and process, 0 where
-    /// there is none.
+    /// Returns the registration that the file of the queue shows: SIGEV_*, signal and process, 0
+    /// where there is none.
     pub fn told_registration(&self) -> (i32, i32, u32) {
         self.locked.lock().registrations.told()
     }
 
-    /// What is ready now; see [`crate::fs::File::poll`].
+    /// Returns the events that are ready now; see [`crate::fs::File::poll`].
     pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         if let Some(waiter) = waiter {
             waiter.register(&self.changed);

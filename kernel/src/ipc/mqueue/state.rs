@@ -1,10 +1,11 @@
-//! What is behind a queue's lock: its messages by priority, and those who wait for one or for room.
+//! State behind a queue's lock: its messages by priority, and threads that wait for one or for
+//! room.
 //!
 //! Invariant: receivers wait only where there is no message, and senders only where there is no
-//! room. Whoever changes one serves the first in line of the other: the thread with the lowest nice
-//! value, and of those the one that came first (Linux: `wq_add`, ipc/mqueue.c). Each step takes
-//! O(log n), however many messages there are. Nothing here sleeps, and nothing is lost where memory
-//! is: a message comes back.
+//! room. A thread that adds a message serves the first receiver in line, and one that makes room
+//! the first sender: the thread with the lowest nice value, and of those the one that came first
+//! (Linux: `wq_add`, ipc/mqueue.c). Each step takes O(log n), however many messages there are.
+//! Nothing here sleeps. Without memory nothing is lost: a message comes back.
 
 use core::cmp::Reverse;
 
@@ -32,7 +33,7 @@ pub struct QueueShape {
     pub bytes: usize,
 }
 
-/// What becomes of a thread that waits to send.
+/// Answer to a thread that waits to send.
 #[derive(PartialEq, Eq, Debug)]
 pub enum SendAnswer {
     /// Its message is in the queue.
@@ -58,7 +59,7 @@ pub struct Receiver {
 /// A place in line: the nice value, and when it came.
 pub type Turn = (i32, u64);
 
-/// What became of a message.
+/// Result of sending a message.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Sent {
     /// It is in the queue, which was empty.
@@ -81,7 +82,8 @@ pub struct QueueState {
     bytes: u64,
     senders: Map<Turn, Arc<Sender>>,
     receivers: Map<Turn, Arc<Receiver>>,
-    /// What orders messages of one priority, and threads of one nice value.
+    /// Number of the next message or thread: it orders messages of one priority, and threads of one
+    /// nice value.
     next: u64,
 }
 
@@ -144,8 +146,8 @@ impl QueueState {
         }
     }
 
-    /// Receives the oldest message of the highest priority. The first in line of those who wait for
-    /// room sends then; without memory for that all of them try again by themselves.
+    /// Receives the oldest message of the highest priority. The first thread in line for room sends
+    /// then; without memory for that all of them try again by themselves.
     pub fn receive(&mut self) -> Option<Message> {
         let ((Reverse(priority), _), text) = self.messages.pop_first()?;
         self.bytes -= text.len() as u64;
@@ -233,7 +235,7 @@ mod tests {
         messages: std::vec::Vec<(u32, u64)>,
         senders: std::vec::Vec<(usize, i32, (u32, u64))>,
         receivers: std::vec::Vec<(usize, i32)>,
-        /// By thread: what it sent or received.
+        /// Messages sent or received, by thread.
         outcomes: std::vec::Vec<(usize, u64)>,
     }
 

@@ -2,8 +2,8 @@
 //! there.
 //!
 //! The address space is locked for a stretch at a time; pages of files move between two stretches,
-//! by their cache, which has them unmapped everywhere first. What other address spaces share with
-//! the one that is moved follows at the end (MPOL_MF_MOVE_ALL).
+//! by their cache, which has them unmapped everywhere first. Pages that other address spaces share
+//! with this one follow at the end (MPOL_MF_MOVE_ALL).
 
 use core::ops::Range;
 
@@ -65,7 +65,7 @@ pub(super) enum PolicyIs {
     Some,
 }
 
-/// Whose pages the flags of a call say shall move.
+/// Returns the pages that a call's flags ask to move.
 fn moves(flags: u64) -> Result<Option<SharedPages>> {
     if flags & MPOL_MF_MOVE_ALL != 0 {
         return if task::may(Capability::SysNice) { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
@@ -145,8 +145,8 @@ fn locate(space: &ProcessSpace, addresses: &[u64]) -> Result<Vec<i32>> {
     Ok(all)
 }
 
-/// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that
-/// could have.
+/// Moves the pages at `addresses` to `nodes`. Returns the status of each, and how many have not
+/// moved that could have.
 fn move_chunk(
     space: &ProcessSpace,
     addresses: &[u64],
@@ -231,7 +231,7 @@ fn tell_moved<'a>(
     Ok(left)
 }
 
-/// Map a file's page again that was unmapped to be moved: who looks for it finds it.
+/// Maps a file's page again that was unmapped to be moved: a reader of its place finds it.
 fn moved_cached(space: &ProcessSpace, addr: VirtAddr) {
     let limits = task::with_current(|task| task.process().memory_limits());
     // If that cannot be, the page is absent, which is no error.

@@ -62,8 +62,8 @@ fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
     user::write_exact(mask, &bytes)
 }
 
-/// What [`Policy::label`] keeps: the flags that came with the mode, and the nodes as they were
-/// given.
+/// Returns the label of a policy ([`Policy::label`]): the flags that came with the mode, and the
+/// nodes as the program gave them.
 const fn label(flags: u32, nodes: NodeSet) -> u32 {
     flags << 16 | nodes.0 as u32
 }

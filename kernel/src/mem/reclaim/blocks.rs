@@ -2,20 +2,20 @@
 //!
 //! Reclaim gives single frames back, and they lie in programs' pageblocks. The kernel takes its own
 //! frames from pageblocks on its side of the direct map, and one changes sides only when all of it
-//! is free. So where the kernel has nothing left of its own, no number of programs' pages that go
-//! helps it: somebody has to make a pageblock whole. kswapd does so ahead of need, and who finds no
-//! frame in spite of all ([`make`]).
+//! is free. So where the kernel has nothing left of its own, no number of freed programs' pages
+//! helps it: a pageblock must be made whole. kswapd does so ahead of need, and so does a task that
+//! finds no frame in spite of all ([`make`]).
 //!
 //! **Protocol.** First as many frames are reclaimed on the node as a pageblock has, above the low
-//! watermark: what is isolated then is missing nowhere, and what moves out of it finds room; where
-//! that cannot be had nothing is isolated. Then the pageblock with the fewest frames in use is
-//! isolated and emptied ([`evacuate::empty`]). What cannot move (pinned, in a pipe) keeps its
-//! pageblock, and the next is tried.
+//! watermark. Isolated frames are then missing nowhere, and pages that move out find room. If the
+//! node does not have so many, nothing is isolated. Then the pageblock with the fewest frames in
+//! use is isolated and emptied ([`evacuate::empty`]). A frame that cannot move (pinned, in a pipe)
+//! keeps its pageblock, and the next is tried.
 //!
-//! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One makes a pageblock at
-//! a time; who waited for another looks first whether there is one now. The caller holds what
-//! [`reclaim`](super) allows. Who makes one is reclaiming meanwhile, so others wait for the outcome
-//! before anybody is killed.
+//! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One task makes a
+//! pageblock at a time; a task that waited for another looks first whether there is one now. The
+//! caller holds what [`reclaim`](super) allows. A task that makes a pageblock is reclaiming
+//! meanwhile, so others wait for the outcome before any process is killed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,10 +33,11 @@ const TRIES: usize = 4;
 /// How often others may take what was reclaimed for a pageblock's pages before it is given up.
 const PATIENCE: usize = 64;
 
-/// How often somebody who found no frame made a pageblock whole, or tried to: `compact_stall`.
+/// Number of times that a task without a frame made a pageblock whole, or tried to:
+/// `compact_stall`.
 static STALLS: AtomicU64 = AtomicU64::new(0);
 
-/// How often somebody waited for a pageblock to be made whole.
+/// Returns how often a task waited for a pageblock to be made whole.
 pub fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
@@ -85,7 +86,7 @@ fn make_on(node: NodeId, who: Who) -> ReclaimOutcome {
         return ReclaimOutcome::Nothing;
     }
     evacuate::drain_lists();
-    // What the kernel has a part of cannot be isolated, and does not count.
+    // A pageblock with a part of the kernel's cannot be isolated, and does not count.
     let mut isolated = evacuate::emptiest(node).filter(|(_, block)| frames().unplug(*block).is_ok());
     let made = isolated.by_ref().take(TRIES).any(|(used, block)| {
         let moved = empty(node, block, who);
@@ -126,7 +127,7 @@ fn empty(node: NodeId, block: PfnRange, who: Who) -> u64 {
     while used > 0 {
         evacuate::empty(&[block], node);
         let left = frames().still_used(block);
-        // What others took meanwhile may be what it wanted for: once more, if there is any.
+        // Other tasks may have taken the room that it needs: once more, if there is any.
         if left == used || make_room(node, left, who) == ReclaimOutcome::Nothing {
             used = left;
             break;

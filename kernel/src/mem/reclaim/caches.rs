@@ -1,7 +1,7 @@
 //! The page caches that reclaim takes from, beside anonymous memory: those of disks, and of the
 //! host's folders.
 //!
-//! Who has such caches [registers](register) them, once. Until then there are none.
+//! The layer that has such caches [registers](register) them, once. Until then there are none.
 
 use freehold_vm::{Evicted, Eviction};
 

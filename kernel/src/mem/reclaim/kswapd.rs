@@ -86,7 +86,7 @@ fn balance(node: NodeId) -> Option<()> {
         let under_way = UnderWay::begin()?;
         let freed = shrink(BATCH, FrameChoice::on(NodeSet::single(node)), Who::Kswapd).freed;
         drop(under_way);
-        // What is in this CPU's lists serves only this CPU.
+        // Frames in this CPU's lists serve only this CPU.
         frames().drain_local();
         if freed == 0 && is_short() {
             return None;

@@ -1,9 +1,9 @@
-//! Whether evicting pages of files still helps anybody.
+//! Check whether evicting pages of files still helps.
 //!
 //! Where memory that cannot be reclaimed is nearly all there is, the pages of files that remain are
 //! in use, programs' text among them: each that is evicted is read again at once, and evicts
-//! another. Everybody is busy, and nobody gets on. Frames from there are no memory then, and the
-//! largest program ends (`task::oom`) as it would if its text could not be evicted.
+//! another. All tasks are busy, and none makes progress. Evicting such pages does not yield memory.
+//! Then the largest program ends (`task::oom`) as it would if its text could not be evicted.
 //!
 //! A file that is read from front to back through a little memory is not that: its pages come once
 //! ([`freehold_vm::refaults`]). Nor is a working set that does not fit into a cache of some size,
@@ -63,8 +63,8 @@ enum Verdict {
     InVain,
 }
 
-/// Whether the last evictions were of pages that were read again at once. Somebody asks whenever
-/// memory is short.
+/// Returns whether the last evictions were of pages that were read again at once. The answer is
+/// asked for whenever memory is short.
 pub fn is_in_vain() -> bool {
     let now = Totals::now();
     let is_little = caches::pages() < frames().managed_frames() / LITTLE;

@@ -39,7 +39,7 @@ pub(super) struct SocketDump {
     class: SocketClass,
     /// States that are wanted, as bits.
     states: u32,
-    /// What is wanted beside: INET_DIAG_* as bits from 1 on, or UDIAG_SHOW_*.
+    /// Additional data that is wanted: INET_DIAG_* as bits from 1 on, or UDIAG_SHOW_*.
     shown: u32,
     /// Ports that are wanted; 0 for any.
     ports: [u16; 2],
@@ -103,7 +103,7 @@ pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32, network: u64) -> Re
 }
 
 impl SocketDump {
-    /// Who asked.
+    /// Returns the header fields for answers to the asker.
     pub(super) const fn to(&self) -> Replied {
         self.to
     }
@@ -222,8 +222,8 @@ fn address(address: InetAddress, is_v6: bool) -> [u8; 16] {
     octets
 }
 
-/// Nine numbers: what waits to be received, how much may, what waits to be sent, how much may, and
-/// others.
+/// Writes nine numbers: bytes that wait to be received, their limit, bytes that wait to be sent,
+/// their limit, and others.
 fn memory(out: &mut Writer, kind: u16, received: usize) {
     let room = BUFFER_BYTES as u32;
     out.attribute(kind, [received as u32, room, 0, room, 0, 0, 0, 0, 0].as_bytes());

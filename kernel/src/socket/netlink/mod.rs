@@ -2,9 +2,9 @@
 //! (netlink(7)). It speaks NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
 //! protocols are `EPROTONOSUPPORT`.
 //!
-//! A request is answered before its send returns: what it says goes into the socket's own channel,
-//! which holds as much as that of any socket. What finds no room there is lost, and the next
-//! receive says `ENOBUFS`. Of a list of sockets one part is there at a time: the receive that
+//! A request is answered before its send returns. The answer goes into the socket's own channel,
+//! which holds as much as that of any socket. An answer that finds no room there is lost, and the
+//! next receive says `ENOBUFS`. Of a list of sockets one part is there at a time: the receive that
 //! empties the channel puts in the next one. Requests are read as hostile input ([`wire`]).
 //!
 //! Nothing is told that was not asked for: groups can be joined, but the one interface never
@@ -37,7 +37,7 @@ use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{self, Source};
 use crate::{Errno, Result, sched, task};
 
-/// Bytes of the longest send: what SO_SNDBUF shows, without what Linux keeps beside a message.
+/// Bytes of the longest send: the value of SO_SNDBUF, without Linux' overhead of a message.
 const MOST_BYTES: usize = BUFFER_BYTES - 32;
 /// NETLINK_ROUTE, NETLINK_SOCK_DIAG.
 const ROUTE: i32 = 0;
@@ -60,7 +60,7 @@ const INET6: u8 = Family::Inet6.number() as u8;
 /// The level of options, SOL_NETLINK.
 pub(super) const LEVEL: u32 = 270;
 
-/// What a socket can be bound to: a port, and groups as bits.
+/// Address that a socket can be bound to: a port, and groups as bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct NetlinkAddress {
     /// The port; 0 is the kernel's.
@@ -83,11 +83,11 @@ const TRIES: u32 = 4096;
 struct NetlinkState {
     /// Its own; port 0 before it has one.
     own: NetlinkAddress,
-    /// What connect(2) has set.
+    /// The address that connect(2) has set.
     destination: NetlinkAddress,
 }
 
-/// What a socket of AF_NETLINK has beside what all have.
+/// State of a socket of AF_NETLINK beyond the common state.
 pub struct Netlink {
     protocol: i32,
     /// SO_TYPE.
@@ -97,7 +97,7 @@ pub struct Netlink {
     dump: Mutex<Option<SocketDump>>,
 }
 
-/// What is known of a request's sender.
+/// The sender of a request.
 #[derive(Clone, Copy)]
 struct Caller<'a> {
     port: u32,
@@ -109,9 +109,9 @@ struct Caller<'a> {
     is_strict: bool,
 }
 
-/// What became of a request.
+/// Result of a request.
 enum Answered {
-    /// What was written is all; an ACK where it was wished for.
+    /// The answer is complete; an ACK follows if the sender wished for one.
     Nothing,
     /// Several messages, whose end says how it ended, with these [`flag`]s.
     Dump(Result<()>, u16),
@@ -120,7 +120,7 @@ enum Answered {
 }
 
 impl Netlink {
-    /// What a new socket of `protocol` and SOCK_* `shown_type` has.
+    /// Returns the state of a new socket of `protocol` and SOCK_* `shown_type`.
     ///
     /// # Errors
     /// `EPROTONOSUPPORT`.
@@ -137,12 +137,12 @@ impl Netlink {
         self.protocol
     }
 
-    /// What it is bound to.
+    /// Returns the address that the socket is bound to.
     pub fn own(&self) -> NetlinkAddress {
         self.state.lock().own
     }
 
-    /// What it is connected to.
+    /// Returns the address that the socket is connected to.
     pub(super) fn destination(&self) -> NetlinkAddress {
         self.state.lock().destination
     }
@@ -184,7 +184,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// The caller's process ID, or a free port that is nobody's process ID.
+    /// The caller's process ID, or a free port that is no process ID.
     fn take_any(&self) -> Result<u32> {
         let own = task::try_with_current(|task| task.process().number()).unwrap_or(PORTS_OF_NOBODY);
         match self.take(own) {
@@ -201,10 +201,10 @@ impl Netlink {
         Err(Errno::EADDRINUSE)
     }
 
-    /// connect(2); `None` for nobody.
+    /// connect(2); `None` disconnects.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_ADMIN for anybody but the kernel, `ENOMEM`.
+    /// `EPERM` without CAP_NET_ADMIN for any address but the kernel's, `ENOMEM`.
     pub(super) fn connect(&self, to: Option<NetlinkAddress>, network: &NetworkNamespace) -> Result<()> {
         let to = to.unwrap_or_default();
         if to != NetlinkAddress::default() {

@@ -1,6 +1,5 @@
-//! NETLINK_ROUTE: what there is to say of the network devices, their addresses and the routes to
-//! them (rtnetlink(7)). Attributes are in Linux' order. Nothing can be changed but what is so
-//! already.
+//! NETLINK_ROUTE: the network devices, their addresses and the routes to them (rtnetlink(7)).
+//! Attributes are in Linux' order. A request for a change succeeds only if it changes nothing.
 
 use core::net::Ipv6Addr;
 
@@ -50,7 +49,7 @@ const ADDRESS6: [u8; 16] = Ipv6Addr::LOCALHOST.octets();
 /// IFA_F_PERMANENT.
 const PERMANENT: u8 = 0x80;
 
-/// What was asked.
+/// A request and its sender.
 struct Asked<'a> {
     message: &'a NetlinkMessage<'a>,
     caller: Caller<'a>,
@@ -80,8 +79,8 @@ impl<'a> Asked<'a> {
 /// Answers a request.
 ///
 /// # Errors
-/// What the error that answers it says: `EOPNOTSUPP` for what is not there, `EPERM`, `ENODEV`,
-/// `EINVAL`, `ENETUNREACH`, `EADDRNOTAVAIL`.
+/// The error for the answer: `EOPNOTSUPP` for a missing feature, `EPERM`, `ENODEV`, `EINVAL`,
+/// `ENETUNREACH`, `EADDRNOTAVAIL`.
 pub(super) fn answer(message: &NetlinkMessage<'_>, caller: Caller<'_>, out: &mut Writer) -> Result<Answered> {
     let kind = message.kind;
     if kind > LAST {
@@ -140,7 +139,7 @@ fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
             return Err(Errno::EINVAL);
         }
     }
-    // They are nobody's slaves, no bridges, and of no kind.
+    // The devices have no master, are no bridges, and are of no kind.
     let of_others = |kind| asked.attribute(LINK_BYTES, kind).is_some_and(|value| value != [0; 4]);
     if asked.byte(0) != BRIDGE && !of_others(MASTER) && !of_others(LINK_INFO) {
         interface::all(asked.caller.network).for_each(|device| link(asked, &device, out));
@@ -231,7 +230,7 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
         out.attribute(16, &[if is_lo { 0 } else { 6 }]);
         out.attribute(17, &[0]);
         out.number(4, device.mtu);
-        // The least and the most of that; its group; who hears all.
+        // The least and the most of that; its group; promiscuous and all-multicast counts.
         for kind in [50, 51, 27, 30, 61] {
             out.number(kind, 0);
         }
@@ -353,7 +352,7 @@ const TABLE: u16 = 15;
 #[derive(Clone, Copy)]
 struct RouteV4 {
     table: u8,
-    /// Whose word it is.
+    /// Origin of the route (RTPROT_*).
     protocol: u8,
     to: [u8; 4],
     bits: u8,
@@ -439,7 +438,7 @@ fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
 }
 
 fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
-    /// RTM_F_CLONED: what was looked up is not kept.
+    /// RTM_F_CLONED: results of lookups are not kept.
     const CLONED: u32 = 0x200;
     let wanted = wanted_routes(asked)?;
     if asked.number(8) & CLONED != 0 {
@@ -478,7 +477,7 @@ fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// A route's metric, device, what is kept of its use, and how it is preferred.
+/// Writes a route's metric, device, cache information and preference.
 fn route_v6_end(out: &mut Writer) {
     out.number(6, 0);
     out.number(DEVICE, LO.index);

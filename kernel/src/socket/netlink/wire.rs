@@ -1,7 +1,7 @@
 //! Messages of netlink(7) as bytes: read as hostile input, and written.
 //!
-//! Whatever a length says, nothing beyond the bytes that were sent is looked at: a message or an
-//! attribute whose length cannot be ends the list.
+//! No length leads to a read beyond the bytes that were sent: a message or an attribute with an
+//! impossible length ends the list.
 
 use freehold_collections::Vec;
 
@@ -26,7 +26,7 @@ pub mod flag {
     pub const DUMP: u16 = 0x300;
     /// Of an answer: entries were left out, as was wished.
     pub const FILTERED: u16 = 0x20;
-    /// Of an error: what was asked is not all there.
+    /// Of an error: the request is not repeated whole.
     pub const CAPPED: u16 = 0x100;
 }
 
@@ -64,7 +64,7 @@ fn split<'a>(rest: &mut &'a [u8], length: usize, least: usize) -> Option<&'a [u8
 /// One message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NetlinkMessage<'a> {
-    /// What it is about.
+    /// The type of the message.
     pub kind: u16,
     /// [`flag`]s.
     pub flags: u16,
@@ -75,7 +75,7 @@ pub struct NetlinkMessage<'a> {
 }
 
 impl<'a> NetlinkMessage<'a> {
-    /// What is behind the header.
+    /// Returns the bytes behind the header.
     pub fn body(&self) -> &'a [u8] {
         &self.whole[HEADER_BYTES..]
     }
@@ -117,7 +117,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// What an answer has in its header.
+/// Header fields of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Replied {
     /// The request's number.

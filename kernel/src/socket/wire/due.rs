@@ -1,11 +1,11 @@
-//! Which connections may have something new: a set of numbers that anybody adds to and one task
+//! Connections that may have something new: a set of numbers that any CPU adds to and one task
 //! empties.
 //!
-//! **Protocol.** Who adds sets the number's bit, then its word's bit in the summary. The task takes
-//! a summary word, then the words that it names. A number whose bit was set before its word was
-//! taken is in what was taken; one whose bit was set later sets the summary later, too, and is
-//! found by the next look. An empty word that the summary names does no harm. Adding takes no lock
-//! and no memory, so that it may be done wherever something is woken.
+//! **Protocol.** A CPU that adds sets the number's bit, then its word's bit in the summary. The
+//! task takes a summary word, then the words that it names. A number whose bit was set before its
+//! word was taken is among those taken; one whose bit was set later sets the summary later, too,
+//! and is found by the next look. An empty word that the summary names does no harm. Adding takes
+//! no lock and no memory, so that it may be done wherever something is woken.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ const SUMMARY: usize = WORDS / 64;
 /// Numbers that it can have: 0 to one less.
 pub const MOST: usize = WORDS * 64;
 
-/// Bits that anybody sets and one takes.
+/// Bits that any CPU sets and one task takes.
 pub trait Bits {
     /// None.
     const NONE: Self;

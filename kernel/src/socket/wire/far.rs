@@ -1,4 +1,4 @@
-//! The far side of a socket's connection: what the network's task has of it.
+//! The far side of a socket's connection, for the network's task.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -41,9 +41,9 @@ impl Wake for Tie {
 
 /// See the module's head.
 pub struct Far {
-    /// What the socket receives from.
+    /// The channel that the socket receives from.
     own: Arc<Channel>,
-    /// What it sends into.
+    /// The channel that the socket sends into.
     out: Arc<Channel>,
     pub(super) tie: Arc<Tie>,
     _watch: PollWaiter,
@@ -72,12 +72,12 @@ impl Far {
         self.out.has_message()
     }
 
-    /// Fills `room` from its front with what the socket has sent; how many bytes. `None` while
-    /// somebody is at the queue.
+    /// Fills `room` from its front with bytes that the socket has sent; returns how many. `None`
+    /// while another task holds the queue.
     pub(super) fn fetch(&self, room: &mut [u8]) -> Option<usize> {
         let mut queue = self.out.try_waiting()?;
         let mut received = Received::default();
-        // What fails has placed what it counts.
+        // A failing call has placed the bytes that it counts.
         let _ = queue.take_bytes(&mut SliceSink::new(room), &mut received, PassCredentials::No);
         self.out.publish(&queue);
         drop(queue);
@@ -92,8 +92,8 @@ impl Far {
         !self.out.has_sender() && !self.out.has_message()
     }
 
-    /// Gives the socket as many of `bytes` as it has room for; how many. `None` while somebody is
-    /// at the queue.
+    /// Gives the socket as many of `bytes` as it has room for; returns how many. `None` while
+    /// another task holds the queue.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Option<usize> {
         if !self.own.has_receiver() {
             // Shut down for receiving: as Linux, which takes what comes and forgets it.
@@ -117,7 +117,7 @@ impl Far {
         Some(done)
     }
 
-    /// Who has the socket.
+    /// Returns the owner of the socket.
     pub(super) fn owner(&self) -> Owner {
         if self.out.has_error() {
             Owner::Reset
@@ -138,7 +138,7 @@ impl Far {
         self.own.close_sender();
     }
 
-    /// The connection is no more. Nobody sees its end without the reason.
+    /// Ends the connection with `error`. No receiver sees the end without the error.
     pub(super) fn failed(&self, error: crate::Errno) {
         self.own.end_by(error);
         self.out.abandon_receiver();

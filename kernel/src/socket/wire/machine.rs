@@ -1,4 +1,4 @@
-//! What the stack asks of this kernel.
+//! Services that the network stack uses from this kernel.
 
 use core::net::SocketAddrV4;
 
@@ -16,7 +16,7 @@ use crate::task::namespaces::network::NetworkNamespace;
 
 /// Frames that wait for room in the device.
 const UNSENT: usize = 1024;
-/// Datagrams that wait for a queue that somebody is at, and how soon that is looked at again
+/// Datagrams that wait for a queue that another task holds, and the time until the next look at it
 /// (nanoseconds).
 const MOST_LATE: usize = 64;
 pub(super) const LATE: u64 = 1_000_000;
@@ -76,8 +76,8 @@ impl Machine {
         }
     }
 
-    /// Nothing was moved, since somebody is at the queue: it is looked at again soon. Without
-    /// memory for that, later.
+    /// Notes that nothing was moved, since another task holds the queue: it is looked at again
+    /// soon. Without memory for that, later.
     fn is_busy(&mut self, socket: &Far) -> usize {
         let _ = self.busy.try_push(socket.number());
         0

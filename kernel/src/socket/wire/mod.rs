@@ -1,10 +1,10 @@
 //! The network: connections and datagrams whose other end is on another machine.
 //!
 //! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)).
-//! Where the peer's socket would be stands a [`Far`], and the task `net` moves bytes between it and
-//! the TCP of `freehold-net`: so all that programs do with sockets, from poll(2) to splice(2), is
-//! the same over a wire and without one. No byte of a program's memory is touched by the task; a
-//! queue that somebody else is at is passed over, and looked at again soon.
+//! A [`Far`] takes the place of the peer's socket, and the task `net` moves bytes between it and
+//! the TCP of `freehold-net`. So all that programs do with sockets, from poll(2) to splice(2), is
+//! the same over a wire and without one. The task touches no byte of a program's memory; a queue
+//! that another task holds is passed over, and looked at again soon.
 //!
 //! | module | what |
 //! |---|---|
@@ -192,7 +192,7 @@ impl Wire {
         }
     }
 
-    /// Does what there is to do; when there will be more, if nobody wakes the task before.
+    /// Does the work that is due. Returns when there will be more, if the task is not woken before.
     fn turn(&self, frame: &mut [u8]) -> Option<u64> {
         let mut state = self.state.lock();
         let State { stack, machine } = &mut *state;

@@ -52,8 +52,8 @@ pub fn sys_ioprio_set(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// What decides of a thread's requests: where it has no class, its nice value says (Linux:
-/// `__get_task_ioprio`).
+/// Returns the I/O priority that applies to a thread's requests. A thread without a class gets one
+/// from its nice value (Linux: `__get_task_ioprio`).
 fn effective(task: &Task) -> u16 {
     match task.io_context.priority() {
         None => 0,

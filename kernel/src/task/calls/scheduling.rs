@@ -1,9 +1,9 @@
 //! How threads are scheduled: policies, nice values, CPUs.
 //!
 //! The scheduler shares CPU time by weight and knows no priorities above that ([`SchedPolicy`]). So
-//! the real-time policies are refused to everybody: with `EPERM`, as on a Linux whose control group
-//! has no real-time budget, and SCHED_DEADLINE with `EBUSY`, as where no bandwidth is left. The
-//! checks before that are Linux' (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
+//! the real-time policies are always refused: with `EPERM`, as on a Linux whose control group has
+//! no real-time budget, and SCHED_DEADLINE with `EBUSY`, as where no bandwidth is left. The checks
+//! before that are Linux' (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
 
 use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -123,7 +123,7 @@ impl SchedAttributes {
     }
 }
 
-/// What is to become of a thread.
+/// Scheduling attributes that a call sets.
 struct Change {
     /// `None` keeps policy and reset-on-fork.
     policy: Option<u32>,
@@ -188,7 +188,8 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
     Ok(())
 }
 
-/// What the calls before sched_setattr(2) can say: a policy and a priority. The nice value stays.
+/// Serves the calls before sched_setattr(2), which set a policy and a priority. The nice value
+/// stays.
 fn change_plainly(args: &Args, policy: Option<u32>, parameters: u64) -> Result<i64> {
     if parameters == 0 || args.int(0) < 0 {
         return Err(Errno::EINVAL);

@@ -175,7 +175,7 @@ impl Present {
         self.bits.as_mut_slice().fill(0);
         let bits = self.bits.as_mut_slice();
         space.lock().pages(VirtAddr(start), VirtAddr(end), |page| {
-            // The page of zeroes is mapped by nobody.
+            // The page of zeroes has no mappings.
             if page.mappings > 0 || matches!(page.at, PageAt::Swapped(_)) {
                 let index = (page.addr.0 - start) / PAGE;
                 bits[(index / 64) as usize] |= 1 << (index % 64);
@@ -232,7 +232,7 @@ pub fn put(out: &mut CoreOutput, space: &ProcessSpace, segments: &[CoreSegment])
     Ok(())
 }
 
-/// Writes pages; what cannot be read is a hole.
+/// Writes pages. A page that cannot be read is a hole.
 fn put_pages(
     out: &mut CoreOutput,
     space: &ProcessSpace,

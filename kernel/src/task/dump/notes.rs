@@ -1,5 +1,5 @@
-//! The notes of a core file: what is known of the process and of each thread (elf(5); Linux:
-//! `fs/binfmt_elf.c`, `include/linux/elfcore.h`).
+//! The notes of a core file, about the process and each thread (elf(5); Linux: `fs/binfmt_elf.c`,
+//! `include/linux/elfcore.h`).
 
 use freehold_collections::Vec;
 use zerocopy::{Immutable, IntoBytes};

@@ -9,7 +9,7 @@ use crate::{Errno, sched};
 /// Why no more is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stopped {
-    /// RLIMIT_CORE: what is there is a core file that is cut off.
+    /// RLIMIT_CORE: the file is a core file that is cut off.
     Limit,
     /// Writing failed, or the thread is to end.
     Error(Errno),
@@ -45,7 +45,8 @@ impl CoreOutput {
     /// Writes bytes.
     ///
     /// # Errors
-    /// What the file gives; the limit, where not all of them are below it: none is written then.
+    /// The file's error. If the bytes would pass the limit, [`Stopped::Limit`]; none of them is
+    /// written then.
     pub fn put(&mut self, bytes: &[u8]) -> Written {
         if self.written + bytes.len() as u64 > self.limit {
             return Err(Stopped::Limit);

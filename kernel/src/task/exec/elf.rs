@@ -1,4 +1,4 @@
-//! What an ELF file asks to be loaded.
+//! Load plan of an ELF file.
 //!
 //! The file is a stranger's: every number is checked before it is used, so that what comes out of
 //! here can be mapped as it stands.
@@ -36,7 +36,7 @@ pub struct Segment {
     pub offset: u64,
     /// Bytes from the file.
     pub file_size: u64,
-    /// Bytes of memory; what the file does not fill is zero.
+    /// Bytes of memory; those that the file does not fill are zero.
     pub memory_size: u64,
     /// PF_R 4, [`WRITABLE`], [`EXECUTABLE`].
     pub flags: u32,
@@ -79,7 +79,7 @@ impl Plan {
     }
 }
 
-/// What PT_GNU_STACK says.
+/// Access to the stack that PT_GNU_STACK asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StackRights {
     /// Read and write.
@@ -105,7 +105,7 @@ pub fn header_table(first: &[u8]) -> Result<(u64, usize)> {
     Ok((header.e_phoff.get(LE), count * size))
 }
 
-/// What the file asks for: `first` is its beginning, `table` its program headers.
+/// Returns the load plan of a file: `first` is the file's beginning, `table` its program headers.
 ///
 /// # Errors
 /// `ENOEXEC`, `EINVAL`, `ENOMEM` as Linux' loader gives them.
@@ -247,7 +247,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes say, a plan's segments can be mapped: in order, apart, inside the
+        /// The segments of every plan can be mapped, for any bytes: in order, apart and inside the
         /// address space.
         #[test]
         fn a_hostile_file_gives_a_sound_plan_or_an_error(

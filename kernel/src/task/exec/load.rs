@@ -22,14 +22,14 @@ const PLACE_PAGES: u64 = 1 << 28;
 pub struct Executable {
     /// The file.
     pub file: Arc<OpenFile>,
-    /// What it asks for.
+    /// The load plan.
     pub plan: Plan,
     mapping: Arc<FileMapping>,
 }
 
 /// A loaded file.
 pub struct LoadedFile {
-    /// What was added to its addresses.
+    /// Offset of the load addresses from the file's addresses.
     pub bias: u64,
     /// One past its last byte of memory.
     pub end: u64,
@@ -142,7 +142,7 @@ impl LoadPlaces {
     }
 }
 
-/// What a file is loaded as.
+/// Part that a file plays in a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// The program itself.

@@ -35,7 +35,7 @@ pub mod aux {
     pub const MINSIGSTKSZ: u64 = 51;
 }
 
-/// What goes there.
+/// Contents of the initial stack.
 pub struct Contents<'a> {
     /// argv.
     pub arguments: &'a Strings,

@@ -3,11 +3,11 @@
 //!
 //! **Protocol.** The thread marks itself as the one that stays, under the lock of `signals`, and
 //! all others end. It sleeps until it is alone in the list of threads, and until the registry knows
-//! no thread by the process' ID: the first one leaves the list before it gives that ID back, and
-//! wakes the sleeper after. Then, in one step under the registry's lock, the thread has the
-//! process' ID in the registry, in the list and for its tracer, and its own is free. What finds a
-//! thread by its ID and then does something that rests on the ID takes that lock and looks again:
-//! attaching (`Attachment::enter`) and letting go of a tracee (`release`).
+//! no thread by the process' ID. The first thread leaves the list before it gives that ID back, and
+//! wakes the sleeper afterwards. Then, in one step under the registry's lock, the thread gets the
+//! process' ID in the registry, in the list and for its tracer, and frees its own. Code that finds
+//! a thread by its ID and then relies on the ID takes that lock and checks the ID again: attaching
+//! (`Attachment::enter`) and letting go of a tracee (`release`).
 //!
 //! The process itself, and all that is known by it (parent, children, timers, descriptors of the
 //! process), has not changed.

@@ -43,7 +43,7 @@ struct WaitedWord {
     expected: u32,
 }
 
-/// What a word's flags say.
+/// Returns the scope that a word's flags ask for.
 fn scope_of(flags: u32) -> Result<Scope> {
     match flags {
         SIZE_U32 => Ok(Scope::Shared),
@@ -143,7 +143,7 @@ pub fn sys_futex_wait(args: &Args) -> Result<i64> {
     wait_once(FutexWord { address: args[0], scope }, value, mask, deadline)
 }
 
-/// futex_wake(word, mask, count, flags). Unlike FUTEX_WAKE a count of 0 wakes nobody.
+/// futex_wake(word, mask, count, flags). Unlike FUTEX_WAKE, a count of 0 wakes no thread.
 pub fn sys_futex_wake(args: &Args) -> Result<i64> {
     let scope = scope_of(args.uint(3))?;
     let mask = value_of(args[1])?;

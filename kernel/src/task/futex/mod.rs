@@ -44,7 +44,7 @@ const PRIVATE: u32 = 128;
 const CLOCK_REALTIME: u32 = 256;
 const MATCH_ANY: u32 = u32::MAX;
 
-/// What a futex word is known by.
+/// Identity of a futex word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FutexId {
     /// A word of one address space.
@@ -358,7 +358,7 @@ fn requeue(
     }
 }
 
-/// What FUTEX_WAKE_OP makes of a word; `None` for an operation that there is none of.
+/// Returns the value that FUTEX_WAKE_OP stores in a word; `None` for an unknown operation.
 fn changed(operation: u32, old: u32, operand: u32) -> Option<u32> {
     Some(match operation {
         0 => operand,
@@ -435,7 +435,7 @@ struct RobustHead {
 /// The most locks that one thread's list is searched for.
 const ROBUST_LIMIT: usize = 2048;
 
-/// Tell those who wait for the ended thread's locks that their owner died.
+/// Tells waiters for the ended thread's locks that their owner died.
 pub(super) fn release_robust_list(head: u64, tid: Pid) {
     let Ok(list) = UserPtr::<RobustHead>::new(head).read() else { return };
     let mut entry = list.next;

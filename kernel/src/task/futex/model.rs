@@ -15,7 +15,7 @@ enum Comparison {
     BeforeLock,
 }
 
-/// What the sleeper does where a later word has changed.
+/// Reaction of the sleeper to a later word that has changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnMismatch {
     /// It looks whether a word before was woken meanwhile, as it must.

@@ -1,4 +1,4 @@
-//! Namespaces as files: what /proc/PID/ns/* leads to (nsfs), and its ioctls.
+//! Namespaces as files: the targets of /proc/PID/ns/* (nsfs), and their ioctls.
 //!
 //! A file keeps its namespace, whether or not a process is in it. A node is made each time one is
 //! looked up; its number is the namespace's.
@@ -104,7 +104,7 @@ impl NamespaceRef {
         }
     }
 
-    /// What a link to it says: "uts:[4026531838]".
+    /// Returns the text of a link to the namespace: "uts:[4026531838]".
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -8,8 +8,8 @@
 //! circle.
 //!
 //! Namespaces belong to a process, not to its threads as on Linux: one with several threads can
-//! neither make nor enter one. A process stays in its PID namespace for good: what it makes or
-//! enters is that of its children.
+//! neither make nor enter one. A process stays in its PID namespace for good: a PID namespace that
+//! it makes or enters is that of its children.
 //!
 //! Callers: fork, unshare, setns, /proc. Task context.
 
@@ -31,7 +31,7 @@ use crate::cgroup::{self, CgroupMember, Group};
 use crate::fs::namespace::MountNamespace;
 use crate::fs::{FsContext, root};
 
-/// An IPC namespace. What is in it is made by the layer above, when a program first asks.
+/// An IPC namespace. The layer above makes its objects when a program first asks.
 pub struct IpcNamespace {
     head: NamespaceHead,
     objects: Once<Arc<dyn Any + Send + Sync>>,
@@ -41,11 +41,11 @@ impl IpcNamespace {
     fn new(head: NamespaceHead) -> Arc<Self> {
         reserve::arc(Self { head, objects: Once::new() })
     }
-    /// What every namespace has.
+    /// Returns the part that every namespace has.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
-    /// What is in it; `make` gets the user namespace that owns it.
+    /// Returns the namespace's objects; `make` gets the user namespace that owns the namespace.
     pub fn objects<T: Any + Send + Sync>(
         &self,
         make: impl FnOnce(&UserNs) -> Arc<T>,
@@ -64,7 +64,7 @@ impl CgroupNamespace {
     fn new(head: NamespaceHead, root: Arc<Group>) -> Arc<Self> {
         reserve::arc(Self { head, root })
     }
-    /// What every namespace has.
+    /// Returns the part that every namespace has.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
@@ -117,9 +117,9 @@ impl Namespaces {
         })
     }
 
-    /// The same, but for new ones of the kinds that `is_new` chooses, which `owner` owns. The
-    /// places of `fs`, which is nobody else's yet, become those in a new tree of mounts. A new
-    /// cgroup namespace begins at the group of `member`.
+    /// Returns the same namespaces, but for new ones of the kinds that `is_new` chooses, which
+    /// `owner` owns. The places of `fs`, which no other process has yet, become those in a new tree
+    /// of mounts. A new cgroup namespace begins at the group of `member`.
     ///
     /// # Errors
     /// `ENOSPC` where there are too many of a kind; `ENOMEM`, `EINTR`.

@@ -53,7 +53,7 @@ impl NetworkNamespace {
         Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false) }))
     }
 
-    /// What every namespace has.
+    /// Returns the part that every namespace has.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }

@@ -40,8 +40,8 @@
 //! that of all others: see [`super::exit`]. Under the registry's lock the namespace is marked as
 //! ending; then each process in it is killed; a new one is entered under the same lock, and refused
 //! once the mark is there. So each that was entered is killed, and the wait ends (the model is in
-//! `model.rs`). It is *shielded*: what it has no handler for does
-//! nothing, but SIGKILL and SIGSTOP from outside and faults of its own ([`super::signal`]).
+//! `model.rs`). Init is *shielded*: a signal without a handler does nothing, but SIGKILL and
+//! SIGSTOP from outside and faults of its own count ([`super::signal`]).
 //!
 //! **Invariant.** [`Nested`]'s figures change under the registry's lock. A namespace refers to the
 //! one above it and to no process; its depth is at most [`MOST_LEVELS`].

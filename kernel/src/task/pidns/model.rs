@@ -45,7 +45,7 @@ impl Bell {
     }
 }
 
-/// What the registry's lock protects.
+/// State that the registry's lock protects.
 #[derive(Default)]
 struct ModelRegistry {
     is_ending: bool,

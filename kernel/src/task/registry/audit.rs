@@ -10,7 +10,7 @@ use crate::task::Pid;
 /// Counts the members of all groups and sessions anew, and walks all families. Needs no memory.
 ///
 /// # Errors
-/// What is wrong.
+/// The inconsistency that was found.
 pub fn validate() -> Result<(), &'static str> {
     let registry = REGISTRY.lock();
     let known = || registry.slots.values().filter_map(|slot| slot.process.as_ref());

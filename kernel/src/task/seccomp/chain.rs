@@ -1,11 +1,11 @@
-//! What a thread gave up: a chain of filters, and what they say of a call together.
+//! The chain of filters of a thread, and their joint verdict on a call.
 
 use freehold_bpf::{CallData, Filter};
 use freehold_collections::{Arc, reserve::ArcMethods};
 
 use crate::sync::SpinLock;
 
-/// What is done about a call (SECCOMP_RET_*), the strictest first.
+/// Action for a call (SECCOMP_RET_*), the strictest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Action {
     /// The process ends by SIGSYS.
@@ -45,7 +45,7 @@ impl Action {
 /// A filter, and those that were there before it.
 #[derive(Debug)]
 pub struct ChainedFilter {
-    /// What it is.
+    /// The program.
     pub program: Filter,
     /// Those before it.
     pub before: Option<Arc<ChainedFilter>>,
@@ -67,7 +67,7 @@ impl Drop for ChainedFilter {
     }
 }
 
-/// What calls are refused.
+/// System calls that a thread may not make.
 #[derive(Clone, Debug, Default)]
 pub enum Confinement {
     /// Nothing was given up.
@@ -75,11 +75,11 @@ pub enum Confinement {
     Free,
     /// All but the four calls of strict mode.
     Strict,
-    /// What these refuse.
+    /// The calls that these filters refuse.
     Filtered(Arc<ChainedFilter>),
 }
 
-/// What a thread gave up.
+/// A thread's confinement.
 #[derive(Debug, Default)]
 pub struct Seccomp(SpinLock<Confinement>);
 
@@ -126,7 +126,7 @@ impl Confinement {
 }
 
 impl Seccomp {
-    /// What it is now.
+    /// Returns the confinement.
     pub fn get(&self) -> Confinement {
         self.0.lock().clone()
     }

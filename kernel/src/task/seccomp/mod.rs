@@ -5,17 +5,17 @@
 //! counts. Filters form a chain, the newest first; threads share the tail that they have in common,
 //! and nothing takes a filter away. fork, clone and execve keep the chain.
 //!
-//! **Who may.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs
+//! **Permission.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs
 //! under a filter that its caller made up.
 //!
 //! **Where.** [`Task::judge_call`] is asked on the way of a call that is watched
-//! ([`Traced`](super::trace::Traced)), behind the tracer's stop at its entry: what a tracer made of
-//! the call is judged. Other threads' calls pay nothing.
+//! ([`Traced`](super::trace::Traced)), behind the tracer's stop at its entry: the call is judged as
+//! the tracer left it. Other threads' calls pay nothing.
 //!
-//! **Order.** `signals` of the process > a thread's chain, a leaf. Whoever installs holds both:
-//! what was given to a thread meanwhile is not lost. A thread that is being made takes its maker's
-//! chain once more under `signals` when it is in the process' list ([`Task::inherit_seccomp`]):
-//! whoever gives all threads a filter (TSYNC) holds that lock.
+//! **Order.** `signals` of the process > a thread's chain, a leaf. A task that installs a filter
+//! holds both locks, so that filters which a thread got meanwhile are not lost. A thread that is
+//! being made takes its maker's chain once more under `signals` when it is in the process' list
+//! ([`Task::inherit_seccomp`]): a task that gives all threads a filter (TSYNC) holds that lock.
 //!
 //! **Not there**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
 //! available, and a filter that returns it makes the call fail with `ENOSYS`, as on Linux without a
@@ -69,7 +69,7 @@ mod flag {
     pub const NO_THREAD_IS_AN_ERROR: u64 = 16;
 }
 
-/// What becomes of a call.
+/// Verdict on a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Judgement {
     /// It is made.
@@ -259,7 +259,7 @@ fn set_filter(flags: u64, address: u64) -> Result<i64> {
     }
 }
 
-/// Who gets a filter.
+/// Threads that get a filter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Oneself,
@@ -274,7 +274,7 @@ enum Refused {
 }
 
 /// Gives `task`, the current one, a filter more, or all threads of its process its filters and this
-/// one. What others give it meanwhile stays.
+/// one. Filters that other threads give it meanwhile stay.
 fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::result::Result<(), Refused> {
     let group = task.process().signals.lock();
     let before = match task.seccomp.get() {
@@ -297,7 +297,7 @@ fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::re
         return Err(Refused::Thread(apart.number()));
     }
     for thread in &group.threads {
-        // What they had is part of the chain: nothing ends here.
+        // The old filters of each thread are part of the chain: no filter is dropped here.
         thread.confine(Confinement::Filtered(chain.clone()));
     }
     Ok(())

@@ -263,7 +263,7 @@ fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signa
     Ok((of_kernel(info), signal))
 }
 
-/// What a program sends along, with the kernel's id of the user that it names.
+/// Returns the siginfo that a program sends along, with the kernel's ID of the user that it names.
 fn of_kernel(info: SigInfo) -> SigInfo {
     if !info.names_user() {
         return info;

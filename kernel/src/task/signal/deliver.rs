@@ -1,4 +1,4 @@
-//! What a thread does about its signals before it goes back to user mode.
+//! Delivery of a thread's signals before it goes back to user mode.
 
 use core::mem::offset_of;
 use core::ops::ControlFlow;
@@ -112,7 +112,7 @@ impl Task {
             self.stop_if_asked(context, &mut interrupted);
         }
         loop {
-            // Before looking: whoever sends after the look sets it again.
+            // Before looking: a sender after the look sets it again.
             self.answer_call(SIGNAL);
             match self.next_signal(context, &mut interrupted) {
                 Delivery::Nothing => break,
@@ -186,7 +186,7 @@ impl Task {
         }
     }
 
-    /// What to do about a signal that is taken; `None` for nothing.
+    /// Returns the delivery of a signal that is taken; `None` where nothing is to be done.
     #[inline(always)]
     fn act_on(&self, info: SigInfo) -> Option<Delivery> {
         let signal = info.signal()?;
@@ -213,7 +213,8 @@ impl Task {
         }
     }
 
-    /// What to do about the signal that a tracer lets through, once it has been asked about `info`.
+    /// Returns the delivery of the signal that the tracer lets through, after asking it about
+    /// `info`.
     #[cold]
     fn ask_tracer(
         &self,
@@ -230,7 +231,8 @@ impl Task {
         self.act_on(info).unwrap_or(Delivery::Again)
     }
 
-    /// A stop signal's default action: all threads park. Not where nobody could continue them.
+    /// Parks all threads, a stop signal's default action. Does nothing where no process could
+    /// continue them.
     fn begin_stop(&self, signal: Signal) {
         if signal != Signal::STOP && registry::group_is_orphaned(self.process().group()) {
             return;
@@ -462,7 +464,7 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
     registers.rcx = saved.rcx;
     registers.rsp = saved.rsp;
     registers.rip = saved.rip;
-    // What these select is checked on the way to user mode.
+    // The way to user mode checks the descriptors that these select.
     registers.cs = u64::from(saved.cs | USER_LEVEL);
     registers.ss = u64::from(saved.ss | USER_LEVEL);
     registers.rflags = registers.rflags & !FLAGS_OF_FRAMES | saved.rflags & FLAGS_OF_FRAMES;

@@ -1,4 +1,4 @@
-//! What a handler finds on its stack: `struct rt_sigframe` of x86-64, above it the vector state.
+//! A handler's frame on its stack: `struct rt_sigframe` of x86-64, above it the vector state.
 //!
 //! Programs read and change these bytes (garbage collectors, unwinders, setjmp in handlers), so
 //! every offset is part of the interface; rt_sigreturn takes nothing of them on trust.
@@ -84,7 +84,7 @@ pub struct FrameContext {
 pub struct Frame {
     /// The handler returns to the restorer.
     pub return_address: u64,
-    /// What rt_sigreturn takes back.
+    /// The context that rt_sigreturn takes back.
     pub context: FrameContext,
     /// The siginfo's part that carries anything.
     pub info: SigInfo,
@@ -142,7 +142,7 @@ pub const fn context_flags(image: usize) -> u64 {
     extended | UC_SIGCONTEXT_SS
 }
 
-/// What tells a program that something follows the legacy area: `struct _fpx_sw_bytes`, at
+/// The descriptor of the state that follows the legacy area: `struct _fpx_sw_bytes`, at
 /// [`DESCRIPTION`] of the vector state.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

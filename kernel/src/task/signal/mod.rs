@@ -1,4 +1,4 @@
-//! Signals: what they are, who has which pending, sending and delivering them.
+//! Signals: their numbers, the pending ones of threads and processes, sending and delivering them.
 
 pub mod calls;
 pub mod deliver;

@@ -11,8 +11,8 @@ use crate::{Errno, Result};
 #[derive(Debug, Default)]
 pub struct Pending {
     set: SigSet,
-    /// What is known of them, in order of arrival. A member of `set` without entry here is known by
-    /// number only: there was no room, or it came in an interrupt.
+    /// The siginfo of the signals, in order of arrival. A member of `set` without an entry here is
+    /// known by number only: there was no room, or it came in an interrupt.
     queue: VecDeque<Queued>,
 }
 
@@ -20,7 +20,7 @@ pub struct Pending {
 /// queued: a timer may send one at each expiry.
 const MAX_FREE: usize = 1024;
 
-/// What is known of a signal, and its place in its user's account where it takes one.
+/// The siginfo of a signal, and its place in its user's account where it takes one.
 #[derive(Debug)]
 pub struct Queued {
     info: SigInfo,
@@ -147,7 +147,7 @@ pub const SIG_DFL: u64 = 0;
 /// Ignore the signal.
 pub const SIG_IGN: u64 = 1;
 
-/// What a process does about a signal: the kernel's `struct sigaction`.
+/// A process' reaction to a signal: the kernel's `struct sigaction`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Action {
@@ -161,7 +161,7 @@ pub struct Action {
     pub mask: SigSet,
 }
 
-/// What a process does about all signals; shared by CLONE_SIGHAND.
+/// A process' reactions to all signals; shared by CLONE_SIGHAND.
 #[derive(Clone, Copy, Debug)]
 pub struct Actions([Action; 64]);
 
@@ -171,7 +171,7 @@ impl Actions {
         let default = Action { handler: SIG_DFL, flags: 0, restorer: 0, mask: SigSet::EMPTY };
         Self([default; 64])
     }
-    /// What is done about `signal`.
+    /// Returns the reaction to `signal`.
     pub const fn get(&self, signal: Signal) -> Action {
         self.0[signal.number() as usize - 1]
     }
@@ -187,7 +187,8 @@ impl Actions {
             _ => false,
         }
     }
-    /// What execve leaves: ignored signals stay ignored, handlers are gone with the program.
+    /// Resets the reactions for execve: ignored signals stay ignored, handlers are gone with the
+    /// program.
     pub fn reset_for_exec(&mut self) {
         for action in &mut self.0 {
             let handler = if action.handler == SIG_IGN { SIG_IGN } else { SIG_DFL };

@@ -47,7 +47,7 @@ impl Process {
     /// Send a signal of the kernel's to the process: any thread that does not block it takes it.
     /// Task context.
     pub fn signal(self: &Receiver<Self>, info: SigInfo) {
-        // Without one who pays for it none is refused.
+        // A signal without a payer is never refused.
         let _: Result<()> = self.send(info, None);
     }
 
@@ -86,7 +86,7 @@ impl Process {
         end_group(&mut group, status);
     }
 
-    /// What the process does about `signal`.
+    /// Returns the process' reaction to `signal`.
     pub fn action(&self, signal: Signal) -> Action {
         let shared = self.actions.lock();
         shared.lock().get(signal)
@@ -205,8 +205,8 @@ impl Process {
         if payer.is_some() && from_inside() { Shield::Whole } else { Shield::None }
     }
 
-    /// Who stands still takes no signal, but one that ends it anyway does so at once, as on Linux
-    /// (`complete_signal`). Returns whether `signal` does.
+    /// Returns whether `signal` ends a frozen target. A frozen thread takes no signal, but one that
+    /// ends it anyway does so at once, as on Linux (`complete_signal`).
     #[cold]
     fn ends_frozen(&self, group: &Group, target: Target<'_>, signal: Signal) -> bool {
         let takes = |thread: &Task| !thread.blocked().contains(signal);
@@ -378,8 +378,8 @@ impl Task {
         self.traced.is_traced() || SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
 
-    /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked
-    /// at.
+    /// Blocks exactly `signals` (SIGKILL and SIGSTOP excepted); signals that became deliverable are
+    /// looked at.
     pub fn set_blocked(&self, signals: SigSet) {
         let signals = signals.minus(SigSet::UNSTOPPABLE);
         self.blocked.store(signals.0, core::sync::atomic::Ordering::SeqCst);
@@ -389,7 +389,7 @@ impl Task {
     }
 }
 
-/// Sends SIGPIPE to the current thread, which wrote to what nobody reads.
+/// Sends SIGPIPE to the current thread, which wrote to a pipe or socket without a reader.
 pub fn signal_broken_pipe() {
     if let Some(task) = crate::task::try_current() {
         task.signal(SigInfo::kernel(Signal::PIPE));

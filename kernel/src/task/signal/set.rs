@@ -34,7 +34,7 @@ signals! {
     IO = 29, PWR = 30, SYS = 31,
 }
 
-/// What a signal does where no handler is set.
+/// Effect of a signal without a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DefaultAction {
     /// The process ends.
@@ -67,7 +67,7 @@ impl Signal {
     pub const fn is_real_time(self) -> bool {
         self.0 >= 32
     }
-    /// What it does where no handler is set (signal(7)).
+    /// Returns the signal's effect where no handler is set (signal(7)).
     pub const fn default_action(self) -> DefaultAction {
         match self {
             Self::CHLD | Self::URG | Self::WINCH => DefaultAction::Ignore,
@@ -109,7 +109,7 @@ pub struct SigSet(pub u64);
 impl SigSet {
     /// No signal.
     pub const EMPTY: Self = Self(0);
-    /// The two that nobody can block, catch or ignore.
+    /// The two that no process can block, catch or ignore.
     pub const UNSTOPPABLE: Self = Self::of(&[Signal::KILL, Signal::STOP]);
     /// Those that stop a process.
     pub const STOPPING: Self = Self::of(&[Signal::STOP, Signal::TSTP, Signal::TTIN, Signal::TTOU]);
@@ -206,7 +206,7 @@ pub mod code {
     pub const CLD_CONTINUED: i32 = 6;
     /// SIGSEGV: nothing is mapped there.
     pub const SEGV_MAPERR: i32 = 1;
-    /// SIGSEGV: what is mapped there forbids the access.
+    /// SIGSEGV: the mapping there forbids the access.
     pub const SEGV_ACCERR: i32 = 2;
     /// SIGBUS: misaligned.
     pub const BUS_ADRALN: i32 = 1;
@@ -251,7 +251,7 @@ pub struct SigInfo {
     pub code: i32,
     /// Alignment of what follows.
     pub pad: i32,
-    /// The union: what its members are depends on the code.
+    /// The union: its members depend on the code.
     pub fields: [u64; 4],
 }
 

@@ -25,7 +25,7 @@ impl Attachment {
     /// Lets `tracer` trace `task`.
     ///
     /// # Errors
-    /// `EPERM` where somebody does, `ESRCH` where the tracer has ended, `ENOMEM`.
+    /// `EPERM` where the task has a tracer, `ESRCH` where the tracer has ended, `ENOMEM`.
     pub(in crate::task) fn new(
         tracer: &Arc<Process>,
         task: &Arc<Task>,
@@ -42,7 +42,7 @@ impl Attachment {
     }
 
     /// Enters the tracee at both. Under the registry's lock no thread gets another ID, and one that
-    /// has ended and lost its ID to another thread is nobody's tracee.
+    /// has ended and lost its ID to another thread gets no tracer.
     fn enter(&self, registry: &Registry) -> Result<()> {
         let (task, tracee) = (&self.task, &self.tracee);
         if registry.is_another(task) {
@@ -122,7 +122,7 @@ fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
     let mut state = tracee.state.lock();
     if !state.released {
         state.stop = None;
-        // Nobody asks for them any more.
+        // The tracer of an ended tracee does not ask for its vector state.
         state.vectors = Vec::new();
         state.ended = Some(status.wait_status());
     }
@@ -134,7 +134,7 @@ impl Task {
     /// [`Task::follows`] says whether it asked for that.
     ///
     /// # Errors
-    /// As [`Attachment::new`]; a tracer that has ended meanwhile follows nobody.
+    /// As [`Attachment::new`]. If the tracer has ended meanwhile, the result is `None`.
     pub(in crate::task) fn followed_by(&self, task: &Arc<Task>) -> Result<Option<Attachment>> {
         let Some(tracee) = self.traced.tracee() else { return Ok(None) };
         let Some(tracer) = registry::find(tracee.tracer) else { return Ok(None) };
@@ -194,7 +194,7 @@ impl Task {
         let (process, own) = (self.process(), self.traced.tracee());
         if let Some(tracee) = &own {
             match registry.process(tracee.tracer) {
-                // What is displaced here is the first one's, and is found there below.
+                // The displaced tracee is the first thread's; it is found below.
                 Some(tracer) => drop(tracer.tracees.lock().renumber(tracee, process.numbers())?),
                 None => tracee.renumber(process.numbers()),
             }

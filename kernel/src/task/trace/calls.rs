@@ -67,7 +67,7 @@ const LEGACY_COMPONENTS: u8 = 0b11;
 /// Where `struct user` has the debug registers: `u_debugreg`, eight words.
 const DEBUG_REGISTERS: core::ops::Range<u64> = 848..912;
 
-/// What PTRACE_GETREGSET and PTRACE_SETREGSET point to: `struct iovec`.
+/// The argument of PTRACE_GETREGSET and PTRACE_SETREGSET: `struct iovec`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Vector {

@@ -8,10 +8,10 @@
 //! may ask for ([`Rule::Forced`](freehold_vm::Rule)): a store to a private page gets that page a
 //! frame of its own, exactly as a store by the program would.
 //!
-//! **Who is traced.** A thread has at most one tracer, a process. The tracer has its tracees by
-//! thread ID. Both references are made together ([`attach`]) and undone by
-//! whoever comes first: a detach, the end of the tracee that the tracer was told of, or the end of
-//! the tracer. Linux ties a tracee to one thread of its tracer; here any thread of it may ask.
+//! **Tracees.** A thread has at most one tracer, a process. The tracer has its tracees by thread
+//! ID. Both references are made together ([`attach`]) and undone by the first of three: a detach,
+//! the end of the tracee that the tracer was told of, or the end of the tracer. Linux ties a tracee
+//! to one thread of its tracer; here any thread of it may ask.
 //!
 //! **Rights.** Attaching needs what [`inspect`](super::inspect) asks for. execve of a set-id
 //! program gives a tracee no other ids, unless the tracer could have inspected those anyway

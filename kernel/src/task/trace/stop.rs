@@ -21,11 +21,11 @@ const GOOD: i32 = 0x80;
 /// orig_rax of a thread that made no system call.
 const NO_CALL: u64 = u64::MAX;
 
-/// What the tracer sees of a system call that the context does not have.
+/// The part of a system call that the tracer sees and the context does not have.
 #[derive(Clone, Copy)]
 struct Call {
     number: u64,
-    /// What rax says.
+    /// The value of rax.
     result: Option<u64>,
 }
 

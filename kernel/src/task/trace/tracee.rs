@@ -1,4 +1,4 @@
-//! What a tracer and the thread that it traces share.
+//! State that a tracer and the thread that it traces share.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -113,7 +113,7 @@ impl Stop {
     }
 }
 
-/// What a tracer lets a stopped tracee do next.
+/// Way in which a tracer resumes a stopped tracee.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
     /// Run (PTRACE_CONT).
@@ -133,7 +133,7 @@ pub enum Attached {
     Seized,
 }
 
-/// What tracer and tracee tell each other. The tracee fills it at a stop, the tracer changes it
+/// Messages between tracer and tracee. The tracee fills them in at a stop, the tracer changes them
 /// while the stop lasts.
 #[derive(Debug)]
 pub struct TraceState {
@@ -143,13 +143,13 @@ pub struct TraceState {
     pub stop: Option<Stop>,
     /// The tracer has not been told of the stop.
     pub news: bool,
-    /// What the tracee does next, once the tracer has said so.
+    /// The tracee's next step, once the tracer has chosen it.
     pub resume: Option<Resume>,
     /// The tracer waits for the end of a group stop (PTRACE_LISTEN).
     pub listens: bool,
     /// The tracer is no tracer any more.
     pub released: bool,
-    /// What PTRACE_GETEVENTMSG says.
+    /// The result of PTRACE_GETEVENTMSG.
     pub message: u64,
     /// The signal that is about to be delivered, as the tracer changes it.
     pub info: SigInfo,
@@ -221,7 +221,7 @@ impl Tracee {
     /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
     ///
     /// # Errors
-    /// `ESRCH` where it is not; what `f` gives.
+    /// `ESRCH` where it is not; the error of `f`.
     pub fn stopped<T>(&self, f: impl FnOnce(&mut TraceState) -> Result<T>) -> Result<T> {
         let mut state = self.state.lock();
         if state.stop.is_none() || state.resume.is_some() || state.listens || state.released {
@@ -348,14 +348,14 @@ const TRAP: u8 = 8;
 const JUDGED: u8 = 16;
 
 impl Traced {
-    /// Of a thread that nobody traces.
+    /// Returns the state of a thread without a tracer.
     pub const fn new() -> Self {
         Self { flags: AtomicU8::new(0), passed: AtomicU64::new(0), tracee: SpinLock::new(None) }
     }
     fn has(&self, flag: u8) -> bool {
         self.flags.load(Ordering::Relaxed) & flag != 0
     }
-    /// Whether somebody traces it.
+    /// Returns whether it has a tracer.
     pub fn is_traced(&self) -> bool {
         self.has(TRACED)
     }
@@ -392,7 +392,7 @@ impl Traced {
     /// Lets `tracee` be the shared part.
     ///
     /// # Errors
-    /// `EPERM` where somebody traces the thread already.
+    /// `EPERM` where the thread has a tracer already.
     pub fn set(&self, tracee: &Arc<Tracee>) -> Result<()> {
         let mut place = self.tracee.lock();
         if place.is_some() {

@@ -47,7 +47,7 @@ pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown
     if image != *shown {
         put(context.regs_mut(), &image);
         if image.fs_base != shown.fs_base {
-            // What a tracer may put there was checked.
+            // The bases that a tracer sets were checked.
             let _ = context.set_fs_base(image.fs_base);
         }
         if image.gs_base != shown.gs_base {

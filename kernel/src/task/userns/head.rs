@@ -1,11 +1,11 @@
-//! What every namespace has: a number, the user namespace that owns it, a place in the count of its
-//! kind.
+//! The part that every namespace has: a number, the user namespace that owns it, a place in the
+//! count of its kind.
 //!
 //! **Invariant.** The numbers in [`COUNTS`] are those of the heads that exist; a head gives its
 //! place back when it is dropped. The initial namespaces are not counted. Linux counts per user and
 //! level (ucounts); here one limit per kind holds for all users.
 //!
-//! Callers: whatever makes namespaces, in task context; /proc/sys/user. Nothing here sleeps.
+//! Callers: code that makes namespaces, in task context; /proc/sys/user. Nothing here sleeps.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -107,7 +107,7 @@ pub fn count(kind: NamespaceKind) -> u64 {
     COUNTS[kind as usize].load(Ordering::Relaxed)
 }
 
-/// What every namespace has.
+/// The part that every namespace has.
 pub struct NamespaceHead {
     kind: NamespaceKind,
     inode: u64,

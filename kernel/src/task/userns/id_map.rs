@@ -57,8 +57,9 @@ fn line(text: &[u8]) -> Result<IdRange> {
 
 /// The lines of a map as a program writes it.
 ///
-/// # Errors `EINVAL` for no line or more than [`MOST_LINES`], a line that is not three numbers, an
-/// empty range, or one that contains -1; `ENOMEM`.
+/// # Errors
+/// `EINVAL` for no line or more than [`MOST_LINES`], a line that is not three numbers, an empty
+/// range, or one that contains -1; `ENOMEM`.
 pub fn parse(text: &[u8]) -> Result<Vec<IdRange>> {
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
     let text = text.strip_suffix(b"\n").unwrap_or(text);
@@ -99,17 +100,17 @@ impl IdMap {
         &self.by_first
     }
 
-    /// What `id` inside is outside.
+    /// Returns the ID outside for `id` inside.
     pub fn outside(&self, id: u32) -> Option<u32> {
         find(&self.by_first, id, |range| range.first).map(|range| range.outside + (id - range.first))
     }
 
-    /// What `id` outside is inside.
+    /// Returns the ID inside for `id` outside.
     pub fn inside(&self, id: u32) -> Option<u32> {
         find(&self.by_outside, id, |range| range.outside).map(|range| range.first + (id - range.outside))
     }
 
-    /// What all of a range inside is outside, where one line maps it.
+    /// Returns the first ID outside for a range inside, if one line maps the whole range.
     pub fn outside_of_all(&self, first: u32, count: u32) -> Option<u32> {
         let range = find(&self.by_first, first, |range| range.first)?;
         let offset = first - range.first;

@@ -44,7 +44,7 @@ use super::capabilities::Capability;
 use super::credentials::Credentials;
 use crate::{Errno, Result};
 
-/// What an id without a mapping is shown as (/proc/sys/kernel/overflowuid).
+/// Shown for an ID without a mapping (/proc/sys/kernel/overflowuid).
 pub const OVERFLOW_ID: u32 = 65_534;
 /// The most levels below the initial namespace (Linux: `create_user_ns`).
 pub const MOST_LEVELS: u32 = 33;
@@ -106,8 +106,9 @@ impl UserNs {
 
     /// A namespace below that of `maker`, without maps. It is no namespace of the maker's yet.
     ///
-    /// # Errors `ENOSPC` where it were too deep, or there are too many; `EPERM` where the maker's
-    /// effective ids have no mapping in its own namespace.
+    /// # Errors
+    /// `ENOSPC` where it were too deep, or there are too many; `EPERM` where the maker's effective
+    /// ids have no mapping in its own namespace.
     pub fn new(maker: &Credentials) -> Result<Self> {
         let parent = &maker.user_ns;
         let level = parent.level() + 1;
@@ -186,7 +187,8 @@ impl UserNs {
         }
     }
 
-    /// What a program in this namespace is told of a kernel id. -1, which is no id, stays.
+    /// Returns the ID that a program in this namespace sees for a kernel ID. -1, which is no ID,
+    /// stays.
     pub fn shown_id(&self, kind: IdKind, kernel: u32) -> u32 {
         if self.is_initial() { kernel } else { self.mapped_id(kind, kernel).unwrap_or(OVERFLOW_ID) }
     }
@@ -212,13 +214,13 @@ impl UserNs {
             || (self.mapped_id(IdKind::User, uid).is_some() && self.mapped_id(IdKind::Group, gid).is_some())
     }
 
-    /// What /proc/PID/setgroups says.
+    /// Returns whether /proc/PID/setgroups says "allow".
     pub fn allows_set_groups(&self) -> bool {
         self.0.as_ref().is_none_or(|nested| nested.may_set_groups.load(Ordering::Relaxed))
     }
 
-    /// Whether setgroups(2) may be called: not before groups have a map, so that nobody leaves a
-    /// group unseen.
+    /// Returns whether setgroups(2) may be called: not before groups have a map, so that no process
+    /// leaves a group unseen.
     pub fn may_set_groups(&self) -> bool {
         let has_map = self.map(IdKind::Group).is_none_or(|written| written.map.is_completed());
         has_map && self.allows_set_groups()

@@ -1,8 +1,8 @@
 //! Writing /proc/PID/{uid_map,gid_map,setgroups}: the rules of user_namespaces(7).
 //!
-//! Two parties are asked, whoever opened the file and the caller that writes: else a program with
-//! more rights could be made to write what it was given as an open file. A map is claimed by one
-//! writer and then published whole; readers see none or all of it.
+//! Two parties need the right, the task that opened the file and the caller that writes. Otherwise
+//! a task could trick a program with more rights into writing to an open file. A map is claimed by
+//! one writer and then published whole; readers see none or all of it.
 //!
 //! Callers: the files in /proc, task context.
 

@@ -1,9 +1,9 @@
-//! adjtimex and clock_adjtime: everybody reads, and CAP_SYS_TIME changes what the clock can do
+//! adjtimex and clock_adjtime: all programs read, and CAP_SYS_TIME changes what the clock can do
 //! ([`crate::time::adjust`]).
 //!
-//! What it cannot is `EOPNOTSUPP`, unless it is asked to stay as it is: an offset to work off, a
-//! frequency, another tick, an offset of CLOCK_TAI, leap seconds, a phase-locked loop. Such a call
-//! changes nothing.
+//! An adjustment that the clock cannot make is `EOPNOTSUPP`, unless the value stays as it is: an
+//! offset to work off, a frequency, another tick, an offset of CLOCK_TAI, leap seconds, a
+//! phase-locked loop. Such a call changes nothing.
 
 use bitflags::bitflags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -17,7 +17,7 @@ use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 bitflags! {
-    /// ADJ_*: what a call changes.
+    /// ADJ_*: values that a call changes.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Modes: u32 {
         const OFFSET = 0x1;
@@ -70,7 +70,7 @@ struct UserClock {
 
 /// Microseconds of a tick of which there are a hundred each second.
 const TICK: i64 = 10_000;
-/// What one part in a million of a frequency is, which is told with 16 bits behind the point.
+/// One part in a million of a frequency, which is told with 16 bits behind the point.
 const PPM: i64 = 1 << 16;
 /// The most that Linux would slew the clock by.
 const TOLERANCE: i64 = 500 * PPM;
@@ -84,7 +84,8 @@ const TIME_OK: i64 = 0;
 const TIME_ERROR: i64 = 5;
 
 impl UserClock {
-    /// What is asked for, after Linux' checks (`timekeeping_validate_timex`), in its order.
+    /// Returns the requested modes, after Linux' checks (`timekeeping_validate_timex`), in its
+    /// order.
     fn checked_modes(&self) -> Result<Modes> {
         let modes = Modes::from_bits_truncate(self.modes);
         if modes.contains(Modes::ADJTIME) {

@@ -24,7 +24,7 @@ use crate::Result;
 pub const INPUT_LIMIT: usize = 4096;
 /// Bytes of output held for the wire before writers wait.
 pub const OUTPUT_LIMIT: usize = 4096;
-/// What echoes may use beyond [`OUTPUT_LIMIT`]; when that is full too, echoes are lost.
+/// Bytes that echoes may use beyond [`OUTPUT_LIMIT`]; when they are full too, echoes are lost.
 const ECHO_RESERVE: usize = 1024;
 
 /// A signal that a key asks for.
@@ -38,7 +38,7 @@ pub enum KeySignal {
     Suspend,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
     /// These bytes, and the read is over: a line's end was reached, or this is all there is outside
@@ -168,7 +168,7 @@ impl Discipline {
         }
     }
 
-    /// Whether Ctrl-S and Ctrl-Q control the flow: what packet mode tells a remote terminal.
+    /// Returns whether Ctrl-S and Ctrl-Q control the flow, as packet mode tells a remote terminal.
     fn flow_by_keys(&self, termios: &Termios) -> bool {
         termios.input(c::IXON) && termios.is(0x13, c::VSTOP) && termios.is(0x11, c::VSTART)
     }
@@ -349,8 +349,8 @@ impl Discipline {
         }
     }
 
-    /// Whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough: what poll
-    /// says.
+    /// Returns whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough,
+    /// as poll reports it.
     pub fn readable(&self) -> bool {
         if self.canonical() {
             return self.complete > 0;

@@ -339,7 +339,7 @@ fn key() -> impl Strategy<Value = u8> {
     ]
 }
 
-/// What the screen of a terminal shows on its last line after these bytes.
+/// Returns the last line that a terminal's screen shows after these bytes.
 fn screen(bytes: &[u8]) -> Vec<u8> {
     let (mut cells, mut at) = (Vec::new(), 0usize);
     for &byte in bytes {

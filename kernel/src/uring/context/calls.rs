@@ -54,7 +54,7 @@ const TELLS_COUNTER: u32 = 1 << 0;
 const HAS_PRIORITY: u32 = 1 << 1;
 
 impl ControlBlock {
-    /// What it asks for, begun. `Ok` of an error is a request that began, and failed.
+    /// Begins the request. `Ok` of an error is a request that began, and failed.
     ///
     /// # Errors
     /// Where it did not begin: `EINVAL`, `EBADF`, `EFAULT`, `EOPNOTSUPP`.
@@ -200,7 +200,7 @@ pub fn sys_io_cancel(args: &Args) -> Result<i64> {
     Err(Errno::EINPROGRESS)
 }
 
-/// The time-out at `at`, as a deadline. What lies in the past, or is none, has passed.
+/// Returns the time-out at `at` as a deadline. A time in the past, or an invalid one, has passed.
 fn deadline(at: u64) -> Result<Option<u64>> {
     let time = UserPtr::<TimeSpec>::new(at).read_optional()?;
     Ok(time.map(|time| time::now().saturating_add(time.nanoseconds().unwrap_or(0))))

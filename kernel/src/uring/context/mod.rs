@@ -1,4 +1,4 @@
-//! The contexts of io_setup(2): what libaio stands on.
+//! The contexts of io_setup(2), the base of libaio.
 //!
 //! A program hands over control blocks (`struct iocb`), and takes events (`struct io_event`) in the
 //! order in which the requests ended. Requests begin and wait as those of a ring do
@@ -52,11 +52,11 @@ pub struct IoEvent {
     more: i64,
 }
 
-/// What a context knows a request by.
+/// Tag by which a context knows a request.
 pub(super) struct ControlTag {
     /// The control block's address.
     control: u64,
-    /// What the program called it.
+    /// The program's name for it.
     data: u64,
     /// The event counter that is told of its end.
     counter: Option<Arc<OpenFile>>,
@@ -73,7 +73,7 @@ pub struct IoContext {
     room: Room,
     /// Requests that have begun and whose events were not taken.
     begun: AtomicUsize,
-    /// Events that nobody has taken; there is room for all.
+    /// Events that were not taken; there is room for all.
     events: Mutex<VecDeque<IoEvent>>,
     /// Their number.
     available: AtomicUsize,

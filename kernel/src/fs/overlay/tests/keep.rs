@@ -16,7 +16,7 @@ use crate::fs::overlay::keep;
 use crate::fs::tests::World;
 use crate::fs::walk::Final;
 
-/// What `keep` wrote: the lines, and what is among the files.
+/// Returns the output of `keep`: the lines, and the files.
 fn kept(upper: &World, places: &[&str]) -> (Vec<String>, Seen) {
     let into = World::new();
     let list = |place: &&str| freehold_collections::Vec::try_from_slice(place.as_bytes()).unwrap();
@@ -71,7 +71,7 @@ fn begun_again(lines: &[String], files: &Seen) -> World {
 }
 
 proptest! {
-    /// Whatever was changed: what was kept of it, over the same lower tree, is the same.
+    /// After any changes: the tree that was kept, over the same lower tree, is the same.
     #[test]
     fn what_was_kept_is_the_same_in_a_later_run(
         first in proptest::collection::vec(step(), 0..30),

@@ -24,7 +24,7 @@ const ROUTE: &[u8] = b"Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\
                                                        \n";
 const ARP: &[u8] = b"IP address       HW type     Flags       HW address            Mask     Device\n";
 const IF_INET6: &[u8] = b"00000000000000000000000000000001 01 80 10 80       lo\n";
-/// What refuses other addresses, before and after the route to the device's own.
+/// Routes that refuse other addresses, before and after the route to the device's own.
 const IPV6_ROUTE: &[u8] = b"\
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 \
 ffffffff 00000001 00000000 00200200       lo
@@ -56,8 +56,8 @@ UdpLite: 0 0 0 0 0 0 0 0 0
 
 const PROTOCOLS: &[u8] = b"protocol  size sockets  memory press maxhdr  slab module     \
 cl co di ac io in de sh ss gs se re sp bi br ha uh gp em\n";
-/// Names, what they list, whether memory can be short of them, the longest header, and the calls
-/// that they have, by the letters of the title.
+/// Names, the sockets that they list, whether memory can be short of them, the longest header, and
+/// the calls that they have, by the letters of the title.
 const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
     ("UDPv6", SocketClass::Udp6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  n  n  y  y  y  n"),
     ("TCPv6", SocketClass::Tcp6, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),

@@ -1,11 +1,11 @@
-//! /proc/PID/net: what programs read of the network namespace of a process, in Linux' words.
+//! /proc/PID/net: the network namespace of a process, in Linux' words.
 //!
 //! | module | files |
 //! |---|---|
 //! | [`rows`] | netlink, tcp, tcp6, udp, udp6, unix: a line for each socket, written in parts |
 //! | [`fixed`] | the others, whose length no program chooses |
 //!
-//! Pointers of the kernel are 0, as Linux shows them to those who may not know them.
+//! Pointers of the kernel are 0, as Linux shows them to unprivileged programs.
 
 mod fixed;
 mod rows;

@@ -22,7 +22,7 @@ pub(super) const TCP6_TITLE: &[u8] =
 rx_queue tr tm->when retrnsmt   uid  timeout inode";
 const UDP_TITLE: &[u8] =
     b"   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
-/// What stands behind the columns of TCP where datagrams are listed.
+/// Titles behind the columns of TCP where datagrams are listed.
 pub(super) const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
 const NETLINK_TITLE: &[u8] =
     b"sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode";

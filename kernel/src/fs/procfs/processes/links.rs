@@ -33,7 +33,7 @@ pub(super) struct Link {
     pub kind: LinkKind,
 }
 
-/// What a link leads to.
+/// Target of a link.
 enum Target {
     DirectoryPlace(Path),
     Nameless(Arc<OpenFile>),
@@ -73,7 +73,7 @@ impl Link {
     }
 }
 
-/// What /proc/PID/fd shows of a file without a path: "pipe:[7]", "socket:[8]",
+/// Returns the text that /proc/PID/fd shows for a file without a path: "pipe:[7]", "socket:[8]",
 /// "anon_inode:[eventfd]".
 pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Result<Vec<u8>> {
     let node = file.node();

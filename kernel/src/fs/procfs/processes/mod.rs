@@ -112,7 +112,7 @@ fn number<T: core::str::FromStr>(name: &[u8]) -> Option<T> {
     core::str::from_utf8(name).ok().filter(|_| digits)?.parse().ok()
 }
 
-/// Whose own directory a link leads to; the numbers are the links' inodes.
+/// Owner of the directory that a link leads to; the numbers are the links' inodes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Process = 90,
@@ -153,12 +153,12 @@ impl Node for SelfLink {
     }
 }
 
-/// Mode of the directories that everybody may list.
+/// Mode of the directories that all users may list.
 const LISTED: u32 = 0o555;
 
-/// Metadata of a subject's node: it belongs to whom the process acts as, or to root where those
-/// with its ids may not inspect it. Directories that everybody may list show the user in any case
-/// (Linux: `task_dump_owner`).
+/// Returns the metadata of a subject's node. It belongs to the user that the process acts as, or to
+/// root where processes with the same IDs may not inspect it. Directories that all users may list
+/// show the user in any case (Linux: `task_dump_owner`).
 fn metadata(subject: Subject, identity: Identity, kind: NodeKind, mode: u32) -> Metadata {
     let mut meta = pseudo::metadata(identity, kind, mode, clock::now());
     if let Ok(process) = subject.process() {
