@@ -1,7 +1,7 @@
-//! KVM or emulation? /dev/kvm may exist, open, and still not run a guest, or run it for a while and
-//! then never again: only a 64-bit guest whose program sleeps, wakes and ends under a deadline
-//! proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks
-//! anew.
+//! Chooses KVM or emulation. /dev/kvm may exist and open, and still not run a guest, or run it for
+//! a while and then never again. Only a 64-bit guest whose program sleeps, wakes and ends under a
+//! deadline proves that KVM works. The answer is kept until the host boots again or QEMU changes;
+//! `freehold doctor` tests anew.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,9 +20,9 @@ use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
 
-/// A guest that has not come up by then under KVM never will.
+/// Deadline for a guest under KVM: a later one never comes up.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
-/// Emulation on a busy host takes a while: longer than anybody waits.
+/// Deadline under emulation, which takes a while on a busy host.
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A program without libraries: it sleeps fifty times for a millisecond, so that the clock must
@@ -44,16 +44,16 @@ const SLEEPER: [u8; 56] = [
     0x40, 0x42, 0x0f, 0, 0, 0, 0, 0,       //       1,000,000 ns
 ];
 
-/// What is known about KVM here.
+/// State of KVM on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kvm {
     /// A guest ran.
     Works,
-    /// Why not, in words.
+    /// The reason why KVM does not work.
     Unusable(String),
 }
 
-/// The engine for `wish`. `Err` when KVM is demanded and does not work.
+/// Returns the engine for `wish`. `Err` when KVM is demanded and does not work.
 pub fn choose(wish: Accel, clock: Clock) -> Result<Engine> {
     if matches!(clock, Clock::Instructions { .. }) {
         return match wish {
@@ -77,7 +77,7 @@ pub fn choose(wish: Accel, clock: Clock) -> Result<Engine> {
     }
 }
 
-/// The kept answer, else a new proof.
+/// Returns the kept answer, else a new proof.
 pub fn known_or_proved() -> Kvm {
     if let Some((key, file)) = key().zip(answer_file())
         && let Some(answer) = kept(&file, &key)
@@ -87,7 +87,7 @@ pub fn known_or_proved() -> Kvm {
     proved()
 }
 
-/// A new proof, whose answer is kept.
+/// Makes a new proof and keeps its answer.
 pub fn proved() -> Kvm {
     if let Some(why) = closed() {
         return Kvm::Unusable(why);
@@ -99,12 +99,12 @@ pub fn proved() -> Kvm {
             }
             answer
         }
-        // Nothing was tried: that is no answer to keep.
+        // The test did not run, so there is no answer to keep.
         Err(failure) => Kvm::Unusable(failure.to_string()),
     }
 }
 
-/// Why /dev/kvm cannot even be opened, if it cannot.
+/// Returns the reason why /dev/kvm cannot be opened, if it cannot.
 fn closed() -> Option<String> {
     let error = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").err()?;
     Some(match error.kind() {
@@ -120,7 +120,7 @@ fn answer_file() -> Option<PathBuf> {
     Some(crate::linux::cache_folder().ok()?.join("kvm"))
 }
 
-/// What the answer depends on.
+/// Returns a key of the facts that the answer depends on: the host's boot and QEMU's file.
 fn key() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let stamp = |path: &Path| fs::metadata(path).ok().map(|meta| format!("{} {}", meta.len(), meta.mtime()));
@@ -149,7 +149,7 @@ fn keep(file: &Path, key: &str, answer: &Kvm) {
 /// Boots our kernel `path` under emulation and returns its version.
 ///
 /// # Errors
-/// Where it does not run a program to its end.
+/// If the kernel does not run a program to its end.
 pub fn boot(path: &Path) -> Result<String> {
     let ended = sleep(path.to_owned(), Engine::Tcg, BOOT_DEADLINE)?;
     let version = ended.ready.as_ref().and_then(|ready| ready.get("version")).and_then(|text| text.as_str());
@@ -190,7 +190,7 @@ fn prove() -> Result<Kvm> {
     })
 }
 
-/// An ELF executable that is `code` and nothing else: the file header, one segment, the code.
+/// Returns an ELF executable that holds only `code`: the file header, one segment, the code.
 fn executable(code: &[u8]) -> Vec<u8> {
     const HEADERS: u64 = 64 + 56;
     const BASE: u64 = 0x40_0000;

@@ -1,8 +1,8 @@
 //! Addresses of the guest kernel as function, file and line.
 //!
-//! A report names functions and offsets. The addresses of one boot tell where its kernel lies, and
-//! a report is copied and published: they are in it only where the user asked for them
-//! ([`Addresses::Shown`]).
+//! A report names functions and offsets. The addresses of one boot reveal the place of its kernel,
+//! and reports are copied and published. So addresses are in a report only if the user asked for
+//! them ([`Addresses::Shown`]).
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
 /// The image is in the top 2 GiB: only addresses there have symbols.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// What stands for an address without a symbol.
+/// The text shown instead of an address without a symbol.
 const HIDDEN: &str = "(address)";
 
 /// Whether texts for people and machines name addresses of the guest's kernel.
@@ -29,18 +29,18 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Reads the symbols of `kernel`. A file without any is no error: addresses then stay numbers,
-    /// or are hidden.
+    /// Reads the symbols of `kernel`. A file without symbols is no error: addresses then stay
+    /// numbers, or are hidden.
     pub fn of(kernel: &Path, addresses: Addresses) -> Symbols {
         Symbols { loader: addr2line::Loader::new(kernel).ok(), addresses }
     }
 
-    /// Whether its texts name addresses.
+    /// Returns the choice whether its texts name addresses.
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// The symbol and the offset in it.
+    /// Returns the symbol at an address and the offset in it.
     pub fn place(&self, address: u64, slide: u64) -> Option<String> {
         if address < IMAGE {
             return None;
@@ -51,7 +51,7 @@ impl Symbols {
         Some(format!("{name:#}+{:#x}", linked.wrapping_sub(symbol.address())))
     }
 
-    /// `text` as it may be shown: where addresses are hidden, each one of the kernel half becomes
+    /// Returns `text` for publication: if addresses are hidden, each one of the kernel half becomes
     /// symbol and offset.
     pub fn without_addresses(&self, text: &str, slide: u64) -> String {
         if self.addresses == Addresses::Shown {
@@ -74,8 +74,9 @@ impl Symbols {
         public
     }
 
-    /// The lines that describe one frame: the function, and those inlined there, innermost first.
-    /// All but the first frame hold return addresses, which belong to the instruction before them.
+    /// Returns the lines that describe one frame: the function, and those inlined there, innermost
+    /// first. All frames but the first hold return addresses, which belong to the instruction
+    /// before them.
     pub fn describe(&self, address: u64, slide: u64, depth: usize) -> Vec<String> {
         let linked = address.wrapping_sub(slide).wrapping_sub(u64::from(depth > 0));
         let mut lines = Vec::new();
@@ -114,14 +115,14 @@ impl Symbols {
         lines
     }
 
-    /// The function at `address`, without its hash.
+    /// Returns the function at `address`, without its hash.
     pub fn function(&self, address: u64, slide: u64) -> Option<String> {
         let symbol = self.loader.as_ref()?.find_symbol(address.wrapping_sub(slide))?;
         Some(format!("{:#}", rustc_demangle::demangle(symbol)))
     }
 
-    /// A log line with the function's name after each address of the kernel's image, or in its
-    /// place.
+    /// Returns a log line with the function's name after each address of the kernel's image, or in
+    /// its place.
     pub fn annotate(&self, line: &str, slide: u64) -> String {
         if self.addresses == Addresses::Hidden {
             return self.without_addresses(line, slide);
@@ -144,7 +145,7 @@ impl Symbols {
     }
 }
 
-/// The number that a word is, hexadecimal with `0x` or with 16 digits, or decimal.
+/// Parses a word as a number, hexadecimal with `0x` or with 16 digits, or decimal.
 fn number(word: &str) -> Option<u64> {
     let hexadecimal = |digits| u64::from_str_radix(digits, 16).ok();
     match word.strip_prefix("0x") {
@@ -154,7 +155,8 @@ fn number(word: &str) -> Option<u64> {
     }
 }
 
-/// A source path from the repository's or the library's top on, where that is to be seen.
+/// Shortens a source path to the part below the repository or the library, if that part can be
+/// found.
 fn shorten(file: &str) -> &str {
     for top in ["/kernel/", "/mm/", "/machine/", "/library/"] {
         if let Some(at) = file.rfind(top) {

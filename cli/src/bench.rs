@@ -1,5 +1,5 @@
-//! `freehold bench`: the same guest programs in identical VMs on two kernels (or on one kernel with
-//! two command lines), and what can be said about the difference.
+//! `freehold bench` runs the same guest programs in identical VMs on two kernels (or on one kernel
+//! with two command lines) and compares the costs.
 //!
 //! options → [`plan`] → [`measure`] (VMs, as `freehold run` starts them) → [`parse`] → [`compare`]
 //! ([`statistics`]) → [`report`] → [`table`], [`json`], [`sheet`],
@@ -33,7 +33,7 @@ pub use rows::{BenchRow, COUNTS, GROWTH, GrowthRows};
 /// Exit status when a guest failed to perform a row.
 const ROW_FAILED: u8 = 1;
 
-/// Measures what `options` describe; returns the exit status of this command.
+/// Measures as `options` say; returns the exit status of this command.
 pub fn bench(options: &BenchOptions) -> Result<u8> {
     if options.list {
         return list();
@@ -41,9 +41,9 @@ pub fn bench(options: &BenchOptions) -> Result<u8> {
     run(options, "Costs of operations, side by side")
 }
 
-/// The same with another title for the report.
+/// Measures in the same way with another title for the report.
 pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
-    // Everything that can be wrong is found before minutes are spent.
+    // All possible errors are found before the measurement takes minutes.
     files::check_writable([&options.json, &options.html, &options.csv])?;
     let compared = match compare(options)? {
         Ok(compared) => compared,
@@ -63,15 +63,15 @@ pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
     Ok(compared.tell_failures())
 }
 
-/// For experiments: what was compared, in all its forms.
+/// The comparison in all its forms, for experiments.
 pub struct Compared {
     plan: Plan,
     measured: Vec<measure::Measured>,
     comparison: Comparison,
 }
 
-/// Measures what `options` describe. The inner error is the exit status after a guest died or a
-/// signal came: that was told.
+/// Measures as `options` say. The inner error is the exit status after a guest died or a signal
+/// came, which the user has been told of.
 pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u8>> {
     let plan = Plan::new(options)?;
     let measured = match measure::measure(&plan) {
@@ -87,7 +87,8 @@ impl Compared {
         BenchReport::new(&self.plan, &self.measured, &self.comparison)
     }
 
-    /// What the row of this name costs one worker on the `side`th side; `None` where it failed.
+    /// Returns the cost of the row `name` for one worker on side number `side`; `None` where it
+    /// failed.
     pub fn cost(&self, name: &str, side: usize) -> Option<f64> {
         let line = self.comparison.lines.iter().find(|line| line.row.name == name && line.workers == 1)?;
         match line.cells.get(side)? {
@@ -96,27 +97,27 @@ impl Compared {
         }
     }
 
-    /// As a table in a terminal.
+    /// Returns the table for a terminal.
     pub fn text(&self) -> String {
         table::render(&self.report())
     }
 
-    /// For machines.
+    /// Returns the record for machines.
     pub fn json(&self) -> Value {
         json::value(&self.report())
     }
 
-    /// Key figures of a page.
+    /// Returns the key figures of a page.
     pub fn tiles(&self) -> Vec<Tile> {
         page::tiles(&self.report())
     }
 
-    /// The other parts of a page.
+    /// Adds the other parts of a page.
     pub fn sections(&self, page: &mut Page) {
         page::sections(&self.report(), page);
     }
 
-    /// Says which rows failed; the exit status.
+    /// Prints the rows that failed; returns the exit status.
     pub fn tell_failures(&self) -> u8 {
         let failures = &self.comparison.failures;
         for failure in failures {

@@ -1,14 +1,16 @@
-//! `--changes DIR`: what programs change in the guest is kept, and a later run goes on with it.
+//! `--changes DIR` keeps the changes of programs in the guest, and a later run continues from them.
 //!
-//! DIR has two things. `files` is an ordinary tree: what is new or changed, at its path in the
-//! guest, but for devices and FIFOs. `changes` is a text with a line for each of them and for each
+//! DIR has two parts. `files` is an ordinary tree of new and changed files, at their paths in the
+//! guest, except devices and FIFOs. `changes` is a text with a line for each of them and for each
 //! name that was removed. The guest's kernel writes it; its `overlay::keep` describes the form.
-//! Owners and exact modes are in the text, since a file of the host is its user's. So no set-ID
-//! program and no device comes to be on the host, whatever a guest does, and no rights are needed.
+//! Owners and exact modes are in the text, since a file on the host belongs to the host's user. So
+//! a guest can never create a set-ID program or a device on the host, and no special rights are
+//! needed.
 //!
-//! The guest writes into a new folder beside DIR, and sees neither. When all is there the two
-//! change places in one step: DIR has everything of one run or everything of the run before. A user
-//! may change `files`: a file without a line is root's, a line without its file is passed over.
+//! The guest writes into a new folder beside DIR, and sees neither. When all is written, the two
+//! exchange places in one step: DIR has everything of one run or everything of the run before. A
+//! user may change `files`: a file without a line belongs to root, a line without its file is
+//! ignored.
 
 mod lines;
 
@@ -34,23 +36,23 @@ use crate::{print, program};
 
 const FILES: &str = "files";
 const LINES: &str = "changes";
-/// Where the guest looks for what it is to begin with, and for the attributes of that.
+/// Path in the guest of the kept changes and their attributes.
 const IN_IMAGE: &str = "/.freehold/changes";
 const ATTRIBUTES: &str = "/.freehold/attributes";
 
 /// A folder that keeps changes.
 #[derive(Debug)]
 pub struct Changes {
-    /// As the user named it.
+    /// The path as the user named it.
     shown: PathBuf,
     folder: PathBuf,
-    /// Beside it, for what this run changes.
+    /// A folder beside it, for this run's changes.
     next: TempDir,
-    /// Held while the run goes on: one run at a time changes a folder.
+    /// Lock that is held during the run: only one run at a time changes a folder.
     _lock: File,
 }
 
-/// The counts of what a run has left in the folder.
+/// Counts of the changes that a run has left in the folder.
 #[derive(Serialize, Debug, Default, PartialEq, Eq)]
 pub struct KeptCounts {
     /// Files, directories, links and devices that are new or changed.
@@ -60,7 +62,7 @@ pub struct KeptCounts {
 }
 
 impl KeptCounts {
-    /// For the closing report.
+    /// Returns the line of the closing report.
     pub fn line(&self) -> String {
         let KeptCounts { changed, removed } = self;
         format!("   changes kept: {changed} new or changed, {removed} removed\n")
@@ -68,11 +70,11 @@ impl KeptCounts {
 }
 
 impl Changes {
-    /// Takes the folder `shown`, which is made if it is not there.
+    /// Opens the folder `shown`; makes it if it does not exist.
     ///
     /// # Errors
-    /// It has other files, another run has it, nothing can be made beside it, or nothing can be
-    /// shared with the run.
+    /// The folder has other files, another run uses it, no folder can be made beside it, or folders
+    /// cannot be shared with the run.
     pub fn open(shown: &Path, sharing: FolderSharing) -> Result<Changes> {
         if let FolderSharing::Copies(why) = sharing {
             return Err(Failure::new(format!("--changes: {why} cannot keep them"), "leave --changes out"));
@@ -119,7 +121,7 @@ impl Changes {
         Ok(Changes { shown: shown.to_path_buf(), folder, next, _lock: lock })
     }
 
-    /// The folder that QEMU exports for it.
+    /// Returns the folder that QEMU exports for the changes.
     pub fn share(&self) -> FolderShare {
         FolderShare {
             host: self.next.path().to_path_buf(),
@@ -129,7 +131,7 @@ impl Changes {
         }
     }
 
-    /// Puts what an earlier run kept into `image`.
+    /// Adds the changes that an earlier run kept to `image`.
     ///
     /// # Errors
     /// A line is malformed, or a file cannot be read.
@@ -166,10 +168,10 @@ impl Changes {
         Ok(())
     }
 
-    /// Has the folder be what the run left, which ended so: only where its program came to its end.
+    /// Replaces the folder by the run's changes, if the run's program came to its end.
     ///
     /// # Errors
-    /// The guest did not write all of it, or the folder cannot be changed; it is as it was then.
+    /// The guest did not write all of it, or the folder cannot be changed; it then stays as it was.
     pub fn conclude(&self, end: &End) -> Result<Option<KeptCounts>> {
         if let End::Program(_) | End::OutputLost(..) = end {
             return self.finish().map(Some);
@@ -195,7 +197,7 @@ impl Changes {
     }
 }
 
-/// Whether `guest` leads to a program among the files that are kept in `folder`.
+/// Returns whether `guest` leads to a program among the files kept in `folder`.
 pub fn has_program(folder: &Path, guest: &Path) -> bool {
     program::runs_in_tree(guest, &folder.join(FILES))
 }
@@ -204,7 +206,7 @@ fn device(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|meta| meta.dev())
 }
 
-/// In one step where the file system can.
+/// Exchanges two folders, in one step if the file system can.
 fn change_places(one: &Path, other: &Path) -> std::io::Result<()> {
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
@@ -221,8 +223,8 @@ fn in_image(path: &Path) -> PathBuf {
     in_tree(Path::new(IN_IMAGE), path)
 }
 
-/// Adds the file of `files` that is at `path` in the guest, with all that is in it. A file that
-/// changes between two looks is never followed, and is at worst an error.
+/// Adds the file of `files` at the guest's `path`, with its whole contents. A file that changes
+/// between two looks is never followed; at worst it is an error.
 fn add_files(files: &Path, path: &Path, kept: &ChangeLines, image: &mut Image) -> Result<()> {
     let file = in_tree(files, path);
     let failed = |error: &std::io::Error| Failure::io("read", &file, error);

@@ -1,10 +1,10 @@
-//! Which of our kernel's code ran: `freehold scope --coverage FILE` adds a run to a record,
-//! `freehold coverage FILE` tells what is in it. With `FREEHOLD_COVERAGE=FILE` every `freehold run`
-//! on our kernel adds itself, whole test suites among them.
+//! Records which of our kernel's code ran. `freehold scope --coverage FILE` adds a run to a record,
+//! `freehold coverage FILE` shows the record. With `FREEHOLD_COVERAGE=FILE` every `freehold run` on
+//! our kernel adds itself, whole test suites among them.
 //!
-//! What is counted are bytes of the functions in the kernel's executable sections ([`code`]); a
+//! The counted bytes are those of the functions in the kernel's executable sections ([`code`]). A
 //! byte ran if a block of code that holds it was executed at least once. Padding between functions
-//! is none's and is not counted.
+//! belongs to no function and is not counted.
 
 mod code;
 mod record;
@@ -22,27 +22,27 @@ use crate::scope::Microscope;
 use crate::{Result, files, print};
 pub use record::CoverageRecord;
 
-/// Names the record that each `freehold run` is added to.
+/// The variable with the record to which each `freehold run` is added.
 const VARIABLE: &str = "FREEHOLD_COVERAGE";
-/// The exit status where less ran than was asked for.
+/// Exit status if less code ran than required.
 const TOO_LITTLE: u8 = 1;
 
-/// A run of which the code that ran is added to a record.
+/// A run whose executed code is added to a record.
 pub struct Watched {
     microscope: Microscope,
     seen: PathBuf,
     /// The record.
     into: PathBuf,
-    /// What the kernel's file holds, with nothing run.
+    /// The code of the kernel's file, with no run recorded.
     code: CoverageRecord,
 }
 
 impl Watched {
-    /// Watches `run` where the environment asks for it and the run can be watched; `options` are
-    /// the run's own.
+    /// Watches `run` if the environment asks for it and the run can be watched; `options` are the
+    /// run's own.
     ///
     /// # Errors
-    /// Where the plugin is missing, or the kernel has no symbols.
+    /// The plugin is missing, or the kernel has no symbols.
     pub fn by_environment(run: &mut Prepared, options: &RunOptions) -> Result<Option<Watched>> {
         match std::env::var_os(VARIABLE) {
             Some(into) if run.kernel.family == Family::Freehold && options.accel != Accel::Kvm => {
@@ -55,10 +55,10 @@ impl Watched {
     /// Watches `run` for the record `into`.
     ///
     /// # Errors
-    /// As above; and where the kernel is not ours.
+    /// As above; or the kernel is not ours.
     pub fn new(run: &mut Prepared, into: PathBuf) -> Result<Watched> {
         let code = CoverageRecord::new(code::functions(own(&run.kernel)?)?);
-        // Known before the machine runs for nothing.
+        // A damaged record is found before the machine runs.
         if into.exists() {
             CoverageRecord::read(&into)?.with(&code).map_err(|failure| failure.at(&into))?;
         }
@@ -67,12 +67,12 @@ impl Watched {
         Ok(Watched { microscope, seen, into, code })
     }
 
-    /// The run has ended, and QEMU said `words`: adds what it ran to the record. Returns the run's
-    /// own part and the whole.
+    /// Adds the executed code to the record, after the run has ended and QEMU printed `words`.
+    /// Returns the run's own part and the whole.
     ///
     /// # Errors
-    /// Where the record cannot be written, or is of another kernel. A run that left nothing behind
-    /// is counted as lost, in the record.
+    /// The record cannot be written, or is of another kernel. A run without results is counted as
+    /// lost, in the record.
     pub fn add(self, words: &str) -> Result<(CoverageRecord, CoverageRecord)> {
         let mut own = self.code;
         match Executed::read(&self.seen) {
@@ -89,7 +89,7 @@ impl Watched {
     }
 }
 
-/// The kernel's file, where it is ours.
+/// Returns the kernel's file, if the kernel is ours.
 fn own(kernel: &KernelChoice) -> Result<&std::path::Path> {
     match kernel.family {
         Family::Freehold => Ok(&kernel.path),
@@ -100,7 +100,7 @@ fn own(kernel: &KernelChoice) -> Result<&std::path::Path> {
     }
 }
 
-/// One line about a run and the record that it was added to.
+/// Returns one line about a run and the record to which it was added.
 pub fn line(own: &CoverageRecord, whole: &CoverageRecord) -> String {
     format!(
         "── coverage: this run {}; {} in the record: {}",
@@ -110,10 +110,10 @@ pub fn line(own: &CoverageRecord, whole: &CoverageRecord) -> String {
     )
 }
 
-/// `freehold coverage`: tells what records hold; returns the exit status.
+/// Runs `freehold coverage`, which shows records; returns the exit status.
 ///
 /// # Errors
-/// Where a record cannot be read, or they are of several kernels.
+/// A record cannot be read, or the records are of several kernels.
 pub fn coverage(options: &CoverageOptions) -> Result<u8> {
     files::check_writable([&options.html, &options.json])?;
     let mut whole: Option<CoverageRecord> = None;

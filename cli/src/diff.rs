@@ -1,8 +1,8 @@
 //! `freehold diff A.json B.json`: the changes between two runs, commits or kernels.
 //!
-//! [`record`] reads what `run`, `bench`, `lab` and `scope` wrote with `--json`. [`context`] finds
-//! what makes the comparison unfair, [`rows`] compares rows of bench, [`outcome`] ends of programs,
-//! [`figures`] everything else that is a number. All of them fill a [`DiffResult`], which
+//! [`record`] reads records that `run`, `bench`, `lab` and `scope` wrote with `--json`. [`context`]
+//! finds differences that make the comparison unfair, [`rows`] compares rows of bench, [`outcome`]
+//! ends of programs, [`figures`] all other numbers. All of them fill a [`DiffResult`], which
 //! [`output`] shows as text, JSON and CSV.
 
 mod context;
@@ -28,8 +28,8 @@ use result::DiffResult;
 
 /// The largest threshold, in percent.
 const MOST_PERCENT: f64 = 1_000_000.0;
-/// What a record of the microscope has below `results` that is not compared: addresses, lists by
-/// address or time, and what the host did.
+/// Parts of a microscope's record below `results` that are not compared: addresses, lists by
+/// address or time, and the host's work.
 const NOT_COMPARED: [&str; 10] = [
     "results.phases[closing]",
     "results.version",
@@ -42,18 +42,18 @@ const NOT_COMPARED: [&str; 10] = [
     "results.oracle.layout",
     "results.oracle.violations",
 ];
-/// By how many a count of accesses may differ between equal runs.
+/// Difference that is allowed between counts of accesses in equal runs.
 const FEW: f64 = 100.0;
-/// What an instruction adds to a total at the most: the bytes that it stores.
+/// The most that one instruction adds to a total: the bytes that it stores.
 const PER_INSTRUCTION: f64 = 8.0;
-/// What is said of two runs with counted instructions.
+/// The remark about two runs with counted instructions.
 const EXACT: &str = "both runs counted instructions: every difference of the program's is shown, of the boot's beyond 1,000; other counts may differ by the \
                      threshold, by 100, or as far as the closing phases do";
 
 /// Compares the two files of `options`; returns the exit status of this command.
 ///
 /// # Errors
-/// Where they cannot be read or compared, or the result cannot be written.
+/// The files cannot be read or compared, or the result cannot be written.
 pub fn diff(options: &DiffOptions) -> Result<u8> {
     let percent = threshold(&options.threshold)?;
     if [&options.a, &options.b].iter().all(|path| files::is_stdout(path)) {
@@ -80,10 +80,10 @@ fn threshold(text: &str) -> Result<f64> {
     })
 }
 
-/// What the two records have in common, and what not. `threshold` is a share.
+/// Compares the two records. `threshold` is a share.
 ///
 /// # Errors
-/// Where they are of two commands or experiments, or one is damaged.
+/// The records are of two commands or experiments, or one is damaged.
 fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult> {
     let refused = |what: &str, of_a: &str, of_b: &str| {
         let message = format!("the records are of two {what}: {} of {of_a}, {} of {of_b}", a.file, b.file);
@@ -117,7 +117,7 @@ fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult>
     Ok(result)
 }
 
-/// Runs under the microscope.
+/// Compares runs under the microscope.
 fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Result<()> {
     let outcome = |part: Part<'_>| part.get("outcome").map_or(Value::Null, Value::clone);
     let (of_a, of_b) = (outcome(a), outcome(b));
@@ -131,7 +131,7 @@ fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Res
         into.regressions.push("the kernel broke its rules of memory isolation".into());
     }
     let exact = context::are_exact(&of_a, &of_b);
-    // A function that no instruction was spent in is not in the list.
+    // A function without executed instructions is not in the list.
     let is_zero = |path: &str| path.starts_with("symbols[") || path.starts_with("shared_lines[");
     let closing = (closing_instructions(a) - closing_instructions(b)).abs();
     let tolerance = |path: &str| match exact {
@@ -139,7 +139,7 @@ fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Res
             Tolerance::of(0.0)
         }
         true if path.starts_with("symbols[") => Tolerance::of(0.0),
-        // Where a phase begins and ends is counted from the first instruction of the boot.
+        // The begin and end of a phase are counted from the first instruction of the boot.
         true if is_instructions(path) => Tolerance::BOOT,
         true => Tolerance { share: threshold, count: FEW.max(closing * PER_INSTRUCTION) },
         false => Tolerance::of(threshold),
@@ -158,15 +158,15 @@ fn scope(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Res
     Ok(())
 }
 
-/// Whether a figure of the microscope is a number of instructions that an equal run repeats. All
-/// other counts are of accesses, of which a busy host was seen to add a few.
+/// Returns whether a figure of the microscope is a number of instructions that an equal run
+/// repeats. All other counts are of accesses; a busy host was seen to add a few.
 fn is_instructions(path: &str) -> bool {
     let repeats = path.starts_with("results.phases[") || path.starts_with("symbols[");
     repeats && ["instructions", "share", "start", "end"].contains(&figures::last(path))
 }
 
-/// Instructions of the phase in which the kernel takes stock at the end. It waits for the host, so
-/// that it does not repeat, and all totals hold it.
+/// Returns the instructions of the closing phase, in which the kernel makes its audit. That phase
+/// waits for the host, so its count does not repeat, and all totals contain it.
 fn closing_instructions(part: Part<'_>) -> f64 {
     let phases = part.value.pointer("/results/phases").and_then(Value::as_array);
     let is_closing = |phase: &&Value| phase.get("name").and_then(Value::as_str) == Some(Phase::CLOSING);
@@ -176,10 +176,10 @@ fn closing_instructions(part: Part<'_>) -> f64 {
     cpus.flat_map(|cpu| places.map(|place| cpu.pointer(place))).flatten().filter_map(finite).sum()
 }
 
-/// Experiments: their figures, and the costs that some of them have from bench.
+/// Compares experiments: their figures, and the costs that some of them have from bench.
 fn lab(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Result<()> {
-    // What is not in a list is a setting, and was compared as such; ratios of host times and their
-    // intervals follow from what is compared.
+    // Values outside lists are settings and were compared as settings. Ratios of host times and
+    // their intervals follow from values that are compared.
     let is_left_out = |path: &str| {
         path == "costs"
             || (!path.is_empty() && !path.contains('[') && !is_list_at(path, a, b))
@@ -196,7 +196,7 @@ fn lab(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Resul
     Ok(())
 }
 
-/// Whether a field of the record is a list of findings.
+/// Returns whether a field of the record is a list of findings.
 fn is_list_at(path: &str, a: Part<'_>, b: Part<'_>) -> bool {
     [a, b].iter().any(|part| {
         let list = part.get(path).and_then(Value::as_array);

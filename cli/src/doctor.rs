@@ -1,4 +1,4 @@
-//! `freehold doctor`: what is here, what works, what will be used, how to fix the rest.
+//! `freehold doctor`: what is installed, what works, what will be used, how to fix problems.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,33 +12,32 @@ use crate::failure::OWN_ERROR;
 use crate::size::MIB;
 use crate::{Result, files, kernel, linux, program, qemu, schema, scope};
 
-/// Free space below which a note is worth printing: the default VM's files and memory fit well into
-/// it.
+/// Free space below which a note is printed: the default VM's files and memory fit well into it.
 const PLENTY: u64 = 512 * MIB;
 
-/// How a finding bears on `freehold run`.
+/// Effect of a finding on `freehold run`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum DoctorVerdict {
     Ok,
-    /// Works without, less well.
+    /// `freehold run` works, but less well.
     Note,
-    /// Does not work without.
+    /// `freehold run` does not work.
     Bad,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Serialize)]
 struct Finding {
     /// Its name, the same in every version.
     about: &'static str,
     verdict: DoctorVerdict,
     text: String,
-    /// How to fix it; empty where nothing is to be done.
+    /// How to fix it; empty if there is no problem.
     cure: String,
 }
 
-/// What `--json FILE` holds.
+/// The record that `--json FILE` writes.
 #[derive(Serialize)]
 struct DoctorRecord<'a> {
     schema: &'static str,
@@ -52,7 +51,7 @@ struct DoctorRecord<'a> {
 /// Prints the findings; the status is 0 when `freehold run` can work.
 ///
 /// # Errors
-/// Where the findings cannot be printed or written.
+/// The findings cannot be printed or written.
 pub fn doctor(options: &DoctorOptions) -> Result<u8> {
     files::check_writable([&options.json])?;
     let findings = examine();
@@ -137,7 +136,7 @@ fn examine() -> Vec<Finding> {
     findings
 }
 
-/// Whether this QEMU has what --net and -p need: its user network is a part that can be left out.
+/// Checks that this QEMU supports --net and -p: its user network is an optional part.
 fn network(qemu: &Path) -> Finding {
     let listed = Command::new(qemu).args(["-netdev", "help"]).output();
     let has =
@@ -149,7 +148,7 @@ fn network(qemu: &Path) -> Finding {
     Finding::of("network", DoctorVerdict::Note, text, "FREEHOLD_QEMU=FILE names another one")
 }
 
-/// The kernel is booted, as `freehold run` boots it: a file that is only there proves nothing.
+/// Boots the kernel as `freehold run` does, because a file that merely exists proves nothing.
 fn own_kernel() -> Finding {
     let path = match kernel::own_kernel() {
         Ok(path) => path,
@@ -198,7 +197,7 @@ fn microscope() -> Finding {
     }
 }
 
-/// Images and swap files are made there.
+/// Checks the folder for temporary files: images and swap files are made there.
 fn temporary() -> Finding {
     let folder = std::env::temp_dir();
     if let Err(error) = tempfile::tempfile_in(&folder) {

@@ -1,8 +1,8 @@
-//! `--events`: which events are recorded, and the file that they are written to.
+//! `--events`: the selection of events, and the file for their records.
 //!
-//! The file is JSON in the form of Chrome's Trace Event Format, which Perfetto's UI opens: a system
-//! call is a slice of its thread, what a CPU runs a slice of the CPU, every other event an instant
-//! with its fields. Records come from the guest: they are read as hostile input.
+//! The file is JSON in the form of Chrome's Trace Event Format, which Perfetto's UI opens. A system
+//! call is a slice of its thread, a task on a CPU is a slice of the CPU, every other event is an
+//! instant with its fields. Records come from the guest: they are read as hostile input.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,11 +21,11 @@ use crate::{Result, files, print, report};
 
 /// The most words of a record.
 const MOST_WORDS: usize = freehold_tracepoints::MOST_WORDS;
-/// The process that stands for the CPUs in the file, and the one that stands for threads.
+/// The process that stands for the CPUs in the file, and the process that stands for threads.
 const CPUS: u32 = 0;
 const THREADS: u32 = 1;
 
-/// Fails where the options make no sense, before anything is started.
+/// Rejects senseless options before the VM starts.
 pub fn check_options(options: &EventOptions) -> Result<()> {
     if options.events_out.as_deref().is_some_and(files::is_stdout) {
         return Err(Failure::new("--events-out -: the program's output goes to stdout", "name a file"));
@@ -33,7 +33,7 @@ pub fn check_options(options: &EventOptions) -> Result<()> {
     options.events.as_deref().map_or(Ok(()), check)
 }
 
-/// Fails for a kernel that does not send events.
+/// Rejects a kernel that does not send events.
 pub fn check_family(options: &EventOptions, family: Family) -> Result<()> {
     if options.events.is_some() && family == Family::Linux {
         let hint = "a stock Linux has trace-cmd and perf for that";
@@ -42,7 +42,7 @@ pub fn check_family(options: &EventOptions, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Writes what was recorded, and tells how much that is.
+/// Writes the recorded events, and prints their number.
 pub fn conclude(options: &EventOptions, ended: &mut Ended) -> Result<()> {
     let Some(file) = &options.events_out else { return Ok(()) };
     write(ended.events.as_mut(), file)?;
@@ -50,7 +50,7 @@ pub fn conclude(options: &EventOptions, ended: &mut Ended) -> Result<()> {
     Ok(())
 }
 
-/// Fails where a word selects no event; names the nearest.
+/// Rejects a word that selects no event; names the nearest event.
 fn check(selection: &str) -> Result<()> {
     let mut words = 0;
     for (word, found) in selections(selection.as_bytes()) {
@@ -70,7 +70,7 @@ fn check(selection: &str) -> Result<()> {
     Ok(())
 }
 
-/// The event whose name is nearest to `word`, by the number of letters to change.
+/// Returns the event whose name is nearest to `word`, by the number of letters to change.
 fn nearest(word: &str) -> &'static EventDescription {
     let word = word.trim_start_matches('!');
     let (system, name) = word.split_once(':').unwrap_or(("", word));
@@ -86,7 +86,7 @@ fn nearest(word: &str) -> &'static EventDescription {
     switched.min_by_key(distance).unwrap_or(&EVENTS[0])
 }
 
-/// Writes the records that `spool` has to `path`.
+/// Writes the records in `spool` to `path`.
 fn write(spool: Option<&mut File>, path: &Path) -> Result<()> {
     files::write_pieces(path, |out| {
         let mut trace = Trace::new(out);
@@ -99,12 +99,12 @@ fn write(spool: Option<&mut File>, path: &Path) -> Result<()> {
     })
 }
 
-/// A trace in the making.
+/// A trace that is being written.
 struct Trace<W: Write> {
     out: BufWriter<W>,
-    /// What each CPU runs, and since when.
+    /// The task on each CPU, and the time since it runs.
     running: HashMap<u16, (String, u64)>,
-    /// The calls that threads are in.
+    /// The system calls in progress, by thread.
     inside: HashMap<i32, u64>,
     /// Threads that have their names in the file.
     named: HashMap<i32, String>,
@@ -137,7 +137,7 @@ impl<W: Write> Trace<W> {
         self.out.flush()
     }
 
-    /// Reads entries of a CPU's number, a length in words, and so many words.
+    /// Reads entries of a CPU's number, a length in words, and that many words.
     fn convert(&mut self, from: &mut impl Read) -> std::io::Result<()> {
         loop {
             let mut head = [0; 4];
@@ -190,7 +190,7 @@ impl<W: Write> Trace<W> {
         }
     }
 
-    /// `cpu` goes on with another thread: what it ran until now is a slice.
+    /// Notes that `cpu` switches to another thread: the time of the former thread is a slice.
     fn switch(&mut self, cpu: u16, next: (String, u64), args: Map<String, Value>) -> std::io::Result<()> {
         let end = next.1;
         let Some((name, start)) = self.running.insert(cpu, next) else { return Ok(()) };
@@ -214,7 +214,7 @@ impl<W: Write> Trace<W> {
     }
 }
 
-/// Microseconds, which the form counts in, with what is below them.
+/// Returns microseconds, the unit of the form, with the fraction.
 fn micros(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }
@@ -229,12 +229,12 @@ fn call_name(number: u64) -> String {
     call.map_or_else(|| format!("call {number}"), |call| call.name().to_owned())
 }
 
-/// A field that is text; numbers of an array with commas between them.
+/// Returns a field that is text, or the numbers of an array with commas between them.
 fn text_of(record: &RecordView<'_>, name: &str) -> String {
     record.shown(name).map(|shown| shown.to_string()).unwrap_or_default()
 }
 
-/// A record's fields by name.
+/// Returns a record's fields by name.
 fn fields(record: &RecordView<'_>) -> Map<String, Value> {
     let event = record.event();
     let of = |name: &'static str| {

@@ -1,10 +1,10 @@
-//! Errors of the command itself: one line that says what is wrong, and how to fix it.
+//! Errors of the command itself: one line that says what is wrong and how to fix it.
 
 use std::fmt;
 
 use crate::print;
 
-/// The exit status of every [`Failure`] that has no other: an error of ours, not of the program.
+/// The default exit status of a [`Failure`]: an error of ours, not of the program.
 pub const OWN_ERROR: u8 = 125;
 /// The exit status of a program that was found and cannot be executed, as in a shell.
 const NOT_EXECUTABLE: u8 = 126;
@@ -13,7 +13,7 @@ const NOT_FOUND: u8 = 127;
 /// The exit status of a command whose reader went away: 128 and SIGPIPE.
 pub const READER_GONE: u8 = 128 + 13;
 
-/// What kind of failure it is, where that decides the exit status.
+/// The kind of a failure, where it decides the exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FailureKind {
     Own,
@@ -22,7 +22,7 @@ enum FailureKind {
     ReaderGone,
 }
 
-/// What went wrong and what the user can do about it. Shown as one line.
+/// A failure, and what the user can do about it. Shown as one line.
 #[derive(Debug)]
 pub struct Failure {
     kind: FailureKind,
@@ -31,46 +31,47 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `message` says what is wrong; `hint` how to fix it (may be empty).
+    /// Makes a failure: `message` says what is wrong; `hint` how to fix it (may be empty).
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure { kind: FailureKind::Own, message: message.into(), hint: hint.into() }
     }
 
-    /// There is no such program.
+    /// Makes the failure for a program that does not exist.
     pub fn not_found(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure { kind: FailureKind::NotFound, ..Failure::new(message, hint) }
     }
 
-    /// The program is there and cannot be executed.
+    /// Makes the failure for a program that exists and cannot be executed.
     pub fn not_executable(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure { kind: FailureKind::NotExecutable, ..Failure::new(message, hint) }
     }
 
-    /// The reader of stdout went away: nothing is printed.
+    /// Makes the failure for a reader of stdout that went away: nothing is printed.
     pub fn reader_gone() -> Failure {
         Failure { kind: FailureKind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
     }
 
-    /// A file operation that failed: names the deed, the file and the system's reason.
+    /// Makes the failure of a file operation: names the operation, the file and the system's
+    /// reason.
     pub fn io(deed: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
         Failure::new(format!("cannot {deed} {}: {}", path.display(), words(error)), "")
     }
 
-    /// The same about a file.
+    /// Adds the name of a file.
     #[must_use]
     pub fn at(self, path: &std::path::Path) -> Failure {
         Failure { message: format!("{}: {}", path.display(), self.message), ..self }
     }
 
-    /// The same in one line, where it quotes what others wrote: control characters are shown as
-    /// `?`.
+    /// Returns the failure in one line, for text from other sources: control characters become `?`.
     #[must_use]
     pub fn in_one_line(self) -> Failure {
         let message = self.message.replace(|c: char| c.is_control(), "?");
         Failure { message, ..self }
     }
 
-    /// QEMU ended with `words`; `told` is them, and whom they are about if that is not clear.
+    /// Makes the failure for the end of QEMU with `words`; `told` has these words, with their
+    /// source if it is not clear.
     pub fn qemu(words: &str, told: String) -> Failure {
         let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");
         let hint = if of_kernel {
@@ -81,7 +82,7 @@ impl Failure {
         Failure::new(told, hint)
     }
 
-    /// The exit status of this command.
+    /// Returns the exit status of this command.
     pub fn status(&self) -> u8 {
         match self.kind {
             FailureKind::Own => OWN_ERROR,
@@ -91,7 +92,7 @@ impl Failure {
         }
     }
 
-    /// Says what went wrong, if that is to be said; the exit status.
+    /// Prints the failure, unless it is silent; returns the exit status.
     pub fn exit(&self) -> u8 {
         if self.kind != FailureKind::ReaderGone {
             print::stderr(format!("freehold: {self}\n"));
@@ -99,7 +100,8 @@ impl Failure {
         self.status()
     }
 
-    /// Its name in JSON: what tells a status of ours from the same status of the program.
+    /// Returns the failure's name in JSON, which tells our exit status from the same status of the
+    /// program.
     pub fn reason(&self) -> &'static str {
         match self.kind {
             FailureKind::Own => "error",
@@ -110,7 +112,7 @@ impl Failure {
     }
 }
 
-/// What the system says of an error, without its number.
+/// Returns the system's text for an error, without its number.
 pub fn words(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error ").next().unwrap_or(&text).to_owned()

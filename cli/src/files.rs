@@ -1,5 +1,5 @@
-//! Files that this command writes for the user: whole, or not at all. What is no file (a pipe, a
-//! device: `/dev/stdout`) is written to as it is.
+//! Files that this command writes for the user: whole, or not at all. A path that is no regular
+//! file (a pipe, a device: `/dev/stdout`) is written to directly.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::{Result, print};
 
-/// Whether a file that the user named stands for stdout.
+/// Returns whether a file that the user named stands for stdout.
 pub fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Prints the text for people that belongs to `files`, unless one of them takes stdout.
+/// Prints the text for people, unless one of `files` uses stdout.
 pub fn print_beside<'a>(text: &str, files: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
     if files.into_iter().flatten().any(|path| is_stdout(path)) {
         return Ok(());
@@ -23,8 +23,8 @@ pub fn print_beside<'a>(text: &str, files: impl IntoIterator<Item = &'a Option<P
     print::stdout(text)
 }
 
-/// Writes `bytes` to `path`, or to stdout where it is `-`: under another name first, so that nobody
-/// ever sees a half of it. A link stays, what it leads to is replaced.
+/// Writes `bytes` to `path`, or to stdout for `-`. The file is written under another name first, so
+/// no reader ever sees half of it. A link stays; its target is replaced.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if is_stdout(path) {
         return print::stdout(bytes);
@@ -32,7 +32,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     write_pieces(path, |file| file.write_all(bytes))
 }
 
-/// As [`write_whole`], what `fill` writes piece by piece, to a file or a stream.
+/// Writes in the same way as [`write_whole`], but `fill` writes the parts, to a file or a stream.
 pub fn write_pieces(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let failed = |e: &std::io::Error| Failure::io("write", path, e);
     if is_stream(path) {
@@ -47,15 +47,15 @@ pub fn write_pieces(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
     Ok(())
 }
 
-/// Writes `record` as JSON for machines that people can read too.
+/// Writes `record` as JSON that people can read, too.
 pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(record).map_err(|e| Failure::io("write", path, &e.into()))?;
     text.push(b'\n');
     write_whole(path, &text)
 }
 
-/// Fails now if [`write_whole`] would fail for one of these places later, or if one would be
-/// written twice: asked before a run that would be lost.
+/// Fails now if [`write_whole`] would fail for one of these places later, or if one place would be
+/// written twice. Called before a run whose results would be lost.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
     let mut places: Vec<PathBuf> = Vec::new();
     for path in paths.into_iter().flatten() {
@@ -73,7 +73,7 @@ pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) 
     Ok(())
 }
 
-/// Notes a place that is written to, which the user called `name`; fails where it was noted before.
+/// Notes a place for output, which the user called `name`; fails if it was noted before.
 fn take(places: &mut Vec<PathBuf>, place: PathBuf, name: &Path) -> Result<()> {
     if places.contains(&place) {
         let message = format!("{} is named for two outputs", name.display());
@@ -83,12 +83,12 @@ fn take(places: &mut Vec<PathBuf>, place: PathBuf, name: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether something is there that is no file, and cannot be replaced by one.
+/// Returns whether the path is something other than a file, which a file cannot replace.
 fn is_stream(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
-/// The file that links lead to, by a name that no other name of it differs from.
+/// Returns the file at the end of links, by one unique name.
 fn target(path: &Path) -> PathBuf {
     let new = || Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_owned())
@@ -109,7 +109,7 @@ fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile> {
     })
 }
 
-/// The system's words, without the name of the temporary file.
+/// Returns the system's words, without the name of the temporary file.
 fn reason(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" at path ").next().unwrap_or(&text).to_owned()

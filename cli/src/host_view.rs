@@ -1,13 +1,14 @@
-//! What a run sees of the host without being told: programs with their libraries and data, and the
+//! The part of the host that a run sees by default: programs with their libraries and data, and the
 //! settings that they look up.
 //!
-//! The host side decides what is seen, for the guest's kernel is no boundary of ours: QEMU exports
-//! [`TREES`] and nothing beside them, read-only, and the image has copies of [`SETTINGS`], which
-//! hold no secrets and are the same for every user. What programs write lies over the trees, in the
-//! VM's memory. Nothing of homes, /root, /var, /tmp and /run is seen.
+//! The host side decides which files are seen, because the guest's kernel is not our security
+//! boundary. QEMU exports [`TREES`] and nothing beside them, read-only. The image has copies of
+//! [`SETTINGS`], which hold no secrets and are the same for every user. Files that programs write
+//! lie over the trees, in the VM's memory. Homes, /root, /var, /tmp and /run are not visible.
 //!
-//! A program that lies elsewhere comes alone with the libraries that it names, as into a sealed
-//! image; one below /opt/NAME comes with all of /opt/NAME, for that is how packages there are made.
+//! A program in another place is copied alone with the libraries that it names, as into a sealed
+//! image. A program below /opt/NAME comes with all of /opt/NAME, because packages there are made
+//! that way.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -18,13 +19,13 @@ use crate::image::Image;
 use crate::program::{self, Program};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 
-/// The folders that are seen as they are. On a host where the later ones are links into the first,
-/// the guest has these links.
+/// The folders that the guest sees unchanged. If the later ones are links into the first on this
+/// host, the guest has these links.
 const TREES: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"];
 
 /// Settings in /etc that programs look up: of the loader and the C library, of TLS, of languages
-/// and terminals. A name that ends with a star stands for all that begin so. Accounts, hosts and
-/// the resolver are the guest's own.
+/// and terminals. A name that ends with a star stands for all names with that prefix. Accounts,
+/// hosts and the resolver are the guest's own.
 const SETTINGS: [&str; 27] = [
     "alternatives",
     "bash.bashrc",
@@ -55,17 +56,17 @@ const SETTINGS: [&str; 27] = [
     "timezone",
 ];
 
-/// What one run sees.
+/// The view of the host for one run.
 #[derive(Debug)]
 pub struct HostView {
     /// Folders that QEMU exports.
     trees: Vec<PathBuf>,
-    /// Links that lead into them.
+    /// Links that lead into these folders.
     links: Vec<(PathBuf, PathBuf)>,
 }
 
 impl HostView {
-    /// This host's.
+    /// Returns the view of this host.
     pub fn new() -> HostView {
         let mut view = HostView { trees: Vec::new(), links: Vec::new() };
         for tree in TREES.map(Path::new) {
@@ -78,8 +79,8 @@ impl HostView {
         view
     }
 
-    /// Finds the program `name`: as a shell in the VM would, whose PATH is `path`, and what is not
-    /// there as a shell of the host would. One below /opt is seen with its package from then on.
+    /// Finds the program `name` as a shell in the VM would, whose PATH is `path`, else as a shell
+    /// of the host would. From then on the view has the package of a program below /opt.
     ///
     /// # Errors
     /// There is no such program, or it cannot run.
@@ -95,14 +96,14 @@ impl HostView {
         Ok(found)
     }
 
-    /// Whether the guest sees what the absolute `path` leads to.
+    /// Returns whether the guest sees the file that the absolute `path` leads to.
     pub fn shows(&self, path: &Path) -> bool {
         let is_shown = |at: &Path| self.trees.iter().any(|tree| at.starts_with(tree));
         let is_linked = self.links.iter().any(|(link, _)| path.starts_with(link));
         (is_linked || is_shown(path)) && fs::canonicalize(path).is_ok_and(|end| is_shown(&end))
     }
 
-    /// The folders that QEMU exports, below what the image has at their places.
+    /// Returns the folders that QEMU exports, below the image's files at their places.
     pub fn shares(&self) -> Vec<FolderShare> {
         let below = |tree: &PathBuf| FolderShare {
             host: tree.clone(),
@@ -113,15 +114,15 @@ impl HostView {
         self.trees.iter().map(below).collect()
     }
 
-    /// The folders that are seen as they are.
+    /// Returns the folders that the guest sees unchanged.
     pub fn trees(&self) -> &[PathBuf] {
         &self.trees
     }
 
-    /// Puts links and settings into `image`.
+    /// Adds links and settings to `image`.
     ///
     /// # Errors
-    /// A setting went while it was looked at.
+    /// A setting disappeared while it was read.
     pub fn furnish(&self, image: &mut Image) -> Result<()> {
         for (link, target) in &self.links {
             image.add_link(link, target);
@@ -132,7 +133,7 @@ impl HostView {
         Ok(())
     }
 
-    /// Sees /opt/NAME if `program` lies there.
+    /// Adds /opt/NAME if `program` lies there.
     fn add_package(&mut self, program: &Path) {
         let Ok(end) = fs::canonicalize(program) else { return };
         let parts: Vec<_> = end.components().take(4).collect();
@@ -148,7 +149,7 @@ impl HostView {
     }
 }
 
-/// The names that are there of those that `wanted` says, below `folder`.
+/// Returns the existing files for the names in `wanted`, below `folder`.
 fn settings(folder: &Path, wanted: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for name in wanted {

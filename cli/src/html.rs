@@ -1,9 +1,9 @@
 //! Reports as one offline HTML file: page frame, tables, figures drawn as SVG.
 //!
-//! The file needs no network, no fonts and no other file, looks right on light and dark screens and
-//! on paper, and says everything without its script, which only shows the value under the pointer.
-//! Every text is escaped where it enters: names come from guests and are not to be trusted. The
-//! page forbids itself everything else (Content-Security-Policy).
+//! The file needs no network, no fonts and no other file, and looks right on light and dark screens
+//! and on paper. Its script only shows the value under the pointer; everything else works without
+//! it. Every text is escaped where it enters: names come from guests and are not trusted. The page
+//! forbids itself everything else (Content-Security-Policy).
 
 mod bars;
 mod escape;
@@ -31,17 +31,17 @@ const SCRIPT: &str = include_str!("html/script.js");
 /// (`openssl dgst -sha256 -binary | base64`).
 const SCRIPT_HASH: &str = "sha256-ZYoh1/IiZ8VJA03m0Cd34k7VdNx2hmJsiDRczsq+D4Q=";
 
-/// What a value, a note or a tile means to the reader.
+/// The meaning of a value, a note or a tile for the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tone {
     /// Nothing in particular.
     #[default]
     Plain,
-    /// As wished.
+    /// A desired value.
     Good,
-    /// Worth a look.
+    /// A value that deserves attention.
     Warning,
-    /// Wrong.
+    /// A wrong value.
     Bad,
 }
 
@@ -59,17 +59,17 @@ impl Tone {
 /// A key figure at the top of a page.
 #[derive(Debug, Clone)]
 pub struct Tile {
-    /// What it is.
+    /// The name of the figure.
     pub label: String,
     /// The figure, with its unit.
     pub value: String,
-    /// One line more.
+    /// One line of detail.
     pub detail: String,
-    /// What it means.
+    /// The meaning of the figure.
     pub tone: Tone,
 }
 
-/// A page in the making; parts appear in the order in which they are added.
+/// A page that is being built; parts appear in the order in which they are added.
 #[derive(Debug)]
 pub struct Page {
     title: String,
@@ -80,7 +80,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// A page with a title and the sentence below it.
+    /// Makes a page with a title and the sentence below it.
     pub fn new(title: &str, lead: &str) -> Page {
         Page { title: title.into(), lead: lead.into(), sections: Vec::new(), body: String::new(), figures: 0 }
     }
@@ -92,17 +92,17 @@ impl Page {
         self.put(format_args!("<h2 id=\"s{number}\">{}</h2>\n", escape(heading)));
     }
 
-    /// A paragraph.
+    /// Adds a paragraph.
     pub fn text(&mut self, paragraph: &str) {
         self.put(format_args!("<p>{}</p>\n", escape(paragraph)));
     }
 
-    /// A paragraph that stands out.
+    /// Adds a paragraph that stands out.
     pub fn note(&mut self, tone: Tone, text: &str) {
         self.put(format_args!("<p class=\"note {}\">{}</p>\n", tone.class(), escape(text)));
     }
 
-    /// Key figures side by side.
+    /// Adds key figures side by side.
     pub fn tiles(&mut self, tiles: &[Tile]) {
         self.body.push_str("<div class=\"tiles\">\n");
         for tile in tiles {
@@ -118,7 +118,7 @@ impl Page {
         self.body.push_str("</div>\n");
     }
 
-    /// Names with their values: settings, versions, command lines.
+    /// Adds names with their values: settings, versions, command lines.
     pub fn facts(&mut self, facts: &[(String, String)]) {
         self.body.push_str("<dl class=\"facts\">\n");
         for (name, value) in facts {
@@ -127,13 +127,13 @@ impl Page {
         self.body.push_str("</dl>\n");
     }
 
-    /// A table.
+    /// Adds a table.
     pub fn table(&mut self, table: &Table) {
         table.render(&mut self.body);
     }
 
-    /// A figure, numbered, with its title above it and a sentence that says how to read it (may be
-    /// empty).
+    /// Adds a figure, numbered, with its title above it and a sentence that says how to read it
+    /// (may be empty).
     pub fn figure(&mut self, figure: &impl Figure, caption: &str) {
         self.figures += 1;
         let number = self.figures;
@@ -151,7 +151,7 @@ impl Page {
         files::write_whole(path, self.render().as_bytes())
     }
 
-    /// The whole file's text.
+    /// Returns the whole file's text.
     pub fn render(&self) -> String {
         let mut links = String::new();
         if self.sections.len() > 1 {

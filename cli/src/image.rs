@@ -1,7 +1,7 @@
 //! The guest's file system: gathered in memory as a map of paths, written as an initramfs.
 //!
-//! Host paths keep their shape: where `/lib` is a symlink on the host it is one in the guest, so a
-//! program and its loader find everything by the names that they know.
+//! Host paths keep their form: if `/lib` is a symlink on the host, it is one in the guest. So a
+//! program and its loader find all files by their usual names.
 
 pub mod cpio;
 pub mod spec;
@@ -18,16 +18,16 @@ use crate::failure::Failure;
 use crate::user::{self, User};
 
 const GUEST_PAGE: u64 = 4096;
-/// What a kernel keeps of a file besides its bytes, at most.
+/// The most memory that a kernel needs for a file besides its bytes.
 const GUEST_NODE: u64 = 2048;
-/// As many symlinks as Linux follows in one path.
+/// The most symlinks that Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
 
-/// What a guest is called.
+/// Files that hold the guest's host name.
 const HOST_NAMES: [(&str, &str); 2] =
     [("/etc/hostname", "freehold\n"), ("/etc/hosts", "127.0.0.1 localhost freehold\n")];
 
-/// What is at a path of the guest.
+/// The file at a path of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageNode {
     /// A folder.
@@ -42,7 +42,7 @@ pub enum ImageNode {
     Fifo,
     /// A device node.
     Device {
-        /// A block device, and no character device.
+        /// Whether it is a block device; else a character device.
         is_block: bool,
         /// Major and minor number.
         number: (u32, u32),
@@ -61,7 +61,7 @@ pub struct ImageEntry {
 }
 
 impl ImageEntry {
-    /// A directory of root's.
+    /// A directory that belongs to root.
     const FOLDER: ImageEntry =
         ImageEntry { node: ImageNode::Folder, permissions: 0o755, owner: User::ROOT, modified: 0 };
 
@@ -72,17 +72,17 @@ impl ImageEntry {
     }
 }
 
-/// Where in a path a name stands.
+/// Place of a name in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PathPart {
-    /// More names follow it.
+    /// More names follow.
     Parent,
-    /// It is the last one.
+    /// The name is the last one.
     Last,
 }
 
-/// The place of the guest's path `guest` in a tree of the host with the root `root`. Follows no
-/// link.
+/// Returns the place of the guest's path `guest` in a tree of the host with the root `root`.
+/// Follows no link.
 pub fn in_tree(root: &Path, guest: &Path) -> PathBuf {
     match guest.strip_prefix("/") {
         Ok(rest) if rest.as_os_str().is_empty() => root.to_path_buf(),
@@ -91,8 +91,8 @@ pub fn in_tree(root: &Path, guest: &Path) -> PathBuf {
     }
 }
 
-/// Follows `path` from the root, name by name. `link` is asked of each place on the way where it
-/// leads to, should it be a symlink. Returns where the path ends.
+/// Follows `path` from the root, name by name. `link` returns the target if a place on the way is a
+/// symlink. Returns the path's end.
 pub fn walk(
     path: &Path,
     mut link: impl FnMut(&Path, PathPart) -> Result<Option<PathBuf>>,
@@ -128,16 +128,16 @@ pub fn walk(
     Ok(at)
 }
 
-/// What is done about a file that we may not read.
+/// The action for a file that we may not read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unreadable {
-    /// There is no image.
+    /// The image is not made.
     Refused,
-    /// The image is without it.
+    /// The image is made without the file.
     Skipped,
 }
 
-/// A file system in the making. Paths are absolute guest paths.
+/// A file system that is being built. Paths are absolute guest paths.
 #[derive(Debug)]
 pub struct Image {
     entries: BTreeMap<PathBuf, ImageEntry>,
@@ -146,11 +146,11 @@ pub struct Image {
 }
 
 impl Image {
-    /// The folders and files that every program may expect, one that runs as `user` among them. All
-    /// of them are root's.
+    /// Makes an image with the folders and files that every program may expect, also one that runs
+    /// as `user`. All of them belong to root.
     pub fn new(user: User) -> Image {
-        // Programs and files below the home directory of the host's root come at the same path:
-        // `user` must be able to pass.
+        // Programs and files below the home directory of the host's root have the same path in the
+        // guest: `user` must be able to pass.
         let root_home = if user.uid == 0 { 0o700 } else { 0o711 };
         let mut image = Image::empty();
         for (path, permissions) in [
@@ -184,12 +184,13 @@ impl Image {
         image
     }
 
-    /// An image that holds nothing: for a user's whole tree.
+    /// Makes an empty image, for a user's whole tree.
     pub fn empty() -> Image {
         Image { entries: BTreeMap::new(), below: None }
     }
 
-    /// An image over the tree of a container. Its accounts are the tree's; its host names are ours.
+    /// Makes an image over the tree of a container. Accounts come from the tree; host names are
+    /// ours.
     pub fn over(tree: &MappedTree) -> Image {
         let mut image = Image { below: Some(tree.clone()), ..Image::empty() };
         for (path, text) in HOST_NAMES {
@@ -198,8 +199,8 @@ impl Image {
         image
     }
 
-    /// Makes an image that is the same whenever its files were written: a guest reads times digit
-    /// by digit, and takes the longer for some.
+    /// Makes the image independent of the times of its files: a guest parses times digit by digit,
+    /// and the number of instructions depends on them.
     pub fn forget_times(&mut self) {
         for entry in self.entries.values_mut() {
             entry.modified = 0;
@@ -217,7 +218,7 @@ impl Image {
         self.entries.insert(guest.to_path_buf(), ImageEntry { node, permissions: mode, owner, modified });
     }
 
-    /// Whether something is at a guest path.
+    /// Returns whether a guest path exists.
     pub fn has(&self, guest: &Path) -> bool {
         self.entries.contains_key(guest)
     }
@@ -239,7 +240,8 @@ impl Image {
         self.put(guest, ImageNode::Symlink(target.to_path_buf()), 0o777, 0);
     }
 
-    /// Adds what we may read of a host file or folder, at the same path; symlinks stay symlinks.
+    /// Adds a host file or folder at the same path, as far as we may read it; symlinks stay
+    /// symlinks.
     pub fn add_readable(&mut self, host: &Path) -> Result<()> {
         self.add_parents(host);
         self.add_tree((host, Unreadable::Skipped), host)
@@ -248,7 +250,7 @@ impl Image {
     fn add_parents(&mut self, guest: &Path) {
         for parent in guest.ancestors().skip(1) {
             if parent != Path::new("/") && !self.entries.contains_key(parent) {
-                // A directory that the tree below has, too, hides that one's attributes.
+                // A directory that the tree below also has hides that directory's attributes.
                 let below = self.below.as_ref().and_then(|tree| tree.attributes(parent));
                 let entry = below.map_or(ImageEntry::FOLDER, ImageEntry::folder_like);
                 self.entries.insert(parent.to_path_buf(), entry);
@@ -256,7 +258,7 @@ impl Image {
         }
     }
 
-    /// Adds a host file or folder (with all that is in it) at the same path, with the symlinks on
+    /// Adds a host file or folder (with its whole contents) at the same path, with the symlinks on
     /// the way.
     pub fn add_host(&mut self, host: &Path) -> Result<()> {
         let host = crate::program::absolute(host)?;
@@ -267,14 +269,14 @@ impl Image {
                 self.add_link(at, &target);
                 return Ok(Some(target));
             }
-            // Linux makes no folder of an initramfs that is not named before what is in it.
+            // Linux requires that a folder of an initramfs comes before its contents.
             self.add_parents(at);
             Ok(None)
         })?;
         self.add_tree((&end, Unreadable::Refused), &end)
     }
 
-    /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay
+    /// Adds a host file or folder (with its whole contents) at `guest`; symlinks inside stay
     /// symlinks.
     pub fn add_host_at(&mut self, host: &Path, guest: &Path) -> Result<()> {
         let real = fs::canonicalize(host).map_err(|e| Failure::io("add", host, &e))?;
@@ -283,7 +285,7 @@ impl Image {
         self.add_tree((&real, Unreadable::Refused), &guest)
     }
 
-    /// `guest` with the image's own symlinks followed in its parent folders.
+    /// Returns `guest` with the image's own symlinks followed in its parent folders.
     fn resolve(&self, guest: &Path) -> Result<PathBuf> {
         walk(guest, |at, place| {
             Ok(match (self.entries.get(at).map(|entry| &entry.node), place) {
@@ -294,8 +296,8 @@ impl Image {
         })
     }
 
-    /// Checks that `user` may pass all folders on the way to `program` and run it. Everything in
-    /// the image is root's.
+    /// Checks that `user` may pass all folders on the way to `program` and run it. All files in the
+    /// image belong to root.
     pub fn check_runs(&self, program: &Path, user: User) -> Result<()> {
         if user.uid == 0 {
             return Ok(());
@@ -354,8 +356,8 @@ impl Image {
         Ok(())
     }
 
-    /// Bytes of memory that the guest needs while it unpacks the image: the archive, as QEMU loaded
-    /// it, beside its files, which take whole pages and a node each.
+    /// Returns the bytes of memory that the guest needs while it unpacks the image: the archive, as
+    /// QEMU loaded it, and its files, each of which takes whole pages and a node.
     pub fn unpacking_bytes(&self) -> u64 {
         let contents = |entry: &ImageEntry| match &entry.node {
             ImageNode::HostFile(_, size) => *size,

@@ -1,4 +1,4 @@
-//! Which kernel boots: ours, Debian's Linux, or a file; and where installed files are found.
+//! Finds the kernel to boot: ours, Debian's Linux, or a file; and finds installed files.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::linux;
 use crate::size::MIB;
 
-/// The two families that speak the protocol: ours by itself, Linux through guest/init.
+/// The two families of kernels that speak the protocol: ours directly, Linux through guest/init.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// Freehold's own kernel.
@@ -20,7 +20,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The least memory that boots, before the program's files are counted, in bytes.
+    /// Returns the least memory that boots, without the program's files, in bytes.
     pub fn least_memory(self) -> u64 {
         match self {
             Family::Freehold => 12 * MIB,
@@ -32,7 +32,7 @@ impl Family {
 /// A kernel to boot.
 #[derive(Debug)]
 pub struct KernelChoice {
-    /// What it is.
+    /// The kernel's family.
     pub family: Family,
     /// The file for QEMU's `-kernel`.
     pub path: PathBuf,
@@ -51,7 +51,7 @@ pub fn select(name: &OsStr) -> Result<KernelChoice> {
     }
 }
 
-/// Our kernel's file.
+/// Returns our kernel's file.
 pub fn own_kernel() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("FREEHOLD_KERNEL").map(PathBuf::from) {
         if path.is_file() {
@@ -67,12 +67,12 @@ pub fn own_kernel() -> Result<PathBuf> {
     })
 }
 
-/// A file that was built or installed with this command.
+/// Finds a file that was built or installed with this command.
 pub fn installed(name: &str) -> Option<PathBuf> {
     let command = std::env::current_exe().ok()?;
     let folder = command.parent()?;
-    // Beside it (target/), one up (target/debug/ in tests), or installed (bin/ and
-    // lib/freehold/).
+    // The file is beside the command (target/), one folder up (target/debug/ in tests), or
+    // installed (bin/ and lib/freehold/).
     [folder.to_path_buf(), folder.join(".."), folder.join("../lib/freehold")]
         .into_iter()
         .map(|place| place.join(name))
@@ -105,7 +105,8 @@ fn from_file(path: &Path) -> Result<KernelChoice> {
     ))
 }
 
-/// The version string of a bzImage (Linux Documentation/arch/x86/boot.rst: kernel_version + 0x200).
+/// Reads the version string of a bzImage (Linux Documentation/arch/x86/boot.rst: kernel_version +
+/// 0x200).
 fn bzimage_version(file: &mut File, pointer: u16) -> Option<String> {
     let mut text = [0; 128];
     file.seek(SeekFrom::Start(u64::from(pointer) + 0x200)).ok()?;

@@ -1,4 +1,4 @@
-//! `freehold lab`: experiments that anybody can repeat with one command, each the answer to one
+//! `freehold lab`: experiments that can be repeated with one command, each the answer to one
 //! question.
 //!
 //! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
@@ -23,7 +23,7 @@ use crate::run::Prepared;
 use crate::session::End;
 use crate::{Result, files, print, report};
 
-/// All of them, in the order in which they are listed.
+/// All experiments, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] = &[
     bounce::EXPERIMENT,
     costs::EXPERIMENT,
@@ -41,30 +41,30 @@ pub struct Experiment {
     pub name: &'static str,
     /// The question that it answers.
     pub question: &'static str,
-    /// Carries it out, prints what was found, writes what the settings ask for; returns the exit
-    /// status.
+    /// Carries the experiment out, prints the results, writes the files that the settings name;
+    /// returns the exit status.
     pub run: fn(&Settings) -> Result<u8>,
 }
 
-/// How much of an experiment is done.
+/// Extent of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// As much as its answer needs.
+    /// The extent that its answer needs.
     Full,
-    /// As much as shows that it works: under a minute.
+    /// The extent that shows that it works: under a minute.
     Quick,
 }
 
-/// What an experiment is asked for. The paths can be written to: that was checked.
+/// Settings of an experiment. The paths are known to be writable.
 #[derive(Debug)]
 pub struct Settings {
-    /// How much.
+    /// The extent of the measurement.
     pub extent: Extent,
-    /// How often what differs from boot to boot is repeated, where the user says it.
+    /// Number of boots for quantities that differ from boot to boot, where the user gives it.
     pub boots: Option<u32>,
-    /// Where the report to look at goes.
+    /// Path of the report for people.
     pub html: Option<PathBuf>,
-    /// Where the figures for machines go.
+    /// Path of the record for machines.
     pub json: Option<PathBuf>,
 }
 
@@ -105,7 +105,7 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
     })
 }
 
-/// Runs a measurement and returns what it printed.
+/// Runs a measurement and returns its output.
 fn output_of(words: &[OsString]) -> Result<String> {
     let ended = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

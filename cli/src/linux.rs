@@ -1,6 +1,7 @@
-//! The peer: Debian's cloud kernel, fetched once as a package, unpacked, never installed.
+//! The kernel for comparisons: Debian's cloud kernel, fetched once as a package, unpacked, never
+//! installed.
 //!
-//! Its virtio drivers are modules; they travel in the initramfs and guest/init loads them in the
+//! Its virtio drivers are modules. They are in the initramfs, and guest/init loads them in the
 //! order given here.
 
 use std::collections::BTreeMap;
@@ -16,10 +17,10 @@ use crate::{Result, print};
 
 /// The package that depends on the current cloud kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
-/// What guest/init and the VM's devices need.
+/// Modules that guest/init and the VM's devices need.
 const WANTED: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_blk"];
 
-/// Where this command keeps what it fetched or found out.
+/// Returns the folder for fetched files and kept results of this command.
 pub fn cache_folder() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -31,7 +32,7 @@ pub fn cache_folder() -> Result<PathBuf> {
     Ok(base.join("freehold"))
 }
 
-/// Debian's cloud kernel: from the cache, else fetched.
+/// Returns Debian's cloud kernel: from the cache, else fetched.
 pub fn fetched() -> Result<KernelChoice> {
     let folder = cache_folder()?.join("linux");
     match in_cache(&folder) {
@@ -40,7 +41,7 @@ pub fn fetched() -> Result<KernelChoice> {
     }
 }
 
-/// The version that the cache holds, if any, for `freehold doctor`.
+/// Returns the version in the cache, if any, for `freehold doctor`.
 pub fn cached_version() -> Option<String> {
     let folder = in_cache(&cache_folder().ok()?.join("linux"))?;
     Some(folder.file_name()?.to_string_lossy().into_owned())
@@ -57,8 +58,8 @@ fn in_cache(folder: &Path) -> Option<PathBuf> {
     versions.pop()
 }
 
-/// Downloads and unpacks. The folder appears under its final name only when it is whole, so
-/// parallel runs and interrupted ones do no harm.
+/// Downloads and unpacks. The folder gets its final name only when it is complete, so parallel and
+/// interrupted runs do no harm.
 fn fetch(folder: &Path) -> Result<PathBuf> {
     let offline = |what: &str| {
         Failure::new(
@@ -132,8 +133,8 @@ fn from_folder(folder: &Path) -> Result<KernelChoice> {
     from_file(&path, Some(&version))
 }
 
-/// A kernel file of the user's: modules are looked for where a package puts them, else taken to be
-/// built in.
+/// Uses a kernel file of the user's: modules are looked for where a package puts them, else they
+/// are assumed to be built in.
 pub fn from_file(path: &Path, version: Option<&str>) -> Result<KernelChoice> {
     let mut modules = Vec::new();
     if let Some(version) = version {
@@ -146,7 +147,7 @@ pub fn from_file(path: &Path, version: Option<&str>) -> Result<KernelChoice> {
     Ok(KernelChoice { family: Family::Linux, path: path.to_path_buf(), modules })
 }
 
-/// The wanted modules of a modules folder, each after those that it depends on.
+/// Returns the wanted modules of a modules folder, each after its dependencies.
 fn in_order(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = BTreeMap::new();
     collect(&folder.join("kernel/drivers"), &mut found);

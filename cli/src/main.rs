@@ -1,10 +1,9 @@
 //! The `freehold` command: packs a Linux program, boots it in a microVM on the Freehold kernel (or
 //! a stock Linux, for comparison), connects its streams and ends with its status.
 //!
-//! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error
-//! of ours (one line, with a hint), or of the kernel's where `scope` watches it; 126 the program
-//! cannot be executed; 127 there is no such program; 255 the guest died (the cause is always
-//! printed).
+//! Exit statuses: the program's own 0–255; 128+N if signal N ended the program; 124 time-out; 125
+//! an error of ours (one line, with a hint), or of the kernel under `scope`; 126 the program cannot
+//! be executed; 127 there is no such program; 255 the guest died (the cause is always printed).
 #![forbid(unsafe_code)]
 
 mod accel;
@@ -73,5 +72,5 @@ fn main() -> ExitCode {
     }
 }
 
-/// Convenience for every module of this command.
+/// The result type of all modules of this command.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;

@@ -1,4 +1,4 @@
-//! The outcome of a run: our exit status, what is printed, and `--json`.
+//! The outcome of a run: our exit status, the printed text, and `--json`.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub const TIMED_OUT: u8 = 124;
 /// Exit status of a guest that died.
 pub const GUEST_DIED: u8 = 255;
 
-/// What `--json FILE` holds. Fields that do not apply are null.
+/// The record that `--json FILE` writes. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
 pub struct RunOutcome {
     /// Name and version of this form.
@@ -33,28 +33,28 @@ pub struct RunOutcome {
     status: u8,
     /// The program's status when it called exit.
     exit: Option<u8>,
-    /// The signal that ended it.
+    /// The signal that ended the program.
     signal: Option<u8>,
-    /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid,
-    /// tid, name, state (the letter that /proc shows), running (on a CPU), where (the kernel's
-    /// functions, innermost first). `left_out`: how many threads are not among them. Of a kernel
-    /// that did not answer the CPUs, from QEMU: their number as tid, no pid, an empty state, and in
-    /// `where` every function that may be on the stack.
+    /// For `timeout`: the place of each thread of the guest, if its kernel reported it. `threads`:
+    /// pid, tid, name, state (the letter that /proc shows), running (on a CPU), where (the kernel's
+    /// functions, innermost first). `left_out`: the number of threads that are missing there. If
+    /// the kernel did not answer, these are the CPUs from QEMU: their number as tid, no pid, an
+    /// empty state, and in `where` every function that may be on the stack.
     pub threads: Option<Value>,
     /// The death certificate.
     panic: Option<Value>,
-    /// What was wrong, for `error` and `audit`.
+    /// The error, for `error` and `audit`.
     message: Option<String>,
-    /// Why there was no run: not-found (status 127), not-executable (126) or error (125). These
-    /// statuses are the program's own where this is null.
+    /// The reason why there was no run: not-found (status 127), not-executable (126) or error
+    /// (125). If null, these statuses are the program's own.
     reason: Option<&'static str>,
     /// Kernel name, from the guest.
     kernel: Option<Value>,
-    /// Its version.
+    /// The kernel's version, from the guest.
     version: Option<Value>,
     /// tcg or kvm.
     accel: Option<&'static str>,
-    /// Where it ran; null where it could not.
+    /// The machine; null if there was none.
     pub machine: Option<RunMachine>,
     /// Guest time from the first instruction to the program's start, in nanoseconds.
     boot_ns: Option<Value>,
@@ -62,23 +62,24 @@ pub struct RunOutcome {
     wall_ms: Option<u64>,
     /// Memory totals, as the guest reports them.
     memory: Option<Value>,
-    /// "ok", or what the frame-table audit found.
+    /// "ok", or the finding of the frame-table audit.
     audit: Option<Value>,
     /// System calls with their counts.
     syscalls: Option<Value>,
-    /// With `--events`: how many records were written (`recorded`) and how many were overwritten
-    /// before they could be (`lost`).
+    /// With `--events`: the numbers of records that were written (`recorded`) and that were
+    /// overwritten before (`lost`).
     events: Option<Value>,
-    /// Files that were sought and not found.
+    /// Files that were not found.
     missing: Option<Value>,
-    /// With `--changes`: how much of this run is kept.
+    /// With `--changes`: counts of the kept changes.
     pub changes: Option<KeptCounts>,
     /// Notices (an OOM kill, for example).
     notices: Vec<String>,
 }
 
 impl RunOutcome {
-    /// Of a run that took place; `symbols` say whether a certificate names addresses.
+    /// Returns the outcome of a run that took place; `symbols` decide whether a certificate has
+    /// addresses.
     pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> RunOutcome {
         let mut outcome = RunOutcome {
             schema: schema::RUN,
@@ -140,7 +141,7 @@ impl RunOutcome {
         outcome
     }
 
-    /// Of a run that could not take place.
+    /// Returns the outcome of a run that could not take place.
     pub fn of_failure(failure: &Failure) -> RunOutcome {
         RunOutcome {
             schema: schema::RUN,
@@ -152,7 +153,7 @@ impl RunOutcome {
         }
     }
 
-    /// The exit status of this command.
+    /// Returns the exit status of this command.
     pub fn status(&self) -> u8 {
         self.status
     }

@@ -1,5 +1,5 @@
-//! What this command itself prints. Rust's own macros panic where a stream takes nothing (`>&-`,
-//! `| head`, `/dev/full`).
+//! Output of this command itself. Rust's own macros panic where a stream takes nothing (`>&-`, `|
+//! head`, `/dev/full`).
 
 use std::io::{Error, ErrorKind, Write};
 
@@ -16,7 +16,7 @@ pub fn stdout(text: impl AsRef<[u8]>) -> Result<()> {
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).map_err(|error| refused(&error))
 }
 
-/// The failure of a write to stdout.
+/// Returns the failure of a write to stdout.
 pub fn refused(error: &Error) -> Failure {
     match error.kind() {
         ErrorKind::BrokenPipe => Failure::reader_gone(),
@@ -24,8 +24,8 @@ pub fn refused(error: &Error) -> Failure {
     }
 }
 
-/// Prints `text` to stderr. Where stderr takes nothing there is no place to say so; the exit status
-/// remains.
+/// Prints `text` to stderr. If stderr takes no bytes, the failure cannot be reported there; the
+/// exit status remains.
 pub fn stderr(text: impl AsRef<[u8]>) {
     let _ = std::io::stderr().write_all(text.as_ref());
 }

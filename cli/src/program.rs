@@ -1,10 +1,10 @@
-//! Finds the program on the host and everything that it names: libraries, their libraries,
+//! Finds the program on the host and all files that it names: libraries, their libraries,
 //! interpreters.
 //!
-//! The rules are those of the dynamic loader (ld.so(8)): RPATH of the object and of what loaded it
+//! The rules are those of the dynamic loader (ld.so(8)): RPATH of the object and of its loaders
 //! unless there is a RUNPATH, LD_LIBRARY_PATH, RUNPATH, the folders of ld.so.conf, the default
-//! folders. What a program opens by name at run time (dlopen, data files) cannot be seen here: the
-//! user adds it with `-a`.
+//! folders. Files that a program opens by name at run time (dlopen, data files) cannot be seen
+//! here: the user adds them with `-a`.
 
 mod elf;
 mod folders;
@@ -23,19 +23,19 @@ use crate::{Result, image};
 pub use elf::Object;
 use folders::Folders;
 
-/// A script may name a script as its interpreter; Linux stops after this many too.
+/// The most interpreters in a chain of scripts, as in Linux.
 const MAX_INTERPRETERS: usize = 4;
 
 /// A program as the guest will see it.
 #[derive(Debug)]
 pub struct Program {
-    /// Where it is in the guest.
+    /// The program's path in the guest.
     pub guest: PathBuf,
-    /// Host files that it needs, itself included, each at the same path in the guest.
+    /// Host files that the program needs, itself included, each at the same path in the guest.
     pub files: BTreeSet<PathBuf>,
 }
 
-/// Finds `name` as a shell would and gathers what it needs. `library_path` is the guest's
+/// Finds `name` as a shell would and gathers its files. `library_path` is the guest's
 /// LD_LIBRARY_PATH.
 pub fn find(name: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
     let host = locate(name)?;
@@ -47,7 +47,7 @@ pub fn find(name: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
     Ok(Program { guest: host, files: closure.files })
 }
 
-/// A file that the user adds, with what it needs when it is a program or a library itself.
+/// Returns a file that the user adds, with its libraries if it is a program or a library itself.
 pub fn with_needs(path: &Path, library_path: Option<&OsStr>) -> Result<BTreeSet<PathBuf>> {
     let host = absolute(path)?;
     let mut closure = Closure { folders: Folders::of_host(library_path), files: BTreeSet::new() };
@@ -61,7 +61,7 @@ pub fn with_needs(path: &Path, library_path: Option<&OsStr>) -> Result<BTreeSet<
     Ok(closure.files)
 }
 
-/// True for a file that is executable and starts with `#!`.
+/// Returns whether a file is executable and starts with `#!`.
 fn is_script(path: &Path) -> bool {
     let mut head = [0; 2];
     runs(path)
@@ -69,7 +69,7 @@ fn is_script(path: &Path) -> bool {
         && head == *b"#!"
 }
 
-/// The places in the guest at which a shell whose PATH is `path` looks for `name`.
+/// Returns the places in the guest at which a shell whose PATH is `path` looks for `name`.
 pub fn places(name: &OsStr, path: &OsStr) -> Vec<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return vec![Path::new("/").join(name)];
@@ -81,7 +81,7 @@ fn is_program(meta: &fs::Metadata) -> bool {
     meta.is_file() && meta.permissions().mode() & 0o111 != 0
 }
 
-/// Finds `name` inside the tree `root`, which will be the guest's: as a shell there would.
+/// Finds `name` as a shell would inside the tree `root`, which will be the guest's.
 pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
     for guest in places(name, OsStr::new(DEFAULT_PATH)) {
         let Some(meta) = metadata_in_tree(&guest, root)? else { continue };
@@ -100,23 +100,24 @@ pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
     ))
 }
 
-/// What `guest` leads to in the tree `root`, whose symlinks stay inside; `None`: nothing.
+/// Returns the metadata of the file that `guest` leads to in the tree `root`, whose symlinks stay
+/// inside; `None` where there is no file.
 fn metadata_in_tree(guest: &Path, root: &Path) -> Result<Option<fs::Metadata>> {
     let end = image::walk(guest, |at, _| Ok(fs::read_link(image::in_tree(root, at)).ok()))?;
     Ok(fs::symlink_metadata(image::in_tree(root, &end)).ok())
 }
 
-/// Whether `guest` leads to a file in the tree `root` that somebody may execute.
+/// Returns whether `guest` leads to a file in the tree `root` with execute permission.
 pub fn runs_in_tree(guest: &Path, root: &Path) -> bool {
     metadata_in_tree(guest, root).is_ok_and(|found| found.is_some_and(|meta| is_program(&meta)))
 }
 
-/// Whether `path` leads to a file that somebody may execute.
+/// Returns whether `path` leads to a file with execute permission.
 pub fn runs(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| is_program(&meta))
 }
 
-/// The absolute path of `name`, without `.` and `..`; symlinks are left alone.
+/// Returns the absolute path of `name`, without `.` and `..`; symlinks are not followed.
 fn locate(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = absolute(Path::new(name))?;
@@ -143,7 +144,7 @@ fn locate(name: &OsStr) -> Result<PathBuf> {
     Err(Failure::not_found(format!("no such program: {}", name.display()), hint))
 }
 
-/// `path` made absolute, with `.` and `..` taken out by name.
+/// Returns `path` as an absolute path, with `.` and `..` removed by name.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let whole = std::path::absolute(path).map_err(|e| Failure::io("find", path, &e))?;
     let mut clean = PathBuf::from("/");
@@ -218,7 +219,7 @@ impl Closure {
         }
         self.add_program(&absolute(interpreter_path)?, depth + 1)?;
         if interpreter_path.file_name() == Some(OsStr::new("env")) {
-            // `#!/usr/bin/env NAME`, perhaps with -S and VAR=value before the name.
+            // Handles `#!/usr/bin/env NAME`, perhaps with -S and VAR=value before the name.
             let program =
                 words.find(|word| !word.as_bytes().starts_with(b"-") && !word.as_bytes().contains(&b'='));
             if let Some(program) = program {
@@ -228,7 +229,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Adds an object and what it needs. `rpaths` are the RPATHs of the objects that led here.
+    /// Adds an object and its libraries. `rpaths` are the RPATHs of the objects that led here.
     fn add_object(&mut self, path: &Path, rpaths: &[PathBuf]) -> Result<()> {
         if !self.files.insert(path.to_path_buf()) {
             return Ok(());

@@ -1,12 +1,12 @@
 //! The control channel between host and guest: frames of u8 type, u32 LE length, payload.
 //!
-//! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not pass
-//! here: stdin and stdout share one port, stderr has another; both carry bare bytes.
+//! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not use
+//! this channel: stdin and stdout share one port, stderr has another; both carry bare bytes.
 
-/// Longest payload that is believed: a longer one means that the guest is out of step.
+/// Longest accepted payload: a longer one means that the guest is out of step.
 const MAX_PAYLOAD: usize = 16 << 20;
 
-/// What the host tells the guest.
+/// A message from the host to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToGuest {
     /// No more stdin after this many bytes in all.
@@ -15,9 +15,9 @@ pub enum ToGuest {
     WindowSize(u16, u16),
     /// A signal for the program's foreground process group.
     Signal(u8),
-    /// Nobody reads this stream any more (0 stdout, 1 stderr): writes get EPIPE.
+    /// This stream has no reader any more (0 stdout, 1 stderr): writes get EPIPE.
     Closed(u8),
-    /// Where is each thread? A stock Linux does not answer.
+    /// Asks for the place of each thread. A stock Linux does not answer.
     Threads,
 }
 
@@ -43,21 +43,21 @@ impl ToGuest {
     }
 }
 
-/// How the program ended.
+/// The end of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It called exit with this status.
+    /// The program called exit with this status.
     Exit(u8),
-    /// This signal ended it.
+    /// This signal ended the program.
     Signal(u8),
 }
 
-/// What the guest tells the host.
+/// A message from the guest to the host.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromGuest {
     /// The kernel is up and about to start the program.
     Ready(serde_json::Value),
-    /// The program's end; with the bytes sent on (stdout, stderr) where the guest counts them.
+    /// The program's end. Where the guest counts them, it has the bytes sent on (stdout, stderr).
     Exit(Ending, Option<(u64, u64)>),
     /// Memory totals, system-call counts, files not found.
     Report(serde_json::Value),
@@ -69,7 +69,7 @@ pub enum FromGuest {
     Notice(String),
     /// A stock Linux' functions: lines of address and name.
     Symbols(String),
-    /// Where each thread is.
+    /// The place of each thread.
     Threads(serde_json::Value),
     /// Records of tracepoints.
     Events(Vec<u8>),
@@ -77,19 +77,19 @@ pub enum FromGuest {
     Memory(u8, u64),
 }
 
-/// Takes frames out of a stream of bytes that arrives in pieces.
+/// Splits a stream of bytes, which arrives in pieces, into frames.
 #[derive(Default)]
 pub struct Decoder {
     held: Vec<u8>,
 }
 
 impl Decoder {
-    /// Adds bytes as they came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, if there is one. `Err` says why the bytes cannot be frames.
+    /// Returns the next whole frame, if there is one. `Err` says why the bytes cannot be frames.
     pub fn next(&mut self) -> Result<Option<FromGuest>, String> {
         loop {
             let Some((head, rest)) = self.held.split_at_checked(5) else {

@@ -1,5 +1,5 @@
-//! What is said at the end, on stderr: why a guest died, what the program's memory did, system
-//! calls, missing files.
+//! The closing report on stderr: why a guest died, the program's memory use, system calls, missing
+//! files.
 
 use std::fmt::Write;
 
@@ -10,13 +10,13 @@ use crate::failure::words;
 use crate::session::{End, Ended, LastSeen, Loss};
 use crate::stuck;
 
-/// Lines of the kernel log that a death is shown with.
+/// Number of log lines that are shown after a death.
 const LOG_LINES: usize = 40;
-/// Registers in a line of a death certificate.
+/// Number of registers per line of a death certificate.
 const REGISTERS_A_LINE: usize = 4;
 
-/// Why the guest died, for a person: message, each CPU's registers and backtrace, or the end of the
-/// log.
+/// Describes a guest's death for a person: message, each CPU's registers and backtrace, or the end
+/// of the log.
 pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     let mut text = String::new();
     match &ended.end {
@@ -43,8 +43,8 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     Some(text)
 }
 
-/// Why the guest died, in one line: its certificate's message, else the last line of its log that
-/// speaks of a panic.
+/// Describes a guest's death in one line: its certificate's message, else the last line of its log
+/// about a panic.
 pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     if let End::Panicked(certificate) = &ended.end {
         return symbols.without_addresses(message(certificate), slide_of(certificate));
@@ -54,7 +54,8 @@ pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     symbols.without_addresses(cause, slide_in(&ended.log))
 }
 
-/// Where each thread was when time was up, or each CPU of a kernel that did not answer.
+/// Returns the place of each thread at the time-out, or of each CPU of a kernel that did not
+/// answer.
 pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
     let End::TimedOut(LastSeen::Threads(answer) | LastSeen::Cpus(answer)) = &ended.end else {
         return None;
@@ -63,8 +64,8 @@ pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
     Some(stuck::named(answer, slide, symbols))
 }
 
-/// The certificate as it may be published: with symbols and offsets in the place of addresses,
-/// where those are hidden.
+/// Returns the certificate for publication: if addresses are hidden, symbols and offsets replace
+/// them.
 pub fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
     let mut public = certificate.clone();
     if symbols.addresses() == Addresses::Shown {
@@ -102,7 +103,7 @@ fn message(certificate: &Value) -> &str {
     certificate.get("message").and_then(Value::as_str).unwrap_or("no message").trim_end()
 }
 
-/// A kernel log line without the time before it.
+/// Removes the time from a kernel log line.
 fn without_time(line: &str) -> &str {
     let line = line.trim();
     match line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -117,7 +118,7 @@ fn slide_in(log: &str) -> u64 {
     digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0)
 }
 
-/// An address or number that JSON may hold as a number or as hexadecimal text.
+/// Reads an address or number that JSON may have as a number or as hexadecimal text.
 fn number(value: &Value) -> Option<u64> {
     match value {
         Value::String(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16).ok(),
@@ -155,7 +156,7 @@ fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
     }
 }
 
-/// The closing table: how it ended, how long it took, what memory did.
+/// Returns the closing table: the program's end, its time, the memory figures.
 pub fn closing(ended: &Ended, program: &str, machine: &str) -> String {
     let mut text = String::new();
     let field = |name: &str| ended.ready.as_ref().and_then(|ready| ready.get(name));
@@ -252,8 +253,8 @@ fn kib(number: u64) -> String {
     if number >= 10 << 10 { format!("{:.1} MiB", number as f64 / 1024.0) } else { format!("{number} KiB") }
 }
 
-/// What is said of a run that ended with such a finding of the frame-table audit: what is wrong,
-/// what that means and what to do.
+/// Returns the message for a run where the frame-table audit ended with this finding: the error,
+/// its meaning and what to do.
 pub fn unbalanced(finding: &str) -> String {
     format!(
         "the kernel's frame table does not balance: {finding} (a defect of the kernel: do not rely on this run; run it again with --verbose and \
@@ -261,13 +262,13 @@ pub fn unbalanced(finding: &str) -> String {
     )
 }
 
-/// What is said of a run whose output did not arrive.
+/// Returns the message for a run whose output did not arrive.
 pub fn output_lost(loss: Loss) -> String {
     let Loss { stream, error } = loss;
     format!("cannot write the program's output to {stream}: {}", words(&error.into()))
 }
 
-/// The summary of `--syscalls`: most frequent first, those that are not implemented marked.
+/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked.
 pub fn syscalls(ended: &Ended) -> String {
     let list = ended.report.as_ref().and_then(|report| report.get("syscalls")).and_then(Value::as_array);
     let Some(list) = list else {
@@ -292,7 +293,7 @@ pub fn syscalls(ended: &Ended) -> String {
     text
 }
 
-/// What `--events` came to: how many records were written, and how many were lost.
+/// Returns the summary of `--events`: the numbers of records written and lost.
 pub fn events(ended: &Ended) -> String {
     let events = ended.report.as_ref().and_then(|report| report.get("events"));
     let count = |name: &str| events.and_then(|events| events.get(name)).and_then(Value::as_u64);
@@ -303,7 +304,7 @@ pub fn events(ended: &Ended) -> String {
     }
 }
 
-/// Files that the program sought and that were not in the image: a hint for `-a`.
+/// Returns the files that the program did not find in the image: a hint for `-a`.
 pub fn missing_files(ended: &Ended) -> Vec<String> {
     let list = ended.report.as_ref().and_then(|report| report.get("missing")).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()

@@ -37,12 +37,12 @@ use crate::user::User;
 use crate::volume::{self, FolderSharing, Volume};
 use crate::{Result, events, files, print};
 
-/// Where the guest looks for its orders.
+/// Path in the guest of the program's description.
 pub const SPEC: &str = "/.freehold/spec";
-/// Where a guest looks for programs that have no folder.
+/// The guest's search path for programs.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Runs the program that `options` describe; returns the exit status of this command.
+/// Runs the program of `options`; returns the exit status of this command.
 pub fn run(options: &RunOptions) -> Result<u8> {
     if options.json.as_deref().is_some_and(files::is_stdout) {
         let hint = "name a file; bench, lab, doctor and scope take -";
@@ -79,7 +79,7 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
     Ok(outcome.status())
 }
 
-/// A run that is ready to start: everything about it is checked, and its image is gathered.
+/// A run that is ready to start: all options are checked, and its image is gathered.
 pub struct Prepared {
     /// The VM.
     pub machine: VirtualMachine,
@@ -89,7 +89,7 @@ pub struct Prepared {
     pub image: Image,
     /// Where the program's stdout goes.
     pub output: OutputTo,
-    /// Folders of the host that are seen without being told.
+    /// Folders of the host that are visible by default.
     seen: Vec<PathBuf>,
     changes: Option<Changes>,
     spec: Spec,
@@ -99,12 +99,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares the run that `options` describe, with our streams.
+    /// Prepares the run of `options`, with our streams.
     pub fn new(options: &RunOptions) -> Result<Prepared> {
         Prepared::with(options, Purpose::Program, streams(), sharing(options))
     }
 
-    /// Prepares a run that sees nothing of the host but copies, with our streams; `why` it does.
+    /// Prepares a run that sees only copies of the host's files, with our streams; `why` it does.
     pub fn closed(options: &RunOptions, why: &'static str) -> Result<Prepared> {
         Prepared::with(options, Purpose::Program, streams(), FolderSharing::Copies(why))
     }
@@ -138,8 +138,8 @@ impl Prepared {
         let volumes = volume::parse_all(&options.volume, sharing)?;
         let changes = options.changes.as_ref().map(|folder| Changes::open(folder, sharing)).transpose()?;
         let mut base = Base::of(options, sharing)?;
-        // The image of a measurement is the same on any host: its length decides where a stock
-        // Linux puts itself, and each instruction that it takes to unpack, what it draws.
+        // The image of a measurement must be the same on any host: its length decides the place of
+        // a stock Linux, and the number of instructions to unpack it affects Linux' random choices.
         let (kind, window) = match purpose {
             Purpose::Measurement => (None, terminal::WINDOW),
             _ => (std::env::var_os("TERM"), terminal::window()),
@@ -176,24 +176,24 @@ impl Prepared {
         Ok(Prepared { machine, kernel, image, output, seen, changes, spec, timeout, purpose, log })
     }
 
-    /// The kernel's symbols, for reports about this run.
+    /// Returns the kernel's symbols, for reports about this run.
     pub fn symbols(&self) -> Symbols {
         let addresses = if self.log == LogTo::Stderr { Addresses::Shown } else { Addresses::Hidden };
         Symbols::of(&self.kernel.path, addresses)
     }
 
-    /// Lets a stock Linux tell where its text begins (`text` of its READY message).
+    /// Makes a stock Linux report the start of its text (`text` of its READY message).
     pub fn ask_for_text(&mut self) {
         self.spec.symbols = spec::Symbols::Base;
         self.image.add_bytes(Path::new(SPEC), 0o600, self.spec.encode());
     }
 
-    /// Runs it.
+    /// Runs the VM.
     pub fn run(&self, engine: Engine) -> Result<Ended> {
         self.run_unless(engine, None)
     }
 
-    /// Runs it to its end, or until it is recalled.
+    /// Runs the VM to its end, or until it is recalled.
     pub fn run_unless(&self, engine: Engine, recall: Option<&Recall>) -> Result<Ended> {
         qemu::program()?;
         let mut initramfs =
@@ -204,7 +204,7 @@ impl Prepared {
         let swap = self.machine.swap.map(Swap::make).transpose()?;
         self.machine.network.as_ref().map_or(Ok(()), Network::check_ports)?;
         if let Debugger::Waited { port } = self.machine.debugger {
-            // QEMU would say so too, but only after it was started, and in other words.
+            // QEMU would report a taken port only after its start, and in other words.
             TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
                 Failure::new(
                     format!("cannot wait for a debugger on port {port}: {error}"),
@@ -232,7 +232,7 @@ impl Prepared {
 }
 
 impl RunOptions {
-    /// Whether what memory did is shown at the end.
+    /// Returns whether the closing report is shown.
     fn shows_report(&self) -> bool {
         match self.report {
             When::Always => true,
@@ -245,7 +245,7 @@ impl RunOptions {
     }
 }
 
-/// Prints what is to be printed at the end and gives the outcome.
+/// Prints the texts for the end and returns the outcome.
 pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<RunOutcome> {
     let machine = &run.machine;
     let accel = match engine {
@@ -306,15 +306,14 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     Ok(outcome)
 }
 
-/// What the closing report says of files: which were seen for the program's sake, and which were
-/// missing.
+/// Returns the closing report's lines about files: the program's packages, and missing files.
 fn files_lines(run: &Prepared, ended: &Ended) -> String {
     let mut text = String::new();
     for package in run.seen.iter().filter(|folder| folder.starts_with("/opt")) {
         let shown = package.display();
         text.push_str(&format!("   seen of the host beside /usr, since the program is there: {shown}\n"));
     }
-    // What is missing in a folder that is seen, the host has not either.
+    // A file missing in a folder that is seen is missing on the host, too.
     let mut missing = report::missing_files(ended);
     missing.retain(|name| !run.seen.iter().any(|folder| Path::new(name).starts_with(folder)));
     if !missing.is_empty() {
@@ -324,10 +323,10 @@ fn files_lines(run: &Prepared, ended: &Ended) -> String {
     text
 }
 
-/// Longer than anybody waits, and short enough to be added to any time.
+/// The longest time-out: longer than any user waits, and short enough to be added to any time.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1_000_000_000);
 
-/// A number is seconds; with units it is what `humantime` reads: `90s`, `2m`, `1h 30m`.
+/// Parses a time-out: a number of seconds, or a form of `humantime`: `90s`, `2m`, `1h 30m`.
 fn parse_timeout(text: &str) -> Result<Duration> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds
@@ -341,12 +340,12 @@ fn parse_timeout(text: &str) -> Result<Duration> {
         })
 }
 
-/// Whether folders can be shared with the run that `options` describe.
+/// Returns whether folders can be shared with the run of `options`.
 const fn sharing(options: &RunOptions) -> FolderSharing {
     if options.icount { FolderSharing::Copies("a counted run") } else { FolderSharing::Possible }
 }
 
-/// The program's environment: a small fixed one, the terminal's kind, and the user's.
+/// Returns the program's environment: a fixed part, the terminal's kind, the user's additions.
 fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
     let mut list: Vec<(OsString, OsString)> = vec![
         ("PATH".into(), DEFAULT_PATH.into()),
@@ -357,7 +356,7 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
     with_additions(list, additions)
 }
 
-/// An environment: variables in their order, and what `-e` changes of them.
+/// Returns an environment: variables in their order, with the changes of `-e`.
 pub fn with_additions(mut list: Vec<(OsString, OsString)>, additions: &[OsString]) -> Result<Vec<OsString>> {
     for addition in additions {
         let bytes = addition.as_bytes();
@@ -376,7 +375,7 @@ pub fn with_additions(mut list: Vec<(OsString, OsString)>, additions: &[OsString
         }
         let key = OsString::from_vec(key.to_vec());
         list.retain(|(known, _)| *known != key);
-        // `-e NAME` of a variable that the host does not have leaves it unset.
+        // `-e NAME` with a variable that the host does not have leaves it unset.
         list.extend(value.map(|value| (key, value)));
     }
     let join = |(mut key, value): (OsString, OsString)| {
@@ -387,15 +386,15 @@ pub fn with_additions(mut list: Vec<(OsString, OsString)>, additions: &[OsString
     Ok(list.into_iter().map(join).collect())
 }
 
-/// What the guest's own files are added to.
+/// The files to which the guest's own files are added.
 enum Base<'a> {
-    /// Nothing: the guest has its files and no others.
+    /// No files: the guest has only its own files.
     Sealed,
-    /// What any run sees of the host.
+    /// The default view of the host.
     Host(HostView),
     /// The tree of `--root`, as it is on the host.
     Tree(&'a Path),
-    /// A copy of it.
+    /// A copy of the tree of `--root`.
     TreeCopy(&'a Path),
     /// The image of `--image`.
     Container(Box<Container>),
@@ -432,7 +431,7 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// What QEMU exports for it.
+    /// Returns the folders that QEMU exports for it.
     fn shares(&self) -> Vec<FolderShare> {
         match self {
             Base::Sealed | Base::TreeCopy(_) => Vec::new(),
@@ -442,12 +441,12 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Whether the guest sees a file of the host at its path anyway.
+    /// Returns whether the guest sees a file of the host at its path by default.
     fn shows(&self, path: &Path) -> bool {
         matches!(self, Base::Host(view) if view.shows(path))
     }
 
-    /// Folders that are seen without being told.
+    /// Returns the folders that are visible by default.
     fn seen(&self) -> &[PathBuf] {
         match self {
             Base::Host(view) => view.trees(),
@@ -455,7 +454,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The image that a run begins with.
+    /// Returns the initial image of a run.
     fn image(&self, user: User) -> Result<Image> {
         let mut image = match self {
             Base::Sealed | Base::Host(_) => Image::new(user),
@@ -471,12 +470,13 @@ impl<'a> Base<'a> {
     }
 }
 
-/// A folder of the host as the guest's root, below what programs change of it.
+/// Returns a folder of the host as the guest's root, below the programs' changes.
 fn whole_root(host: &Path, owners: ShareOwners) -> FolderShare {
     FolderShare { host: host.to_path_buf(), guest: "/".into(), access: ShareAccess::Below, owners }
 }
 
-/// What is run, and the files of the host that it needs. `terminal` is the value of `TERM`.
+/// Returns the program to run, and the files of the host that it needs. `terminal` is the value of
+/// `TERM`.
 fn launch(
     options: &RunOptions,
     (volumes, base): (&[Volume], &mut Base<'_>),
@@ -508,7 +508,7 @@ fn find_program(
     if let Some(root) = &options.root {
         return program::find_in_tree(name, root);
     }
-    // A program that a volume brings is named by its guest path.
+    // A program in a volume is named by its guest path.
     for Volume { host, guest, .. } in volumes {
         if let Ok(rest) = Path::new(name).strip_prefix(guest) {
             let host = if rest.as_os_str().is_empty() { host.clone() } else { host.join(rest) };
@@ -534,13 +534,13 @@ fn library_path(environment: &[OsString]) -> Option<&OsStr> {
     variable(environment, "LD_LIBRARY_PATH")
 }
 
-/// The value of a variable.
+/// Returns the value of a variable.
 pub fn variable<'a>(environment: &'a [OsString], name: &str) -> Option<&'a OsStr> {
     let value = |entry: &'a OsString| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     environment.iter().find_map(value).map(OsStr::from_bytes)
 }
 
-/// `path`, which an option gives, as a place in the guest.
+/// Returns the place in the guest of `path`, which comes from an option.
 pub fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path.to_path_buf());
@@ -584,7 +584,7 @@ fn build_image(
     Ok(image)
 }
 
-/// What a Linux guest needs to speak with this command; nothing for our own kernel.
+/// Adds the files that a Linux guest needs to speak with this command; none for our own kernel.
 pub fn add_init(image: &mut Image, kernel: &KernelChoice) -> Result<()> {
     if kernel.family == Family::Freehold {
         return Ok(());
@@ -602,8 +602,9 @@ pub fn add_init(image: &mut Image, kernel: &KernelChoice) -> Result<()> {
     Ok(())
 }
 
-/// The guest's terminal stands for those streams that are our terminal. It is the controlling one
-/// only when both stdin and stdout are: an echo could not be shown otherwise.
+/// Chooses the kinds of the streams: a stream that is our terminal becomes the guest's terminal.
+/// The terminal is the controlling one only if both stdin and stdout are terminals: otherwise an
+/// echo could not be shown.
 fn streams() -> [ProgramStream; 3] {
     let ours = Streams::now();
     let stream = |terminal| if terminal { ProgramStream::Terminal } else { ProgramStream::Pipe };
@@ -628,7 +629,7 @@ pub fn print_line(options: &RunOptions, machine: &VirtualMachine, kernel: &Kerne
     let files = Files { initramfs: Path::new("INITRAMFS"), swap: Some(Path::new("SWAP")) };
     let mut text = quote(qemu::program()?.as_os_str());
     for argument in machine.arguments(kernel, &files, &ports, engine) {
-        // One option a line, as people write it.
+        // One option per line, as people write it.
         text.push_str(if argument.as_bytes().starts_with(b"-") { " \\\n  " } else { " " });
         text.push_str(&quote(&argument));
     }

@@ -1,7 +1,8 @@
-//! What the records that commands write with `--json` have in common: each begins with `schema`,
-//! its name and its version, and says where it was measured. docs/book/records.md describes them.
+//! The common part of the records that commands write with `--json`. Each record begins with
+//! `schema`, its name and its version, and says where it was measured. docs/book/records.md
+//! describes them.
 //!
-//! Fields may be added to a version. A change of meaning makes a new one.
+//! A version may gain fields. A change of meaning makes a new version.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,22 +15,22 @@ use crate::kernel::{self, KernelChoice};
 use crate::qemu::{Clock, Devices, VirtualMachine};
 use crate::{bench, print};
 
-/// Of `freehold run`.
+/// Schema of `freehold run`.
 pub const RUN: &str = "freehold-run-1";
-/// Of `freehold scope`.
+/// Schema of `freehold scope`.
 pub const SCOPE: &str = "freehold-scope-1";
-/// Of `freehold scope --coverage` and `freehold coverage`.
+/// Schema of `freehold scope --coverage` and `freehold coverage`.
 pub const COVERAGE: &str = "freehold-coverage-1";
-/// Of `freehold bench`.
+/// Schema of `freehold bench`.
 pub const BENCH: &str = "freehold-bench-1";
-/// Of every experiment but `costs`, which writes a record of `freehold bench`.
+/// Schema of every experiment except `costs`, which writes a record of `freehold bench`.
 pub const LAB: &str = "freehold-lab-1";
-/// Of `freehold diff`.
+/// Schema of `freehold diff`.
 pub const DIFF: &str = "freehold-diff-1";
 /// Of `freehold doctor`.
 pub const DOCTOR: &str = "freehold-doctor-1";
 
-/// Where a program ran. Comparing two runs that differ here is not fair.
+/// The machine of a run. A comparison of two runs that differ here is not fair.
 #[derive(Debug, Serialize)]
 pub struct RunMachine {
     /// Bytes at the start, by node.
@@ -37,26 +38,26 @@ pub struct RunMachine {
     /// Bytes that may be plugged in, by node.
     growth: Vec<(usize, u64)>,
     cpus: u32,
-    /// Whether it has something to swap to.
+    /// Whether the machine has a disk for swap.
     swap: bool,
-    /// What is between devices and memory: nothing, iommu or in-place.
+    /// The access of devices to memory: nothing, iommu or in-place.
     devices: &'static str,
-    /// Kernel parameters, those of the command's own among them.
+    /// Kernel parameters, including those that the command adds.
     parameters: String,
     /// instructions (`--icount`: 1 ns is 1 instruction) or real.
     clock: &'static str,
-    /// With counted instructions.
+    /// The seed, if instructions are counted.
     seed: Option<u64>,
     /// QEMU and its version.
     qemu: String,
     /// The kernel's file.
     kernel_file: String,
-    /// SHA-256 of that file; null where it cannot be read.
+    /// SHA-256 of that file; null if it cannot be read.
     kernel_build: Option<String>,
 }
 
 impl RunMachine {
-    /// Of a run of `kernel` on `machine`.
+    /// Describes a run of `kernel` on `machine`.
     pub fn of(machine: &VirtualMachine, kernel: &KernelChoice) -> RunMachine {
         let (clock, seed) = match machine.clock {
             Clock::Instructions { seed } => ("instructions", Some(seed)),
@@ -89,20 +90,20 @@ pub struct LabHead {
     experiment: &'static str,
     /// QEMU and its version.
     emulator: String,
-    /// SHA-256 of our own kernel's file; null where there is none.
+    /// SHA-256 of our own kernel's file; null if there is none.
     kernel_build: Option<String>,
 }
 
 impl LabHead {
-    /// Of the experiment with this name.
+    /// Makes the fields for the experiment with this name.
     pub fn of(experiment: &'static str) -> LabHead {
         let kernel_build = kernel::own_kernel().ok().and_then(|path| build(&path));
         LabHead { schema: LAB, experiment, emulator: bench::emulator(), kernel_build }
     }
 }
 
-/// SHA-256 of a kernel's file, which tells one build from another. `None`, and a line on stderr,
-/// where it cannot be read.
+/// Returns the SHA-256 of a kernel's file, which tells builds apart. `None`, and a line on stderr,
+/// if it cannot be read.
 pub fn build(path: &Path) -> Option<String> {
     digest(path)
         .inspect_err(|error| {
@@ -131,7 +132,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("kernel");
         std::fs::write(&file, "abc").expect("written");
-        // FIPS 180-2's example.
+        // The example of FIPS 180-2.
         let told = build(&file).expect("readable");
         assert_eq!(told, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(build(&folder.path().join("none")), None);

@@ -1,9 +1,9 @@
-//! `freehold scope`: a run as `freehold run` does it, watched by a QEMU plugin (scope/plugin), and
-//! what it saw.
+//! `freehold scope`: a run like that of `freehold run`, watched by a QEMU plugin (scope/plugin),
+//! and its results.
 //!
 //! The plugin gets one file of settings and writes one file of results when QEMU ends
-//! (scope/record). Everything that can be refused is refused before the VM starts; files for the
-//! user appear whole or not at all.
+//! (scope/record). All errors in options are found before the VM starts; files for the user appear
+//! whole or not at all.
 
 mod damo;
 mod digest;
@@ -38,27 +38,26 @@ pub use summary::plural;
 use symbols::{Hot, Names};
 
 const PLUGIN: &str = "libfreehold_scope.so";
-/// The guest's command that begins a phase, and where it goes in the image.
+/// The guest's command that begins a phase, and its place in the image.
 const PHASE: (&str, &str) = ("guest/tools/phase", "/usr/local/bin/phase");
 
-/// What `--json FILE` holds.
+/// The record that `--json FILE` writes.
 #[derive(Serialize)]
 struct ScopeRecord<'a> {
     schema: &'static str,
     /// The program and its arguments.
     command: &'a [String],
-    /// As `freehold run --json` writes it.
+    /// The outcome, as `freehold run --json` writes it.
     outcome: &'a RunOutcome,
     /// Instructions by function, most first.
     symbols: &'a [Hot],
-    /// With the sharing model: what stores to lines of several CPUs, by function, most first.
+    /// With the sharing model: functions that store to lines of several CPUs, most first.
     shared_lines: &'a [SharedLines],
     /// All counts.
     results: &'a Results,
 }
 
-/// Runs the program that `options` describe under the microscope; returns the exit status of this
-/// command.
+/// Runs the program of `options` under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
     files::check_writable([&options.run.json, &options.html, &options.damo, &options.coverage])?;
     if let Some(into) = &options.coverage {
@@ -130,7 +129,8 @@ fn only_code(options: &ScopeOptions, into: &Path) -> Result<u8> {
     Ok(outcome.status())
 }
 
-/// The real files go with this process: a command line that is printed has names for them.
+/// Replaces the real files by names, because the files exist only in this process and the command
+/// line is printed.
 fn name_files(run: &mut Prepared) {
     if let Some(watcher) = &mut run.machine.watcher {
         watcher.settings = "SETTINGS".into();
@@ -142,7 +142,7 @@ fn no_kvm() -> Failure {
     Failure::new("the microscope watches an emulated CPU: it cannot watch KVM", "leave --accel kvm out")
 }
 
-/// For experiments: a measurement that is watched.
+/// A watched measurement, for experiments.
 pub struct Measurement {
     microscope: Microscope,
     run: Prepared,
@@ -150,7 +150,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Everything up to the start of the VM.
+    /// Prepares everything up to the start of the VM.
     pub fn prepare(options: &ScopeOptions) -> Result<Measurement> {
         let mut microscope = Microscope::new(options)?;
         let mut run = Prepared::measurement(&options.run)?;
@@ -158,7 +158,7 @@ impl Measurement {
         Ok(Measurement { microscope, run, seen })
     }
 
-    /// What was seen, and what the program printed.
+    /// Runs the program; returns the results, and the program's output.
     pub fn run(self) -> Result<(Results, Vec<u8>)> {
         let (results, ended) = self.run_unless(None)?;
         match &ended.end {
@@ -167,8 +167,8 @@ impl Measurement {
         }
     }
 
-    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that
-    /// themselves, and may recall it.
+    /// Runs the program; returns the results, if QEMU wrote them, and the run's end. For callers
+    /// that judge the end themselves, and may recall the run.
     pub fn run_unless(self, recall: Option<&Recall>) -> Result<(Result<Results>, Ended)> {
         let ended = self.run.run_unless(Engine::Tcg, recall)?;
         if let End::Qemu(words) = &ended.end {
@@ -186,7 +186,7 @@ pub struct Microscope {
     subject: Subject,
     models: Models,
     folder: TempDir,
-    /// Each node's memory, and each memory device's. QEMU inherits them.
+    /// Files with each node's memory, and each memory device's. QEMU inherits them.
     memory: Vec<OwnedFd>,
 }
 
@@ -203,10 +203,10 @@ impl Microscope {
         Microscope::with(Subject::Everything, models)
     }
 
-    /// A microscope that sees which code runs, and nothing else.
+    /// Makes a microscope that only records which code runs.
     ///
     /// # Errors
-    /// Where the plugin is missing.
+    /// The plugin is missing.
     pub fn of_code() -> Result<Microscope> {
         Microscope::with(Subject::Code, Models::default())
     }
@@ -220,10 +220,11 @@ impl Microscope {
         Ok(Microscope { plugin, subject, models, folder, memory: Vec::new() })
     }
 
-    /// Points the microscope at `run`; returns where its results will be. They go with `self`.
+    /// Points the microscope at `run`; returns the path of its results, which are deleted with
+    /// `self`.
     ///
     /// # Errors
-    /// What the machine's shape and the models do not fit.
+    /// The machine's shape or the models are not supported.
     pub fn watch(&mut self, run: &mut Prepared) -> Result<PathBuf> {
         if self.subject == Subject::Everything
             && let Some(phase) = kernel::installed(PHASE.0)
@@ -256,7 +257,7 @@ impl Microscope {
     }
 }
 
-/// All that the summary and the report tell of.
+/// Data of the summary and the report.
 struct Story<'a> {
     command: &'a [String],
     outcome: &'a RunOutcome,
@@ -306,8 +307,7 @@ fn plugin() -> Result<PathBuf> {
     })
 }
 
-/// Loads the plugin into QEMU without a machine: which plugin interface there is, and what that
-/// allows.
+/// Loads the plugin into QEMU without a machine; returns the plugin interface and its abilities.
 pub fn probe() -> Result<String> {
     let (plugin, program) = (plugin()?, qemu::program()?);
     let mut value = qemu::escape_commas(&plugin);
@@ -323,7 +323,7 @@ pub fn probe() -> Result<String> {
     found.map(str::to_owned).ok_or_else(|| explain(&plugin, &words, Failure::new(words.trim(), "")))
 }
 
-/// How this QEMU tells a plugin physical addresses: it changed with 8.2.
+/// Returns how this QEMU reports physical addresses to a plugin: the form changed with 8.2.
 fn hw_address() -> Result<HwAddress> {
     let program = qemu::program()?;
     let line = qemu::version::line(&program)?;
@@ -331,7 +331,7 @@ fn hw_address() -> Result<HwAddress> {
     Ok(if version < (8, 2) { HwAddress::OffsetTwice } else { HwAddress::GuestPhysical })
 }
 
-/// A failure of QEMU that is the plugin's, in words that help.
+/// Explains a failure of QEMU that comes from the plugin.
 fn explain(plugin: &Path, words: &str, failure: Failure) -> Failure {
     let said = |part: &str| words.lines().find(|line| line.contains(part));
     if let Some(line) = words.lines().find_map(|line| line.strip_prefix(WATCHER_NAME)) {
@@ -353,7 +353,7 @@ fn explain(plugin: &Path, words: &str, failure: Failure) -> Failure {
     failure
 }
 
-/// The VM ran, and the results are not there.
+/// Returns the failure for a VM that ran without results.
 fn lost(words: &str, error: &freehold_scope_record::ReadError) -> Failure {
     let said = words.lines().rev().find_map(|line| line.strip_prefix(WATCHER_NAME));
     match said {
@@ -372,13 +372,13 @@ pub use tests::sample;
 mod tests {
     use super::*;
 
-    /// The record that scope/record is tested with.
+    /// Returns the record with which scope/record is tested.
     pub fn sample() -> Results {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scope/record/tests/sample.json");
         Results::read(&path).expect("a record")
     }
 
-    /// What `tell` makes of it.
+    /// Calls `tell` with a story of sample results; returns its result.
     pub fn with_story<T>(tell: impl FnOnce(&Story<'_>) -> T) -> T {
         let results = sample();
         let names = Names::none();

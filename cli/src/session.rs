@@ -1,10 +1,10 @@
-//! One run of the VM: starts QEMU, carries the streams, speaks the control protocol, decides how it
-//! ended.
+//! One run of the VM: starts QEMU, carries the streams, speaks the control protocol, and decides
+//! how the run ended.
 //!
-//! One thread, one poll loop. Each direction of each stream has one buffer, and a source is read
-//! only while its buffer is empty: so a slow reader slows the writer, and memory stays bounded.
-//! QEMU's ends of the sockets are made blocking once it runs: its console ports throw bytes away
-//! when a non-blocking socket is full, so a full one must stop it.
+//! There is one thread with one poll loop. Each direction of each stream has one buffer, and a
+//! source is read only while its buffer is empty. So a slow reader slows the writer, and memory
+//! stays bounded. QEMU's ends of the sockets are made blocking once it runs: its console ports lose
+//! bytes if a non-blocking socket is full, so QEMU has to block.
 
 mod channel;
 mod end;
@@ -40,70 +40,71 @@ use signals::Signals;
 pub use end::{End, Ended, LastSeen, Loss};
 pub use recall::Recall;
 
-/// How long a guest may take to power off after the program's end when it does not count its bytes.
+/// Time for a guest that does not count its bytes to power off after the program's end.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a kernel whose program is late may take to say where its threads are, and QEMU where
-/// the CPUs are of one that does not.
+/// Time for a kernel whose program is late to report its threads. If it does not answer, QEMU has
+/// the same time to report the CPUs.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a watcher may take to write down what it saw.
+/// Time for a watcher to write its results.
 const WATCHER_GRACE: Duration = Duration::from_secs(30);
 
-/// What comes before the reason in the log of a kernel that does not want to start.
+/// Text before the reason in the log of a kernel that refuses to start.
 const REFUSAL: &str = "refuses to start: ";
 
-/// What a line of the plugin's begins with.
+/// Prefix of the plugin's lines.
 pub const WATCHER_NAME: &str = "freehold-scope: ";
 
-/// What to run.
+/// A run to start.
 pub struct Job<'a> {
     /// The VM.
     pub machine: &'a VirtualMachine,
     /// Its kernel.
     pub kernel: &'a kernel::KernelChoice,
-    /// What is made for it.
+    /// Files made for the VM.
     pub files: Files<'a>,
-    /// What executes it.
+    /// The engine that executes the VM.
     pub engine: Engine,
-    /// What the program's streams are.
+    /// Kinds of the program's streams.
     pub streams: [ProgramStream; 3],
     /// Where the program's stdout goes.
     pub output: OutputTo,
-    /// Kill it after this long.
+    /// Time after which the VM is killed.
     pub timeout: Option<Duration>,
-    /// What the run is for.
+    /// The purpose of the run.
     pub purpose: Purpose,
-    /// Whether the kernel log goes to stderr.
+    /// Where the kernel log goes.
     pub log: LogTo,
-    /// Ends the run when its others have failed.
+    /// Recall that ends the run when others of its group have failed.
     pub recall: Option<&'a Recall>,
 }
 
-/// What a run is for.
+/// The purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The user's program, with our streams.
     Program,
-    /// A measurement: its output is kept for us, it has no input, and the host tells it nothing,
-    /// since every word would be an interrupt at a moment of the host's choosing.
+    /// A measurement: its output is kept for us, and it has no input. The host sends it no
+    /// messages, because every message would be an interrupt at a random moment.
     Measurement,
-    /// To see that a guest works: touches no stream of ours.
+    /// A proof that a guest works: it uses no stream of ours.
     Proof,
-    /// To learn a stock Linux' symbols: as a proof, and over at READY, before which they come.
+    /// A run that learns a stock Linux' symbols: like a proof, but it ends at READY, before which
+    /// the symbols come.
     Symbols,
 }
 
 /// Where the program's stdout goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputTo {
-    /// Ours.
+    /// Our stdout.
     Stdout,
     /// Our stderr: stdout takes a file that the user named `-`.
     Stderr,
 }
 
-/// Where the kernel log goes besides the place that is kept for a death certificate.
+/// Destination of the kernel log, besides the part that is kept for a death certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogTo {
     /// stderr.
@@ -117,7 +118,7 @@ pub fn run(job: &Job<'_>) -> Result<Ended> {
     VmSession::start(job)?.serve()
 }
 
-/// A file without a name, for output that is looked at when the run is over.
+/// Makes a file without a name, for output that is read when the run is over.
 fn keep() -> Result<File> {
     tempfile::tempfile().map_err(|e| {
         Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
@@ -131,10 +132,10 @@ fn read_back(file: &mut File) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The program's end, as the guest told it.
+/// The program's end, as the guest reported it.
 struct ProgramEnd {
     ending: Ending,
-    /// Bytes of stdout and stderr in all, where the guest counts them.
+    /// Bytes of stdout and stderr in all, if the guest counts them.
     totals: Option<(u64, u64)>,
     at: Instant,
 }
@@ -162,14 +163,14 @@ struct VmSession<'a> {
     ended: Option<ProgramEnd>,
     panic: Option<Value>,
     symbols: Option<String>,
-    /// Records of tracepoints, as they came.
+    /// Records of tracepoints, unchanged.
     events: Option<File>,
-    /// Why some of them were not kept.
+    /// The reason why some of them were not kept.
     events_lost: Option<String>,
     asked_for_threads: bool,
-    /// QEMU was asked where the CPUs are.
+    /// Whether QEMU was asked for the CPUs.
     asked_for_cpus: bool,
-    /// The kernel's answer to that.
+    /// The kernel's answer about its threads.
     threads: Option<Value>,
     /// stdout and stderr of a measurement.
     kept: Option<[File; 2]>,
@@ -202,7 +203,7 @@ impl<'a> VmSession<'a> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            // Its own group: a Ctrl-C of the terminal is ours to pass on.
+            // A separate process group: this process passes on a Ctrl-C of the terminal.
             .process_group(0);
         let ends = [&stream_far, &error_far, &control_far, &log_far, &monitor_far];
         let mut qemu =
@@ -287,7 +288,7 @@ impl<'a> VmSession<'a> {
             }
             let gone = self.qemu.try_wait().ok().flatten();
             if gone.is_some() {
-                // Drop our copies, so that what QEMU wrote ends with an end of file.
+                // Drops our copies, so that QEMU's output ends with an end of file.
                 self.far_ends.clear();
             }
             let heard = self.listen();
@@ -316,8 +317,8 @@ impl<'a> VmSession<'a> {
             self.ask_to_end();
         }
         if self.qemu.try_wait().ok().flatten().is_none() {
-            // Killed, not asked: the guest has nothing left to say, and a hung one would not
-            // answer.
+            // QEMU is killed, not asked to end: the guest has no more messages, and a hung one
+            // would not answer.
             let _ = self.qemu.kill();
             let _ = self.qemu.wait();
         }
@@ -342,7 +343,7 @@ impl<'a> VmSession<'a> {
         })
     }
 
-    /// Lets QEMU end in order, so that its plugin writes down what it saw.
+    /// Lets QEMU end in order, so that its plugin writes its results.
     fn ask_to_end(&mut self) {
         let asked = Instant::now();
         let _ = rustix::process::kill_process(
@@ -350,7 +351,7 @@ impl<'a> VmSession<'a> {
             rustix::process::Signal::TERM,
         );
         while asked.elapsed() < WATCHER_GRACE && self.qemu.try_wait().ok().flatten().is_none() {
-            // A guest that still writes must not hold QEMU up.
+            // A guest that still writes must not block QEMU.
             self.listen();
             self.output.run();
             self.error.run();
@@ -358,7 +359,7 @@ impl<'a> VmSession<'a> {
         }
     }
 
-    /// Sleeps until something can be done.
+    /// Sleeps until there is work.
     fn wait(&mut self) -> Result<()> {
         let mut interest: Vec<(BorrowedFd<'_>, PollFlags)> =
             vec![(self.exited.as_fd(), PollFlags::IN), (self.signals.as_fd(), PollFlags::IN)];
@@ -392,7 +393,8 @@ impl<'a> VmSession<'a> {
         }
         let limit = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs() as i64,
-            // A millisecond more: a wait that ends just before its time would only be repeated.
+            // One millisecond is added: a wait that ends just before its time would only be
+            // repeated.
             tv_nsec: i64::from(limit.subsec_nanos().saturating_add(1_000_000).min(999_999_999)),
         });
         match poll(&mut set, limit.as_ref()) {
@@ -405,7 +407,7 @@ impl<'a> VmSession<'a> {
         Ok(())
     }
 
-    /// Takes what the guest and QEMU say. True when the guest said anything.
+    /// Receives messages of the guest and QEMU. Returns whether the guest sent any.
     fn listen(&mut self) -> bool {
         self.words.receive();
         if let Some(refusal) = self.monitor.receive() {
@@ -437,7 +439,7 @@ impl<'a> VmSession<'a> {
                 if self.job.purpose == Purpose::Program && self.job.streams[0] == ProgramStream::Terminal {
                     terminal::make_raw();
                     self.input.watch_keys();
-                    // It may have changed while the guest booted.
+                    // The size may have changed while the guest booted.
                     let (rows, columns) = terminal::window();
                     self.tell(ToGuest::WindowSize(rows, columns));
                 }
@@ -456,11 +458,11 @@ impl<'a> VmSession<'a> {
         }
     }
 
-    /// QEMU has the files open or has read them by now: if this process is killed, none stays
+    /// Unlinks files that QEMU has opened or read by now: if this process is killed, no file stays
     /// behind.
     fn unlink_files(&self) {
         for file in [Some(self.job.files.initramfs), self.job.files.swap].into_iter().flatten() {
-            // The file's owner removes it at the end, if it is there.
+            // The file's owner removes it at the end, if it still exists.
             let _ = std::fs::remove_file(file);
         }
     }
@@ -492,22 +494,23 @@ impl<'a> VmSession<'a> {
         }
     }
 
-    /// Output that could not be written; stdout first, since stderr tells.
+    /// Returns the output that could not be written; stdout first, since stderr is used for the
+    /// message.
     fn loss(&self) -> Option<Loss> {
         let of = |pump: &Pump, stream| pump.refusal().map(|error| Loss { stream, error });
         of(&self.output, "stdout").or_else(|| of(&self.error, "stderr"))
     }
 
-    /// From the guest's first word on QEMU runs, so what it set up at its start stays as we make it
-    /// now.
+    /// Makes QEMU's ends of the sockets blocking. QEMU runs from the guest's first message on, so
+    /// its own set-up does not change them later.
     fn let_qemu_block(&mut self) {
         for end in self.far_ends.drain(..) {
             channel::make_blocking(&end);
         }
     }
 
-    /// Records wait in a file without a name until the run is over. Where that cannot be written,
-    /// the user hears of it once, and later ones are not kept.
+    /// Keeps records in a file without a name until the run is over. If the file cannot be written,
+    /// the user is told once, and later records are not kept.
     fn keep_events(&mut self, records: &[u8]) {
         let file = match &mut self.events {
             Some(file) => Ok(file),
@@ -546,8 +549,7 @@ impl<'a> VmSession<'a> {
             return Some(End::Ready);
         }
         if let Some(certificate) = self.panic.take() {
-            // What the program wrote before still belongs to its output; it is in the sockets by
-            // now.
+            // Earlier output of the program still belongs to the run; it is in the sockets by now.
             self.output.run();
             self.error.run();
             return Some(End::Panicked(certificate));
@@ -557,7 +559,7 @@ impl<'a> VmSession<'a> {
                 self.output.has_passed(output) && self.error.has_passed(error)
             });
             let drained = gone.is_some() && self.output.is_done() && self.error.is_done();
-            // A reader that is slow is waited for; a guest that is slow to power off is not.
+            // The session waits for a slow reader, but not for a guest that is slow to power off.
             let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
             if complete || drained || late {
                 return Some(end::of(*ending, self.report.as_ref(), self.loss()));
@@ -573,8 +575,8 @@ impl<'a> VmSession<'a> {
         self.time_is_up(late)
     }
 
-    /// It ends, once the kernel has said where its threads are; where it does not say it, once QEMU
-    /// has said where its CPUs are.
+    /// Ends the run after a time-out, once the kernel has reported its threads, or else QEMU its
+    /// CPUs.
     fn time_is_up(&mut self, late: Duration) -> Option<End> {
         let answers = end::is_own(self.ready.as_ref());
         if answers && !self.asked_for_threads && self.job.purpose == Purpose::Program {
@@ -600,7 +602,7 @@ impl<'a> VmSession<'a> {
         }
     }
 
-    /// QEMU ended and the guest had not said why.
+    /// Describes the end of QEMU if the guest had not given a reason.
     fn unexplained(&mut self, status: ExitStatus) -> End {
         while self.words.receive() {}
         self.log.receive();

@@ -1,5 +1,5 @@
-//! Figures for spreadsheets: CSV as RFC 4180 has it, one header line, CR LF at the end of each
-//! line. Numbers have a decimal point and no grouping, whatever the user's language.
+//! Figures for spreadsheets: CSV in the form of RFC 4180, with one header line and CR LF at the end
+//! of each line. Numbers have a decimal point and no grouping, whatever the user's language.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use crate::{Result, files};
 pub struct Sheet(csv::Writer<Vec<u8>>);
 
 impl Sheet {
-    /// One with these columns and no line.
+    /// Makes a sheet with these columns and no line.
     ///
     /// # Errors
-    /// As [`Sheet::line`].
+    /// See [`Sheet::line`].
     pub fn new(columns: &[&str]) -> Result<Sheet> {
         let mut builder = csv::WriterBuilder::new();
         let mut sheet = Sheet(builder.terminator(csv::Terminator::CRLF).from_writer(Vec::new()));
@@ -24,15 +24,15 @@ impl Sheet {
     /// Adds a line.
     ///
     /// # Errors
-    /// Where it has not one cell for each column.
+    /// The number of cells differs from the number of columns.
     pub fn line<C: AsRef<[u8]>>(&mut self, cells: impl IntoIterator<Item = C>) -> Result<()> {
         self.0.write_record(cells).map_err(|error| Failure::new(format!("cannot make the CSV: {error}"), ""))
     }
 
-    /// The text.
+    /// Returns the text.
     ///
     /// # Errors
-    /// Where memory cannot be written to.
+    /// If memory cannot be written to.
     pub fn bytes(self) -> Result<Vec<u8>> {
         self.0.into_inner().map_err(|error| Failure::new(format!("cannot make the CSV: {error}"), ""))
     }
@@ -40,13 +40,13 @@ impl Sheet {
     /// Writes the file as a whole or not at all; `-` is stdout.
     ///
     /// # Errors
-    /// Where it cannot be written.
+    /// The file cannot be written.
     pub fn write(self, path: &Path) -> Result<()> {
         files::write_whole(path, &self.bytes()?)
     }
 }
 
-/// A number's cell; empty where there is none, or no end.
+/// Returns a number's cell; empty for `None` and for infinity.
 pub fn number(value: Option<f64>) -> String {
     value.filter(|value| value.is_finite()).map_or_else(String::new, |value| value.to_string())
 }

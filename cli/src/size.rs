@@ -8,10 +8,11 @@ use crate::failure::Failure;
 /// Bytes in a mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// `512M`, `1.5G`, `65536K`; a bare number is MiB, as in QEMU. Returns bytes, always more than 0.
+/// Parses `512M`, `1.5G`, `65536K`; a bare number is MiB, as in QEMU. Returns bytes, always more
+/// than 0.
 ///
 /// # Errors
-/// Anything else, sizes of more than 64 bits, and fractions that are no whole number of bytes.
+/// Any other text, sizes of more than 64 bits, and fractions that are no whole number of bytes.
 pub fn parse_size(option: &str, text: &str) -> Result<u64> {
     let wrong = || {
         Failure::new(
@@ -34,7 +35,8 @@ pub fn parse_size(option: &str, text: &str) -> Result<u64> {
     }
 }
 
-/// A decimal number times `unit`, exactly; `None` where it is no number, too large or not whole.
+/// Multiplies a decimal number by `unit`, exactly; `None` if the text is no number, or the result
+/// is too large or not whole.
 fn times(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -47,7 +49,7 @@ fn times(number: &str, unit: u64) -> Option<u64> {
     scaled.is_multiple_of(scale).then(|| u64::try_from(scaled / scale).ok())?
 }
 
-/// A size in the largest unit that divides it: the form QEMU's options take.
+/// Formats a size in the largest unit that divides it: the form of QEMU's options.
 pub fn show_size(bytes: u64) -> String {
     for (unit, name) in [(1 << 30, "G"), (MIB, "M"), (1 << 10, "K")] {
         if bytes.is_multiple_of(unit) {
@@ -57,7 +59,7 @@ pub fn show_size(bytes: u64) -> String {
     format!("{bytes}B")
 }
 
-/// `0-3,7`: CPU numbers below `cpus`.
+/// Parses `0-3,7`: CPU numbers below `cpus`.
 pub fn parse_cpus(text: &str, cpus: u32) -> Result<BTreeSet<u32>> {
     let wrong = |why: &str| Failure::new(format!("cpus={text}: {why}"), "write CPU numbers like 0-1 or 0,2");
     let mut set = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Where the guest's threads were when time was up, with the kernel's functions named.
+//! The places of the guest's threads at a time-out, with the names of the kernel's functions.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use crate::backtrace::Symbols;
 
-/// Functions that say no more than that a thread does not run.
+/// Functions that only say that a thread does not run.
 const SWITCHING: [&str; 3] = ["thread::switch", "switch::reschedule", "switch::block"];
-/// The functions that all system calls and threads go through: their callers say nothing.
+/// Functions that all system calls and threads pass through: their callers give no information.
 const DOORS: [&str; 4] = ["syscall::dispatch", "user_loop::run", "Task::make_thread", "Thread::prepare"];
-/// The most functions that are printed of a thread, innermost first; the JSON has all.
+/// The most functions of a thread that are printed, innermost first; the JSON has all.
 const SHOWN: usize = 6;
 
-/// The kernel's answer with functions in the place of addresses; `slide` is how far its image was
-/// moved.
+/// Replaces addresses in the kernel's answer by functions; `slide` is the distance of the image
+/// from its link address.
 pub fn named(answer: &Value, slide: u64, symbols: &Symbols) -> Value {
     let mut answer = answer.clone();
     let threads = answer.get_mut("threads").and_then(Value::as_array_mut);
@@ -36,7 +36,7 @@ pub fn named(answer: &Value, slide: u64, symbols: &Symbols) -> Value {
     answer
 }
 
-/// Lines for the user.
+/// Returns lines for the user.
 pub fn text(named: &Value) -> String {
     let mut text = String::new();
     for thread in named["threads"].as_array().into_iter().flatten() {
@@ -47,7 +47,7 @@ pub fn text(named: &Value) -> String {
             "R" => "waits for a CPU",
             "S" | "D" => "sleeps",
             "T" => "is stopped",
-            // A CPU.
+            // An empty state marks a CPU.
             "" => "is",
             _ => "ends",
         };
@@ -65,7 +65,7 @@ pub fn text(named: &Value) -> String {
     text
 }
 
-/// `<a::b::Type<T> as c::Trait>::function::<U>` as `Type::function`, `a::b::c` as `b::c`.
+/// Shortens `<a::b::Type<T> as c::Trait>::function::<U>` to `Type::function`, `a::b::c` to `b::c`.
 fn short(name: &str) -> String {
     let segments = segments(name);
     let named =
@@ -74,7 +74,7 @@ fn short(name: &str) -> String {
     plain[plain.len().saturating_sub(2)..].join("::")
 }
 
-/// The name of a type without its path, what it implements and its parameters.
+/// Returns the name of a type without its path, its trait and its parameters.
 fn last_of_type(segment: &str) -> &str {
     let Some(inside) = segment.strip_prefix('<') else { return segment };
     let inside = inside.strip_suffix('>').unwrap_or(inside);

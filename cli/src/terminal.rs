@@ -1,14 +1,14 @@
-//! The host's terminal: raw while the guest has it, given back on every way out, panics included.
+//! The host's terminal: raw while the guest uses it, restored at every end, also after panics.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::termios::{self, OptionalActions, Termios};
 
-/// The terminal's settings from before, while it is raw.
+/// The terminal's former settings, while it is raw.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Which of our three streams are terminals.
+/// For each of our three streams, whether it is a terminal.
 #[derive(Debug, Clone, Copy)]
 pub struct Streams {
     /// stdin.
@@ -20,7 +20,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// As they are now.
+    /// Returns the present state.
     pub fn now() -> Streams {
         Streams {
             input: std::io::stdin().is_terminal(),
@@ -30,10 +30,10 @@ impl Streams {
     }
 }
 
-/// Rows and columns where there is no terminal.
+/// Rows and columns without a terminal.
 pub const WINDOW: (u16, u16) = (24, 80);
 
-/// Rows and columns of the terminal, [`WINDOW`] where there is none.
+/// Returns rows and columns of the terminal, [`WINDOW`] if there is none.
 pub fn window() -> (u16, u16) {
     for stream in [rustix::stdio::stdout(), rustix::stdio::stdin(), rustix::stdio::stderr()] {
         if let Ok(size) = termios::tcgetwinsize(stream)
@@ -46,7 +46,7 @@ pub fn window() -> (u16, u16) {
     WINDOW
 }
 
-/// Makes stdin raw: every key goes to the guest, Ctrl-C too. Undone by [`restore`] and by a panic.
+/// Makes stdin raw: the guest gets every key, Ctrl-C too. Undone by [`restore`] and by a panic.
 pub fn make_raw() {
     let Ok(before) = termios::tcgetattr(rustix::stdio::stdin()) else {
         return;
@@ -64,15 +64,15 @@ pub fn make_raw() {
     }
 }
 
-/// True while the terminal is raw: a line feed alone does not return to the line's start.
+/// Returns whether the terminal is raw: a line feed alone does not return to the line's start.
 pub fn is_raw() -> bool {
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// Gives the terminal back. Harmless when it was never taken.
+/// Restores the terminal. Harmless if it was never made raw.
 pub fn restore() {
     if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // Nothing can be done for a terminal that has gone.
+        // An error means that the terminal has gone; there is no remedy.
         let _ = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Drain, &before);
     }
 }

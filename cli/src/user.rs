@@ -1,4 +1,4 @@
-//! `--user UID[:GID]`: as which user the program runs in the guest.
+//! `--user UID[:GID]`: the user that runs the program in the guest.
 
 use crate::Result;
 use crate::failure::Failure;
@@ -12,16 +12,16 @@ pub struct User {
     pub gid: u32,
 }
 
-/// The home directory of a user other than root: one that every user may write to.
+/// The home directory of users other than root: all users may write there.
 pub const HOME: &str = "/tmp";
-/// What the guest calls a user that its `/etc/passwd` does not have.
+/// The guest's name for a user that its `/etc/passwd` does not have.
 pub const NAME: &str = "user";
 
 /// The user that owns nothing.
 pub const NOBODY: u32 = 65_534;
 
 impl User {
-    /// The user that programs run as without the option.
+    /// The user that runs programs without the option.
     pub const ROOT: User = User { uid: 0, gid: 0 };
 
     /// Reads `UID` or `UID:GID`. The group of a bare `UID` has the same number.
@@ -30,7 +30,7 @@ impl User {
         Ok(User { uid: id(text, uid)?, gid: id(text, gid)? })
     }
 
-    /// What `USER` says.
+    /// Returns the value of `USER`.
     pub fn name(self) -> &'static str {
         match self.uid {
             0 => "root",
@@ -39,18 +39,18 @@ impl User {
         }
     }
 
-    /// Where `HOME` leads.
+    /// Returns the value of `HOME`.
     pub fn home(self) -> &'static str {
         if self.uid == 0 { "/root" } else { HOME }
     }
 
-    /// Its record in the guest's orders.
+    /// Returns the record in /.freehold/spec.
     pub fn record(self) -> String {
         format!("{}:{}", self.uid, self.gid)
     }
 }
 
-/// A number below 2^32 - 1, which stands for "no user" in system calls.
+/// Parses a number below 2^32 - 1, which stands for "no user" in system calls.
 fn id(whole: &str, text: &str) -> Result<u32> {
     let wrong = |why: &str| {
         Failure::new(

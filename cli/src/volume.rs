@@ -1,8 +1,8 @@
 //! `-v HOST:GUEST[:ro|rw|copy]`: files and folders of the host at places of the guest.
 //!
-//! A folder is *shared*: the guest sees it as it is at any time, through virtio-9p, and QEMU serves
-//! nothing beside it. A file is copied into the image, since QEMU shares folders only; so is a
-//! folder where a run is to repeat, and for a guest that has no driver of ours.
+//! A folder is *shared*: the guest sees its present state at any time, through virtio-9p, and QEMU
+//! serves nothing beside it. A file is copied into the image, since QEMU shares folders only. A
+//! folder is copied, too, if a run has to repeat, and for a guest without our driver.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -17,16 +17,16 @@ use crate::{Result, linux};
 /// Whether folders can be shared with a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FolderSharing {
-    /// They can.
+    /// Folders can be shared.
     Possible,
-    /// They are copied; why.
+    /// Folders are copied; why.
     Copies(&'static str),
 }
 
-/// What the user wants of a folder.
+/// The user's choice for a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Nothing was said.
+    /// The user gave no mode.
     Default,
     ReadOnly,
     ReadWrite,
@@ -36,11 +36,11 @@ enum Mode {
 /// A checked volume.
 #[derive(Debug)]
 pub struct Volume {
-    /// Where it is on the host.
+    /// Path on the host.
     pub host: PathBuf,
-    /// Where it is in the guest.
+    /// Path in the guest.
     pub guest: PathBuf,
-    /// What the guest may do with the folder itself; `None`: it has a copy.
+    /// The guest's access to the folder itself; `None`: it has a copy.
     pub shared: Option<ShareAccess>,
 }
 
@@ -49,7 +49,7 @@ pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume
     list.iter().map(|text| parse(text, sharing)).collect()
 }
 
-/// The folders that QEMU shares, in their order.
+/// Returns the folders that QEMU shares, in their order.
 pub fn shares(volumes: &[Volume]) -> Vec<FolderShare> {
     let share = |volume: &Volume| {
         let access = volume.shared?;
@@ -80,7 +80,7 @@ fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
     Ok(Volume { host, guest, shared })
 }
 
-/// What stands behind the last colon, where it is no path.
+/// Splits off the mode after the last colon, where that text is a mode.
 fn split_mode(text: &[u8]) -> (&[u8], Mode) {
     let modes = [(&b":ro"[..], Mode::ReadOnly), (b":rw", Mode::ReadWrite), (b":copy", Mode::Copy)];
     for (suffix, mode) in modes {
@@ -129,7 +129,7 @@ fn shared(host: &Path, is_folder: bool, mode: Mode, sharing: FolderSharing) -> R
     Ok(Some(access))
 }
 
-/// Says once to each user what is not as it was.
+/// Tells each user once about changed behaviour.
 fn tell_once() {
     let Ok(folder) = linux::cache_folder() else { return };
     let mark = folder.join("volumes-are-shared");

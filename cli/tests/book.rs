@@ -1,11 +1,12 @@
-//! The book's commands, run as they stand there: what they print is what the book says.
+//! Runs the book's commands: their output must be as in the book.
 //!
-//! `TRYCMD=overwrite cargo test -p freehold --test book` writes what they print into the book.
+//! `TRYCMD=overwrite cargo test -p freehold --test book` writes the output into the book.
 #![forbid(unsafe_code)]
 
 #[test]
 fn what_the_book_shows_is_what_happens() {
-    // The book's reader has used the command before: what is said once to each user has been said.
+    // The book's reader has used the command before, so messages that each user gets once have been
+    // shown.
     let cache = tempfile::tempdir().expect("temporary folder");
     let told = cache.path().join("freehold/volumes-are-shared");
     std::fs::create_dir_all(told.parent().expect("it has a folder")).expect("mkdir");

@@ -3,16 +3,15 @@
 //   PROGRAM ROW[@THINGS] SAMPLES DIVISOR tsc|monotonic|watched WORKERS
 //   PROGRAM --list
 //
-// THINGS says how many things the operation has around it: areas, descriptors, processes. It is 1
-// where the name says nothing.
+// THINGS says how many things are present besides: areas, descriptors, processes. A name without it
+// means 1.
 //
-// A row function takes WARM_UPS samples that are thrown away and then SAMPLES that count; each
-// sample performs the row's number of operations (divided by DIVISOR, at least one) between begin()
-// and end(). The work is the same on every kernel: nothing here looks at the time to decide how
-// much to do. With several workers all begin together, and a sample lasts until the last one is
-// done. The clock's own cost is measured and taken off. A row that is watched has no clock: each
-// sample is a phase of the microscope, which counts the instructions in it, and none while a CPU
-// waits.
+// A row function takes WARM_UPS samples that are discarded and then SAMPLES that count. Each sample
+// performs the row's number of operations (divided by DIVISOR, at least one) between begin() and
+// end(). The work is the same on every kernel and never depends on the time. With several workers
+// all begin together, and a sample lasts until the last one is done. The clock's own cost is
+// measured and subtracted. A watched row has no clock: each sample is a phase of the microscope,
+// which counts the instructions in it, and none while a CPU waits.
 //
 // Lines, printed only when nothing is being measured (README.md here describes them):
 //   sample ROW WORKERS OPERATIONS ELAPSED      elapsed: nanoseconds, or ticks of the TSC
@@ -99,7 +98,7 @@ __attribute__((format(printf, 2, 3), noreturn)) static void die(const struct sha
     _exit(1);
 }
 
-// What the reader has to know; the last one stands.
+// Sets the note that the reader has to know; a later note replaces it.
 __attribute__((format(printf, 2, 3), unused)) static void note(struct worker *w, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -108,8 +107,8 @@ __attribute__((format(printf, 2, 3), unused)) static void note(struct worker *w,
 }
 
 static uint64_t now(const struct shared *s) {
-    // Under -icount the TSC counts instructions, exactly and on every kernel alike; clock_gettime
-    // would bring in the kernel's calibration, and a system call where there is no vDSO.
+    // Under -icount the TSC counts instructions, exactly and on every kernel alike. clock_gettime
+    // would add the kernel's calibration, and a system call if there is no vDSO.
     if (s->clock == TSC) return __builtin_ia32_rdtsc();
     if (s->clock == WATCHED) return 0;
     struct timespec t;
@@ -121,7 +120,7 @@ static void meet(struct worker *w) {
     if (w->shared->workers > 1) pthread_barrier_wait(&w->shared->together);
 }
 
-// Tells the microscope what follows.
+// Announces the next phase to the microscope.
 static void phase(struct worker *w, const char *name) {
     const struct shared *s = w->shared;
     if (s->clock == WATCHED && w->number == 0 && w->sample >= 0 && doorbell_phase(name))
@@ -136,7 +135,7 @@ static void begin(struct worker *w) {
     w->shared->times[w->number].begin = now(w->shared);
 }
 
-// Ends a sample and takes off what else happened in it: `overhead` in clock units, known to the
+// Ends a sample and subtracts the cost of other work in it: `overhead` in clock units, known to the
 // row.
 static void end_without(struct worker *w, uint64_t overhead) {
     struct shared *s = w->shared;
@@ -166,14 +165,13 @@ static void find_clock_cost(struct shared *s) {
     }
 }
 
-// Private memory of small pages, or of whatever the kernel thinks best, or of large pages if it
-// can.
+// Private memory of small pages, of the kernel's default pages, or of large pages if possible.
 enum pages { SMALL, ANY, LARGE };
 
 __attribute__((unused)) static char *memory(struct worker *w, size_t size, enum pages pages) {
     char *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     NEED(w, at != MAP_FAILED);
-    // A kernel that has one kind only may refuse the advice: then there is nothing to choose.
+    // A kernel with only one kind of pages may refuse the advice: then there is no choice.
     if (pages == SMALL) madvise(at, size, MADV_NOHUGEPAGE);
     if (pages == LARGE) madvise(at, size, MADV_HUGEPAGE);
     return at;

@@ -1,4 +1,4 @@
-// Calls that programs make often, alone: files, descriptors, time, waiting, what /proc tells.
+// Calls that programs make often, each alone: files, descriptors, time, waiting, files of /proc.
 #include "bench.h"
 #include <dirent.h>
 #include <linux/io_uring.h>
@@ -262,7 +262,7 @@ static void uring_readv(struct worker *w) {
     }
 }
 
-// What a program's start, an interpreter, a database and a shell call now and then.
+// Calls that a program's start, an interpreter, a database and a shell make now and then.
 CALL(read_at, int fd = some_file(w), pread(fd, buffer, PAGE, 0) == PAGE)
 CALL(write_at, int fd = some_file(w), pwrite(fd, buffer, PAGE, 0) == PAGE)
 CALL(no_terminal, int fd = some_file(w); struct termios t, ioctl(fd, TCGETS, &t) == -1 && errno == ENOTTY)
@@ -285,7 +285,7 @@ CALL(send_and_receive, int p[2]; NEED(w, socketpair(AF_UNIX, SOCK_STREAM, 0, p) 
 
 CALL(allowed_cpus, cpu_set_t set, sched_getaffinity(0, sizeof set, &set) == 0)
 CALL(sync_data, int fd = some_file(w), fdatasync(fd) == 0)
-// Where the worker leads its group, and so no new session; and where its session has no terminal.
+// The worker leads its group, so it cannot have a new session; and its session has no terminal.
 CALL(new_session, NEED(w, setpgid(0, 0) == 0), setsid() == -1 && errno == EPERM)
 CALL(hang_up, NEED(w, open("/dev/tty", O_RDWR) == -1), syscall(SYS_vhangup) == 0)
 
@@ -334,7 +334,7 @@ static void connection(struct worker *w, int pair[2]) {
     close(server);
 }
 
-// `length` bytes there; a send goes on while the receiver takes what came.
+// Moves `length` bytes over TCP; a send goes on while the receiver takes bytes.
 static int tcp_moves(int pair[2], size_t length) {
     static char bytes[1 << 16];
     for (size_t sent = 0, received = 0; received < length;) {

@@ -1,4 +1,4 @@
-// Operations with many things around: what they cost must not depend on how many there are.
+// Operations while many other things exist: the cost must not depend on their number.
 #include "bench.h"
 #include <dirent.h>
 #include <sys/epoll.h>
@@ -9,8 +9,8 @@
 
 enum { DISK = 64 << 20 };
 
-// Limits that are about as many things as a row may ask for: descriptors, queued signals, timers,
-// processes.
+// Raises limits to about the largest number of things in a row: descriptors, queued signals,
+// timers, processes.
 static void lift_limits(struct worker *w) {
     struct rlimit files = {1 << 20, 1 << 20}, none = {RLIM_INFINITY, RLIM_INFINITY};
     NEED(w, setrlimit(RLIMIT_NOFILE, &files) == 0);
@@ -87,7 +87,7 @@ static void in_core(struct worker *w) {
 
 static void protect_pages(struct worker *w) {
     char *heap = resident(w);
-    // There and back in every sample: the two cost differently.
+    // Each sample goes there and back, because the two directions have different costs.
     w->operations = 2 * w->things;
     SAMPLES(w) {
         begin(w);
@@ -119,7 +119,7 @@ static struct set watched_set(struct worker *w) {
     return set;
 }
 
-// One of the set, each time another.
+// Picks one of the set, a different one each time.
 static int pick(const struct worker *w, const struct set *set, long i) { return set->events[i * 7919 % w->things]; }
 
 static void epoll_modify(struct worker *w) {
@@ -188,8 +188,8 @@ static int lock_byte(int fd, long at, short type) {
     return fcntl(fd, F_SETLK, &lock);
 }
 
-// Locks of a byte each with a byte between them: none can be merged. One more is set and taken
-// away.
+// Makes locks of a byte each with a byte between them, so that none can be merged. One more lock is
+// set and removed.
 static void lock_among(struct worker *w) {
     char name[64];
     int fd = file(w, PAGE, name);

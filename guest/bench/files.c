@@ -1,4 +1,4 @@
-// Files in memory: what a read, a write and an open cost when nothing waits.
+// Files in memory: costs of a read, a write and an open without waiting.
 #include "bench.h"
 
 static void read_page(struct worker *w) {

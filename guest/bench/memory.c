@@ -21,7 +21,7 @@ static void fault_small(struct worker *w) {
     }
 }
 
-// A load finds a page of zeros that many may share.
+// A load finds a page of zeros that several processes may share.
 static void fault_zero(struct worker *w) {
     size_t size = (size_t)w->operations * PAGE;
     SAMPLES(w) {
@@ -77,8 +77,8 @@ static void fault_file(struct worker *w) {
     unlink(name);
 }
 
-// A child shares the memory and ends: whoever is left owns the frames alone again and may keep
-// them.
+// A child shares the memory and ends: the remaining process owns the frames alone again and may
+// keep them.
 static void cow_reuse(struct worker *w) {
     size_t size = (size_t)w->operations * PAGE;
     char *heap = memory(w, size, SMALL);
@@ -95,7 +95,7 @@ static void cow_reuse(struct worker *w) {
     munmap(heap, size);
 }
 
-// The child lives while the stores happen: every frame has to be copied.
+// The child lives during the stores: every frame has to be copied.
 static void cow_copy(struct worker *w) {
     size_t size = (size_t)w->operations * PAGE;
     char *heap = memory(w, size, SMALL);
@@ -179,7 +179,7 @@ static void grow(struct worker *w) {
     }
 }
 
-// Sixteen pages with something on them, moved to and fro between two places.
+// Moves sixteen used pages to and fro between two places.
 static void move(struct worker *w) {
     size_t size = MOVED * PAGE;
     char *places = memory(w, 2 * size, SMALL), *at = places, *other = places + size;

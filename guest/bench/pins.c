@@ -1,11 +1,11 @@
-// Pages that something else holds for a while: a pipe, a disk. The disk is /dev/vda; what it holds
-// is overwritten.
+// Pages that a pipe or a disk holds for a while. The disk is /dev/vda; its contents are
+// overwritten.
 #include "bench.h"
 #include <sys/uio.h>
 
 enum { SLOTS = 16, DISK = 4 << 20 };
 
-// A page into a pipe, and away unread with fifteen others.
+// Puts a page into a pipe, and discards it unread with fifteen others.
 static void lend(struct worker *w) {
     char *heap = memory(w, SLOTS * PAGE, SMALL);
     store_to_each_page(heap, SLOTS * PAGE, 1);

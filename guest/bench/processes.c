@@ -1,4 +1,4 @@
-// Processes and threads: how much it costs to make one and to see it end.
+// Processes and threads: the cost of making one and of its end.
 #include "bench.h"
 
 enum { RESIDENT = 256 << 20 };
@@ -47,7 +47,7 @@ static void fork_exec(struct worker *w) {
     }
 }
 
-// A function of its own: what a vfork leaves behind must not be a caller's variable.
+// A separate function, because a vfork's child must not change a caller's variables.
 __attribute__((noinline)) static pid_t vfork_leave(char path[256], char **arguments) {
     pid_t child = vfork();
     if (child == 0) {
@@ -85,7 +85,7 @@ static void create_and_join(struct worker *w) {
     }
 }
 
-// The workers share the memory, so that as many as there are CPUs need no more of it.
+// The workers share the memory, so that many workers need no more of it.
 static void fork_large(struct worker *w, enum pages pages) {
     size_t size = RESIDENT / (size_t)w->shared->workers;
     char *heap = memory(w, size, pages);

@@ -1,4 +1,4 @@
-// One runs, another waits: what it costs to hand over.
+// One task runs, another waits: the cost of a hand-over.
 #include "bench.h"
 #include <linux/futex.h>
 #include <sys/socket.h>
@@ -13,7 +13,7 @@ static void pass_on(int from, int to) {
     _exit(0);
 }
 
-// What passing the byte costs without a switch: through a pipe of one's own.
+// Measures the cost of passing the byte without a switch: through the worker's own pipe.
 static uint64_t hop_alone(struct worker *w) {
     int own[2];
     char byte = 'b';
@@ -30,8 +30,8 @@ static uint64_t hop_alone(struct worker *w) {
     return least;
 }
 
-// A byte goes round a ring of processes; each hop is a write, a switch and a read. Write and read
-// are taken off.
+// Passes a byte round a ring of processes; each hop is a write, a switch and a read. The costs of
+// write and read are subtracted.
 static void ring(struct worker *w, int processes) {
     int pipes[MOST_PROCESSES][2];
     pid_t children[MOST_PROCESSES];
@@ -72,7 +72,7 @@ static void switch_16(struct worker *w) {
     ring(w, MOST_PROCESSES);
 }
 
-// `out` and `back` as this process has them; the child's ends are theirs.
+// `out` and `back` are this process's ends; the child has the other ends.
 static void round_trips(struct worker *w, int out, int back, pid_t child) {
     char byte = 'b';
     SAMPLES(w) {
@@ -133,7 +133,7 @@ static void *other_side(void *argument) {
     return 0;
 }
 
-// Two threads, one word: wake the other, wait for it to do the same.
+// Two threads with one word: each wakes the other, and waits for the same.
 static void futex_round_trip(struct worker *w) {
     struct table table = {0};
     pthread_t thread;

@@ -1,4 +1,4 @@
-// Calls that hardly do anything, and signals: the cost of getting in and out.
+// Calls with hardly any work, and signals: the cost of entering and leaving the kernel.
 #include "bench.h"
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 // Copy-on-write under threads: the parent's threads store, map and unmap while it forks as fast as
-// it can; every child checks that its memory does not change under it, and the parent that no
-// child's store reaches it.
+// it can. Every child checks that its memory does not change, and the parent checks that no child's
+// store reaches it.
 //
 //   gcc -O1 -static -pthread -o fork-storm guest/workloads/fork-storm.c
 //   freehold run --cpus 4 -- ./fork-storm [seconds]

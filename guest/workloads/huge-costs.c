@@ -1,6 +1,6 @@
-// What 256 MiB of anonymous memory costs in pages of 4 KiB and of 2 MiB: first stores, fork, stores
-// that keep their frame and that copy, munmap. Nanoseconds by the guest's clock, which are
-// instructions under --icount.
+// Costs of 256 MiB of anonymous memory in pages of 4 KiB and of 2 MiB: first stores, fork, stores
+// that keep their frame and that copy, munmap. Times are nanoseconds by the guest's clock, which
+// are instructions under --icount.
 //
 //   gcc -O2 -static -o huge-costs guest/workloads/huge-costs.c
 //   freehold run --icount --cpus 1 -m 1G -- ./huge-costs

@@ -1,7 +1,7 @@
-// How long does a single call keep the CPU, while another task waits for it? Each row makes one
+// Measures how long a single call keeps the CPU while another task waits for it. Each row makes one
 // call with a size that a program may choose, beside a child that computes and one that wakes twice
-// a millisecond; the kernel says for how long it went on although one of them was to have the CPU,
-// and where (/sys/kernel/debug/latency).
+// a millisecond. The kernel reports how long it went on although one of them was due, and where
+// (/sys/kernel/debug/latency).
 //
 //   freehold run --icount -m 2G -- long-calls [-l MICROSECONDS] [ROW...]
 //
@@ -49,7 +49,7 @@ static void need(int kept, const char *what) {
     exit(1);
 }
 
-// Memory of `mib` MiB in small pages, all there.
+// Maps `mib` MiB in small pages, all present.
 static char *small_pages(size_t mib) {
     char *at = mmap(0, mib * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     need(at != MAP_FAILED, "mmap");
@@ -58,7 +58,7 @@ static char *small_pages(size_t mib) {
     return at;
 }
 
-// Memory in so many areas, one page each.
+// Maps memory in so many areas, one page each.
 static char *many_areas(size_t count) {
     char *at = mmap(0, count * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     need(at != MAP_FAILED, "mmap");
@@ -111,7 +111,7 @@ static void many_threads(int count) {
     usleep(100000);
 }
 
-// What a row needs, and how it is told to the call.
+// Resources that a row needs, for its call.
 static char *memory;
 static int fd, fd2;
 static struct pollfd *polled;
@@ -215,7 +215,7 @@ static void locks_there(void) {
         need(fcntl(fd, F_SETLK, &lock) == 0, "F_SETLK");
     }
 }
-// A child reads what is written to `to`, which leads to `from`.
+// Starts a child that reads the bytes written to `to`, which leads to `from`.
 static void read_beside(int to, int from) {
     fd = to, fd2 = from;
     memory = small_pages(64);
@@ -237,8 +237,8 @@ static void piped(void) {
     need(pipe(ends) == 0, "pipe");
     read_beside(ends[1], ends[0]);
 }
-// A queue of messages of 16 MiB with room for one, and one of as many small messages as there can
-// be.
+// Fills a queue of 16 MiB with room for one message, and one with as many small messages as
+// possible.
 static void open_queue(long messages, long bytes) {
     struct rlimit any = {RLIM_INFINITY, RLIM_INFINITY};
     struct {
@@ -297,7 +297,7 @@ static long move_all(void) {
 static long drop_all(void) { return madvise(memory, MUCH * MIB, MADV_DONTNEED); }
 static long free_all(void) { return madvise(memory, MUCH * MIB, MADV_FREE); }
 static long cool_all(void) { return madvise(memory, MUCH * MIB, MADV_COLD); }
-// Cold memory of a process, this one, in as many runs as one call takes.
+// Makes this process's memory cold, in as many runs as one call takes.
 static long cool_runs(void) {
     struct iovec runs[1024];
     for (int i = 0; i < 1024; i++) runs[i] = (struct iovec){memory + i * (MUCH * MIB / 1024), MUCH * MIB / 1024};
@@ -506,7 +506,7 @@ struct lateness {
     unsigned long nanoseconds, place;
 };
 
-// The longest of all CPUs.
+// Reads the longest times of all CPUs.
 static void read_figures(struct lateness *interrupts_off, struct lateness *waited) {
     char text[8192];
     ssize_t bytes = pread(figures, text, sizeof text - 1, 0);
@@ -538,7 +538,7 @@ static void compute(void) {
 }
 static void wake(void) { usleep(500); }
 
-// One row, in a process of its own, whose end belongs to it.
+// Measures one row, in a process of its own; the end of the process belongs to the row.
 static int measure(const struct row *row, unsigned long limit) {
     int steps[2];
     need(pipe(steps) == 0, "pipe");
@@ -548,7 +548,7 @@ static int measure(const struct row *row, unsigned long limit) {
         setpgid(0, 0);
         row->prepare();
         pid_t others[] = {beside(compute), beside(wake)};
-        // Whoever wakes has the better claim from now on.
+        // From now on the process that wakes up has the better claim.
         need(setpriority(PRIO_PROCESS, 0, 19) == 0, "setpriority");
         usleep(20000);
         forget_figures();

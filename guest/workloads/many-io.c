@@ -94,7 +94,7 @@ int main(int count, char **words) {
         deaf = !WIFSIGNALED(status) || took >= 10;
         printf("%s\n", deaf ? "deaf" : "killed at once");
         fprintf(stderr, "%.3f s\n", took);
-        // The disk serves others as before.
+        // The disk serves other processes as before.
         rounds = 1;
         load(2, words + 5, count - 5);
     } else {

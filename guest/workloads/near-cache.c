@@ -7,11 +7,13 @@
 // Prints the share of accesses that would miss if all pages were used alike: a bin (frame number
 // mod frames of cache) with several pages keeps one of them.
 //
-//   near-cache frames HEAP [seed]         prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
-//                                         "fresh", and again after a line "aged", for others to reckon with; and before them, where
-//                                         /proc/iomem tells it, "image" and the first and the last frame of the kernel's image
-//   near-cache walk HEAP ACCESSES         prints the frames of a heap of HEAP MiB and then reads it at random, as many times:
-//                                         for a microscope to confirm
+//   near-cache frames HEAP [seed]   prints the frame of every page of a heap of HEAP MiB, in
+//                                   hexadecimal: after a line "fresh", and again after a line
+//                                   "aged". Before them, where /proc/iomem has it, "image" and
+//                                   the first and the last frame of the kernel's image. Other
+//                                   programs compute with these frames.
+//   near-cache walk HEAP ACCESSES   prints the frames of a heap of HEAP MiB and then reads the
+//                                   heap at random, ACCESSES times: for a microscope to confirm
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -79,24 +81,24 @@ static double conflicts(const char *heap, size_t pages, size_t bins) {
     return 1.0 - (double)distinct / (double)pages;
 }
 
-// How memory ages: one round after the other, each until so many sixteenths of memory are in use.
-// In a round processes live side by side, and each, whenever it is its turn, maps an area and
-// writes a piece of its file, of 1 to so many pages. First small ones in part of memory, then
-// larger ones in all of it.
+// The ageing: one round after the other, each until so many sixteenths of memory are in use. In a
+// round processes live side by side. In its turn each maps an area and writes a piece of its file,
+// of 1 to so many pages. The first round has small ones in part of memory, the second larger ones
+// in all of it.
 static const struct round {
     unsigned in_use, area, piece;
 } rounds[] = {{5, 16, 64}, {16, 2048, 256}};
 enum { ROUNDS = sizeof rounds / sizeof *rounds, PROCESSES = 6, AREAS = 1 << 15 };
 
-// A round ends too when but a twentieth of memory is free: no kernel has to look for more by then.
+// A round also ends when only a twentieth of memory is free: up to then no kernel has to reclaim.
 static int is_room(const struct round *round) {
     struct sysinfo info;
     sysinfo(&info);
     return info.freeram > info.totalram / 16 * (16 - round->in_use) && info.freeram > info.totalram / 20;
 }
 
-// Maps an area of a random size and touches it, gives one back now and then, and writes a piece of
-// a file.
+// Maps an area of a random size and touches it, unmaps one now and then, and writes a piece of a
+// file.
 static void take_turn(const struct round *round, struct dice *dice, int file) {
     static struct {
         char *at;
@@ -120,8 +122,7 @@ static void take_turn(const struct round *round, struct dice *dice, int file) {
     }
 }
 
-// Takes a turn for every byte that comes through `door`, and answers it, until there is no more to
-// come.
+// Takes a turn for every byte from `door`, and answers it, until the door is closed.
 static void live(const struct round *round, struct dice dice, const char *name, int door) {
     int file = open(name, O_CREAT | O_WRONLY, 0600);
     for (char turn; read(door, &turn, 1) == 1;) {
@@ -131,8 +132,8 @@ static void live(const struct round *round, struct dice dice, const char *name, 
     _exit(0);
 }
 
-// Memory as it is after a while, all of it. Whose turn it is, and who ends first, is left to the
-// dice; the files stay.
+// Ages all of memory. The dice decide which process acts next, and which ends first; the files
+// stay.
 static void age(unsigned seed) {
     struct dice dice = {0x9e3779b97f4a7c15u ^ seed};
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -145,7 +146,7 @@ static void age(unsigned seed) {
             if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, doors[c])) exit(1);
             children[c] = fork();
             if (children[c] == 0) {
-                // A child ends when its parent closes the door: nobody else may hold it open.
+                // A child ends when its parent closes the door: no other process may hold it open.
                 for (unsigned other = 0; other <= c; other++) close(doors[other][0]);
                 live(&rounds[round], of_child, name, doors[c][1]);
             }
@@ -172,7 +173,7 @@ static void age(unsigned seed) {
 // A heap whose pages have been stored to in order.
 static char *touched(size_t pages) {
     char *heap = memory(pages);
-    // Large pages would be placed as one: this is about small ones.
+    // The kernel would place a large page as one; this program is about small ones.
     madvise(heap, pages * PAGE, MADV_NOHUGEPAGE);
     for (size_t i = 0; i < pages; i++) heap[i * PAGE] = 1;
     return heap;
@@ -197,7 +198,7 @@ static void walk(char *heap, size_t pages, size_t accesses) {
     printf("read %lu\n", (unsigned long)sum);
 }
 
-// Where the kernel's image is: from "Kernel code" to the end of "Kernel bss".
+// Prints the place of the kernel's image: from "Kernel code" to the end of "Kernel bss".
 static void print_image(void) {
     FILE *file = fopen("/proc/iomem", "r");
     char line[256], name[64];
@@ -219,14 +220,14 @@ int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "frames")) {
         size_t pages = number(argv, argc, 2) * MIB;
         uint32_t *fresh = list(pages), *aged = list(pages);
-        // What stays for long is there before the heap, and not in its midst.
+        // Memory that stays for long is allocated before the heap, and not in its midst.
         memset(fresh, 1, pages * sizeof *fresh);
         char *heap = touched(pages);
         read_frames(heap, pages, fresh);
         munmap(heap, pages * PAGE);
         age(argc > 3 ? (unsigned)number(argv, argc, 3) : 1);
         read_frames(touched(pages), pages, aged);
-        // Nothing is printed before: how fast a host takes it would have a part in what follows.
+        // Nothing is printed earlier: the host's speed of taking output would affect the results.
         print_image();
         print_frames("fresh", fresh, pages);
         print_frames("aged", aged, pages);

@@ -1,6 +1,6 @@
-// How well does a heap fit a direct-mapped memory-side cache? Conflicts by real placement: the
-// program reads its own frame numbers from /proc/self/pagemap, fresh and after memory has aged, and
-// reckons which accesses the cache would miss.
+// Measures how well a heap fits a direct-mapped memory-side cache, with conflicts by real
+// placement. The program reads its own frame numbers from /proc/self/pagemap, fresh and after
+// memory has aged, and computes which accesses the cache would miss.
 //
 //   gcc -O2 -static -o placement guest/workloads/placement.c
 //   freehold run -m 2G --near-cache 256M -- ./placement cache=256
@@ -57,7 +57,7 @@ static void *memory(size_t pages, int sharing) {
 }
 
 static void touch(char *heap, size_t pages) {
-    // Large pages would be placed as one: this is about small ones.
+    // The kernel would place a large page as one; this program is about small ones.
     madvise(heap, pages * PAGE, MADV_NOHUGEPAGE);
     for (size_t i = 0; i < pages; i++) heap[i * PAGE] = 1;
 }
@@ -81,8 +81,8 @@ static void frames(const char *heap, size_t pages, uint64_t *to) {
     }
 }
 
-// Where each node's memory begins, from /proc/zoneinfo: a node's frames are those from there to the
-// next node's.
+// Reads the start of each node's memory from /proc/zoneinfo: a node's frames are those from there
+// to the next node's start.
 static size_t nodes(uint64_t *start) {
     FILE *file = fopen("/proc/zoneinfo", "r");
     if (!file) fail("/proc/zoneinfo");
@@ -134,7 +134,7 @@ static void report(const char *age, const uint64_t *frame, size_t instances) {
     double hits = 0;
     for (size_t i = 0; i < count * bins; i++)
         if (sum[i] > 0) hits += square[i] / sum[i];
-    // No placement fills more places than there are pages, or than the cache has.
+    // No placement fills more places than there are pages or cache places.
     size_t room = bins * (instances < count ? instances : count), most = all < room ? all : room;
     printf("{\"age\":\"%s\",\"cache_mib\":%zu,\"heap_mib\":%zu,\"hot\":%zu,\"weight\":%zu,\"seed\":%zu,\"instances\":%zu,"
            "\"miss\":%.5f,\"conflict\":%.5f,\"neighbours\":%.4f,\"first\":%llu,\"last\":%llu}\n",

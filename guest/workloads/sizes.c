@@ -1,6 +1,6 @@
-// Sizes and counts that a program chooses, with little memory: each scenario once made the kernel
-// panic, because a list of that size was allocated where nothing may fail. Every call gives an
-// error, or a process is killed; the kernel lives.
+// Sizes and counts that a program chooses, with little memory. Each scenario once made the kernel
+// panic, because a list of that size was allocated in code that must not fail. Now every call
+// returns an error, or a process is killed; the kernel goes on.
 //
 //   freehold run -m 48M -- sizes forks | signals | locks [NUMBER] | groups | threads | areas
 //
@@ -35,8 +35,8 @@ static void need(int kept, const char *what) {
     exit(1);
 }
 
-// What is left after a child is killed for want of memory is judged by the parent, which the killer
-// does not take.
+// The parent judges the state after a child is killed for want of memory, because the killer spares
+// the parent.
 static long in_child(long (*scenario)(void)) {
     int results[2];
     need(pipe(results) == 0, "pipe");
@@ -67,7 +67,7 @@ static void stay(void) {
     _exit(0);
 }
 
-// Children that nobody waits for, until there are no more.
+// Makes children without waiting for them, until there are no more.
 static long forks(void) {
     long made = 0;
     while (made < 20000) {
@@ -79,7 +79,8 @@ static long forks(void) {
     return made;
 }
 
-// Processes that wait, each in a group of its own, and signals to all of them while memory is full.
+// Makes processes that wait, each in a group of its own, and sends signals to all of them while
+// memory is full.
 static long sleepers(void) {
     long made = 0;
     for (; made < 3000; made++) {
@@ -90,7 +91,7 @@ static long sleepers(void) {
             stay();
         }
     }
-    // The rest of memory, but for what the calls need.
+    // Takes the rest of memory, except a little for the calls.
     for (size_t size = 1 << 20; size >= 4096; size /= 2)
         for (char *at; (at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED;) {
             unsigned char there = 0;
@@ -118,7 +119,7 @@ static long locks(void) {
         struct flock lock = {.l_type = F_WRLCK, .l_start = 2 * set, .l_len = 1};
         if (fcntl(fd, F_SETLK, &lock) != 0) break;
     }
-    // The whole list, read in small pieces: none is missing.
+    // The whole list is read in small pieces: no entry is missing.
     FILE *list = fopen("/proc/locks", "r");
     long lines = 0;
     if (list) {
@@ -140,7 +141,7 @@ static long groups(void) {
     for (int i = 0; i < GROUPS; i++) list[i] = GROUPS - i;
     if (setgroups(GROUPS, list) != 0) return 0;
     long made = 0;
-    // Every child keeps the groups, and changes everything else about itself.
+    // Every child keeps the groups, and changes all other credentials.
     for (; made < 400; made++) {
         pid_t child = fork();
         if (child < 0) break;
@@ -163,7 +164,7 @@ static long groups(void) {
     return made;
 }
 
-// As many areas as there may be, then children that copy them, then all of them gone by one call.
+// Makes as many areas as allowed, then children that copy them, then removes all by one call.
 static long areas(void) {
     size_t page = 4096, count = 60000;
     char *at = mmap(0, count * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

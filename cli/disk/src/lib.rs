@@ -1,11 +1,11 @@
 //! A disk for virtual machines that is a process of its own, or a thread of a test: a
 //! vhost-user-blk server.
 //!
-//! It serves bytes in memory, correctly by default, and lies as a [`Lie`] says from a request on
-//! that the caller names. It speaks the messages that QEMU sends to a disk with one queue (QEMU's
-//! docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and `vhost-user-backend`
-//! bring a memory model and a queue that refuses to lie; what is needed of the protocol is less
-//! than what would have to be worked around.
+//! The server holds bytes in memory. It is correct by default, and commits the fault of a [`Lie`]
+//! from a request on that the caller names. It speaks the messages that QEMU sends to a disk with
+//! one queue (QEMU's docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and
+//! `vhost-user-backend` bring a memory model and a queue that refuse to lie. The part of the
+//! protocol that is needed here is smaller than the work-arounds would be.
 //!
 //! The guest's memory is reached through the files that QEMU passes, with pread and pwrite.
 #![forbid(unsafe_code)]
@@ -38,18 +38,18 @@ const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 9;
 const ALL_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 14;
 /// VHOST_USER_PROTOCOL_F_CONFIG.
 const PROTOCOL_FEATURES: u64 = 1 << 9;
-/// How long the latest answers take.
+/// Delay of late answers.
 const LATE: Duration = Duration::from_secs(2);
-/// How often to see whether the disk is to stop.
+/// Interval at which the server checks whether it is to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A disk: what it holds and how it lies.
+/// A disk: its bytes and its fault.
 #[derive(Debug)]
 pub struct Disk {
     bytes: Mutex<Vec<u8>>,
     sectors: u64,
     lie: Lie,
-    /// Requests that are served correctly first.
+    /// Number of requests that are served correctly first.
     honest: u64,
     served: AtomicU64,
     writes: AtomicU64,
@@ -57,22 +57,22 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A correct disk of `bytes`, whole sectors.
+    /// Makes a correct disk of `bytes`, whole sectors.
     ///
     /// # Panics
-    /// If they are not.
+    /// If the bytes are no whole sectors.
     pub fn new(bytes: Vec<u8>) -> Self {
         assert!(bytes.len().is_multiple_of(SECTOR), "a disk is whole sectors");
         let (served, writes) = (AtomicU64::new(0), AtomicU64::new(0));
         let (sectors, bytes) = ((bytes.len() / SECTOR) as u64, Mutex::new(bytes));
         Self { bytes, sectors, lie: Lie::None, honest: 0, served, writes, stop: AtomicBool::new(false) }
     }
-    /// It lies after `honest` requests.
+    /// Makes the disk lie after `honest` requests.
     #[must_use]
     pub fn lying(self, lie: Lie, honest: u64) -> Self {
         Self { lie, honest, ..self }
     }
-    /// Requests that came so far.
+    /// Returns the number of requests so far.
     pub fn served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)
     }
@@ -85,7 +85,7 @@ impl Disk {
         if self.lie == Lie::FeaturesOfAllOnes { FEATURES | ALL_FEATURES } else { FEATURES }
     }
 
-    /// `struct virtio_blk_config`.
+    /// Returns `struct virtio_blk_config`.
     fn config(&self) -> [u8; 60] {
         let sectors = match self.lie {
             Lie::SizeImpossible => u64::MAX,
@@ -111,7 +111,7 @@ pub fn serve(path: &Path, disk: &Disk) -> io::Result<()> {
     serve_on(&listener, disk)
 }
 
-/// As [`serve`], on a socket that listens already.
+/// Serves as [`serve`] does, on a socket that listens already.
 ///
 /// # Errors
 /// The peer does not speak the protocol.
@@ -140,7 +140,7 @@ struct Connection<'a> {
     ring: SplitRing,
 }
 
-/// What the connection does next.
+/// Whether the connection goes on after a message.
 #[derive(PartialEq, Eq)]
 enum AfterMessage {
     Go,
@@ -165,9 +165,8 @@ impl Connection<'_> {
                 let Some(message) = receive(&self.stream)? else { return Ok(()) };
                 self.handle(message)?;
             }
-            // Firmware may leave its ring behind, in memory that the kernel uses again: without a
-            // kick nothing is looked at. A disk that wants no kicks looks by itself once it has
-            // been used.
+            // Firmware may leave its ring behind, in memory that the kernel uses again, so the ring
+            // is read only after a kick. A disk that suppresses kicks polls once it has been used.
             let looks = self.disk.lie == Lie::UsedFlags && self.disk.served() > 0;
             if (kicked || looks) && self.ring.is_ready() && self.work()? == AfterMessage::End {
                 return Ok(());
@@ -220,13 +219,13 @@ impl Connection<'_> {
             VhostRequest::SetRingKick => self.ring.kick = message.files.pop(),
             VhostRequest::SetRingCall => self.ring.call = message.files.pop(),
             VhostRequest::EnableRing => self.ring.is_enabled = index_and_value.1 == 1,
-            // What was agreed on changes nothing here.
+            // A later agreement on features changes nothing here.
             VhostRequest::Other => {}
         }
         Ok(())
     }
 
-    /// Serves what is there.
+    /// Serves all available requests.
     fn work(&mut self) -> io::Result<AfterMessage> {
         while let Some((head, parts)) = self.ring.take(&self.memory)? {
             let number = self.disk.served.fetch_add(1, Ordering::Relaxed);
@@ -243,7 +242,7 @@ impl Connection<'_> {
         Ok(AfterMessage::Go)
     }
 
-    /// Does what a request asks for. Returns how many bytes were written to the guest.
+    /// Performs a request. Returns the number of bytes written to the guest.
     fn transfer(&self, lie: Lie, parts: &[ChainPart]) -> io::Result<u32> {
         let [header, data @ .., status] = parts else { return Ok(0) };
         let mut start = [0; 16];

@@ -1,31 +1,31 @@
-//! What the disk does wrong.
+//! Faults that the disk commits on purpose.
 
 use std::str::FromStr;
 
-/// What the disk does wrong, from the request on that [`Disk`](crate::Disk) names.
+/// A fault of the disk. It begins with the request that [`Disk`](crate::Disk) names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
-    /// Nothing: it is a correct disk.
+    /// No fault: a correct disk.
     None,
-    /// It gives back a chain whose id is beyond the ring.
+    /// A returned chain has an id beyond the ring.
     IdBeyondRing,
     /// The id's low 16 bits are right, one above them is set.
     IdInUpperBits,
-    /// It gives back a chain that it does not have.
+    /// The disk returns a chain that it does not have.
     IdNotInFlight,
-    /// It gives each chain back twice, before the guest looks.
+    /// The disk returns each chain twice, before the guest looks.
     IdTwice,
-    /// It says that it wrote nothing.
+    /// The length in each answer is 0.
     LengthZero,
-    /// It says that it wrote 4 GiB less a byte.
+    /// The length in each answer is 4 GiB less a byte.
     LengthHuge,
-    /// It sets all flags of the used ring.
+    /// All flags of the used ring are set.
     UsedFlags,
     /// The index of the used ring goes back by one.
     IndexBack,
-    /// It goes forward by more than there are requests.
+    /// The index of the used ring goes forward by more than there are requests.
     IndexForward,
-    /// It jumps by half its range.
+    /// The index of the used ring jumps by half its range.
     IndexJump,
     /// The capacity is 2^64 - 1 sectors.
     SizeImpossible,
@@ -33,25 +33,25 @@ pub enum Lie {
     SizeZero,
     /// Limits of segments are 0, and the block size is 3 bytes.
     ConfigNonsense,
-    /// It offers all features of a disk.
+    /// The disk offers all features of a disk.
     FeaturesOfAllOnes,
-    /// It sends a thousand interrupts with each answer.
+    /// Each answer comes with a thousand interrupts.
     SpuriousInterrupts,
-    /// It answers nothing any more.
+    /// The disk stops answering.
     NoAnswer,
-    /// It answers each request again a little later.
+    /// Each request is answered again a little later.
     DoubleAnswer,
-    /// It answers after two seconds.
+    /// Each answer takes two seconds.
     LateAnswer,
     /// Each status is 77.
     StatusNonsense,
     /// Every second write fails.
     FailSecondWrite,
-    /// It closes the connection.
+    /// The disk closes the connection.
     Disconnect,
 }
 
-/// All of them with their names on the command line.
+/// All faults with their names on the command line.
 pub const LIES: [(&str, Lie); 22] = [
     ("none", Lie::None),
     ("id-beyond-ring", Lie::IdBeyondRing),
@@ -77,7 +77,7 @@ pub const LIES: [(&str, Lie); 22] = [
     ("disconnect", Lie::Disconnect),
 ];
 
-/// No lie has this name.
+/// Error for an unknown name of a lie.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnknownLie;
 

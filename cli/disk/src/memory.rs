@@ -14,7 +14,7 @@ pub(crate) struct GuestRegion {
     pub file: File,
 }
 
-/// All of it.
+/// All regions of guest memory.
 #[derive(Default)]
 pub(crate) struct SharedMemory(pub Vec<GuestRegion>);
 
@@ -31,7 +31,8 @@ impl SharedMemory {
         let known: Vec<_> = self.0.iter().map(|region| (region.guest, region.user, region.size)).collect();
         io::Error::other(format!("{address:#x} is no memory: {known:x?}"))
     }
-    /// The guest-physical address of one of QEMU's own: rings are told that way.
+    /// Returns the guest-physical address for one of QEMU's own addresses, which ring addresses
+    /// are.
     pub fn guest_address(&self, user: u64) -> io::Result<u64> {
         let inside = |region: &&GuestRegion| user.checked_sub(region.user).is_some_and(|at| at < region.size);
         let region = self.0.iter().find(inside).ok_or_else(|| self.no_memory(user))?;

@@ -10,7 +10,7 @@ use crate::memory::SharedMemory;
 /// The most descriptors in a chain.
 const MAX_PARTS: usize = 256;
 
-/// How long after an answer the same answer comes again.
+/// Delay until a repeated answer.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// A stretch of guest memory in a chain.
@@ -21,14 +21,14 @@ pub(crate) struct ChainPart {
     pub writable: bool,
 }
 
-/// Addresses are guest-physical.
+/// State of the ring. Addresses are guest-physical.
 #[derive(Default)]
 pub(crate) struct SplitRing {
     pub size: u16,
     pub descriptors: u64,
     pub available: u64,
     pub used: u64,
-    /// Available entries taken, used entries given.
+    /// Number of available entries taken, and of used entries returned.
     pub taken: u16,
     pub given: u16,
     pub kick: Option<File>,
@@ -41,7 +41,7 @@ impl SplitRing {
         self.is_enabled && self.kick.is_some() && self.size > 0 && self.descriptors > 0
     }
 
-    /// The next chain: its head and its parts.
+    /// Takes the next chain: its head and its parts.
     pub fn take(&mut self, memory: &SharedMemory) -> io::Result<Option<(u16, Vec<ChainPart>)>> {
         if memory.read_u16(self.available + 2)? == self.taken {
             return Ok(None);
@@ -67,7 +67,7 @@ impl SplitRing {
         self.show_index(memory, self.given)
     }
 
-    /// Adds an entry that the index does not tell of yet.
+    /// Adds a used entry, without advancing the index.
     fn add(&mut self, memory: &SharedMemory, id: u32, written: u32) -> io::Result<()> {
         let mut entry = [0; 8];
         entry[..4].copy_from_slice(&id.to_le_bytes());
@@ -81,7 +81,7 @@ impl SplitRing {
         memory.write(self.used + 2, &index.to_le_bytes())
     }
 
-    /// Gives a chain back, or lies about it, and interrupts the guest.
+    /// Returns a chain, or lies about it, and interrupts the guest.
     pub fn answer(&mut self, memory: &SharedMemory, lie: Lie, head: u16, written: u32) -> io::Result<()> {
         let id = u32::from(head);
         let mut interrupts = 1;

@@ -16,7 +16,7 @@ const MAX_FILES: usize = 8;
 /// Version 1, and "this is a reply".
 const REPLY: u32 = 1 | 1 << 2;
 
-/// What the master asks for, as far as this server does something about it.
+/// A request of the master, as far as this server acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum VhostRequest {
     GetFeatures,
@@ -42,17 +42,17 @@ pub(crate) struct VhostMessage {
 }
 
 impl VhostMessage {
-    /// 32 bits of the payload; 0 beyond its end.
+    /// Returns 32 bits of the payload; 0 beyond its end.
     pub fn word(&self, at: usize) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|i| self.payload.get(at + i).copied().unwrap_or(0)))
     }
-    /// 64 bits.
+    /// Returns 64 bits of the payload.
     pub fn long(&self, at: usize) -> u64 {
         u64::from(self.word(at + 4)) << 32 | u64::from(self.word(at))
     }
 }
 
-/// The next message; `None` at the end of the connection.
+/// Receives the next message; `None` at the end of the connection.
 pub(crate) fn receive(mut stream: &UnixStream) -> io::Result<Option<VhostMessage>> {
     let mut header = [0; HEADER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];

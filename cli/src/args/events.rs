@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// What is recorded while the program runs.
+/// Options that choose the events to record while the program runs.
 #[derive(Args, Clone, Debug, Default)]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct EventOptions {

@@ -1,6 +1,6 @@
-//! What follows the options in each command's `--help`: examples and exit status.
+//! Text after the options in each command's `--help`: examples and exit status.
 
-/// Of `freehold run`.
+/// Text for `freehold run`.
 pub const RUN_HELP: &str = "\
 Examples:
   freehold run -- busybox echo hello
@@ -28,7 +28,7 @@ or later, or by the third; on a terminal, where every key is the program's, by C
 Files: the VM sees /usr and some settings of /etc; with --sealed the program and the libraries that it names. What else it opens by name
 (data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
 
-/// Of `freehold scope`.
+/// Text for `freehold scope`.
 pub const SCOPE_HELP: &str = "\
 Examples:
   freehold scope --html report.html -- busybox ash -c 'ls -R / | wc -l'
@@ -46,7 +46,7 @@ freehold doctor says how blocks are counted with it.
 
 Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
 
-/// Of `freehold coverage`.
+/// Text for `freehold coverage`.
 pub const COVERAGE_HELP: &str = "\
 Examples:
   freehold scope --coverage code.json -- busybox ls     adds a run to code.json
@@ -60,7 +60,7 @@ sections: padding between functions is none's. A record is of one kernel file; r
 
 Exit status: 0; 1 less ran than --least asks for; 125 an error of freehold's own.";
 
-/// Of `freehold bench`.
+/// Text for `freehold bench`.
 pub const BENCH_HELP: &str = "\
 Examples:
   freehold bench                                        every row: Freehold, a lean Linux, Linux as Debian boots it
@@ -76,7 +76,7 @@ host's time (--wall) is shown with its spread. A ratio's 95% interval that holds
 Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
 125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
 
-/// Of `freehold diff`.
+/// Text for `freehold diff`.
 pub const DIFF_HELP: &str = "\
 Examples:
   freehold bench --json old.json; git switch new; make build; freehold bench --json new.json
@@ -91,7 +91,7 @@ Of bench the first side of each file is compared. Figures of the host's time are
 Exit status: 0 no regression; 1 a regression: a row of bench costs more, beyond its 95% interval and by more than --threshold, or fails;
 a program ended otherwise; an audit found what it did not find in A; 125 trouble, files that cannot be compared among it.";
 
-/// Of `freehold lab`.
+/// Text for `freehold lab`.
 pub const LAB_HELP: &str = "\
 Examples:
   freehold lab                                          names the experiments and their questions
@@ -101,6 +101,6 @@ Examples:
   freehold lab slowdown                                 what freehold scope costs, with this QEMU
   FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
 
-/// Of `freehold doctor`.
+/// Text for `freehold doctor`.
 pub const DOCTOR_HELP: &str = "\
 Exit status: 0 freehold run can work; 125 it cannot, and a line marked BAD says why.";

@@ -1,4 +1,4 @@
-//! The manual pages, made of the command line's definition and of what stands below the options in
+//! The manual pages, made from the command line's definition and from the text below the options in
 //! `--help`.
 
 use std::io::Write as _;
@@ -156,8 +156,8 @@ fn about(command: &Command, name: &str) -> String {
     sub.and_then(Command::get_about).map(ToString::to_string).unwrap_or_default()
 }
 
-/// The text behind the options in `--help`: the examples' lines, and the paragraphs under the
-/// headings that manual pages have for them.
+/// Splits the text behind the options in `--help`: the examples' lines, and the paragraphs under
+/// the headings that manual pages have for them.
 fn split(help: &str) -> (String, Vec<(&'static str, String)>) {
     let (mut examples, mut notes) = (String::new(), Vec::new());
     for paragraph in help.split("\n\n") {
@@ -170,7 +170,7 @@ fn split(help: &str) -> (String, Vec<(&'static str, String)>) {
             notes.push((heading, text.to_owned()));
         }
     }
-    // The order that man-pages(7) gives, and one section of each name.
+    // man-pages(7) gives the order, with one section of each name.
     notes.sort_by_key(|(heading, _)| *heading != "NOTES" && *heading != "WHAT THE VM SEES");
     let mut joined: Vec<(&'static str, String)> = Vec::new();
     for (heading, text) in notes {
@@ -182,7 +182,7 @@ fn split(help: &str) -> (String, Vec<(&'static str, String)>) {
     (examples, joined)
 }
 
-/// Text that roff prints as it stands.
+/// Escapes text so that roff prints it unchanged.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\e").replace('-', "\\-")
 }
@@ -190,7 +190,7 @@ fn escaped(text: &str) -> String {
 fn section(page: &mut Vec<u8>, heading: &str, text: &str) -> std::io::Result<()> {
     writeln!(page, ".SH \"{heading}\"")?;
     for line in escaped(text).lines() {
-        // A line that starts with a dot would be a request to roff, an empty one needs one.
+        // A line that starts with a dot would be a request to roff; an empty line needs one.
         if line.is_empty() { writeln!(page, ".PP")? } else { writeln!(page, "\\&{line}")? }
     }
     Ok(())

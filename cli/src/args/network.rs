@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-/// What the VM reaches.
+/// The network that the VM reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum NetworkMode {
     /// Nothing
@@ -11,7 +11,7 @@ pub enum NetworkMode {
     User,
 }
 
-/// What the VM is connected to.
+/// Options that connect the VM to a network.
 #[derive(Args, Clone, Debug, Default)]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct NetworkOptions {

@@ -1,5 +1,5 @@
-//! From samples to statements: each side's cost of each row, ratios with their intervals, whether
-//! runs repeat, who failed.
+//! Turns samples into statements: each side's cost of each row, ratios with their intervals,
+//! whether runs repeat, which rows failed.
 
 use super::measure::{Measured, printed, show};
 use super::parse::{ParsedRow, RowKey};
@@ -7,7 +7,7 @@ use super::plan::{Measure, Plan};
 use super::rows::{BenchRow, Waits};
 use super::statistics::{self, Estimate};
 
-/// How intervals were made.
+/// Methods for intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// Bootstrap over samples: of one run where runs repeat, of all runs otherwise.
@@ -17,7 +17,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// For `runs` of this measure.
+    /// Returns the method for `runs` of this measure.
     pub fn of(measure: Measure, runs: usize) -> Method {
         match measure {
             Measure::Wall if runs > 1 => Method::Paired,
@@ -25,7 +25,7 @@ impl Method {
         }
     }
 
-    /// In words.
+    /// Returns the method in words.
     pub fn words(self) -> String {
         match self {
             Method::Bootstrap => format!(
@@ -40,28 +40,29 @@ impl Method {
     }
 }
 
-/// What a side's operation costs.
+/// The cost of one operation on one side.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cell {
-    /// Clock units an operation.
+    /// The cost in clock units per operation.
     Cost(Cost),
-    /// Why not.
+    /// The reason why there is no cost.
     Failed(String),
 }
 
-/// A cost and where it comes from.
+/// A cost and its samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
-    /// With its interval.
+    /// The cost with its interval.
     pub estimate: Estimate,
     /// Samples of each run.
     pub runs: Vec<Vec<f64>>,
-    /// What the guest had to say.
+    /// The guest's note about the row.
     pub note: Option<String>,
 }
 
 impl Cost {
-    /// Half the range of the runs' medians (of a single run's samples), as a share of the cost.
+    /// Returns half the range of the runs' medians (of a single run's samples), as a share of the
+    /// cost.
     pub fn spread(&self) -> f64 {
         let values = match self.runs.as_slice() {
             [samples] => samples.clone(),
@@ -79,40 +80,40 @@ impl Cost {
 pub struct ComparedRow {
     /// The row.
     pub row: &'static BenchRow,
-    /// How many performed it at a time.
+    /// Number of workers that performed it at a time.
     pub workers: u32,
-    /// For each side.
+    /// Cells of the sides.
     pub cells: Vec<Cell>,
     /// First side over each other side, where both have a cost.
     pub ratios: Vec<Option<Estimate>>,
 }
 
 impl ComparedRow {
-    /// The row's name as it is shown.
+    /// Returns the row's name for people.
     pub fn name(&self) -> String {
         show(&(self.row.name.to_owned(), self.workers))
     }
 
-    /// Whether the first side costs no more than the goal's share of the second. `None` without a
-    /// ratio.
+    /// Judges whether the first side costs no more than the goal's share of the second. `None`
+    /// without a ratio.
     pub fn verdict(&self) -> Option<RowVerdict> {
         self.ratios.first().copied().flatten().map(|ratio| RowVerdict::of(ratio, self.row.goal))
     }
 }
 
-/// What an interval says of a goal.
+/// Verdict about an interval against a goal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowVerdict {
-    /// All of the interval is within it.
+    /// The whole interval is within the goal.
     Met,
-    /// None of the interval is.
+    /// The whole interval is beyond the goal.
     Missed,
     /// The samples do not decide.
     Open,
 }
 
 impl RowVerdict {
-    /// Of a goal that a ratio is to be at most.
+    /// Returns the verdict for a goal that is the largest allowed ratio.
     pub fn of(ratio: Estimate, goal: f64) -> RowVerdict {
         if ratio.interval.high <= goal {
             RowVerdict::Met
@@ -123,7 +124,7 @@ impl RowVerdict {
         }
     }
 
-    /// In a word.
+    /// Returns the verdict in a word.
     pub fn word(self) -> &'static str {
         match self {
             RowVerdict::Met => "met",
@@ -133,7 +134,7 @@ impl RowVerdict {
     }
 }
 
-/// True when a ratio's interval leaves no doubt that the sides differ.
+/// Returns whether a ratio's interval excludes equal sides.
 pub fn distinguishable(ratio: Estimate) -> bool {
     !ratio.interval.holds(1.0)
 }
@@ -145,9 +146,9 @@ pub struct RowFailure {
     pub side: String,
     /// The row.
     pub row: String,
-    /// The harness' words.
+    /// The harness' message.
     pub message: String,
-    /// What the guest printed besides, for a person.
+    /// Other output of the guest, for a person.
     pub printed: String,
 }
 
@@ -169,7 +170,7 @@ pub struct Comparison {
     pub lines: Vec<ComparedRow>,
     /// How intervals were made.
     pub method: Method,
-    /// Runs that differ though they should not; `None` where nobody expects them to be equal.
+    /// Runs that differ although they should be equal; `None` if equal runs are not expected.
     pub differences: Option<Vec<Difference>>,
     /// Rows that failed.
     pub failures: Vec<RowFailure>,

@@ -6,7 +6,7 @@ use super::compare::{Cell, distinguishable};
 use super::report::BenchReport;
 use crate::schema;
 
-/// All that is known.
+/// Returns the whole comparison.
 pub fn value(report: &BenchReport<'_>) -> Value {
     let (plan, comparison) = (report.plan, report.comparison);
     let labels = report.labels();
@@ -98,7 +98,7 @@ fn row(line: &super::compare::ComparedRow, labels: &[&str], goal: Option<f64>) -
     })
 }
 
-/// JSON has no infinity: an open end is null.
+/// Returns null for an open end, because JSON has no infinity.
 fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }

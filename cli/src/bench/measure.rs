@@ -1,4 +1,4 @@
-//! Runs the VMs: sides in turn, so that what happens on the host happens to all of them.
+//! Runs the VMs: sides alternate, so that changes on the host affect all of them.
 //!
 //! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so
 //! there as many VMs run at a time as the host has CPUs; when one of them fails, the others are
@@ -20,10 +20,10 @@ use crate::report;
 use crate::session::{End, Ended, Recall};
 use crate::{Result, args, print, scope};
 
-/// Lines of a guest's own words that are shown with its failure.
+/// Number of lines of a guest's other output that are shown with its failure.
 const LINES_SHOWN: usize = 12;
 
-/// What a side's runs gave.
+/// Output of all runs of one side.
 #[derive(Debug, Default)]
 pub struct Measured {
     /// The kernel's name and version, as the guest tells them.
@@ -32,12 +32,12 @@ pub struct Measured {
     pub runs: Vec<Output>,
 }
 
-/// Why there is no result.
+/// Reason why there is no result.
 #[derive(Debug)]
 pub enum Stop {
-    /// Something of ours, or a kernel that does not boot.
+    /// An error of this command, or a kernel that does not boot.
     Failure(Failure),
-    /// A guest died or hung while it measured: what to print, and the exit status.
+    /// A guest died or hung while it measured: the text to print, and the exit status.
     Guest(String, u8),
     /// The user sent a signal.
     Interrupted(u8),
@@ -79,8 +79,8 @@ pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
     results.sort_by_key(|(run, side, _)| (*run, *side));
     let mut measured: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
     for (_, side, result) in results {
-        // Where one was recalled, another that has failed is among them: nothing is returned but
-        // why.
+        // If a run was recalled, another that has failed is among them; only that failure is
+        // returned.
         let Some((version, output)) = result? else { continue };
         measured[side].version = version;
         measured[side].runs.push(output);
@@ -88,7 +88,8 @@ pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
     Ok(measured)
 }
 
-/// Sides in turn; every other round backwards, so that none is always first.
+/// Returns the order of runs: sides alternate, every other round backwards, so that no side is
+/// always first.
 fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
     let round = |run: usize| {
         let forwards = (0..sides).map(move |side| (side, run));
@@ -98,7 +99,7 @@ fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
     (0..runs).flat_map(round).collect()
 }
 
-/// One run of a side: a VM for the rows of each counter. `None` when it was recalled.
+/// Makes one run of a side: a VM for the rows of each counter. `None` when it was recalled.
 fn one(
     plan: &Plan,
     side: &BenchSide,
@@ -128,7 +129,7 @@ fn one(
     Ok(Some((version, output)))
 }
 
-/// A run under the microscope.
+/// Makes a run under the microscope.
 fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
     let measurement = scope::Measurement::prepare(&args::scope_options(words)?)?;
     let (results, ended) = measurement.run_unless(Some(recall))?;
@@ -145,7 +146,7 @@ fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
     Ok((ended, phases))
 }
 
-/// The kernel's name and version, if the run came to its end.
+/// Returns the kernel's name and version, if the run came to its end.
 fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Result<String, Stop> {
     let kernel = side.prepared.kernel.path.display();
     if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
@@ -177,7 +178,7 @@ fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Resul
     Ok(format!("{} {}", field("kernel"), field("version")))
 }
 
-/// A guest that came up and did not come to its end.
+/// Describes a guest that came up and did not come to its end.
 fn died(side: &BenchSide, ended: &Ended, end: &End, output: &Output) -> Stop {
     let row =
         output.last.as_ref().map_or("before the first row".to_owned(), |key| format!("in row {}", show(key)));
@@ -194,7 +195,7 @@ fn died(side: &BenchSide, ended: &Ended, end: &End, output: &Output) -> Stop {
     Stop::Guest(text, status)
 }
 
-/// A row's name as it is shown.
+/// Returns a row's name for people.
 pub fn show(key: &RowKey) -> String {
     match key {
         (name, 1) => name.clone(),
@@ -202,7 +203,7 @@ pub fn show(key: &RowKey) -> String {
     }
 }
 
-/// What the guest printed besides samples, for a person.
+/// Returns the guest's output besides samples, for a person.
 pub fn printed(output: &Output) -> String {
     let lines: Vec<&str> = output.other.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
@@ -216,7 +217,7 @@ pub fn printed(output: &Output) -> String {
     text
 }
 
-/// Why the runs cannot go on, told to the user; the exit status.
+/// Tells the user why the runs cannot go on; returns the exit status.
 pub fn tell(stop: Stop) -> Result<u8> {
     match stop {
         Stop::Failure(failure) => Err(failure),

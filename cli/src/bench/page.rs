@@ -7,7 +7,7 @@ use super::statistics::Estimate;
 use super::table;
 use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
 
-/// The comparison with its title and its key figures.
+/// Returns the comparison with its title and its key figures.
 pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
     let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
     page.tiles(&tiles(report));
@@ -15,7 +15,7 @@ pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
     page
 }
 
-/// Everything below the key figures.
+/// Adds everything below the key figures.
 pub fn sections(report: &BenchReport<'_>, page: &mut Page) {
     let labels = report.labels();
     for failure in &report.comparison.failures {
@@ -69,7 +69,7 @@ fn bar(estimate: Estimate) -> Bar {
     Bar::exact(estimate.value)
 }
 
-/// The key figures.
+/// Returns the key figures.
 pub fn tiles(report: &BenchReport<'_>) -> Vec<Tile> {
     let lines = &report.comparison.lines;
     let tile =

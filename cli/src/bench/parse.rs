@@ -1,6 +1,6 @@
-//! What the guest printed: samples, notes, failures (guest/bench/README.md describes the lines).
+//! Parses the guest's output: samples, notes, failures (guest/bench/README.md describes the lines).
 //!
-//! Nothing is believed that is not complete: a row without all of its samples has failed.
+//! An incomplete row is not believed: a row without all of its samples has failed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,34 +10,34 @@ pub type RowKey = (String, u32);
 /// Instructions in the phases that the microscope saw, by name, first to last.
 pub type Phases = BTreeMap<String, VecDeque<u64>>;
 
-/// What one run says of one row.
+/// Results of one row in one run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParsedRow {
-    /// Clock units an operation, one value a sample.
+    /// Clock units per operation, one value per sample.
     pub samples: Vec<f64>,
-    /// The samples as the guest gave them: operations, clock units in all. Equal ones mean equal
+    /// The samples as the guest gave them: operations, clock units in all. Equal values mean equal
     /// runs.
     pub raw: Vec<(u64, u64)>,
-    /// What the reader has to know.
+    /// A note that the reader has to know.
     pub note: Option<String>,
-    /// Why it cannot be believed.
+    /// The reason why the row cannot be believed.
     pub failure: Option<String>,
 }
 
-/// What one run printed.
+/// Parsed output of one run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Output {
     /// By row.
     pub rows: BTreeMap<RowKey, ParsedRow>,
     /// The row that was begun last.
     pub last: Option<RowKey>,
-    /// Lines that are no harness' lines, and all of stderr.
+    /// Lines that are not the harness' own, and all of stderr.
     pub other: String,
 }
 
 impl Output {
-    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`; `phases`:
-    /// what was seen of it.
+    /// Parses stdout and stderr of a run that was to take `samples` of each of `expected`. `phases`
+    /// are the microscope's.
     pub fn parse(
         stdout: &[u8],
         stderr: &[u8],
@@ -70,7 +70,7 @@ impl Output {
         output
     }
 
-    /// Adds what another run of the same side says of other rows.
+    /// Adds the rows of another run of the same side.
     pub fn append(&mut self, mut other: Output) {
         self.rows.append(&mut other.rows);
         self.last = other.last.or(self.last.take());
@@ -105,7 +105,7 @@ impl Output {
         Some(OutputLine::Row)
     }
 
-    /// `elapsed` clock units for so many operations; `None` for no operations at all.
+    /// Adds a sample: `elapsed` clock units for so many operations; `None` for 0 operations.
     fn sample(&mut self, key: RowKey, operations: u64, elapsed: u64) -> Option<()> {
         if operations == 0 {
             return None;
@@ -126,7 +126,7 @@ enum OutputLine {
 }
 
 impl ParsedRow {
-    /// The first reason is the cause; later ones follow from it.
+    /// Notes a failure. The first reason is the cause; later ones follow from it.
     fn fail(&mut self, why: &str) {
         self.failure.get_or_insert_with(|| why.to_owned());
     }

@@ -1,4 +1,4 @@
-//! What is going to be run: sides, rows, repetitions; checked before the first VM starts.
+//! The plan of a measurement: sides, rows, repetitions. It is checked before the first VM starts.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -15,23 +15,24 @@ use crate::run::Prepared;
 use crate::{Result, accel, qemu, scope};
 
 const DEFAULT_MEMORY: &str = "1G";
-/// A VM that needs longer is stuck: a full run takes about ten seconds on a quiet machine.
+/// Default time-out: a full run takes about ten seconds on a quiet machine, so a slower VM is
+/// stuck.
 const DEFAULT_TIMEOUT: &str = "600";
 const MOST_RUNS: usize = 1000;
-/// What makes a Debian kernel hand out memory without clearing it once more.
+/// Kernel parameter that stops a Debian kernel from clearing memory as it allocates it.
 pub const LEAN: &str = "init_on_alloc=0";
-/// More CPUs than this are taken by default only when asked for: they would compete with the host's
-/// own work.
+/// The most CPUs that are used by default: more would compete with the host's own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
 const PROGRAMS: [&str; 10] =
     ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];
 /// The disk of the rows that wait for one.
 const DISK_BYTES: u64 = 64 << 20;
-/// As large, under the microscope. Whoever waits for it always sleeps: whether a faster one answers
-/// before its task looks again is a matter of luck, and so would be the instructions.
+/// A disk of the same size for rows under the microscope. Its latency is so long that a waiting
+/// task always sleeps. With a faster disk, luck would decide whether the answer comes before the
+/// task looks again, and the instruction count would vary.
 const LATE_DISK: &str = "null=64M,latency=1ms";
 
-/// What is counted.
+/// The quantity that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// Guest instructions: they repeat.
@@ -41,7 +42,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// What counts this row.
+    /// Returns the counter of this row.
     pub fn counter(self, row: &BenchRow) -> Counter {
         match (self, row.waits) {
             (Measure::Instructions, Waits::Disk) => Counter::Microscope,
@@ -51,7 +52,7 @@ impl Measure {
     }
 }
 
-/// What counts a row's cost. The rows of each counter have a VM of their own.
+/// The counter of a row's cost. The rows of each counter have a VM of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counter {
     /// The guest's clock.
@@ -84,25 +85,26 @@ pub struct BenchSide {
     pub label: String,
     /// A machine with this kernel and the programs, ready to start.
     pub prepared: Prepared,
-    /// The same under the microscope, as `freehold scope` takes it: for each counter that has rows.
+    /// The same runs under the microscope, in the form that `freehold scope` takes, for each
+    /// counter that has rows.
     pub watched: Vec<(Counter, Vec<OsString>)>,
 }
 
-/// Everything that is decided before the first run.
+/// All decisions before the first run.
 pub struct Plan {
     /// The rows.
     pub rows: Vec<&'static BenchRow>,
-    /// How many perform an operation at a time: one, and as many as there are CPUs.
+    /// Numbers of workers at a time: one, and as many as there are CPUs.
     pub workers: Vec<u32>,
     /// The sides; every other one is compared with the first.
     pub sides: Vec<BenchSide>,
-    /// What is counted.
+    /// The quantity that is counted.
     pub measure: Measure,
     /// How much is run.
     pub extent: Extent,
-    /// What executes the guests.
+    /// The engine that executes the guests.
     pub engine: qemu::Engine,
-    /// The disk that the sides have in turn, by the host's time.
+    /// The disk that the sides use in turn, for measurements by the host's time.
     _disk: Option<NamedTempFile>,
 }
 
@@ -137,7 +139,7 @@ impl Plan {
         Ok(Plan { rows, workers, sides, measure, extent, engine, _disk: disk })
     }
 
-    /// Every row of this counter in each of its forms, in order.
+    /// Returns every row of this counter in each of its forms, in order.
     pub fn keys(&self, counter: Counter) -> Vec<RowKey> {
         let forms = |row: &&'static BenchRow| {
             self.workers.iter().map(|count| (row.name.to_owned(), *count)).collect::<Vec<_>>()
@@ -145,7 +147,8 @@ impl Plan {
         self.rows.iter().filter(|row| self.measure.counter(row) == counter).flat_map(forms).collect()
     }
 
-    /// True when our kernel is compared with a lean Linux first: then the rows' goals apply.
+    /// Returns whether our kernel is compared with a lean Linux first: only then the rows' goals
+    /// apply.
     pub fn has_goals(&self) -> bool {
         let family = |side: &BenchSide| side.prepared.kernel.family;
         let lean =
@@ -197,7 +200,7 @@ struct WantedSide {
     append: String,
 }
 
-/// `family_of` tells what kind of kernel a name means.
+/// Returns the sides; `family_of` tells the kind of kernel for a name.
 fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>) -> Result<Vec<WantedSide>> {
     let kernel = options.kernel.clone().unwrap_or_else(|| "freehold".into());
     let append = options.append.join(" ");
@@ -237,7 +240,7 @@ fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>
     Ok(sides)
 }
 
-/// A heading for a kernel with its parameters, of a length that a table can hold.
+/// Returns a heading for a kernel with its parameters, short enough for a table.
 fn label(kernel: &OsString, append: &str) -> String {
     const LONGEST: usize = 28;
     let name = match kernel.to_str() {
@@ -252,7 +255,7 @@ fn label(kernel: &OsString, append: &str) -> String {
     text.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-/// What all sides do.
+/// Choices that all sides share.
 struct Choice<'a> {
     measure: Measure,
     cpus: u32,
@@ -261,7 +264,7 @@ struct Choice<'a> {
     rows: &'a [&'static BenchRow],
 }
 
-/// A disk for the rows that wait for one.
+/// Makes a disk for the rows that wait for one.
 fn disk() -> Result<NamedTempFile> {
     let made = tempfile::Builder::new().prefix("freehold-").suffix(".disk").tempfile();
     made.and_then(|disk| disk.as_file().set_len(DISK_BYTES).map(|()| disk)).map_err(|e| {
@@ -269,8 +272,8 @@ fn disk() -> Result<NamedTempFile> {
     })
 }
 
-/// The side's runs under the microscope, for each counter that has rows: as `freehold scope` takes
-/// them.
+/// Returns the side's runs under the microscope, for each counter that has rows, in the form that
+/// `freehold scope` takes.
 fn watched(
     options: &BenchOptions,
     side: &WantedSide,
@@ -280,19 +283,20 @@ fn watched(
     let counters = Counter::ALL.into_iter().filter(|&counter| counter != Counter::Clock && has_rows(counter));
     let words = counters.map(|counter| {
         let words = with_disk(&words(options, side, choice, counter)?, OsStr::new(LATE_DISK));
-        // A microscope that cannot watch is found before minutes are spent.
+        // A missing or unsuitable microscope is found before the measurement takes minutes.
         scope::Measurement::prepare(&args::scope_options(&words)?)?;
         Ok((counter, words))
     });
     words.collect()
 }
 
-/// These words with this disk.
+/// Returns these words with this disk.
 fn with_disk(words: &[OsString], disk: &OsStr) -> Vec<OsString> {
     ["--disk".into(), disk.into()].into_iter().chain(words.iter().cloned()).collect()
 }
 
-/// The side's run with the rows of `counter`, as `freehold run` (`freehold scope`) takes it.
+/// Returns the side's run with the rows of `counter`, in the form that `freehold run` (`freehold
+/// scope`) takes.
 fn words(
     options: &BenchOptions,
     side: &WantedSide,
@@ -326,7 +330,8 @@ fn words(
     Ok(words)
 }
 
-/// How the rows of `counter` are counted, and what runs them: the end of a side's words.
+/// Returns the end of a side's words: the way to count the rows of `counter`, and the program that
+/// runs them.
 fn counted(choice: &Choice<'_>, counter: Counter) -> Vec<OsString> {
     let &Choice { measure, extent, workers, rows, .. } = choice;
     let mut words: Vec<OsString> = Vec::new();

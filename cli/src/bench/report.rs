@@ -1,4 +1,4 @@
-//! A comparison with its surroundings: what was compared, under which settings, and what follows.
+//! A comparison with its context: sides, settings, and conclusions.
 
 use super::compare::{ComparedRow, Comparison, Difference, RowVerdict};
 use super::measure::Measured;
@@ -7,11 +7,11 @@ use super::statistics::Estimate;
 use crate::qemu::{self, Clock, Engine};
 use crate::size::show_size;
 
-/// Everything that a reader gets to see.
+/// All parts of the report.
 pub struct BenchReport<'a> {
-    /// What was planned.
+    /// The plan of the measurement.
     pub plan: &'a Plan,
-    /// What was found.
+    /// The results.
     pub comparison: &'a Comparison,
     /// Kernel name and version of each side.
     pub versions: Vec<String>,
@@ -20,19 +20,19 @@ pub struct BenchReport<'a> {
 }
 
 impl<'a> BenchReport<'a> {
-    /// Puts it together.
+    /// Assembles the report.
     pub fn new(plan: &'a Plan, measured: &[Measured], comparison: &'a Comparison) -> BenchReport<'a> {
         let versions: Vec<String> = measured.iter().map(|side| side.version.clone()).collect();
         let settings = settings(plan, &versions, comparison);
         BenchReport { plan, comparison, versions, settings }
     }
 
-    /// Headings of the sides.
+    /// Returns the headings of the sides.
     pub fn labels(&self) -> Vec<&str> {
         self.plan.sides.iter().map(|side| side.label.as_str()).collect()
     }
 
-    /// What the figures are, and how to read the ratios.
+    /// Describes the unit of the figures and how to read the ratios.
     pub fn unit(&self) -> String {
         let first = &self.plan.sides[0].label;
         let what = match self.plan.measure {
@@ -42,7 +42,7 @@ impl<'a> BenchReport<'a> {
         format!("{what}; ratio: {first} over the other, below 1 where {first} costs less")
     }
 
-    /// What follows from the figures, a sentence each.
+    /// Returns the conclusions from the figures, a sentence each.
     pub fn conclusions(&self) -> Vec<String> {
         let mut text = Vec::new();
         let lines = &self.comparison.lines;
@@ -78,7 +78,7 @@ impl<'a> BenchReport<'a> {
         text
     }
 
-    /// Whether runs that should be equal are.
+    /// Describes whether runs that should be equal are equal.
     pub fn repetition(&self) -> Option<String> {
         let runs = self.plan.extent.runs;
         Some(match self.comparison.differences.as_deref()? {
@@ -147,7 +147,7 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
     list
 }
 
-/// What is said of rows that the microscope counts.
+/// Returns settings that describe the rows counted by the microscope.
 fn watched(plan: &Plan) -> Vec<(&'static str, String)> {
     let names = |counter| plan.keys(counter).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     let (plain, behind_iommu) = (names(Counter::Microscope), names(Counter::BehindIommu));
@@ -170,7 +170,7 @@ fn watched(plan: &Plan) -> Vec<(&'static str, String)> {
     said
 }
 
-/// QEMU and its version, as a report names it.
+/// Returns QEMU and its version, in the form of a report.
 pub fn emulator() -> String {
     let line = qemu::program().and_then(|program| qemu::version::line(&program));
     line.map_or_else(

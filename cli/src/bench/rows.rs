@@ -1,5 +1,5 @@
-//! The operations that are measured: their names, the guest program that measures each, and what is
-//! asked of our kernel.
+//! The measured operations: their names, the guest program that measures each, and the goals of our
+//! kernel.
 
 use crate::Result;
 use crate::failure::Failure;
@@ -11,21 +11,21 @@ pub struct BenchRow {
     pub name: &'static str,
     /// The guest program that measures it (guest/bench/PROGRAM.c).
     pub program: &'static str,
-    /// What is measured, in words.
+    /// The measured operation, in words.
     pub what: &'static str,
     /// The most that it may cost as a share of the lean Linux' cost.
     pub goal: f64,
-    /// What it waits for.
+    /// The device or event that it waits for.
     pub waits: Waits,
 }
 
-/// What an operation waits for, besides other programs.
+/// Kinds of waiting within an operation, besides waiting for other programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
     /// Nothing outside the guest's CPUs: under a clock that counts instructions it repeats.
     Nothing,
-    /// A disk, which takes the host's time: a clock that counts instructions leaps while nobody
-    /// runs.
+    /// A disk, which takes the host's time: a clock that counts instructions jumps ahead while no
+    /// CPU runs.
     Disk,
     /// As [`Waits::Disk`], in a machine with an IOMMU (`--dma direct`): our kernel's disks reach
     /// the program's pages in their places. By the host's time the machine is that of the other
@@ -172,10 +172,10 @@ pub const ROWS: &[BenchRow] = &[
     disk_row("crowds", "fsync-page@10000", EQUAL, "write 4 KiB and fsync, 10,000 pages of the disk cached"),
 ];
 
-/// How often the thing of a growth row is there.
+/// Numbers of things in the rows of a growth row.
 pub const COUNTS: [u32; 4] = [1, 100, 1_000, 10_000];
 
-/// The same operation with one, 100, 1,000 and 10,000 things around.
+/// The same operation with one, 100, 1,000 and 10,000 things present.
 pub type GrowthRows = [BenchRow; COUNTS.len()];
 
 macro_rules! growth {
@@ -189,7 +189,7 @@ macro_rules! growth {
     };
 }
 
-/// What `freehold lab growth` measures: costs that should not depend on how many things there are.
+/// Rows of `freehold lab growth`: costs that should not depend on how many things there are.
 pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "crowds", "map-areas", "map and unmap, by areas"),
     growth!(row, "crowds", "smaps", "read smaps, an area"),
@@ -214,8 +214,8 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),
 ];
 
-/// The rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`] is found
-/// by whole names only.
+/// Returns the rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`]
+/// is found by whole names only.
 pub fn select(names: &[String]) -> Result<Vec<&'static BenchRow>> {
     if names.is_empty() {
         return Ok(ROWS.iter().collect());
@@ -236,7 +236,7 @@ pub fn select(names: &[String]) -> Result<Vec<&'static BenchRow>> {
     Ok(chosen.chain(grown).collect())
 }
 
-/// Names that the user may have meant.
+/// Returns names that the user may have meant.
 fn suggestion(name: &str) -> String {
     let name = name.trim_end_matches('*');
     let near = |row: &&BenchRow| {

@@ -6,7 +6,7 @@ use super::report::BenchReport;
 use crate::Result;
 use crate::sheet::{Sheet, number};
 
-/// In this order. `ratio` is the first side over this one, and stands on the others' lines.
+/// Columns in this order. `ratio` is the first side over this one, and is empty for the first side.
 const COLUMNS: [&str; 12] = [
     "name",
     "workers",
@@ -22,10 +22,10 @@ const COLUMNS: [&str; 12] = [
     "failure",
 ];
 
-/// All rows.
+/// Returns all rows.
 ///
 /// # Errors
-/// Where memory cannot be written to.
+/// If memory cannot be written to.
 pub fn sheet(report: &BenchReport<'_>) -> Result<Sheet> {
     let mut sheet = Sheet::new(&COLUMNS)?;
     let unit = report.plan.measure.unit();
@@ -38,7 +38,7 @@ pub fn sheet(report: &BenchReport<'_>) -> Result<Sheet> {
 }
 
 impl Measure {
-    /// The name of a cost's unit in what machines read.
+    /// Returns the name of a cost's unit for machines.
     pub fn unit(self) -> &'static str {
         match self {
             Measure::Instructions => "instructions",
@@ -47,7 +47,7 @@ impl Measure {
     }
 }
 
-/// A line for each side of a row.
+/// Returns a line for each side of a row.
 fn lines(row: &ComparedRow, labels: &[&str], unit: &str) -> Vec<[String; COLUMNS.len()]> {
     let ratios = std::iter::once(None).chain(row.ratios.iter().copied());
     let line = |((cell, label), ratio): ((&Cell, &&str), Option<super::statistics::Estimate>)| {

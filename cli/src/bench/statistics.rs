@@ -1,16 +1,17 @@
-//! What samples allow to be said: medians, ratios, 95% intervals.
+//! Statistics of samples: medians, ratios, 95% intervals.
 //!
-//! Two methods, for two kinds of repetition. Runs that repeat exactly (counted instructions) have
-//! no spread between runs: what varies is where in the machine's life a sample falls, and the
-//! interval is a percentile bootstrap over samples. Runs by the host's clock differ by what else
-//! the host does, which lasts longer than a sample: there a run is one observation, the runs of the
-//! two sides alternate, and the interval is Student's t over the logarithms of the pairs' ratios.
+//! There are two methods, for two kinds of repetition. Runs that repeat exactly (counted
+//! instructions) have no spread between runs: samples differ only by their time in the machine's
+//! life, and the interval is a percentile bootstrap over samples. Runs by the host's clock differ
+//! by other work of the host, which lasts longer than a sample. There a run is one observation, the
+//! runs of the two sides alternate, and the interval is Student's t over the logarithms of the
+//! pairs' ratios.
 
 use fastrand::Rng;
 
 /// Resamples of a bootstrap.
 pub const RESAMPLES: usize = 4000;
-/// The bootstrap's random numbers begin here: the same samples give the same interval.
+/// Seed of the bootstrap's random numbers: the same samples give the same interval.
 const SEED: u64 = 0x0f4e_e401_d5ee_d001;
 
 /// A 95% interval.
@@ -23,7 +24,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// True when `value` is in it.
+    /// Returns whether `value` is in the interval.
     pub fn holds(self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
@@ -32,13 +33,14 @@ impl Interval {
 /// A value and its 95% interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// The best guess.
+    /// The best estimate.
     pub value: f64,
-    /// Where it is with 95% confidence.
+    /// The 95% interval of the value.
     pub interval: Interval,
 }
 
-/// The median; of an even number of values the mean of the two in the middle; of none not a number.
+/// Returns the median; of an even number of values the mean of the two in the middle; NaN for no
+/// values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -50,7 +52,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Median of `values`, interval by bootstrap.
+/// Returns the median of `values`, with its interval by bootstrap.
 pub fn bootstrap(values: &[f64]) -> Estimate {
     let mut random = Rng::with_seed(SEED);
     let mut drawn = Vec::new();
@@ -58,8 +60,8 @@ pub fn bootstrap(values: &[f64]) -> Estimate {
     Estimate { value: median(values), interval: middle_95(medians) }
 }
 
-/// Median of `ours` over median of `theirs`, interval by bootstrap: each side is resampled by
-/// itself.
+/// Returns the median of `ours` over the median of `theirs`, with its interval by bootstrap: each
+/// side is resampled separately.
 pub fn bootstrap_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
     let mut random = Rng::with_seed(SEED);
     let mut drawn = Vec::new();
@@ -72,8 +74,8 @@ pub fn bootstrap_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
     Estimate { value: median(ours) / median(theirs), interval: middle_95(ratios) }
 }
 
-/// Geometric mean of `values`, interval by Student's t. One value alone says nothing about the
-/// next: then the interval is everything above 0.
+/// Returns the geometric mean of `values`, with its interval by Student's t. One value alone has no
+/// spread: then the interval is everything above 0.
 pub fn geometric_mean(values: &[f64]) -> Estimate {
     let count = values.len() as f64;
     let logarithms: Vec<f64> = values.iter().map(|value| value.ln()).collect();
@@ -87,7 +89,7 @@ pub fn geometric_mean(values: &[f64]) -> Estimate {
     Estimate { value: mean.exp(), interval }
 }
 
-/// The ratio of two sides whose runs alternated: the geometric mean of the pairs' ratios.
+/// Returns the ratio of two sides whose runs alternated: the geometric mean of the pairs' ratios.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
     geometric_mean(&ratios)
@@ -99,9 +101,9 @@ fn middle_95(mut values: Vec<f64>) -> Interval {
     Interval { low: at(0.025), high: at(0.975) }
 }
 
-/// The 97.5% point of Student's t distribution. Exact tables for few degrees of freedom; for more,
-/// the expansion around the normal distribution (Abramowitz and Stegun, 26.7.5), good to four
-/// digits there.
+/// Returns the 97.5% point of Student's t distribution. Tables are exact for few degrees of
+/// freedom. For more, the expansion around the normal distribution (Abramowitz and Stegun, 26.7.5)
+/// is good to four digits.
 fn t_quantile(degrees: usize) -> f64 {
     const TABLE: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
     if let Some(value) = degrees.checked_sub(1).and_then(|at| TABLE.get(at)) {
@@ -112,7 +114,7 @@ fn t_quantile(degrees: usize) -> f64 {
     z + (z.powi(3) + z) / (4.0 * n) + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
 }
 
-/// The median of as many values as there are, drawn of them at random.
+/// Returns the median of a random resample of the same size.
 fn median_of_resample(values: &[f64], random: &mut Rng, drawn: &mut Vec<f64>) -> f64 {
     drawn.clear();
     drawn.extend(values.iter().map(|_| values[random.usize(..values.len())]));
@@ -157,8 +159,8 @@ mod tests {
 
     #[test]
     fn pairing_takes_off_what_both_sides_suffered() {
-        // The host slowed threefold for the second pair: side by side the ratio is still 0.5
-        // exactly.
+        // The host slowed threefold for the second pair: the ratio of the pairs is still exactly
+        // 0.5.
         let found = paired_ratio(&[5.0, 15.0, 5.0], &[10.0, 30.0, 10.0]);
         assert!(near(found.value, 0.5) && found.interval.high < 0.51);
     }

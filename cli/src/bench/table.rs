@@ -7,10 +7,10 @@ use super::plan::Measure;
 use super::report::BenchReport;
 use super::statistics::Estimate;
 
-/// Groups digits; a dot or a comma would be a decimal point to some.
+/// Separator of digit groups; a dot or a comma would be a decimal point for some readers.
 const GROUP: char = '\u{a0}';
 
-/// A cost in the measure's unit.
+/// Formats a cost in the measure's unit.
 pub fn cost(measure: Measure, value: f64) -> String {
     match measure {
         Measure::Instructions => grouped(value.round() as u64),
@@ -18,7 +18,7 @@ pub fn cost(measure: Measure, value: f64) -> String {
     }
 }
 
-/// A whole number.
+/// Formats a whole number with grouped digits.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
@@ -31,7 +31,7 @@ pub fn grouped(value: u64) -> String {
     text
 }
 
-/// A ratio with its interval, and whether it says anything.
+/// Returns a ratio with its interval, and whether it is significant.
 pub fn ratio(ratio: Option<Estimate>) -> String {
     let Some(ratio) = ratio else {
         return "–".into();
@@ -46,7 +46,7 @@ pub fn ratio(ratio: Option<Estimate>) -> String {
     format!("{:.2} ({interval})", ratio.value)
 }
 
-/// A side's cell: its cost, by the host's clock with its spread.
+/// Returns a side's cell: its cost, with the spread if measured by the host's clock.
 pub fn cell(measure: Measure, cell: &Cell) -> String {
     match cell {
         Cell::Failed(_) => "failed".into(),
@@ -60,7 +60,7 @@ pub fn cell(measure: Measure, cell: &Cell) -> String {
     }
 }
 
-/// What the goal's column says of a row.
+/// Returns the text of the goal's column for a row.
 pub fn goal(line: &ComparedRow) -> String {
     let limit = format!("≤ {}", line.row.goal);
     match line.verdict() {
@@ -69,7 +69,7 @@ pub fn goal(line: &ComparedRow) -> String {
     }
 }
 
-/// The whole text.
+/// Returns the whole text.
 pub fn render(report: &BenchReport<'_>) -> String {
     let mut rows = vec![heading(report)];
     for line in &report.comparison.lines {
@@ -85,7 +85,7 @@ pub fn render(report: &BenchReport<'_>) -> String {
     }
     let mut text = format!("{}\n\n", report.unit());
     let sides = report.plan.sides.len();
-    // After the name comes the first side's cost, then cost and ratio of each other.
+    // Columns: the name, the first side's cost, then cost and ratio of each other side.
     text.push_str(&aligned(&rows, |column| {
         column == 1 || (column > 1 && column.is_multiple_of(2) && column < 2 * sides)
     }));
@@ -117,7 +117,7 @@ fn heading(report: &BenchReport<'_>) -> Vec<String> {
     heading
 }
 
-/// What guests had to say about rows.
+/// Returns the guests' notes about rows.
 pub fn notes(comparison: &Comparison, labels: &[&str]) -> Vec<String> {
     let mut notes = Vec::new();
     for line in &comparison.lines {
@@ -132,7 +132,7 @@ pub fn notes(comparison: &Comparison, labels: &[&str]) -> Vec<String> {
     notes
 }
 
-/// Columns of one width, separated by two spaces; those of numbers are set from the right.
+/// Aligns columns, separated by two spaces; numbers are right-aligned.
 pub fn aligned(rows: &[Vec<String>], is_number: impl Fn(usize) -> bool) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

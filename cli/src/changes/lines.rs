@@ -17,7 +17,7 @@ pub enum KeptKind {
     Device { is_block: bool, number: (u32, u32) },
 }
 
-/// An inode, as its line has it.
+/// An inode, as described by its line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KeptNode {
     pub kind: KeptKind,
@@ -28,14 +28,14 @@ pub struct KeptNode {
 /// An extended attribute.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Attribute {
-    /// Of what.
+    /// The path of the inode.
     pub path: PathBuf,
     name: Vec<u8>,
     value: Vec<u8>,
 }
 
 impl Attribute {
-    /// As the guest's kernel reads it: three lengths, path, name and value.
+    /// Encodes the attribute for the guest's kernel: three lengths, path, name and value.
     pub fn encode(&self) -> Vec<u8> {
         let fields = [self.path.as_os_str().as_bytes(), &self.name, &self.value];
         let lengths = fields.iter().flat_map(|field| (field.len() as u32).to_le_bytes());
@@ -111,7 +111,7 @@ impl ChangeLines {
         Some(())
     }
 
-    /// How many names are new or changed; the root is none.
+    /// Returns the number of new or changed names, without the root.
     pub fn changed(&self) -> usize {
         self.names.len() + self.nodes.keys().filter(|path| **path != *Path::new("/")).count()
     }
@@ -126,7 +126,7 @@ fn owner(text: &str) -> Option<User> {
     Some(User { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
 }
 
-/// An absolute path that leads nowhere else.
+/// Parses an absolute path without `.` and `..`.
 fn path(text: &str) -> Option<PathBuf> {
     let path = PathBuf::from(OsString::from_vec(unescaped(text)?));
     let is_plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
@@ -135,7 +135,7 @@ fn path(text: &str) -> Option<PathBuf> {
     is_good.then_some(path)
 }
 
-/// The bytes that [`u8::escape_ascii`] made `text` of.
+/// Reverses [`u8::escape_ascii`].
 fn unescaped(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::failure::Failure;
 use crate::user::User;
 
-/// Where a user without an account is at home.
+/// Home directory of a user without an account.
 const NO_HOME: &str = "/";
 
 /// The user that a program runs as.
@@ -36,7 +36,7 @@ impl<'a> PasswdLine<'a> {
 }
 
 /// Finds `text`, which is `USER[:GROUP]` by name or number. A user without an account has group 0,
-/// as container tools do it.
+/// as in container tools.
 ///
 /// # Errors
 /// The image knows no user or group of that name.
@@ -80,7 +80,7 @@ fn group_named(group: &str, wanted: &str) -> Option<u32> {
     })
 }
 
-/// A number of a user or group, below the one that stands for "no user" in system calls.
+/// Parses a number of a user or group, below the number that means "no user" in system calls.
 fn number(text: &str) -> Option<u32> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|&id| is_number && id != u32::MAX)

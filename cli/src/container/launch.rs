@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::user::User;
 use crate::{changes, run};
 
-/// A program and its surroundings.
+/// A program and its environment.
 #[derive(Debug)]
 pub struct Launch {
     /// Path of the program in the guest.
@@ -26,15 +26,15 @@ pub struct Launch {
     pub environment: Vec<OsString>,
     /// Working directory.
     pub cwd: PathBuf,
-    /// As whom it runs.
+    /// The user that runs it.
     pub user: User,
 }
 
 impl Launch {
-    /// Returns what the image in `tree` runs.
+    /// Returns the program that the image in `tree` runs.
     ///
     /// # Errors
-    /// There is no such program or user in it; an option makes no sense.
+    /// The image has no such program or user, or an option makes no sense.
     pub fn of(
         tree: &MappedTree,
         config: &ImageConfiguration,
@@ -64,14 +64,15 @@ impl Launch {
     }
 }
 
-/// The image's working directory.
+/// Returns the image's working directory.
 pub fn working_folder(config: &ImageConfiguration) -> &Path {
     let named = config.config().as_ref().and_then(|settings| settings.working_dir().as_deref());
     Path::new(named.filter(|folder| folder.starts_with('/')).unwrap_or("/"))
 }
 
-/// The rule of `docker run`: arguments of the command line replace the image's Cmd, and
-/// `--entrypoint` replaces its entrypoint together with Cmd. An empty `--entrypoint` is none.
+/// Applies the rule of `docker run`: arguments of the command line replace the image's Cmd, and
+/// `--entrypoint` replaces its entrypoint together with Cmd. An empty `--entrypoint` means no
+/// entrypoint.
 fn arguments(config: &ImageConfiguration, options: &RunOptions) -> Result<Vec<OsString>> {
     let settings = config.config().as_ref();
     let words = |list: Option<&Vec<String>>| -> Vec<OsString> {

@@ -1,9 +1,9 @@
 //! Applies the layers of an image to a tree, in order.
 //!
-//! All of the tree is known in memory while it is made, so that no name is looked up on the host.
-//! Parents of a name are followed through the image's own symbolic links, within the tree; on the
-//! host there are none. A file is never changed in its place: a later layer replaces it, and other
-//! names keep theirs.
+//! The whole tree is known in memory while it is made, so no name is looked up on the host. Parents
+//! of a name are followed through the image's own symbolic links, within the tree; on the host
+//! there are none. A file is never changed in place: a later layer replaces it, and other names of
+//! the file keep the old contents.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,20 +19,20 @@ use crate::Result;
 use crate::failure::{self, Failure};
 use crate::image::{PathPart, in_tree, walk};
 
-/// A name that begins so removes the rest of it from the layers below.
+/// Prefix of a name that removes the rest of the name from the layers below.
 const WHITEOUT: &[u8] = b".wh.";
-/// Removes all that the layers below have in this directory.
+/// A name that removes everything that the layers below have in this directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Notes of the file system AUFS, which mean nothing elsewhere.
+/// Prefix of notes of the file system AUFS, which have no meaning elsewhere.
 const NOTES: &[u8] = b".wh..wh.";
-/// Files below this size are written without a look at the room that is left.
+/// Files below this size are written without a check of the free space.
 const SMALL: u64 = 1 << 20;
 
 /// A name of the tree.
 #[derive(Debug)]
 struct KnownName {
     what: NameKind,
-    /// The layer that has it last.
+    /// The last layer that has the name.
     layer: usize,
 }
 
@@ -51,17 +51,17 @@ pub struct TreeBuilder<'a> {
     layer: usize,
 }
 
-/// How a name in an archive may begin.
+/// The allowed beginnings of a name in an archive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lead {
-    /// It is relative.
+    /// Relative names only.
     Relative,
-    /// With a slash, too: some builders name the targets of hard links so.
+    /// Relative names, or with a slash: some builders name the targets of hard links so.
     Any,
 }
 
 impl<'a> TreeBuilder<'a> {
-    /// A tree in `root`, an empty folder.
+    /// Makes a tree in `root`, an empty folder.
     ///
     /// # Errors
     /// The folder cannot be written to.
@@ -72,10 +72,10 @@ impl<'a> TreeBuilder<'a> {
         Ok(tree)
     }
 
-    /// Applies the next layer, an archive that is called `what` in messages.
+    /// Applies the next layer, an archive that messages call `what`.
     ///
     /// # Errors
-    /// The archive is damaged, leads out of the tree or holds what cannot be; the host's file
+    /// The archive is damaged, leads out of the tree or has an impossible member; the host's file
     /// system is full.
     pub fn apply(&mut self, archive: &mut dyn Read, what: &str) -> Result<()> {
         self.layer += 1;
@@ -100,11 +100,11 @@ impl<'a> TreeBuilder<'a> {
         Ok(())
     }
 
-    /// Makes sure that a directory exists, root's where it is new, and gives all directories their
+    /// Makes the directory if it does not exist, with owner root, and gives all directories their
     /// times.
     ///
     /// # Errors
-    /// What is there is no directory; the host's file system is full.
+    /// The path exists and is no directory; the host's file system is full.
     pub fn finish(mut self, working_folder: &Path) -> Result<()> {
         let failed = |problem: Problem| match problem {
             Problem::Other(failure) => failure,
@@ -168,7 +168,7 @@ impl<'a> TreeBuilder<'a> {
             DirBuilder::new().mode(0o700).create(self.on_host(&path)).map_err(Problem::Write)?;
             return self.note_folder(&path, &attributes);
         }
-        // The file system overlay takes a character device 0/0 for a name that is not there.
+        // For the file system overlay, a character device 0/0 means that the name does not exist.
         if kind == EntryType::Char && device(entry)? == 0 {
             return self.remove(&path);
         }
@@ -177,7 +177,7 @@ impl<'a> TreeBuilder<'a> {
         Ok(())
     }
 
-    /// Makes what is neither a directory nor another name of a file.
+    /// Makes a file that is neither a directory nor another name of a file.
     fn make_file(
         &mut self,
         entry: &mut tar::Entry<'_, impl Read>,
@@ -222,7 +222,7 @@ impl<'a> TreeBuilder<'a> {
         })
     }
 
-    /// The root itself, of which only the attributes are told.
+    /// Adds the root itself, from which only the attributes are taken.
     fn add_root(&mut self, entry: &tar::Entry<'_, impl Read>) -> Outcome {
         if entry.header().entry_type() != EntryType::Directory {
             return Err(Problem::Member("which is no directory, as the root"));
@@ -268,7 +268,7 @@ impl<'a> TreeBuilder<'a> {
         Ok(())
     }
 
-    /// Follows `folder` through the links of the tree. What is missing there is kept as it is
+    /// Follows `folder` through the links of the tree. Parts that do not exist are kept as they are
     /// named.
     fn follow(&self, folder: &Path) -> Outcome<PathBuf> {
         let follow = walk(folder, |at, _: PathPart| {
@@ -280,7 +280,7 @@ impl<'a> TreeBuilder<'a> {
         follow.map_err(|_| Problem::Member("below links that lead in a circle"))
     }
 
-    /// Makes the directories above `path` that are missing, root's; all of them belong to this
+    /// Makes the missing directories above `path`, with owner root; all of them belong to this
     /// layer now.
     fn make_parents(&mut self, path: &Path) -> Outcome {
         let mut parents: Vec<&Path> = path.ancestors().skip(1).collect();
@@ -314,15 +314,15 @@ impl<'a> TreeBuilder<'a> {
         }
     }
 
-    /// Removes `path` and all that is below it.
+    /// Removes `path` with everything below it.
     fn remove(&mut self, path: &Path) -> Outcome {
         self.remove_if(path, |_, _, _| true)
     }
 
-    /// Removes of `path` and what is below it the names that `is_gone` says. A name that stays
-    /// keeps its directories: those are of its layer, or of a later one.
+    /// Removes `path`, and names below it, as `is_gone` says. A name that stays keeps its
+    /// directories: those are of its layer, or of a later one.
     fn remove_if(&mut self, path: &Path, is_gone: impl Fn(&Path, &KnownName, usize) -> bool) -> Outcome {
-        // Names below a directory follow it, since paths are compared name by name.
+        // Names below a directory follow it in the map, since paths are compared name by name.
         let below = self.names.range(path.to_path_buf()..).take_while(|(at, _)| at.starts_with(path));
         let gone: Vec<PathBuf> =
             below.filter(|(at, known)| is_gone(at, known, self.layer)).map(|(at, _)| at.clone()).collect();
@@ -363,11 +363,11 @@ mod libc_mode {
     pub const SYMLINK: u32 = 0o120_000;
 }
 
-/// Why a member cannot be added.
+/// Reasons why a member cannot be added.
 enum Problem {
     /// The archive cannot be read.
     Read(io::Error),
-    /// The member cannot be; why.
+    /// The member is impossible; why.
     Member(&'static str),
     /// The host refuses.
     Write(io::Error),
@@ -382,7 +382,7 @@ impl From<Failure> for Problem {
     }
 }
 
-/// The path in the tree of a name in an archive.
+/// Returns the path in the tree for a name in an archive.
 fn name_in_tree(name: &[u8], lead: Lead) -> Outcome<PathBuf> {
     let given = Path::new(std::ffi::OsStr::from_bytes(name));
     if name.contains(&0) {
@@ -393,7 +393,7 @@ fn name_in_tree(name: &[u8], lead: Lead) -> Outcome<PathBuf> {
         match part {
             Component::Normal(part) => path.push(part),
             Component::CurDir => {}
-            // The root itself may be named so.
+            // The root itself may have this name.
             Component::RootDir if lead == Lead::Any || name == b"/" => {}
             Component::RootDir => return Err(Problem::Member("an absolute name")),
             _ => return Err(Problem::Member("which leads out of the image")),
@@ -402,7 +402,7 @@ fn name_in_tree(name: &[u8], lead: Lead) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-/// The attributes of a member, without its kind.
+/// Returns the attributes of a member, without its kind.
 fn attributes(entry: &tar::Entry<'_, impl Read>) -> Outcome<FileAttributes> {
     let header = entry.header();
     let malformed = |_| Problem::Member("whose header is damaged");
@@ -423,7 +423,7 @@ fn device(entry: &tar::Entry<'_, impl Read>) -> Outcome<u64> {
     Ok(rustix::fs::makedev(major, minor))
 }
 
-/// Copies a member's bytes: all that its header says.
+/// Copies a member's bytes, as many as its header says.
 fn copy(entry: &mut tar::Entry<'_, impl Read>, file: &File) -> Outcome {
     let mut left = entry.size();
     let mut room = vec![0; usize::try_from(left.clamp(1, 1 << 18)).unwrap_or(1 << 18)];

@@ -1,4 +1,4 @@
-//! Which image is run: from the documents of a `docker save` archive or an OCI layout to its
+//! Chooses the image to run: from the documents of a `docker save` archive or an OCI layout to its
 //! layers.
 
 use std::fmt;
@@ -17,9 +17,9 @@ use sha2::Digest as _;
 
 /// Indexes that name indexes, at most.
 const MAX_DEPTH: usize = 4;
-/// A manifest that says how another one was built, or who vouches for it.
+/// Marks a manifest that describes the build or the signers of another one.
 const ATTESTATION: &str = "vnd.docker.reference.type";
-/// Where the name of an image is.
+/// Annotations that may hold the name of an image.
 const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 
 /// An image: its configuration and its layers, the lowest first.
@@ -27,9 +27,9 @@ const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.
 pub struct ChosenImage {
     /// The configuration.
     pub config: ImageConfiguration,
-    /// The configuration as it stands in the image.
+    /// The configuration's bytes in the image.
     pub document: Vec<u8>,
-    /// The hexadecimal digest of its configuration (SHA-256), which names all contents of the
+    /// The hexadecimal digest of its configuration (SHA-256), which determines all contents of the
     /// image.
     pub id: String,
     /// The layers.
@@ -41,9 +41,9 @@ pub struct ChosenImage {
 pub struct Layer {
     /// Its file in the source.
     pub name: String,
-    /// What messages call it.
+    /// The layer's name in messages.
     pub what: String,
-    /// The digest of the file, where the image says one.
+    /// The digest of the file, if the image gives one.
     pub stored: Option<Digest>,
     /// The digest of the archive that the file holds.
     pub contents: Digest,
@@ -59,14 +59,14 @@ struct SavedImage {
     layers: Vec<String>,
 }
 
-/// An image that the source has, and what it is called.
+/// An image in the source, and its names.
 struct Candidate {
     name: Option<String>,
     config: Vec<u8>,
     layers: Vec<(String, Option<Digest>)>,
 }
 
-/// What images are for, those that were passed over.
+/// Platforms of the images that were passed over.
 #[derive(Default)]
 struct Platforms(Vec<String>);
 
@@ -88,10 +88,10 @@ impl fmt::Display for Platforms {
 /// Chooses the image for this kind of machine.
 ///
 /// # Errors
-/// There is none, or there are several; a document is missing, damaged or none.
+/// There is no image, or there are several; a document is missing, damaged or invalid.
 pub fn choose(source: &ImageSource) -> Result<ChosenImage> {
     let mut others = Platforms::default();
-    // Archives of newer versions of docker have both.
+    // Archives of newer versions of docker have both forms.
     let candidates = if source.has("index.json") {
         of_layout(source, &mut others)?
     } else if source.has("manifest.json") {
@@ -156,14 +156,14 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| Failure::new(format!("{what} is damaged: {error}"), ""))
 }
 
-/// The images of `docker save`.
+/// Returns the images of `docker save`.
 fn of_saved(source: &ImageSource) -> Result<Vec<Candidate>> {
     let list: Vec<SavedImage> = parse(&source.document("manifest.json")?, "manifest.json")?;
     let candidate = |saved: SavedImage| {
         let config = source.document(&saved.config)?;
         let stem = saved.config.strip_suffix(".json").unwrap_or(&saved.config);
         let hex = stem.rsplit_once('/').map_or(stem, |(_, hex)| hex);
-        // Other tools name the file as they like.
+        // Other tools name this file differently.
         if hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             let named = digest(&format!("sha256:{hex}"), "the image's configuration")?;
             stream::check(&config, &named, "the image's configuration")?;
@@ -177,7 +177,7 @@ fn of_saved(source: &ImageSource) -> Result<Vec<Candidate>> {
     list.into_iter().map(candidate).collect()
 }
 
-/// The images of an OCI layout.
+/// Returns the images of an OCI layout.
 fn of_layout(source: &ImageSource, others: &mut Platforms) -> Result<Vec<Candidate>> {
     let index: ImageIndex = parse(&source.document("index.json")?, "index.json")?;
     let mut found = Vec::new();
@@ -194,8 +194,8 @@ fn of_layout(source: &ImageSource, others: &mut Platforms) -> Result<Vec<Candida
     found.into_iter().map(candidate).collect()
 }
 
-/// Finds the manifests of images that `index` leads to. Those that say that they are for another
-/// kind of machine are passed over.
+/// Finds the manifests of images that `index` leads to. Manifests for another platform are passed
+/// over.
 fn manifests(
     source: &ImageSource,
     index: &ImageIndex,
@@ -216,7 +216,7 @@ fn manifests(
             _ => fitting.push(descriptor),
         }
     }
-    // One that runs on any CPU of the kind, where there is one.
+    // An image for any CPU of the platform is preferred, if there is one.
     if fitting.iter().any(|descriptor| descriptor.platform().is_some() && variant(descriptor).is_none()) {
         fitting.retain(|descriptor| variant(descriptor).is_none());
     }

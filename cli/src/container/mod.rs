@@ -12,10 +12,10 @@
 //! | [`launch`] | the program that a container of the image runs |
 //!
 //! An image is unpacked once, without root's rights, into the cache folder. The tree has only
-//! regular files and directories that belong to whoever runs `freehold`, with modes 0600 and 0700:
-//! no set-user-ID program and no device ever exists on the host. Owner, mode and device number are
-//! in extended attributes, in the form of QEMU's security model `mapped-xattr`, and QEMU shows them
-//! to the guest.
+//! regular files and directories that belong to the user who runs `freehold`, with modes 0600 and
+//! 0700: no set-user-ID program and no device ever exists on the host. Owner, mode and device
+//! number are in extended attributes, in the form of QEMU's security model `mapped-xattr`, and QEMU
+//! shows them to the guest.
 //!
 //! **An archive is hostile input.** A name that leads out of the tree is refused. Symbolic links
 //! are regular files on the host, so no system call of this module follows a link of the image. All
@@ -54,11 +54,11 @@ pub struct Container {
 }
 
 impl Container {
-    /// Opens the image in `file`; unpacks it where the cache does not have it.
+    /// Opens the image in `file`; unpacks it if the cache does not have it.
     ///
     /// # Errors
-    /// There is no image in `file` that can run here, or it is damaged; the cache folder cannot
-    /// hold it.
+    /// `file` has no image that can run here, or the image is damaged; the cache folder cannot hold
+    /// it.
     pub fn open(file: &Path) -> Result<Container> {
         if let Some((root, config)) = store::known(file)
             && let Ok(config) = serde_json::from_slice(&config)
@@ -74,12 +74,12 @@ impl Container {
         open().map_err(Failure::in_one_line)
     }
 
-    /// The tree of the image on the host.
+    /// Returns the tree of the image on the host.
     pub fn tree(&self) -> &MappedTree {
         &self.tree
     }
 
-    /// Returns what the image runs, as `options` change it. `terminal` is the value of `TERM`.
+    /// Returns the image's program, as `options` change it. `terminal` is the value of `TERM`.
     ///
     /// # Errors
     /// There is no such program or user in the image; an option makes no sense.

@@ -1,4 +1,4 @@
-//! Where an image is: a folder, or an archive whose members are read in any order.
+//! The source of an image: a folder, or an archive whose members are read in any order.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ const MAX_DOCUMENT: u64 = 16 << 20;
 /// Archives of `docker save` have links to layers, one deep.
 const MAX_LINKS: usize = 8;
 
-/// What holds the files of an image.
+/// A place that holds the files of an image.
 #[derive(Debug)]
 pub enum ImageSource {
     /// A folder.
@@ -24,7 +24,7 @@ pub enum ImageSource {
     Archive(ArchiveIndex),
 }
 
-/// An archive and where its members are.
+/// An archive and the places of its members.
 #[derive(Debug)]
 pub struct ArchiveIndex {
     file: File,
@@ -41,7 +41,7 @@ impl ImageSource {
     /// Opens an archive, compressed or not, or a folder.
     ///
     /// # Errors
-    /// There is none, or it cannot be read.
+    /// The path does not exist, or cannot be read.
     pub fn open(path: &Path) -> Result<ImageSource> {
         let failed = |error: &io::Error| match error.kind() {
             io::ErrorKind::NotFound => Failure::new(
@@ -56,7 +56,7 @@ impl ImageSource {
         }
         let file = File::open(path).map_err(|e| failed(&e))?;
         let file = plain(file).map_err(|failure| failure.at(path))?;
-        // The reason would quote the file's bytes.
+        // The original reason would quote the file's bytes.
         let index = ArchiveIndex::of(file).map_err(|_| {
             Failure::new(
                 format!("{} is no archive of an image", path.display()),
@@ -66,7 +66,7 @@ impl ImageSource {
         Ok(ImageSource::Archive(index))
     }
 
-    /// Whether there is a file of this name.
+    /// Returns whether the image has a file of this name.
     pub fn has(&self, name: &str) -> bool {
         match self {
             ImageSource::Folder(folder) => folder.join(name).is_file(),
@@ -77,7 +77,7 @@ impl ImageSource {
     /// Opens a file of the image.
     ///
     /// # Errors
-    /// There is none, or the archive ends before it does.
+    /// The file does not exist, or the archive ends before it does.
     pub fn reader(&self, name: &str) -> Result<Box<dyn Read + '_>> {
         let missing = || Failure::new(format!("{name} is missing in it"), "");
         match self {
@@ -106,7 +106,7 @@ impl ImageSource {
     /// Reads a whole file of the image, a short one.
     ///
     /// # Errors
-    /// There is none, or it is longer than a document of an image can be.
+    /// The file does not exist, or is longer than a document of an image can be.
     pub fn document(&self, name: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut reader = self.reader(name)?.take(MAX_DOCUMENT + 1);
@@ -118,7 +118,8 @@ impl ImageSource {
     }
 }
 
-/// The archive itself, or what it holds where it is compressed: a temporary file without a name.
+/// Returns the archive itself or, if it is compressed, its unpacked contents: a temporary file
+/// without a name.
 fn plain(mut file: File) -> Result<File> {
     let unreadable =
         |error: &io::Error| Failure::new(format!("cannot read it: {}", failure::words(error)), "");
@@ -184,7 +185,7 @@ impl ArchiveIndex {
     }
 }
 
-/// The name of a member that `name` is from `folder`.
+/// Resolves the link `name` of a member in `folder` to a member's name.
 fn clean(folder: &str, name: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in folder.split('/').chain(name.split('/')) {

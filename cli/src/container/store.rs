@@ -1,12 +1,12 @@
 //! The cache of unpacked images: `images/DIGEST` in the cache folder, one folder for each image.
 //!
-//! An image is unpacked into a folder of another name, which is renamed when it is whole and
-//! checked. One process at a time unpacks: it holds the lock of the file `images/lock`. So another
-//! one that wants the same image waits and finds it, and what is left of a process that was killed
-//! is removed by the next.
+//! An image is unpacked into a folder of another name, which is renamed when it is complete and
+//! checked. Only one process at a time unpacks: it holds the lock of the file `images/lock`. So
+//! another process that wants the same image waits and finds it. The next process removes the
+//! leftovers of one that was killed.
 //!
 //! `images/known/KEY` says which image a file holds, so that a compressed archive is not unpacked
-//! again to find that out. KEY is made of all that changes when the file does.
+//! again to find out. KEY depends on everything that changes with the file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,9 +25,9 @@ use crate::{Result, linux, print};
 
 /// The configuration of an image, beside its tree.
 const CONFIG: &str = "config.json";
-/// A file that changed so shortly ago may change again without its times telling so.
+/// A file that changed more recently than this may change again without a change of its times.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How the folder of an image begins while it is made.
+/// Prefix of an image's folder while it is made.
 const UNFINISHED: &str = ".unpack-";
 
 /// Returns the unpacked image that `file` is known to hold: its root and its configuration.
@@ -42,7 +42,7 @@ pub fn known(file: &Path) -> Option<(PathBuf, Vec<u8>)> {
     is_whole.then_some((root, config))
 }
 
-/// Notes that `file` holds the image. Where that fails, the next run looks again.
+/// Notes that `file` holds the image. If that fails, the next run looks again.
 fn note(file: &Path, folder: &Path, id: &str) {
     if let Some(key) = key(file) {
         let known = folder.join("known");
@@ -50,7 +50,8 @@ fn note(file: &Path, folder: &Path, id: &str) {
     }
 }
 
-/// Which file this is, in which state; `None` for a folder, and while it may still be written to.
+/// Returns a key for the file and its state; `None` for a folder, and while it may still be written
+/// to.
 fn key(file: &Path) -> Option<String> {
     let meta = fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
     let changed = u64::try_from(meta.ctime()).ok()?;
@@ -67,8 +68,8 @@ fn key(file: &Path) -> Option<String> {
     Some(stream::hexadecimal(&sha2::Sha256::digest(format!("{state:?}"))))
 }
 
-/// Returns the root of the unpacked image; unpacks it first where it is not there. `file` is what
-/// messages call it.
+/// Returns the root of the unpacked image; unpacks it first if necessary. `file` is the name for
+/// messages.
 ///
 /// # Errors
 /// The image is damaged; the cache folder cannot be written to.
@@ -127,11 +128,11 @@ fn lock(path: &Path) -> Result<File> {
     locked.map_err(|error| Failure::io("lock", path, &error))
 }
 
-/// Removes what processes left that were killed. The caller holds the lock.
+/// Removes the leftovers of processes that were killed. The caller holds the lock.
 fn remove_unfinished(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-            // What cannot be removed is only room that is lost.
+            // A folder that cannot be removed only costs disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -1,4 +1,5 @@
-//! The bytes of a layer: unpacked as their first bytes say, and checked against their digests.
+//! The bytes of a layer: unpacked according to their first bytes, and checked against their
+//! digests.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -18,7 +19,7 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A frame that decoders skip; the lowest four bits are free.
 const SKIPPABLE: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 
-/// How bytes are packed.
+/// Ways to compress bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Packing {
     None,
@@ -39,19 +40,19 @@ impl Packing {
     }
 }
 
-/// Reads the first four bytes, or all that there are.
+/// Reads the first four bytes, or fewer at the end.
 fn head(reader: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     reader.take(4).read_to_end(&mut head)?;
     Ok(head)
 }
 
-/// Whether these bytes are compressed in one of the ways that [`unpacked`] knows.
+/// Returns whether these bytes are compressed in one of the ways that [`unpacked`] knows.
 pub fn is_compressed(reader: &mut impl Read) -> io::Result<bool> {
     Ok(Packing::of(&head(reader)?) != Packing::None)
 }
 
-/// The bytes that `reader` has packed, or its bytes where they are not.
+/// Returns the unpacked bytes of `reader`, or its bytes if they are not compressed.
 pub fn unpacked<'a>(reader: &'a mut dyn Read) -> io::Result<Box<dyn Read + 'a>> {
     let mut reader = BufReader::with_capacity(1 << 17, reader);
     let head = head(&mut reader)?;
@@ -119,7 +120,7 @@ enum Hasher {
     Sha512(Sha512),
 }
 
-/// A reader that knows the digest of what was read.
+/// A reader that computes the digest of the bytes read.
 struct Hashed<R> {
     reader: R,
     hasher: Hasher,
@@ -127,7 +128,7 @@ struct Hashed<R> {
 
 impl<R: Read> Hashed<R> {
     /// # Errors
-    /// The algorithm is none that is known here.
+    /// The digest's algorithm is not supported.
     fn new(reader: R, digest: &Digest) -> Result<Hashed<R>> {
         let hasher = match digest.algorithm() {
             DigestAlgorithm::Sha256 => Hasher::Sha256(Sha256::new()),
@@ -137,7 +138,7 @@ impl<R: Read> Hashed<R> {
         Ok(Hashed { reader, hasher })
     }
 
-    /// Reads what is left and compares.
+    /// Reads the rest and compares the digest.
     fn check(mut self, digest: &Digest, what: &str) -> Result<()> {
         io::copy(&mut self, &mut io::sink()).map_err(|error| unreadable(what, &error))?;
         let found = match self.hasher {
@@ -162,7 +163,7 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// Bytes as text, two digits each.
+/// Returns bytes as text, two digits each.
 pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -177,17 +178,16 @@ fn unreadable(what: &str, error: &io::Error) -> Failure {
 /// Checks a whole document against its digest.
 ///
 /// # Errors
-/// It is another one.
+/// The digest differs.
 pub fn check(bytes: &[u8], digest: &Digest, what: &str) -> Result<()> {
     Hashed::new(bytes, digest)?.check(digest, what)
 }
 
-/// Lets `apply` read a layer, unpacked. When this returns `Ok`, the bytes were those that the
-/// digests name: the digest of the layer as it is stored, where one is known, and that of its
-/// contents.
+/// Lets `apply` read a layer, unpacked. When this returns `Ok`, the bytes match the digests: the
+/// digest of the layer as it is stored, if one is known, and that of its contents.
 ///
 /// # Errors
-/// What `apply` returns; the layer is missing or damaged.
+/// The error of `apply`, or the layer is missing or damaged.
 pub fn with_layer(
     source: &ImageSource,
     layer: &Layer,

@@ -20,24 +20,24 @@ pub struct Member {
     owner: (u64, u64),
 }
 
-/// A regular file.
+/// Returns a regular file.
 pub fn file(name: &'static str, text: &'static str) -> Member {
     Member { name, kind: EntryType::Regular, text, mode: 0o644, owner: (0, 0) }
 }
 
-/// A member without bytes; `target` is where it leads, if it is a link.
+/// Returns a member without bytes; `target` is the target of a link.
 pub fn node(kind: EntryType, name: &'static str, target: &'static str) -> Member {
     Member { kind, mode: 0o755, ..file(name, target) }
 }
 
 impl Member {
-    /// The same with another mode and owner.
+    /// Returns the same member with another mode and owner.
     pub fn like(self, mode: u32, owner: (u64, u64)) -> Member {
         Member { mode, owner, ..self }
     }
 }
 
-/// The archive with these members. Their names are taken as they are.
+/// Returns the archive with these members. Their names are not checked.
 pub fn archive(members: &[Member]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for Member { name, kind, text, mode, owner } in members {
@@ -63,19 +63,19 @@ pub fn archive(members: &[Member]) -> Vec<u8> {
     builder.into_inner().expect("finished")
 }
 
-/// Bytes as gzip packs them.
+/// Compresses bytes with gzip.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(bytes).expect("packed");
     packer.finish().expect("packed")
 }
 
-/// Bytes as zstd packs them, in one frame.
+/// Compresses bytes with zstd, in one frame.
 pub fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// The digest of some bytes.
+/// Returns the digest of some bytes.
 pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hexadecimal(&sha2::Sha256::digest(bytes)))
 }
@@ -93,7 +93,7 @@ impl Files {
         descriptor
     }
 
-    /// Adds an image to an OCI layout; `contents` are its layers, each with what is stored of it.
+    /// Adds an image to an OCI layout; `contents` are its layers, each with its stored form.
     /// Returns the descriptor of its manifest.
     pub fn image(&mut self, arch: &str, settings: Value, contents: &[(Vec<u8>, Vec<u8>)]) -> Value {
         let config = config(arch, settings, contents.iter().map(|(plain, _)| plain));
@@ -112,7 +112,7 @@ impl Files {
         self.0.insert("index.json".into(), index.to_string().into());
     }
 
-    /// The files of a `docker save` archive.
+    /// Returns the files of a `docker save` archive.
     pub fn saved(arch: &str, settings: Value, layers: &[Vec<u8>]) -> Files {
         let mut files = Files::default();
         let config = config(arch, settings, layers.iter());
@@ -128,7 +128,7 @@ impl Files {
         files
     }
 
-    /// All of them as an archive.
+    /// Returns all files as an archive.
     pub fn archive(&self) -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
         for (name, bytes) in &self.0 {
@@ -139,7 +139,7 @@ impl Files {
         builder.into_inner().expect("finished")
     }
 
-    /// All of them in a folder.
+    /// Writes all files to a folder.
     pub fn write_to(&self, folder: &Path) {
         for (name, bytes) in &self.0 {
             let path = folder.join(name);
@@ -149,7 +149,7 @@ impl Files {
     }
 }
 
-/// The configuration of an image.
+/// Returns the configuration of an image.
 fn config<'a>(arch: &str, settings: Value, layers: impl Iterator<Item = &'a Vec<u8>>) -> Vec<u8> {
     let contents: Vec<String> = layers.map(|layer| digest(layer)).collect();
     let rootfs = json!({"type": "layers", "diff_ids": contents});

@@ -1,4 +1,4 @@
-//! Archives that a test makes, and what becomes of them.
+//! Reads archives that tests make.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::tree::MappedTree;
 use super::{store, stream};
 use crate::Result;
 
-/// The tree that layers are together; it goes with the folder.
+/// Unpacks layers to a tree, which lives as long as the folder.
 fn tree(layers: &[&[Member]]) -> Result<(tempfile::TempDir, MappedTree)> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let mut builder = TreeBuilder::new(folder.path())?;
@@ -27,7 +27,7 @@ fn tree(layers: &[&[Member]]) -> Result<(tempfile::TempDir, MappedTree)> {
     Ok((folder, tree))
 }
 
-/// All names of a tree on the host.
+/// Returns all names of a tree on the host.
 fn names(folder: &Path) -> Vec<String> {
     fn collect(folder: &Path, top: &Path, all: &mut Vec<String>) {
         for entry in std::fs::read_dir(folder).expect("listed").flatten() {
@@ -61,7 +61,7 @@ fn whiteouts_remove_names_of_the_layers_below_and_no_others() {
     let whiteouts = [file(".wh.gone", ""), file(".wh.gone-too", ""), file(".wh.never", "")];
     let expected = ["d", "d/old", "d/sub", "d/sub/deep", "gone-toe", "stays"];
     assert_eq!(names_of(&[&below, &whiteouts]), expected);
-    // An opaque directory keeps what its own layer has, wherever the mark stands.
+    // An opaque directory keeps its own layer's names, wherever the mark is in the layer.
     for marked in [
         [file("d/.wh..wh..opq", ""), file("d/new", "2"), file("d/sub/new", "2")],
         [file("d/new", "2"), file("d/sub/new", "2"), file("d/.wh..wh..opq", "")],
@@ -70,7 +70,7 @@ fn whiteouts_remove_names_of_the_layers_below_and_no_others() {
         let found: Vec<_> = found.iter().filter(|name| name.starts_with('d')).collect();
         assert_eq!(found, ["d", "d/new", "d/sub", "d/sub/new"]);
     }
-    // A whiteout beside a name of its own layer is about the layers below.
+    // A whiteout beside a name of its own layer concerns the layers below.
     let both = [file("d/new", "2"), file(".wh.d", "")];
     let found = names_of(&[&below, &both]);
     assert!(found.contains(&"d/new".into()) && !found.contains(&"d/old".into()), "{found:?}");
@@ -98,7 +98,7 @@ fn owner_mode_kind_and_time_are_kept_and_the_host_has_nothing_special() {
     assert_eq!(told("fifo"), Some((0o010_640, 0, 0)));
     assert_eq!(told("block"), Some((0o060_660, 0, 6)));
     assert_eq!(told(""), Some((0o040_755, 0, 0)));
-    // A character device 0/0 means to an overlay that nothing is there.
+    // For an overlay a character device 0/0 means that the name does not exist.
     assert_eq!(told("char"), None);
     assert_eq!(tree.link(Path::new("/link")), Some(PathBuf::from("/etc/passwd")));
     for name in names(folder.path()) {
@@ -212,7 +212,7 @@ fn opened(bytes: &[u8]) -> (tempfile::NamedTempFile, ImageSource) {
     (file, source)
 }
 
-/// The image in an archive, unpacked with all checks.
+/// Unpacks the image in an archive, with all checks.
 fn unpack(bytes: &[u8]) -> Result<(ChosenImage, Vec<String>)> {
     let (_file, source) = opened(bytes);
     let image = manifest::choose(&source)?;
@@ -226,7 +226,7 @@ fn refused(bytes: &[u8]) -> String {
     unpack(bytes).expect_err("it is refused").to_string()
 }
 
-/// An OCI layout with one image of these layers, each with what is stored of it.
+/// Returns an OCI layout with one image of these layers, each with its stored form.
 fn layout(layers: &[(Vec<u8>, Vec<u8>)]) -> Files {
     let mut files = Files::default();
     let manifest = files.image("amd64", json!({}), layers);
@@ -253,7 +253,7 @@ fn layers_are_unpacked_however_they_are_compressed() {
     files.write_to(folder.path());
     let source = ImageSource::open(folder.path()).expect("a layout");
     assert_eq!(manifest::choose(&source).expect("an image").layers.len(), 4);
-    // What docker save writes.
+    // docker save writes this form.
     let saved = Files::saved("amd64", json!({}), &stored[..1]);
     assert_eq!(unpack(&saved.archive()).expect("unpacked").1, ["a"]);
 }
@@ -267,7 +267,7 @@ fn an_archive_of_docker_save_may_have_links_to_layers() {
     bytes.truncate(bytes.len() - 1024);
     bytes.extend(archive(&[node(Symlink, "1/layer.tar", "../0/layer.tar")]));
     assert_eq!(unpack(&bytes).expect("unpacked").1, ["a"]);
-    // Links that lead in a circle lead nowhere.
+    // Links in a circle lead nowhere.
     files.0.remove("0/layer.tar");
     let mut bytes = files.archive();
     bytes.truncate(bytes.len() - 1024);
@@ -296,25 +296,25 @@ fn a_damaged_image_is_refused_in_one_sentence() {
         let text = refused(&files.archive());
         assert!(text.contains(why) && !text.contains('\n'), "{why}: {text}");
     }
-    // A blob that is not what its name says: each kind of document, and a layer.
+    // A blob that differs from its digest: each kind of document, and a layer.
     let whole = layout(&[(one.clone(), packed.clone())]);
     for name in whole.0.keys().filter(|name| name.starts_with("blobs/")) {
         let mut files = Files(whole.0.clone());
         files.0.get_mut(name).expect("it is there").push(b' ');
         let text = refused(&files.archive());
-        // What stands behind a compressed stream is read as another one.
+        // Bytes after a compressed stream are read as another stream.
         let is_told = text.contains("damaged: its digest should be sha256:") || text.contains("is cut short");
         assert!(is_told, "{name}: {text}");
         files.0.remove(name);
         let text = refused(&files.archive());
         assert_eq!(text, format!("{name} is missing in it"));
     }
-    // The right contents, stored otherwise than the manifest says.
+    // The right contents, stored in another form than the manifest says.
     let stored = format!("blobs/{}", digest(&packed).replace(':', "/"));
     let mut files = Files(whole.0.clone());
     files.0.insert(stored, one.clone());
     assert!(refused(&files.archive()).contains(&format!("its digest should be {}", digest(&packed))));
-    // As many layers as its configuration says.
+    // The image must have as many layers as its configuration says.
     let mut files = Files::saved("amd64", json!({}), &[one.clone(), one]);
     let manifest = String::from_utf8(files.0["manifest.json"].clone()).expect("text");
     files.0.insert("manifest.json".into(), manifest.replace(",\"1/layer.tar\"", "").into());
@@ -324,7 +324,7 @@ fn a_damaged_image_is_refused_in_one_sentence() {
 #[test]
 fn an_archive_that_ends_early_is_refused() {
     let bytes = Files::saved("amd64", json!({}), &[archive(&[file("a", "x")])]).archive();
-    // Behind the layer come the configuration and the manifest.
+    // The configuration and the manifest follow the layer.
     for end in (512..bytes.len() - 1024 - 512).step_by(300) {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
         std::fs::write(file.path(), &bytes[..end]).expect("written");
@@ -388,7 +388,7 @@ fn of_several_kinds_of_machine_the_right_one_is_chosen() {
     let inner = files.blob("application/vnd.oci.image.index.v1+json", inner.to_string().into());
     // Two names of one image are one image.
     files.index(&[inner.clone(), inner]);
-    // An archive may lack what is for other machines.
+    // An archive may lack the files for other machines.
     let missing = arm["digest"].as_str().expect("text").replace(':', "/");
     files.0.remove(&format!("blobs/{missing}"));
     assert_eq!(unpack(&files.archive()).expect("unpacked").1, ["amd"]);
@@ -458,7 +458,7 @@ fn the_command_line_changes_what_an_image_runs_as_docker_does() {
         [status(&["--user", "nobody"]), status(&["--entrypoint", ""]), status(&["--cwd", "x"])],
         [125; 3]
     );
-    // An image that says nothing.
+    // An image with an empty configuration.
     assert_eq!(launch(&Value::Null, &[]).expect_err("refused").status(), 125);
     let bare = launch(&Value::Null, &["--", "other"]).expect("a program");
     assert_eq!((bare.exec.as_path(), bare.user.record().as_str()), (Path::new("/sbin/other"), "0:0"));

@@ -26,7 +26,7 @@ pub const MAX_TARGET: usize = 4095;
 /// The longest account file that is read.
 const MAX_TEXT: u64 = 16 << 20;
 
-/// What the guest is to see of a file besides its bytes.
+/// Attributes of a file, besides its bytes, that the guest sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileAttributes {
     /// Kind and permission bits, as in st_mode.
@@ -46,10 +46,10 @@ impl FileAttributes {
     pub const FOLDER: FileAttributes =
         FileAttributes { mode: 0o40_755, uid: 0, gid: 0, rdev: None, modified: 0 };
 
-    /// Gives them to an open file or directory.
+    /// Sets the attributes on an open file or directory.
     ///
     /// # Errors
-    /// The file system does not take them.
+    /// The file system does not support them.
     pub fn put_on(&self, file: &File) -> io::Result<()> {
         let put =
             |name: &str, value: &[u8]| rustix::fs::fsetxattr(file.as_fd(), name, value, XattrFlags::empty());
@@ -73,7 +73,7 @@ impl FileAttributes {
         Some(FileAttributes { mode: get(MODE)?, uid: get(UID)?, gid: get(GID)?, rdev: None, modified })
     }
 
-    /// Its kind.
+    /// Returns the kind of file.
     pub const fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.mode)
     }
@@ -86,12 +86,12 @@ pub struct MappedTree {
 }
 
 impl MappedTree {
-    /// The tree whose root is this folder.
+    /// Returns the tree whose root is this folder.
     pub fn at(root: PathBuf) -> MappedTree {
         MappedTree { root }
     }
 
-    /// Where it is on the host.
+    /// Returns the tree's path on the host.
     pub fn host(&self) -> &Path {
         &self.root
     }
@@ -100,12 +100,12 @@ impl MappedTree {
         in_tree(&self.root, guest)
     }
 
-    /// Returns what is at `guest`, links not followed.
+    /// Returns the attributes of the file at `guest`, without following links.
     pub fn attributes(&self, guest: &Path) -> Option<FileAttributes> {
         FileAttributes::of(&self.on_host(guest))
     }
 
-    /// Returns where the link at `guest` leads; `None` where there is no link.
+    /// Returns the target of the link at `guest`; `None` if there is no link.
     pub fn link(&self, guest: &Path) -> Option<PathBuf> {
         if self.attributes(guest)?.kind() != FileType::Symlink {
             return None;
@@ -124,21 +124,21 @@ impl MappedTree {
         walk(guest, |at, _| Ok(self.link(at)))
     }
 
-    /// Reads the text at `guest`; empty where there is no file.
+    /// Reads the text at `guest`; empty if there is no file.
     pub fn text(&self, guest: &Path) -> String {
         let mut bytes = Vec::new();
         if let Ok(end) = self.end_of(guest)
             && self.attributes(&end).is_some_and(|found| found.kind() == FileType::RegularFile)
             && let Ok(file) = File::open(self.on_host(&end))
         {
-            // What cannot be read has no accounts in it.
+            // An unreadable file counts as one without accounts.
             let _ = file.take(MAX_TEXT).read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
-/// Fails where the file system of `folder` has no place for owners and modes.
+/// Checks that the file system of `folder` can store owners and modes.
 pub fn check_holds_attributes(folder: &Path) -> Result<()> {
     let probe = tempfile::tempfile_in(folder).map_err(|e| Failure::io("write in", folder, &e))?;
     FileAttributes::FOLDER.put_on(&probe).map_err(|error| {

@@ -1,9 +1,9 @@
 //! The functions of a kernel's executable sections, from its symbols.
 //!
-//! A symbol with a size is its function, from the first byte to the last: the padding that a
+//! A function with a size in its symbol goes from its first byte to its last; the padding that a
 //! compiler puts behind it is outside. Labels of assembly code have no size: such a function ends
-//! at the next symbol, less the no-ops before that, which align it. Code that the compiler put into
-//! its caller counts there.
+//! at the next symbol, without the no-ops that align that symbol. Code that the compiler inlined
+//! counts in the caller.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ use super::record::{Code, Function};
 use crate::Result;
 use crate::failure::Failure;
 
-/// The functions in the executable sections of the kernel at `path`.
+/// Returns the functions in the executable sections of the kernel at `path`.
 ///
 /// # Errors
-/// Where it cannot be read, or has no symbols.
+/// The kernel cannot be read, or has no symbols.
 pub fn functions(path: &Path) -> Result<Code> {
     let bytes = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
     let without =
@@ -38,8 +38,8 @@ pub fn functions(path: &Path) -> Result<Code> {
                 continue;
             };
             let found = starts.entry(symbol.address()).or_insert((symbol.size(), name));
-            // One function may have several names: a size tells most, and the linker's own names
-            // (`__text_start`) least.
+            // One function may have several names: a name with a size is preferred, and the
+            // linker's own names (`__text_start`) come last.
             if symbol.size() > found.0 || found.1.starts_with("__") && symbol.size() == found.0 {
                 *found = (symbol.size(), name);
             }
@@ -62,8 +62,7 @@ pub fn functions(path: &Path) -> Result<Code> {
     Ok(Code { sum: sum.text(), base, functions })
 }
 
-/// No-ops of several bytes, as assemblers put them before what they align (Intel SDM, volume 2,
-/// NOP).
+/// No-ops of several bytes, which assemblers use for alignment (Intel SDM, volume 2, NOP).
 const NOPS: [&[u8]; 8] = [
     &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
     &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
@@ -75,18 +74,18 @@ const NOPS: [&[u8]; 8] = [
     &[0xcc],
 ];
 
-/// The length of `code` without the no-ops at its end.
+/// Returns the length of `code` without the no-ops at its end.
 fn without_padding(code: &[u8]) -> usize {
     let mut left = code;
     while let Some(shorter) = NOPS.iter().find_map(|nop| left.strip_suffix(*nop)) {
-        // A long one begins with prefixes.
+        // Long no-ops begin with prefixes.
         let prefixes = shorter.iter().rev().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
         left = &shorter[..shorter.len() - prefixes];
     }
     left.len()
 }
 
-/// The crate and the module of a function by its name: `kernel::fs` of
+/// Returns the crate and the module of a function from its name: `kernel::fs` for
 /// `<kernel::fs::open::File as …>::read`.
 fn module(name: &str) -> String {
     let path = name.trim_start_matches(['<', '&', '*', '(', '[']);
@@ -104,7 +103,7 @@ fn module(name: &str) -> String {
     }
 }
 
-/// FNV-1a: tells one kernel from another.
+/// FNV-1a, to tell kernels apart.
 struct Hash(u64);
 
 impl Hash {

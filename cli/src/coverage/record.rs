@@ -1,5 +1,5 @@
-//! The record: the code of one kernel, and which of it ran in all runs that were added. Runs may be
-//! added at the same time.
+//! The record: the code of one kernel, and the parts that ran in all added runs. Several runs may
+//! add to it at the same time.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub struct Function {
     pub name: String,
     /// Crate and module.
     pub module: String,
-    /// Its first byte's address, as linked.
+    /// Address of its first byte, as linked.
     pub address: u64,
     /// Bytes.
     pub bytes: u64,
@@ -34,13 +34,13 @@ pub struct Function {
 pub struct Code {
     /// A hash of its executable sections.
     pub sum: String,
-    /// Where its physical address 0 would be linked.
+    /// Link address for physical address 0.
     pub base: u64,
     /// By address.
     pub functions: Vec<Function>,
 }
 
-/// What `--coverage FILE` writes.
+/// The record that `--coverage FILE` writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoverageRecord {
     /// Name and version of the form. Records that were written before it was a field lack it.
@@ -50,13 +50,13 @@ pub struct CoverageRecord {
     /// The kernel's code: a hash of its executable sections.
     kernel: String,
     base: u64,
-    /// Runs whose code is in here.
+    /// Number of runs in the record.
     pub runs: u64,
-    /// Runs that left nothing behind.
+    /// Number of runs without results.
     pub lost: u64,
     /// Bytes of all functions.
     pub bytes: u64,
-    /// Those that ran.
+    /// Bytes that ran.
     pub ran: u64,
     /// Addresses that ran, as linked, from the first function to the last.
     executed: Ranges,
@@ -69,7 +69,7 @@ fn schema_name() -> String {
 }
 
 impl CoverageRecord {
-    /// A record in which nothing ran.
+    /// Makes a record without any run.
     pub fn new(code: Code) -> CoverageRecord {
         let Code { sum, base, functions } = code;
         let bytes = functions.iter().map(|function| function.bytes).sum();
@@ -92,7 +92,7 @@ impl CoverageRecord {
     pub fn ran(&mut self, kernel: &Ranges, early: &Ranges, slide: u64) {
         self.runs += 1;
         let entry = early.moved_down(0u64.wrapping_sub(self.base));
-        // Firmware is early too.
+        // `early` also has firmware's addresses.
         let (first, end) = self
             .functions
             .first()
@@ -111,10 +111,10 @@ impl CoverageRecord {
         self.ran = self.functions.iter().map(|function| function.ran).sum();
     }
 
-    /// Both together.
+    /// Joins two records.
     ///
     /// # Errors
-    /// Where they are of two kernels.
+    /// The records are of two kernels.
     pub fn with(mut self, other: &CoverageRecord) -> Result<CoverageRecord> {
         if (&self.kernel, &self.functions.len()) != (&other.kernel, &other.functions.len()) {
             return Err(Failure::new(
@@ -128,15 +128,15 @@ impl CoverageRecord {
         Ok(self)
     }
 
-    /// How much of the code ran.
+    /// Returns the share of the code that ran, in percent.
     pub fn percent(&self) -> f64 {
         100.0 * self.ran as f64 / self.bytes.max(1) as f64
     }
 
-    /// Reads one.
+    /// Reads a record.
     ///
     /// # Errors
-    /// Where there is none.
+    /// The file is no record.
     pub fn read(path: &Path) -> Result<CoverageRecord> {
         let text = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
         let wrong =
@@ -146,12 +146,13 @@ impl CoverageRecord {
     }
 }
 
-/// Adds `own` to the record at `path`, or begins it; returns the whole.
+/// Adds `own` to the record at `path`, or creates the record; returns the whole.
 ///
 /// # Errors
-/// Where it cannot be read or written, or is of another kernel.
+/// The record cannot be read or written, or is of another kernel.
 pub fn add(path: &Path, own: &CoverageRecord) -> Result<CoverageRecord> {
-    // The file is replaced, not changed: who adds to it holds its folder.
+    // The file is replaced, not changed, so a lock on the file would not help: the writer locks its
+    // folder.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |e: std::io::Error| Failure::io("lock", folder, &e);
     let held = File::open(folder).map_err(failed)?;
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn runs_with_different_slides_add_up() {
         let mut first = record("a");
-        // The entry runs where it is loaded, the rest where the image was moved to.
+        // The entry runs at its load address, the rest at the moved image.
         let early = one(0x20_0000, 0x20_0010).union(&one(0xf_0000, 0xf_1000));
         first.ran(&one(BASE + 0x60_0100, BASE + 0x60_0110), &early, 0x40_0000);
         assert_eq!(first.executed.bytes(), 0x20, "firmware is left out");

@@ -1,4 +1,4 @@
-//! What a record holds: as text, and as a page.
+//! Shows a record's contents, as text and as a page.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,18 +7,18 @@ use super::record::{CoverageRecord, Function};
 use crate::html::{Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::scope::plural;
 
-/// Functions that are named where not all are asked for.
+/// Number of functions that are named by default.
 pub const NAMED: usize = 40;
 
-/// `61.2% of 1.83 MB`.
+/// Formats `61.2% of 1.83 MB`.
 pub fn ran(record: &CoverageRecord) -> String {
     format!("{:.1}% of {}", record.percent(), Unit::Bytes.show(record.bytes as f64))
 }
 
-/// Bytes, and bytes that ran.
+/// Bytes, and bytes that ran, by name.
 type Sums<'a> = BTreeMap<&'a str, (u64, u64)>;
 
-/// By a part of the functions' modules.
+/// Sums up by a part of the functions' modules.
 fn sums<'a>(record: &'a CoverageRecord, part: impl Fn(&'a str) -> &'a str) -> Sums<'a> {
     let mut sums = Sums::new();
     for function in &record.functions {
@@ -37,7 +37,7 @@ fn share((bytes, ran): (u64, u64)) -> f64 {
     100.0 * ran as f64 / bytes.max(1) as f64
 }
 
-/// Crates, each with its modules; what has most bytes that never ran stands first.
+/// Returns crates, each with its modules; those with most bytes that never ran come first.
 fn modules(record: &CoverageRecord) -> Vec<(&str, (u64, u64))> {
     let missing = |sum: &(u64, u64)| core::cmp::Reverse(sum.0 - sum.1);
     let mut crates: Vec<_> = sums(record, crate_of).into_iter().collect();
@@ -54,14 +54,14 @@ fn modules(record: &CoverageRecord) -> Vec<(&str, (u64, u64))> {
     rows
 }
 
-/// Functions of which no byte ran, largest first.
+/// Returns functions of which no byte ran, largest first.
 fn never(record: &CoverageRecord) -> Vec<&Function> {
     let mut never: Vec<&Function> = record.functions.iter().filter(|function| function.ran == 0).collect();
     never.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
     never
 }
 
-/// Everything, with at most `named` functions.
+/// Returns the whole text, with at most `named` functions.
 pub fn text(record: &CoverageRecord, named: usize) -> String {
     let never = never(record);
     let mut text = format!(
@@ -96,7 +96,7 @@ pub fn text(record: &CoverageRecord, named: usize) -> String {
     text
 }
 
-/// A row of a table: what it is about, with its bytes and those that ran.
+/// Returns a row of a table: a name, with its bytes and those that ran.
 fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
     [
         Cell::text(name),
@@ -106,7 +106,7 @@ fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
     ]
 }
 
-/// The same to look at, with all functions that did not run whole.
+/// Returns the page, with all functions that did not run completely.
 pub fn page(record: &CoverageRecord) -> Page {
     let mut page =
         Page::new("Which of the kernel's code ran", &format!("{} in all", plural(record.runs, "run")));

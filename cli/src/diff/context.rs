@@ -1,5 +1,5 @@
-//! What surrounds a measurement. Where it differs, the figures may differ for that reason alone: it
-//! is said before them.
+//! Circumstances of a measurement. Where they differ, the figures may differ for that reason alone,
+//! so the differences are shown before the figures.
 
 use serde_json::Value;
 
@@ -7,11 +7,11 @@ use super::record::{KeptRecord, Part, RecordKind};
 use super::result::Unlike;
 use crate::size::show_size;
 
-/// Letters of a hash that are shown: enough to tell builds apart.
+/// Number of letters of a hash that are shown: enough to tell builds apart.
 const HASH_SHOWN: usize = 12;
-/// Letters of any other value that are shown.
+/// Number of letters of any other value that are shown.
 const SHOWN: usize = 100;
-/// Of a run: what its name is in the text, and where it is in the outcome.
+/// Circumstances of a run: name in the text, and place in the outcome.
 const OF_RUN: [(&str, &str); 13] = [
     ("kernel", "/kernel"),
     ("kernel version", "/version"),
@@ -27,7 +27,7 @@ const OF_RUN: [(&str, &str); 13] = [
     ("swap", "/machine/swap"),
     ("devices behind", "/machine/devices"),
 ];
-/// Of bench: the first side's.
+/// Circumstances of bench: those of the first side.
 const OF_BENCH: [(&str, &str); 8] = [
     ("kernel version", "/sides/0/version"),
     ("kernel build", "/sides/0/kernel_build"),
@@ -38,7 +38,7 @@ const OF_BENCH: [(&str, &str); 8] = [
     ("samples", "/samples"),
     ("operations divided by", "/divisor"),
 ];
-/// Of a run under the microscope, besides.
+/// Further circumstances of a run under the microscope.
 const OF_SCOPE: [(&str, &str); 3] = [
     ("program", "/command"),
     ("models", "/results/settings/models"),
@@ -47,7 +47,7 @@ const OF_SCOPE: [(&str, &str); 3] = [
 /// Fields of an experiment's record that are no settings.
 const NOT_SETTINGS: [&str; 3] = ["schema", "experiment", "how"];
 
-/// What is not the same in the two records.
+/// Returns the circumstances that differ between the two records.
 pub fn not_same(a: &KeptRecord, b: &KeptRecord) -> Vec<Unlike> {
     match a.kind {
         RecordKind::Run => unlike(&OF_RUN, a.part(), b.part()),
@@ -74,7 +74,7 @@ pub fn not_same(a: &KeptRecord, b: &KeptRecord) -> Vec<Unlike> {
     }
 }
 
-/// Whether both records counted instructions, which repeat exactly.
+/// Returns whether both records counted instructions, which repeat exactly.
 pub fn are_exact(a: &Value, b: &Value) -> bool {
     [a, b].iter().all(|run| run.pointer("/machine/clock").and_then(Value::as_str) == Some("instructions"))
 }
@@ -87,7 +87,7 @@ fn unlike(places: &[(&str, &str)], a: Part<'_>, b: Part<'_>) -> Vec<Unlike> {
     places.iter().filter_map(difference).collect()
 }
 
-/// An experiment's own settings: what is no list of objects, and no figure of its findings.
+/// Returns an experiment's own settings: values that are no lists of objects and no results.
 fn settings(a: &Value, b: &Value) -> Vec<Unlike> {
     let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else {
         return Vec::new();

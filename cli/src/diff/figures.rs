@@ -1,7 +1,7 @@
 //! Figures by their path in a record: `results.phases[program].cpus[0].modes.kernel.loads`.
 //!
-//! An element of a list is named by what it says of itself (name, side, row …), else by its place.
-//! A list of repeated observations is one figure: its median.
+//! An element of a list is named by its own fields (name, side, row …), else by its position. A
+//! list of repeated observations is one figure: its median.
 
 use std::collections::HashMap;
 
@@ -18,12 +18,12 @@ const IDENTITY: [&str; 20] = [
 ];
 /// Lists whose elements are observations of the same thing.
 const OBSERVATIONS: [&str; 3] = ["boots", "cpu_seconds", "mib_per_second"];
-/// Figures of the host's time that one run has.
+/// Figures of the host's time that occur once per run.
 const HOST_TIME: [&str; 1] = ["wall_ms"];
-/// The end of the name of the second of several elements that say the same of themselves.
+/// Suffix for the second of several elements with the same name.
 const AGAIN: &str = " #";
 
-/// What a record says of a figure: one value, or several observations.
+/// The values of one figure in a record: one value, or several observations.
 pub type Observed = Vec<f64>;
 
 /// Figures with their paths, in the record's order.
@@ -34,15 +34,14 @@ pub struct PathFigures {
 }
 
 impl PathFigures {
-    /// The figures below `value`, whose own path is `path`. `is_left_out` says of which paths
-    /// nothing is taken.
+    /// Returns the figures below `value`, whose own path is `path`. `is_left_out` excludes paths.
     pub fn of(value: &Value, path: &str, is_left_out: &dyn Fn(&str) -> bool) -> PathFigures {
         let mut figures = PathFigures::default();
         figures.walk(value, path, is_left_out);
         figures
     }
 
-    /// The figure at this path.
+    /// Returns the figure at this path.
     pub fn get(&self, path: &str) -> Option<&Observed> {
         Some(&self.list[*self.places.get(path)?].1)
     }
@@ -57,7 +56,7 @@ impl PathFigures {
         }
     }
 
-    /// The parser bounds how deep this goes.
+    /// Collects figures recursively. The parser limits the depth of the recursion.
     fn walk(&mut self, value: &Value, path: &str, is_left_out: &dyn Fn(&str) -> bool) {
         if is_left_out(path) {
             return;
@@ -92,15 +91,15 @@ impl PathFigures {
     }
 }
 
-/// The name of the field that a path leads to.
+/// Returns the name of the field at the end of a path.
 pub fn last(path: &str) -> &str {
     path.rsplit(['.', ']']).next().unwrap_or(path)
 }
 
-/// What a figure counts, as far as its name says it.
+/// Returns the unit of a figure, as far as its name tells.
 fn unit(path: &str) -> &'static str {
     let name = last(path);
-    // A boot's time is compared where instructions were counted: 1 ns is 1 of them.
+    // A boot's time is compared only if instructions were counted: 1 ns is 1 instruction.
     if name == "boot_ns" || name.ends_with("instructions") {
         return "instructions";
     }
@@ -112,7 +111,7 @@ fn is_observations(path: &str) -> bool {
     OBSERVATIONS.contains(&last(path))
 }
 
-/// What an element of a list says of itself.
+/// Returns the words by which an element of a list identifies itself.
 fn identity(value: &Value) -> Option<String> {
     let words: Vec<String> = IDENTITY
         .iter()
@@ -125,36 +124,36 @@ fn identity(value: &Value) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// By how much figures of equal runs may differ: the larger of both.
+/// Largest difference between figures of equal runs: the larger of share and count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
-    /// As a share of the figure.
+    /// Share of the figure.
     pub share: f64,
-    /// Whatever the figure is.
+    /// Absolute difference that is tolerated, whatever the figure.
     pub count: f64,
 }
 
 impl Tolerance {
-    /// Of instructions until the program starts: the kernel waits for devices, which are the
-    /// host's. A busy host was seen to add some tens.
+    /// Tolerance for instructions until the program starts. The kernel waits for devices, which the
+    /// host serves; a busy host was seen to add some tens.
     pub const BOOT: Tolerance = Tolerance { share: 0.0, count: 1000.0 };
 
-    /// A share alone.
+    /// Returns the tolerance of a share alone.
     pub fn of(share: f64) -> Tolerance {
         Tolerance { share, count: 0.0 }
     }
 }
 
-/// How two figures are judged.
+/// Rules for judging two figures.
 pub struct Judge<'a> {
-    /// By how much a figure may differ between equal runs.
+    /// Largest difference of a figure between equal runs.
     pub tolerance: &'a dyn Fn(&str) -> Tolerance,
-    /// Whether a figure that one record lacks is 0 there.
+    /// Whether a figure that one record lacks counts as 0 there.
     pub is_zero: &'a dyn Fn(&str) -> bool,
 }
 
 impl Judge<'_> {
-    /// Compares all figures; what one record alone has is named.
+    /// Compares all figures; figures of only one record are named.
     pub fn compare(&self, a: &PathFigures, b: &PathFigures, into: &mut DiffResult) {
         let zero: Observed = vec![0.0];
         for (path, seen_a) in &a.list {
@@ -191,7 +190,7 @@ impl Judge<'_> {
     }
 }
 
-/// Of repeated observations: they differ where one's are all above the other's.
+/// Judges repeated observations: they differ if all of one list are above all of the other.
 fn of_ranges(a: &[f64], b: &[f64]) -> DiffVerdict {
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = |values: &[f64]| values.iter().copied().fold(f64::NEG_INFINITY, f64::max);

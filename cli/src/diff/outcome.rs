@@ -1,5 +1,5 @@
-//! Outcomes of runs, of `freehold run` and of a run under the microscope: how the program ended,
-//! what its memory did, its system calls.
+//! Compares outcomes of runs, of `freehold run` and of runs under the microscope: the program's
+//! end, its memory, its system calls.
 
 use serde_json::Value;
 
@@ -9,17 +9,17 @@ use super::record::Part;
 use super::result::{DiffLine, DiffResult};
 use crate::Result;
 
-/// Text that is compared as it is.
+/// Fields with text that is compared literally.
 const TEXTS: [&str; 6] = ["outcome", "exit", "signal", "reason", "message", "audit"];
-/// Figures: the guest's own, and what the command saw.
+/// Fields with figures: the guest's own, and those of the command.
 const FIGURES: [&str; 5] = ["boot_ns", "wall_ms", "memory", "syscalls", "changes"];
-/// Numbers of system calls, which are names.
+/// Suffix of system-call numbers, which are names and not figures.
 const IS_NAME: &str = ".number";
 
-/// Compares two outcomes; `prefix` is where they are in their records.
+/// Compares two outcomes; `prefix` is their place in the records.
 ///
 /// # Errors
-/// Where one is damaged.
+/// An outcome is damaged.
 pub fn compare(a: Part<'_>, b: Part<'_>, prefix: &str, threshold: f64, into: &mut DiffResult) -> Result<()> {
     let (end_a, end_b) = (ProgramEnd::of(a, prefix)?, ProgramEnd::of(b, prefix)?);
     if end_a.program != end_b.program {
@@ -46,7 +46,7 @@ pub fn compare(a: Part<'_>, b: Part<'_>, prefix: &str, threshold: f64, into: &mu
     }
     let exact = are_exact(a.value, b.value);
     let is_left_out = |path: &str| {
-        // Without counted instructions it is a time of the host's.
+        // Without counted instructions this is a time of the host.
         path.ends_with(IS_NAME) || (!exact && path.ends_with("boot_ns"))
     };
     let have_calls = [a, b].iter().all(|part| part.get("syscalls").is_some());
@@ -67,7 +67,7 @@ pub fn compare(a: Part<'_>, b: Part<'_>, prefix: &str, threshold: f64, into: &mu
     Ok(())
 }
 
-/// How a run ended.
+/// The end of a run.
 struct ProgramEnd {
     program: String,
     audit_failure: Option<String>,

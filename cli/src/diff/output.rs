@@ -12,14 +12,14 @@ use crate::html::Unit;
 use crate::sheet::{self, Sheet};
 use crate::{Result, schema};
 
-/// Lines that are shown of figures; all are in the JSON and the CSV.
+/// Number of lines of figures that are shown; all are in the JSON and the CSV.
 const SHOWN: usize = 40;
-/// Names that are shown of what only one record has.
+/// Number of names shown for parts that only one record has.
 const NAMES_SHOWN: usize = 12;
-/// From here on a number is not written as a whole one: not all of its digits are known.
+/// A number from here on is not written as a whole number, because its digits are not all known.
 const WHOLE: f64 = 9e15;
 
-/// A result with where it comes from.
+/// A result with its sources.
 pub struct Output<'a> {
     /// The first record.
     pub a: &'a KeptRecord,
@@ -27,12 +27,12 @@ pub struct Output<'a> {
     pub b: &'a KeptRecord,
     /// The threshold.
     pub percent: f64,
-    /// What was found.
+    /// The result of the comparison.
     pub result: &'a DiffResult,
 }
 
 impl Output<'_> {
-    /// For people. What the records say is shown without control characters.
+    /// Returns the text for people. Strings from the records are shown without control characters.
     pub fn text(&self) -> String {
         let result = self.result;
         let mut text = format!("A  {}\nB  {}\n", self.a.file, self.b.file);
@@ -69,7 +69,7 @@ impl Output<'_> {
         text
     }
 
-    /// The figures that differ, the largest changes first where there are many.
+    /// Adds the figures that differ, the largest changes first if there are many.
     fn changed_figures(&self, text: &mut String, figures: &[DiffLine]) {
         let is_shown =
             |line: &&DiffLine| !matches!(line.verdict, DiffVerdict::Same | DiffVerdict::NotDistinguishable);
@@ -89,7 +89,7 @@ impl Output<'_> {
         }
     }
 
-    /// What follows, a sentence each.
+    /// Returns the conclusions, a sentence each.
     fn conclusions(&self) -> Vec<String> {
         let (rows, figures) = self.result.lines.split_at(self.result.rows);
         let count = |lines: &[DiffLine], verdict| lines.iter().filter(|line| line.verdict == verdict).count();
@@ -122,7 +122,7 @@ impl Output<'_> {
         said
     }
 
-    /// For machines.
+    /// Returns the record for machines.
     pub fn json(&self) -> Value {
         let result = self.result;
         let record =
@@ -150,10 +150,10 @@ impl Output<'_> {
         })
     }
 
-    /// For spreadsheets: all that was compared, then what one record alone has.
+    /// Returns the sheet: all compared values, then the names that only one record has.
     ///
     /// # Errors
-    /// Where memory cannot be written to.
+    /// If memory cannot be written to.
     pub fn sheet(&self) -> Result<Sheet> {
         let mut sheet = Sheet::new(&["name", "unit", "a", "b", "ratio", "low", "high", "verdict"])?;
         for line in &self.result.lines {
@@ -198,7 +198,8 @@ fn line_json(line: &DiffLine) -> Value {
     })
 }
 
-/// How large a change is: of figures the logarithm of their ratio, of anything else without end.
+/// Returns the size of a change: of figures the logarithm of their ratio, of anything else
+/// infinity.
 fn change(line: &DiffLine) -> f64 {
     line.ratio.map_or(f64::INFINITY, |ratio| ratio.ln().abs())
 }
@@ -227,7 +228,7 @@ fn shown(value: &DiffValue, unit: &str) -> String {
     }
 }
 
-/// Whole numbers with grouped digits, others with six digits that count.
+/// Formats whole numbers with grouped digits, others with six significant digits.
 fn decimal(number: f64) -> String {
     if number.fract() == 0.0 && number.abs() < WHOLE {
         let sign = if number < 0.0 { "-" } else { "" };
@@ -252,12 +253,12 @@ fn ratio(line: &DiffLine) -> String {
     }
 }
 
-/// Three places: a change of a tenth of a percent is seen.
+/// Formats a ratio with three places, so that a change of a tenth of a percent is visible.
 fn factor(ratio: f64) -> String {
     if ratio == 0.0 || (1e-3..1e6).contains(&ratio) { format!("{ratio:.3}") } else { format!("{ratio:.2e}") }
 }
 
-/// Without control characters, which a terminal would obey, and not without end.
+/// Removes control characters, which a terminal would obey, and limits the length.
 fn plain(text: &str) -> String {
     const MOST: usize = 200;
     let mut plain: String = text.chars().take(MOST).map(|c| if c.is_control() { '?' } else { c }).collect();

@@ -1,6 +1,5 @@
-//! Reads the records that are compared. A file may hold anything: it is bounded in size before it
-//! is parsed, the parser bounds its nesting, and what is missing or of another type is an error
-//! that names its place.
+//! Reads the records to compare. A file may hold anything: its size is limited before it is parsed,
+//! the parser limits its nesting, and an error names the place of a missing field or a wrong type.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,17 +9,17 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::{Result, files, schema};
 
-/// The largest file that is read. A record of `freehold scope` takes a few MiB; what is parsed
-/// takes some 30 times the room.
+/// The largest file that is read. A record of `freehold scope` takes a few MiB; a parsed record
+/// takes about 30 times the space.
 const LARGEST: u64 = 32 << 20;
-/// The forms that can be compared.
+/// Schemas that can be compared.
 const KINDS: [(&str, RecordKind); 4] = [
     (schema::RUN, RecordKind::Run),
     (schema::SCOPE, RecordKind::Scope),
     (schema::BENCH, RecordKind::Bench),
     (schema::LAB, RecordKind::Lab),
 ];
-/// Where to get a record.
+/// Hint about the source of a record.
 const HOW: &str = "freehold run, bench, lab and scope write one with --json FILE";
 
 /// The command that wrote a record.
@@ -37,7 +36,7 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// The command's name.
+    /// Returns the command's name.
     pub fn command(self) -> &'static str {
         match self {
             RecordKind::Run => "run",
@@ -62,9 +61,9 @@ pub struct Part<'a> {
 pub struct KeptRecord {
     /// The file, as messages name it.
     pub file: String,
-    /// Who wrote it.
+    /// The command that wrote it.
     pub kind: RecordKind,
-    /// All of it.
+    /// The whole record.
     pub value: Value,
 }
 
@@ -72,7 +71,7 @@ impl KeptRecord {
     /// Reads the file; `-` is stdin.
     ///
     /// # Errors
-    /// Where it cannot be read, is too large, or is no record that can be compared.
+    /// The file cannot be read, is too large, or is no record that can be compared.
     pub fn read(path: &Path) -> Result<KeptRecord> {
         if files::is_stdout(path) {
             return KeptRecord::parse("stdin".into(), std::io::stdin().lock());
@@ -81,7 +80,7 @@ impl KeptRecord {
         KeptRecord::parse(path.display().to_string(), file)
     }
 
-    /// The same of a stream that messages call `file`.
+    /// Reads a record from a stream that messages call `file`.
     ///
     /// # Errors
     /// As above.
@@ -99,13 +98,13 @@ impl KeptRecord {
         Ok(KeptRecord { file, kind, value })
     }
 
-    /// All of it, to take fields from.
+    /// Returns the whole record as a part.
     pub fn part(&self) -> Part<'_> {
         Part { file: &self.file, value: &self.value }
     }
 }
 
-/// Who wrote `value`.
+/// Returns the kind of the command that wrote `value`.
 fn kind(file: &str, value: &Value) -> Result<RecordKind> {
     let Some(told) = value.get("schema").and_then(Value::as_str) else {
         let is_ours = ["outcome", "results", "experiment"].iter().any(|name| value.get(name).is_some());
@@ -131,42 +130,42 @@ fn kind(file: &str, value: &Value) -> Result<RecordKind> {
 }
 
 impl<'a> Part<'a> {
-    /// The failure of a record in which `place` is not what it must be.
+    /// Returns the failure for a record in which `place` is not as it must be.
     pub fn damaged(self, place: &str, wanted: &str) -> Failure {
         let message = format!("{}: {place} is not {wanted}", self.file);
         Failure::new(message, "the record is damaged: write it again").in_one_line()
     }
 
-    /// A field, where it is there and not null.
+    /// Returns a field, if it exists and is not null.
     pub fn get(self, name: &str) -> Option<&'a Value> {
         self.value.get(name).filter(|value| !value.is_null())
     }
 
-    /// Another value of the same file.
+    /// Returns another value of the same file.
     pub fn with(self, value: &'a Value) -> Part<'a> {
         Part { value, ..self }
     }
 
-    /// A field that is a list; `place` names the object.
+    /// Returns a field that is a list; `place` names the object.
     ///
     /// # Errors
-    /// Where it is not.
+    /// The field is no list.
     pub fn list(self, name: &str, place: &str) -> Result<&'a [Value]> {
         let found = self.get(name).and_then(Value::as_array).map(Vec::as_slice);
         found.ok_or_else(|| self.damaged(&format!("{place}{name}"), "a list"))
     }
 
-    /// A field that is text.
+    /// Returns a field that is text.
     ///
     /// # Errors
-    /// Where it is not.
+    /// The field is no text.
     pub fn text(self, name: &str, place: &str) -> Result<&'a str> {
         let found = self.get(name).and_then(Value::as_str);
         found.ok_or_else(|| self.damaged(&format!("{place}{name}"), "text"))
     }
 }
 
-/// A number that can be computed with.
+/// Returns a finite number.
 pub fn finite(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite())
 }

@@ -1,9 +1,9 @@
-//! What a comparison found.
+//! The result of a comparison.
 
 use crate::bench::compare::distinguishable;
 use crate::bench::statistics::{Estimate, Interval};
 
-/// What is compared, as far as it is shown.
+/// A compared value, as far as it is shown.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DiffValue {
     /// A figure.
@@ -13,7 +13,7 @@ pub enum DiffValue {
 }
 
 impl DiffValue {
-    /// The figure.
+    /// Returns the figure, if the value is one.
     pub fn number(&self) -> Option<f64> {
         match self {
             DiffValue::Number(number) => Some(*number),
@@ -22,14 +22,14 @@ impl DiffValue {
     }
 }
 
-/// What is said of a line.
+/// Verdict about a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiffVerdict {
     /// A row of bench, which costs more in B.
     CostsMore,
     /// A row of bench, which costs less in B.
     CostsLess,
-    /// The samples, or the noise, leave it open whether they differ.
+    /// The samples, or the noise, do not decide whether they differ.
     NotDistinguishable,
     /// A figure that is larger in B.
     More,
@@ -37,7 +37,7 @@ pub enum DiffVerdict {
     Less,
     /// Equal.
     Same,
-    /// What is no figure, and differs.
+    /// A value that is no figure, and differs.
     Changed,
     /// A row that failed in B, or in both.
     Failed,
@@ -46,7 +46,7 @@ pub enum DiffVerdict {
 }
 
 impl DiffVerdict {
-    /// In words.
+    /// Returns the verdict in words.
     pub fn words(self) -> &'static str {
         match self {
             DiffVerdict::CostsMore => "costs more",
@@ -61,7 +61,7 @@ impl DiffVerdict {
         }
     }
 
-    /// Of a row of bench.
+    /// Returns the verdict for a row of bench.
     pub fn of_cost(ratio: Option<Estimate>) -> DiffVerdict {
         match ratio {
             Some(ratio) if distinguishable(ratio) && ratio.value > 1.0 => DiffVerdict::CostsMore,
@@ -70,8 +70,8 @@ impl DiffVerdict {
         }
     }
 
-    /// Of a figure that says nothing of its spread. `noise` is the share by which equal runs may
-    /// differ.
+    /// Returns the verdict for a figure without a known spread. `noise` is the share by which equal
+    /// runs may differ.
     pub fn of_figure(a: f64, b: f64, noise: f64) -> DiffVerdict {
         match a.total_cmp(&b) {
             _ if a == b => DiffVerdict::Same,
@@ -82,35 +82,34 @@ impl DiffVerdict {
     }
 }
 
-/// A thing that both records have.
+/// A line for a value that both records have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiffLine {
     /// The row's name, or the figure's path in the record.
     pub name: String,
-    /// Of both values; empty where they are no figures, or their name says it.
+    /// Unit of both values; empty if they are no figures, or if the name has the unit.
     pub unit: &'static str,
-    /// In the first record.
+    /// Value in the first record.
     pub a: DiffValue,
-    /// In the second.
+    /// Value in the second record.
     pub b: DiffValue,
-    /// B over A, where both are figures above 0; its interval, where something is known of the
-    /// spread.
+    /// B over A, if both are figures above 0.
     pub ratio: Option<f64>,
-    /// See there.
+    /// Interval of the ratio, if the spread is known.
     pub interval: Option<Interval>,
-    /// What follows.
+    /// The conclusion.
     pub verdict: DiffVerdict,
 }
 
 impl DiffLine {
-    /// Two figures with nothing known of their spread.
+    /// Makes a line of two figures without a known spread.
     pub fn figures(name: &str, (a, b): (f64, f64), verdict: DiffVerdict) -> DiffLine {
         let ratio = (a > 0.0 && b > 0.0).then(|| b / a).filter(|ratio| ratio.is_finite());
         let (a, b) = (DiffValue::Number(a), DiffValue::Number(b));
         DiffLine { name: name.to_owned(), unit: "", a, b, ratio, interval: None, verdict }
     }
 
-    /// Two texts.
+    /// Makes a line of two texts.
     pub fn texts(name: &str, a: String, b: String) -> DiffLine {
         let verdict = if a == b { DiffVerdict::Same } else { DiffVerdict::Changed };
         let (a, b) = (DiffValue::Text(a), DiffValue::Text(b));
@@ -118,45 +117,45 @@ impl DiffLine {
     }
 }
 
-/// A thing about the surroundings that is not the same.
+/// A circumstance that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unlike {
     /// Its name.
     pub what: String,
-    /// In the first record.
+    /// Value in the first record.
     pub a: String,
-    /// In the second.
+    /// Value in the second record.
     pub b: String,
 }
 
-/// One of the two.
+/// One of the two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhichRecord {
-    /// The first.
+    /// The first record.
     A,
-    /// The second.
+    /// The second record.
     B,
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Default)]
 pub struct DiffResult {
-    /// What makes the comparison unfair.
+    /// Differences that make the comparison unfair.
     pub not_same: Vec<Unlike>,
-    /// What both records have, rows of bench first.
+    /// Lines that both records have, rows of bench first.
     pub lines: Vec<DiffLine>,
-    /// How many of the lines are rows of bench.
+    /// Number of lines that are rows of bench.
     pub rows: usize,
-    /// What one record alone has.
+    /// Names that only one record has.
     pub only: Vec<(String, WhichRecord)>,
-    /// How the figures were judged, a sentence each.
+    /// Remarks on how the figures were judged, a sentence each.
     pub remarks: Vec<String>,
-    /// What makes the status 1, a sentence each.
+    /// Reasons for exit status 1, a sentence each.
     pub regressions: Vec<String>,
 }
 
 impl DiffResult {
-    /// The exit status.
+    /// Returns the exit status.
     pub fn status(&self) -> u8 {
         u8::from(!self.regressions.is_empty())
     }

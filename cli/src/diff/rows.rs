@@ -1,10 +1,11 @@
 //! Rows of `freehold bench`: the first side of each record.
 //!
-//! A ratio's interval is a bootstrap over what the records observed. Counted instructions: the
-//! samples. The host's time: the runs' medians, since what else the host does lasts longer than a
-//! sample; the two records were not measured in turn, so runs do not pair. Fewer than
-//! [`LEAST_RUNS`] of them decide nothing. A record without samples has its intervals alone: then
-//! the ratio's interval goes from the least to the most that both intervals allow.
+//! A ratio's interval is a bootstrap over the observations of the records. With counted
+//! instructions the observations are the samples. With the host's time they are the runs' medians,
+//! since other work of the host lasts longer than a sample. The two records were not measured in
+//! turn, so runs do not pair. Fewer than [`LEAST_RUNS`] runs decide nothing. If a record has only
+//! intervals and no samples, the ratio's interval goes from the least to the most that both
+//! intervals allow.
 
 use std::collections::HashMap;
 
@@ -16,26 +17,25 @@ use crate::bench::statistics::{self, Estimate, Interval};
 use crate::failure::Failure;
 use crate::{Result, bench};
 
-/// Runs by the host's clock that can decide something, on each side.
+/// The least number of runs by the host's clock on each side that can decide something.
 const LEAST_RUNS: usize = 3;
-/// Samples in a record, all rows together, of which a bootstrap is made: many times what bench
-/// takes.
+/// The most samples in a record, all rows together, for a bootstrap: many times what bench takes.
 const MOST_SAMPLES: usize = 1_000_000;
 
-/// What a row's costs are counted in.
+/// The unit of a row's costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CostUnit {
     Instructions,
     Nanoseconds,
 }
 
-/// What a record says of a row.
+/// The cost of a row in one record.
 #[derive(Debug, Clone, PartialEq)]
 enum DiffCost {
     Failed(String),
     Known {
         estimate: Estimate,
-        /// Independent observations; none where the record has no samples.
+        /// Independent observations; none if the record has no samples.
         observed: Vec<f64>,
     },
 }
@@ -46,7 +46,7 @@ type DiffRows = Vec<(String, DiffCost)>;
 /// Compares two records of bench. A row whose ratio is above 1 plus `threshold` is a regression.
 ///
 /// # Errors
-/// Where a record is damaged, or they count different things.
+/// A record is damaged, or the records count different things.
 pub fn compare(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) -> Result<()> {
     let unit = unit(a)?;
     if unit != self::unit(b)? {
@@ -68,7 +68,7 @@ pub fn compare(a: Part<'_>, b: Part<'_>, threshold: f64, into: &mut DiffResult) 
     into.regressions.extend(found.iter().filter_map(|line| regression(line, threshold)));
     into.remarks.extend(remarks(unit, &rows_a, &rows_b));
     into.rows = found.len();
-    // Rows come before what was found so far.
+    // Rows come before the other findings.
     into.lines.splice(0..0, found);
     Ok(())
 }
@@ -148,7 +148,7 @@ fn cost(cell: Part<'_>, unit: CostUnit, place: &str) -> Result<DiffCost> {
     Ok(DiffCost::Known { estimate: Estimate { value, interval }, observed })
 }
 
-/// What is said of a row that both have.
+/// Compares a row that both records have.
 fn line(name: &str, unit: CostUnit, a: &DiffCost, b: &DiffCost) -> DiffLine {
     let value = |cost: &DiffCost| match cost {
         DiffCost::Failed(why) => DiffValue::Text(format!("failed: {why}")),
@@ -158,7 +158,7 @@ fn line(name: &str, unit: CostUnit, a: &DiffCost, b: &DiffCost) -> DiffLine {
     let ratio = ratio(unit, a, b);
     let verdict = match b {
         DiffCost::Failed(_) => DiffVerdict::Failed,
-        // What did not work before has no cost to compare with.
+        // A row that failed in A has no cost to compare with.
         DiffCost::Known { .. } if matches!(a, DiffCost::Failed(_)) => DiffVerdict::Changed,
         DiffCost::Known { .. } => DiffVerdict::of_cost(ratio),
     };
@@ -173,7 +173,7 @@ fn line(name: &str, unit: CostUnit, a: &DiffCost, b: &DiffCost) -> DiffLine {
     }
 }
 
-/// B over A; `None` where a side failed, or a cost of 0 allows none.
+/// Returns B over A; `None` if a side failed, or a cost is 0.
 fn ratio(unit: CostUnit, a: &DiffCost, b: &DiffCost) -> Option<Estimate> {
     let (
         DiffCost::Known { estimate: told_a, observed: seen_a },
@@ -198,8 +198,8 @@ fn ratio(unit: CostUnit, a: &DiffCost, b: &DiffCost) -> Option<Estimate> {
     (is_known && !ratio.interval.high.is_nan()).then_some(ratio)
 }
 
-/// The bootstrap draws for one side, then for the other. So that an exchange of the two gives
-/// exactly the inverse, the side that costs more is always the first.
+/// Computes the ratio so that exchanging the two sides gives exactly the inverse. The bootstrap
+/// draws for one side, then for the other, so the side that costs more is always the first.
 fn symmetric(a: &[f64], b: &[f64]) -> Estimate {
     if (statistics::median(a), a) <= (statistics::median(b), b) {
         return statistics::bootstrap_ratio(b, a);

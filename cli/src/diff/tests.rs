@@ -1,5 +1,5 @@
-//! Whole records: which are refused, what is said of them, and that nothing makes the command
-//! panic.
+//! Tests with whole records: which are refused, what the output says, and that the command never
+//! panics.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -152,7 +152,7 @@ fn the_csv_has_a_line_for_each_figure_and_the_json_says_the_status() {
     assert_eq!(json.as_object().and_then(|fields| fields.keys().next()).map(String::as_str), Some("schema"));
 }
 
-/// Any JSON, with the names that records have.
+/// Generates any JSON, with the names that records have.
 fn anything() -> impl Strategy<Value = Value> {
     let names = prop::sample::select(vec![
         "rows",
@@ -198,7 +198,7 @@ fn anything() -> impl Strategy<Value = Value> {
     })
 }
 
-/// `whole` with `put` in one of its places.
+/// Returns `whole` with `put` in one of its places.
 fn spoiled(mut whole: Value, at: &[usize], put: Value) -> Value {
     let mut place = &mut whole;
     for step in at {

@@ -13,32 +13,32 @@ const TOP: f64 = 8.0;
 /// One bar.
 #[derive(Debug, Clone, Copy)]
 pub struct Bar {
-    /// Its length.
+    /// The bar's length.
     pub value: f64,
-    /// Ends of its error bar.
+    /// Ends of the error bar.
     pub spread: Option<(f64, f64)>,
 }
 
 impl Bar {
-    /// A value without error.
+    /// Makes a value without error.
     pub const fn exact(value: f64) -> Bar {
         Bar { value, spread: None }
     }
 
-    /// A value with an interval around it.
+    /// Makes a value with an interval around it.
     pub const fn within(value: f64, low: f64, high: f64) -> Bar {
         Bar { value, spread: Some((low, high)) }
     }
 }
 
-/// How the bars of a group stand to each other.
+/// Arrangement of the bars of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BarLayout {
     Beside,
     EndToEnd,
 }
 
-/// Bars of one or more series, a group a line.
+/// Bars of one or more series, one group per line.
 #[derive(Debug)]
 pub struct Bars {
     title: String,
@@ -50,7 +50,7 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// No groups yet. `series` names the bars of every group, in order.
+    /// Makes a figure without groups. `series` names the bars of every group, in order.
     pub fn new(title: &str, axis: Axis, series: &[&str]) -> Bars {
         Bars {
             title: title.into(),
@@ -62,7 +62,8 @@ impl Bars {
         }
     }
 
-    /// The same, with the bars of each group end to end: parts of a whole. They need a linear axis.
+    /// Makes a figure in which the bars of each group are end to end: parts of a whole. They need a
+    /// linear axis.
     pub fn parts(title: &str, axis: Axis, series: &[&str]) -> Bars {
         Bars { layout: BarLayout::EndToEnd, ..Bars::new(title, axis, series) }
     }
@@ -72,7 +73,7 @@ impl Bars {
         self.groups.push((label.into(), bars.to_vec()));
     }
 
-    /// A line across all groups: a limit, or where both sides are equal.
+    /// Adds a line across all groups: a limit, or the value at which both sides are equal.
     pub fn reference(&mut self, value: f64, label: &str) {
         self.reference = Some((value, label.into()));
     }
@@ -98,7 +99,7 @@ impl Bars {
 }
 
 impl Bars {
-    /// The bars of a group below each other, whose left ends begin at a corner.
+    /// Draws the bars of a group below each other, with their left ends at a corner.
     fn draw_beside(
         &self,
         canvas: &mut Canvas,

@@ -1,8 +1,7 @@
 //! Text for HTML and SVG.
 
-/// `text` so that it shows as it is in elements and in quoted attributes. Control characters and
-/// those that turn the direction of writing, which could make a name look like another, show as
-/// U+FFFD.
+/// Escapes `text` for elements and quoted attributes. Control characters and characters that change
+/// the direction of writing, which could make a name look like another, become U+FFFD.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

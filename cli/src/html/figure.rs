@@ -1,4 +1,4 @@
-//! What all figures share: the canvas, its axes, legends.
+//! Parts that all figures share: the canvas, its axes, legends.
 
 use std::fmt::{Arguments, Write};
 
@@ -12,20 +12,20 @@ const COLOURS: usize = 6;
 
 /// A thing that a page can show.
 pub trait Figure {
-    /// What it shows.
+    /// Returns the title.
     fn title(&self) -> &str;
-    /// HTML that explains its colours; may be empty.
+    /// Returns HTML that explains the colours; may be empty.
     fn legend(&self) -> String;
-    /// The SVG element.
+    /// Returns the SVG element.
     fn draw(&self) -> String;
 }
 
-/// The class of series number `n`.
+/// Returns the class of series number `n`.
 pub(super) fn colour(n: usize) -> String {
     format!("c{}", n % COLOURS + 1)
 }
 
-/// A legend of series names, in their order; nothing for a single one.
+/// Returns a legend of series names, in their order; nothing for a single one.
 pub(super) fn legend(names: &[String]) -> String {
     if names.len() < 2 {
         return String::new();
@@ -38,12 +38,12 @@ pub(super) fn legend(names: &[String]) -> String {
     html
 }
 
-/// About how wide `text` is at the size of labels.
+/// Returns the approximate width of `text` at the size of labels.
 pub(super) fn text_width(text: &str) -> f64 {
     6.6 * text.chars().count() as f64
 }
 
-/// `text`, cut so that it takes no more than `width`.
+/// Returns `text`, cut to fit in `width`.
 pub(super) fn fit_text(text: &str, width: f64) -> String {
     if text_width(text) <= width {
         return text.to_owned();
@@ -52,7 +52,7 @@ pub(super) fn fit_text(text: &str, width: f64) -> String {
     text.chars().take(kept).chain(['…']).collect()
 }
 
-/// Where a text is tied to its place.
+/// Anchor of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -60,7 +60,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// An SVG element in the making.
+/// An SVG element that is being built.
 pub(super) struct Canvas {
     height: f64,
     body: String,
@@ -71,7 +71,7 @@ impl Canvas {
         Canvas { height, body: String::new() }
     }
 
-    /// Markup whose texts are escaped already.
+    /// Adds markup whose texts are escaped already.
     pub fn put(&mut self, markup: Arguments<'_>) {
         // Writing to a String cannot fail.
         let _ = self.body.write_fmt(markup);
@@ -90,7 +90,7 @@ impl Canvas {
         ));
     }
 
-    /// A rectangle by its upper left corner and its width and height.
+    /// Draws a rectangle by its upper left corner, width and height.
     pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), class: &str, tip: &str) {
         let tip = if tip.is_empty() { String::new() } else { format!(" data-tip=\"{}\"", escape(tip)) };
         self.put(format_args!(
@@ -105,7 +105,7 @@ impl Canvas {
         ));
     }
 
-    /// Grid lines, labels and the axis' name for a scale that runs from left to right, below
+    /// Draws grid lines, labels and the axis' name for a scale that runs from left to right, below
     /// `bottom`.
     pub fn axis_below(&mut self, scale: &Scale, ends: (f64, f64), top: f64, bottom: f64) {
         for tick in scale.ticks() {
@@ -117,7 +117,8 @@ impl Canvas {
         self.text((middle, bottom + 37.0), Anchor::Middle, "axis", &scale.axis.label);
     }
 
-    /// The same for a scale that runs upwards, left of `left`. Its name stands above its upper end.
+    /// Draws the same for a scale that runs upwards, left of `left`. Its name is above its upper
+    /// end.
     pub fn axis_left(&mut self, scale: &Scale, top: f64, left: f64, right: f64) {
         for tick in scale.ticks() {
             let y = scale.place(tick);
@@ -127,7 +128,7 @@ impl Canvas {
         self.text((0.0, top - 14.0), Anchor::Start, "axis", &scale.axis.label);
     }
 
-    /// The element; `title` is for those who cannot see it.
+    /// Returns the element; `title` is for readers who cannot see it.
     pub fn finish(self, class: &str, title: &str) -> String {
         format!(
             "<svg class=\"figure {class}\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\">\n{}</svg>",

@@ -7,14 +7,14 @@ use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::Axis;
 use super::{Unit, escape};
 
-/// Shades in style.css, from little to much; nothing has none.
+/// Number of shades in style.css, from little to much; zero has no shade.
 const SHADES: usize = 10;
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
 
-/// The shade (1..=SHADES) of `value`; 0 for nothing. Counts are spread by their logarithm, shares
-/// evenly.
+/// Returns the shade (1..=SHADES) of `value`; 0 for zero. Counts are spread by their logarithm,
+/// shares evenly.
 fn shade(value: f64, most: f64, unit: Unit) -> usize {
     if value <= 0.0 || most <= 0.0 {
         return 0;
@@ -43,13 +43,13 @@ pub struct HeatMap {
     y: Axis,
     columns: usize,
     values: Vec<f64>,
-    /// What a cell's value is, and how it is written.
+    /// The name of a cell's value, and the unit that it is written in.
     value: (String, Unit),
     height: f64,
 }
 
 impl HeatMap {
-    /// A map of `columns` times as many rows as `values` fill, row after row. Both axes need a
+    /// Makes a map with `columns` columns, filled row after row with `values`. Both axes need a
     /// range.
     pub fn new(
         title: &str,
@@ -90,13 +90,13 @@ impl Figure for HeatMap {
         let bottom = TOP + self.height;
         let (width, height) = ((RIGHT - LEFT) / self.columns as f64, self.height / rows as f64);
         let most = self.most();
-        // One path a shade: a rectangle a cell would make the file ten times as large.
+        // One path per shade: a rectangle per cell would make the file ten times as large.
         let mut paths = vec![String::new(); SHADES + 1];
         let place =
             |row: usize, column: usize| (LEFT + width * column as f64, bottom - height * (row + 1) as f64);
         for (number, &value) in self.values.iter().take(rows * self.columns).enumerate() {
             let (x, y) = place(number / self.columns, number % self.columns);
-            // A hair wider: neighbours of one shade show no seam.
+            // Slightly wider, so that neighbours of one shade show no seam.
             let (w, h) = (width + 0.3, height + 0.3);
             let _ = write!(paths[shade(value, most, self.value.1)], "M{x:.1} {y:.1}h{w:.1}v{h:.1}h-{w:.1}z");
         }
@@ -111,7 +111,7 @@ impl Figure for HeatMap {
         if rows > 1 {
             canvas.axis_left(&y, TOP, LEFT, LEFT - 4.0);
         }
-        // What the script shows under the pointer: each cell's value, by row from the lower end.
+        // The script shows this under the pointer: each cell's value, by row from the lower end.
         let mut list = String::new();
         for value in self.values.iter().take(rows * self.columns) {
             if *value > 0.0 {
@@ -132,11 +132,11 @@ impl Figure for HeatMap {
     }
 }
 
-/// A table of counts whose cells are shaded: who meets whom.
+/// A table of counts with shaded cells.
 #[derive(Debug)]
 pub struct Matrix {
     title: String,
-    /// Names of the two sides: what rows are, what columns are.
+    /// Names of the rows' side and of the columns' side.
     sides: (String, String),
     rows: Vec<String>,
     columns: Vec<String>,
@@ -144,7 +144,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// `values` go row after row, a value for each column.
+    /// Makes a matrix; `values` go row after row, a value for each column.
     pub fn new(
         title: &str,
         sides: (&str, &str),

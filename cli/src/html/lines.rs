@@ -1,4 +1,4 @@
-//! Lines over a numeric axis: courses over time with bands, step and survival curves, filled
+//! Lines over a numeric axis: curves over time with bands, step and survival curves, filled
 //! profiles.
 
 use std::fmt::Write;
@@ -11,11 +11,11 @@ const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
-/// Points that answer the pointer, in one figure: more would make the file large and be closer than
-/// a pointer can tell.
+/// The most points of a figure that react to the pointer: more would make the file large, and the
+/// pointer could not tell them apart.
 const POINTS: usize = 600;
 
-/// How points are joined.
+/// Ways to join points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// From point to point.
@@ -45,7 +45,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// No lines yet.
+    /// Makes a figure without lines.
     pub fn new(title: &str, x: Axis, y: Axis) -> Lines {
         Lines { title: title.into(), x, y, series: Vec::new(), marks: Vec::new() }
     }
@@ -162,7 +162,7 @@ impl Figure for Lines {
         for (at, label) in &self.marks {
             let at = x.place(*at);
             canvas.line((at, top - 14.0), (at, bottom), "reference");
-            // Labels that would run into each other stay out; the table of phases has them all.
+            // Overlapping labels are left out; the table of phases has them all.
             if at >= free_from && at + figure::text_width(label) <= WIDTH {
                 canvas.text((at + 3.0, top - 6.0), Anchor::Start, "tick", label);
                 free_from = at + figure::text_width(label) + 6.0;
@@ -178,14 +178,14 @@ impl Figure for Lines {
     }
 }
 
-/// A survival curve after Kaplan and Meier. `ages` go up, as upper ends of buckets of powers of
-/// two; each comes with how many ended at that age and how many were last seen alive then: those
-/// count as long as they were seen, and not after.
+/// Returns a survival curve after Kaplan and Meier. `ages` go up, as upper ends of buckets of
+/// powers of two. Each age has the number that ended there, and the number last seen alive there,
+/// which count only up to that age.
 pub fn survival(ages: &[(f64, u64, u64)]) -> Vec<(f64, f64)> {
     let mut seen: u64 = ages.iter().map(|(_, ended, lost)| ended + lost).sum();
     let mut alive = 1.0;
-    // The first age is the end of its bucket: all are alive at its start, half of it with buckets
-    // of powers of two.
+    // The first age is the end of its bucket: all are alive at the bucket's start, half of that age
+    // with buckets of powers of two.
     let mut curve: Vec<(f64, f64)> = ages.first().map(|(age, ..)| (age / 2.0, 1.0)).into_iter().collect();
     for &(age, ended, lost) in ages {
         if seen == 0 {

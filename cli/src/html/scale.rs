@@ -1,6 +1,6 @@
-//! Axes: from values to places, and the labels between.
+//! Axes: the mapping from values to places, and the labels.
 
-/// How values of an axis are written.
+/// The format of an axis' values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// 12 k, 3.4 M.
@@ -11,12 +11,12 @@ pub enum Unit {
     Bytes,
     /// ns, µs, ms, s.
     Nanoseconds,
-    /// As it is: 1.25.
+    /// A plain number: 1.25.
     Number,
 }
 
 impl Unit {
-    /// `value` in three or four digits.
+    /// Formats `value` in three or four digits.
     pub fn show(self, value: f64) -> String {
         match self {
             Unit::Percent => format!("{}%", digits(value * 100.0)),
@@ -31,7 +31,7 @@ impl Unit {
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut unit = 0;
-    // 999.9 of a unit would be written as 1000 of it.
+    // 999.9 of a unit would be written as 1000 of the unit.
     while value.abs() >= step * 0.9995 && unit + 1 < units.len() {
         value /= step;
         unit += 1;
@@ -39,7 +39,7 @@ fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     format!("{}{}", digits(value), units[unit])
 }
 
-/// Three digits that count, without zeros at the end.
+/// Formats three significant digits, without zeros at the end.
 fn digits(value: f64) -> String {
     let places = match value.abs() {
         v if v >= 99.95 || v == 0.0 => 0,
@@ -61,43 +61,44 @@ enum Spacing {
     Logarithmic,
 }
 
-/// One axis: its label (with the unit in words where that helps), its spacing and its range.
+/// One axis: its label (with the unit in words if that helps), its spacing and its range.
 #[derive(Debug, Clone)]
 pub struct Axis {
-    /// What is shown along it.
+    /// The name of the quantity along the axis.
     pub label: String,
-    /// How its values are written.
+    /// The unit of its values.
     pub unit: Unit,
     spacing: Spacing,
-    /// Least upper end, where one is set.
+    /// Least upper end, if one is set.
     at_least: f64,
     range: Option<(f64, f64)>,
 }
 
 impl Axis {
-    /// From 0 to the largest value.
+    /// Makes an axis from 0 to the largest value.
     pub fn linear(label: &str, unit: Unit) -> Axis {
         Axis { label: label.into(), unit, spacing: Spacing::Linear, at_least: 0.0, range: None }
     }
 
-    /// Powers of ten (of two for bytes); values of 0 and less sit on its lower end.
+    /// Makes an axis of powers of ten (of two for bytes); values of 0 and less are at its lower
+    /// end.
     pub fn logarithmic(label: &str, unit: Unit) -> Axis {
         Axis { label: label.into(), unit, spacing: Spacing::Logarithmic, at_least: 0.0, range: None }
     }
 
-    /// The same, reaching up to `value` at the least.
+    /// Extends the axis at least to `value`.
     pub fn up_to(mut self, value: f64) -> Axis {
         self.at_least = value;
         self
     }
 
-    /// The same, from `low` to `high` whatever is shown.
+    /// Fixes the axis to the range from `low` to `high`.
     pub fn range(mut self, low: f64, high: f64) -> Axis {
         self.range = Some((low, high));
         self
     }
 
-    /// The scale that shows all of `values` on the places from `start` to `end`.
+    /// Returns the scale that shows all of `values` on the places from `start` to `end`.
     pub(super) fn fit(&self, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Scale {
         let mut low = f64::INFINITY;
         let mut high = self.at_least;
@@ -139,8 +140,8 @@ fn logarithmic_range(low: f64, high: f64, base: f64) -> (f64, f64) {
     (start, if end > start { end } else { start * base })
 }
 
-/// A step of 1, 2 or 5 times a power of ten (for bytes: a power of two) that divides `span` into
-/// about five.
+/// Returns a step of 1, 2 or 5 times a power of ten (for bytes: a power of two) that divides `span`
+/// into about five parts.
 fn step(span: f64, unit: Unit) -> f64 {
     let rough = span / 5.0;
     if unit == Unit::Bytes {
@@ -171,7 +172,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Where `value` is; outside values sit on the nearer end.
+    /// Returns the place of `value`; values outside are at the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         let share = match self.axis.spacing {
             Spacing::Linear => (value - self.low) / (self.high - self.low),
@@ -181,7 +182,7 @@ impl Scale {
         self.start + share.clamp(0.0, 1.0) * (self.end - self.start)
     }
 
-    /// Values that get a label.
+    /// Returns the values that get a label.
     pub fn ticks(&self) -> Vec<f64> {
         match self.axis.spacing {
             Spacing::Linear => {
@@ -193,7 +194,7 @@ impl Scale {
             Spacing::Logarithmic => {
                 let base = self.axis.base();
                 let (first, last) = (self.low.log(base).round() as i32, self.high.log(base).round() as i32);
-                // Eight labels at the most.
+                // At most eight labels.
                 let every = ((last - first) as usize / 8 + 1).max(1);
                 let powers: Vec<f64> = (first..=last).step_by(every).map(|n| base.powi(n)).collect();
                 if last - first > 2 || base == 2.0 {
@@ -208,7 +209,7 @@ impl Scale {
         }
     }
 
-    /// The value's label.
+    /// Returns the value's label.
     pub fn show(&self, value: f64) -> String {
         self.axis.unit.show(value)
     }

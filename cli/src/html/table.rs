@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{Tone, escape};
 
-/// A column's heading and what it holds.
+/// A column's heading and the kind of its cells.
 #[derive(Debug, Clone)]
 pub struct Column {
     heading: String,
@@ -12,17 +12,17 @@ pub struct Column {
 }
 
 impl Column {
-    /// Words: set from the left.
+    /// Makes a column of words, aligned left.
     pub fn text(heading: &str) -> Column {
         Column { heading: heading.into(), class: "text" }
     }
 
-    /// Figures: set from the right, digits of one width.
+    /// Makes a column of figures, aligned right, with digits of equal width.
     pub fn number(heading: &str) -> Column {
         Column { heading: heading.into(), class: "number" }
     }
 
-    /// Symbols, addresses, commands: letters of one width.
+    /// Makes a column of symbols, addresses or commands, with letters of equal width.
     pub fn code(heading: &str) -> Column {
         Column { heading: heading.into(), class: "code" }
     }
@@ -39,24 +39,24 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell that shows `text`.
+    /// Makes a cell that shows `text`.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), tone: Tone::Plain, hint: String::new(), share: None }
     }
 
-    /// The same, coloured.
+    /// Colours the cell.
     pub fn tone(mut self, tone: Tone) -> Cell {
         self.tone = tone;
         self
     }
 
-    /// The same, with more to read under the pointer.
+    /// Adds a text that is shown under the pointer.
     pub fn hint(mut self, hint: impl Into<String>) -> Cell {
         self.hint = hint.into();
         self
     }
 
-    /// The same, with a bar of this share (0..=1) of the cell behind it.
+    /// Adds a bar behind the text, with this share (0..=1) of the cell.
     pub fn share(mut self, share: f64) -> Cell {
         self.share = Some(share.clamp(0.0, 1.0));
         self
@@ -72,12 +72,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table. `caption` may be empty.
+    /// Makes an empty table. `caption` may be empty.
     pub fn new(caption: &str, columns: &[Column]) -> Table {
         Table { caption: caption.into(), columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing stay empty.
+    /// Adds a row; missing cells are empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let mut cells: Vec<Cell> = cells.into_iter().take(self.columns.len()).collect();
         cells.resize_with(self.columns.len(), || Cell::text(""));

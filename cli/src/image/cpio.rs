@@ -22,15 +22,15 @@ const S_IFDIR: u32 = 0o040000;
 const S_IFREG: u32 = 0o100000;
 const S_IFLNK: u32 = 0o120000;
 
-/// Writes entries one after the other; parents must come before what is in them.
+/// Writes entries one after the other; a folder must come before its contents.
 pub struct Writer<'a, W> {
     out: &'a mut W,
     inode: u32,
-    /// Numbers of files with several names.
+    /// Inode numbers of files with several names.
     several: BTreeMap<&'a Path, u32>,
 }
 
-/// What a header says of a member.
+/// The header of a member.
 struct Member<'a> {
     name: &'a [u8],
     inode: u32,
@@ -43,7 +43,7 @@ struct Member<'a> {
 }
 
 impl<'a, W: Write> Writer<'a, W> {
-    /// A new archive on `out`; `several` are the paths of files that have other names, too.
+    /// Begins a new archive on `out`; `several` are the paths of files that have other names, too.
     pub fn new(out: &'a mut W, several: impl Iterator<Item = &'a Path>) -> Self {
         let mut writer = Writer { out, inode: 0, several: BTreeMap::new() };
         for path in several {
@@ -55,7 +55,7 @@ impl<'a, W: Write> Writer<'a, W> {
         writer
     }
 
-    /// Adds one entry. A host file that changed its size since it was gathered is an error.
+    /// Adds one entry. If a host file changed its size since it was gathered, that is an error.
     pub fn entry(&mut self, path: &Path, entry: &ImageEntry) -> Result<()> {
         let name = path.strip_prefix("/").unwrap_or(path).as_os_str().as_bytes();
         let (kind, size) = match &entry.node {
@@ -130,7 +130,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.pad(HEADER as usize + name.len() + 1)
     }
 
-    /// Both header and contents end on a multiple of four bytes.
+    /// Pads to a multiple of four bytes, on which header and contents must end.
     fn pad(&mut self, size: usize) -> std::io::Result<()> {
         self.out.write_all(&[0; 3][..size.wrapping_neg() % 4])
     }

@@ -1,4 +1,4 @@
-//! `/.freehold/spec`: what the guest is to run. NUL-terminated records `key=value`.
+//! `/.freehold/spec`: the program that the guest runs. NUL-terminated records `key=value`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use crate::qemu::network::Network;
 use crate::qemu::share::FolderShare;
 use crate::user::User;
 
-/// What a stream of the program is.
+/// The kind of a stream of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramStream {
     /// The terminal of the guest.
@@ -17,18 +17,18 @@ pub enum ProgramStream {
     Pipe,
 }
 
-/// What a stock Linux is to tell of its own functions.
+/// Facts about its own functions that a stock Linux is to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symbols {
-    /// Nothing.
+    /// No facts.
     None,
-    /// Where its text begins in this boot.
+    /// The start of the kernel's text in this boot.
     Base,
-    /// That, and every function's address.
+    /// The start of the text, and every function's address.
     All,
 }
 
-/// The program, its arguments and its surroundings.
+/// The program, its arguments and its environment.
 #[derive(Debug)]
 pub struct Spec {
     /// Path of the program in the guest.
@@ -39,26 +39,26 @@ pub struct Spec {
     pub environment: Vec<OsString>,
     /// Working directory.
     pub cwd: PathBuf,
-    /// As whom it runs.
+    /// The user that runs the program.
     pub user: User,
     /// stdin, stdout, stderr.
     pub streams: [ProgramStream; 3],
     /// Terminal size: rows, columns.
     pub window: (u16, u16),
-    /// What guest/init tells of the kernel.
+    /// Facts about the kernel that guest/init reports.
     pub symbols: Symbols,
     /// The device that the guest swaps to.
     pub swap: Option<PathBuf>,
-    /// Folders of the host that it sees.
+    /// Folders of the host that the guest sees.
     pub shares: Vec<FolderShare>,
     /// The events that are recorded while the program runs.
     pub events: Option<String>,
-    /// How it is connected, if it is.
+    /// The guest's network, if it has one.
     pub network: Option<Network>,
 }
 
 impl Spec {
-    /// The file's bytes.
+    /// Returns the file's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut record = |key: &str, value: &OsStr| {

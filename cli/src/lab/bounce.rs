@@ -1,13 +1,13 @@
-//! `freehold lab bounce`: what bounce buffers cost, and what it costs that they grow. (Petr
-//! Tesarik, "Allow dynamic allocation of software IO TLB bounce buffers", 2023: its table compares
-//! a pool of 64 MiB with one that grows from 1 MiB.)
+//! `freehold lab bounce`: the cost of bounce buffers, and the cost of their growth. (Petr Tesarik,
+//! "Allow dynamic allocation of software IO TLB bounce buffers", 2023: its table compares a pool of
+//! 64 MiB with one that grows from 1 MiB.)
 //!
 //! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the
-//! table's sizes and numbers of threads. The pool that grows begins with 256 KiB, since most rows
-//! of that table need less than 1 MiB. Instructions and bytes that the kernel stores are counted
-//! under the microscope on one CPU; rates are those of runs without it, the sides in turn. Linux
-//! gets a disk behind the DMA API (ACCESS_PLATFORM), which bounces where it is told to
-//! (`swiotlb=force`) or is behind VT-d.
+//! table's sizes and numbers of threads. The growing pool begins with 256 KiB, since most rows of
+//! that table need less than 1 MiB. The microscope counts instructions and bytes that the kernel
+//! stores, on one CPU. Rates are those of runs without it, with the sides in turn. Linux gets a
+//! disk behind the DMA API (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is
+//! behind VT-d.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::html::{Cell, Column, Page, Table, Tile, Tone};
 use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, print, scope};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "bounce",
     question: "What does a transfer through bounce buffers cost, and what does it cost that they grow?",
@@ -32,10 +32,10 @@ const PROGRAM: &str = "guest/workloads/transfers";
 /// Bytes of the disk.
 const DISK: u64 = 32 << 20;
 const WAYS: [&str; 2] = ["read", "write"];
-/// What the growing pool begins with.
+/// Initial size of the growing pool.
 const SMALL: u64 = 256 << 10;
-/// What growing may cost, as a multiple of what a pool of 64 MiB costs: in the long run, and at
-/// first.
+/// The largest cost of growing, as a multiple of the cost of a pool of 64 MiB: in the long run, and
+/// at first.
 const GOALS: [f64; 2] = [1.01, 1.05];
 
 /// A row of the source's table, or of ours.
@@ -57,7 +57,7 @@ const LOADS: [Load; 6] = [
 ];
 
 impl Load {
-    /// Whether what is under way at once does not fit in the small pool. A disk has 16 requests.
+    /// Returns whether the transfers in flight exceed the small pool. A disk has 16 requests.
     const fn must_grow(&self) -> bool {
         let at_once = if self.threads < 16 { self.threads } else { 16 };
         at_once * self.kib * 1024 > SMALL
@@ -67,7 +67,7 @@ impl Load {
     }
 }
 
-/// A kernel and how its devices reach memory.
+/// A kernel and the way in which its devices reach memory.
 struct BounceSide {
     name: &'static str,
     words: &'static [&'static str],
@@ -83,7 +83,7 @@ const FORCE: BounceSide = BounceSide {
 };
 const LINUX: BounceSide = BounceSide { name: "Linux, VT-d", words: &["--kernel", "linux", "--iommu"] };
 
-/// How much is measured.
+/// Extents of the measurement.
 struct Extents {
     loads: &'static [Load],
     sides: &'static [BounceSide],
@@ -106,12 +106,12 @@ impl Extents {
     }
 }
 
-/// What one boot showed of one way.
+/// Results of one way in one boot.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Counted {
-    /// Kernel instructions of a transfer: in the long run, and of the first ones.
+    /// Kernel instructions per transfer: in the long run, and of the first ones.
     instructions: [f64; 2],
-    /// Bytes that the kernel stored per byte.
+    /// Bytes that the kernel stored per transferred byte.
     stored: f64,
 }
 
@@ -121,14 +121,14 @@ struct BounceRow {
     load: &'static str,
     way: &'static str,
     side: &'static str,
-    /// Kernel instructions of a transfer: in the long run, and of the first ones. The least of the
-    /// boots, since a host that is busy makes the guest wait longer for its disk, and its clock
+    /// Kernel instructions per transfer: in the long run, and of the first ones. The smallest count
+    /// of the boots, because a busy host makes the guest wait longer for its disk, and its clock
     /// ticks meanwhile.
     instructions: [f64; 2],
     stored_per_byte: f64,
     /// Bytes of the pool before and after.
     pool: [u64; 2],
-    /// Of each boot.
+    /// Rate of each boot.
     mib_per_second: Vec<f64>,
 }
 
@@ -136,7 +136,7 @@ impl BounceRow {
     fn mean(&self) -> f64 {
         self.mib_per_second.iter().sum::<f64>() / self.mib_per_second.len().max(1) as f64
     }
-    /// Standard deviation over the mean; `None` of fewer than two boots.
+    /// Returns the standard deviation over the mean; `None` for fewer than two boots.
     fn variation(&self) -> Option<f64> {
         let (mean, count) = (self.mean(), self.mib_per_second.len());
         let squares: f64 = self.mib_per_second.iter().map(|rate| (rate - mean).powi(2)).sum();
@@ -181,7 +181,7 @@ fn run(settings: &Settings) -> Result<u8> {
     }
 }
 
-/// A folder in memory where the host has such a file system.
+/// Returns a folder in memory, if the host has such a file system.
 fn in_memory() -> Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("freehold-lab-");
@@ -189,13 +189,13 @@ fn in_memory() -> Result<tempfile::TempDir> {
     made.map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))
 }
 
-/// Whether a pool that begins small has become larger where it has to.
+/// Returns whether a pool that begins small has grown, if it has to.
 fn has_grown(row: &BounceRow) -> bool {
     let must = LOADS.iter().any(|load| load.name == row.load && load.must_grow());
     !must || !row.side.starts_with(GROWING.name) || row.pool[1] > row.pool[0]
 }
 
-/// All sides of a load, both ways.
+/// Measures all sides of a load, both ways.
 fn rows_of(
     extents: &Extents,
     load: &'static Load,
@@ -253,7 +253,7 @@ fn row(
     }
 }
 
-/// The VM: both ways one after the other, and the pool's size before and after.
+/// Returns the VM's command: both ways one after the other, and the pool's size before and after.
 fn words(side: &BounceSide, load: &Load, (program, disk): (&Path, &PathBuf)) -> Vec<OsString> {
     let mut words: Vec<OsString> =
         ["--accel", "tcg", "--report", "never", "-m", "1G"].map(OsString::from).into();
@@ -270,15 +270,15 @@ fn words(side: &BounceSide, load: &Load, (program, disk): (&Path, &PathBuf)) -> 
     words
 }
 
-/// What the guest printed.
+/// Parsed output of the guest.
 #[derive(Debug, PartialEq)]
 struct Said {
     pool: [u64; 2],
-    /// By way.
+    /// Times by way.
     nanoseconds: [u64; 2],
 }
 
-/// `pool SLABS` before and after, and a line `N transfers, 0 failed, T ns` of each way.
+/// Parses `pool SLABS` before and after, and a line `N transfers, 0 failed, T ns` for each way.
 fn said(output: &str) -> Option<Said> {
     let pools: Option<Vec<u64>> = output
         .lines()
@@ -292,7 +292,7 @@ fn said(output: &str) -> Option<Said> {
     Some(Said { pool: pool.map(|slabs| slabs * 2048), nanoseconds: nanoseconds?.try_into().ok()? })
 }
 
-/// What the kernel did in a way's phases.
+/// Counts the kernel's work in the phases of a way.
 fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
     let sum = |name: &str, of: fn(&CpuCounts) -> u64| {
         let phase = results.phases.iter().find(|phase| phase.name == name)?;
@@ -309,8 +309,8 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
     })
 }
 
-/// What growing costs over the pool of 64 MiB, for each load and way: in the long run, and at
-/// first.
+/// Returns the cost of the growing pool over that of the pool of 64 MiB, for each load and way: in
+/// the long run, and at first.
 fn ratios(rows: &[BounceRow]) -> impl Iterator<Item = (&BounceRow, [f64; 2])> {
     rows.iter().filter(|row| row.side == GROWING.name).filter_map(|growing| {
         let is_pair =

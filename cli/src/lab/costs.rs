@@ -1,5 +1,5 @@
-//! What an operation costs on Freehold, on a lean Linux and on Linux as Debian boots it: the table
-//! of `freehold bench`.
+//! Costs of operations on Freehold, on a lean Linux and on Linux as Debian boots it: the table of
+//! `freehold bench`.
 
 use super::{Experiment, Extent, Settings};
 use crate::Result;
@@ -13,7 +13,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// A row or two of each program: what a short run measures.
+/// Rows of a short run: one or two of each program.
 const FEW: [&str; 7] = ["null-call", "read-4k", "fork-exit", "fault-4k", "cow-copy", "mmap-4k", "switch-2"];
 
 fn run(settings: &Settings) -> Result<u8> {

@@ -1,9 +1,9 @@
-//! `freehold lab cow`: what does exact copy-on-write save, and what does it cost? (Andrea
-//! Arcangeli, "mm: restore full accuracy in COW page reuse", 2021.)
+//! `freehold lab cow`: how many copies does exact copy-on-write save, and what does it cost?
+//! (Andrea Arcangeli, "mm: restore full accuracy in COW page reuse", 2021.)
 //!
 //! A program that reads its own frame numbers (guest/workloads/needless.c) counts the copies that
-//! no other process needed, on both kernels alike; the rows of `freehold bench` that copy, share
-//! and pin pages tell the price.
+//! no other process needed, in the same way on both kernels. The rows of `freehold bench` that
+//! copy, share and pin pages show the cost.
 
 use std::ffi::OsString;
 
@@ -18,7 +18,7 @@ use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::schema::LabHead;
 use crate::{Result, files, kernel, print};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "cow",
     question: "How many pages are copied that nobody else needs, and what do sharing, copying and pinning cost?",
@@ -34,16 +34,16 @@ struct CowSide {
     kernel: &'static str,
 }
 
-/// How large, how often.
+/// Sizes and repetitions.
 struct Extents {
     boots: u32,
     memory: &'static str,
     swap: &'static str,
-    /// Of the patterns, in MiB, and of the mix, in percent of the memory.
+    /// Sizes of the patterns, in MiB, and of the mix, in percent of the memory.
     sizes: [&'static str; 2],
-    /// Rows of the bench.
+    /// Rows of `freehold bench`.
     rows: &'static [&'static str],
-    /// Parameters of the Linux that costs are compared with: none for a lean one and Debian's.
+    /// Parameters of the Linux for the comparison: none means a lean one and Debian's.
     against: &'static [&'static str],
 }
 
@@ -75,19 +75,19 @@ impl Extents {
     }
 }
 
-/// What one boot says of one pattern.
+/// Counts of one pattern in one boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 struct Count {
     stores: u64,
     /// Pages that were in another frame after the store.
     copies: u64,
-    /// Those without which somebody would have seen another's store.
+    /// Copies that were necessary: without them another process would have seen the store.
     needed: u64,
 }
 
 impl Count {
-    /// A page that went to swap before the store is not seen to be copied: that makes none
-    /// needless.
+    /// Returns the needless copies. A page that went to swap before the store is not seen as
+    /// copied, so it never counts as needless.
     fn needless(self) -> u64 {
         self.copies.saturating_sub(self.needed)
     }
@@ -111,7 +111,7 @@ impl Pattern {
         self.boots.iter().map(|count| count.needless() as f64).sum::<f64>() / self.boots.len().max(1) as f64
     }
 
-    /// `13`, `4–13`.
+    /// Formats `13`, `4–13`.
     fn show(&self) -> String {
         match self.ends() {
             (low, high) if low == high => low.to_string(),
@@ -130,7 +130,7 @@ struct CowRecord<'a> {
     head: LabHead,
     machine: String,
     needless: &'a [Pattern],
-    /// As `freehold bench --json` has it.
+    /// Costs as `freehold bench --json` writes them.
     costs: Value,
 }
 
@@ -174,7 +174,7 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(costs.tell_failures())
 }
 
-/// The VM of a count, with `program` in it.
+/// Returns the VM's command for a count, with `program` in it.
 fn words(side: &CowSide, extents: &Extents, program: OsString) -> Vec<OsString> {
     let mut words: Vec<OsString> = ["--accel", "tcg", "--report", "never", "--cpus", "2"]
         .iter()
@@ -186,7 +186,7 @@ fn words(side: &CowSide, extents: &Extents, program: OsString) -> Vec<OsString> 
     words
 }
 
-/// Adds what one boot printed.
+/// Adds the output of one boot.
 fn add(patterns: &mut Vec<Pattern>, side: &'static str, output: &str) -> Result<()> {
     for line in output.lines() {
         let (name, count) =
@@ -199,7 +199,8 @@ fn add(patterns: &mut Vec<Pattern>, side: &'static str, output: &str) -> Result<
     Ok(())
 }
 
-/// `NAME STORES stores COPIES copies NEEDED needed NEEDLESS needless`; a name may have spaces.
+/// Parses `NAME STORES stores COPIES copies NEEDED needed NEEDLESS needless`; a name may have
+/// spaces.
 fn count(line: &str) -> Option<(&str, Count)> {
     let mut rest = line.trim_end();
     let mut number = |what: &str| {
@@ -217,7 +218,7 @@ fn count(line: &str) -> Option<(&str, Count)> {
     (copies - needed == needless && !rest.is_empty()).then_some((rest, count))
 }
 
-/// The patterns by name, for each side.
+/// Returns the patterns by name, for each side.
 fn by_name(patterns: &[Pattern]) -> impl Iterator<Item = (&str, [Option<&Pattern>; 2])> {
     let names = patterns.iter().filter(|pattern| pattern.side == SIDES[0].name).map(|p| p.name.as_str());
     names

@@ -1,9 +1,9 @@
-//! `freehold lab growth`: does an operation cost more because there are more things around it?
+//! `freehold lab growth`: does an operation cost more if more things are present?
 //!
 //! Each row of [`GROWTH`] is measured with one thing, 100, 1,000 and 10,000, on both kernels, in
 //! guest instructions per operation. The **exponent** is the slope of the least-squares line
-//! through log(added cost) over log(things), where the added cost is what an operation costs above
-//! its cost with one thing, and at least a tenth of that cost: less is not told from constant. A
+//! through log(added cost) over log(things). The added cost is the cost above that with one thing,
+//! and at least a tenth of that cost, because smaller costs cannot be told from constant ones. A
 //! constant has exponent 0, a balanced tree about 0.15, a list 1.
 
 use serde::Serialize;
@@ -16,20 +16,20 @@ use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Tile, Tone, Uni
 use crate::schema::LabHead;
 use crate::{Result, files};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "growth",
     question: "Does an operation cost more because there are more things around it?",
     run,
 };
 
-/// The most that a cost may grow by.
+/// The largest exponent that meets the goal.
 const MOST: f64 = 0.2;
-/// What is added to a cost counts as at least this share of it.
+/// An added cost counts as at least this share of the cost with one thing.
 const NOISE: f64 = 0.1;
-/// Rows of a short run: those that meet the goal and whose things are made in a moment.
+/// Rows of a short run: rows that meet the goal and whose things are made quickly.
 const FEW: [&str; 4] = ["mincore", "epoll-mod", "sigtimedwait", "timer"];
-/// Exit status where a cost of ours grows.
+/// Exit status if a cost of ours grows.
 const GROWS: u8 = 1;
 
 /// One operation on one kernel.
@@ -38,7 +38,7 @@ struct Course {
     side: &'static str,
     row: &'static str,
     what: &'static str,
-    /// Things, instructions per operation; those that failed are left out.
+    /// Things, instructions per operation; failed rows are left out.
     costs: Vec<(u32, f64)>,
     exponent: Option<f64>,
 }
@@ -49,7 +49,7 @@ struct GrowthRecord<'a> {
     head: LabHead,
     most: f64,
     courses: &'a [Course],
-    /// As `freehold bench --json` has it.
+    /// Costs as `freehold bench --json` writes them.
     costs: Value,
 }
 
@@ -66,7 +66,7 @@ fn run(settings: &Settings) -> Result<u8> {
         quick: true,
         names,
         runs: Some("1".into()),
-        // Linux allows threads by the memory: 10,000 need this.
+        // Linux limits threads by the memory: 10,000 need this much.
         memory: Some("2G".into()),
         timeout: Some("3600".into()),
         against: Some("linux".into()),
@@ -95,12 +95,12 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(if courses.iter().any(Course::misses) { GROWS } else { failed })
 }
 
-/// The row's name without its count.
+/// Returns the row's name without its count.
 fn name(row: &GrowthRows) -> &'static str {
     row[0].name.split('@').next().unwrap_or(row[0].name)
 }
 
-/// The row with each of these counts.
+/// Returns the row with each of these counts.
 fn at_counts<'a>(row: &'a GrowthRows, counts: &'a [u32]) -> impl Iterator<Item = (&'a BenchRow, u32)> {
     row.iter().zip(COUNTS).filter(|(_, count)| counts.contains(count))
 }
@@ -115,8 +115,8 @@ fn courses(row: &GrowthRows, counts: &[u32], compared: &Compared) -> [Course; 2]
     })
 }
 
-/// The slope of the added cost, as the module's head says. `None` without a cost with one thing and
-/// with two larger counts.
+/// Returns the slope of the added cost, as defined in the module's head. `None` without a cost with
+/// one thing and with two larger counts.
 fn exponent(costs: &[(u32, f64)]) -> Option<f64> {
     let (&(1, alone), more) = costs.split_first()? else { return None };
     let added = |cost: f64| (cost - alone).max(alone * NOISE).ln();
@@ -131,7 +131,7 @@ fn exponent(costs: &[(u32, f64)]) -> Option<f64> {
 }
 
 impl Course {
-    /// Whether it is ours and grows, or cannot be judged.
+    /// Returns whether the row is ours and grows, or cannot be judged.
     fn misses(&self) -> bool {
         self.side == SIDES[0] && self.exponent.is_none_or(|exponent| exponent > MOST)
     }

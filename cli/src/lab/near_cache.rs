@@ -1,17 +1,17 @@
-//! `freehold lab near-cache`: what does the page allocator do to a direct-mapped memory-side cache?
+//! `freehold lab near-cache`: how does the page allocator affect a direct-mapped memory-side cache?
 //! (Dan Williams, "mm: Shuffle initial free memory to improve memory-side-cache utilization", v7,
 //! January 2019.)
 //!
 //! Every boot runs a program (guest/workloads/near-cache.c) that fills a heap of three times the
-//! cache and tells the frames of its pages, fresh and after memory has aged. Workloads are then
-//! reckoned over these placements ([`workload`]). A run of the microscope, small, confirms the
-//! reckoning from the guest's real accesses. Boots count instructions and get nothing from the host
-//! that could differ (`--icount`): the same kernel, QEMU and program give the same frames on any
-//! host, however busy, and boots differ by their seed, of the ageing and of all that the kernel
-//! draws.
+//! cache and prints the frames of its pages, fresh and after memory has aged. Workloads are then
+//! computed over these placements ([`workload`]). A small run of the microscope confirms the
+//! computation from the guest's real accesses. Boots count instructions and get no varying input
+//! from the host (`--icount`): the same kernel, QEMU and program give the same frames on any host,
+//! however busy. Boots differ by their seed, which decides the ageing and all random choices of the
+//! kernel.
 //!
-//! **What to expect.** Frames drawn at random miss the more, the more of them there are to draw
-//! from for each place of the cache ([`workload::by_chance`]; the report tells it beside the rest):
+//! **What to expect.** Frames drawn at random miss more if there are more frames to draw from for
+//! each place of the cache ([`workload::by_chance`]; the report shows it beside the rest):
 //!
 //! | frames a place | a heap that fits | a hot quarter | the 90/10 mix |
 //! |---|---|---|---|
@@ -22,16 +22,18 @@
 //! | endless | 36.8% | 11.5% | 19.7% |
 //!
 //! The question's own figures for a stock Linux that has aged ([`before`]) are 33–38%, 8–9% and
-//! 16–17%: no line of this table, but a heap whose first quarter of a cache comes from three or
-//! four frames a place and whose rest comes from anywhere ([`workload::frames_of_a_part_first`]).
-//! Linux hands out its smallest free pieces first: a heap has those figures where small pieces lie
-//! in less than half of memory, and larger ones in all of it.
+//! 16–17%. No line of this table has these values. A heap has them if its first quarter of a cache
+//! comes from three or four frames a place, and its rest from anywhere
+//! ([`workload::frames_of_a_part_first`]). Linux allocates its smallest free pieces first. So a
+//! heap has those figures if small pieces lie in less than half of memory, and larger ones in all
+//! of it.
 //!
-//! **The ageing.** Of theirs one sentence is known, "multi-process random-size map/free rounds and
-//! page-cache fill", which fits many. Ours follows it, and how large its areas and files' pieces
-//! are was chosen so that Linux shows what the question reports: a round of small ones until 5/16
-//! of memory are in use, then one of larger ones in all of it. Others that the sentence fits show,
-//! on two boots each (this lab: on ten):
+//! **The ageing.** The publication describes its ageing in one sentence, "multi-process random-size
+//! map/free rounds and page-cache fill", which fits many programs. Ours follows the sentence. The
+//! sizes of its areas and pieces of files were chosen so that Linux shows the reported figures: a
+//! round of small ones until 5/16 of memory are in use, then one of larger ones in all of it. This
+//! is a limitation. Other sizes that fit the sentence show these figures, on two boots each (this
+//! lab: on ten):
 //!
 //! | rounds: memory in use, areas up to, pieces of files up to | fits | hot quarter | mix |
 //! |---|---|---|---|
@@ -43,8 +45,8 @@
 //! | the large round alone | 34.0–35.3% | 8.7–9.2% | 16.8–17.4% |
 //! | all, 64 KiB, 64 KiB, and no other | 31.4–32.5% | 8.3–8.4% | 16.7% |
 //!
-//! A fresh heap that fits begins in what the boot has left of a piece of 4 MiB and then goes on
-//! elsewhere: up to 1.8%, and more where KASLR has put the kernel's image in its midst.
+//! A fresh heap that fits begins in the rest of a piece of 4 MiB that the boot has left, and then
+//! goes on elsewhere: up to 1.8%, and more if KASLR has put the kernel's image in its midst.
 
 mod before;
 mod report;
@@ -61,7 +63,7 @@ use crate::size::{MIB, show_size};
 use crate::{Result, args, files, kernel, print, scope};
 use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "near-cache",
     question: "What does the page allocator do to a direct-mapped memory-side cache, fresh, aged, shuffled, balanced?",
@@ -70,12 +72,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const PAGE: u64 = 4096;
 const PROGRAM: &str = "guest/workloads/near-cache";
-/// Its place in the guest: the same wherever it lies on the host.
+/// The program's place in the guest, independent of its place on the host.
 const GUEST_PROGRAM: &str = "/near-cache";
-/// Boots side by side, where the host has so many CPUs: how fast they are changes nothing, and each
+/// Number of boots at a time, if the host has enough CPUs. Their speed does not matter, and each
 /// fills all of its memory.
 const AT_A_TIME: usize = 2;
-/// Above this a placement that fits has failed.
+/// Miss share above which a placement that should fit has failed.
 const FITS_WELL: f64 = 0.01;
 
 /// A kernel with its parameters.
@@ -92,13 +94,13 @@ const LINEAR: NearCacheSide =
     NearCacheSide { name: "Freehold, in order", kernel: "freehold", append: "page_alloc.placement=linear" };
 const RANDOM: NearCacheSide =
     NearCacheSide { name: "Freehold, random", kernel: "freehold", append: "page_alloc.placement=random" };
-/// Not said on the command line: where there is such a cache, this is what the kernel does.
+/// Without a parameter: the kernel's default with such a cache.
 const BALANCED: NearCacheSide = NearCacheSide { name: "Freehold, balanced", kernel: "freehold", append: "" };
 
-/// How large, how often.
+/// Sizes and repetitions.
 struct Extents {
     sides: &'static [NearCacheSide],
-    /// Those that the microscope looks at.
+    /// Sides that the microscope watches.
     watched: &'static [NearCacheSide],
     cache: u64,
     memory: u64,
@@ -165,7 +167,7 @@ impl Measured {
     }
 }
 
-/// A mean and how far boots are from each other.
+/// A mean and the range of the boots.
 #[derive(Debug, Clone, Copy)]
 struct Spread {
     mean: f64,
@@ -183,7 +185,7 @@ impl Spread {
         }
     }
 
-    /// `16.2%`, with the ends where they differ: `16.2% (9.8–30.6)`.
+    /// Formats `16.2%`, with the ends if they differ: `16.2% (9.8–30.6)`.
     fn show(self) -> String {
         let percent = |value: f64| format!("{:.1}", value * 100.0);
         if percent(self.low) == percent(self.high) {
@@ -193,24 +195,24 @@ impl Spread {
     }
 }
 
-/// Where a boot had the kernel's image, in frames. With KASLR it is somewhere else at each boot.
+/// Place of the kernel's image in a boot, in frames. With KASLR it differs in each boot.
 #[derive(Debug, PartialEq, Serialize)]
 struct ImagePlace {
     side: &'static str,
     boot: u32,
     first: u64,
     last: u64,
-    /// Whether it stands among the frames of the heap that fits: that heap is then longer than the
-    /// cache by as much.
+    /// Whether the image is among the frames of the heap that fits: that heap is then longer than
+    /// the cache by the image's size.
     among: bool,
 }
 
-/// Of a heap's frames, at least one of so many lies on either side of an image that stands among
-/// them.
+/// An image is among a heap's frames if at least one of so many frames lies on either side.
 const AMONG: usize = 20;
 
 impl ImagePlace {
-    /// The image of a boot, if the guest tells it. `heap`: the frames of the heap that fits.
+    /// Reads the image's place in a boot, if the guest prints it. `heap`: the frames of the heap
+    /// that fits.
     fn told(output: &str, side: &'static str, boot: u32, heap: &[u64]) -> Option<ImagePlace> {
         let line = output.lines().find_map(|line| line.strip_prefix("image "))?;
         let (first, last) = line.split_once(' ')?;
@@ -220,15 +222,15 @@ impl ImagePlace {
         sorted.sort_unstable();
         let edge = heap.len() / AMONG;
         let (low, high) = (*sorted.get(edge)?, *sorted.get(heap.len().checked_sub(edge + 1)?)?);
-        // Frames from all over memory, as after a shuffle, have any image among them: that says
-        // nothing.
+        // Frames from all over memory, as after a shuffle, have any image among them, so that has
+        // no meaning there.
         let together = high - low < 2 * heap.len() as u64;
         let among = together && low < first && last < high;
         Some(ImagePlace { side, boot, first, last, among })
     }
 }
 
-/// What all boots showed.
+/// Results of all boots.
 struct NearCacheResult {
     measured: Vec<Measured>,
     images: Vec<ImagePlace>,
@@ -236,7 +238,7 @@ struct NearCacheResult {
 }
 
 impl NearCacheResult {
-    /// What chance alone would do.
+    /// Describes the miss shares that random placement alone would give.
     fn chance(extents: &Extents) -> Vec<String> {
         let frames = frames_at_random(extents.memory, (3 * extents.cache / PAGE) as usize);
         let share = |workload: Workload| {
@@ -268,7 +270,7 @@ impl NearCacheResult {
         ]
     }
 
-    /// What explains a boot that is unlike the others.
+    /// Returns notes that explain boots unlike the others.
     fn notes(&self) -> Vec<String> {
         let note = |image: &ImagePlace| {
             let wanted = (image.side, Age::Fresh, Workload::Fits.name());
@@ -288,7 +290,7 @@ impl NearCacheResult {
     }
 }
 
-/// What the microscope saw, beside what was reckoned for the same frames.
+/// Values that the microscope saw, beside the values computed for the same frames.
 #[derive(Debug, Serialize)]
 struct Confirmed {
     side: &'static str,
@@ -342,8 +344,8 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(0)
 }
 
-/// The options of every VM here: `side`'s kernel, one node with a memory-side cache, and `volume`,
-/// which brings the program.
+/// Returns the options of every VM here: `side`'s kernel, one node with a memory-side cache, and
+/// `volume`, which has the program.
 fn options(
     side: &NearCacheSide,
     memory: u64,
@@ -361,13 +363,13 @@ fn options(
     options
 }
 
-/// What one boot gave: shares at each age, of each workload, and the image's place.
+/// Results of one boot: shares at each age, of each workload, and the image's place.
 struct Boot {
     shares: Vec<Vec<MissShare>>,
     image: Option<ImagePlace>,
 }
 
-/// All boots of a side, some at a time.
+/// Measures all boots of a side, some at a time.
 fn measure(
     side: &NearCacheSide,
     extents: &Extents,
@@ -405,7 +407,7 @@ fn measure(
     Ok(())
 }
 
-/// One boot of a side, by its number.
+/// Measures one boot of a side, by its number.
 fn boot(side: &NearCacheSide, extents: &Extents, volume: &OsString, number: u32) -> Result<Boot> {
     print::stderr(format!("freehold: {}, boot {number} of {}\n", side.name, extents.boots));
     let (heap, seed) = ((3 * extents.cache / MIB).to_string(), number.to_string());
@@ -423,7 +425,7 @@ fn boot(side: &NearCacheSide, extents: &Extents, volume: &OsString, number: u32)
     Ok(Boot { shares: of_ages.iter().map(shares).collect(), image })
 }
 
-/// The frames that the program printed after the name of `age`.
+/// Returns the frames that the program printed after the name of `age`.
 fn frames(output: &str, age: Age, pages: usize) -> Result<Vec<u64>> {
     let lines = output.lines().skip_while(|line| *line != age.name()).skip(1);
     let frames: Vec<u64> = lines.map_while(|line| u64::from_str_radix(line, 16).ok()).take(pages).collect();
@@ -479,7 +481,7 @@ mod tests {
         };
         assert!(image(1500).among);
         assert!(!image(3000).among && !image(900).among);
-        // A few frames far from all others are no heap on its other side.
+        // A few frames far from all others do not count as heap on the image's other side.
         assert!(!image(1995).among);
         assert_eq!(ImagePlace::told("fresh\n1\n", "a", 1, &[1]), None);
         let scattered: Vec<u64> = (0..1000).map(|n| n * 8).collect();

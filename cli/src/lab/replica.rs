@@ -1,16 +1,16 @@
-//! `freehold lab replica`: what a copy of the kernel's text on each node is worth. (Kuzin, "x86:
+//! `freehold lab replica`: the value of a copy of the kernel's text on each node. (Kuzin, "x86:
 //! kernel text replication", RFC of December 2023: its readers asked for the calls that gain and
 //! lose.)
 //!
-//! One program (guest/workloads/node-calls.c) makes calls on a CPU of the last node, with warm
-//! caches and with cold ones, under the microscope. The kernel's image lies on node 0 (no KASLR),
-//! so that without copies all kernel code comes from another node, as it does on a stock Linux.
-//! Instructions and fetches are counted; lines that no cache had are those of the modelled caches.
+//! One program (guest/workloads/node-calls.c) makes calls on a CPU of the last node, with warm and
+//! with cold caches, under the microscope. The kernel's image lies on node 0 (no KASLR), so without
+//! copies all kernel code comes from another node, as on a stock Linux. Instructions and fetches
+//! are counted. Lines count as missed if the modelled caches do not have them.
 //!
-//! **Modelled time** is not measured: an instruction takes 1, a line from the own node [`LOCAL`],
-//! from another node that times the remote factor; nothing overlaps. A real CPU fetches ahead,
-//! which makes remote text cheaper than here. The break-even is the factor from which copies cost
-//! no more than they save.
+//! **Modelled time** is not measured: an instruction takes 1, a line from the own node [`LOCAL`], a
+//! line from another node that value times the remote factor; nothing overlaps. A real CPU
+//! prefetches, which makes remote text cheaper than here. The break-even is the factor from which
+//! copies cost no more than they save.
 
 use std::ffi::OsString;
 
@@ -23,7 +23,7 @@ use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, print, scope};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "replica",
     question: "What does a copy of the kernel's text on each node save, and what does it cost?",
@@ -34,9 +34,10 @@ const PROGRAM: &str = "guest/workloads/node-calls";
 const GUEST_PROGRAM: &str = "/node-calls";
 /// Larger than all modelled caches of a CPU.
 const EVICTED_BYTES: &str = "4194304";
-/// What a line from the own node's memory takes, in instructions: 80 ns at 2.5 GHz.
+/// The time of a line from the own node's memory, in instructions: 80 ns at 2.5 GHz.
 const LOCAL: f64 = 200.0;
-/// What a line from another node takes, in times of that: next socket, two sockets on, far memory.
+/// The time of a line from another node, as a multiple of that: next socket, two sockets on, far
+/// memory.
 const FACTORS: [f64; 3] = [1.4, 2.0, 3.0];
 
 struct ReplicaSide {
@@ -49,8 +50,8 @@ const ON: ReplicaSide = ReplicaSide { name: "on", kernel: "freehold", append: "n
 const OFF: ReplicaSide = ReplicaSide { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
 const LINUX: ReplicaSide = ReplicaSide { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
 
-/// What the kernel did for one call on one side: means of all calls of the row, on the CPU that
-/// made them.
+/// The kernel's work for one call on one side: means of all calls of the row, on the CPU that made
+/// them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct ReplicaRow {
     nodes: usize,
@@ -58,7 +59,7 @@ struct ReplicaRow {
     side: &'static str,
     times: u64,
     instructions: f64,
-    /// Of the instructions, those that lie on another node.
+    /// Instructions that were fetched from another node.
     remote: f64,
     /// Lines of instructions and of data that no cache had, on the own node and on others.
     local_misses: f64,
@@ -66,7 +67,7 @@ struct ReplicaRow {
 }
 
 impl ReplicaRow {
-    /// The modelled time, in instructions.
+    /// Returns the modelled time, in instructions.
     fn time(&self, factor: f64) -> f64 {
         self.instructions + LOCAL * (self.local_misses + factor * self.remote_misses)
     }
@@ -88,8 +89,8 @@ impl Pair<'_> {
         self.on.time(factor) / self.off.time(factor)
     }
 
-    /// The remote factor from which the modelled time with copies is no longer than without; `None`
-    /// where there is none.
+    /// Returns the remote factor from which the modelled time with copies is no longer than
+    /// without; `None` if there is none.
     fn break_even(&self) -> Option<f64> {
         let saved = self.off.remote_misses - self.on.remote_misses;
         let more = (self.on.instructions - self.off.instructions) / LOCAL + self.on.local_misses
@@ -159,7 +160,7 @@ fn words(side: &ReplicaSide, nodes: usize, times: u64, volume: &OsString) -> Vec
     words
 }
 
-/// The rows that the program names in `output`, each a phase.
+/// Returns the rows that the program names in `output`, each a phase.
 fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) -> Result<Vec<ReplicaRow>> {
     let cpu = nodes - 1;
     let home = results.settings.cpus.get(cpu).copied().unwrap_or(0);
@@ -193,7 +194,7 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
     Ok(rows)
 }
 
-/// The rows with copies, each with those without.
+/// Returns the rows with copies, each with its row without.
 fn pairs(rows: &[ReplicaRow]) -> impl Iterator<Item = Pair<'_>> {
     rows.iter().filter(|row| row.side == ON.name).filter_map(|on| {
         let other = |side: &ReplicaSide| {
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(pair.break_even(), Some(1.1));
         assert_eq!(pair.on.time(1.1), pair.off.time(1.1));
         assert_eq!((pair.on.remote_percent(), pair.off.remote_percent()), (0.0, 100.0));
-        // Where nothing is saved, copies pay off at once or never.
+        // If nothing is saved, copies pay off at once or never.
         let rows = [row("on", 1200.0, (5.0, 0.0)), row("off", 1000.0, (5.0, 0.0))];
         assert_eq!(pairs(&rows).next().expect("a pair").show_break_even(), "never");
         let rows = [row("on", 1000.0, (5.0, 0.0)), row("off", 1000.0, (5.0, 0.0))];

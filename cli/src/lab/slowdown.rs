@@ -1,5 +1,5 @@
-//! `freehold lab slowdown`: what it costs to look. The same script in the same VM, without the
-//! microscope and with more and more of its models, in turn; compared is the CPU time of QEMU,
+//! `freehold lab slowdown`: the cost of watching. The same script runs in the same VM, without the
+//! microscope and with more and more of its models, in turn. The CPU time of QEMU is compared,
 //! which other work on the host disturbs least.
 
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use crate::schema::LabHead;
 use crate::session::End;
 use crate::{Result, args, bench, files, print, scope};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "slowdown",
     question: "How many times slower is a guest under the microscope, with which models?",
@@ -29,18 +29,18 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// A hundred lines of everyday shell: some forty processes, pipes, files, a disk of 1 MiB.
 const SCRIPT: &[u8] = include_bytes!("../../tests/scripts/hundred-lines.sh");
-/// The status that it ends with.
+/// Exit status of the script.
 const SCRIPT_STATUS: u8 = 42;
 const DISK_BYTES: u64 = 1 << 20;
-/// The VM, microscope or not.
+/// The VM, with and without the microscope.
 const MACHINE: [&str; 8] = ["--accel", "tcg", "--report", "never", "-m", "256M", "--near-cache", "32M"];
 
-/// How a guest is run.
+/// A way to run a guest.
 struct Way {
     name: &'static str,
     /// The models; `None`: no microscope.
     models: Option<&'static str>,
-    /// At most so many times the CPU time without.
+    /// The largest allowed multiple of the CPU time without the microscope.
     goal: Option<f64>,
 }
 
@@ -49,13 +49,13 @@ const COUNTS: Way = Way { name: "counts and locality", models: Some("locality"),
 const CACHES: Way = Way { name: "caches", models: Some("cache"), goal: Some(3.5) };
 const EVERYTHING: Way = Way { name: "all models", models: Some("all"), goal: Some(5.0) };
 
-/// What was measured of a way.
+/// Results of one way.
 #[derive(Serialize)]
 struct Measured {
     name: &'static str,
-    /// Of each run, in their order.
+    /// CPU time of each run, in order.
     cpu_seconds: Vec<f64>,
-    /// Over the run without the microscope before it.
+    /// Ratio to the previous run without the microscope.
     ratio: Option<f64>,
     interval: Option<(f64, f64)>,
     goal: Option<f64>,
@@ -114,7 +114,7 @@ fn run(settings: &Settings) -> Result<u8> {
     Ok(0)
 }
 
-/// One run: QEMU's CPU time, and what the plugin said of QEMU.
+/// Makes one run; returns QEMU's CPU time, and the plugin's description of QEMU.
 fn once(way: &Way, folder: &Path) -> Result<(f64, Option<Emulator>)> {
     let (script, disk) = (folder.join("script"), folder.join("disk"));
     let made =
@@ -144,8 +144,8 @@ fn once(way: &Way, folder: &Path) -> Result<(f64, Option<Emulator>)> {
     }
 }
 
-/// The CPU time of all processes that this one has started and waited for: fields 16 and 17 of
-/// proc_pid_stat(5), in ticks, of which Linux makes 100 a second for programs on every x86-64.
+/// Returns the CPU time of all processes that this one has started and waited for: fields 16 and 17
+/// of proc_pid_stat(5), in ticks. For programs on x86-64 Linux makes 100 ticks a second.
 fn children_seconds() -> Result<f64> {
     let path = Path::new("/proc/self/stat");
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
@@ -175,13 +175,13 @@ impl Measured {
         geometric_mean(&self.cpu_seconds).value
     }
 
-    /// The least and the most.
+    /// Returns the minimum and the maximum.
     fn ends(&self) -> (f64, f64) {
         let seconds = self.cpu_seconds.iter().copied();
         (seconds.clone().fold(f64::INFINITY, f64::min), seconds.fold(0.0, f64::max))
     }
 
-    /// `2.90 (2.81–2.99)`.
+    /// Formats `2.90 (2.81–2.99)`.
     fn show_ratio(&self) -> String {
         match (self.ratio, self.interval) {
             (Some(ratio), Some((_, high))) if high.is_infinite() => format!("{ratio:.2} (one run)"),
@@ -190,7 +190,7 @@ impl Measured {
         }
     }
 
-    /// `at most 3.5: met`.
+    /// Formats `at most 3.5: met`.
     fn show_goal(&self) -> String {
         match (self.goal, self.verdict) {
             (Some(goal), Some(verdict)) => format!("at most {goal}: {verdict}"),

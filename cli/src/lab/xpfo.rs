@@ -1,11 +1,11 @@
-//! `freehold lab xpfo`: what it costs to keep programs' frames out of the kernel's map, and how
-//! long translations of them outlive their use. (Julian Stecklina, "Redoing eXclusive Page Frame
-//! Ownership (XPFO) with isolated CPUs in mind", 2018, and the answers.)
+//! `freehold lab xpfo`: the cost of keeping programs' frames out of the kernel's map, and the time
+//! for which translations of them outlive their use. (Julian Stecklina, "Redoing eXclusive Page
+//! Frame Ownership (XPFO) with isolated CPUs in mind", 2018, and the answers.)
 //!
 //! Each workload runs once under the microscope with each policy and on a stock Linux, with a clock
 //! that counts instructions (1 ns each). Instructions and TLB events are counted; lives of
 //! translations are those in the modelled TLB. A policy counts as the kernel's if its publication
-//! names it: one that the kernel does not have yet is named as missing and has no row.
+//! names it. A policy that the kernel does not have is named as missing and has no row.
 
 mod report;
 
@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::schema::LabHead;
 use crate::{Result, args, files, print, scope};
 
-/// In the registry.
+/// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "xpfo",
     question: "What does it cost to keep programs' frames out of the kernel's map, and how long do stale translations live?",
@@ -28,12 +28,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const POLICIES: [&str; 4] = ["off", "lap", "on", "strict"];
-/// What the kernel does where nothing is said.
+/// The kernel's default policy.
 const DEFAULT: &str = "on";
 const LINUX: &str = "linux";
 const SHAPES: [&str; 6] = ["skylake-sp", "skylake-sp:plru", "ice-lake", "ice-lake:plru", "zen5", "zen5:plru"];
 
-/// What runs in the VM.
+/// A program that runs in the VM.
 struct Workload {
     name: &'static str,
     /// Programs of the host that it needs, besides busybox.
@@ -70,7 +70,7 @@ const WORKLOADS: [Workload; 5] = [
     },
 ];
 
-/// What one run showed, of the program's time where nothing else is said.
+/// Results of one run, of the program's time unless a field says otherwise.
 #[derive(Debug, Serialize)]
 struct XpfoRow {
     workload: &'static str,
@@ -82,27 +82,28 @@ struct XpfoRow {
     walks: u64,
     /// First-level misses of loads and stores, of both halves.
     data_misses: u64,
-    /// The kernel's entries that others drove out of the modelled second level, in the whole run.
+    /// The kernel's entries that were evicted from the modelled second level, in the whole run.
     kernel_replaced: u64,
     full_flushes: u64,
     page_flushes: u64,
     switches: u64,
-    /// In the whole run.
+    /// Windows in the whole run.
     windows: u64,
     closed_cached: u64,
-    /// The longest life of a closed window, as the upper end of its power of two; those alive at
-    /// the end included.
+    /// The longest life of a closed window, as the upper end of its power of two, including windows
+    /// alive at the end.
     longest_closed: u64,
-    /// Frames × instructions: while open, after the close, in the direct map.
+    /// Frames × instructions: while the window was open, after its close, in the direct map.
     exposure: [u64; 3],
     lives: Lives,
     alias_lives: Lives,
     alias_until_switch: Vec<u64>,
     aliases: u64,
-    /// Programs' bytes that the kernel half maps outside windows: the mean of the looks in the
-    /// program's time, and the most. `None`: nobody looked.
+    /// Programs' bytes that the kernel half maps outside windows: the mean and the maximum of the
+    /// samples in the program's time. `None`: no samples.
     reachable_bytes: Option<(u64, u64)>,
-    /// Frames that were a program's, with its bytes, in the kernel's map: the most of any look.
+    /// Frames that belonged to a program, with its bytes, in the kernel's map: the maximum of all
+    /// samples.
     residue_frames: Option<u64>,
     violations: u64,
 }
@@ -114,7 +115,7 @@ struct Skipped {
     why: String,
 }
 
-/// All that was found.
+/// All results.
 #[derive(Serialize)]
 struct XpfoRecord {
     #[serde(flatten)]
@@ -174,7 +175,7 @@ fn run(settings: &Settings) -> Result<u8> {
     Err(Failure::new(format!("this kernel has no policy xpfo={names}: not measured"), ""))
 }
 
-/// Adds a row for each workload and policy, where the host has what the workload needs.
+/// Adds a row for each workload and policy, if the host has the workload's programs.
 fn measure_all(
     record: &mut XpfoRecord,
     workloads: &[Workload],
@@ -207,7 +208,7 @@ fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str]) -> Result<()> 
     Ok(())
 }
 
-/// The policy that the kernel publishes when it is asked for this one.
+/// Returns the policy that the kernel publishes when this one is requested.
 fn published(policy: &str) -> Result<String> {
     let words = words(policy, ("locality", SHAPES[0]), &[], "busybox true");
     let (results, _) = scope::Measurement::prepare(&args::scope_options(&words)?)?.run()?;
@@ -230,7 +231,7 @@ fn words(policy: &str, (models, shape): (&str, &str), needs: &[&str], script: &s
 }
 
 fn measure(workload: &Workload, policy: &'static str, how: (&str, &str)) -> Result<XpfoRow> {
-    // A program that was added is named by its path.
+    // An added program is named by its path.
     let script = workload.needs.iter().fold(workload.script.to_owned(), |script, path| {
         let name = path.rsplit('/').next().unwrap_or(path);
         script.replace(&format!("{name} "), &format!("{path} "))
@@ -296,10 +297,11 @@ struct Model {
     life: f64,
 }
 
-/// Eager shootdowns leave none. A deferred flush comes with the next write to CR3. Without any
-/// flush a translation lives as long as it did in the run; a periodic full flush at a random phase
-/// ends it earlier: the mean of min(L, U), U uniform in the period T, is T / 2 for L ≥ T and L − L²
-/// / 2T below. What was alive at the end counts with the life that was seen: at least.
+/// Returns the models for a row. Eager shootdowns leave no stale translation. A deferred flush
+/// comes with the next write to CR3. Without any flush a translation lives as long as it did in the
+/// run. A periodic full flush at a random phase ends it earlier: the mean of min(L, U), U uniform
+/// in the period T, is T / 2 for L ≥ T and L − L² / 2T below. A translation that was alive at the
+/// end counts with the life that was seen: a lower bound.
 fn models(row: &XpfoRow) -> Vec<Model> {
     let mean = |lives: &[u64], of: &dyn Fn(f64) -> f64| {
         let all: u64 = lives.iter().sum();

@@ -1,4 +1,4 @@
-//! What an ELF object says about itself: machine, interpreter, needed libraries and where to look
+//! Reads an ELF object's own description: machine, interpreter, needed libraries and where to look
 //! for them.
 
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Reads and checks `path`: an error says what it is instead of an x86-64 object.
+    /// Reads and checks `path`: an error names the kind of a file that is no x86-64 object.
     pub fn read(path: &Path) -> Result<Object> {
         let data = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
         check_kind(path, &data)?;
@@ -36,7 +36,7 @@ impl Object {
             .map_err(|e| Failure::not_executable(format!("{}: damaged ELF file: {e}", path.display()), ""))
     }
 
-    /// True when `path` is an x86-64 object: the loader passes over others in its search.
+    /// Returns whether `path` is an x86-64 object: the loader skips others in its search.
     pub fn fits(path: &Path) -> bool {
         let mut head = [0; 20];
         std::fs::File::open(path)
@@ -108,7 +108,7 @@ fn parse(path: &Path, data: &[u8]) -> std::result::Result<Object, object::read::
     Ok(object)
 }
 
-/// The file offset of a virtual address.
+/// Returns the file offset of a virtual address.
 fn file_offset(
     segments: &[elf::ProgramHeader64<Endianness>],
     endian: Endianness,

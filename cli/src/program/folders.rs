@@ -17,7 +17,8 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// This host's: `library_path` (LD_LIBRARY_PATH), ld.so.conf and the defaults.
+    /// Returns the folders of this host: `library_path` (LD_LIBRARY_PATH), ld.so.conf and the
+    /// defaults.
     pub fn of_host(library_path: Option<&OsStr>) -> Folders {
         let mut system = Vec::new();
         read_configuration(Path::new("/etc/ld.so.conf"), &mut system, 0);
@@ -28,7 +29,7 @@ impl Folders {
         }
     }
 
-    /// Where `library` is, for an object with these RPATHs and this RUNPATH.
+    /// Finds `library` for an object with these RPATHs and this RUNPATH.
     pub fn find(&self, library: &OsStr, rpath: &[PathBuf], runpath: &[PathBuf]) -> Option<PathBuf> {
         if library.as_bytes().contains(&b'/') {
             return Some(PathBuf::from(library)).filter(|path| Object::fits(path));
@@ -44,7 +45,7 @@ impl Folders {
     }
 }
 
-/// ld.so.conf(5): a folder a line, `include PATTERN`, comments.
+/// Reads ld.so.conf(5): one folder per line, `include PATTERN`, comments.
 fn read_configuration(file: &Path, folders: &mut Vec<PathBuf>, depth: usize) {
     const MAX_INCLUDES: usize = 8;
     let Ok(text) = std::fs::read_to_string(file) else {
@@ -64,7 +65,8 @@ fn read_configuration(file: &Path, folders: &mut Vec<PathBuf>, depth: usize) {
     }
 }
 
-/// Files that match a pattern with at most one `*`, in its last component: the only form in use.
+/// Returns files that match a pattern with at most one `*`, in its last component: the only form in
+/// use.
 fn matching(pattern: &Path) -> Vec<PathBuf> {
     let name = pattern.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some((before, after)) = name.split_once('*') else {

@@ -1,6 +1,6 @@
-//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk null=SIZE[,latency=TIME]`: one
-//! that keeps nothing. `--disk vhost-user=SOCKET`: a disk that another process serves, by QEMU's
-//! protocol vhost-user-blk; it reaches all of the guest's memory.
+//! `--disk FILE[,ro][,iops=N]` is a raw disk of the guest, `--disk null=SIZE[,latency=TIME]` a disk
+//! that keeps nothing. `--disk vhost-user=SOCKET` is a disk that another process serves, by QEMU's
+//! protocol vhost-user-blk; that process reaches all of the guest's memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -18,7 +18,7 @@ use crate::size::parse_size;
 /// Bytes in a sector: a disk is whole sectors.
 const SECTOR: u64 = 512;
 
-/// What the guest may do with a disk.
+/// The guest's access to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskAccess {
     /// Read only.
@@ -34,7 +34,7 @@ pub enum Disk {
     File(DiskFile),
     /// Another process serves it at this socket.
     Served(PathBuf),
-    /// So many bytes, all zero whatever is written; how long each request takes.
+    /// A disk of this many zero bytes that ignores writes; latency of each request.
     Null { bytes: u64, latency: Duration },
 }
 
@@ -43,29 +43,29 @@ pub enum Disk {
 pub struct DiskFile {
     file: PathBuf,
     access: DiskAccess,
-    /// Requests in a second, where the user wants it slow.
+    /// Requests per second, if the user limits them.
     iops: Option<u32>,
     keep: Keep,
 }
 
-/// What a `--disk` that names a socket begins with.
+/// Prefix of a `--disk` that names a socket.
 const VHOST_USER: &[u8] = b"vhost-user=";
-/// What a `--disk` that keeps nothing begins with.
+/// Prefix of a `--disk` that keeps nothing.
 const NULL: &[u8] = b"null=";
-/// The longest that a request of such a disk may take: longer than a guest waits for one.
+/// The longest latency of such a disk: longer than a guest waits for a request.
 const LONGEST_LATENCY: Duration = Duration::from_secs(600);
 
-/// Whether anybody wants the bytes after the run.
+/// Whether the user wants the bytes after the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
     Yes,
-    /// QEMU need not see to it that they reach the host's disk.
+    /// QEMU need not write them to the host's disk.
     No,
 }
 
 impl Disk {
-    /// Parses and checks: what it names exists, can be used as asked, and is a whole number of
-    /// sectors.
+    /// Parses and checks a disk: its file exists, can be used as requested, and is a whole number
+    /// of sectors.
     pub fn parse(text: &OsStr) -> Result<Disk> {
         if let Some(socket) = text.as_bytes().strip_prefix(VHOST_USER) {
             let socket = PathBuf::from(OsString::from_vec(socket.to_vec()));
@@ -78,17 +78,17 @@ impl Disk {
         DiskFile::parse(text).map(Disk::File)
     }
 
-    /// A disk of ours, made for the run.
+    /// Makes a disk of ours for the run.
     pub fn temporary(file: PathBuf, iops: Option<u32>) -> Disk {
         Disk::File(DiskFile { file, access: DiskAccess::Write, iops, keep: Keep::No })
     }
 
-    /// Whether another process serves it, and so has to reach the guest's memory.
+    /// Returns whether another process serves it, which then has to reach the guest's memory.
     pub fn shares_memory(&self) -> bool {
         matches!(self, Disk::Served(_))
     }
 
-    /// The disk as QEMU's arguments.
+    /// Adds the disk to QEMU's arguments.
     pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
         let mut device = format!("virtio-blk-pci,drive=disk{number}");
         match self {
@@ -114,7 +114,7 @@ impl DiskFile {
     fn parse(text: &OsStr) -> Result<DiskFile> {
         let mut disk =
             DiskFile { file: PathBuf::new(), access: DiskAccess::Write, iops: None, keep: Keep::Yes };
-        // Options stand at the end, so a file name may hold commas.
+        // Options are at the end, so a file name may have commas.
         let mut rest = text.as_bytes();
         while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
             let option = &rest[comma + 1..];
@@ -159,7 +159,7 @@ impl DiskFile {
         Ok(())
     }
 
-    /// What QEMU opens.
+    /// Returns the `-drive` argument of QEMU.
     fn drive(&self, number: usize) -> OsString {
         let mut drive = OsString::from(format!("if=none,id=disk{number},format=raw,file="));
         drive.push(escape_commas(&self.file));
@@ -176,7 +176,7 @@ impl DiskFile {
     }
 }
 
-/// `SIZE[,latency=TIME]`, which stands in `text`.
+/// Parses `SIZE[,latency=TIME]`, a part of `text`.
 fn parse_null(text: &OsStr, rest: &str) -> Result<Disk> {
     let wrong = |what: &str| {
         let hint = "for example --disk null=64M or --disk null=1G,latency=2ms";
@@ -198,8 +198,8 @@ fn parse_null(text: &OsStr, rest: &str) -> Result<Disk> {
     Ok(Disk::Null { bytes, latency })
 }
 
-/// Fails unless `socket` is one. Whether something listens there, QEMU finds out: a server serves
-/// one connection.
+/// Checks that `socket` is a socket. Whether a server listens there is left to QEMU, because a
+/// server serves only one connection.
 fn check_socket(socket: &Path) -> Result<()> {
     let shown = socket.display();
     let fails = |why: &str| {
@@ -218,7 +218,7 @@ fn check_socket(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The number of `iops=`, more than 0.
+/// Parses the number of `iops=`, more than 0.
 pub fn iops(option: &str, text: &OsStr, number: &[u8]) -> Result<u32> {
     let number = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
     number.ok_or_else(|| {

@@ -1,9 +1,8 @@
 //! `--net` and `-p`: QEMU's network for one machine, and the ports of this machine that lead into
 //! it.
 //!
-//! The guest is 10.0.2.15 of a network that only it is in; QEMU answers for everything beyond, with
-//! this user's sockets. With `-p` alone QEMU is told to pass on nothing but what is forwarded
-//! (`restrict=on`).
+//! The guest is 10.0.2.15, alone in its network; QEMU connects it to everything beyond, with this
+//! user's sockets. With `-p` alone QEMU passes on forwarded connections only (`restrict=on`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,12 +16,12 @@ use crate::failure::Failure;
 
 /// Slot of the device on the PCI bus.
 const SLOT: u32 = 7;
-/// The guest's address and who knows the way to all others, as QEMU deals them out.
+/// The guest's address and its gateway, as QEMU assigns them.
 const RECORD: &str = "10.0.2.15/24,10.0.2.2";
-/// The resolver that QEMU offers, which asks this machine's.
+/// The resolver of QEMU, which asks this machine's resolver.
 pub const RESOLV_CONF: &str = "nameserver 10.0.2.3\n";
 
-/// What a forwarded port carries.
+/// The protocol of a forwarded port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Protocol {
     Tcp,
@@ -38,7 +37,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A port of this machine that leads to one of the guest.
+/// A forwarded port: a port of this machine that leads to one of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Forward {
     protocol: Protocol,
@@ -49,13 +48,13 @@ struct Forward {
 /// The network of a machine that has one, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// Whether the guest reaches more than what is forwarded.
+    /// Whether the guest reaches more than forwarded connections.
     pub reaches_out: bool,
     forwards: Vec<Forward>,
 }
 
 impl Network {
-    /// The network that the options ask for.
+    /// Returns the network that the options request.
     pub fn from_options(options: &RunOptions) -> Result<Option<Network>> {
         let forwards =
             options.network.publish.iter().map(|text| Forward::parse(text)).collect::<Result<Vec<_>>>()?;
@@ -85,18 +84,18 @@ impl Network {
         Ok(Some(Network { reaches_out, forwards }))
     }
 
-    /// What /.freehold/spec has of it: address and bits of the network, and the gateway.
+    /// Returns the entry in /.freehold/spec: address and bits of the network, and the gateway.
     pub const fn record(&self) -> &'static str {
         RECORD
     }
 
-    /// Fails where a port that is to be forwarded cannot be had: QEMU would say so, but later and
-    /// in other words.
+    /// Checks that the ports to be forwarded are free. QEMU would report a taken port later and in
+    /// other words.
     pub fn check_ports(&self) -> Result<()> {
         self.forwards.iter().try_for_each(Forward::check)
     }
 
-    /// It as QEMU's arguments.
+    /// Adds the network to QEMU's arguments.
     pub fn arguments(&self, line: &mut CommandLine) {
         let restrict = if self.reaches_out { "off" } else { "on" };
         let mut network = format!("user,id=net0,ipv6=off,restrict={restrict}");

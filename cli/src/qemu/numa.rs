@@ -1,5 +1,4 @@
-//! NUMA nodes, their distances and their memory-side caches, as the user describes them and as QEMU
-//! takes them.
+//! NUMA nodes, their distances and their memory-side caches, in the user's form and in QEMU's form.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +8,10 @@ use crate::args::RunOptions;
 use crate::failure::Failure;
 use crate::size::{self, MIB, show_size};
 
-/// Distance between two nodes where the user names none (ACPI: 10 is local).
+/// Default distance between two nodes (ACPI: 10 is local).
 const DEFAULT_DISTANCE: u8 = 20;
 const LOCAL_DISTANCE: u8 = 10;
-/// Nodes are cut at pageblocks, and memory comes and goes by them.
+/// Granularity of nodes: pageblocks, the unit in which memory is plugged in and out.
 const GRAIN: u64 = 2 * MIB;
 /// Memory devices are in slots 2 and 3, up to eight each.
 const FIRST_GROWTH_SLOT: usize = 2;
@@ -20,9 +19,9 @@ const FIRST_GROWTH_SLOT: usize = 2;
 /// One node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Bytes from the start; 0 for a node that only gets memory later.
+    /// Bytes from the start; 0 for a node that gets memory only later.
     pub memory: u64,
-    /// Bytes that can be plugged in besides.
+    /// Bytes that can be plugged in later.
     pub growth: u64,
     /// Its CPUs; none for a node of memory only.
     pub cpus: BTreeSet<u32>,
@@ -63,14 +62,14 @@ impl NearCache {
     }
 }
 
-/// What holds the guest's memory on the host.
+/// The host memory that holds the guest's memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Backing<'a> {
     /// QEMU's own memory.
     Anonymous,
     /// Memory that QEMU shares with the processes that serve its disks.
     Shared,
-    /// A file for each node, in order, which others may look into.
+    /// A file for each node, in order, which other processes may read.
     Files(&'a [String]),
 }
 
@@ -102,7 +101,7 @@ impl Topology {
         Ok(Topology { nodes, distances, near_cache })
     }
 
-    /// One node with CPU 0.
+    /// Makes one node with CPU 0.
     pub fn one(memory: u64) -> Topology {
         Topology {
             nodes: vec![NumaNode { memory, growth: 0, cpus: BTreeSet::from([0]) }],
@@ -111,23 +110,23 @@ impl Topology {
         }
     }
 
-    /// Bytes of all nodes.
+    /// Returns the bytes of all nodes.
     pub fn memory(&self) -> u64 {
         self.nodes.iter().map(|node| node.memory).sum()
     }
 
-    /// Nodes and bytes that can be plugged in there, by memory device.
+    /// Returns the nodes and the bytes that can be plugged in there, by memory device.
     pub fn growth(&self) -> impl Iterator<Item = (usize, u64)> {
         let growth = self.nodes.iter().map(|node| node.growth).enumerate();
         growth.filter(|&(_, bytes)| bytes > 0)
     }
 
-    /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher`
-    /// looks into their memory.
+    /// Adds the memory devices to QEMU's arguments, in the order of their slots: the guest numbers
+    /// them by it. `watcher` reads their memory.
     pub fn growth_arguments(&self, line: &mut CommandLine, watcher: Option<&Watcher>, backing: Backing<'_>) {
         for (number, (node, growth)) in self.growth().enumerate() {
             let size = show_size(growth);
-            // Nothing of it is taken before it is plugged in.
+            // The host reserves none of this memory before it is plugged in.
             let (backend, place) = match watcher {
                 None => {
                     let kind = if matches!(backing, Backing::Shared) { "memfd,share=on" } else { "ram" };
@@ -165,28 +164,28 @@ impl Topology {
         given.copied().unwrap_or(DEFAULT_DISTANCE)
     }
 
-    /// Bytes of each node.
+    /// Returns the bytes of each node.
     pub fn sizes(&self) -> Vec<u64> {
         self.nodes.iter().map(|node| node.memory).collect()
     }
 
-    /// The node of each of `cpus` CPUs.
+    /// Returns the node of each of `cpus` CPUs.
     pub fn nodes_of_cpus(&self, cpus: u32) -> Vec<usize> {
         let of = |cpu| self.nodes.iter().position(|node| node.cpus.contains(&cpu)).unwrap_or(0);
         (0..cpus).map(of).collect()
     }
 
-    /// True for a machine without NUMA tables.
+    /// Returns whether the machine has no NUMA tables.
     pub fn is_plain(&self) -> bool {
         self.nodes.len() == 1 && self.near_cache.is_none()
     }
 
-    /// The topology as QEMU's arguments; none for a plain machine with anonymous memory.
+    /// Adds the topology to QEMU's arguments; nothing for a plain machine with anonymous memory.
     pub fn arguments(&self, line: &mut CommandLine, backing: Backing<'_>) {
         if self.is_plain() && matches!(backing, Backing::Anonymous) {
             return;
         }
-        // A node without CPUs is reached from the first that has some.
+        // A node without CPUs is reached from the first node with CPUs.
         let first = self.nodes.iter().position(|node| !node.cpus.is_empty()).unwrap_or(0);
         for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.memory > 0) {
             let size = show_size(node.memory);
@@ -236,7 +235,7 @@ impl Topology {
         }
     }
 
-    /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the
+    /// Adds HMAT: latencies in proportion to the distances. Both kinds of figure must precede the
     /// caches.
     fn cache_arguments(&self, line: &mut CommandLine, cache: NearCache) {
         for (from, node) in self.nodes.iter().enumerate() {
@@ -289,7 +288,7 @@ fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<NumaNode>> {
     Ok(nodes)
 }
 
-/// Splits what the machine can grow by, up to `text` in all, evenly over the nodes.
+/// Splits the pluggable memory, up to `text` in all, evenly over the nodes.
 fn share_growth(nodes: &mut [NumaNode], text: &str) -> Result<()> {
     let most = size::parse_size("--memory-max", text)?;
     let now: u64 = nodes.iter().map(|node| node.memory).sum();
@@ -318,16 +317,16 @@ fn share_growth(nodes: &mut [NumaNode], text: &str) -> Result<()> {
     Ok(())
 }
 
-/// QEMU's name of memory device `number`.
+/// Returns QEMU's name of memory device `number`.
 pub fn growth_device(number: usize) -> String {
     format!("vmem{number}")
 }
 
-/// The node that a `--node` describes.
+/// Parses the node that a `--node` describes.
 fn one_described(spec: &str, cpus: u32) -> Result<NumaNode> {
     let mut node = NumaNode { memory: 0, growth: 0, cpus: BTreeSet::new() };
     let mut most = None;
-    // A CPU list may hold commas: a part without `=` goes on with the list before it.
+    // A CPU list may have commas: a part without `=` continues the list before it.
     let mut list = String::new();
     for part in spec.split(',') {
         match part.split_once('=') {

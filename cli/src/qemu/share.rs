@@ -5,48 +5,48 @@ use std::path::PathBuf;
 
 use super::{CommandLine, escape_commas};
 
-/// What the guest may do with a folder.
+/// The guest's access to a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareAccess {
     /// Read; QEMU refuses the rest.
     Read,
-    /// Whatever QEMU's user may.
+    /// Read and write, as far as QEMU's user may.
     Write,
-    /// Read it below what the image has at its place and what programs write there.
+    /// Read, below the image's files at that place and the programs' writes there.
     Below,
-    /// Nothing; the kernel writes there what they changed elsewhere.
+    /// No access; the kernel writes changes there that programs made elsewhere.
     Changes,
 }
 
-/// Whose files QEMU shows the guest.
+/// Owners of the files, as QEMU shows them to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareOwners {
-    /// Those of the host.
+    /// The owners on the host.
     Host,
-    /// Those that extended attributes say; kinds and modes, too.
+    /// The owners in extended attributes; kinds and modes come from there, too.
     Mapped,
 }
 
 /// A checked folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderShare {
-    /// Where it is on the host.
+    /// Path on the host.
     pub host: PathBuf,
-    /// Where it is in the guest.
+    /// Path in the guest.
     pub guest: PathBuf,
-    /// What the guest may do there.
+    /// The guest's access.
     pub access: ShareAccess,
-    /// Whose files they are in the guest.
+    /// Owners of the files in the guest.
     pub owners: ShareOwners,
 }
 
 impl FolderShare {
-    /// What the guest knows share `number` by.
+    /// Returns the guest's name for share `number`.
     pub fn tag(number: usize) -> String {
         format!("share{number}")
     }
 
-    /// What /.freehold/spec has of it: tag, mode and place.
+    /// Returns the entry in /.freehold/spec: tag, mode and place.
     pub fn record(&self, number: usize) -> OsString {
         let mode = match self.access {
             ShareAccess::Read => "ro",
@@ -59,14 +59,14 @@ impl FolderShare {
         record
     }
 
-    /// The folder as QEMU's arguments.
+    /// Adds the folder to QEMU's arguments.
     pub fn arguments(&self, line: &mut CommandLine, number: usize, slot: u32) {
         let tag = FolderShare::tag(number);
         let model = match self.owners {
             ShareOwners::Host => "none",
             ShareOwners::Mapped => "mapped-xattr",
         };
-        // multidevs: folders with mounts in them have inode numbers of several file systems.
+        // multidevs: folders that contain mounts have inode numbers of several file systems.
         let mut folder = OsString::from(format!("local,id={tag},security_model={model},multidevs=remap,"));
         if matches!(self.access, ShareAccess::Read | ShareAccess::Below) {
             folder.push("readonly=on,");

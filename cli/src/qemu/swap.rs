@@ -1,4 +1,4 @@
-//! `--swap SIZE[,iops=N]`: a disk that the guest swaps to, made for the run and gone with it.
+//! `--swap SIZE[,iops=N]`: a disk for the guest's swap, made for the run and deleted after it.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use crate::size::{parse_size, show_size};
 
 /// Bytes in a page of swap.
 const PAGE: u64 = 4096;
-/// The least that mkswap takes: 10 pages.
+/// The smallest size that mkswap accepts: 10 pages.
 const LEAST: u64 = 10 * PAGE;
-/// Pages are numbered in 32 bits in the header.
+/// The largest size: the header numbers pages in 32 bits.
 const MOST: u64 = PAGE << 32;
 
-/// A wish for swap, checked.
+/// A checked request for swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Swap {
     bytes: u64,
@@ -25,7 +25,7 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// Parses and checks.
+    /// Parses and checks a request.
     pub fn parse(text: &str) -> Result<Swap> {
         let (size, rest) = text.split_once(',').unwrap_or((text, ""));
         let iops = match rest.strip_prefix("iops=") {
@@ -48,7 +48,7 @@ impl Swap {
         Ok(Swap { bytes: bytes / PAGE * PAGE, iops })
     }
 
-    /// Makes the file, with the first page as mkswap(8) writes it: both kernels take it as it is.
+    /// Makes the file, with the first page as mkswap(8) writes it: both kernels accept it.
     pub fn make(self) -> Result<NamedTempFile> {
         let fails =
             |e| Failure::new(format!("cannot make a file for --swap: {e}"), "TMPDIR names another folder");
@@ -63,13 +63,13 @@ impl Swap {
         Ok(file)
     }
 
-    /// The disk that has `file`.
+    /// Returns the disk that has `file`.
     pub fn disk(self, file: &Path) -> Disk {
         Disk::temporary(file.to_path_buf(), self.iops)
     }
 
-    /// linux/swap.h: 1024 bytes for a boot loader, version 1, the last page, no bad pages; the
-    /// signature at the page's end.
+    /// Returns the header of linux/swap.h: 1024 bytes for a boot loader, version 1, the last page,
+    /// no bad pages; the signature at the page's end.
     fn header(self) -> [u8; PAGE as usize] {
         let mut page = [0; PAGE as usize];
         let last = (self.bytes / PAGE - 1) as u32;
@@ -81,9 +81,9 @@ impl Swap {
     }
 }
 
-/// Where the guest finds the disk with this number.
+/// Returns the guest's path of the disk with this number.
 pub fn guest_path(number: usize) -> PathBuf {
-    // As many as there are slots for: one letter does.
+    // There are few enough slots for one letter.
     PathBuf::from(format!("/dev/vd{}", char::from(b'a' + number as u8)))
 }
 
@@ -102,8 +102,8 @@ mod tests {
         }
     }
 
-    /// What this writes is what everybody else reads. Without swaplabel on the host the kernels are
-    /// the only judges (end to end).
+    /// Checks the header that all other tests depend on. Without swaplabel on the host only the
+    /// kernels check it (end to end).
     #[test]
     fn the_header_is_that_of_mkswap() {
         let file = Swap::parse("1M").expect("swap").make().expect("a file");

@@ -1,4 +1,4 @@
-//! What a QEMU says of itself when it is asked for its version.
+//! Reads the version that a QEMU reports.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use crate::Result;
 use crate::failure::Failure;
 
-/// What every QEMU's answer begins with.
+/// Prefix of every QEMU's answer.
 const NAME: &str = "QEMU emulator version ";
 
-/// The first line of what `program` says: "QEMU emulator version 7.2.22 (…)".
+/// Returns the first line of the answer of `program`: "QEMU emulator version 7.2.22 (…)".
 ///
 /// # Errors
-/// Where it cannot be started, or is another program that happens to have QEMU's name.
+/// The program cannot be started, or is another program that happens to have QEMU's name.
 pub fn line(program: &Path) -> Result<String> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = output.map_err(|error| Failure::io("start", program, &error))?;
@@ -25,13 +25,13 @@ pub fn line(program: &Path) -> Result<String> {
     }
 }
 
-/// The failure of a `program` that said `line`, which tells no version of QEMU.
+/// Returns the failure for a `program` whose answer `line` has no version of QEMU.
 pub fn unknown(program: &Path, line: &str) -> Failure {
     let message = format!("{} is not QEMU: it says {line:?} when asked for its version", program.display());
     Failure::new(message, "FREEHOLD_QEMU=FILE names a qemu-system-x86_64")
 }
 
-/// The first two numbers of the version in a [`line`].
+/// Returns the first two numbers of the version in a [`line`].
 pub fn numbers(line: &str) -> Option<(u32, u32)> {
     let version = line.strip_prefix(NAME)?;
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());

@@ -1,10 +1,10 @@
 //! Page heat as a record that `damo report heatmap` and `damo report wss` read
 //! (github.com/damonitor/damo): JSON, a list of records of snapshots of regions, compressed with
-//! zlib. Plain JSON will not do: damo asks file(1) what it is given.
+//! zlib. Plain JSON does not work, because damo asks file(1) for the type.
 //!
 //! A slice of time is one aggregation interval; an instruction is a nanosecond. DAMON counts
-//! samples in which a region was found used, and says how many there could be; here every access
-//! was seen, and the busiest region sets the scale.
+//! samples in which a region was found used, and gives the possible maximum. Here every access was
+//! seen, and the busiest region sets the scale.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use flate2::write::ZlibEncoder;
 use freehold_scope_record::Results;
 use serde_json::{Value, json};
 
-/// The record's bytes.
+/// Returns the record's bytes.
 pub fn record(results: &Results) -> Vec<u8> {
     let text = json(results).to_string();
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());

@@ -1,23 +1,23 @@
-//! Figures from counts: sums over phases, shares, medians. What the summary and the report both
-//! show is computed here.
+//! Computes figures from counts: sums over phases, shares, medians. The summary and the report both
+//! use these figures.
 
 use freehold_scope_record::{CpuCounts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
 
 /// Buckets of lengths of life: entry n is 2^n to 2^(n+1) - 1 instructions.
 const BUCKETS: usize = 64;
 
-/// Results, and where the program begins in them.
+/// Results, and the start of the program in them.
 pub struct Digest<'a> {
-    /// All of them.
+    /// All results.
     pub results: &'a Results,
     first: usize,
-    /// One past the last.
+    /// One past the last phase of the program.
     end: usize,
 }
 
 /// TLB entries of one kind, all CPUs together.
 pub struct Lives {
-    /// Whose addresses.
+    /// The half of the address space.
     pub half: Half,
     /// The page size.
     pub page: Page,
@@ -28,8 +28,8 @@ pub struct Lives {
 }
 
 impl<'a> Digest<'a> {
-    /// Finds the program in `results`: its phase and all after it but the closing one, in which the
-    /// kernel takes stock; everything, where no program began.
+    /// Finds the program in `results`: its phase and all later ones except the closing one, in
+    /// which the kernel makes its audit. If no program began, all phases count.
     pub fn of(results: &'a Results) -> Digest<'a> {
         let phases = &results.phases;
         let Some(first) = phases.iter().position(|phase| phase.name == Phase::PROGRAM) else {
@@ -39,35 +39,35 @@ impl<'a> Digest<'a> {
         Digest { results, first, end: closing.unwrap_or(phases.len()) }
     }
 
-    /// The program's phases.
+    /// Returns the program's phases.
     pub fn phases(&self) -> &'a [Phase] {
         &self.results.phases[self.first..self.end]
     }
 
-    /// Nodes of the machine.
+    /// Returns the number of nodes of the machine.
     pub fn nodes(&self) -> usize {
         self.results.settings.memory.backends.len()
     }
 
-    /// Counts of `cpu` in one half of the address space while the program ran.
+    /// Returns the counts of `cpu` in one half of the address space while the program ran.
     pub fn counts(&self, cpu: usize, half: Half) -> CpuCounts {
         sum(self.phases().iter().filter_map(|phase| Some(of_half(phase.cpus.get(cpu)?, half))))
     }
 
-    /// Counts of all CPUs while the program ran.
+    /// Returns the counts of all CPUs while the program ran.
     pub fn all_counts(&self, half: Half) -> CpuCounts {
         sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
     }
 
-    /// Of the kernel's instructions, the part that was fetched from each node while the program
-    /// ran; `None` where none was.
+    /// Returns the shares of the kernel's instructions that were fetched from each node while the
+    /// program ran; `None` if there were none.
     pub fn kernel_code(&self) -> Option<Vec<f64>> {
         let by_node = self.all_counts(Half::Kernel).fetches;
         let all = by_node.iter().sum();
         (0..self.nodes()).map(|node| share(by_node.get(node).copied().unwrap_or(0), all)).collect()
     }
 
-    /// Counts of each node's memory-side cache while the program ran.
+    /// Returns the counts of each node's memory-side cache while the program ran.
     pub fn near(&self) -> Vec<NearCounts> {
         let mut sums = vec![NearCounts::default(); self.results.near.len()];
         for phase in self.phases() {
@@ -78,7 +78,7 @@ impl<'a> Digest<'a> {
         sums
     }
 
-    /// Lives of TLB entries by half and page size; kinds that were filled most first.
+    /// Returns the lives of TLB entries by half and page size; kinds with most fills first.
     pub fn lives(&self) -> Vec<Lives> {
         let mut all: Vec<Lives> = Vec::new();
         for group in self.results.tlb.iter().flat_map(|tlb| &tlb.groups) {
@@ -111,7 +111,7 @@ fn add_group(lives: &mut Lives, group: &LifetimeGroup) {
     }
 }
 
-/// One half of a CPU's counts.
+/// Returns one half of a CPU's counts.
 pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &CpuCounts {
     match half {
         Half::User => &cpu.modes.user,
@@ -119,7 +119,7 @@ pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &CpuCounts 
     }
 }
 
-/// All of `counts` together.
+/// Returns the sum of `counts`.
 pub fn sum<'a>(counts: impl Iterator<Item = &'a CpuCounts>) -> CpuCounts {
     let mut sum = CpuCounts::default();
     for one in counts {
@@ -162,18 +162,18 @@ pub fn add_near(sum: &mut NearCounts, more: &NearCounts) {
     sum.written_back += more.written_back;
 }
 
-/// `part` of `whole`; `None` where there is no whole.
+/// Returns `part` of `whole`; `None` if `whole` is 0.
 pub fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// What is not on node `home`, of counts by node.
+/// Returns the share that is not on node `home`, of counts by node.
 pub fn remote(by_node: &[u64], home: usize) -> Option<f64> {
     let all: u64 = by_node.iter().sum();
     share(all - by_node.get(home).copied().unwrap_or(0), all)
 }
 
-/// The age that half of all reach: from a survival curve.
+/// Returns the age that half of all entries reach: from a survival curve.
 pub fn median(curve: &[(f64, f64)]) -> Option<f64> {
     curve.iter().find(|(_, alive)| *alive <= 0.5).map(|(age, _)| *age)
 }

@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use super::symbols::{IMAGE, Names};
 
-/// What a function stores to lines of several CPUs.
+/// Stores of a function to cache lines of several CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SharedLines {
     /// The function.
     pub function: String,
-    /// The static of the kernel that is there; null for the heap, stacks and tables.
+    /// The kernel's static at that place; null for the heap, stacks and tables.
     pub data: Option<String>,
-    /// How often such a line moves to it at the most: see `results.sharing`.
+    /// The most times that such a line moves to it: see `results.sharing`.
     pub moves: u64,
 }
 
-/// All of them, most moves first.
+/// Returns all such functions, most moves first.
 pub fn shared(results: &Results, names: &Names) -> Vec<SharedLines> {
     let mut sums: BTreeMap<(String, Option<String>), u64> = BTreeMap::new();
     for store in results.sharing.iter().flat_map(|sharing| &sharing.stores) {

@@ -1,4 +1,4 @@
-//! The microscope's own options: which models, of what shape.
+//! The microscope's own options: the models and their shapes.
 
 use freehold_scope_record::{CacheModel, CacheShape, Heat, Models, NearShape, SettingsError, TlbShape};
 
@@ -8,10 +8,10 @@ use crate::failure::Failure;
 use crate::qemu::numa::NearCache;
 use crate::size;
 
-/// Regions of page heat: fine enough for `damo`, and a megabyte of results at the most.
+/// Number of regions of page heat: enough for `damo`, and at most a megabyte of results.
 const REGIONS: usize = 1024;
 
-/// What `--model`, `--llc` and `--tlb` ask for.
+/// Returns the models that `--model`, `--llc` and `--tlb` select.
 pub fn models(options: &ScopeOptions) -> Result<Models> {
     let mut models = Models::default();
     let cache = CacheModel { last: last_level(&options.llc)?, ..CacheModel::server(None) };
@@ -30,7 +30,7 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
         if all || name == "tlb" {
             models.tlb = Some(tlb.clone());
         }
-        // They follow each store: all models without them are slow enough.
+        // These models follow each store, and `all` is slow enough without them.
         models.residue |= name == "residue";
         models.sharing |= name == "sharing";
         if all || name == "heat" {
@@ -46,7 +46,7 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
     Ok(models)
 }
 
-/// Puts the machine's memory-side caches into the models.
+/// Adds the machine's memory-side caches to the models.
 pub fn near_cache(models: &mut Models, near: Option<NearCache>) {
     if let (Some(cache), Some(near)) = (&mut models.cache, near) {
         cache.line = u64::from(near.line);
@@ -54,7 +54,7 @@ pub fn near_cache(models: &mut Models, near: Option<NearCache>) {
     }
 }
 
-/// What the models cannot do, in the words of the option to blame.
+/// Returns the failure for unsupported model settings, in the words of the option to blame.
 pub fn refused(error: &SettingsError) -> Failure {
     let (option, hint) = match error.setting {
         "near cache" => ("--near-cache", "the machine may have any size, its model a power of two: 64M"),

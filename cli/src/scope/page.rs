@@ -1,5 +1,5 @@
-//! The report: one page that tells where the conflicts are and who makes them, how long
-//! translations live, whose memory is used, which code ran, and what broke a rule.
+//! The report: one page that shows the conflicts and their causes, the lives of translations,
+//! memory use by node, the executed code, and broken rules.
 
 use freehold_scope_record::{Bucket, Counting, Half, NearResult, Page as PageSize, Results};
 
@@ -16,12 +16,12 @@ const PROFILE: usize = 256;
 const HEAT_ROWS: usize = 64;
 /// Functions in the table.
 const HOTTEST: usize = 40;
-/// Conflicts of this part of all accesses are worth a look …
+/// Share of conflicts in all accesses that deserves attention …
 const SOME_CONFLICTS: f64 = 0.05;
-/// … and of this part are what placement should have avoided.
+/// … and the share that placement should have avoided.
 const MANY_CONFLICTS: f64 = 0.2;
 
-/// The page.
+/// Returns the page.
 pub fn page(story: &Story<'_>) -> Page {
     let digest = &story.digest;
     let results = digest.results;
@@ -53,13 +53,13 @@ pub fn page(story: &Story<'_>) -> Page {
     page
 }
 
-/// The program's name without its folders.
+/// Returns the program's name without its folders.
 fn name<'a>(story: &Story<'a>) -> &'a str {
     let word = story.command.first().map_or("the program", String::as_str);
     word.rsplit('/').next().unwrap_or(word)
 }
 
-/// A kind of TLB entry in words.
+/// Returns a kind of TLB entry in words.
 pub fn kind(lives: &Lives) -> String {
     let half = match lives.half {
         Half::Kernel => "kernel",
@@ -217,7 +217,7 @@ fn profiles(page: &mut Page, near: &[NearResult], line: u64) {
         place(),
         Axis::linear("lines in use at the end", Unit::Percent).up_to(1.0),
     );
-    // Several nodes' areas would hide each other.
+    // Filled areas of several nodes would hide each other.
     let shape = if near.len() == 1 { Shape::Profile } else { Shape::Step };
     for (node, near) in near.iter().enumerate() {
         let name = format!("node {node}");
@@ -385,7 +385,7 @@ enum Traffic {
     Data,
 }
 
-/// A point for each slice of time; a gap where the CPU did nothing.
+/// Returns a point for each slice of time; a gap where the CPU did nothing.
 fn course(results: &Results, cpu: usize, of: Traffic) -> Vec<(f64, f64)> {
     let slices = results.slices.iter().filter_map(|slice| {
         let modes = slice.cpus.get(cpu)?;

@@ -1,6 +1,6 @@
-//! What the microscope saw, in a few lines on stderr: conflicts first, then TLBs, who reads whose
-//! memory, where the instructions went, phases. Counts are the program's time; what came before and
-//! after is in the rows of phases.
+//! Summary of the microscope's results, in a few lines on stderr: conflicts first, then TLBs,
+//! memory read across nodes, the distribution of instructions, phases. Counts are of the program's
+//! time; times before and after are in the rows of phases.
 
 use std::fmt::Write;
 
@@ -10,23 +10,23 @@ use super::Story;
 use super::digest::{self, Digest, remote, share};
 use crate::html::{Unit, survival};
 
-/// Functions that are named.
+/// Number of functions that are named.
 const HOTTEST: usize = 8;
-/// Functions that are named for what they store to lines of several CPUs.
+/// Number of functions that are named for their stores to lines of several CPUs.
 const SHARERS: usize = 16;
-/// Violations that are told one by one.
+/// Number of violations that are described one by one.
 const VIOLATIONS: usize = 5;
 
-/// Which phases get a row.
+/// Selection of phases that get a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// The program's, where the guest marked some.
+    /// The program's phases, if the guest marked some.
     Marked,
-    /// All of them, the start and the end included.
+    /// All phases, including the start and the end.
     All,
 }
 
-/// The whole summary.
+/// Returns the whole summary.
 pub fn summary(story: &Story<'_>, rows: Rows) -> String {
     let digest = &story.digest;
     let mut text = String::new();
@@ -52,7 +52,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
     text
 }
 
-/// One line for a run in which the kernel broke a rule.
+/// Returns one line for a run in which the kernel broke a rule.
 pub fn verdict(story: &Story<'_>) -> String {
     let oracle = &story.digest.results.oracle;
     let mut rules: Vec<Rule> = oracle.violations.iter().map(|violation| violation.rule).collect();
@@ -107,7 +107,7 @@ fn near(text: &mut String, digest: &Digest<'_>) {
     }
 }
 
-/// Walks for each 1,000 instructions.
+/// Returns walks per 1,000 instructions.
 pub fn walks(counts: &CpuCounts) -> Option<f64> {
     share(counts.tlb_walks, counts.instructions).map(|share| share * 1000.0)
 }
@@ -162,8 +162,8 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
     }
 }
 
-/// Where the kernel's code lies, which decides whose fetches are remote: "100.0% from node 0, 0.0%
-/// from node 1".
+/// Describes the place of the kernel's code, which decides whose fetches are remote: "100.0% from
+/// node 0, 0.0% from node 1".
 pub fn kernel_code(digest: &Digest<'_>) -> Option<String> {
     let node = |(node, part): (usize, &f64)| format!("{} from node {node}", percent(Some(*part)));
     let parts: Vec<String> = digest.kernel_code()?.iter().enumerate().map(node).collect();
@@ -190,11 +190,11 @@ fn hottest(text: &mut String, story: &Story<'_>) {
 pub struct PhaseRow {
     /// Instructions of both halves.
     pub instructions: u64,
-    /// The kernel's part of them.
+    /// Share of the kernel.
     pub kernel: Option<f64>,
-    /// Conflicts of all accesses to memory-side caches.
+    /// Share of conflicts in all accesses to memory-side caches.
     pub conflicts: Option<f64>,
-    /// TLB walks for 1,000 instructions.
+    /// TLB walks per 1,000 instructions.
     pub walks: Option<f64>,
     /// Loads and stores to another node.
     pub remote_data: Option<f64>,
@@ -203,7 +203,7 @@ pub struct PhaseRow {
 }
 
 impl PhaseRow {
-    /// The figures of `phase`.
+    /// Returns the figures of `phase`.
     pub fn of(digest: &Digest<'_>, phase: &Phase) -> PhaseRow {
         let half = |half| digest::sum(phase.cpus.iter().map(|cpu| digest::of_half(cpu, half)));
         let (user, kernel) = (half(Half::User), half(Half::Kernel));
@@ -256,12 +256,12 @@ fn phases(text: &mut String, digest: &Digest<'_>, phases: &[Phase]) {
     }
 }
 
-/// A name from the guest, without what would move a terminal's cursor.
+/// Removes characters from a guest's name that would move a terminal's cursor.
 fn printable(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// What the kernel half mapped, for kernels that publish their policy.
+/// Describes the kernel half's mappings, for kernels that publish their policy.
 fn mapping(text: &mut String, story: &Story<'_>) {
     let oracle = &story.digest.results.oracle;
     let Some(layout) = &oracle.layout else { return };
@@ -275,7 +275,7 @@ fn mapping(text: &mut String, story: &Story<'_>) {
     );
 }
 
-/// Translations of programs' frames that the kernel could use, for kernels with windows.
+/// Describes translations of programs' frames that the kernel could use, for kernels with windows.
 fn exposure(text: &mut String, story: &Story<'_>) {
     let Some(exposure) = story.digest.results.exposure.as_ref().filter(|exposure| exposure.windows > 0)
     else {
@@ -298,7 +298,7 @@ fn exposure(text: &mut String, story: &Story<'_>) {
     );
 }
 
-/// Programs' bytes where they stayed behind.
+/// Describes programs' bytes that stayed behind.
 fn residue(text: &mut String, story: &Story<'_>) {
     let looks = &story.digest.results.residue;
     let Some(last) = looks.last() else { return };
@@ -315,7 +315,7 @@ fn residue(text: &mut String, story: &Story<'_>) {
     );
 }
 
-/// Lines of the kernel that several CPUs store to.
+/// Describes lines of the kernel that several CPUs store to.
 fn sharing(text: &mut String, story: &Story<'_>) {
     let Some(sharing) = &story.digest.results.sharing else { return };
     let kernel = story.digest.all_counts(Half::Kernel);
@@ -337,7 +337,8 @@ fn sharing(text: &mut String, story: &Story<'_>) {
     }
 }
 
-/// The kernel's instructions with RFLAGS.AC set, for kernels that tell where those may be.
+/// Describes the kernel's instructions with RFLAGS.AC set, for kernels that publish the permitted
+/// places.
 fn smap(text: &mut String, story: &Story<'_>) {
     let oracle = &story.digest.results.oracle;
     if oracle.layout.is_none() {
@@ -355,7 +356,7 @@ fn smap(text: &mut String, story: &Story<'_>) {
     );
 }
 
-/// What a violation reached.
+/// Describes the target of a violation.
 fn reached(violation: &Violation) -> String {
     match violation.rule {
         Rule::Smap => String::new(),

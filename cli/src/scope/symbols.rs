@@ -1,5 +1,5 @@
-//! Names for the code that ran: the kernel's functions, from its ELF file or from /proc/kallsyms;
-//! programs share addresses and stay "programs".
+//! Names for the executed code: the kernel's functions, from its ELF file or from /proc/kallsyms.
+//! Programs share addresses, so they are only "programs".
 
 mod linux;
 
@@ -16,25 +16,25 @@ use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::scope::Digest;
 
-/// What code of programs is called.
+/// Name of programs' code.
 pub const PROGRAMS: &str = "(programs)";
-/// Kernel addresses below the image: modules of a stock Linux.
+/// Lowest address of the image: kernel addresses below are modules of a stock Linux.
 pub const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
-/// A function and what ran in it.
+/// A function and its instructions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Hot {
     /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// The half that the function belongs to.
     pub half: Half,
     /// Instructions of the program's time.
     pub instructions: u64,
-    /// Their part of all instructions of that time.
+    /// Share of all instructions of that time.
     pub share: f64,
 }
 
-/// Where names come from.
+/// Sources of names.
 enum Source {
     Elf(Box<backtrace::Symbols>),
     /// Address as linked, name.
@@ -44,16 +44,17 @@ enum Source {
 /// Names of kernel addresses.
 pub struct Names {
     source: Source,
-    /// Address of the image's start as linked, where the slide is to be found from its address in
-    /// the run.
+    /// Link address of the image's start, if the slide has to be computed from its address in the
+    /// run.
     linked: Option<u64>,
     slide: u64,
 }
 
-/// Where a Linux image's text is linked.
+/// Link address of a Linux image's text.
 const LINUX_TEXT: u64 = 0xffff_ffff_8100_0000;
 
-/// Fails when `path` holds no symbols: functions would all be nameless after minutes of waiting.
+/// Fails if `path` has no symbols: otherwise all functions would be nameless after minutes of
+/// waiting.
 pub fn check(path: &Path) -> Result<()> {
     use object::{Object, ObjectSymbol};
     let bytes = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
@@ -66,14 +67,14 @@ pub fn check(path: &Path) -> Result<()> {
 }
 
 impl Names {
-    /// No names: every address stays a number.
+    /// Makes an empty set of names: every address stays a number.
     #[cfg(test)]
     pub fn none() -> Names {
         Names { source: Source::Table(BTreeMap::new()), linked: None, slide: 0 }
     }
 
-    /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is
-    /// booted for them, once.
+    /// Reads names from the ELF file that the user gives, else from the kernel itself: a stock
+    /// Linux is booted for them, once.
     pub fn prepare(given: Option<&Path>, kernel: &KernelChoice) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
             (Some(path), Family::Freehold) => {
@@ -94,7 +95,7 @@ impl Names {
         Ok(Names { source, linked, slide: 0 })
     }
 
-    /// The same, for the addresses of one run.
+    /// Returns the names for the addresses of one run.
     pub fn at(mut self, results: &Results, ready: Option<&Value>) -> Names {
         let hexadecimal = |name: &str| {
             let text = ready?.get(name)?.as_str()?;
@@ -108,7 +109,7 @@ impl Names {
         self
     }
 
-    /// The function at a kernel address.
+    /// Returns the function at a kernel address.
     pub fn function(&self, address: u64) -> String {
         let name = match &self.source {
             Source::Elf(symbols) => symbols.function(address, self.slide),
@@ -125,8 +126,8 @@ impl Names {
     }
 }
 
-/// A Rust path without what stands in angle brackets inside it: `<A<B> as C>::f::<D>` is
-/// `<A as C>::f`. Those that differ in their parameters only are one function to a reader.
+/// Shortens a Rust path by removing text inside nested angle brackets: `<A<B> as C>::f::<D>`
+/// becomes `<A as C>::f`. Functions that differ only in their parameters are one for a reader.
 fn without_parameters(name: &str) -> String {
     let mut short = String::with_capacity(name.len());
     let mut depth = 0;
@@ -146,7 +147,7 @@ fn without_parameters(name: &str) -> String {
     short.trim_end_matches("::").replace("::::", "::")
 }
 
-/// Instructions of the program's time by function, most first.
+/// Returns instructions of the program's time by function, most first.
 pub fn hot(results: &Results, names: &Names) -> Vec<Hot> {
     let mut counts: HashMap<(String, Half), u64> = HashMap::new();
     for block in results.blocks.iter().filter(|block| block.program > 0) {

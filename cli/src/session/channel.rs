@@ -15,15 +15,15 @@ use crate::Result;
 use crate::failure::Failure;
 use crate::terminal;
 
-/// As much of the kernel log as a death certificate may need, in bytes.
+/// Bytes of the kernel log that are kept for a death certificate.
 const LOG_KEPT: usize = 64 << 10;
 
 fn failed(error: Errno) -> Failure {
     Failure::new(format!("cannot connect to the VM: {error}"), "")
 }
 
-/// A socket pair: our end, which does not block, and QEMU's. No process that is started gets
-/// either, until [`lend`].
+/// Makes a socket pair: our end, which does not block, and QEMU's. No started process inherits
+/// either end before [`lend`].
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let (near, far) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -32,12 +32,12 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     Ok((near, far))
 }
 
-/// Have `start` start a process that inherits `ends`, and no other process. Sessions of several
-/// threads take turns: a QEMU that had another's sockets would keep them open after the other's
-/// end, and its session would wait for an end of file.
+/// Makes `start` start a process that inherits `ends`, and no other process. Sessions of several
+/// threads take turns: a QEMU that inherited another's sockets would keep them open after the
+/// other's end, and its session would wait for an end of file.
 pub fn lend<T>(ends: &[&OwnedFd], start: impl FnOnce() -> Result<T>) -> Result<T> {
     static TURN: Mutex<()> = Mutex::new(());
-    // Nothing is left half-done by a holder that panics.
+    // A holder that panics leaves no half-done work.
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mark = |flags| ends.iter().try_for_each(|end| rustix::io::fcntl_setfd(end, flags).map_err(failed));
     mark(FdFlags::empty())?;
@@ -46,12 +46,12 @@ pub fn lend<T>(ends: &[&OwnedFd], start: impl FnOnce() -> Result<T>) -> Result<T
     started
 }
 
-/// QEMU's name for an inherited socket.
+/// Returns QEMU's name for an inherited socket.
 pub fn place(far: &OwnedFd) -> String {
     format!("fd={}", far.as_raw_fd())
 }
 
-/// A program of the host.
+/// Finds a program of the host.
 pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
@@ -66,22 +66,22 @@ fn make_non_blocking(fd: BorrowedFd<'_>) -> Result<()> {
 /// from here.
 pub fn make_blocking(far: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(far) {
-        // A failure leaves QEMU as it was: it works, except under back pressure.
+        // After a failure QEMU works as before, except under back pressure.
         let _ = rustix::fs::fcntl_setfl(far, flags - OFlags::NONBLOCK);
     }
 }
 
-/// A socket or pipe with what came and what is to go.
+/// A socket or pipe with its received bytes and its bytes to send.
 pub struct Channel {
     fd: Option<OwnedFd>,
-    /// Bytes that came and were not taken yet.
+    /// Received bytes that were not taken yet.
     pub received: Vec<u8>,
     /// Bytes to go.
     pub to_send: Vec<u8>,
 }
 
 impl Channel {
-    /// A channel on `fd`, or one that is closed from the start.
+    /// Makes a channel on `fd`, or a closed one.
     pub fn new(fd: Option<OwnedFd>) -> Result<Channel> {
         if let Some(fd) = &fd {
             make_non_blocking(fd.as_fd())?;
@@ -89,12 +89,12 @@ impl Channel {
         Ok(Channel { fd, received: Vec::new(), to_send: Vec::new() })
     }
 
-    /// True once the other side has closed and everything has been received.
+    /// Returns whether the other side has closed and everything has been received.
     pub fn is_closed(&self) -> bool {
         self.fd.is_none()
     }
 
-    /// What to wait for.
+    /// Adds the events to wait for.
     pub fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>) {
         if let Some(fd) = &self.fd {
             let send = if self.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
@@ -102,7 +102,7 @@ impl Channel {
         }
     }
 
-    /// Receives what is there. True when something came.
+    /// Receives available bytes. Returns whether there were any.
     pub fn receive(&mut self) -> bool {
         let before = self.received.len();
         let mut bytes = [0; 16384];
@@ -128,7 +128,7 @@ impl Channel {
                     self.to_send.drain(..size);
                 }
                 Err(Errno::INTR) => {}
-                // AGAIN: later. Anything else: the reading side will tell.
+                // AGAIN: later. The reading side reports any other error.
                 Err(_) => return,
             }
         }
@@ -145,12 +145,12 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log that comes over `fd`.
+    /// Makes a log that is received from `fd`.
     pub fn new(fd: OwnedFd, to: LogTo) -> Result<Log> {
         Ok(Log { channel: Channel::new(Some(fd))?, kept: Vec::new(), to, spoke: false })
     }
 
-    /// Takes what came. True when something came.
+    /// Receives available text. Returns whether there was any.
     pub fn receive(&mut self) -> bool {
         let came = self.channel.receive();
         if came {
@@ -161,8 +161,8 @@ impl Log {
         came
     }
 
-    /// Text from a LOG frame: the same log by another road, so it counts only while the UART is
-    /// silent.
+    /// Adds text from a LOG frame. It is the same log by another way, so it counts only while the
+    /// UART is silent.
     pub fn add_text(&mut self, text: &str) {
         if !self.spoke {
             self.keep(text.as_bytes());
@@ -181,22 +181,22 @@ impl Log {
                 }
                 shown.push(byte);
             }
-            // A stderr that is closed has no reader to miss the log.
+            // A closed stderr has no reader for the log.
             let _ = std::io::stderr().write_all(&shown);
         }
     }
 
-    /// Takes the rest at the end.
+    /// Receives the rest at the end.
     pub fn finish(&mut self) {
         self.receive();
     }
 
-    /// True when the guest's UART ever said anything.
+    /// Returns whether the guest's UART ever sent anything.
     pub fn spoke(&self) -> bool {
         self.spoke
     }
 
-    /// The last part of the log.
+    /// Returns the last part of the log.
     pub fn tail(&self) -> String {
         String::from_utf8_lossy(&self.kept).into_owned()
     }

@@ -1,4 +1,4 @@
-//! How a run ended, and everything that is known then.
+//! The end of a run, and all facts that are known then.
 
 use std::fs::File;
 use std::time::Duration;
@@ -8,45 +8,45 @@ use serde_json::Value;
 
 use crate::protocol::Ending;
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug)]
 pub enum End {
-    /// The program ended, and the kernel's closing audit found every frame where it belongs; a
-    /// stock Linux has no audit.
+    /// The program ended, and the kernel's closing audit found every frame in its place; a stock
+    /// Linux has no audit.
     Program(Ending),
     /// The program ended, and the kernel's closing audit found this.
     Unbalanced(Ending, String),
-    /// The program ended, and some of its output could not be written where it was to go.
+    /// The program ended, and some of its output could not be written.
     OutputLost(Ending, Loss),
-    /// It came to READY, and nothing else was wanted.
+    /// The run came to READY, which was its purpose.
     Ready,
     /// Time was up.
     TimedOut(LastSeen),
-    /// A signal told us to stop before the program could be told.
+    /// A signal ended the run before the program could be told.
     Interrupted(u8),
     /// The user typed the escape key.
     Escaped,
-    /// Its [`Job::recall`] was called.
+    /// The run's [`Job::recall`] was called.
     Recalled,
     /// The kernel sent its death certificate.
     Panicked(Value),
-    /// The kernel did not want to start the program: its reason.
+    /// The kernel refused to start the program: its reason.
     Refused(String),
-    /// The VM ended without a word.
+    /// The VM ended without a message.
     Died,
-    /// QEMU did not do what it was asked: its own words, or the signal that killed it.
+    /// QEMU did not do its work: its own words, or the signal that killed it.
     Qemu(String),
 }
 
-/// Where everything was when time was up: `threads` of objects with `tid`, `name`, `state` and
+/// Places of all threads at the time-out: `threads` of objects with `tid`, `name`, `state` and
 /// `backtrace`, and `left_out`.
 #[derive(Debug)]
 pub enum LastSeen {
-    /// The kernel's threads, as it says.
+    /// The kernel's threads, as the kernel reports them.
     Threads(Value),
-    /// The CPUs of a kernel that did not answer, as QEMU says.
+    /// The CPUs of a kernel that did not answer, as QEMU reports them.
     Cpus(Value),
-    /// Nobody said.
+    /// There was no answer.
     Unknown,
 }
 
@@ -55,59 +55,59 @@ pub enum LastSeen {
 pub struct Loss {
     /// stdout or stderr.
     pub stream: &'static str,
-    /// What the host said of a write there.
+    /// The host's error for a write there.
     pub error: Errno,
 }
 
 impl Loss {
-    /// The reader went away, which is its right: a program that writes on would be ended by
-    /// SIGPIPE.
+    /// Returns whether the reader closed the stream. A reader may do so: a program that writes on
+    /// would be ended by SIGPIPE.
     pub fn reader_gone(self) -> bool {
         self.error == Errno::PIPE
     }
 }
 
-/// Everything that is known after a run.
+/// All facts that are known after a run.
 #[derive(Debug)]
 pub struct Ended {
-    /// How.
+    /// The end.
     pub end: End,
     /// The kernel's READY message.
     pub ready: Option<Value>,
-    /// Its report.
+    /// The kernel's report.
     pub report: Option<Value>,
-    /// Notices for the user; already printed, but for a measurement's.
+    /// Notices for the user; already printed, except those of a measurement.
     pub notices: Vec<String>,
     /// The last part of the kernel log.
     pub log: String,
-    /// A stock Linux' functions, if it was asked for them.
+    /// A stock Linux' functions, if they were requested.
     pub symbols: Option<String>,
-    /// Records of tracepoints, as they came.
+    /// Records of tracepoints, unchanged.
     pub events: Option<File>,
     /// stdout of a measurement.
     pub output: Vec<u8>,
     /// stderr of a measurement.
     pub error: Vec<u8>,
-    /// What QEMU and its plugin said.
+    /// Messages of QEMU and its plugin.
     pub words: String,
-    /// From QEMU's start to its end.
+    /// Time from QEMU's start to its end.
     pub wall: Duration,
 }
 
 impl Ended {
-    /// Whether our own kernel said that it was ready.
+    /// Returns whether our own kernel reported READY.
     pub fn is_of_own_kernel(&self) -> bool {
         is_own(self.ready.as_ref())
     }
 }
 
-/// Whether a READY message is our own kernel's.
+/// Returns whether a READY message is our own kernel's.
 pub(super) fn is_own(ready: Option<&Value>) -> bool {
     ready.is_some_and(|ready| ready["kernel"] == "Freehold")
 }
 
-/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost
-/// count of a frame, or where output is missing.
+/// Returns the end of the run for a program's end. The run has failed if the kernel has lost count
+/// of a frame, or if output is missing. The program's own status makes no difference.
 pub(super) fn of(ending: Ending, report: Option<&Value>, loss: Option<Loss>) -> End {
     let audit = report.and_then(|report| report.get("audit")).filter(|audit| audit.as_str() != Some("ok"));
     if let Some(audit) = audit {
@@ -115,7 +115,7 @@ pub(super) fn of(ending: Ending, report: Option<&Value>, loss: Option<Loss>) -> 
         return End::Unbalanced(ending, finding);
     }
     match loss {
-        // A program that heard of the closed stream ended as it saw fit.
+        // A program that noticed the closed stream ended on its own terms.
         Some(loss) if !loss.reader_gone() || ending == Ending::Exit(0) => End::OutputLost(ending, loss),
         _ => End::Program(ending),
     }

@@ -1,5 +1,5 @@
-//! The way out of a program that takes every key: Ctrl-] three times within a second, as
-//! systemd-nspawn has it.
+//! The escape from a program that takes every key: Ctrl-] three times within a second, as in
+//! systemd-nspawn.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ const WITHIN: Duration = Duration::from_secs(1);
 /// Looks for the key in what the user types.
 #[derive(Default)]
 pub struct Escape {
-    /// When the keys of the present row came; any other key ends the row.
+    /// Times of the keys in the present row; any other key ends the row.
     row: Vec<Instant>,
 }
 
 impl Escape {
-    /// Looks at `bytes` that came at `now`. True when the row is complete.
+    /// Checks `bytes` that came at `now`. Returns whether the row is complete.
     pub fn typed(&mut self, bytes: &[u8], now: Instant) -> bool {
         for &byte in bytes {
             if byte != KEY {

@@ -1,9 +1,9 @@
-//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): how much memory each memory device is to plug
-//! in, and where the CPUs are of a kernel that does not answer.
+//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): sets the size of each memory device, and reads
+//! the CPUs of a kernel that does not answer.
 //!
-//! A line of JSON each way. The session says once that it wants no more than the plain protocol,
-//! and then sets sizes as the guest asks for them, limited to what the device has. Commands whose
-//! answer is waited for have an `id`.
+//! Both sides send lines of JSON. The session announces once that it uses the plain protocol. It
+//! then sets sizes as the guest requests them, limited to the size of the device. Commands whose
+//! answer is needed have an `id`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -17,19 +17,19 @@ use crate::qemu::numa::growth_device;
 /// Sizes are whole blocks of the devices.
 const BLOCK: u64 = 2 << 20;
 
-/// Where the kernel's image may lie.
+/// Lowest address of the kernel's image.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// Words of a CPU's stack that are looked at, and those of them that are kept.
+/// Number of words of a CPU's stack that are read, and number of those that are kept.
 const STACK_WORDS: usize = 1024;
 const KEPT: usize = 40;
 
-/// The monitor, as far as it is used.
+/// The part of the monitor that is used.
 pub struct Monitor {
     channel: Channel,
-    /// Bytes that each device has at most.
+    /// The largest size of each device, in bytes.
     limits: Vec<u64>,
     told: bool,
-    /// Answers about CPUs that have not come.
+    /// Number of answers about CPUs that have not come yet.
     awaited: usize,
     cpus: Vec<StoppedCpu>,
 }
@@ -37,13 +37,13 @@ pub struct Monitor {
 /// A CPU, as QEMU shows it.
 struct StoppedCpu {
     number: u64,
-    /// Where it is, and what on its stack may be return addresses. None of a CPU that runs a
-    /// program.
+    /// The CPU's instruction address, and words on its stack that may be return addresses. Empty
+    /// for a CPU that runs a program.
     addresses: Vec<u64>,
 }
 
 impl Monitor {
-    /// A monitor on `fd`, of a machine that has memory devices with these sizes.
+    /// Makes a monitor on `fd`, of a machine that has memory devices with these sizes.
     pub fn new(fd: OwnedFd, limits: Vec<u64>) -> Result<Monitor> {
         let channel = Channel::new(Some(fd))?;
         let mut monitor = Monitor { channel, limits, told: false, awaited: 0, cpus: Vec::new() };
@@ -51,10 +51,10 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Has a device plug in `bytes` in all, or as much as it can.
+    /// Sets a device's size to `bytes` in all, or to its limit.
     pub fn resize(&mut self, device: u8, bytes: u64) {
         let device = usize::from(device);
-        // A guest that asks for what was not promised gets nothing.
+        // A guest gets nothing for a device that does not exist.
         let Some(&limit) = self.limits.get(device) else { return };
         let path = format!("/machine/peripheral/{}", growth_device(device));
         let value = bytes.min(limit) / BLOCK * BLOCK;
@@ -62,12 +62,12 @@ impl Monitor {
         self.say(&json!({ "execute": "qom-set", "arguments": arguments }));
     }
 
-    /// Asks where the CPUs are.
+    /// Asks for the state of the CPUs.
     pub fn ask_for_cpus(&mut self) {
         self.ask("registers", "info registers -a", 0);
     }
 
-    /// The answer, once it is whole, in the form in which a kernel says where its threads are.
+    /// Returns the answer, once it is complete, in the form of a kernel's answer about its threads.
     pub fn cpus(&self) -> Option<Value> {
         if self.awaited > 0 || self.cpus.is_empty() {
             return None;
@@ -80,14 +80,14 @@ impl Monitor {
         Some(json!({ "threads": self.cpus.iter().map(shown).collect::<Vec<_>>(), "left_out": 0 }))
     }
 
-    /// Has QEMU's other monitor, the one for people, answer.
+    /// Sends a command for QEMU's other monitor, the one for people.
     fn ask(&mut self, id: &str, line: &str, cpu: u64) {
         self.awaited += 1;
         let arguments = json!({ "command-line": line, "cpu-index": cpu });
         self.say(&json!({ "execute": "human-monitor-command", "id": id, "arguments": arguments }));
     }
 
-    /// Takes an answer to [`Monitor::ask`].
+    /// Handles an answer to [`Monitor::ask`].
     fn learn(&mut self, id: &str, text: &str) {
         self.awaited = self.awaited.saturating_sub(1);
         if id == "registers" {
@@ -109,7 +109,7 @@ impl Monitor {
         } else if let Some(cpu) =
             id.parse::<u64>().ok().and_then(|id| self.cpus.iter_mut().find(|cpu| cpu.number == id))
         {
-            // An address, a colon, two words.
+            // A line has an address, a colon, two words.
             let words = text.lines().flat_map(|line| line.split_whitespace().skip(1));
             let words = words.filter_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
             cpu.addresses.extend(words.filter(|&word| word >= IMAGE).take(KEPT));
@@ -120,7 +120,7 @@ impl Monitor {
         self.channel.to_send.extend_from_slice(format!("{command}\r\n").as_bytes());
     }
 
-    /// What to wait for.
+    /// Adds the events to wait for.
     pub fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>) {
         self.channel.interest(set);
     }
@@ -130,7 +130,7 @@ impl Monitor {
         self.channel.send();
     }
 
-    /// Takes QEMU's answers. The first refusal, in QEMU's words.
+    /// Receives QEMU's answers. Returns the first refusal, in QEMU's words.
     pub fn receive(&mut self) -> Option<String> {
         self.channel.receive();
         let mut refusal = None;
@@ -151,7 +151,7 @@ impl Monitor {
     }
 }
 
-/// The register after `name` in what `info registers` prints.
+/// Returns the register after `name` in the output of `info registers`.
 fn register(text: &str, name: &str) -> Option<u64> {
     let digits = text.split_once(name)?.1;
     u64::from_str_radix(digits.split(|c: char| !c.is_ascii_hexdigit()).next()?, 16).ok()

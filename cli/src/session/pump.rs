@@ -1,4 +1,4 @@
-//! One direction of one stream: bytes from a source to a sink, in order, none lost, none invented.
+//! One direction of one stream: all bytes from a source go to a sink, in order.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -11,17 +11,16 @@ use crate::Result;
 use crate::failure::Failure;
 
 const BUFFER: usize = 64 << 10;
-/// What a pipe or terminal takes in one write without blocking once poll says that it takes any
-/// (PIPE_BUF).
+/// The most bytes that a ready pipe or terminal takes in one write without blocking (PIPE_BUF).
 const CAREFUL: usize = 4096;
 
 /// Ends of a pump that other modules ask about.
 pub trait Source {
-    /// Adds what the pump waits for.
+    /// Adds the events that the pump waits for.
     fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>);
 }
 
-/// Which end of the pump is the host's own stream: that one may block, and is not ours to make
+/// The end of the pump that is the host's own stream. That stream may block, and must not be made
 /// non-blocking.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostEnd {
@@ -38,11 +37,11 @@ pub struct Pump {
     start: usize,
     end: usize,
     moved: u64,
-    /// Where the source is the user's terminal.
+    /// Detector for the escape key, if the source is the user's terminal.
     escape: Option<Escape>,
     escaped: bool,
     refused: Told,
-    /// Why the sink takes no more.
+    /// The reason why the sink takes no more bytes.
     refusal: Option<Errno>,
     ended: Told,
 }
@@ -76,17 +75,17 @@ fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 }
 
 impl Pump {
-    /// From a stream of ours to the guest. A stream that is closed is an empty one.
+    /// Makes a pump from a stream of ours to the guest. A closed stream counts as empty.
     pub fn from_host(host: BorrowedFd<'_>, guest: &OwnedFd) -> Result<Pump> {
         Ok(Pump::new(copy(host).ok(), Some(copy(guest.as_fd())?), HostEnd::From))
     }
 
-    /// From the guest to a stream of ours.
+    /// Makes a pump from the guest to a stream of ours.
     pub fn to_host(guest: &OwnedFd, host: BorrowedFd<'_>) -> Result<Pump> {
         Ok(Pump::new(Some(copy(guest.as_fd())?), copy(host).ok(), HostEnd::To))
     }
 
-    /// A pump that has nothing to do.
+    /// Makes a pump without work.
     pub fn idle() -> Pump {
         Pump::new(None, None, HostEnd::To)
     }
@@ -108,7 +107,7 @@ impl Pump {
         }
     }
 
-    /// Moves what can be moved without blocking.
+    /// Moves the bytes that can be moved without blocking.
     pub fn run(&mut self) {
         loop {
             if self.start == self.end && !self.fill() {
@@ -120,7 +119,7 @@ impl Pump {
         }
     }
 
-    /// Reads once. False when there is nothing now.
+    /// Reads once. Returns false if no bytes are available now.
     fn fill(&mut self) -> bool {
         let Some(from) = &self.from else {
             return false;
@@ -138,7 +137,7 @@ impl Pump {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
-            // End of file; an error of a terminal that has gone (EIO) is one too.
+            // End of file; an error of a terminal that has gone (EIO) counts as one.
             _ => {
                 self.from = None;
                 self.ended.arise();
@@ -147,12 +146,12 @@ impl Pump {
         }
     }
 
-    /// Writes what is held. False when some of it must wait.
+    /// Writes the buffered bytes. Returns false if some of them must wait.
     fn drain(&mut self) -> bool {
         while self.start < self.end {
             let held = &self.buffer[self.start..self.end];
             let Some(to) = &self.to else {
-                // Nobody wants it: the guest's sums still count it as passed.
+                // The stream has no receiver: the guest's sums still count the bytes as passed.
                 self.pass(self.end - self.start);
                 continue;
             };
@@ -184,42 +183,43 @@ impl Pump {
         self.moved += size as u64;
     }
 
-    /// From now on looks for the escape key.
+    /// Begins to look for the escape key.
     pub fn watch_keys(&mut self) {
         self.escape = Some(Escape::default());
     }
 
-    /// Whether the user typed the escape key.
+    /// Returns whether the user typed the escape key.
     pub fn escaped(&self) -> bool {
         self.escaped
     }
 
-    /// Once: the source has ended and everything has been passed on; how many bytes there were.
+    /// Returns, once, the number of bytes when the source has ended and all bytes have been passed
+    /// on.
     pub fn newly_ended(&mut self) -> Option<u64> {
         (self.is_empty() && self.ended.take()).then_some(self.moved)
     }
 
-    /// Once: the sink has refused (a closed pipe, a full disk).
+    /// Returns, once, whether the sink has refused (a closed pipe, a full disk).
     pub fn newly_refused(&mut self) -> bool {
         self.refused.take()
     }
 
-    /// Why bytes did not reach the sink; `None` where all did.
+    /// Returns the reason why bytes did not reach the sink; `None` if all did.
     pub fn refusal(&self) -> Option<Errno> {
         self.refusal
     }
 
-    /// True when nothing is held.
+    /// Returns whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// True when the source has ended and nothing is held.
+    /// Returns whether the source has ended and the buffer is empty.
     pub fn is_done(&self) -> bool {
         self.from.is_none() && self.is_empty()
     }
 
-    /// True when `total` bytes have been passed on.
+    /// Returns whether `total` bytes have been passed on.
     pub fn has_passed(&self, total: u64) -> bool {
         self.moved >= total
     }

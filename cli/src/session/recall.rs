@@ -1,7 +1,7 @@
-//! One word to all runs of a group: the others are of no use any more.
+//! Recall of all runs of a group, because the remaining runs are of no use any more.
 //!
-//! The write end of a pipe that nobody writes to. Once it is closed, everybody who polls the read
-//! end is woken, and stays so.
+//! A pipe whose write end is never written to. After the write end is closed, every poll of the
+//! read end returns at once.
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use crate::Result;
 use crate::failure::Failure;
 
-/// Ends the runs that were given it, each in its own thread.
+/// A recall for the runs that share it, each in its own thread.
 #[derive(Debug)]
 pub struct Recall {
     closed: PipeReader,
@@ -18,24 +18,24 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// Nobody is recalled yet.
+    /// Returns a recall that has not happened yet.
     pub fn new() -> Result<Recall> {
         let (closed, open) =
             std::io::pipe().map_err(|e| Failure::new(format!("cannot make a pipe: {e}"), ""))?;
         Ok(Recall { closed, open: Mutex::new(Some(open)) })
     }
 
-    /// Recalls everybody, now and from now on.
+    /// Recalls all runs, now and from now on.
     pub fn call(&self) {
         drop(self.open.lock().expect("no holder panics").take());
     }
 
-    /// Whether somebody has.
+    /// Returns whether the runs are recalled.
     pub fn called(&self) -> bool {
         self.open.lock().expect("no holder panics").is_none()
     }
 
-    /// Hung up once somebody has.
+    /// Returns a descriptor that hangs up at the recall.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.closed.as_fd()
     }

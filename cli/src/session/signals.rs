@@ -16,14 +16,15 @@ use crate::failure::Failure;
 pub const WINDOW_CHANGED: u8 = SIGWINCH as u8;
 
 const WATCHED: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-/// These ask the program to end. One that ignores them must not hold the user: see [`Insistence`].
+/// Signals that ask the program to end. A program that ignores them must not block the user: see
+/// [`Insistence`].
 const ENDING: [i32; 3] = [SIGINT, SIGQUIT, SIGTERM];
-/// So long a program may take to end after the first.
+/// Time that a program has to end after the first signal.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// So many end the VM at once.
+/// Number of signals that end the VM at once.
 const TIMES: u32 = 3;
 
-/// Signals noted since the last look.
+/// Signals noted since the last call.
 pub struct Signals {
     wake: UnixStream,
     noted: Vec<(i32, Arc<AtomicBool>)>,
@@ -31,7 +32,7 @@ pub struct Signals {
     insistence: Insistence,
 }
 
-/// How often the user has asked for the end.
+/// Counts the user's requests to end.
 #[derive(Default)]
 struct Insistence {
     first: Option<Instant>,
@@ -39,8 +40,8 @@ struct Insistence {
 }
 
 impl Insistence {
-    /// Notes one more at `now`. True when the VM is to end: the first is long ago, or there were
-    /// many.
+    /// Notes a request at `now`. Returns whether the VM has to end: the first request is long ago,
+    /// or there were many.
     fn note(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
         self.count += 1;
@@ -58,7 +59,7 @@ impl Signals {
         let (mut noted, mut actions) = (Vec::new(), Vec::new());
         for signal in WATCHED {
             let flag = Arc::new(AtomicBool::new(false));
-            // The flag first: whoever is woken finds it set.
+            // The flag comes first: a thread that is woken finds it set.
             actions.push(signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(failed)?);
             let write = write.try_clone().map_err(failed)?;
             actions.push(signal_hook::low_level::pipe::register(signal, write).map_err(failed)?);
@@ -67,12 +68,12 @@ impl Signals {
         Ok(Signals { wake, noted, actions, insistence: Insistence::default() })
     }
 
-    /// Readable when a signal came.
+    /// Returns a descriptor that is readable when a signal came.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Signals that came since the last call.
+    /// Returns the signals since the last call.
     pub fn pending(&mut self) -> Vec<u8> {
         let mut bytes = [0; 64];
         while matches!(rustix::io::read(&self.wake, &mut bytes), Ok(size) if size > 0) {}
@@ -82,15 +83,16 @@ impl Signals {
         self.noted.iter().filter_map(came).collect()
     }
 
-    /// Notes a signal. True when the VM is to end: it is the second that asks for that, 2 s after
-    /// the first or later, or the third.
+    /// Notes a signal. Returns whether the VM has to end: at the second request, if it comes at
+    /// least 2 s after the first, or at the third.
     pub fn insisted(&mut self, signal: u8) -> bool {
         ENDING.contains(&i32::from(signal)) && self.insistence.note(Instant::now())
     }
 }
 
 impl Drop for Signals {
-    /// A command that runs many VMs would else hold seven sockets for each.
+    /// Unregisters the actions: a command that runs many VMs would otherwise hold seven sockets for
+    /// each.
     fn drop(&mut self) {
         for action in self.actions.drain(..) {
             signal_hook::low_level::unregister(action);

@@ -1,4 +1,4 @@
-//! Memory that cannot be had: sizes that programs choose, and allocations that fail on request.
+//! Lack of memory: sizes that programs choose, and allocations that fail on request.
 
 use crate::common::*;
 
@@ -14,7 +14,7 @@ fn sizes(scenario: &str, memory: &str) -> i64 {
 
 #[test]
 fn children_that_nobody_waits_for_leave_the_kernel_as_it_was() {
-    // -1: the parent was killed for want of memory, and its children with the VM.
+    // -1: the parent was killed for lack of memory, and its children with the VM.
     let made = sizes("forks", "40M");
     assert!(made == -1 || made > 300, "{made}");
 }
@@ -33,8 +33,7 @@ fn a_file_may_have_any_number_of_locks_and_all_are_listed() {
 
 #[test]
 fn a_long_list_of_groups_is_shared_by_all_who_have_it() {
-    // 400 children with 256 KiB each would be more than there is; with what else they have they
-    // fit.
+    // 400 children with 256 KiB each would exceed memory; with their other memory they fit.
     let made = sizes("groups", "80M");
     assert!(made > 350, "{made}");
 }
@@ -50,8 +49,8 @@ fn any_number_of_areas_is_copied_or_refused() {
     sizes("areas", "40M");
 }
 
-/// Runs a series of guest/workloads/fail-nth, which fails where the kernel loses memory or nothing
-/// failed; returns its line.
+/// Runs a series of guest/workloads/fail-nth, which fails if the kernel loses memory or no
+/// allocation failed; returns its line.
 #[track_caller]
 fn fail_nth(arguments: &[&str]) -> String {
     let program = guest_program("workloads/fail-nth");
@@ -79,13 +78,13 @@ fn every_allocation_of_a_program_may_fail() {
         "-c",
         "echo x | cat; ls /proc/self; (exit 3); :",
     ]);
-    // A failure is the program's: execve says ENOMEM.
+    // The program gets the failure: execve returns ENOMEM.
     let errors = said.split(", ").find_map(|part| part.strip_suffix(" with an error"));
     assert!(errors.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count > 0), "{said}");
 }
 
-/// A disk that reaches pages in their places: what finds no memory is copied, or the program's
-/// error.
+/// A disk that reaches pages in their places: a transfer without memory is copied, or the program
+/// gets an error.
 #[test]
 fn every_allocation_of_a_transfer_in_place_may_fail() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -116,7 +115,7 @@ fn failures_are_asked_for_by_linux_names() {
 
 #[test]
 fn a_kernel_whose_heap_always_fails_lives() {
-    // Small objects come from the reserve; what is larger fails, or the program is killed.
+    // Small objects come from the reserve; larger allocations fail, or the program is killed.
     for numbers in ["quiet failslab=1,100,0,-1", "quiet fail_page_alloc=1,50,0,-1"] {
         let outcome = run(&["--append", numbers], &["busybox", "ash", "-c", "ls / | wc -l"], b"");
         assert!(outcome.status < 125 || outcome.status == 126 || outcome.status == 137, "{outcome:?}");

@@ -1,10 +1,10 @@
-//! What the page allocator shows of itself, in the places and shapes that tools for Linux know.
+//! The page allocator's statistics, in the places and formats that tools for Linux know.
 
 use std::collections::BTreeMap;
 
 use crate::common::*;
 
-/// Lines of `name value`, or `Node N name value`.
+/// Parses lines of `name value`, or `Node N name value`.
 fn figures(text: &str) -> BTreeMap<String, u64> {
     let pair = |line: &str| {
         let mut words = line.split_whitespace().rev();
@@ -14,7 +14,7 @@ fn figures(text: &str) -> BTreeMap<String, u64> {
     text.lines().filter_map(pair).collect()
 }
 
-/// What a script prints, cut at lines of `--`.
+/// Returns the output of a script, split at lines of `--`.
 #[track_caller]
 fn parts(script: &str) -> Vec<String> {
     let options = ["--cpus", "2", "--numa", "2", "-m", "256M"];
@@ -76,7 +76,7 @@ fn free_memory_is_shown_as_linux_shows_it() {
         *line == "Free pages count per migrate type at order       0      1      2      3      4      5      6      7      8      9     10 "
     });
     assert_eq!((buddy.lines().count(), heads.count()), (2, 2), "{types}");
-    // Memory that nobody has touched is free in the largest blocks.
+    // Untouched memory is free in the largest blocks.
     let free = types.lines().find(|line| line.starts_with("Node    1") && line.contains("type         Free"));
     assert!(numbers(free.expect("wholly free pageblocks"))[10] > 20.0, "{types}");
     // Each CPU's lists are shown with the node whose frames they hold.

@@ -1,11 +1,10 @@
-//! The audit of all frames at a program's end: what it finds fails the run, and churn gives it
-//! nothing to find.
+//! The audit of all frames at a program's end: a finding fails the run, and churn gives no finding.
 
 use serde_json::Value;
 
 use crate::common::*;
 
-/// `finish` would not let a run pass that does not balance: here it must not.
+/// `finish` would reject a run that does not balance: here the run must not balance.
 #[test]
 fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
     if kernel() != "freehold" {
@@ -34,7 +33,7 @@ fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
             "{json}"
         );
     }
-    // A measurement is no measurement then.
+    // Such a measurement does not count.
     let _permit = Permit::take();
     let mut bench = freehold();
     bench.args(["bench", "null-call", "--runs", "1", "--against-append", "freehold.plant=lost-frame"]);
@@ -44,8 +43,8 @@ fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
     assert_eq!(code(ended.status), 125, "{told}");
 }
 
-/// Areas of random size that come and go in half of memory, in front of a memory-side cache; by
-/// instructions, so that each run is the same.
+/// Areas of random size that come and go in half of memory, in front of a memory-side cache. The
+/// run counts instructions, so each run is the same.
 #[test]
 fn churn_before_a_near_cache_leaves_every_pageblock_where_it_belongs() {
     let program = guest_program("workloads/churn");

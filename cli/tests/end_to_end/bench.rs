@@ -1,4 +1,4 @@
-//! `freehold bench` and `freehold lab`: what they measure and what they refuse.
+//! `freehold bench` and `freehold lab`: their measurements and their refusals.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn refused(arguments: &[&str], parts: &[&str]) {
     }
 }
 
-/// A comparison of our kernel with itself under another command line.
+/// Compares our kernel with itself under another command line.
 fn comparison(folder: &tempfile::TempDir, more: &[&str]) -> (Outcome, PathBuf, PathBuf) {
     let (json, html) = (folder.path().join("out.json"), folder.path().join("out.html"));
     let mut command = freehold();
@@ -53,7 +53,7 @@ fn every_row_is_measured_and_counted_runs_agree_to_the_instruction() {
         }
         assert!(text.contains(row["name"].as_str().expect("a name")));
     }
-    // A row costs what it does: two that are known to differ do, and in the right direction.
+    // Two rows with known different costs differ, and in the right direction.
     let cost = |name: &str| {
         let row = rows.iter().find(|row| row["name"] == name).expect("the row");
         row["costs"][0]["cost"].as_f64().expect("a cost")
@@ -144,8 +144,7 @@ fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost
             assert_eq!(count("copies"), count("needed"), "{pattern}");
         }
     }
-    // What waits for a disk is counted by the microscope, everything else by the guest's clock, in
-    // one table.
+    // The microscope counts rows that wait for a disk, the guest's clock all others, in one table.
     let rows = report["costs"]["rows"].as_array().expect("rows");
     for name in ["cow-reuse", "cow-copy", "vmsplice", "direct-read"] {
         let row = rows.iter().find(|row| row["name"] == name).expect("the row");
@@ -173,7 +172,7 @@ fn by_the_host_s_clock_rows_are_measured_by_one_and_by_as_many_as_cpus() {
 #[test]
 fn a_row_that_a_guest_cannot_perform_is_named_with_what_it_printed_and_the_rest_is_reported() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    // So little memory that the resident 256 MiB cannot be had.
+    // Too little memory for the resident 256 MiB.
     let (outcome, json, html) = comparison(&folder, &["-m", "96M", "null-call", "fork-256m"]);
     let said = outcome.stderr.clone();
     assert!(said.contains("fork-256m") && said.contains("Freehold"), "{said}");
@@ -203,13 +202,13 @@ fn bad_input_is_refused_before_anything_runs() {
 
 #[test]
 fn a_side_that_dies_does_not_wait_for_one_that_goes_on() {
-    // Else there is nobody beside it.
+    // With one CPU there are no runs side by side.
     if std::thread::available_parallelism().map_or(1, |count| count.get()) == 1 {
         return;
     }
     let folder = tempfile::tempdir().expect("temporary folder");
     let kernel = fake_kernel(&folder);
-    // One side's QEMU refuses its kernel, the other's never says a word.
+    // One side's QEMU refuses its kernel, the other's never answers.
     let script = format!(
         "#!/bin/sh\ncase $* in *' {} '*) echo qemu: no such kernel >&2; exit 1;; esac\nexec sleep 100000\n",
         kernel.display()
@@ -220,8 +219,8 @@ fn a_side_that_dies_does_not_wait_for_one_that_goes_on() {
     command.env("FREEHOLD_QEMU", &qemu);
     command.args(["bench", "--quick", "--timeout", TIMEOUT, "null-call", "--against"]).arg(&kernel);
     let _permit = Permit::take();
-    // The first side is told first where both have failed: here it was recalled, and its time was
-    // not up.
+    // If both have failed, the first side is named first: here it was recalled, and had not timed
+    // out.
     let outcome = finish_now(&mut command, b"").expect(125);
     let told = format!("{} does not boot: QEMU refused: no such kernel", kernel.display());
     assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
@@ -233,7 +232,7 @@ fn a_kernel_that_does_not_boot_is_one_line_and_nothing_is_written() {
     let kernel = fake_kernel(&folder);
     let json = folder.path().join("out.json");
     let mut command = freehold();
-    // Counted runs go side by side: the one that lives must not hide that the other has died.
+    // Counted runs go side by side: the one that lives must not hide the other's death.
     command.args(["bench", "--quick", "--timeout", TIMEOUT, "null-call", "--against"]);
     command.arg(&kernel).arg("--json").arg(&json);
     let _permit = Permit::take();

@@ -1,4 +1,4 @@
-//! What a transfer past the cache costs, and loads on several disks beside each other.
+//! Costs of transfers past the cache, and loads on several disks beside each other.
 
 use serde_json::Value;
 
@@ -7,8 +7,8 @@ use crate::common::*;
 /// Bytes of each disk.
 const DISK: usize = 4 << 20;
 
-/// What the kernel did for each of `count` transfers of `kib` KiB: instructions, and bytes stored
-/// per byte.
+/// Returns the kernel's costs for each of `count` transfers of `kib` KiB: instructions, and bytes
+/// stored per byte.
 fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (disk, json) = (file_of(&folder, "disk", &vec![7; DISK]), folder.path().join("costs.json"));
@@ -28,18 +28,18 @@ fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     (count_of("instructions") / count as f64, count_of("stored_bytes") / bytes)
 }
 
-/// The least of three boots: while a busy host makes the guest wait for its disk, ticks of its
-/// clock are counted too. Not under a counted clock, which runs ahead while the guest waits and so
-/// counts more of them, or none.
+/// Returns the least costs of three boots: while a busy host makes the guest wait for its disk,
+/// ticks of its clock are counted, too. A counted clock does not help, because it runs ahead while
+/// the guest waits and so counts more ticks, or none.
 fn least_costs(kib: u64, way: &str, options: &[&str]) -> (f64, f64) {
-    // Enough that the first and the last of them, which cost more, are not seen.
+    // Enough transfers to hide the first and the last, which cost more.
     let count = (800 / kib).max(40);
     let boots = [(); 3].map(|()| costs(kib, way, count, options));
     boots.into_iter().fold((f64::MAX, f64::MAX), |least, boot| (least.0.min(boot.0), least.1.min(boot.1)))
 }
 
-/// A byte is copied once, and stored about once: no scrubbing, no second pass. The limits are those
-/// of a kernel without assertions, whose task sleeps until its transfer is done.
+/// A byte is copied once, and stored about once: no scrubbing, no second pass. The limits hold for
+/// a kernel without assertions, whose task sleeps until its transfer is done.
 #[test]
 fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
     for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_500.0, 3.9)] {
@@ -51,8 +51,8 @@ fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
     }
 }
 
-/// A disk that reaches a program's pages in their places has nothing copied: it costs less than
-/// Linux' disk without an IOMMU (109,000).
+/// A disk that reaches a program's pages in their places copies nothing: it costs less than Linux'
+/// disk without an IOMMU (109,000).
 #[test]
 fn a_transfer_in_place_copies_nothing() {
     for way in ["read", "write"] {
@@ -70,7 +70,7 @@ fn a_transfer_behind_an_iommu_costs_what_it_costs_without() {
     assert!(behind <= plain * 1.02, "{behind} over {plain}");
 }
 
-/// Runs a line of the shell on disks of so many requests a second each, with the programs of
+/// Runs a line of the shell on disks with these rates in requests per second, with the programs of
 /// `guest/workloads` in /.
 #[track_caller]
 fn beside(disks: &[u32], options: &[&str], line: &str) -> String {
@@ -91,9 +91,8 @@ fn beside(disks: &[u32], options: &[&str], line: &str) -> String {
 
 /// Two hundred writers wait for a disk of 5 requests a second, and two programs for memory that is
 /// being swapped. The disk beside them does not wait with them. It gives its 200 requests a second
-/// on a host with a CPU to spare; what is asked here is a quarter of what it gave alone, or 50,
-/// because the guest's clock is the host's and others may use the host. A disk that is held up
-/// gives 5.
+/// on a host with a CPU to spare. The test requires a quarter of its rate alone, or 50, because the
+/// guest's clock is the host's and other processes may use the host. A blocked disk gives 5.
 #[test]
 fn a_slow_disk_and_swap_do_not_hold_up_a_disk_beside_them() {
     let line = "/transfers 4 16 32 read /dev/vdb; /many-io 200 4 1 write /dev/vda > /slow & slow=$!
@@ -122,8 +121,8 @@ fn ninety_six_threads_on_four_disks_beside_a_memory_hog_in_32_mib_all_end_well()
     assert!(!said.contains("pswpout 0"), "nothing was swapped: {said}");
 }
 
-/// Ten bursts of 64 threads with a second between them: what the first takes stays for the others,
-/// so there is less than one growth a second.
+/// Ten bursts of 64 threads with a second between them: memory added for the first stays for the
+/// others, so there is less than one growth a second.
 #[test]
 fn steady_bursts_do_not_make_memory_come_and_go() {
     let line = "cd /sys/kernel/debug/swiotlb; i=0; while [ $i -lt 10 ]; do i=$((i+1))
@@ -137,8 +136,8 @@ fn steady_bursts_do_not_make_memory_come_and_go() {
     assert!(grown <= seconds && gone <= seconds, "{said}");
 }
 
-/// What is there without a load: a segment, and each device's rings. Sealed: a folder of the host
-/// is a device, too.
+/// Memory of idle disks is a segment, and each device's rings. The run is sealed, because a folder
+/// of the host is a device, too.
 #[test]
 fn idle_disks_keep_little_memory() {
     let kib = |disks: &[u32]| {
@@ -149,8 +148,8 @@ fn idle_disks_keep_little_memory() {
     assert!(one <= 304 && three - one <= 64, "{one} KiB with one disk, {three} KiB with three");
 }
 
-/// One load that does not fit in what the growing pool begins with: it grows, the other does not,
-/// and both copy once.
+/// One load that exceeds the growing pool's initial size: that pool grows, the other does not, and
+/// both copy once.
 #[test]
 fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -165,7 +164,7 @@ fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() 
     for row in rows {
         let pool = [0, 1].map(|at| row["pool"][at].as_u64().expect("bytes"));
         match row["side"].as_str() {
-            // How far depends on how many threads the host runs at once.
+            // The growth depends on how many threads the host runs at once.
             Some("growing") => assert!(pool[0] == 256 << 10 && pool[1] > pool[0], "{row}"),
             _ => assert_eq!(pool, [64 << 20; 2], "{row}"),
         }

@@ -1,4 +1,4 @@
-//! `--changes DIR`: what a run leaves on the host, and how a later one goes on.
+//! `--changes DIR`: the changes that a run leaves on the host, and their use by a later run.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::common::{Dialogue, finish, freehold, kernel, run, text};
 
-/// What is told of the files that the first run makes.
+/// Shows the files that the first run makes.
 const LOOK: &str = "cd /; stat -c '%n %a %u:%g %h %t:%T %F' etc/new etc/hard srv/d srv/link srv/null srv/pipe srv/tool; \
     readlink srv/link; cat etc/new usr/bin/env etc/group; ls -d etc/hostname usr/bin/perl* 2>&1; ls srv/d usr/share/doc";
 
@@ -25,7 +25,7 @@ fn a_later_run_goes_on_where_one_ended() {
     let shown = run(&options, &["busybox", "sh", "-c", &format!("{script}; {LOOK}")], b"").expect(0).text();
     assert_eq!(shown.matches("No such file").count(), 2, "{shown}");
 
-    // Of it on the host: the bytes, and nothing that would give rights there.
+    // The changes on the host: the bytes, and no rights.
     let at = |path: &str| folder.join("files").join(path);
     let meta = |path: &str| fs::symlink_metadata(at(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     assert_eq!(fs::read_to_string(at("etc/new")).expect("read"), "one\n");
@@ -45,7 +45,7 @@ fn a_later_run_goes_on_where_one_ended() {
 
     let again = run(&options, &["busybox", "sh", "-c", LOOK], b"").expect(0).text();
     assert_eq!(again, shown);
-    // And as it was for a third, which changed nothing.
+    // The third run, which changed nothing, left the same.
     assert_eq!(fs::read_to_string(folder.join("changes")).expect("read"), lines);
 }
 
@@ -70,8 +70,8 @@ fn changes_of_a_tree_and_of_a_sealed_image_are_kept_too() {
     }
 }
 
-/// Those that a program leaves behind end with it, as in a container: what is kept is of one
-/// moment.
+/// Processes that a program leaves behind end with it, as in a container: the kept changes are of
+/// one moment.
 #[test]
 fn processes_that_still_change_files_are_ended_first() {
     if kernel() == "linux" {

@@ -1,4 +1,5 @@
-//! The command as people type it: habits, typing errors, streams that take nothing, JSON on stdout.
+//! The command as people type it: habits, typing errors, streams that cannot be written to, JSON on
+//! stdout.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -8,13 +9,13 @@ use serde_json::Value;
 
 use crate::common::*;
 
-/// stdout of a command that starts no VM and succeeds.
+/// Returns stdout of a command that starts no VM and succeeds.
 #[track_caller]
 fn says(arguments: &[&str]) -> String {
     finish_now(freehold().args(arguments), b"").expect(0).text()
 }
 
-/// The line of a command that fails with 125 before anything starts.
+/// Returns the line of a command that fails with 125 before it starts a VM.
 #[track_caller]
 fn refuses(arguments: &[&str]) -> String {
     let outcome = finish_now(freehold().args(arguments), b"").expect(125);
@@ -23,7 +24,7 @@ fn refuses(arguments: &[&str]) -> String {
     outcome.stderr
 }
 
-/// Runs `arguments` with stdout on a device that is full; the status.
+/// Runs `arguments` with stdout on a full device; returns the status.
 #[track_caller]
 fn into_full(arguments: &[&str]) -> (i32, String) {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("it is everywhere"));
@@ -31,7 +32,7 @@ fn into_full(arguments: &[&str]) -> (i32, String) {
     (code(output.status), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Runs `arguments` with a stdout that nobody reads; the status and stderr.
+/// Runs `arguments` with stdout on a pipe without a reader; returns the status and stderr.
 #[track_caller]
 fn into_closed(arguments: &[&str]) -> (i32, String) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -95,7 +96,7 @@ fn a_program_whose_output_is_lost_has_not_succeeded() {
     let (status, line) = into_full(&words(&["echo", "hi"]));
     assert_eq!(status, 125, "{line}");
     assert_eq!(line, "freehold: cannot write the program's output to stdout: No space left on device\n");
-    // What it returned does not matter: its output is missing.
+    // The program's own status does not matter: its output is missing.
     let (status, line) = into_full(&words(&["ash", "-c", "echo hi; exit 3"]));
     assert_eq!(status, 125, "{line}");
     assert_eq!(into_closed(&words(&["echo", "hi"])), (141, String::new()));
@@ -175,7 +176,7 @@ fn a_killed_command_leaves_no_image_behind() {
     let _permit = Permit::take();
     let folder = tempfile::tempdir().expect("temporary folder");
     let mut command = run_command();
-    // A measurement, as tools/coverage has it made, keeps files of its own until the end.
+    // A measurement in the form of tools/coverage keeps files of its own until the end.
     command.env_remove("FREEHOLD_COVERAGE").env("TMPDIR", folder.path());
     command.args(["--swap", "64M", "--", "busybox", "ash", "-c"]);
     let mut child = command.arg("echo up; sleep 1000").stdout(Stdio::piped()).spawn().expect("it starts");

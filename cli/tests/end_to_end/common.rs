@@ -10,19 +10,20 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longer than any command here takes on the slowest machine: an experiment runs many VMs.
+/// Deadline of a command, longer than any takes on the slowest machine: an experiment runs many
+/// VMs.
 const DEADLINE: Duration = Duration::from_secs(900);
-/// The VM's own deadline. A run takes seconds; only one that hangs meets it.
+/// The VM's own deadline. A run takes seconds; only a hanging one reaches it.
 pub const TIMEOUT: &str = "300";
 
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
-/// A permit to run one VM: as many as there are cores.
+/// A permit to run one VM: there are as many permits as cores.
 pub struct Permit(());
 
 impl Permit {
-    /// Waits for one.
+    /// Waits for a permit.
     pub fn take() -> Permit {
         let most = std::thread::available_parallelism().map_or(1, |n| n.get());
         let running = RUNNING.lock().expect("no holder panics");
@@ -39,26 +40,26 @@ impl Drop for Permit {
     }
 }
 
-/// The command under test.
+/// Returns the command under test.
 pub fn freehold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_freehold"));
     command.stdin(Stdio::null());
     command
 }
 
-/// The kernel that these tests run on.
+/// Returns the kernel that these tests run on.
 pub fn kernel() -> String {
     std::env::var("FREEHOLD_TEST_KERNEL").unwrap_or_else(|_| "freehold".into())
 }
 
-/// `freehold run` with the kernel under test, emulated, under a deadline.
+/// Returns `freehold run` with the kernel under test, emulated, under a deadline.
 pub fn run_command() -> Command {
     let mut command = freehold();
     command.args(["run", "--accel", "tcg", "--timeout", TIMEOUT, "--kernel"]).arg(kernel());
     command
 }
 
-/// What a run left.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit status, or 128+N.
@@ -70,12 +71,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// stdout as text.
+    /// Returns stdout as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Fails the test unless the program ended with `status`; shows what it said.
+    /// Fails the test unless the program ended with `status`; shows its output.
     #[track_caller]
     pub fn expect(self, status: i32) -> Outcome {
         assert_eq!(self.status, status, "stdout: {}\nstderr: {}", self.text(), self.stderr);
@@ -83,7 +84,7 @@ impl Outcome {
     }
 }
 
-/// The exit status as a shell would give it.
+/// Returns the exit status as a shell gives it.
 pub fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
@@ -105,7 +106,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// A program in the VM that asks for something, line by line.
+/// A program in the VM that talks with the test, line by line.
 pub struct Dialogue {
     child: Child,
     say: ChildStdin,
@@ -114,7 +115,7 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Starts it.
+    /// Starts the program.
     pub fn begin(options: &[&str], program: &[&str]) -> Dialogue {
         let mut command = run_command();
         command.args(options).arg("--").args(program);
@@ -128,7 +129,7 @@ impl Dialogue {
         let hear = BufReader::new(child.stdout.take().expect("piped"));
         Dialogue { child, say, hear, _permit }
     }
-    /// Its next line.
+    /// Returns the program's next line.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
         self.hear.read_line(&mut line).expect("a line");
@@ -138,7 +139,7 @@ impl Dialogue {
     pub fn go_on(&mut self) {
         self.say.write_all(b"\n").expect("it listens");
     }
-    /// How often each thread of the VM's process went to sleep so far, by thread.
+    /// Returns how often each thread of the VM's process has slept, by thread.
     pub fn sleeps(&self) -> BTreeMap<OsString, u64> {
         let field = |text: &str, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -158,7 +159,7 @@ impl Dialogue {
         self.child.kill().expect("it runs");
         wait(&mut self.child);
     }
-    /// Its exit status, once it hears no more.
+    /// Ends its input; returns the exit status.
     pub fn end(mut self) -> i32 {
         drop(self.say);
         code(wait(&mut self.child))
@@ -172,7 +173,7 @@ pub fn finish(mut command: Command, input: &[u8]) -> Outcome {
     finish_now(&mut command, input)
 }
 
-/// As [`finish`], for a command that starts no VM.
+/// Runs a command that starts no VM to its end, as [`finish`] does.
 #[track_caller]
 pub fn finish_now(command: &mut Command, input: &[u8]) -> Outcome {
     if !input.is_empty() {
@@ -209,18 +210,18 @@ pub fn run(options: &[&str], program: &[&str], input: &[u8]) -> Outcome {
     finish(command, input)
 }
 
-/// A shell command line in the VM.
+/// Runs a shell command line in the VM.
 #[track_caller]
 pub fn shell(line: &str) -> Outcome {
     run(&[], &["busybox", "ash", "-c", line], b"")
 }
 
-/// The top of the repository.
+/// Returns the top folder of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A guest program that `make guest` built.
+/// Returns a guest program that `make guest` built.
 #[track_caller]
 pub fn guest_program(name: &str) -> PathBuf {
     // target/debug/freehold: the guest programs are in target/guest.
@@ -230,8 +231,8 @@ pub fn guest_program(name: &str) -> PathBuf {
     path
 }
 
-/// Bytes in which every value and every pair of neighbours occurs: nothing a line discipline leaves
-/// alone.
+/// Returns bytes with every value and every pair of neighbours, including all that a line
+/// discipline would change.
 pub fn all_bytes(size: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..size)
@@ -244,19 +245,19 @@ pub fn all_bytes(size: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A file in a temporary folder.
+/// Makes a file in a temporary folder.
 pub fn file_of(folder: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).expect("the temporary folder takes files");
     path
 }
 
-/// `text` as an argument.
+/// Returns `text` as an argument.
 pub fn text(path: &impl AsRef<OsStr>) -> &str {
     path.as_ref().to_str().expect("temporary paths are UTF-8")
 }
 
-/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock
+/// Runs a program of guest/conformance, the first of `words`, and checks every promise; a stock
 /// Linux may break those that `lost_by_linux` names.
 #[track_caller]
 pub fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_linux: &[&str]) {
@@ -277,15 +278,15 @@ pub fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_
     );
 }
 
-/// An empty disk in a temporary folder.
+/// Makes an empty disk in a temporary folder.
 pub fn empty_disk(folder: &tempfile::TempDir, bytes: u64) -> PathBuf {
     let file = folder.path().join("disk");
     std::fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("an empty disk");
     file
 }
 
-/// `freehold run` with a QEMU that puts its blkdebug filter with these `rules` before an empty
-/// disk; and that disk, which is to be the machine's first.
+/// Returns `freehold run` with a QEMU that puts its blkdebug filter with these `rules` before an
+/// empty disk; and that disk, which must be the machine's first.
 pub fn run_with_failing_disk(folder: &tempfile::TempDir, bytes: u64, rules: &str) -> (Command, PathBuf) {
     let disk = empty_disk(folder, bytes);
     let wrapper = folder.path().join("qemu");
@@ -306,7 +307,7 @@ pub fn run_with_failing_disk(folder: &tempfile::TempDir, bytes: u64, rules: &str
     (command, disk)
 }
 
-/// Fails unless the record begins with `schema`, and that is `name`.
+/// Fails unless the record begins with `schema`, with the value `name`.
 #[track_caller]
 pub fn has_schema(record: &serde_json::Value, name: &str) {
     let first = record.as_object().and_then(|fields| fields.iter().next());

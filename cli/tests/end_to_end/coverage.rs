@@ -1,5 +1,5 @@
-//! Which of the kernel's code ran: records grow run by run, tell what never ran, and are of one
-//! kernel.
+//! Coverage of the kernel's code: records grow run by run, name the code that never ran, and are of
+//! one kernel.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,7 @@ fn record(path: &Path) -> Value {
     record
 }
 
-/// Bytes that ran of the functions whose name ends so.
+/// Returns the bytes that ran in functions whose name ends so.
 fn ran(record: &Value, name: &str) -> u64 {
     let functions = record["functions"].as_array().expect("a list");
     let named = |function: &&Value| function["name"].as_str().is_some_and(|own| own.ends_with(name));

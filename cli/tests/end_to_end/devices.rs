@@ -1,4 +1,4 @@
-//! Disks that another process serves, and what becomes of those that lie.
+//! Disks that another process serves, and the effects of those that lie.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::common::*;
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// What guest/workloads/disk.c expects in page 2.
+/// Returns the disk that guest/workloads/disk.c expects: a pattern in page 2.
 fn content() -> Vec<u8> {
     let mut bytes = vec![0; MIB];
     bytes[2 * PAGE..3 * PAGE].fill(0x5a);
@@ -50,7 +50,7 @@ impl Drop for Served {
     }
 }
 
-/// Runs the disks' user in a machine that has `disks`.
+/// Runs the disks' program in a machine that has `disks`.
 fn use_disks(command: &mut Command, disks: &[Served]) {
     for disk in disks {
         command.args(["--disk", &disk.option()]);
@@ -61,8 +61,8 @@ const ALL_OK: &str = "read ok, read ok, write ok, sync ok";
 const DEAD: &str = "read EIO, read EIO, write EIO, sync EIO";
 const NO_DEVICE: &str = "";
 
-/// What a lie leads to in the guest, and what else it may. An impossible size: the kernel refuses
-/// the device, so that the disks after it move up.
+/// The output that each lie leads to in the guest; `|` separates alternatives. With an impossible
+/// size the kernel refuses the device, so the disks after it move up.
 #[rustfmt::skip]
 const ENDS: [(Lie, &str); 21] = [
     (Lie::None,               ALL_OK),
@@ -82,8 +82,8 @@ const ENDS: [(Lie, &str); 21] = [
     (Lie::FeaturesOfAllOnes,  ALL_OK),
     (Lie::SpuriousInterrupts, ALL_OK),
     (Lie::NoAnswer,           DEAD),
-    // The second answer comes before the guest looks, or later; then it is for a request that has
-    // no status yet.
+    // The second answer comes before the guest looks, or later; then the answer is for a request
+    // without a status yet.
     (Lie::DoubleAnswer,       "read EIO, read EIO, write EIO, sync EIO|read ok, read EIO, write EIO, sync EIO"),
     (Lie::LateAnswer,         "read EIO, read EIO, write EIO, sync EIO"),
     (Lie::StatusNonsense,     DEAD),
@@ -93,7 +93,8 @@ const ENDS: [(Lie, &str); 21] = [
 #[test]
 fn a_disk_that_lies_ends_as_named_and_takes_nothing_with_it() {
     if kernel() == "linux" {
-        // It waits for ever for a disk that does not answer, and believes some of these lies.
+        // A stock Linux waits for ever for a disk that does not answer, and believes some of these
+        // lies.
         return;
     }
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -108,7 +109,7 @@ fn a_disk_that_lies_ends_as_named_and_takes_nothing_with_it() {
     let names: Vec<String> =
         present.clone().zip('a'..='z').map(|(_, letter)| format!("/dev/vd{letter}")).collect();
     let program = guest_program("workloads/disk");
-    // Every disk may take half a second, and none of them costs more than one of those.
+    // Each disk has a time limit of half a second, and no disk costs more than one time limit.
     let script = format!(
         "/disk {}; cat /sys/kernel/debug/swiotlb/lost_bytes; ls /dev/vd* | wc -l",
         names.iter().map(|name| format!("500= {name}")).collect::<Vec<_>>().join(" ")

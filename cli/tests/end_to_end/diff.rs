@@ -13,7 +13,7 @@ fn read(file: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON")
 }
 
-/// A record of bench, and its table as CSV.
+/// Makes a record of bench, and its table as CSV.
 fn bench(folder: &tempfile::TempDir, name: &str) -> (PathBuf, PathBuf) {
     let (json, csv) = (folder.path().join(format!("{name}.json")), folder.path().join(format!("{name}.csv")));
     let mut command = freehold();
@@ -84,7 +84,7 @@ fn two_counted_runs_of_bench_are_equal_and_a_made_up_regression_is_found() {
     diff(&["--threshold", "10", text(&a), "-"], slower.as_bytes()).expect(0);
     let less = diff(&["-", text(&a)], slower.as_bytes()).expect(0).text();
     assert!(less.contains("1 of 2 rows cost less"), "{less}");
-    // One of several outputs may take stdout, and is alone there.
+    // One of several outputs may use stdout, and is alone there.
     let alone = diff(&["--csv", "-", text(&a), text(&b)], b"").expect(0).text();
     assert!(alone.starts_with("name,") && alone.lines().count() == 1 + ROWS.len(), "{alone}");
 }
@@ -133,8 +133,8 @@ fn counted_runs_under_the_microscope_are_equal() {
         file
     };
     let a = record("a.json", &["busybox", "true"]);
-    // How often the guest looks whether its console is empty is the host's affair: one that is busy
-    // takes the bytes later.
+    // The host decides how often the guest checks whether its console is empty: a busy host takes
+    // the bytes later.
     let mut told = String::new();
     let has_equal = (0..4).any(|_| {
         let b = record("b.json", &["busybox", "true"]);
@@ -196,7 +196,7 @@ fn csv_is_refused_where_it_means_nothing() {
     assert!(outcome.stderr.contains("/nonexistent/x"), "{}", outcome.stderr);
 }
 
-/// Fails unless `record` is what docs/schema/`name` says, and has no field that is not in there.
+/// Fails unless `record` matches docs/schema/`name`, and has no further field.
 #[track_caller]
 fn validate(record: &Value, name: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema").join(name);
@@ -208,13 +208,13 @@ fn validate(record: &Value, name: &str) {
     assert!(wrong.is_empty(), "{wrong:#?}");
     let first = schema["required"][0].as_str().map(str::to_owned);
     assert_eq!(record.as_object().and_then(|fields| fields.keys().next().cloned()), first);
-    // What the schema asks for can be missing.
+    // A record without a required field is invalid.
     let mut broken = record.clone();
     broken.as_object_mut().expect("an object").remove("schema");
     assert!(!validator.is_valid(&broken));
 }
 
-/// The schema that allows no other fields than it names.
+/// Changes the schema so that it allows only the fields that it names.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Disks that fail: what is told, to whom and how often; and that nobody is held up for it.
+//! Disks that fail: which processes are told, and how often; and that no other process is blocked.
 
 use crate::common::*;
 
@@ -12,7 +12,7 @@ fn broken(way: &str, rules: &str) {
     promises(command, &[], &["broken-disk", way, "/dev/vda"], &[]);
 }
 
-/// The rule that matches no sector takes the place of the one that fails.
+/// The rule that matches no sector replaces the failing rule.
 #[test]
 fn writers_go_on_where_every_second_write_fails_and_each_open_file_is_told_once() {
     broken(
@@ -45,7 +45,7 @@ fn a_disk_that_cannot_promise_to_keep_what_it_has_fails_each_fsync() {
     broken("flushes", "inject-error.0.event=none,file.inject-error.0.iotype=flush");
 }
 
-/// Runs guest/workloads/many-io on `disks` slow disks of 4 MiB, and returns what it said.
+/// Runs guest/workloads/many-io on `disks` slow disks of 4 MiB, and returns its output.
 #[track_caller]
 fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -61,9 +61,6 @@ fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String 
     finish(command, b"").expect(0).text()
 }
 
-/// A process that outlives the program has pages in memory alone. They are stored when its end
-/// closes the disk, however long the disk takes, and nobody takes the process for one that does not
-/// end.
 #[test]
 fn a_disk_that_keeps_nothing_has_its_size_and_is_zeroes_whatever_is_written() {
     let script = "tr '\\0' x </dev/zero | dd of=/dev/vda bs=4k count=8 oflag=direct 2>/dev/null && \
@@ -73,6 +70,9 @@ fn a_disk_that_keeps_nothing_has_its_size_and_is_zeroes_whatever_is_written() {
     assert_eq!(finish(command, b"").expect(0).text(), "2097152\n0\n");
 }
 
+/// A process that outlives the program has pages in memory alone. They are stored when its end
+/// closes the disk, however long the disk takes. The kernel does not report the process as one that
+/// never ends.
 #[test]
 fn what_a_process_wrote_is_stored_when_the_run_ends() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -119,8 +119,8 @@ fn slow_disks_under_a_small_cap_of_bounce_buffers_wait_and_none_fails() {
     assert!(said.contains("480 transfers, 0 failed"), "{said}");
 }
 
-/// 256 KiB for the rings and all transfers of 100 threads, and memory of its own: it neither grows
-/// nor lends.
+/// The disk has 256 KiB for the rings and all transfers of 100 threads, and this memory is its own:
+/// it neither grows nor lends.
 #[test]
 fn a_restricted_disk_works_with_the_memory_that_it_has() {
     let own = ["--sealed", "--append", "swiotlb.restricted=vda:256K"];
@@ -146,7 +146,7 @@ fn bounce_buffers_grow_with_a_load_and_are_what_they_were_ten_seconds_after_it()
         echo 1 > io_tlb_used_hiwater 2>/dev/null || echo refused; echo 0 > io_tlb_used_hiwater
         sleep 10; cat io_tlb_nslabs";
     let mut command = run_command();
-    // Sealed: the program's own text does not pass through the pool.
+    // The run is sealed, so that the program's own text does not pass through the pool.
     command.args([
         "--sealed",
         "--append",
@@ -184,8 +184,8 @@ fn the_closing_table_says_what_was_bounced() {
     assert!(most.is_some_and(|kib| (768.0..2048.0).contains(&kib)), "{}", outcome.stderr);
 }
 
-/// Behind an IOMMU disks work as without, each function has a domain of its own, and no access is
-/// refused.
+/// Behind an IOMMU disks work as without one, each function has a domain of its own, and no access
+/// is refused.
 #[test]
 fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -203,9 +203,9 @@ fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     }
 }
 
-/// In place: what is read and written is right, through the cache and past it, in whole pages and
-/// beside them; nothing of it passes through bounce but the parts that fill no page; no access is
-/// refused, and nothing stays reachable.
+/// Transfers in place are correct, through the cache and past it, in whole pages and parts of
+/// pages. Only parts of pages pass through bounce buffers. No access is refused, and nothing stays
+/// reachable.
 #[test]
 fn disks_reach_programs_pages_in_their_places() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -224,14 +224,14 @@ fn disks_reach_programs_pages_in_their_places() {
         let words: Vec<_> = said.split_whitespace().filter(|&word| word != "-").collect();
         assert!(words.len() == 8 && words[..4].iter().all(|sum| *sum == words[0]), "{said}");
         assert_eq!((words[4], words[6], words[7]), ("0", "few", "0"), "{said}");
-        // Rings, headers and the spare buffer.
+        // These are rings, headers and the spare buffer.
         assert!(words[5].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
     }
     assert!(std::fs::read(&disk).expect("the disk") == bytes);
 }
 
-/// A program that is killed while a slow disk has its pages ends when the disk has answered: the
-/// closing audit finds no page astray.
+/// A program that is killed while a slow disk has its pages ends when the disk has answered, and
+/// the closing audit finds no page missing.
 #[test]
 fn pages_of_a_killed_program_stay_with_the_disk_until_it_answers() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -250,7 +250,7 @@ fn pages_of_a_killed_program_stay_with_the_disk_until_it_answers() {
     assert!(words[1].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
 }
 
-/// Without the IOMMU that was asked for there is no program: devices would reach all memory.
+/// If the requested IOMMU is missing, no program starts: devices would reach all memory.
 #[test]
 fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
     let folder = tempfile::tempdir().expect("temporary folder");

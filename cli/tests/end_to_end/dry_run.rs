@@ -1,4 +1,5 @@
-//! `--dry-run` prints the QEMU line and starts nothing: what is printed is kept beside the tests.
+//! `--dry-run` prints the QEMU line and starts nothing. The expected lines are kept beside the
+//! tests.
 
 use crate::common::*;
 use crate::errors::fake_kernel;

@@ -14,7 +14,7 @@ fn error_line(arguments: &[&str]) -> String {
 fn failure_line(arguments: &[&str], status: i32) -> String {
     let folder = tempfile::tempdir().expect("temporary folder");
     let mut command = freehold();
-    // Errors come before the boot: that the kernel cannot boot is not noticed.
+    // Errors come before the boot, so a kernel that cannot boot is not noticed.
     command.env("FREEHOLD_KERNEL", fake_kernel(&folder));
     let outcome = finish_now(command.args(arguments), b"").expect(status);
     assert_eq!(outcome.text(), "", "errors go to stderr");
@@ -83,7 +83,7 @@ fn a_missing_library_is_named_with_the_object_that_wants_it() {
     };
     compile(&["-shared", "-o", text(&library), text(&source)]);
     compile(&["-o", text(&program), text(&main), text(&library), "-Wl,-rpath,$ORIGIN"]);
-    // Found by its RPATH as long as it is there.
+    // The library is found by its RPATH as long as it exists.
     let mut dry = freehold();
     let kernel_file = fake_kernel(&folder);
     dry.env("FREEHOLD_KERNEL", &kernel_file);
@@ -94,7 +94,7 @@ fn a_missing_library_is_named_with_the_object_that_wants_it() {
     assert!(line.contains(text(&program)), "{line}");
 }
 
-/// A file that passes for our kernel where nothing boots.
+/// Makes a file that passes for our kernel in tests without a boot.
 pub fn fake_kernel(folder: &tempfile::TempDir) -> std::path::PathBuf {
     file_of(folder, "kernel", b"\x7fELF")
 }
@@ -197,7 +197,7 @@ fn qemu_missing_or_killed() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let run = |qemu: &std::path::Path| {
         let mut command = freehold();
-        // The kernel that is named has no symbols to measure by.
+        // The named kernel has no symbols for a measurement.
         command.env_remove("FREEHOLD_COVERAGE");
         command.env("FREEHOLD_QEMU", qemu).env("FREEHOLD_KERNEL", fake_kernel(&folder));
         finish_now(command.args(["run", "--accel", "tcg", "--", "busybox", "true"]), b"").expect(125).stderr

@@ -1,4 +1,4 @@
-//! What programs say who know whose every byte is, and which copies were needed.
+//! Output of programs that know the owner of every byte, and which copies were needed.
 
 use crate::common::*;
 
@@ -10,7 +10,7 @@ fn no_copy_is_made_that_nobody_needed() {
     let copies = |line: &str| line.split_whitespace().rev().nth(1).and_then(|word| word.parse::<i64>().ok());
     assert_eq!(lines.lines().count(), 8, "{lines}");
     if kernel() == "linux" {
-        // It copies what two processes store to at the same time for both.
+        // A stock Linux copies pages that two processes store to at the same time for both.
         return;
     }
     assert!(lines.lines().all(|line| copies(line) == Some(0)), "{lines}");

@@ -1,5 +1,5 @@
-//! Exclusive page-frame ownership: policies, counters, the check of the kernel's map, and what
-//! provokes it.
+//! Exclusive page-frame ownership: policies, counters, the check of the kernel's map, and accesses
+//! that violate it.
 
 use crate::common::*;
 
@@ -10,7 +10,7 @@ const CHECK: &str = "/sys/kernel/debug/xpfo/check";
 const LOAD: &str = "i=0; while [ $i -lt 40 ]; do busybox echo $i > /tmp/$i; i=$((i+1)); done; \
     busybox seq 400000 | busybox sort -r | busybox md5sum >/dev/null; cat /tmp/* >/dev/null; rm /tmp/*";
 
-/// The number behind `name` in a text of lines `name number`.
+/// Returns the number behind `name` in a text of lines `name number`.
 fn figure(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']));
     let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
@@ -94,8 +94,8 @@ fn a_port_that_is_taken_is_said_before_the_machine_starts() {
     assert!(told.stderr.contains(&format!("cannot wait for a debugger on port {port}")), "{}", told.stderr);
 }
 
-/// In how many frames programs' bytes were at most, and in how many that the kernel's map had after
-/// the program.
+/// Returns the largest number of frames with programs' bytes, and of such frames in the kernel's
+/// map after the program.
 fn residue(policy: &str, command: &str) -> (u64, u64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
@@ -130,7 +130,7 @@ fn no_byte_of_a_program_is_in_the_kernels_map_after_it() {
     assert!(left > 100, "{left} of {frames}");
 }
 
-/// What the writer of each name ends with, and what the log says.
+/// Returns the exit status of the writer of `name`, and the log.
 fn provoke(options: &[&str], name: &str) -> (i32, String) {
     let command = format!("echo {name} > /sys/kernel/debug/provoke-crash/DIRECT");
     let mut all = vec!["--verbose"];
@@ -160,7 +160,8 @@ fn provoked_accesses_are_stopped_and_their_process_is_killed() {
     for cpus in ["1", "2", "4"] {
         let others = ["EXEC_PHYSMAP", "WRITE_TEXT_ALIAS", "WRITE_READING_WINDOW", "WINDOW_IN_IRQ"];
         let on_others = if cpus == "1" { &[][..] } else { &["XPFO_SMP"][..] };
-        // Each in a shell of its own, which dies; the machine lives on, and its map is clean.
+        // Each access is made in a shell of its own, which dies; the machine goes on, and its map
+        // is clean.
         let names = READS.iter().chain(&others).chain(on_others);
         let each: String = names
             .clone()
@@ -207,14 +208,14 @@ fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
     // In counted time no interrupt is late.
     let (status, log) = provoke(&["--xpfo", "on", "--icount"], "STALE_WINDOW");
     assert!(status == KILLED && !log.contains(" late"), "{log}");
-    // The negative control: nothing forgets it in that time.
+    // The negative control: no flush comes in that time.
     let (status, log) = provoke(&["--xpfo", "lap", "--icount"], "STALE_WINDOW");
     assert_eq!(status, 0, "{log}");
 }
 
-/// For how many instructions a closed window stayed cached at most, as the upper end of a power of
-/// two, and how many were opened: in the modelled TLB, with a clock that counts instructions as
-/// nanoseconds.
+/// Returns for how many instructions a closed window stayed cached at most, as the upper end of a
+/// power of two, and the number of opened windows. The values are of the modelled TLB, with a clock
+/// that counts instructions as nanoseconds.
 fn longest_life(policy: &str, command: &str) -> (u64, u64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
@@ -244,7 +245,7 @@ fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes()
     for command in [compute, shell] {
         let (longest, windows) = longest_life("on", command);
         assert!(windows > 300 && longest <= 1 << 22, "{longest} of {windows} windows: {command}");
-        // From the store that closes it to the INVLPG behind it.
+        // The time from the store that closes a window to the INVLPG behind it.
         let (longest, windows) = longest_life("strict", command);
         assert!(windows > 300 && longest <= 16, "{longest} of {windows} windows: {command}");
     }
@@ -260,13 +261,13 @@ fn a_program_that_asks_for_it_has_its_windows_forgotten_as_they_close() {
     let strict = guest_program("workloads/strict");
     let strict = strict.to_str().expect("a path in UTF-8");
     let provoke = "echo STALE_WINDOW > /sys/kernel/debug/provoke-crash/DIRECT";
-    // Children inherit it, and execve keeps it; who did not ask does not get it.
+    // Children inherit the setting, and execve keeps it; other programs do not get it.
     let words = [strict, "/bin/busybox", "ash", "-c", &format!("busybox ash -c '{provoke}'; echo $?")];
     let told = run(&["--xpfo", "lap", "--icount", "--add", "/bin/busybox"], &words, b"").expect(0);
     assert_eq!(told.text(), format!("{KILLED}\n"));
     let told = said(&["--xpfo", "lap", "--icount"], &format!("{provoke}; echo $?")).expect(0);
     assert_eq!(told.text(), "0\n");
-    // There are no windows: EOPNOTSUPP.
+    // Without windows the call fails with EOPNOTSUPP.
     run(&["--xpfo", "off", "--add", "/bin/busybox"], &words, b"").expect(95);
 }
 

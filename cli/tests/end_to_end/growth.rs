@@ -1,8 +1,9 @@
-//! Memory that is plugged in when a program needs it, and goes back when it does not.
+//! Memory that is plugged in when a program needs it, and unplugged when it does not.
 
 use crate::common::*;
 
-/// Runs a script in a machine that can grow; its lines of output and the outcome for machines.
+/// Runs a script in a machine that can grow; returns its lines of output and the outcome for
+/// machines.
 #[track_caller]
 fn grow(options: &[&str], script: &str) -> (Vec<String>, serde_json::Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -16,14 +17,14 @@ fn grow(options: &[&str], script: &str) -> (Vec<String>, serde_json::Value) {
     (outcome.text().lines().map(str::to_owned).collect(), json)
 }
 
-/// The first number of a line.
+/// Returns the first number of a line.
 fn number(line: &str) -> u64 {
     let digits = line.split_whitespace().find_map(|word| word.parse().ok());
     digits.unwrap_or_else(|| panic!("no number in {line:?}"))
 }
 
-/// Doubles a string up to 64 MiB (with the one before it: 96 MiB and more), in awk, and prints
-/// lines while it is there: of each file those that contain a text.
+/// Returns an awk program that doubles a string up to 64 MiB (with the one before it: 96 MiB and
+/// more), and then prints lines: of each file those that contain a text.
 fn eat(lines: &[(&str, &str)]) -> String {
     let print = |(file, text): &(&str, &str)| {
         format!("while ((getline line < \"{file}\") > 0) if (line ~ /{text}/) print line; ")
@@ -33,7 +34,8 @@ fn eat(lines: &[(&str, &str)]) -> String {
         lines.iter().map(print).collect::<String>()
     )
 }
-/// Waits until the machine has at most `$1` KiB; until file `$1` says `$2`. 100 seconds at most.
+/// Shell functions that wait until the machine has at most `$1` KiB, or until file `$1` has the
+/// value `$2`, for at most 100 seconds.
 const SHRINK: &str = "total() { set -- $(head -n 1 /proc/meminfo); echo $2; }; \
     shrink() { n=0; while [ $(total) -gt $1 ] && [ $n -lt 200 ]; do sleep 0.5; n=$((n + 1)); done; total; }; \
     says() { n=0; while [ $(cat $1) != $2 ] && [ $n -lt 200 ]; do sleep 0.5; n=$((n + 1)); done; cat $1; }; ";
@@ -94,8 +96,8 @@ fn memory_that_is_plugged_in_is_handed_out_shuffled() {
         return;
     }
     let placement = guest_program("workloads/placement");
-    // Most of the heap is above 4 GiB, where memory is plugged in. Without shuffle pages that
-    // follow each other are neighbours.
+    // Most of the heap is above 4 GiB, where memory is plugged in. Without shuffle successive pages
+    // are neighbours.
     for (shuffle, few) in [("on", true), ("off", false)] {
         let parameter = format!("page_alloc.shuffle={shuffle}");
         let options = ["-m", "64M", "--memory-max", "512M", "--append", &parameter];
@@ -121,7 +123,8 @@ fn memory_goes_from_under_a_program_that_stays_and_keeps_its_bytes() {
     assert!(said.ends_with("every byte is right\n"), "{said}");
     let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [most, least] = numbers[..] else { panic!("{said}") };
-    // A quarter of its pages is left, all over what was plugged in: every block of memory had some.
+    // A quarter of its pages is left, spread over the plugged memory: every block of memory had
+    // some.
     assert!(most > 200 && least <= 180, "{said}");
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
@@ -141,7 +144,7 @@ fn blocks_of_memory_are_taken_out_and_put_back_by_hand() {
          [ $busy -gt 0 ] && echo some are busy; for block in $went; do echo online > $block/state; done; total; \
          echo nonsense > memory1/state || cat memory1/state"
     );
-    // Handed out in order, the kernel's own frames lie in the same blocks at every boot.
+    // Allocated in order, the kernel's own frames lie in the same blocks at every boot.
     let options = ["--cpus", "2", "-m", "1G", "--numa", "2", "--append", "page_alloc.shuffle=off"];
     let (lines, _) = grow(&options, &script);
     let [all, left, state, busy, again, kept] = &lines[..] else { panic!("{lines:?}") };
@@ -150,7 +153,7 @@ fn blocks_of_memory_are_taken_out_and_put_back_by_hand() {
     assert_eq!(again, all);
 }
 
-/// Instructions from the first one to the program's, with so much memory.
+/// Returns the number of instructions up to the program's first, with so much memory.
 fn boot(gib: u64) -> u64 {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = folder.path().join("outcome.json");
@@ -168,7 +171,7 @@ fn a_machine_starts_as_soon_with_much_memory_as_with_little() {
         return;
     }
     let host = std::fs::read_to_string("/proc/meminfo").expect("a host that says how much memory it has");
-    // A large machine, where the host would let it be: QEMU asks for all of it, and the guest
+    // A large machine, if the host allows it: QEMU reserves all of the memory, and the guest
     // touches little.
     let large = if number(&host) > 21 << 20 { 20 } else { 3 };
     let more = boot(large).saturating_sub(boot(1)) / (large - 1);

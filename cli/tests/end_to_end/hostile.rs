@@ -1,8 +1,8 @@
-//! Programs that mean harm.
+//! Hostile programs.
 
 use crate::common::*;
 
-/// `tools/fuzz` does the same for half an hour.
+/// `tools/fuzz` runs the same for half an hour.
 #[test]
 fn random_system_calls_leave_the_kernel_as_it_was() {
     let program = guest_program("workloads/hostile");
@@ -12,16 +12,16 @@ fn random_system_calls_leave_the_kernel_as_it_was() {
         (["--cpus", "2", "-m", "64M", "--memory-max", "256M"], ["-j", "2", "-u", "0", "7", "16"]),
     ] {
         let arguments: Vec<&str> = [text(&program), "-p", "2000"].into_iter().chain(words).collect();
-        // Whatever is left of the processes, a frame without its owner for example, fails the run;
-        // so does one that outlives SIGKILL.
+        // The run fails if anything is left of the processes, a frame without its owner for
+        // example, or if a process outlives SIGKILL.
         let outcome = run(&options, &arguments, b"").expect(0);
         assert!(outcome.text().starts_with("hostile: "), "{}", outcome.text());
     }
 }
 
-/// A group whose last member moves while it forks, children that two threads wait for while nobody
-/// has to, orphans that end while they are handed over. The closing audit counts groups, sessions
-/// and families anew.
+/// A group whose last member moves while it forks, children with two waiting threads although one
+/// would do, orphans that end while they get a new parent. The closing audit counts groups,
+/// sessions and families anew.
 #[test]
 fn processes_that_come_and_go_at_once_are_counted_once() {
     let program = guest_program("workloads/families");
@@ -31,7 +31,7 @@ fn processes_that_come_and_go_at_once_are_counted_once() {
     }
 }
 
-/// Weights say which calls are made: by them a reader of coverage steers.
+/// Weights select the calls: a reader of coverage steers the program by them.
 #[test]
 fn random_calls_are_drawn_by_the_weights_that_they_are_given() {
     let program = guest_program("workloads/hostile");
@@ -71,9 +71,9 @@ fn threads_that_fight_over_pages_leave_the_kernel_as_it_was() {
     }
 }
 
-/// What guest/workloads/alike prints was the same on Linux 6.1 when this was written;
-/// `FREEHOLD_TEST_KERNEL=linux` shows that it still is. The head of that program says how to see
-/// where they part.
+/// The output of guest/workloads/alike was the same on Linux 6.1 when this was written;
+/// `FREEHOLD_TEST_KERNEL=linux` shows that it still is. The head of that program says how to find
+/// the first difference.
 #[test]
 fn random_calls_about_memory_are_answered_as_by_linux() {
     let program = guest_program("workloads/alike");

@@ -1,4 +1,4 @@
-//! Container images as the guest's root (`--image`): what runs, who owns what, and what is refused.
+//! Container images as the guest's root (`--image`): programs, owners, and refusals.
 //!
 //! The images are made here, from a static busybox.
 
@@ -32,7 +32,7 @@ fn layer(members: &[LayerMember<'_>]) -> Vec<u8> {
                 header.set_device_major(1).and_then(|()| header.set_device_minor(3)).expect("it has both");
             }
             header.set_size(text.len() as u64);
-            // A name is taken as it is, so that it can be one that leads out.
+            // A name is not checked, so that it can lead out of the folder.
             header.as_gnu_mut().expect("it is one").name[..name.len()].copy_from_slice(name.as_bytes());
             header.set_cksum();
             builder.append(&header, text).expect("written");
@@ -65,7 +65,7 @@ fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     layer(&named)
 }
 
-/// The image as `docker save` writes it.
+/// Returns the image in the form of `docker save`.
 fn saved(settings: &Value, layers: &[Vec<u8>]) -> Vec<u8> {
     let config = config(settings, layers);
     let name = format!("{}.json", digest(&config));
@@ -77,7 +77,7 @@ fn saved(settings: &Value, layers: &[Vec<u8>]) -> Vec<u8> {
     archive(&files)
 }
 
-/// The files of an OCI layout with the image, its layers compressed.
+/// Returns the files of an OCI layout with the image, its layers compressed.
 fn layout(settings: &Value, layers: &[Vec<u8>]) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     let mut blob = |kind: &str, bytes: Vec<u8>| {
@@ -106,7 +106,7 @@ fn busybox() -> Vec<u8> {
     std::fs::read(path).expect("read")
 }
 
-/// Two layers that have a little of everything.
+/// Returns two layers with files of all kinds.
 fn layers() -> Vec<Vec<u8>> {
     let (busybox, root) = (busybox(), (0, 0));
     let passwd = b"root:x:0:0::/root:/bin/sh\napp:x:1000:50::/srv/app:/bin/sh\n";
@@ -155,7 +155,7 @@ impl TestCache {
         file_of(&self.0, name, bytes)
     }
 
-    /// `freehold run --image FILE` with these words behind it.
+    /// Returns `freehold run --image FILE` with these words behind it.
     fn command(&self, file: &Path, words: &[&str]) -> Command {
         let mut command = run_command();
         command.env("XDG_CACHE_HOME", self.0.path().join("cache"));
@@ -163,13 +163,13 @@ impl TestCache {
         command
     }
 
-    /// What it wrote, and whether it unpacked the image.
+    /// Returns the program's output, and whether the run unpacked the image.
     fn run(&self, file: &Path, words: &[&str]) -> (String, bool) {
         let outcome = finish(self.command(file, words), b"").expect(0);
         (outcome.text(), outcome.stderr.contains("unpacking"))
     }
 
-    /// What is in its folder of images.
+    /// Returns the entries in its folder of images.
     fn images(&self) -> Vec<PathBuf> {
         let folder = self.0.path().join("cache/freehold/images");
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -210,7 +210,7 @@ fn what_a_container_changes_can_be_kept() {
     let file = cache.file("image.tar", &saved(&settings(), &layers()));
     let kept = cache.0.path().join("kept");
     let options = ["--changes", text(&kept), "--user", "root", "--entrypoint"];
-    // An installation, and the use of what it installed.
+    // The first run installs a program, the second one uses it.
     let install = "busybox cp bin/busybox bin/ash; busybox rm d/new; echo more >> etc/group; busybox chown 7:8 srv/app/own";
     cache.run(&file, &[&options[..], &["/bin/sh", "--cwd", "/", "--", "-c", install]].concat());
     let look = "ls /d; stat -c %u:%g /srv/app/own; tail -n 1 /etc/group; stat -c %a:%u /srv/app";
@@ -261,7 +261,7 @@ fn a_set_user_id_program_of_an_image_raises_rights_in_the_vm() {
         return;
     }
     let cache = TestCache::new();
-    // Root has no password, so that su asks for none; without root's rights it could not become
+    // Root has no password, so that su asks for none; without root's rights su could not become
     // root.
     let image = layer(&[
         (Regular, "bin/su", &busybox(), 0o4755, (0, 0)),
@@ -355,7 +355,7 @@ fn two_runs_that_want_one_image_at_once_unpack_it_once() {
         .map(|_| {
             let mut command = super::common::freehold();
             command.env("XDG_CACHE_HOME", cache.0.path().join("cache"));
-            // A user that is not there is found out once the image is unpacked.
+            // A missing user is found once the image is unpacked.
             command.args(["run", "--image", text(&file), "--user", "nobody"]);
             std::thread::spawn(move || finish_now(&mut command, b"").stderr)
         })
@@ -363,7 +363,7 @@ fn two_runs_that_want_one_image_at_once_unpack_it_once() {
     let said: Vec<String> = runs.into_iter().map(|run| run.join().expect("it ends")).collect();
     assert!(said.iter().all(|said| said.contains("no user nobody")), "{said:?}");
     assert_eq!(said.iter().filter(|said| said.contains("unpacking")).count(), 1, "{said:?}");
-    // What a process left that was killed is removed by the next that unpacks.
+    // The next process that unpacks removes the leftovers of a killed one.
     let images = cache.0.path().join("cache/freehold/images");
     std::fs::create_dir(images.join(".unpack-left")).expect("mkdir");
     std::fs::remove_dir_all(&cache.images()[0])
@@ -387,7 +387,7 @@ fn what_a_file_holds_is_known_until_it_changes() {
     let status = || {
         let mut command = super::common::freehold();
         command.env("XDG_CACHE_HOME", cache.0.path().join("cache"));
-        // Without a place for temporary files a compressed archive cannot be looked into.
+        // Without a folder for temporary files a compressed archive cannot be read.
         command.env("TMPDIR", cache.0.path().join("nowhere"));
         finish_now(command.args(["run", "--image", text(&file), "--cwd", "no"]), b"").stderr
     };

@@ -1,4 +1,4 @@
-//! SIGKILL ends a process soon whatever call it makes, and limits and seals hold.
+//! SIGKILL ends a process soon in any call, and limits and seals hold.
 
 use crate::common::*;
 use crate::conformance::conforms_with;
@@ -29,7 +29,7 @@ fn sealing() {
 
 #[test]
 fn secret() {
-    // Linux before 6.5 has it only where it is asked for.
+    // Linux before 6.5 supports it only on request.
     let options: &[&str] = if kernel() == "freehold" { &[] } else { &["--append", "secretmem.enable=1"] };
     conforms_with("secret", options, &[], &[]);
 }

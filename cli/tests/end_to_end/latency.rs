@@ -1,9 +1,9 @@
-//! How long the kernel keeps a CPU to itself, in instructions: with `--icount` a nanosecond of the
-//! machine is one.
+//! The time for which the kernel keeps a CPU busy, in instructions: with `--icount` a nanosecond of
+//! the machine is one instruction.
 
 use crate::common::*;
 
-/// Instructions.
+/// The limit, in instructions.
 const MOST: u64 = 5_000_000;
 
 #[test]
@@ -12,7 +12,7 @@ fn no_call_keeps_the_cpu_however_much_it_is_asked_for() {
         return;
     }
     let long_calls = guest_program("workloads/long-calls");
-    // A row for each kind of work; make test-long has all.
+    // One row for each kind of work; make test-long has all rows.
     let rows = [
         "unlink",
         "mmap-populate",
@@ -34,8 +34,8 @@ fn a_machine_that_is_pressed_gives_the_cpu_away() {
         return;
     }
     let stay = format!("{}:/stay", text(&guest_program("workloads/stay")));
-    // Memory comes and goes, blocks are emptied, the kernel's map is compared with the frame table;
-    // then a program takes nearly all.
+    // Memory is plugged in and out, blocks are emptied, the kernel's map is compared with the frame
+    // table; then a program takes nearly all memory.
     let load = "echo 0 > /sys/kernel/debug/latency
         busybox sh -c 'while :; do :; done' & computes=$!
         busybox sh -c 'while :; do busybox usleep 1000; done' & wakes=$!

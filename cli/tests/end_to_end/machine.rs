@@ -1,4 +1,4 @@
-//! The machine that was asked for is the machine that the program sees.
+//! The program sees the machine that the options describe.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -143,7 +143,7 @@ fn a_vm_that_sleeps_lets_its_host_sleep() {
     {
         let mut vm = Dialogue::begin(options, &["busybox", "ash", "-c", "sleep 2; echo on; read line"]);
         vm.hear();
-        // What ends with the program's own work is not an idle VM's.
+        // Wake-ups from the program's own work do not count as an idle VM's.
         std::thread::sleep(Duration::from_secs(1));
         let (before, started) = (vm.sleeps(), Instant::now());
         std::thread::sleep(Duration::from_secs(4));
@@ -182,7 +182,7 @@ fn a_program_that_takes_all_memory_is_killed_and_the_machine_lives_on() {
     assert!(said.starts_with("status ") && said != "status 0\n", "{said} {}", outcome.stderr);
 }
 
-/// Its text could be evicted and read again for ever.
+/// The program's text could otherwise be evicted and read again for ever.
 #[test]
 fn so_is_one_whose_text_is_in_a_folder_of_the_host() {
     if kernel() == "linux" {

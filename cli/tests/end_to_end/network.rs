@@ -1,4 +1,4 @@
-//! `--net` and `-p`: what the guest reaches, what reaches it, and what does not.
+//! `--net` and `-p`: connections from the guest, connections to the guest, and refused ones.
 
 mod peer;
 
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use self::peer::Peer;
 use super::common::{Dialogue, all_bytes, finish, guest_program, kernel, promises, run, run_command, text};
 
-/// A port of this machine that nobody has, at the moment.
+/// Returns a free port of this machine.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// Serves each connection in a thread of its own, for as long as the test runs; the port.
+/// Serves each connection in a thread of its own, for as long as the test runs; returns the port.
 fn serve(each: fn(TcpStream) -> std::io::Result<()>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = listener.local_addr().expect("it is bound").port();
@@ -34,7 +34,7 @@ fn echo(mut stream: TcpStream) -> std::io::Result<()> {
     back.shutdown(Shutdown::Write)
 }
 
-/// An echo server for TCP and UDP at one port.
+/// Starts an echo server for TCP and UDP at one port.
 fn serve_both() -> u16 {
     loop {
         let port = serve(echo);
@@ -49,14 +49,14 @@ fn serve_both() -> u16 {
     }
 }
 
-/// Connects to a port that is forwarded; QEMU accepts before the guest does.
+/// Connects to a forwarded port; QEMU accepts before the guest does.
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("QEMU listens");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
     stream
 }
 
-/// What comes back of `bytes`.
+/// Sends `bytes`; returns the bytes that come back.
 fn echoed(mut stream: &TcpStream, bytes: &[u8]) -> Vec<u8> {
     stream.write_all(bytes).expect("sent");
     let mut back = vec![0; bytes.len()];
@@ -69,7 +69,7 @@ fn sockets_behave_to_another_machine_as_linux_has_it() {
     if kernel() == "linux" {
         return; // Nobody sets its network up.
     }
-    // Unread bytes make the end a reset.
+    // With unread bytes the end of the connection is a reset.
     let reset = serve(|mut stream| stream.read_exact(&mut [0]));
     let (echo, closed) = (serve_both(), free_port());
     let ports = [echo, closed, reset].map(|port| port.to_string());
@@ -90,14 +90,14 @@ fn a_server_in_the_guest_serves_many_and_outlives_those_who_break_off() {
     let program = guest_program("conformance/wire");
     let mut server = Dialogue::begin(&["-p", &forward, "--cpus", "2"], &[text(&program), "serve", "80"]);
     assert_eq!(server.hear(), "ready");
-    // QEMU's queue has room for one: the next calls once this one is through.
+    // QEMU's queue has room for one connection: the next one is made once this one is through.
     let call = |number| {
         let (caller, said) = (connect(port), format!("caller {number}"));
         assert_eq!(echoed(&caller, said.as_bytes()), said.as_bytes());
         caller
     };
     let callers: Vec<TcpStream> = (0..CALLERS).map(call).collect();
-    // Every other one goes with bytes on their way.
+    // Every other connection ends with bytes in transit.
     let stay: Vec<TcpStream> = callers
         .into_iter()
         .enumerate()
@@ -191,7 +191,7 @@ fn what_cannot_be_is_told_before_anything_starts() {
     }
 }
 
-/// Its bytes wait in buffers that have an end, and others are served meanwhile.
+/// The bytes for a deaf peer wait in bounded buffers, and others are served meanwhile.
 #[test]
 fn a_peer_that_never_reads_holds_nobody_up() {
     if kernel() == "linux" {
@@ -220,7 +220,7 @@ fn a_peer_that_never_reads_holds_nobody_up() {
     for _ in 0..20 {
         assert_eq!(echoed(&connect(port), b"next"), b"next");
     }
-    // From where it stopped, it comes whole.
+    // The rest of the bytes arrives completely.
     deaf.set_nonblocking(false).expect("it waits");
     let mut came = vec![0; 1_000_000];
     deaf.read_exact(&mut came).expect("it comes back");
@@ -239,7 +239,7 @@ fn a_network_of_its_own_is_in_the_dry_run() {
     );
 }
 
-/// The guest's server, with a peer of this process at the other end of its wire.
+/// Starts the guest's server, with a peer in this process at the other end of its wire.
 fn with_peer(folder: &tempfile::TempDir, options: &[&str]) -> (Dialogue, Peer) {
     let (peer, qemu) = Peer::new(folder);
     let mut command = run_command();
@@ -287,7 +287,7 @@ fn a_flood_of_calls_keeps_nobody_out() {
     let (mut server, mut peer) = with_peer(&folder, &[]);
     let before = peer.call(b"before");
     peer.run_until(|peer| peer.caller(before).received == b"before");
-    // Each honest call gets through, whatever comes between.
+    // Each honest call gets through, in spite of the others.
     for _ in 0..20 {
         (0..200).for_each(|_| peer.call_and_go());
         let honest = peer.call(b"through");

@@ -1,8 +1,8 @@
-//! The oracle: each rule of memory isolation that our kernel breaks on request is found, with the
-//! function that did it; programs that map, fork, run threads on several CPUs, and enter the kernel
-//! with RFLAGS.AC set break none.
+//! The oracle finds each rule of memory isolation that our kernel breaks on request, and names the
+//! function. Programs that map, fork, run threads on several CPUs, and enter the kernel with
+//! RFLAGS.AC set break none.
 //!
-//! Only our kernel publishes who owns its frames: on another one there is nothing to judge.
+//! Only our kernel publishes the owners of its frames: other kernels cannot be judged.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn is_ours() -> bool {
     kernel() == "freehold"
 }
 
-/// `freehold scope`, with what the oracle needs and no model that it does not.
+/// Returns `freehold scope` with only the models that the oracle needs.
 fn scope(folder: &tempfile::TempDir, options: &[&str]) -> Command {
     let mut command = freehold();
     command.args(["scope", "--timeout", TIMEOUT, "--model", "tlb", "-m", "128M", "--json"]);
@@ -33,10 +33,9 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
     if !is_ours() {
         return;
     }
-    // Each with the rules that it breaks, in their order: what is used through a forbidden mapping
-    // is mapped first. Which function of the direct map and of the dynamic area stores an entry
-    // depends on what was inlined. A block that enters the direct map has more frames of programs
-    // than one.
+    // Each plant with the rules that it breaks, in order: a forbidden mapping is stored before it
+    // is used. Inlining decides which function of the direct map and of the dynamic area stores an
+    // entry. A block that enters the direct map may contain several frames of programs.
     let read = ("direct-map", "anon", "plant::read_through_direct_map");
     let entered = ("mapped", "", "freehold_arch::");
     let alias = ("writable-image", "reserved", "freehold_arch::");
@@ -87,14 +86,14 @@ fn another_nodes_text_its_root_and_stores_to_a_copy_are_found() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parameter = format!("freehold.plant={plant}");
         let mut command = scope(&folder, &["--cpus", "2", "--numa", "2", "--append", &parameter]);
-        // `finish` would not let a run pass whose copies differ.
+        // `finish` would reject a run whose copies differ.
         let _permit = Permit::take();
         let ended = command.args(["--", "busybox", "echo", "on"]).output().expect("it runs");
         let told = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!((code(ended.status), &ended.stdout[..]), (125, &b"on\n"[..]), "{told}");
         let oracle = oracle(&folder);
         let violations = oracle["violations"].as_array().expect("a list");
-        // One for each page of text that was fetched.
+        // There is one violation for each page of text that was fetched.
         let mut rules: Vec<&str> = violations.iter().filter_map(|one| one["rule"].as_str()).collect();
         rules.dedup();
         assert_eq!(rules, broken, "{plant}: {violations:?}");
@@ -117,7 +116,7 @@ fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
         finish(command, b"").expect(0);
         let oracle = oracle(&folder);
         assert_eq!(oracle["total"], 0, "{}: {oracle}", program.display());
-        // It did look.
+        // The oracle did make checks.
         let checks = |what: &str| oracle["checks"][what].as_u64().expect("a count");
         assert!(checks("translations") > 1_000_000 && checks("direct_map") > 100_000, "{oracle}");
         assert!(checks("changes") > 100, "{oracle}");
@@ -140,13 +139,13 @@ fn threads_with_ac_set_enter_the_kernel_in_every_way_and_smap_stays_on() {
     let oracle = oracle(&folder);
     let smap = |what: &str| oracle["smap"][what].as_u64().expect("a count");
     assert_eq!((smap("outside"), &oracle["total"]), (0, &0.into()), "{oracle}");
-    // It did look: each fault, breakpoint and bad address came with AC set, and the calls' buffers
-    // were copied.
+    // The oracle did make checks: each fault, breakpoint and bad address came with AC set, and the
+    // calls' buffers were copied.
     assert!(
         smap("program_frames") >= 4 * 8 * (8 + 1 + 2) && smap("frames") > smap("program_frames"),
         "{oracle}"
     );
-    // Each of them ran the handler's CLAC with AC set.
+    // Each of the traps ran the handler's CLAC with AC set.
     assert!(smap("user_copies") > 1000 && smap("entries") >= smap("program_frames"), "{oracle}");
 }
 

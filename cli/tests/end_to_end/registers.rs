@@ -1,16 +1,16 @@
-//! What programs can have in their registers, and what traps, signals and switches make of it.
+//! Register states of programs, and the effect of traps, signals and switches on them.
 
 use crate::common::*;
 use crate::conformance::conforms_with;
 
 #[test]
 fn registers() {
-    // QEMU's XRSTOR takes any MXCSR, so a stock Linux has nothing to refuse; ours looks at it
-    // itself. QEMU also keeps a summary of x87 errors that CPUs would derive anew.
+    // QEMU's XRSTOR accepts any MXCSR, so a stock Linux has nothing to refuse; our kernel checks
+    // the value itself. QEMU also keeps a summary of x87 errors that CPUs would derive anew.
     conforms_with("registers", &[], &[], &["a reserved MXCSR bit", "an x87 summary of errors"]);
 }
 
-/// What guest/workloads/hostile-registers prints was the same on Linux 6.1 when this was written;
+/// The output of guest/workloads/hostile-registers was the same on Linux 6.1 when this was written;
 /// `FREEHOLD_TEST_KERNEL=linux` shows that it still is.
 #[test]
 fn hostile_register_states_end_as_under_linux() {

@@ -1,6 +1,6 @@
-//! A device that attacks: QEMU's `edu` reads and writes any address by DMA. A debugger drives it
-//! from outside the guest, through its registers (QEMU, docs/specs/edu.txt): no driver of the
-//! kernel's has anything to do with it, and the attacker turns bus mastering on himself.
+//! A device that attacks: QEMU's `edu` reads and writes any address by DMA. A debugger drives the
+//! device from outside the guest, through its registers (QEMU, docs/specs/edu.txt). No driver of
+//! the kernel's is involved, and the attacker turns bus mastering on itself.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,20 +8,20 @@ use std::process::{Child, Stdio};
 
 use crate::common::*;
 
-/// Configuration space of PCI in memory, where SeaBIOS puts q35's, and the device's function in it:
-/// 00:1e.0.
+/// PCI's configuration space in memory, at SeaBIOS's address for q35, and the device's function in
+/// it: 00:1e.0.
 const CONFIG: u64 = 0xb000_0000 + (0x1e << 15);
-/// The device's DMA registers, and its buffer as it sees it.
+/// The device's DMA registers, and its buffer's address in the device.
 const SOURCE: u64 = 0x80;
 const TARGET: u64 = 0x88;
 const COUNT: u64 = 0x90;
 const COMMAND: u64 = 0x98;
 const BUFFER: u64 = 0x4_0000;
-/// Orders: start, from the device to memory.
+/// Commands: start, from the device to memory.
 const START: u64 = 1;
 const TO_MEMORY: u64 = 2;
 
-/// Bytes of memory, and bytes of each target that are compared.
+/// Bytes of memory, and bytes of each target that the test compares.
 const MEMORY: u64 = 64 << 20;
 const STEP: u64 = 2048;
 
@@ -48,7 +48,7 @@ impl Debugger {
         let sum = packet.bytes().fold(0u8, u8::wrapping_add);
         self.0.write_all(format!("${packet}#{sum:02x}").as_bytes()).expect("QEMU listens");
     }
-    /// The next packet, acknowledged.
+    /// Receives and acknowledges the next packet.
     fn receive(&mut self) -> String {
         let mut bytes = Vec::new();
         let mut one = [0];
@@ -89,7 +89,7 @@ impl Debugger {
         let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(self.ask(&format!("M{address:x},{:x}:{text}", bytes.len())), "OK");
     }
-    /// The pages of memory that begin with each of the markers.
+    /// Returns the pages of memory that begin with each of the markers.
     fn pages_with<const N: usize>(&mut self, markers: [&[u8]; N]) -> [Vec<u64>; N] {
         let mut pages = [const { Vec::new() }; N];
         let length = markers.iter().map(|marker| marker.len()).max().expect("a marker") as u64;
@@ -103,14 +103,14 @@ impl Debugger {
     }
 }
 
-/// The device, while the machine stands still.
+/// The device, while the machine is stopped.
 struct Rogue {
     debugger: Debugger,
     registers: u64,
 }
 
 impl Rogue {
-    /// Takes the device over: it answers to memory accesses and is a bus master from now on.
+    /// Takes the device over: from now on it answers to memory accesses and is a bus master.
     fn new(mut debugger: Debugger) -> Self {
         assert_eq!(debugger.word(CONFIG), 0x11e8_1234, "QEMU's edu is at 00:1e.0");
         debugger.write(CONFIG + 4, &[6, 0]);
@@ -177,7 +177,7 @@ impl Victim {
         debugger.stop();
         Self { child, output, rogue: Rogue::new(debugger), _folder: folder }
     }
-    /// Lets the program end; what it said.
+    /// Lets the program end; returns its output.
     fn end(mut self) -> String {
         self.rogue.debugger.resume();
         self.child.stdin.take().expect("piped").write_all(b"end\n").expect("it reads");
@@ -191,10 +191,10 @@ impl Victim {
 
 const FILE: &[u8] = b"a page of a file, which no device may see";
 const DISK: &[u8] = b"a page of the disk a page of the disk ";
-/// Where the kernel's text begins when it is not slid: a debugger finds it where it is linked.
+/// Address of the kernel's text without a slide: a debugger finds it at its link address.
 const TEXT: u64 = 0x20_0000;
 
-/// Behind an IOMMU the device reads nothing and writes nothing, and each attempt is told with the
+/// Behind an IOMMU the device reads nothing and writes nothing, and each attempt is logged with the
 /// frame's owner.
 #[test]
 fn a_rogue_device_behind_an_iommu_reaches_nothing_and_is_told_of() {
@@ -227,8 +227,7 @@ fn a_rogue_device_behind_an_iommu_reaches_nothing_and_is_told_of() {
     assert!(said.contains("(bounce): reason 2"), "{said}");
 }
 
-/// The negative control: without an IOMMU the same device reads what it likes, and writes it where
-/// it likes.
+/// The negative control: without an IOMMU the same device reads and writes any memory.
 #[test]
 fn a_rogue_device_without_an_iommu_writes_memory() {
     if kernel() != "freehold" {

@@ -1,4 +1,4 @@
-//! The microscope: what it sees of a real run, what it makes of it, and what it refuses.
+//! The microscope: its results for a real run, its reports, and its refusals.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::*;
 
-/// `freehold scope` with the kernel under test, under a deadline.
+/// Returns `freehold scope` with the kernel under test, under a deadline.
 fn scope_command() -> Command {
     let mut command = freehold();
     command.args(["scope", "--timeout", TIMEOUT, "--kernel"]).arg(kernel());
@@ -23,7 +23,7 @@ fn phase<'a>(record: &'a Value, name: &str) -> &'a Value {
     phases.iter().find(|phase| phase["name"] == name).unwrap_or_else(|| panic!("no phase {name}: {phases:?}"))
 }
 
-/// A phase's instructions, all CPUs and both halves.
+/// Returns a phase's instructions, all CPUs and both halves.
 fn instructions(phase: &Value) -> u64 {
     let cpus = phase["cpus"].as_array().expect("CPUs");
     let halves =
@@ -31,8 +31,8 @@ fn instructions(phase: &Value) -> u64 {
     halves.filter_map(Value::as_u64).sum()
 }
 
-/// What headless Chromium makes of a file: its DOM, and what its console said. Any network is out
-/// of reach.
+/// Loads a page in headless Chromium; returns its DOM, and the output of its console. No network is
+/// reachable.
 fn in_browser(page: &Path) -> (String, String) {
     let profile = tempfile::tempdir().expect("temporary folder");
     let output = Command::new("chromium")
@@ -50,8 +50,8 @@ fn in_browser(page: &Path) -> (String, String) {
     (text(&output.stdout), console)
 }
 
-/// The program's time with the sharing model: how often lines moved, and the names of those who
-/// store there.
+/// Returns the moves of lines in the program's time with the sharing model, and the names of the
+/// functions that store there.
 fn moves_of_lines(cpus: &str, operation: &str) -> (u64, Vec<String>) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = folder.path().join("r.json");
@@ -122,7 +122,7 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     let told = sums(&record["symbols"]);
     assert!(told <= whole && told > whole / 2, "functions of the program's time: {told} of {whole}");
 
-    // damo takes what file(1) calls "zlib compressed data": it goes by these two bytes.
+    // damo needs the type "zlib compressed data" of file(1), which depends on these two bytes.
     assert_eq!(std::fs::read(place("r.damo")).expect("written")[..2], [0x78, 0x9c]);
 
     let (dom, console) = in_browser(&place("r.html"));
@@ -139,7 +139,7 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert!(dom.contains("&lt;b&gt;load") && !dom.contains("<b>load"), "names from the guest are text");
     assert!(dom.contains("<div id=\"tip\""), "the page's script ran");
 
-    // The console would have told: of a script that is not the page's own, for one.
+    // The console would have reported errors, for example a script that is not the page's own.
     let page = std::fs::read_to_string(place("r.html")).expect("written");
     let spoiled = file_of(&folder, "spoiled.html", page.replace("'use strict'", "'use sloppy'").as_bytes());
     let (dom, console) = in_browser(&spoiled);
@@ -147,7 +147,8 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert!(!dom.contains("<div id=\"tip\""));
 }
 
-/// Its text lies on node 0 (modules may lie elsewhere: a few instructions of the console's driver).
+/// A stock Linux has its text on node 0 (modules may lie elsewhere: a few instructions of the
+/// console's driver).
 #[test]
 fn cpus_of_another_node_fetch_all_of_a_stock_linux_from_afar() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -213,8 +214,8 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     refused(&[], Some(("FREEHOLD_QEMU", Path::new("/bin/true"))), &["/bin/true", "is not QEMU"]);
 }
 
-/// `freehold lab near-cache --quick` in `folder`, on a host with this terminal: what it printed and
-/// its record. The page is near.html.
+/// Runs `freehold lab near-cache --quick` in `folder`, on a host with this terminal; returns its
+/// output and its record. The page is near.html.
 fn quick_near_cache(folder: &Path, terminal: &str) -> (String, Value) {
     let mut command = freehold();
     command.args(["lab", "near-cache", "--quick", "--json", "near.json", "--html", "near.html"]);
@@ -237,13 +238,13 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     };
     let fresh = misses("Freehold, balanced", "fresh");
     assert!(fresh <= 0.01, "balanced, fresh: {fresh}, at most 1%");
-    // 0.0 to 0.9% in a dozen boots; frames at random would miss 34%. One seed gives the same on any
+    // 0.0 to 0.9% in a dozen boots; random frames would miss 34%. One seed gives the same on any
     // host, but not on another kernel.
     let aged = misses("Freehold, balanced", "aged");
     assert!(aged <= 0.05, "balanced, aged: {aged}, far less than at random");
     // About 34% on average. Of 128 pieces of 2 MiB, eight to a place, the 16 of this heap lie in 16
-    // places once in 300,000 boots, and the 8 of the walk, of another boot, once in 260: nearly so
-    // in both less than once in 10^7.
+    // places once in 300,000 boots. The 8 pieces of the walk, in another boot, do so once in 260
+    // boots. Both together happen less than once in 10^7.
     let walk =
         record["confirmed"].as_array().expect("rows").iter().find(|row| row["side"] == "Freehold, random");
     let walk = walk.and_then(|row| row["reckoned"].as_f64()).expect("a share");
@@ -258,8 +259,7 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     }
     let page = std::fs::read_to_string(folder.path().join("near.html")).expect("written");
     assert!(page.contains("Misses in aged memory"));
-    // What else the host does, where the command is run and in what terminal is the same to all
-    // boots.
+    // Other work of the host, the current folder and the terminal make no difference to any boot.
     let elsewhere = tempfile::tempdir().expect("temporary folder");
     let (_, again) = quick_near_cache(elsewhere.path(), "a-terminal-with-a-longer-name");
     for part in ["measured", "images"] {

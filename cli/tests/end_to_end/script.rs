@@ -14,8 +14,8 @@ fn a_hundred_line_script_does_the_same_as_on_the_host() {
     let guest_disk = file_of(&folder, "guest.img", &[0; DISK_BYTES]);
     let work = folder.path().join("work");
     std::fs::create_dir(&work).expect("mkdir");
-    // A shell traps no signal that was ignored when it began, as SIGINT is for what runs in the
-    // background.
+    // A shell cannot trap a signal that was ignored when it began, as SIGINT is for background
+    // processes.
     let mut host = Command::new("env");
     host.args(["--default-signal=INT", "busybox", "ash"])
         .arg(&script)

@@ -1,5 +1,5 @@
-//! Folders of the host in the guest (/usr, `-v`, `--root`): what it sees, when, and what it does
-//! not.
+//! Folders of the host in the guest (/usr, `-v`, `--root`): the files that it sees, and those that
+//! it does not.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -16,14 +16,14 @@ fn a_folder_is_seen_as_it_is_on_the_host() {
     let volume = format!("{}:/shared", folder.path().display());
     let script = "cat /shared/a; echo; read x; cat /shared/a /shared/new; ls /shared; echo; read x; tail -c 5 /shared/a";
     let mut talk = Dialogue::begin(&["-v", &volume], &["busybox", "ash", "-c", script]);
-    // Who still reads would see what is added.
+    // cat must have ended by now: otherwise it would see the added text.
     assert_eq!([talk.hear(), talk.hear()], ["one", ""]);
     file_of(&folder, "a", b"two and longer\n");
     file_of(&folder, "new", b"new\n");
     std::fs::remove_file(folder.path().join("gone")).expect("removed");
     talk.go_on();
     assert_eq!([(); 5].map(|()| talk.hear()), ["two and longer", "new", "a", "new", ""]);
-    // As long as before: only the times tell.
+    // The file has the same length as before: only the times differ.
     file_of(&folder, "a", b"two and LONGER\n");
     talk.go_on();
     assert_eq!(talk.hear(), "NGER");
@@ -85,7 +85,7 @@ fn what_a_guest_writes_the_host_has() {
         touch -d '2001-02-03 04:05:06' new; rmdir d 2>/dev/null || echo not empty; truncate -s 2 soft; cat new";
     let mut talk = Dialogue::begin(&["-v", &volume], &["busybox", "ash", "-c", script]);
     assert_eq!(talk.hear(), "");
-    // While it still runs.
+    // The program still runs.
     assert_eq!(
         ["new", "log", "soft"].map(read),
         ["one\n", "host\nguest\n", "one\n"].map(|text| Some(text.to_owned()))
@@ -102,7 +102,7 @@ fn what_a_guest_writes_the_host_has() {
     assert_eq!((big.len(), &big[499_999..500_005]), (10 * (100 << 10), &b"\0one\n\0"[..]));
 }
 
-/// A tree with busybox, a link to it, a file and a folder.
+/// Makes a tree with busybox, a link to it, a file and a folder.
 fn a_tree() -> tempfile::TempDir {
     let tree = tempfile::tempdir().expect("temporary folder");
     let busybox = std::env::split_paths(&std::env::var_os("PATH").expect("set"))
@@ -120,7 +120,7 @@ fn a_tree() -> tempfile::TempDir {
     tree
 }
 
-/// All below a folder: names, and bytes of files.
+/// Returns the contents below a folder: names, and bytes of files.
 fn contents(folder: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).expect("listed").flatten() {
@@ -159,7 +159,7 @@ fn a_tree_is_not_packed_and_files_come_over_it() {
     }
     let (tree, folder) = (a_tree(), tempfile::tempdir().expect("temporary folder"));
     file_of(&folder, "own", b"the guest's\n");
-    // More than the VM's memory could hold.
+    // The file is larger than the VM's memory.
     std::fs::File::create(tree.path().join("large")).expect("made").set_len(1 << 30).expect("set");
     let volume = format!("{}:/etc/motd", folder.path().join("own").display());
     let script = "cat /etc/motd; stat -c %s /large; tail -c 1 /large | od -An -tx1";
@@ -207,7 +207,7 @@ fn copies_are_the_guests_own() {
     let outcome = run(&["-v", &volume], &["busybox", "ash", "-c", script], b"").expect(0);
     assert_eq!(outcome.text(), "guest\n");
     assert_eq!(std::fs::read(folder.path().join("a")).expect("read"), b"host\n");
-    // A counted run repeats: it sees a copy, too.
+    // A counted run repeats, so it also sees a copy.
     let volume = format!("{}:/data", folder.path().display());
     let options = ["--icount", "-v", &volume];
     let outcome = run(&options, &["busybox", "ash", "-c", script], b"").expect(0);
@@ -268,7 +268,7 @@ fn what_the_host_cuts_from_under_a_mapping_is_a_bus_error() {
     assert_eq!(talk.end(), 0);
 }
 
-/// Whether the host has a program, so that a run can show it.
+/// Returns whether the host has a program, so that a run can show it.
 fn is_installed(program: &str) -> bool {
     ["/usr/bin", "/usr/local/bin", "/bin"]
         .iter()

@@ -22,7 +22,7 @@ done
     )
 }
 
-/// The calls that the outcome for machines lists; `None` where they were not counted.
+/// Returns the calls that the outcome for machines lists; `None` if they were not counted.
 fn counted(options: &[&str], command: &str) -> Option<Vec<Value>> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
@@ -44,7 +44,7 @@ fn while_a_key_is_turned_each_cpu_runs_the_old_instruction_int3_or_the_new_one()
     assert_eq!(told, "equal\nclean\n");
     let oracle = &results["oracle"];
     assert_eq!(oracle["total"], 0, "{oracle}");
-    // Not for want of looking: six bytes are stored for each site, copy and turn, and CPUs met
+    // The oracle did make checks: six bytes are stored for each site, copy and turn, and CPUs met
     // INT3.
     let checks = |what: &str| oracle["checks"][what].as_u64().expect("a count");
     let (stores, least) = (checks("text_stores"), (2 * times * 2 * 6) as u64);

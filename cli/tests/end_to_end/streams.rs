@@ -92,7 +92,7 @@ fn time_out_is_124_and_says_so() {
         assert!(outcome.stderr.contains(&format!("did not end within {timeout}")), "{}", outcome.stderr);
         outcome
     };
-    // A busy host boots slowly, and who has not booted has no threads.
+    // A busy host boots slowly, and a guest that has not booted has no threads.
     let outcome = ["4s", "16s", "1m"].into_iter().map(late).find(|outcome| outcome.text() == "up\n");
     let stderr = outcome.expect("it boots within a minute").stderr;
     let line = stderr.lines().skip(1).find(|line| line.split_whitespace().nth(1) == Some("busybox"));

@@ -1,11 +1,11 @@
-//! Swap: areas, what is lost with a failing disk, more memory than there is, and what --swap makes
-//! of it.
+//! Swap: areas, losses with a failing disk, more memory than the machine has, and the effect of
+//! --swap.
 
 use std::process::Command;
 
 use crate::common::*;
 
-/// A stock Linux needs 76 MiB to boot.
+/// Returns enough memory for the kernel: a stock Linux needs 76 MiB to boot.
 fn memory() -> &'static str {
     if kernel() == "linux" { "128M" } else { "64M" }
 }
@@ -15,12 +15,13 @@ fn areas_are_switched_on_and_off_and_nonsense_is_refused() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let disk = empty_disk(&folder, 1 << 20);
     let options = ["--memory", memory(), "--disk", text(&disk)];
-    // Linux keeps up to 64 slots of each CPU as used that were given back.
+    // Linux keeps up to 64 freed slots of each CPU as used.
     let lost_by_linux = ["leaves nothing in the swap"];
     promises(run_command(), &options, &["swap", "areas", "/dev/vda"], &lost_by_linux);
 }
 
-/// A machine whose disk of 64 KiB, /dev/vda, fails every request of one type for its page 5.
+/// Returns a machine whose disk of 64 KiB, /dev/vda, fails every request of one type for its page
+/// 5.
 fn with_failing_disk(folder: &tempfile::TempDir, requests: &str) -> Command {
     let rules = format!(
         "inject-error.0.event=none,file.inject-error.0.iotype={requests},file.inject-error.0.sector=40"
@@ -54,10 +55,10 @@ fn a_page_that_the_disk_does_not_take_goes_elsewhere() {
     promises(with_failing_disk(&folder, "write"), &[], &["swap", "refused", "/dev/vda"], &lost_by_linux);
 }
 
-/// Linux keeps slots of pages that are in memory again, its init's among them.
+/// Linux keeps slots of pages that are in memory again, including its init's.
 const LOST_BY_LINUX: [&str; 1] = ["in the end the swap is empty"];
 
-/// Linux has no counter of copies that were not needed.
+/// Linux has no counter of needless copies.
 #[test]
 fn programs_use_more_memory_than_there_is() {
     for (cpus, workers) in [("1", "1"), ("4", "4")] {
@@ -83,7 +84,7 @@ fn a_file_in_memory_may_be_larger_than_memory() {
     promises(run_command(), &options, &["pressure", "file"], &["what is cut off leaves the swap"]);
 }
 
-/// With few requests a second everybody waits for the disk, and nobody is killed for it.
+/// With few requests a second all tasks wait for the disk, and none is killed.
 #[test]
 fn a_slow_disk_takes_time_and_no_lives() {
     let swap = if kernel() == "linux" { "256M,iops=500" } else { "128M,iops=500" };
@@ -91,7 +92,8 @@ fn a_slow_disk_takes_time_and_no_lives() {
     promises(run_command(), &options, &["pressure", "private", "4", "0"], &LOST_BY_LINUX);
 }
 
-/// The kernel's own frames lie apart from programs' here, so those have to make room for them.
+/// The kernel's own frames lie apart from programs' here, so programs' frames have to make room for
+/// them.
 #[test]
 fn forks_find_memory_for_the_kernel_too() {
     for (cpus, children) in [("1", "64"), ("4", "32")] {

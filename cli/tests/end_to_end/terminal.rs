@@ -1,5 +1,4 @@
-//! On a terminal the guest has a terminal: size, Ctrl-C, job control; and ours is given back as it
-//! was.
+//! On a terminal the guest has a terminal: size, Ctrl-C, job control; and our terminal is restored.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,7 +16,7 @@ use crate::common::*;
 struct Terminal {
     master: File,
     slave: OwnedFd,
-    /// Its settings before the command had it.
+    /// The terminal's settings before the command changed them.
     before: Termios,
     child: Child,
     said: Arc<Mutex<String>>,
@@ -46,7 +45,7 @@ impl Terminal {
         let said = Arc::new(Mutex::new(String::new()));
         let master = File::from(master);
         let (mut reader, heard) = (master.try_clone().expect("a copy"), Arc::clone(&said));
-        // Ends with the test: the slave is held open until then.
+        // The thread ends with the test: the slave is held open until then.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(size @ 1..) = reader.read(&mut bytes) {
@@ -60,7 +59,8 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Waits until `part` has been said since the last call, and forgets all before its end.
+    /// Waits until `part` has been printed since the last call, and discards all text up to its
+    /// end.
     #[track_caller]
     fn hear(&mut self, part: &str) {
         let started = Instant::now();
@@ -108,9 +108,9 @@ fn an_interactive_shell_has_size_interrupts_and_job_control() {
     terminal.hear("up\r\n");
     terminal.key("\x1a");
     terminal.hear("Stopped");
-    // A shell does not leave while it knows of a stopped job, and its wait passes such a job over:
-    // fg is what learns that the job is dead, or has it back and waits for its end. On a line of
-    // its own, as it may fail.
+    // A shell does not exit while it has a stopped job, and its wait skips such a job. fg notices
+    // that the job is dead, or resumes it and waits for its end. fg is on a line of its own, as it
+    // may fail.
     terminal.key("kill -KILL %1; fg\nexit 6\n");
     assert_eq!(code(wait(&mut terminal.child)), 6);
     let after = termios::tcgetattr(&terminal.slave).expect("settings");
@@ -124,7 +124,8 @@ fn the_terminal_is_given_back_when_the_command_is_told_to_end() {
         Terminal::start(&["busybox", "ash", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]);
     terminal.hear("up");
     let pid = rustix::process::Pid::from_child(&terminal.child);
-    // The program ignores it, so the third one ends the VM. Two that come at once are one.
+    // The program ignores the signals, so the third one ends the VM. Two that come at once count as
+    // one.
     while terminal.child.try_wait().expect("waiting works").is_none() {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
         std::thread::sleep(Duration::from_millis(150));
@@ -140,7 +141,7 @@ fn the_escape_key_leaves_a_program_that_takes_every_key() {
     let mut terminal = Terminal::start(&["busybox", "ash", "-c", line]);
     terminal.hear("up");
     terminal.key("\x03\x1c");
-    // Two are the program's.
+    // The program gets two keys.
     terminal.key("\x1d\x1d");
     std::thread::sleep(Duration::from_millis(1500));
     assert!(

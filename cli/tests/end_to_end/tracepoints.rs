@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common::*;
 use crate::replica::watched;
 
-/// Runs a command with `--events`; the trace and the outcome for machines.
+/// Runs a command with `--events`; returns the trace and the outcome for machines.
 fn traced(events: &str, options: &[&str], command: &str) -> (Vec<Value>, Value, Outcome) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (trace, json) = (folder.path().join("trace.json"), folder.path().join("r.json"));
@@ -39,7 +39,7 @@ fn events_of_a_run_are_in_a_file_that_perfetto_reads() {
     assert!(named.iter().any(|event| event["tid"] == *thread), "its thread has a name");
     let ends = events.iter().filter(|event| event["ph"] == "E" && event["tid"] == *thread);
     assert!(ends.count() > 3, "calls end");
-    // The shell runs its last command itself.
+    // The shell executes its last command in its own process.
     assert!(of("i", "sched_process_exec").len() >= 2 && !of("i", "sched_process_fork").is_empty());
     assert!(
         events.iter().any(|event| event["ph"] == "X" && event["dur"].as_f64() > Some(0.0)),
@@ -60,7 +60,7 @@ fn what_is_lost_is_counted_and_told() {
     if kernel() != "freehold" {
         return;
     }
-    // A ring of 4 KiB, which calls overwrite before anybody takes them.
+    // A ring of 4 KiB, which calls overwrite before its records are taken.
     let command = "echo 4 >/sys/kernel/tracing/buffer_size_kb; busybox dd if=/dev/zero of=/dev/null bs=1 count=20000 2>/dev/null";
     let (_, counts, outcome) = traced("raw_syscalls", &["--cpus", "1"], command);
     let lost = counts["lost"].as_u64().expect("a count");

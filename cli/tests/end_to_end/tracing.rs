@@ -1,4 +1,4 @@
-//! Debian's tracers, as a user runs them.
+//! Debian's tracers, used as by a user.
 
 use crate::common::*;
 
@@ -44,7 +44,7 @@ fn strace_attaches_to_what_runs_and_leaves_it_running() {
     assert_eq!(told.text(), "done\nseen\n", "{}", told.stderr);
 }
 
-/// The output of gdb in the VM about a program after these steps.
+/// Returns the output of gdb in the VM about a program after these steps.
 fn gdb_says(program: &std::path::Path, steps: &[&str]) -> Outcome {
     let mut command = vec!["gdb", "-nx", "-batch", "-ex", "set startup-with-shell off"];
     for step in steps {
@@ -53,7 +53,7 @@ fn gdb_says(program: &std::path::Path, steps: &[&str]) -> Outcome {
     let there = format!("{}:/program", text(&program));
     command.push("/program");
     let mut options = vec!["-v".to_string(), there];
-    // A gdb that was built with Python does not begin without Python's own files.
+    // A gdb that was built with Python does not start without Python's own files.
     for folder in std::fs::read_dir("/usr/lib").into_iter().flatten().flatten() {
         if folder.file_name().to_string_lossy().starts_with("python3.") {
             let path = folder.path();

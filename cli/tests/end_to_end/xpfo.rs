@@ -1,5 +1,4 @@
-//! Programs' frames outside the kernel's map: what the microscope meters of it, and
-//! `freehold lab xpfo`.
+//! Programs' frames outside the kernel's map: the microscope's figures, and `freehold lab xpfo`.
 
 use serde_json::Value;
 

@@ -8,25 +8,25 @@ use crate::hardware::{map_registers, port_read, port_write};
 
 /// The highest address that its DMA engine reaches.
 pub const REACH: u64 = (1 << 28) - 1;
-/// Where its memory is, as its DMA engine counts.
+/// The device's memory, in the addresses of its DMA engine.
 const MEMORY: u64 = 0x40000;
 
-/// The device; its registers, by their byte offset.
+/// The device: its registers, by their byte offset.
 pub struct Edu(*mut u64);
 
-/// A word of the PCI configuration of a device of bus 0.
+/// Reads a word of the PCI configuration of a device on bus 0.
 fn configuration(device: u32, offset: u32) -> u16 {
     port_write(0xcf8, 1 << 31 | device << 11 | offset);
     0xcfc
 }
 
-/// A device's address of bounce memory is the physical one.
+/// Returns the device's address of bounce memory, which is the physical address.
 fn address(piece: &Piece) -> u64 {
     piece.frame.start().0 + piece.offset as u64
 }
 
 impl Edu {
-    /// Looks for it on bus 0, and lets it have DMA.
+    /// Looks for the device on bus 0, and enables its DMA.
     pub fn find() -> Option<Self> {
         let device = (0..32).find(|&device| port_read(configuration(device, 0)) == 0x11e8_1234)?;
         let command = port_read(configuration(device, 4));
@@ -48,7 +48,7 @@ impl Edu {
             core::hint::spin_loop();
         }
     }
-    /// The device reads what is mapped.
+    /// Makes the device read a mapping.
     pub fn copy_in(&self, mapping: &DmaMapping<Frames>) {
         let mut at = 0;
         for piece in mapping.pieces(0..mapping.len()) {
@@ -56,7 +56,7 @@ impl Edu {
             at += piece.length as u64;
         }
     }
-    /// The device writes it.
+    /// Makes the device write a mapping.
     pub fn copy_out(&self, mapping: &DmaMapping<Frames>) {
         let mut at = 0;
         for piece in mapping.pieces(0..mapping.len()) {

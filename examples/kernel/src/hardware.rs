@@ -1,8 +1,8 @@
 //! The hardware's side: `machine`'s traits on one x86-64 CPU, the serial port, the heap.
 //!
-//! Three parts of the top half of addresses: the image at BASE; the direct map, whose pageblocks
+//! The top half of addresses has three parts: the image at BASE; the direct map, whose pageblocks
 //! enter and leave; windows, which show a frame for the time of one closure. No interrupt is ever
-//! enabled, so that the CPU is always pinned.
+//! enabled, so the CPU is always pinned.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::{asm, global_asm};
@@ -20,7 +20,7 @@ const DIRECT: u64 = 0xffff_8000_0000_0000;
 const WINDOWS: u64 = 0xffff_8080_0000_0000;
 /// Windows that may be open at once; registers of devices are mapped behind them.
 const MOST_WINDOWS: usize = 8;
-/// 1 GiB: what one table of 2 MiB pages maps.
+/// 1 GiB: the span of one table of 2 MiB pages.
 pub const MOST_FRAMES: usize = 512 * PAGEBLOCK_FRAMES as usize;
 
 global_asm!(include_str!("boot.s"), start = sym crate::start, options(att_syntax));
@@ -35,7 +35,7 @@ impl Table {
     fn set(&self, index: usize, entry: u64) {
         self.0[index].store(entry, Ordering::Release);
     }
-    /// An entry of the table above this one, which is the image's.
+    /// Returns the entry for the table above this one, which is the image's.
     fn link(&self) -> u64 {
         (&raw const *self as u64 - BASE) | PRESENT | WRITABLE
     }
@@ -56,23 +56,23 @@ fn boot_tables() -> (&'static Table, &'static Table) {
     unsafe { (&root_table, &pages_table) }
 }
 
-/// The table whose upper half every root copies.
+/// Returns the table whose upper half every root copies.
 pub fn boot_root() -> Pfn {
     Pfn(boot_tables().0.link() >> 12)
 }
 
-/// One past the image's last frame.
+/// Returns one past the image's last frame.
 pub fn image_end() -> Pfn {
     Pfn((&raw const end_of_image as u64 - BASE) >> 12)
 }
 
-/// The frame of a byte of the image, which the heap is in.
+/// Returns the frame of a byte of the image, which contains the heap.
 pub fn frame_of(byte: *const u8) -> Pfn {
     Pfn((byte as u64 - BASE) >> 12)
 }
 
-/// Usable memory from 1 MiB on, as the PVH start info has it (Xen's
-/// public/arch-x86/hvm/start_info.h). Before [`start`].
+/// Returns usable memory from 1 MiB on, from the PVH start info (Xen's
+/// public/arch-x86/hvm/start_info.h). Called before [`start`].
 pub fn topology(start_info: u64) -> Topology {
     // SAFETY: the loader's data are in the first GiB, which is mapped at BASE, and not written.
     let word = |address: u64| unsafe { ((BASE + address) as *const u64).read_unaligned() };
@@ -88,7 +88,7 @@ pub fn topology(start_info: u64) -> Topology {
     topology
 }
 
-/// Leaves the image and nothing else mapped, and makes the tables of the direct map and of windows.
+/// Unmaps everything except the image, and makes the tables of the direct map and of windows.
 pub fn start() {
     let (root, pages) = boot_tables();
     root.set(256, DIRECT_TABLES[0].link());
@@ -102,19 +102,19 @@ pub fn start() {
     Hardware.flush_local(Flush::All);
 }
 
-/// Whether the direct map shows the frame.
+/// Returns whether the direct map shows the frame.
 pub fn is_in_direct_map(frame: Pfn) -> bool {
     DIRECT_TABLES[1].0[(frame.0 / PAGEBLOCK_FRAMES) as usize].load(Ordering::Acquire) != 0
 }
 
-/// Shows registers of a device from now on.
+/// Maps registers of a device.
 pub fn map_registers(physical: u64) -> *mut u64 {
     let leaf = physical | PRESENT | WRITABLE | UNCACHED | NO_EXECUTE;
     WINDOW_TABLES[2].set(MOST_WINDOWS, leaf);
     (WINDOWS + (MOST_WINDOWS * PAGE_SIZE) as u64) as *mut u64
 }
 
-/// A store by the CPU through the loaded root.
+/// Stores a value with the CPU through the loaded root.
 pub fn store_at(address: VirtAddr, value: u64) {
     // SAFETY: the caller has mapped a page of its own there.
     unsafe { (address.0 as *mut u64).write_volatile(value) }
@@ -231,7 +231,7 @@ impl DirectMap for Hardware {
 }
 
 impl Entropy for Hardware {
-    /// The time stamp, stirred (SplitMix64): good enough to choose frames, and not seeded.
+    /// Returns the mixed time stamp (SplitMix64): good enough to choose frames, and not seeded.
     fn random_u64(self) -> u64 {
         static STATE: AtomicU64 = AtomicU64::new(0);
         // SAFETY: reading the time stamp changes nothing.
@@ -266,7 +266,7 @@ pub fn port_read(port: u16) -> u32 {
     value
 }
 
-/// QEMU's device isa-debug-exit ends it with 2 × this + 1.
+/// QEMU's device isa-debug-exit ends QEMU with status 2 × this + 1.
 pub const SUCCESS: u32 = 0x10;
 /// See [`SUCCESS`].
 pub const FAILURE: u32 = 0x11;
@@ -306,7 +306,7 @@ fn panicked(info: &core::panic::PanicInfo) -> ! {
     exit(FAILURE)
 }
 
-/// A heap that never takes back: what is on it here stays, or is small.
+/// A heap that never frees: its objects here stay, or are small.
 struct Heap;
 
 const HEAP_BYTES: usize = 2 << 20;

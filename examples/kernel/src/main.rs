@@ -1,7 +1,7 @@
-//! A kernel on the crates: it boots, brings up the page allocator, maps a page in an address space
-//! of its own, lets a device read and write memory by bouncing, says what it did, and ends QEMU.
+//! A kernel on the crates: it boots, starts the page allocator, maps a page in an address space,
+//! lets a device read and write memory by bouncing, prints the results, and ends QEMU.
 //!
-//! May use `unsafe`: it is all of the hardware's side (`hardware.rs`), the heap and the entry.
+//! This crate may use `unsafe`: it has the hardware's side (`hardware.rs`), the heap and the entry.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]
@@ -47,7 +47,7 @@ extern "C" fn start(start_info: u64) -> ! {
     hardware::exit(if faults + frames.misuses() + lost == 0 { hardware::SUCCESS } else { hardware::FAILURE })
 }
 
-/// The allocator over all memory but the image.
+/// Makes the allocator over all memory except the image.
 fn page_allocator(topology: &'static Topology) -> Frames {
     let options = Options::default();
     let words = Buddy::<Hardware>::metadata_words(topology, 1, &options);
@@ -58,8 +58,8 @@ fn page_allocator(topology: &'static Topology) -> Frames {
     Box::leak(Box::new(Buddy::new(Hardware, managed, options).expect("enough metadata")))
 }
 
-/// Takes most of memory, writes each frame's number into it, and gives all back in random order: as
-/// the kernel's frames, then as programs', for which the pageblocks have to leave the direct map.
+/// Takes most of memory, writes each frame's number into it, and frees all in random order: first
+/// as the kernel's frames, then as programs', whose pageblocks have to leave the direct map.
 fn random_order(frames: Frames) -> Result<(), OutOfMemory> {
     turn_over::<Kernel>(frames, "the kernel", hardware::is_in_direct_map)?;
     turn_over::<Anon>(frames, "programs", |frame| !hardware::is_in_direct_map(frame))
@@ -95,8 +95,8 @@ fn first_word(frame: Pfn) -> u64 {
     Hardware.read_bytes(frame, |bytes| u64::from_le_bytes(*bytes.first_chunk().expect("a page is longer")))
 }
 
-/// A page at an address of a new space: written by the CPU through the address, read through the
-/// walk and the frame.
+/// Maps a page at an address of a new space: the CPU writes through the address, the test reads
+/// through the walk and the frame.
 fn address_space(frames: Frames) -> Result<(), OutOfMemory> {
     const ADDRESS: VirtAddr = VirtAddr(0x40_0000);
     let mut space = Space::new(frames, KernelRoots::new(|_| hardware::boot_root()))?;
@@ -112,7 +112,7 @@ fn address_space(frames: Frames) -> Result<(), OutOfMemory> {
     let value = first_word(found.frame());
     println!("mapped at {:#x}: the walk finds a {size:?} page that holds {value:#x}", ADDRESS.0);
 
-    // Out of the table, forgotten by the CPU, and only then given back.
+    // The page leaves the table, then the CPU's translation cache, and only then is freed.
     let mut batch = space.batch();
     let old = slot.replace(Entry::EMPTY);
     let hold = LeafMapping::<User, _>::from_leaf(frames, old.frame()).expect("the leaf held it");
@@ -127,7 +127,7 @@ fn address_space(frames: Frames) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// QEMU's device "edu" copies bytes into itself and back: it reaches bounce memory only.
+/// Copies bytes into QEMU's device "edu" and back: the device reaches bounce memory only.
 fn bounce(frames: Frames) {
     let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
     dma.start(frames, Limits::default());

@@ -1,23 +1,23 @@
-//! How a guest speaks to the microscope.
+//! Messages from a guest to the microscope.
 //!
 //! The doorbell is an instruction that does nothing, [`MARKER`], directly followed by an ordinary
-//! load from a message. Every CPU runs both at any privilege and without asking anybody, on any
-//! kernel, watched or not. The microscope finds the marker in the code, sees the load's address,
-//! and reads the message from the guest's memory. A message does not cross a page and is aligned to
-//! 8 bytes: a word that says what it is ([`head`]), then its payload. The load is one of 1 to 8
-//! bytes at the message's beginning.
+//! load from a message. Every CPU can run both at any privilege, on any kernel, watched or not. The
+//! microscope finds the marker in the code, sees the load's address, and reads the message from the
+//! guest's memory. A message does not cross a page and is aligned to 8 bytes. It is a word with its
+//! kind and length ([`head`]), then its payload. The load is one of 1 to 8 bytes at the message's
+//! beginning.
 //!
 //! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts are of a new
 //!   phase.
 //! - [`KERNEL`]: a [`Publication`], from kernel code only.
 //!
-//! Translation instructions have a second, silent form: a 64-bit store of a register to memory
-//! directly before `mov cr3` from or `invlpg` through the same register tells the operand, which
-//! the instruction itself does not show to an observer.
+//! Translation instructions have a second, silent form. A 64-bit store of a register to memory,
+//! directly before `mov cr3` from or `invlpg` through the same register, tells the operand. The
+//! instruction itself does not show its operand to an observer.
 #![no_std]
 #![forbid(unsafe_code)]
 
-/// `nop dword ptr [rax + 0x46484f4c]`: nobody writes that by accident.
+/// `nop dword ptr [rax + 0x46484f4c]`: an instruction that no compiler emits by accident.
 pub const MARKER: [u8; 7] = [0x0f, 0x1f, 0x80, b'L', b'O', b'H', b'F'];
 /// A message that begins a phase.
 pub const PHASE: u32 = 1;
@@ -26,12 +26,12 @@ pub const KERNEL: u32 = 2;
 /// The most bytes of a phase's name.
 pub const MAX_NAME: usize = 120;
 
-/// The first word of a message: what it is, and the bytes of its payload.
+/// Returns the first word of a message: its kind, and the bytes of its payload.
 pub const fn head(kind: u32, length: u32) -> u64 {
     kind as u64 | (length as u64) << 32
 }
 
-/// A phase message: `N` is 1 word more than the name takes.
+/// Returns a phase message: `N` is 1 word more than the name takes.
 ///
 /// # Panics
 /// When the name does not fit (at compile time, for a constant).
@@ -48,7 +48,7 @@ pub const fn phase<const N: usize>(name: &str) -> [u64; N] {
     words
 }
 
-/// Names of owners are told in so many bytes, filled up with zeroes.
+/// Bytes of an owner's name, filled up with zeroes.
 pub const NAME_BYTES: usize = 16;
 /// The most owners.
 pub const MAX_OWNERS: usize = 16;
@@ -60,8 +60,8 @@ const NAMES: usize = FIGURES + MAX_NODES;
 pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
 pub const VERSION: u64 = 5;
-/// Bytes of an entry of the table of [sites](Publication::sites): how far the site is from this
-/// field, how far the jump's target from the next, and the key.
+/// Bytes of an entry of the table of [sites](Publication::sites): the distance of the site from
+/// this field, the distance of the jump's target from the next field, and the key.
 pub const SITE_BYTES: u64 = 12;
 
 /// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names
@@ -82,7 +82,7 @@ impl Policy {
     /// All policies, by number.
     pub const ALL: [Self; 4] = [Self::Off, Self::Lap, Self::On, Self::Strict];
 
-    /// The policy's name on a command line.
+    /// Returns the policy's name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -97,14 +97,15 @@ impl Policy {
     }
 }
 
-/// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual
-/// where nothing else is said.
+/// The description of itself that our kernel publishes once, when its frame table is in use.
+/// Addresses are virtual unless a field says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Publication {
     /// Per node, the physical address of a top-level table that maps the whole kernel half, as the
     /// CPUs of that node see it. Each stays for ever. 0: the node's CPUs use the first.
     pub roots: [u64; MAX_NODES],
-    /// Which frames the kernel's map leaves out, and how long closed windows stay cached.
+    /// The frames that the kernel's map leaves out, and the time for which closed windows stay
+    /// cached.
     pub policy: Policy,
     /// The direct map: first address.
     pub direct_map: u64,
@@ -116,9 +117,9 @@ pub struct Publication {
     pub windows_span: u64,
     /// The frame table: first address; frame n's record is the n-th.
     pub frame_table: u64,
-    /// Records.
+    /// Number of records in the frame table.
     pub frames: u64,
-    /// What a record says.
+    /// The format of the records.
     pub records: Records,
     /// Text: first address.
     pub text: u64,
@@ -128,7 +129,7 @@ pub struct Publication {
     pub rodata: u64,
     /// Read-only data: one past the last.
     pub rodata_end: u64,
-    /// How far the image was moved from where it was linked.
+    /// Distance of the image from its link address.
     pub slide: u64,
     /// The interrupt descriptor table that all CPUs load: 256 gates of 16 bytes.
     pub interrupts: u64,
@@ -137,19 +138,19 @@ pub struct Publication {
     /// The same: one past the last.
     pub user_copies_end: u64,
     /// The code that may store to free frames, to wipe them: first address. Equal to the end: there
-    /// is none.
+    /// is no such code.
     pub wiping: u64,
     /// The same: one past the last.
     pub wiping_end: u64,
-    /// A word per CPU, from the first on: how often it was about to load a root with another node's
-    /// image, for want of memory for a root of its own. The word is raised before the load. 0:
-    /// there are none.
+    /// First word of an array with one word per CPU: the number of times that the CPU was about to
+    /// load a root with another node's image, for lack of memory for its own root. The word is
+    /// raised before the load. 0: there are no such words.
     pub shared_loads: u64,
-    /// The code that may store to text: first address. Equal to the end: there is none.
+    /// The code that may store to text: first address. Equal to the end: there is no such code.
     pub patching: u64,
     /// The same: one past the last.
     pub patching_end: u64,
-    /// The page through which it does so. 0: there is none.
+    /// The page through which that code stores to text. 0: there is none.
     pub patch_window: u64,
     /// The table of places in text whose instruction changes, each a no-op or a jump of five bytes:
     /// first address.
@@ -160,18 +161,18 @@ pub struct Publication {
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
 }
 
-/// How the owner of a frame is found in the frame table.
+/// The place of a frame's owner in the frame table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Records {
     /// Bytes of a record.
     pub bytes: u64,
-    /// Where in a record its state is: 32 bits; zero says that no block begins there.
+    /// Offset of the state in a record: 32 bits; zero says that no block begins there.
     pub state_offset: u64,
-    /// Mask of the owner in a state; 0 is nobody.
+    /// Mask of the owner in a state; 0 is no owner.
     pub owner_mask: u64,
-    /// Where in an owned block's state the block's log2 size is.
+    /// Shift of the block's log2 size in an owned block's state.
     pub order_shift: u64,
-    /// Mask of that, after the shift.
+    /// Mask of the log2 size, after the shift.
     pub order_mask: u64,
     /// Bit n is set when owner n is a program.
     pub user_owners: u64,
@@ -183,19 +184,20 @@ pub struct Records {
 }
 
 impl Publication {
-    /// Owner `name`'s bytes for [`Publication::owners`]; what does not fit is cut off.
+    /// Returns the bytes of the owner's `name` for [`Publication::owners`]; a longer name is cut
+    /// off.
     pub fn name(name: &str) -> [u8; NAME_BYTES] {
         let mut bytes = [0; NAME_BYTES];
         bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
         bytes
     }
 
-    /// The root that the CPUs of `node` use for the kernel half.
+    /// Returns the root that the CPUs of `node` use for the kernel half.
     pub fn root(&self, node: usize) -> u64 {
         self.roots.get(node).copied().filter(|&root| root != 0).unwrap_or(self.roots[0])
     }
 
-    /// As the payload of a message.
+    /// Returns the payload of a message.
     pub fn words(&self) -> [u64; WORDS] {
         let figures: [u64; FIGURES] = [
             VERSION,
@@ -240,7 +242,7 @@ impl Publication {
         words
     }
 
-    /// The payload of a message; `None` for one of another layout.
+    /// Reads the payload of a message; `None` for another layout.
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         if words[0] != VERSION {
             return None;

@@ -1,18 +1,18 @@
 //! A CPU's board: the words that change at every block of code.
 //!
-//! What a block does to the counts is said once, by [`Watch::steps`](crate::Watch::steps): words to
-//! add to, and calls that are due only where a word says so. Whoever runs the guest chooses one of
-//! two ways, which count the same:
+//! [`Watch::steps`](crate::Watch::steps) alone says what a block does to the counts: words to add
+//! to, and calls that are due only where a word says so. The caller that runs the guest chooses one
+//! of two ways, which count the same:
 //! - it calls [`Cpu::block`](crate::Cpu::block) at every block, which takes the steps itself;
 //! - it takes them without a call, as code that it makes for the block (QEMU 9.1 and later can),
 //!   and makes the call that a step names where its condition holds.
 //!
-//! Runs of each block are counted beside the board: by [`Cpu::block`](crate::Cpu::block), or by
-//! whoever takes the steps.
+//! Runs of each block are counted beside the board: by [`Cpu::block`](crate::Cpu::block), or by the
+//! caller that takes the steps.
 //!
-//! A board begins as zeroes. It is its CPU's thread's. Another thread may store [`NONE`] as the
-//! page of code, and nothing else: the CPU then looks up at its next block. Should that store be
-//! lost to one of the CPU's own, it looks up after [`LOOK`] instructions all the same. At the end,
+//! A board begins as zeroes. A board belongs to its CPU's thread. Another thread may store only
+//! [`NONE`] as the page of code: the CPU then looks up at its next block. If a store of the CPU
+//! itself overwrites that value, the CPU still looks up after [`LOOK`] instructions. At the end,
 //! when no CPU runs, another thread reads everything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,61 +23,61 @@ use crate::guest::{MAX_NODES, NOWHERE};
 use crate::tally::KERNEL;
 use crate::watch::WatchedBlock;
 
-/// The words of one CPU. They are anybody's memory, and stay where they are.
+/// The words of one CPU, in memory that outlives the run and does not move.
 pub type Board = &'static [AtomicU64];
 
 /// Instructions after which a CPU looks at the machine's clock.
 pub(crate) const LOOK: u64 = 4096;
-/// No page of code, no line: they are told by their number and 1.
+/// No page of code, no line. Pages and lines are stored as their number plus one.
 const NONE: u64 = 0;
 
-/// Instructions since the CPU looked at the machine's clock.
+/// Index of the count of instructions since the CPU looked at the machine's clock.
 const RECENT: usize = 0;
-/// The page number of the code that runs.
+/// Index of the page number of the code that runs.
 const PAGE: usize = 1;
-/// Not 0 while the kernel runs with RFLAGS.AC set; what programs do with it is not followed.
+/// Index of RFLAGS.AC: not 0 while the kernel runs with AC set; AC of programs is not followed.
 const AC: usize = 2;
-/// Instructions by mode and node, since they were settled.
+/// First index of the instructions by mode and node, since they were settled.
 const FETCHES: usize = 3;
-/// The first level of instruction caches, direct-mapped: the line in each place.
+/// First index of the first level of instruction caches, direct-mapped: the line in each place.
 const LINES: usize = FETCHES + 2 * (MAX_NODES + 1);
 
-/// One thing to do when a block runs. Words are told by their index in the board.
+/// One action when a block runs. Words are named by their index in the board.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Add to a word.
     Add {
-        /// Which.
+        /// Index of the word.
         word: usize,
-        /// How much.
+        /// The addend.
         amount: u64,
     },
     /// Call, unless the word has the value.
     Unless {
-        /// Which.
+        /// Index of the word.
         word: usize,
         /// The value.
         equals: u64,
-        /// What is due.
+        /// The call that is due.
         due: Due,
     },
-    /// Call, once the word has come so far.
+    /// Call, once the word is at least this large.
     From {
-        /// Which.
+        /// Index of the word.
         word: usize,
-        /// Unsigned.
+        /// The least value, unsigned.
         least: u64,
-        /// What is due.
+        /// The call that is due.
         due: Due,
     },
 }
 
-/// Which call is due.
+/// Kinds of calls that may be due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Due {
     /// [`Cpu::page`](crate::Cpu::page) with the block: the code of another page than before runs.
     Page,
-    /// [`Cpu::look`](crate::Cpu::look): the machine's clock has to be told.
+    /// [`Cpu::look`](crate::Cpu::look): the CPU has to report to the machine's clock.
     Look,
     /// [`Cpu::line`](crate::Cpu::line): a line is not in the first level.
     Line {
@@ -90,17 +90,17 @@ pub enum Due {
     Smap,
 }
 
-/// How many words a board needs: a power of two, which the emulator multiplies by.
+/// Returns the number of words of a board: a power of two, which the emulator multiplies by.
 pub fn board_words(settings: &Settings) -> usize {
     (LINES + lines(settings)).next_power_of_two()
 }
 
-/// Lines of the first level: a power of two.
+/// Returns the number of lines of the first level: a power of two.
 pub(crate) fn lines(settings: &Settings) -> usize {
     settings.models.cache.map_or(1, |cache| (cache.first.size / cache.line) as usize)
 }
 
-/// The steps of a block, in their order, for a first level of `lines` lines.
+/// Returns the steps of a block, in their order, for a first level of `lines` lines.
 pub(crate) fn steps(block: &WatchedBlock, lines: usize) -> impl Iterator<Item = Step> + use<> {
     let amount = block.instructions;
     let place = move |line: u64| LINES + (line as usize & (lines - 1));
@@ -122,7 +122,7 @@ const fn fetches(mode: usize, node: usize) -> usize {
     FETCHES + (mode & 1) * (MAX_NODES + 1) + if node < NOWHERE { node } else { NOWHERE }
 }
 
-/// A board in its CPU's hands.
+/// A board that its CPU uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     words: Board,
@@ -148,7 +148,7 @@ impl Own {
         value
     }
 
-    /// Instructions since the last look.
+    /// Returns the instructions since the last look.
     #[inline]
     pub(crate) fn recent(&self) -> u64 {
         self.get(RECENT)
@@ -156,7 +156,7 @@ impl Own {
     pub(crate) fn take_recent(&self) -> u64 {
         self.take(RECENT)
     }
-    /// A block of so many instructions runs.
+    /// Counts a block of so many instructions; returns the instructions since the last look.
     #[inline]
     pub(crate) fn add_recent(&self, instructions: u64) -> u64 {
         let recent = self.recent() + instructions;
@@ -171,16 +171,16 @@ impl Own {
     pub(crate) fn take_fetches(&self, mode: usize, node: usize) -> u64 {
         self.take(fetches(mode, node))
     }
-    /// Whether the kernel runs with RFLAGS.AC set.
+    /// Returns whether the kernel runs with RFLAGS.AC set.
     #[inline]
     pub(crate) fn has_ac(&self) -> bool {
         self.get(AC) != 0
     }
-    /// RFLAGS.AC is set where it was clear, or the other way round.
+    /// Inverts RFLAGS.AC.
     pub(crate) fn flip_ac(&self) {
         self.set(AC, u64::from(!self.has_ac()));
     }
-    /// Whether the code that runs is in this page.
+    /// Returns whether the running code is in this page.
     #[inline]
     pub(crate) fn is_in(&self, page: u64) -> bool {
         self.get(PAGE) == page + 1
@@ -188,11 +188,11 @@ impl Own {
     pub(crate) fn enter(&self, page: u64) {
         self.set(PAGE, page + 1);
     }
-    /// The next block is in no page that is known.
+    /// Forgets the page of code, so that the next block is in no known page.
     pub(crate) fn forget_page(&self) {
         self.set(PAGE, NONE);
     }
-    /// Put a line into the first level; whether it was there.
+    /// Puts a line into the first level; returns whether it was there.
     #[inline]
     pub(crate) fn put_line(&self, line: u64) -> bool {
         let place = LINES + (line as usize & self.mask);
@@ -204,7 +204,7 @@ impl Own {
     }
 }
 
-/// Have a CPU look up at its next block. From any thread.
+/// Makes a CPU look up at its next block. Callable from any thread.
 pub(crate) fn nudge(board: Board) {
     board[PAGE].store(NONE, Ordering::Relaxed);
 }

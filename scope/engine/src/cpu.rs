@@ -1,15 +1,15 @@
-//! One CPU: its translations, its counts and when they are settled. What its accesses do is in
-//! `access`, what its blocks do in `code`.
+//! One CPU: its translations, its counts and when they are settled. `access` handles its accesses,
+//! `code` its blocks.
 //!
 //! A CPU keeps the last translations it has seen, by page (*pages*), in front of the emulator's
-//! slow answer. An entry carries what the checks of an access need: where the page is, how to find
-//! it in the modelled TLB, and the frame's mark at the time. Entries are emptied, all at once, by
-//! every instruction that lets a CPU forget a translation: a kernel that changes one has to run
-//! such an instruction on each CPU before it may rely on the change, so an entry is never older
-//! than a real TLB's could be. Accesses are counted in the entry and settled when it leaves, when a
-//! slice of time ends, or at a new phase.
+//! slow answer. An entry carries the data for the checks of an access: the page's address, the
+//! place in the modelled TLB, and the frame's mark at the time. Every instruction that lets a CPU
+//! forget a translation empties all entries at once. A kernel that changes a translation has to run
+//! such an instruction on each CPU before it may rely on the change. An entry is therefore never
+//! older than a real TLB's could be. Accesses are counted in the entry and settled when it leaves,
+//! when a slice of time ends, or at a new phase.
 //!
-//! A CPU is used by its own thread alone; what it shares is in [`Watch`].
+//! A CPU is used by its own thread alone; [`Watch`] has the shared state.
 
 mod access;
 mod code;
@@ -51,22 +51,22 @@ const SETTLE: u64 = 1 << 30;
 const FIRST_SLICE: u64 = 1 << 16;
 const PAGE_BITS: u32 = 52;
 const LAST_GENERATION: u64 = (0xffe) << PAGE_BITS;
-/// No tag: its generation is none.
+/// A tag without a valid generation.
 const NO_TAG: u64 = u64::MAX;
-/// No line, and no line × 2 either.
+/// No line number, and not twice a line number either.
 const NO_LINE: u64 = u64::MAX >> 1;
 
-/// Stores to the page are looked at closely.
+/// Stores to the page are checked closely.
 const WATCHED: u8 = 1;
-/// It is in the direct map.
+/// The page is in the direct map.
 const DIRECT: u8 = 2;
 
-/// A translation that was seen.
+/// A translation that the CPU has used.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     /// Page number and generation.
     tag: u64,
-    /// Guest-physical address of the page; [`NO_TAG`]: it is no memory.
+    /// Guest-physical address of the page; [`NO_TAG`]: the page is no memory.
     base: u64,
     key: TlbKey,
     hint: Hint,
@@ -99,13 +99,14 @@ pub enum Flush {
     All,
 }
 
-/// The models that a CPU's accesses go through, chosen at the start: compiled for each choice.
+/// The models that a CPU's accesses go through, chosen at the start. The code is compiled for each
+/// choice.
 pub trait Choice {
     /// Caches are modelled.
     const CACHE: bool;
     /// Translation caches are modelled.
     const TLB: bool;
-    /// Stores are followed: which bytes are programs', which CPUs store to a line.
+    /// Stores are followed: the bytes of programs, and the CPUs that store to a line.
     const STORES: bool;
 }
 
@@ -115,7 +116,7 @@ pub struct Cpu {
     number: usize,
     home: usize,
     board: Own,
-    /// Own instructions that the machine's clock was told of; the board has those since.
+    /// Instructions of this CPU that the machine's clock has; the board has later ones.
     told: u64,
     settle_at: u64,
     /// Where blocks are counted by calls: the line that was fetched last.
@@ -130,15 +131,14 @@ pub struct Cpu {
     last: SetAssociative,
     pub(crate) tlb: Tlb,
     pub(crate) exposed: Exposed,
-    /// The value of CR3, where the kernel tells it.
+    /// The value of CR3, if the kernel tells it.
     root: Option<u64>,
-    /// Whether it has loaded a root of its node since the publication, or published itself: a CPU
-    /// starts on the first node's.
+    /// Whether the CPU has loaded a root of its node since the publication, or published itself: a
+    /// CPU starts on the first node's root.
     is_home: bool,
-    /// Whether the root that it has loaded has another node's image, as its kernel said before the
-    /// load.
+    /// Whether the loaded root has another node's image, as the kernel announced before the load.
     is_sharing: bool,
-    /// How often its kernel had said so at the last such load.
+    /// Number of announcements at the last such load.
     shared_loads: u64,
     tally: Tally,
     phases: Vec<CpuPhase>,
@@ -150,16 +150,16 @@ pub struct Cpu {
     pub(crate) smap: Smap,
     /// Runs of each block.
     pub(crate) runs: CpuRuns,
-    /// Its visits to lines of the kernel, where they are asked for.
+    /// The CPU's visits to lines of the kernel, if the run asks for them.
     pub(crate) visits: Option<Visits>,
     pub(crate) fills: u64,
     pub(crate) unknown_flushes: u64,
-    /// Translations that were compared with the tables, and those that were others.
+    /// Translations that were compared with the tables, and those that differed.
     pub(crate) compared: u64,
     pub(crate) differed: u64,
 }
 
-/// The modelled TLB; one of single entries where none is modelled.
+/// Returns the shape of the modelled TLB; one of single entries if none is modelled.
 fn tlb_shape(settings: &Settings) -> TlbShape {
     let level = |entries, ways| LevelShape { entries, ways };
     let least = level(1, 1);
@@ -175,10 +175,10 @@ fn tlb_shape(settings: &Settings) -> TlbShape {
 }
 
 impl Cpu {
-    /// A CPU that has not run, with a board of [`board_words`](crate::board_words) words.
+    /// Makes a CPU that has not run, with a board of [`board_words`](crate::board_words) words.
     ///
     /// # Errors
-    /// The setting that makes no sense.
+    /// A setting makes no sense; the error names it.
     pub fn new(watch: Arc<Watch>, number: usize, board: Board) -> Result<Self, SettingsError> {
         let settings = watch.settings();
         let bad = |setting, problem: String| SettingsError { setting, problem };
@@ -238,13 +238,13 @@ impl Cpu {
         })
     }
 
-    /// Own instructions so far.
+    /// Returns the CPU's own instructions so far.
     #[inline]
     fn clock(&self) -> u64 {
         self.told + self.board.recent()
     }
 
-    /// The machine's clock, as well as this CPU can tell.
+    /// Returns the machine's clock, as precisely as this CPU knows it.
     fn now(&self) -> u64 {
         self.watch.total.load(Ordering::Relaxed) + self.board.recent()
     }
@@ -253,7 +253,7 @@ impl Cpu {
         Suspect { time: self.now(), cpu: self.number, pc, address, frame }
     }
 
-    /// Ask the last-level cache; the node that has to bring the line, if it is not there.
+    /// Looks a line up in the last-level cache; on a miss, returns the node that has to bring it.
     fn last_level(&mut self, physical: u64, access: AccessKind) -> Option<usize> {
         let Lookup::Miss { written_back } = self.last.access(physical, access) else { return None };
         let watch = &*self.watch;
@@ -266,7 +266,8 @@ impl Cpu {
         Some(node)
     }
 
-    /// The modelled TLB's first level missed at the hint: 1 if it missed altogether.
+    /// Looks up a translation after the hint of the first level missed: 1 if that level missed
+    /// altogether.
     #[inline(never)]
     fn look_up(&mut self, side: FirstLevel, key: TlbKey, hint: &mut Hint, base: u64, mode: usize) -> u64 {
         let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
@@ -283,7 +284,7 @@ impl Cpu {
         }
     }
 
-    /// The instruction at `pc` is about to load `root`.
+    /// Notes that the instruction at `pc` is about to load `root`.
     pub fn loads_root(&mut self, pc: u64, root: u64) {
         let watch = Arc::clone(&self.watch);
         let Some(is_own) = watch.frames.has_own_image(&*watch.memory, self.home, root) else { return };
@@ -296,7 +297,7 @@ impl Cpu {
         }
     }
 
-    /// An instruction at a place that the kernel patches is about to run.
+    /// Notes that an instruction at a place that the kernel patches is about to run.
     pub fn ran_at_site(&mut self, pc: u64, what: AtSite) {
         match what {
             AtSite::Whole => {}
@@ -311,7 +312,7 @@ impl Cpu {
         }
     }
 
-    /// An instruction about translations runs.
+    /// Notes that an instruction about translations runs.
     pub fn flush(&mut self, flush: Flush) {
         match flush {
             Flush::Page(Some(address)) => {
@@ -337,7 +338,7 @@ impl Cpu {
         self.forget_pages();
     }
 
-    /// Empty the pages. What was counted in them stays there until it is settled.
+    /// Empties the pages. Their counts stay there until they are settled.
     fn forget_pages(&mut self) {
         self.board.forget_page();
         if self.generation == LAST_GENERATION {
@@ -348,9 +349,9 @@ impl Cpu {
         }
     }
 
-    /// The doorbell rings: the message is at `physical`.
+    /// Handles a ring of the doorbell: the message is at `physical`.
     pub fn ring(&mut self, pc: u64, physical: Option<u64>) -> DoorbellRing {
-        // What this CPU did before belongs to the old phase.
+        // Earlier work of this CPU belongs to the old phase.
         self.look();
         let ring = match physical {
             Some(physical) => self.watch.read_message(self.suspect(pc, 0, physical >> 12), physical),
@@ -358,7 +359,7 @@ impl Cpu {
         };
         if ring == DoorbellRing::Published {
             self.is_home = true;
-            // What is remembered says nothing of direct maps and owners.
+            // Remembered translations have no data about direct maps and owners.
             self.forget_pages();
             self.tlb.flush_all(self.clock());
             self.exposed = Exposed::default();
@@ -369,12 +370,12 @@ impl Cpu {
         ring
     }
 
-    /// The guest's bytes at a place that an instruction has accessed: a value that was told.
+    /// Returns the guest's bytes at the place of an access: a value that the guest told.
     pub fn told(&self, physical: Option<u64>) -> Option<u64> {
         self.watch.memory.load(physical.filter(|physical| physical % 8 == 0)?)
     }
 
-    /// Tell the machine's clock; begin a slice or a phase where one has begun.
+    /// Reports to the machine's clock, and begins a slice or a phase if one has begun.
     #[inline(never)]
     pub fn look(&mut self) {
         let more = self.board.take_recent();
@@ -394,7 +395,7 @@ impl Cpu {
         }
     }
 
-    /// Put what was counted where it belongs: into the running phase and slice.
+    /// Settles the counts: adds them to the running phase and slice.
     fn settle(&mut self) {
         self.settle_pages();
         for (mode, by_node) in self.tally.fetches.iter_mut().enumerate() {
@@ -423,7 +424,7 @@ impl Cpu {
         self.tally = Tally::default();
     }
 
-    /// Put the runs of blocks where the phase's belong.
+    /// Settles the runs of blocks at the end of a phase.
     fn leave_phase(&mut self) {
         let Self { watch, runs, number, phase, .. } = self;
         if let Some(counted) = watch.counted() {
@@ -457,7 +458,7 @@ impl Cpu {
         }
     }
 
-    /// The end: what this CPU has counted.
+    /// Ends the run; returns the counts of this CPU.
     pub(crate) fn finish(&mut self) -> Finished {
         self.look();
         self.settle();
@@ -468,7 +469,7 @@ impl Cpu {
     }
 }
 
-/// What one CPU has counted.
+/// Final counts of one CPU.
 pub(crate) struct Finished {
     pub number: usize,
     pub phases: Vec<CpuPhase>,

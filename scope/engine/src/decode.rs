@@ -7,9 +7,10 @@ use freehold_scope_doorbell::MARKER;
 pub enum Special {
     /// `mov cr3`, from this register.
     Root(u8),
-    /// `invlpg`; the register that holds the address, where that is all of the operand.
+    /// `invlpg`; the register with the address, if it is the whole operand.
     Page(Option<u8>),
-    /// What empties all translation caches: `mov cr0`, `mov cr4`, `invpcid`, `invlpgb`.
+    /// An instruction that empties all translation caches: `mov cr0`, `mov cr4`, `invpcid`,
+    /// `invlpgb`.
     Everything,
     /// The doorbell's marker.
     Marker,
@@ -19,15 +20,15 @@ pub enum Special {
     Flags(Flags),
 }
 
-/// What an instruction has to do with RFLAGS.AC.
+/// The effect of an instruction on RFLAGS.AC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flags {
     /// STAC sets it.
     Set,
-    /// CLAC clears it. So does SYSCALL: its mask is checked by what PUSHF and trap frames show
-    /// later.
+    /// CLAC clears it. SYSCALL counts as clearing it, too: PUSHF and trap frames show later whether
+    /// its mask does.
     Clear,
-    /// SYSRET leaves kernel mode, where it is not judged.
+    /// SYSRET leaves kernel mode; in programs AC is not judged.
     Leave,
     /// POPF takes it from the stack.
     Pop,
@@ -39,7 +40,7 @@ pub enum Flags {
     Constant,
 }
 
-/// What these bytes, one instruction, are.
+/// Classifies the bytes of one instruction; `None` for an ordinary one.
 pub fn special(bytes: &[u8]) -> Option<Special> {
     if bytes == MARKER {
         return Some(Special::Marker);
@@ -83,7 +84,7 @@ pub fn special(bytes: &[u8]) -> Option<Special> {
     }
 }
 
-/// Whether the store `before` tells the operand of `special`.
+/// Returns whether the store `before` tells the operand of `special`.
 pub const fn tells(before: Special, special: Special) -> bool {
     match (before, special) {
         (Special::Store(told), Special::Root(wanted) | Special::Page(Some(wanted))) => told == wanted,

@@ -11,7 +11,7 @@ use crate::sharing::join;
 use crate::tally::SliceTally;
 use crate::watch::Watch;
 
-/// Everything that was seen. The CPUs have stopped.
+/// Turns all counts into results. The CPUs have stopped.
 pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Results {
     let mut finished: Vec<Finished> = cpus.iter_mut().map(|cpu| cpu.finish()).collect();
     let settings = watch.settings();
@@ -136,8 +136,8 @@ fn slices(watch: &Watch, all: impl Iterator<Item = Slices<SliceTally>>, end: u64
 }
 
 fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
-    // The same code at the same address of several programs, or translated in several lengths, is
-    // told apart by neither.
+    // Several entries may have one address and half: code of several programs, or code that was
+    // translated in several lengths.
     let time = watch.program_time();
     let mut all: Vec<BlockResult> = watch
         .all_blocks()
@@ -162,9 +162,9 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
     all
 }
 
-/// More than one misread address of so many is no chance: a page that is remapped meanwhile is.
+/// More than one misread address in so many is no chance: a page is being remapped meanwhile.
 const MISREAD: u64 = 50;
-/// Where there are no tables to compare with: more than one access of so many to what is no memory.
+/// Without tables to compare with: more than one access in so many to an address without memory.
 /// Devices are polled, too.
 const ELSEWHERE: u64 = 5;
 
@@ -189,7 +189,7 @@ fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
     }
     let compared: u64 = cpus.iter().map(|cpu| cpu.compared).sum();
     let differed: u64 = cpus.iter().map(|cpu| cpu.differed).sum();
-    // Firmware looks for devices where there are none.
+    // Firmware probes for devices that do not exist.
     let modes = phases
         .iter()
         .skip(1)

@@ -1,20 +1,20 @@
-//! Who owns each frame now, as the guest's stores to its frame table say, and what the oracle has
-//! found.
+//! The current owner of each frame, according to the guest's stores to its frame table, and the
+//! violations that the oracle has found.
 //!
 //! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation),
-//! and whether its bytes are kernel text. Whoever remembers a translation remembers the mark with
-//! it: as long as both are equal, nothing has happened that a rule could object to, so the check of
-//! an access is one comparison.
+//! and whether its bytes are kernel text. A remembered translation carries the frame's mark. While
+//! both are equal, nothing has happened that a rule could object to, so the check of an access is
+//! one comparison.
 //!
-//! Marks are changed by the CPU that changes the owner, in the callback of its store: before it
-//! goes on. A correct kernel lets nobody reach a frame whose owner is about to change, so a mark
-//! that differs from what an access remembers is either a change that the kernel made the CPU
-//! forget (then it is read anew) or a broken rule.
+//! The CPU that changes the owner changes the mark, in the callback of its store, before it goes
+//! on. A correct kernel lets no CPU reach a frame whose owner is about to change. A mark that
+//! differs from the mark of an access is therefore one of two things. Either the kernel made the
+//! CPU forget the translation (then the mark is read anew), or a rule is broken.
 //!
-//! The word that says the owner also counts who holds the frame, so most stores to it change no
-//! mark. A word of zero says that no block begins there and nothing of the frame: it is inside
-//! another block, as where many small ones have become a large one, or was never anybody's. A frame
-//! that was given back says who had it.
+//! The word with the owner also counts the holders of the frame, so most stores to it change no
+//! mark. A word of zero says only that no block begins there. Such a frame is inside another block,
+//! for example after many small blocks became a large one, or it never had an owner. The word of a
+//! freed frame names its last owner.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ use crate::kernel_half::{Change, KernelHalf, Mapped};
 use crate::patching::Patching;
 use crate::smap::Rules;
 
-/// What is known of a frame.
+/// The known state of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark(pub u32);
 
@@ -44,7 +44,7 @@ const TEXT: u32 = 1 << 28;
 const TABLE: u32 = 1 << 29;
 
 impl Mark {
-    /// Of what is no memory.
+    /// The mark of an address without memory.
     pub const NOWHERE: Self = Self(0);
 
     pub const fn owner(self) -> usize {
@@ -68,21 +68,22 @@ impl Mark {
 /// An access that the oracle looks at closely.
 #[derive(Clone, Copy, Debug)]
 pub struct Suspect {
-    /// When, on the machine's clock.
+    /// Time on the machine's clock.
     pub time: u64,
-    /// By whom.
+    /// The CPU that made the access.
     pub cpu: usize,
-    /// By which instruction.
+    /// Address of the instruction.
     pub pc: u64,
-    /// Which address.
+    /// The address that it used.
     pub address: u64,
-    /// Which frame.
+    /// The frame that it reached.
     pub frame: u64,
 }
 
 struct Log {
     violations: Vec<Violation>,
-    /// Index of each (rule, instruction) in `violations`; those beyond the bound are only counted.
+    /// Index of each (rule, instruction) in `violations`; violations beyond the bound are only
+    /// counted.
     known: HashMap<(Rule, u64), usize>,
     total: u64,
     stale_windows: Vec<u64>,
@@ -94,17 +95,17 @@ pub struct Frames {
     marks: Vec<AtomicU32>,
     orders: Vec<AtomicU8>,
     changed: Vec<AtomicU64>,
-    /// What kind of code last touched the page of a frame, for kernels that publish nothing.
+    /// The kind of code that last touched the page of a frame, for kernels that publish nothing.
     users: Vec<AtomicU8>,
-    /// Who last used the frame through an address of his own: the kernel's direct map or a
+    /// The last user of the frame through an address of its own: the kernel's direct map or a
     /// program's.
     touched: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
     /// By node: the frames of text that its CPUs fetch, from text's first page on.
     texts: OnceLock<Vec<Vec<u64>>>,
-    /// Where the kernel may run with RFLAGS.AC set.
+    /// Rules for kernel code with RFLAGS.AC set.
     rules: OnceLock<Rules>,
-    /// How the kernel may change its text.
+    /// Rules for changes of the kernel's text.
     patching: OnceLock<Patching>,
     /// Leaves of the kernel half, windows left out, that map the frame.
     mapped: Vec<AtomicU16>,
@@ -115,30 +116,30 @@ pub struct Frames {
     log: Mutex<Log>,
 }
 
-/// Whether a frame with this mark holds a node's copy of text or read-only data.
+/// Returns whether a frame with this mark holds a node's copy of text or read-only data.
 fn is_replica(p: &Publication, mark: Mark) -> bool {
     p.records.replica_owners >> mark.owner() & 1 != 0
 }
 
-/// Whether text or read-only data is at an address.
+/// Returns whether text or read-only data is at an address.
 fn is_read_only_part(p: &Publication, address: u64) -> bool {
     (p.text & !0xfff..p.text_end).contains(&address) || (p.rodata & !0xfff..p.rodata_end).contains(&address)
 }
 
-/// The frames of text as `node`'s CPUs see it.
+/// Returns the frames of text as `node`'s CPUs see it.
 fn text_of(memory: &dyn GuestMemory, p: &Publication, node: usize) -> Vec<u64> {
     let pages = (p.text & !0xfff..p.text_end).step_by(4096);
     pages.map(|address| walk(memory, p.root(node), address).map_or(0, |leaf| leaf.page >> 12)).collect()
 }
 
-/// The owner and log2 of the frames of a block whose record says `state`.
+/// Returns the owner and log2 of the frames of a block whose record says `state`.
 fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
     let order = u64::from(state) >> p.records.order_shift & p.records.order_mask;
     (state & p.records.owner_mask as u32, order as u8)
 }
 
-/// Where a stock Linux that was not randomised has its direct map
-/// (Documentation/arch/x86/x86_64/mm.rst; 4 levels).
+/// The direct map's address in a stock Linux without KASLR (Documentation/arch/x86/x86_64/mm.rst; 4
+/// levels).
 const LINUX_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 fn zeroes<T: Default>(count: usize) -> Vec<T> {
@@ -146,7 +147,8 @@ fn zeroes<T: Default>(count: usize) -> Vec<T> {
 }
 
 impl Frames {
-    /// Of a kernel that has published nothing yet. At most `bound` violations are kept one by one.
+    /// Makes the frames of a kernel that has published nothing yet. At most `bound` violations are
+    /// kept one by one.
     pub fn new(memory: &MemoryBackends, bound: usize) -> Self {
         let count = (memory.end() >> 12) as usize;
         let log = Log {
@@ -174,34 +176,34 @@ impl Frames {
         }
     }
 
-    /// The mark of a frame; `None` for what is no memory.
+    /// Returns the mark of a frame; `None` outside memory.
     #[inline]
     pub fn mark(&self, frame: u64) -> Option<Mark> {
         self.marks.get(frame as usize).map(|mark| Mark(mark.load(Ordering::Relaxed)))
     }
-    /// What our kernel has published.
+    /// Returns the publication of our kernel.
     #[inline]
     pub fn published(&self) -> Option<&Publication> {
         self.published.get().map(|(publication, _)| publication)
     }
 
-    /// What RFLAGS.AC is judged by, once our kernel has published itself.
+    /// Returns the rules for RFLAGS.AC, once our kernel has published itself.
     #[inline]
     pub fn rules(&self) -> Option<&Rules> {
         self.rules.get()
     }
 
-    /// How it may change its text, once our kernel has published itself.
+    /// Returns the rules for changes of text, once our kernel has published itself.
     #[inline]
     pub fn patching(&self) -> Option<&Patching> {
         self.patching.get()
     }
 
-    /// Our kernel has published its layout: take its frame table over. Only the first publication
-    /// counts.
+    /// Takes the frame table over, after our kernel has published its layout. Only the first
+    /// publication counts.
     ///
     /// # Errors
-    /// What it describes and is not there.
+    /// The layout describes something that is not in memory; the text names it.
     pub fn publish(
         &self,
         memory: &dyn GuestMemory,
@@ -238,8 +240,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Whether `frame`, where the code at `pc` is, holds text that CPUs of `node` have in another
-    /// frame.
+    /// Returns whether `frame`, which holds the code at `pc`, is text that CPUs of `node` have in
+    /// another frame.
     pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64) -> bool {
         let (Some(p), Some(texts)) = (self.published(), self.texts.get()) else { return false };
         if !self.mark(frame).is_some_and(|mark| self.is_read_only(mark)) {
@@ -249,8 +251,8 @@ impl Frames {
         texts.get(node).and_then(|frames| frames.get(page)) != Some(&frame)
     }
 
-    /// Whether the image's slot of `root` is that of `node`'s published root; `None` before the
-    /// publication and where no root is.
+    /// Returns whether the image's slot of `root` is that of `node`'s published root; `None` before
+    /// the publication and for an address without a root.
     pub fn has_own_image(&self, memory: &dyn GuestMemory, node: usize, root: u64) -> Option<bool> {
         let p = self.published()?;
         let slot = (p.text >> 39 & 511) * 8;
@@ -258,8 +260,8 @@ impl Frames {
         Some(image(root)? == image(p.root(node))?)
     }
 
-    /// How often the kernel has said that `cpu` is about to load a root with another node's image;
-    /// 0 where it does not tell.
+    /// Returns how often the kernel has announced that `cpu` is about to load a root with another
+    /// node's image; 0 if it never publishes that.
     pub fn shared_loads(&self, memory: &dyn GuestMemory, cpu: usize) -> u64 {
         let word = |p: &Publication| {
             let address = p.shared_loads + 8 * cpu as u64;
@@ -269,7 +271,8 @@ impl Frames {
         self.published().filter(|p| p.shared_loads != 0).and_then(word).unwrap_or(0)
     }
 
-    /// Marks what every node has at an address of the image as text. `None` where one has nothing.
+    /// Marks the frames that all nodes have at an address of the image as text. `None` if a node
+    /// has none there.
     fn mark_text(&self, memory: &dyn GuestMemory, p: &Publication, address: u64) -> Option<()> {
         for &root in p.roots.iter().filter(|&&root| root != 0) {
             let leaf = walk(memory, root, address)?;
@@ -284,8 +287,8 @@ impl Frames {
         self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A store has reached a translation table of the kernel half, at this guest-physical address.
-    /// How many windows it has opened, and the addresses of those that it closed.
+    /// Handles a store to a translation table of the kernel half, at this guest-physical address.
+    /// Returns the number of windows that it opened, and the addresses of those that it closed.
     pub fn half_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) -> (u64, Vec<u64>) {
         let (mut opened, mut closed) = (0, Vec::new());
         let Some(p) = self.published() else { return (opened, closed) };
@@ -300,8 +303,7 @@ impl Frames {
         (opened, closed)
     }
 
-    /// Takes note of a change of the kernel half, and reports what it must not be. Called with the
-    /// lock held.
+    /// Notes a change of the kernel half, and reports a forbidden one. Called with the lock held.
     fn judge(&self, p: &Publication, change: Change, by: Suspect) {
         match change {
             Change::Linked(frame) => {
@@ -354,7 +356,8 @@ impl Frames {
         }
     }
 
-    /// A frame has got an owner that has to stay outside: is it mapped? Called with the lock held.
+    /// Checks that frames whose new owner has to stay outside are not mapped. Called with the lock
+    /// held.
     fn stays_outside(&self, half: &KernelHalf, p: &Publication, frames: Range<u64>, by: Suspect) {
         for frame in frames {
             let is_mapped = self.mapped.get(frame as usize).is_some_and(|n| n.load(Ordering::Relaxed) > 0);
@@ -365,14 +368,14 @@ impl Frames {
         }
     }
 
-    /// The state word of a frame's record, as the guest's memory has it.
+    /// Returns the state word of a frame's record in the guest's memory.
     fn read_state(&self, memory: &dyn GuestMemory, p: &Publication, frame: u64) -> Option<u32> {
         let address = p.frame_table + frame * p.records.bytes + p.records.state_offset;
         let leaf = walk(memory, p.root(0), address)?;
         load_u32(memory, leaf.page | address & 0xfff)
     }
 
-    /// A frame's record says `state` now. How many frames that is about.
+    /// Handles the new `state` of a frame's record; returns the number of frames that change.
     fn take(&self, p: &Publication, frame: u64, state: u32, now: u64) -> u64 {
         if state == 0 {
             return 1;
@@ -383,7 +386,7 @@ impl Frames {
             order.store(log2, Ordering::Relaxed);
             log2
         } else {
-            // What was given back is as large as what was handed out.
+            // A freed block is as large as the block that was allocated.
             order.swap(0, Ordering::Relaxed)
         };
         let end = (frame + (1u64 << size.min(40))).min(self.marks.len() as u64);
@@ -400,7 +403,7 @@ impl Frames {
         end - frame
     }
 
-    /// A store has reached the frame table, at `address` (physical: `physical`).
+    /// Handles a store to the frame table, at `address` (physical: `physical`).
     pub fn table_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) {
         let Suspect { address, time, .. } = by;
         let Some(p) = self.published() else { return };
@@ -413,9 +416,9 @@ impl Frames {
         if differs().is_none() {
             return;
         }
-        // Whoever holds a frame stores here, not only who may change its owner. By now the frames
-        // may be others', and marked so: read again where nobody changes marks, and what is marked
-        // in the end is what was read last.
+        // Every holder of a frame stores here, not only the one that may change its owner. By now
+        // the frames may have other owners, and marks that say so. Read again while no other CPU
+        // changes marks, so that the final mark is the state that was read last.
         let half = self.changing();
         while let Some(state) = differs() {
             self.changes.fetch_add(1, Ordering::Relaxed);
@@ -423,7 +426,7 @@ impl Frames {
             self.stays_outside(&half, p, frame..frame + frames, by);
         }
     }
-    /// Whether the marks say what a record does.
+    /// Returns whether the marks agree with a record.
     fn is_marked(&self, p: &Publication, frame: u64, state: u32) -> bool {
         let (owner, order) = owner_and_order(p, state);
         let marked = Mark(self.marks[frame as usize].load(Ordering::Relaxed)).owner() as u32;
@@ -431,37 +434,37 @@ impl Frames {
             || marked == owner && (owner == 0 || self.orders[frame as usize].load(Ordering::Relaxed) == order)
     }
 
-    /// Whether the address is in the direct map.
+    /// Returns whether the address is in the direct map.
     pub fn is_direct(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.direct_map) < p.direct_span)
     }
-    /// Whether the address is in the frame table. By address and not by frame: records of memory
-    /// that is plugged in later are mapped later.
+    /// Returns whether the address is in the frame table. The check is by address and not by frame,
+    /// because records of memory that is plugged in later are mapped later.
     pub fn is_table(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
     }
-    /// Whether a frame with this mark has to stay out of the kernel half.
+    /// Returns whether a frame with this mark has to stay out of the kernel half.
     pub fn is_outside(&self, mark: Mark) -> bool {
         self.published().is_some_and(|p| p.records.outside_owners >> mark.owner() & 1 != 0)
     }
-    /// Whether the address is in a CPU's windows.
+    /// Returns whether the address is in a CPU's windows.
     pub fn is_window(&self, address: u64) -> bool {
         self.published().is_some_and(|p| in_windows(p, address))
     }
-    /// Where the direct map has, or would have, a guest-physical address.
+    /// Returns the direct map's address, real or hypothetical, of a guest-physical address.
     pub fn direct_address(&self, physical: u64) -> u64 {
         self.published().map_or(LINUX_DIRECT_MAP, |p| p.direct_map) + physical
     }
-    /// Whether a translation of this address may lead the kernel to programs' frames: a window, or
-    /// the direct map.
+    /// Returns whether a translation of this address may lead the kernel to programs' frames: a
+    /// window, or the direct map.
     pub fn is_exposing(&self, address: u64) -> bool {
         match self.published() {
             Some(p) => address.wrapping_sub(p.direct_map) < p.direct_span || in_windows(p, address),
             None => address.wrapping_sub(LINUX_DIRECT_MAP) < (self.marks.len() as u64) << 12,
         }
     }
-    /// Whether a frame is a program's: its owner says so or, where the kernel does not tell, a
-    /// program last used its page.
+    /// Returns whether a frame is a program's: its owner says so, or, if the kernel does not
+    /// publish owners, a program last used its page.
     pub fn is_programs(&self, frame: u64) -> bool {
         match self.published() {
             Some(p) => self.mark(frame).is_some_and(|mark| p.records.user_owners >> mark.owner() & 1 != 0),
@@ -471,32 +474,32 @@ impl Frames {
                 .is_some_and(|user| user.load(Ordering::Relaxed) == User::Program as u8),
         }
     }
-    /// Whether the kernel half maps a frame outside windows. Where the kernel does not tell: it
-    /// does, as a stock Linux maps all memory.
+    /// Returns whether the kernel half maps a frame outside windows. True if the kernel does not
+    /// publish its map, because a stock Linux maps all memory.
     pub fn is_reachable(&self, frame: u64) -> bool {
         self.published().is_none()
             || self.mapped.get(frame as usize).is_some_and(|mapped| mapped.load(Ordering::Relaxed) > 0)
     }
-    /// Whether a frame was somebody's and is nobody's now, as far as the kernel tells.
+    /// Returns whether a frame had an owner and has none now, as far as the kernel tells.
     pub fn was_given_back(&self, frame: u64) -> bool {
         let is_free = |mark: Mark| mark.owner() == 0 && mark.generation() > 0;
         self.published().is_some() && self.mark(frame).is_some_and(is_free)
     }
-    /// Whether the instruction is one that wipes free frames.
+    /// Returns whether the instruction is one that wipes free frames.
     pub fn is_wiping(&self, pc: u64) -> bool {
         self.published().is_some_and(|p| (p.wiping..p.wiping_end).contains(&pc))
     }
-    /// Who used a frame last; it is `by` now.
+    /// Records `by` as the last user of a frame; returns the user before.
     pub fn touched(&self, frame: u64, by: User) -> u8 {
         self.touched.get(frame as usize).map_or(0, |user| user.swap(by as u8, Ordering::Relaxed))
     }
-    /// Whether no store may reach a frame with this mark.
+    /// Returns whether stores must not reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {
         mark.is_text() || self.published().is_some_and(|p| is_replica(p, mark))
     }
 
-    /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which
-    /// mark.
+    /// Reports a broken rule. For [`Rule::Stale`], `filled` has the time when the translation was
+    /// filled, and its mark then.
     pub fn report(&self, rule: Rule, suspect: Suspect, filled: Option<(u64, Mark)>) {
         let Suspect { time, cpu, pc, address, frame } = suspect;
         let mark = self.mark(frame).unwrap_or(Mark::NOWHERE);
@@ -524,7 +527,7 @@ impl Frames {
         self.published().map_or_else(String::new, |p| name_of(p, mark.owner()))
     }
 
-    /// Code of this kind has used the page of a frame.
+    /// Notes that code of this kind has used the page of a frame.
     pub fn used(&self, frame: u64, by: User) {
         if let Some(user) = self.users.get(frame as usize)
             && user.load(Ordering::Relaxed) != by as u8
@@ -532,8 +535,8 @@ impl Frames {
             user.store(by as u8, Ordering::Relaxed);
         }
     }
-    /// The owner class of a guest-physical address: the owner, where the kernel tells; else who
-    /// last used its page.
+    /// Returns the owner class of a guest-physical address: the owner, if the kernel publishes it;
+    /// else the last user of its page.
     pub fn class(&self, address: u64) -> usize {
         let frame = address >> 12;
         match self.published() {
@@ -541,7 +544,7 @@ impl Frames {
             None => self.users.get(frame as usize).map_or(0, |user| user.load(Ordering::Relaxed).into()),
         }
     }
-    /// The names of the owner classes.
+    /// Returns the names of the owner classes.
     pub fn classes(&self) -> Vec<String> {
         match self.published() {
             Some(p) => (0..p.owners.len())
@@ -552,7 +555,7 @@ impl Frames {
         }
     }
 
-    /// Everything the oracle saw; `checks` as the CPUs counted them.
+    /// Returns the oracle's results; `checks` as the CPUs counted them.
     pub fn results(&self, checks: Checks, smap: SmapChecks) -> Oracle {
         let layout = self.published().map(|p| KernelLayout {
             policy: p.policy.name().into(),
@@ -581,12 +584,12 @@ impl Frames {
     }
 }
 
-/// Who uses a page, as far as an observer can tell.
+/// The user of a page, as far as an observer can tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum User {
     /// A program's loads and stores.
     Program = 1,
-    /// The kernel's.
+    /// The kernel's loads and stores.
     Kernel = 2,
     /// Instruction fetches.
     Code = 3,
@@ -606,7 +609,7 @@ fn name_of(p: &Publication, owner: usize) -> String {
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
-/// 4 bytes at a multiple of 4.
+/// Loads 4 bytes at a multiple of 4.
 pub fn load_u32(memory: &dyn GuestMemory, address: u64) -> Option<u32> {
     memory.load(address & !7).map(|word| (word >> (8 * (address & 4))) as u32)
 }

@@ -3,19 +3,19 @@
 use freehold_scope_model::PageSize;
 use freehold_scope_record::MemoryBackends;
 
-/// The guest's bytes. They change while they are looked at: whoever reads takes what is there.
+/// The guest's bytes. They may change during a read; a read returns the value at its moment.
 pub trait GuestMemory: Send + Sync {
-    /// The 8 bytes at a guest-physical address that is a multiple of 8; `None` where there is no
+    /// Loads the 8 bytes at a guest-physical address that is a multiple of 8; `None` outside
     /// memory.
     fn load(&self, address: u64) -> Option<u64>;
 }
 
-/// The node number of what is no memory.
+/// The node number of addresses without memory.
 pub const NOWHERE: usize = MAX_NODES;
-/// The most nodes; ACPI knows more, QEMU's machines do not.
+/// The most nodes; ACPI allows more, QEMU's machines do not.
 pub const MAX_NODES: usize = 16;
 
-/// Which node each part of memory belongs to. Nodes begin and end at multiples of 2 MiB.
+/// The node of each part of memory. Nodes begin and end at multiples of 2 MiB.
 #[derive(Debug)]
 pub struct Nodes {
     by_block: Vec<u8>,
@@ -33,14 +33,14 @@ impl Nodes {
         }
         Self { by_block }
     }
-    /// The node of a guest-physical address, or [`NOWHERE`].
+    /// Returns the node of a guest-physical address, or [`NOWHERE`].
     #[inline]
     pub fn of(&self, address: u64) -> usize {
         self.by_block.get((address >> BLOCK_SHIFT) as usize).map_or(NOWHERE, |&node| usize::from(node))
     }
 }
 
-/// What the translation tables say about an address.
+/// The entry of the translation tables for an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
     /// Guest-physical address of the 4 KiB page that holds the address.
@@ -57,8 +57,8 @@ pub const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
-/// Walk four levels of tables from `root` (Intel SDM, volume 3, 4.5); `None` where nothing is
-/// mapped.
+/// Walks four levels of tables from `root` (Intel SDM, volume 3, 4.5); `None` for an unmapped
+/// address.
 pub fn walk(memory: &dyn GuestMemory, root: u64, address: u64) -> Option<Leaf> {
     let mut table = root & FRAME;
     for (shift, size) in [(39, None), (30, Some(PageSize::Giant)), (21, Some(PageSize::Large)), (12, None)] {
@@ -88,7 +88,7 @@ pub mod tests {
     use std::collections::HashMap;
     use std::sync::Mutex;
 
-    /// Memory that is all zeroes but for what was stored.
+    /// Memory that is all zeroes except for stored words.
     #[derive(Default, Debug)]
     pub struct Words(pub Mutex<HashMap<u64, u64>>);
 
@@ -96,7 +96,7 @@ pub mod tests {
         pub fn store(&self, address: u64, value: u64) {
             self.0.lock().unwrap().insert(address, value);
         }
-        /// Map a page in the tables at `root`, whose lower tables are in the frames after it.
+        /// Maps a page in the tables at `root`, whose lower tables are in the frames after it.
         pub fn map(&self, root: u64, address: u64, physical: u64, size: PageSize, flags: u64) {
             let mut table = root;
             for shift in [39, 30, 21, 12] {

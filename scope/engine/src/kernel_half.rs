@@ -1,23 +1,23 @@
-//! The kernel half of the address space as its translation tables say, whether a mapping is used or
+//! The kernel half of the address space, according to its translation tables: all mappings, used or
 //! not.
 //!
-//! Every store to a table that is linked below a published root is looked at, and every change of a
-//! frame's owner. The invariant that [`Frames`](crate::frames::Frames) judges by it: outside the
+//! The engine checks every store to a table that is linked below a published root, and every change
+//! of a frame's owner. [`Frames`](crate::frames::Frames) judges by this invariant: outside the
 //! windows no leaf maps a frame whose owner has to stay outside, no writable leaf maps the image's
 //! text or read-only data, and each table is linked once. Two kinds of table may be linked more
-//! often: roots of several nodes share those of their third level, and a table of small pages that
-//! all are read-only is the same wherever it is (our kernel's records of memory that is not there
-//! are one page of zeroes).
+//! often. Roots of several nodes share tables of the third level. A table whose small pages are all
+//! read-only is the same wherever it is linked (our kernel's records of absent memory are one page
+//! of zeroes).
 //!
-//! One lock guards all of this (`Frames::changing`), which is also held while marks change: a frame
-//! is therefore either found mapped when its owner changes, or found owned when its leaf is stored.
+//! One lock guards all of this (`Frames::changing`), and is also held while marks change. So a
+//! frame is either found mapped when its owner changes, or found owned when its leaf is stored.
 
 use std::collections::HashMap;
 
 use crate::guest::{FRAME, GuestMemory, LARGE, PRESENT, WRITABLE};
 
 const ENTRIES: usize = 512;
-/// Entries of a root that belong to the kernel half begin here.
+/// First entry of a root that belongs to the kernel half.
 const UPPER: usize = ENTRIES / 2;
 /// Bits above the 48 that four levels translate.
 const CANONICAL: u64 = 0xffff << 48;
@@ -35,16 +35,16 @@ pub struct Mapped {
     pub writable: bool,
 }
 
-/// What a change of the tables did.
+/// The effect of a change of the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// A leaf came.
+    /// A leaf was added.
     Came(Mapped),
-    /// A leaf went.
+    /// A leaf was removed.
     Went(Mapped),
     /// A table in this frame is now part of the kernel half.
     Linked(u64),
-    /// It no longer is.
+    /// The table in this frame is no longer part of the kernel half.
     Unlinked(u64),
     /// A table in frame `.0` was linked at address `.1` although it is linked elsewhere.
     Twice(u64, u64),
@@ -61,7 +61,7 @@ struct KnownTable {
 }
 
 impl KnownTable {
-    /// Whether it maps small pages, and none of them allows stores.
+    /// Returns whether the table maps small pages only, none of them writable.
     fn is_read_only(&self) -> bool {
         self.level == 1 && self.entries.iter().all(|entry| entry & (PRESENT | WRITABLE) != PRESENT | WRITABLE)
     }
@@ -102,8 +102,8 @@ impl KernelHalf {
         }
     }
 
-    /// Compares the entry at a guest-physical address, which is in a table of the kernel half, with
-    /// what was known.
+    /// Compares the entry at a guest-physical address, in a table of the kernel half, with the
+    /// known one.
     pub fn stored(&mut self, memory: &dyn GuestMemory, physical: u64, tell: &mut dyn FnMut(Change)) {
         let (frame, index) = (physical >> 12, (physical & 0xfff) as usize / 8);
         let Some(table) = self.tables.get_mut(&frame) else { return };
@@ -116,7 +116,7 @@ impl KernelHalf {
         if level == 1 && table.links > 1 && now & (PRESENT | WRITABLE) == PRESENT | WRITABLE {
             tell(Change::Twice(frame, base));
         }
-        // The CPU's own bits and the software's change no mapping.
+        // The bits that only the CPU or software uses change no mapping.
         if (before ^ now) & (PRESENT | WRITABLE | LARGE | FRAME) != 0 {
             let address = base | (index as u64) << (12 + 9 * (level - 1));
             self.remove(level, address, before, tell);
@@ -124,7 +124,7 @@ impl KernelHalf {
         }
     }
 
-    /// The first address of a leaf, outside the range, that maps a frame.
+    /// Returns the first address outside the range at which a leaf maps a frame.
     pub fn find(&self, frame: u64, except: core::ops::Range<u64>) -> Option<u64> {
         let leaves = self.tables.values().flat_map(|table| {
             let first = if table.level == 4 { UPPER } else { 0 };
@@ -141,7 +141,7 @@ impl KernelHalf {
             .min()
     }
 
-    /// How many tables are linked.
+    /// Returns the number of linked tables.
     pub fn tables(&self) -> u64 {
         self.tables.len() as u64
     }
@@ -215,7 +215,7 @@ mod tests {
         half.adopt(words, ROOT, &mut |change| changes.push(change));
         (half, changes)
     }
-    /// The physical address of the entry of `level` for an address.
+    /// Returns the physical address of the entry of `level` for an address.
     fn entry(words: &Words, address: u64, level: u32) -> u64 {
         let slot = |table: u64, level: u32| table + (address >> (12 + 9 * (level - 1)) & 511) * 8;
         (level + 1..=4).rev().fold(ROOT, |table, above| words.load(slot(table, above)).unwrap() & FRAME)

@@ -1,7 +1,7 @@
-//! The microscope's engine: feeds the models with what an emulator reports of a guest, and watches
-//! over the ownership of frames.
+//! The microscope's engine: it feeds the models with an emulator's reports about a guest, and
+//! watches the ownership of frames.
 //!
-//! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one
+//! The driver of an emulator (for QEMU the plugin) makes one [`Watch`] for the machine and one
 //! [`Cpu`] for each of its CPUs, and calls
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
 //! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself
@@ -14,9 +14,9 @@
 //!   its access;
 //! - [`finish`] when all CPUs have stopped.
 //!
-//! What is shared between CPUs, and how: the machine's clock and the phase are atomic; each near
-//! cache has a lock (`near`); frames are atomic words (`frames`); all else is a CPU's own, and is
-//! joined at the end.
+//! CPUs share the machine's clock and the phase, which are atomic; each near cache, which has a
+//! lock (`near`); and frames, which are atomic words (`frames`). All else belongs to one CPU, and
+//! is joined at the end.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,8 +1,8 @@
 //! The memory-side caches, which all CPUs share: each behind a lock.
 //!
 //! Only lines that a CPU's own last-level cache misses come here, a few of a hundred accesses, so
-//! the locks are rarely met. A CPU that meets one spins: a thread of the emulator that slept here
-//! would look as if it were idle.
+//! the locks are rarely contended. A CPU that finds a lock taken spins: a sleeping thread of the
+//! emulator would look idle.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -13,13 +13,13 @@ use freehold_scope_record::{
 
 /// The most owner classes.
 pub const CLASSES: usize = 16;
-/// Pairs of frames that are named in the results.
+/// Number of pairs of frames that are named in the results.
 const PAIRS: usize = 64;
 
 struct NearNode {
     cache: NearCache,
-    /// The memory behind it, from the first address to one past the last. What is plugged in later
-    /// is not modelled: it is far away, and the model pays for each line between.
+    /// The memory behind it, from the first address to one past the last. Memory that is plugged in
+    /// later is not modelled: its addresses are far away, and the model pays for each line between.
     span: (u64, u64),
     size: u64,
     collisions: [[u64; CLASSES]; CLASSES],
@@ -52,7 +52,8 @@ impl NearCaches {
         let span = |memory: &MemoryBackends, node| {
             let own = memory.ranges.iter().filter(move |range| range.backend == node);
             let start = own.clone().map(|range| range.start).min();
-            // A model wants memory: of a node that begins without it, a line that nobody reaches.
+            // The model needs at least one line of memory: for a node that begins without memory,
+            // the model has a line that is never used.
             let end = own.map(|range| range.start + range.bytes).max().unwrap_or(model.line);
             (start.unwrap_or(0), end)
         };
@@ -72,7 +73,7 @@ impl NearCaches {
         Ok(Self { nodes })
     }
 
-    /// A line came to memory of `node` or left for it. `class` says the owner class of a
+    /// Notes a line that moved from or to memory of `node`. `class` returns the owner class of a
     /// guest-physical address.
     pub fn access(&self, node: usize, address: u64, access: AccessKind, class: impl Fn(u64) -> usize) {
         let Some(node) = self.nodes.get(node) else { return };
@@ -90,7 +91,7 @@ impl NearCaches {
         }
     }
 
-    /// Counts since the last call, by node.
+    /// Returns the counts since the last call, by node.
     pub fn take_counts(&self) -> Vec<NearCounts> {
         let take = |node: &Mutex<NearNode>| {
             let mut node = lock(node);
@@ -107,7 +108,7 @@ impl NearCaches {
         self.nodes.iter().map(take).collect()
     }
 
-    /// The whole run, for `classes` owner classes.
+    /// Returns the results of the whole run, for `classes` owner classes.
     pub fn results(&self, classes: usize) -> Vec<NearResult> {
         let result = |node: &Mutex<NearNode>| {
             let node = lock(node);

@@ -1,12 +1,13 @@
-//! Judges how a kernel changes instructions of its own text.
+//! Judges changes of instructions in the kernel's own text.
 //!
-//! The kernel publishes the one page through which it stores to text, the code that does so, and a
-//! table of the places (*sites*) where it changes instructions: each is five bytes, a no-op or a
-//! jump. Every store to text by other code or to another page breaks
-//! [`Rule::Text`](freehold_scope_record::Rule), and an instruction that a CPU runs at a site and
-//! that is neither the no-op, nor the jump, nor INT3 breaks `Rule::Patch`, as does one that begins
-//! in the middle of a site. An emulator reads an instruction when it translates it, and translates
-//! it anew after a store: so each that it runs is judged as the CPU got it.
+//! The kernel publishes the one page through which it stores to text, the code that makes these
+//! stores, and a table of the places (*sites*) where it changes instructions. Each site has five
+//! bytes, a no-op or a jump. A store to text by other code or through another page breaks
+//! [`Rule::Text`](freehold_scope_record::Rule). A CPU that runs another instruction at a site than
+//! the no-op, the jump or INT3 breaks `Rule::Patch`, and so does one that begins in the middle of a
+//! site. An emulator reads an instruction when it translates it, and translates it anew after a
+//! store. So each instruction is judged with the bytes that the CPU ran. it anew after a store: so
+//! each that it runs is judged as the CPU got it.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +22,18 @@ const NO_OP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 /// The most sites.
 const MOST: u64 = 1 << 16;
 
-/// What an instruction at a site is.
+/// The kind of an instruction at a site.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtSite {
-    /// The old one or the new one.
+    /// The old instruction or the new one.
     Whole,
-    /// The INT3 that is there meanwhile.
+    /// The INT3 between both.
     Breakpoint,
     /// Anything else.
     Torn,
 }
 
-/// What a kernel published of its patches.
+/// The patches that a kernel published.
 #[derive(Debug)]
 pub struct Patching {
     window: u64,
@@ -45,7 +46,7 @@ impl Patching {
     /// Reads the table of sites that a kernel published.
     ///
     /// # Errors
-    /// What it describes and is not there.
+    /// The publication describes something that is not in memory; the text names it.
     pub fn read(memory: &dyn GuestMemory, p: &Publication) -> Result<Self, &'static str> {
         let bytes = p.sites_end.wrapping_sub(p.sites);
         if bytes / SITE_BYTES > MOST || !bytes.is_multiple_of(SITE_BYTES) || !p.sites.is_multiple_of(4) {
@@ -66,15 +67,15 @@ impl Patching {
         Ok(Self { window: p.patch_window, storing: p.patching..p.patching_end, jumps })
     }
 
-    /// Whether text may be mapped for stores at this address.
+    /// Returns whether text may be mapped for stores at this address.
     pub fn is_window(&self, address: u64) -> bool {
         self.window != 0 && address >> 12 == self.window >> 12
     }
-    /// Whether the instruction at `pc` may store to text at this address.
+    /// Returns whether the instruction at `pc` may store to text at this address.
     pub fn may_store(&self, pc: u64, address: u64) -> bool {
         self.is_window(address) && self.storing.contains(&pc)
     }
-    /// What the instruction of these bytes is; `None` where no site is.
+    /// Returns the kind of the instruction with these bytes; `None` where no site is.
     pub fn judge(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
         let (&site, jump) = self.jumps.range(..=pc).next_back()?;
         match pc - site {

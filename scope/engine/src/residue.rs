@@ -1,12 +1,13 @@
 //! Programs' bytes in memory: one bit for each byte that was stored while a program owned the frame
-//! and not stored over since.
+//! and was not overwritten since.
 //!
-//! A byte that is zero is nobody's: it cannot be told from one that was wiped. Bits are set and
-//! cleared by the CPU that stores, in the callback of its store; the value is read from the guest's
-//! memory there, so two CPUs that store to one byte at once may leave the bit of either. Who runs
-//! before a kernel that publishes itself is no program: what it stored is forgotten then. A frame
-//! has bits once a program's byte came to it. What devices store is not seen: our kernel's devices
-//! reach bounce frames only, whose bytes go on to programs by the CPU's stores.
+//! A byte that is zero belongs to no program: it cannot be told from one that was wiped. The CPU
+//! that stores sets and clears bits, in the callback of its store. The value is read from the
+//! guest's memory there, so after two stores to one byte at once the bit may be that of either.
+//! Software that runs before a kernel publishes itself is no program: its bytes are forgotten at
+//! the publication. A frame has bits from the first program's byte on. Stores of devices are not
+//! seen: our kernel's devices reach bounce frames only, and the CPU's stores copy those bytes to
+//! programs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use crate::guest::GuestMemory;
 
 type Bits = [AtomicU64; 64];
 
-/// On whose behalf a byte was stored.
+/// The party for which a byte was stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoredFor {
     /// The program that owns the frame.
@@ -33,18 +34,19 @@ pub struct Residue {
 }
 
 impl Residue {
-    /// Of memory in which nothing is a program's.
+    /// Makes the bits of a memory without programs' bytes.
     pub fn new(frames: usize) -> Self {
         Self { frames: (0..frames).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Nothing in memory is a program's: what was stored until now was firmware's and the loader's.
+    /// Clears all bits: bytes stored until now are the firmware's and the loader's.
     pub fn forget(&self) {
         let known = self.frames.iter().filter_map(OnceLock::get).flat_map(|bits| bits.iter());
         known.for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// `bytes` bytes were stored at a guest-physical address. What is beyond the page is left out.
+    /// Notes that `bytes` bytes were stored at a guest-physical address. Bytes beyond the page are
+    /// left out.
     pub fn stored(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64, by: StoredFor) {
         let Some(slot) = self.frames.get((physical >> 12) as usize) else { return };
         let bits = match slot.get() {
@@ -63,7 +65,7 @@ impl Residue {
         }
     }
 
-    /// Whether the bytes at a guest-physical address are zero.
+    /// Returns whether the bytes at a guest-physical address are zero.
     pub fn is_zero(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64) -> bool {
         words(physical, bytes).all(|(word, stored)| {
             let value = memory.load(word).unwrap_or(0);
@@ -71,7 +73,7 @@ impl Residue {
         })
     }
 
-    /// What there is now.
+    /// Returns the present state.
     pub fn sample(&self, frames: &Frames, time: u64, phase: usize) -> Sample {
         let mut sample = Sample { time, phase, ..Sample::default() };
         for (frame, bits) in self.frames.iter().enumerate() {
@@ -99,7 +101,7 @@ impl Residue {
     }
 }
 
-/// The words of 8 bytes that a store touches, and which of their bytes, as bits.
+/// Returns the words of 8 bytes that a store touches, and a bit for each touched byte.
 fn words(physical: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = (physical + bytes.max(1)).min((physical | 0xfff) + 1);
     (physical & !7..end).step_by(8).map(move |word| {

@@ -1,7 +1,8 @@
-//! Which CPUs store to which lines of the kernel, and how often they come to them: see [`Sharing`].
+//! Counts which CPUs store to which lines of the kernel, and how often they come to them: see
+//! [`Sharing`].
 //!
 //! Each CPU counts its own visits, by phase, line and instruction. They are joined at the end, when
-//! it is known which lines several CPUs stored to.
+//! the lines with several CPUs are known.
 
 use std::collections::HashMap;
 
@@ -9,12 +10,12 @@ use freehold_scope_record::{SharedStore, Sharing};
 
 use crate::watch::ProgramTime;
 
-/// A line is of 64 bytes.
+/// log2 of the bytes of a line.
 const LINE_SHIFT: u32 = 6;
 
-/// What one CPU does at one line.
+/// Stores of one CPU to one line.
 struct AtLine {
-    /// When it stored there last, in its own instructions.
+    /// Time of its last store there, in its own instructions.
     last: u64,
     /// The instructions that began visits: address, visits, an address that was stored to.
     by: Vec<(u64, u64, u64)>,
@@ -25,8 +26,8 @@ struct AtLine {
 pub(crate) struct Visits(HashMap<(usize, u64), AtLine>);
 
 impl Visits {
-    /// The instruction at `pc` has stored at `address`, which is at `physical`; `now` is the CPU's
-    /// own clock.
+    /// Notes that the instruction at `pc` has stored at `address`, which is at `physical`; `now` is
+    /// the CPU's own clock.
     pub fn stored(&mut self, phase: usize, (pc, address): (u64, u64), physical: u64, now: u64) {
         let away = || AtLine { last: now.wrapping_sub(Sharing::AWAY), by: Vec::new() };
         let line = self.0.entry((phase, physical >> LINE_SHIFT)).or_insert_with(away);
@@ -43,7 +44,7 @@ impl Visits {
 }
 
 impl Visits {
-    /// The lines of the program's time.
+    /// Returns the lines of the program's time.
     fn of(&self, time: ProgramTime) -> impl Iterator<Item = (u64, &AtLine)> {
         let is_programs = move |phase: usize| match time.has_begun() {
             true => (time.program..time.closing).contains(&phase),
@@ -59,9 +60,9 @@ impl AtLine {
     }
 }
 
-/// What all CPUs counted in the program's time, of lines that several of them stored to.
+/// Joins the counts of all CPUs in the program's time, of lines that several of them stored to.
 pub(crate) fn join(cpus: &[&Visits], time: ProgramTime) -> Sharing {
-    // By line: visits of all CPUs, and of the one with most.
+    // By line: visits of all CPUs, and of the CPU with most visits.
     let mut lines: HashMap<u64, (u64, u64)> = HashMap::new();
     for cpu in cpus {
         let mut own: HashMap<u64, u64> = HashMap::new();

@@ -1,6 +1,6 @@
-//! Judges RFLAGS.AC. The flag switches SMAP off: a kernel sets it around its user copies and
-//! nowhere else, and an interrupt gate does not clear it, so that a trap from a program that set it
-//! enters the kernel with SMAP off.
+//! Judges RFLAGS.AC. The flag switches SMAP off: a kernel sets it only around its user copies. An
+//! interrupt gate does not clear it, so a trap from a program that set it enters the kernel with
+//! SMAP off.
 //!
 //! Version 1 of QEMU's plugin interface shows no registers. Each CPU's AC is therefore derived from
 //! - STAC, CLAC, SYSCALL (whose mask clears it), SYSRET, POPF and IRET as they run;
@@ -46,22 +46,22 @@ const fn has_error_code(vector: u64) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
-/// What a trap handler does before its first push.
+/// The first act of a trap handler before its first push.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opening {
-    /// Nothing: AC is what it was where the trap came from.
+    /// A push: AC is as it was before the trap.
     Push,
-    /// It runs CLAC.
+    /// CLAC.
     Clac,
 }
 
-/// What the kernel published that AC is judged by.
+/// The published facts by which AC is judged.
 #[derive(Debug)]
 pub struct Rules {
-    /// Bytes between a handler's first push and the frame, and what comes before it, by the push's
+    /// Bytes between a handler's first push and the frame, and the handler's opening, by the push's
     /// address.
     pushes: HashMap<u64, (u64, Opening)>,
-    /// Where handlers begin.
+    /// First addresses of handlers.
     handlers: HashSet<u64>,
     user_copies: core::ops::Range<u64>,
 }
@@ -70,7 +70,7 @@ impl Rules {
     /// Reads the interrupt descriptor table that a kernel published.
     ///
     /// # Errors
-    /// What it describes and is not there.
+    /// The publication describes something that is not in memory; the text names it.
     pub fn read(memory: &dyn GuestMemory, p: &Publication) -> Result<Self, &'static str> {
         let user_copies = p.user_copies..p.user_copies_end;
         let bytes = user_copies.end.wrapping_sub(user_copies.start);
@@ -98,16 +98,16 @@ impl Rules {
         Ok(Self { pushes, handlers, user_copies })
     }
 
-    /// Where the frame is, when a handler's first push goes to `pushed`; `None` for an instruction
-    /// that is none.
+    /// Returns the frame's address, when a handler's first push goes to `pushed`; `None` for any
+    /// other instruction.
     pub fn frame(&self, pc: u64, pushed: u64) -> Option<(u64, Opening)> {
         self.pushes.get(&pc).map(|&(bytes, opening)| (pushed.wrapping_add(bytes), opening))
     }
-    /// Whether a trap handler begins there.
+    /// Returns whether a trap handler begins there.
     pub fn is_handler(&self, pc: u64) -> bool {
         self.handlers.contains(&pc)
     }
-    /// Whether the instruction there may run with AC set.
+    /// Returns whether the instruction there may run with AC set.
     pub fn is_user_copy(&self, pc: u64) -> bool {
         self.user_copies.contains(&pc)
     }
@@ -123,7 +123,7 @@ fn begins_with_clac(memory: &dyn GuestMemory, root: u64, handler: u64) -> bool {
     bytes == Some(CLAC)
 }
 
-/// What a CPU keeps.
+/// SMAP state of a CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Smap {
     /// Instructions that the trap handler may still run before its CLAC.
@@ -135,9 +135,9 @@ pub struct Smap {
     pub checks: SmapChecks,
 }
 
-/// The interrupted program's or kernel's flags and code selector, from a frame at `frame`; `None`
-/// where it is not mapped. `here` is a virtual address near it and its physical address: tables are
-/// walked only where the frame is in another page.
+/// Reads the interrupted program's or kernel's flags and code selector from a frame at `frame`;
+/// `None` if it is not mapped. `here` is a virtual address near it and its physical address: tables
+/// are walked only if the frame is in another page.
 pub fn read_frame(
     memory: &dyn GuestMemory,
     root: Option<u64>,

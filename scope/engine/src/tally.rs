@@ -1,13 +1,13 @@
-//! What a CPU counts between two settlements, in plain arrays.
+//! Counts of a CPU between two settlements, in plain arrays.
 
 use freehold_scope_model::Join;
 use freehold_scope_record::{CpuCounts, CpuPhase, Locality, Modes};
 
 use crate::guest::{MAX_NODES, NOWHERE};
 
-/// Index of the kernel in everything that is counted by mode; programs are 0.
+/// Index of the kernel in counts by mode; programs are 0.
 pub const KERNEL: usize = 1;
-/// By mode and node; the last entry is for what is no memory.
+/// Counts by mode and node; the last entry is for addresses without memory.
 pub type ByNode = [[u64; MAX_NODES + 1]; 2];
 
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,7 @@ impl Tally {
         }
     }
 
-    /// Add this to what a phase has.
+    /// Adds the counts to a phase.
     pub fn add_to(&self, phase: &mut CpuPhase, nodes: usize) {
         add(&mut phase.modes.user, self.counts(0, nodes));
         add(&mut phase.modes.kernel, self.counts(KERNEL, nodes));
@@ -59,7 +59,7 @@ impl Tally {
         phase.page_flushes += self.page_flushes;
     }
 
-    /// Near and far, for a CPU of node `home`.
+    /// Returns the counts of near and far accesses, for a CPU of node `home`.
     pub fn locality(&self, home: usize) -> Modes<Locality> {
         let split = |counts: &[u64; MAX_NODES + 1]| {
             let all: u64 = counts[..NOWHERE].iter().sum();
@@ -95,7 +95,7 @@ fn add(counts: &mut CpuCounts, more: CpuCounts) {
     counts.tlb_walks += more.tlb_walks;
 }
 
-/// What is kept of a slice of time.
+/// Counts of a slice of time.
 #[derive(Clone, Debug, Default)]
 pub struct SliceTally {
     /// By CPU.

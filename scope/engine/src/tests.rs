@@ -1,5 +1,4 @@
-//! A small machine made by hand: what runs on it is known to the instruction, so what is counted
-//! has to be.
+//! A small machine made by hand: every instruction that it runs is known, so every count is, too.
 
 mod exposure;
 mod half;
@@ -71,14 +70,14 @@ struct Machine {
     words: Arc<Words>,
     watch: Arc<Watch>,
     cpus: Vec<Cpu>,
-    /// Owners that stay outside, as a mask.
+    /// Owners that have to stay outside, as a mask.
     outside: u64,
-    /// The second node's root; 0: it uses the first's.
+    /// The second node's root; 0: it uses the first node's.
     second_root: u64,
 }
 
 impl Machine {
-    /// Two nodes with a CPU each; small caches.
+    /// Makes two nodes with a CPU each and small caches.
     fn new() -> Self {
         Self::with(false)
     }
@@ -104,7 +103,7 @@ impl Machine {
         Self { words, watch, cpus, outside: 0b1100_0000, second_root: 0 }
     }
 
-    /// Run a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
+    /// Runs a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
     fn run(&mut self, cpu: usize, pc: u64, physical: u64, instructions: u64) {
         let place =
             CodePlace { pc, physical: Some(physical), bytes: 4 * instructions, further: None, instructions };
@@ -118,7 +117,7 @@ impl Machine {
         self.cpus[cpu].access::<Everything>(TEXT + 4, address, (access, 8), || Some(physical));
     }
 
-    /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as
+    /// Publishes a kernel whose direct map and frame table are mapped, with frame `n` owned as
     /// `owners` says.
     fn publish(&mut self, owners: &[(u64, u64)]) -> DoorbellRing {
         // Those above are the blocks of programs.
@@ -196,7 +195,7 @@ impl Machine {
         self.cpus[0].ring(TEXT, Some(message))
     }
 
-    /// The kernel on CPU 0 stores a frame's state.
+    /// Stores a frame's state from the kernel on CPU 0.
     fn set_state(&mut self, frame: u64, state: u64) {
         self.words.store(RECORDS + frame * 32, state);
         self.access(0, TABLE + frame * 32, RECORDS + frame * 32, AccessKind::Write);
@@ -278,7 +277,7 @@ fn a_translation_is_asked_for_once_until_a_flush() {
         asked.get()
     };
     assert_eq!((load(&mut machine), load(&mut machine)), (1, 1));
-    // So many that the generations begin anew.
+    // More flushes than there are generations.
     for flush in 0..5000 {
         machine.cpus[0].flush(Flush::Space(None));
         assert_eq!((load(&mut machine), load(&mut machine)), (flush + 2, flush + 2));
@@ -295,7 +294,8 @@ fn lines_that_collide_in_the_near_cache_name_their_owners() {
     let mut machine = Machine::new();
     machine.kernel(0);
     assert_eq!(machine.publish(&[(0x1000, ANON), (0x1100, KERNEL_OWNER)]), DoorbellRing::Published);
-    // A near cache apart, and too many lines between for the last level to hold them.
+    // These lines are one near cache apart; so many lines are between them that the last level
+    // cannot hold them.
     for _ in 0..4 {
         for frame in [0x1000u64, 0x1100] {
             for line in 0..64 {
@@ -328,7 +328,7 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
     machine.set_state(frame, ANON);
     touch(&mut machine);
     touch(&mut machine);
-    // Through another address it is no business of this rule.
+    // This rule does not cover accesses through another address.
     machine.access(0, DYNAMIC, frame << 12, AccessKind::Read);
     let oracle = machine.results().oracle;
     let [violation] = &oracle.violations[..] else { panic!("{:?}", oracle.violations) };
@@ -342,8 +342,8 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
 
 #[test]
 fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
-    // Kept by the CPU all the time; and in the modelled TLB alone, which a flush of another page
-    // does not empty.
+    // The CPU keeps the translation all the time, or only the modelled TLB does, after a flush of
+    // another page.
     for flush in [None, Some(Flush::Page(Some(0x1234_5000)))] {
         let mut machine = Machine::new();
         machine.kernel(0);
@@ -425,7 +425,7 @@ fn a_block_changes_hands_as_a_whole() {
     machine.publish(&[(0x5000, KERNEL_OWNER | order_9)]);
     assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().owner(), KERNEL_OWNER as usize);
     assert_eq!(machine.watch.frames.mark(0x5200).unwrap().owner(), 0);
-    // What is given back is told with order and owner of before, but the owner is nobody.
+    // The record of a freed block keeps the former owner and order, and has no owner.
     machine.set_state(0x5000, KERNEL_OWNER << 4 | 9 << 8);
     assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().owner(), 0);
     assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().generation(), 1);
@@ -463,7 +463,7 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
 
 #[test]
 fn steps_that_are_taken_without_a_call_count_what_calls_count() {
-    // Two machines run the same at random, one by calls and one by steps, as an emulator's own code
+    // Two machines run the same random code: one by calls, one by steps, as an emulator's own code
     // takes them.
     let (mut calls, mut steps) = (Machine::new(), Machine::new());
     for machine in [&mut calls, &mut steps] {
@@ -520,7 +520,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     assert!(calls.slices == steps.slices && calls.near == steps.near && calls.tlb == steps.tlb);
 }
 
-/// Take a block's steps on a CPU's board.
+/// Takes a block's steps on a CPU's board.
 fn take(machine: &mut Machine, cpu: usize, block: &'static crate::WatchedBlock, runs: &Counts) {
     let board = *machine.watch.boards[cpu].get().unwrap();
     for step in machine.watch.steps(block) {
@@ -557,7 +557,7 @@ impl crate::Counted for Counts {
     }
 }
 
-/// Guest memory of which one load is so slow that much happens meanwhile.
+/// Guest memory with one very slow load, during which other CPUs run.
 struct Slow<'a> {
     words: &'a Words,
     meanwhile: std::sync::Mutex<Option<Box<dyn FnOnce() + Send + 'a>>>,
@@ -572,7 +572,7 @@ impl crate::guest::GuestMemory for Slow<'_> {
     }
 }
 
-/// The store of CPU 0 that has reached an address.
+/// Returns the store of CPU 0 that has reached an address.
 fn by(address: u64) -> Suspect {
     Suspect { time: 0, cpu: 0, pc: TEXT, address, frame: 0 }
 }
@@ -589,8 +589,8 @@ fn a_holder_that_looks_late_marks_nothing_as_it_was() {
         words.store(RECORDS + frame * 32, state);
         frames.table_store(&*words, RECORDS + frame * 32, by(TABLE + frame * 32));
     };
-    // CPU 1 lets go of its mapping, and its look at the word takes long: CPU 0 lets go of the last,
-    // gives the block back, and its pieces become the kernel's.
+    // CPU 1 drops its mapping, and its read of the word takes long. Meanwhile CPU 0 drops the last
+    // mapping, frees the block, and its pieces become the kernel's.
     words.store(RECORDS + 0x5000 * 32, ANON | 9 << 4 | 1 << 13);
     let meanwhile = || {
         store(0x5000, ANON | 9 << 4);

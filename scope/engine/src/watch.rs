@@ -1,5 +1,5 @@
-//! What all CPUs share: the settings, the machine's clock, phases, blocks of code, near caches,
-//! frames.
+//! State that all CPUs share: the settings, the machine's clock, phases, blocks of code, near
+//! caches, frames.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use crate::near::NearCaches;
 use crate::patching::AtSite;
 use crate::residue::Residue;
 
-/// Instructions from one look at programs' bytes to the next.
+/// Instructions between two looks at programs' bytes.
 const SAMPLE: u64 = 1 << 26;
 
 /// The phase before the first kernel instruction.
 pub const FIRMWARE: usize = 0;
 
-/// A block of code, as it was translated. What each run needs stands first.
+/// A block of code, as it was translated. Fields that each run needs stand first.
 #[derive(Debug)]
 #[repr(C)]
 pub struct WatchedBlock {
@@ -31,42 +31,41 @@ pub struct WatchedBlock {
     /// Page number of the first instruction's address.
     pub(crate) page: u64,
     pub(crate) instructions: u64,
-    /// The line, where there is only one; else the number of none.
+    /// The line, if there is only one; else a number that no line has.
     pub(crate) only_line: u64,
     pub(crate) mode: usize,
     pub(crate) node: usize,
     pub(crate) pc: u64,
     /// Guest-physical address of that page, if it is memory.
     pub(crate) frame: Option<u64>,
-    /// Lines that it is in, where caches are modelled: its page's, and the next page's if it goes
-    /// on there. Both from the first to one past the last.
+    /// Lines of the block, if caches are modelled: those in its page, and those in the next page if
+    /// it goes on there. Both from the first to one past the last.
     pub(crate) lines: [(u64, u64); 2],
 }
 
 impl WatchedBlock {
-    /// The number that its runs are counted under: one more than that of the block before.
+    /// Returns the number that its runs are counted under: one more than that of the block before.
     pub const fn number(&self) -> usize {
         self.number
     }
 }
 
-/// Where a block's instructions are.
+/// The place of a block's instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CodePlace {
     /// The first instruction's address.
     pub pc: u64,
-    /// Its guest-physical address; `None`: no memory of the guest's (firmware).
+    /// Its guest-physical address; `None` outside the guest's memory (firmware).
     pub physical: Option<u64>,
     /// Bytes in the page of the first instruction.
     pub bytes: u64,
-    /// Guest-physical address and bytes of what is in the next page.
+    /// Guest-physical address and bytes of the part in the next page.
     pub further: Option<(u64, u64)>,
     /// Instructions.
     pub instructions: u64,
 }
 
-/// Which phases are the program's, by number: from `program` to the one before `closing`, as far as
-/// is known.
+/// The program's phases, by number: from `program` to the one before `closing`, as far as is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProgramTime {
     pub program: usize,
@@ -76,12 +75,12 @@ pub(crate) struct ProgramTime {
 impl ProgramTime {
     const UNKNOWN: Self = Self { program: usize::MAX, closing: usize::MAX };
 
-    /// Whether a program began.
+    /// Returns whether a program began.
     pub const fn has_begun(self) -> bool {
         self.program != usize::MAX
     }
 
-    /// The phase of this number and name begins.
+    /// Begins the phase of this number and name.
     fn begin(&mut self, number: usize, name: &str) {
         match name {
             Phase::PROGRAM if !self.has_begun() => self.program = number,
@@ -96,14 +95,14 @@ struct PhaseMark {
     near: Vec<NearCounts>,
 }
 
-/// What a ring at the doorbell said.
+/// The meaning of a ring at the doorbell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DoorbellRing {
     /// A phase began.
     Phase,
     /// Our kernel published itself.
     Published,
-    /// Nothing that is understood; why.
+    /// A message that is not understood; why.
     Refused(&'static str),
 }
 
@@ -118,14 +117,14 @@ pub struct Watch {
     pub(crate) residue: Option<Residue>,
     samples: Mutex<Vec<Sample>>,
     next_sample: AtomicU64,
-    /// Instructions of all CPUs, as far as they have told.
+    /// Instructions of all CPUs, as far as they have reported.
     pub(crate) total: AtomicU64,
-    /// The phase: its number, which never goes back.
+    /// Number of the phase, which never goes back.
     phase: AtomicUsize,
     phases: Mutex<Vec<PhaseMark>>,
     time: Mutex<ProgramTime>,
     counted: OnceLock<Arc<dyn Counted>>,
-    /// Of each CPU that has begun to run.
+    /// The board of each CPU that has begun to run.
     pub(crate) boards: Vec<OnceLock<Board>>,
     blocks: Mutex<HashMap<CodePlace, &'static WatchedBlock>>,
     pub(crate) translated: AtomicU64,
@@ -138,10 +137,10 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Watch {
-    /// A watch over a machine that is about to start.
+    /// Makes a watch over a machine that is about to start.
     ///
     /// # Errors
-    /// The setting that makes no sense.
+    /// A setting makes no sense; the error names it.
     pub fn new(settings: Settings, memory: Box<dyn GuestMemory>) -> Result<Self, SettingsError> {
         settings.check()?;
         if settings.memory.backends.len() > MAX_NODES {
@@ -172,23 +171,24 @@ impl Watch {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub const fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How far our kernel's image was moved, once it has published itself.
+    /// Returns the distance of our kernel's image from its link address, once it has published
+    /// itself.
     pub fn slide(&self) -> Option<u64> {
         self.frames.published().map(|publication| publication.slide)
     }
 
-    /// What an instruction with these bytes is, where the kernel has said that it patches them;
-    /// `None` elsewhere.
+    /// Returns the kind of an instruction with these bytes, where the kernel has said that it
+    /// patches them; `None` elsewhere.
     pub fn at_site(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
         self.frames.patching().filter(|_| pc >> 63 != 0)?.judge(pc, bytes)
     }
 
-    /// A block of code was translated. The same place is the same block, however often it is
+    /// Registers a translated block of code. The same place is the same block, however often it is
     /// translated.
     pub fn block(&self, place: CodePlace) -> &'static WatchedBlock {
         self.translated.fetch_add(1, Ordering::Relaxed);
@@ -197,15 +197,15 @@ impl Watch {
         blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(number, place))))
     }
 
-    /// What a block does to the board of the CPU that runs it, in this order.
+    /// Returns the steps of a block on the board of the CPU that runs it, in this order.
     pub fn steps(&self, block: &WatchedBlock) -> impl Iterator<Item = Step> + use<> {
         board::steps(block, board::lines(&self.settings))
     }
 
-    /// Whoever takes the steps of blocks without calls counts their runs, and hands them over here.
-    /// Before anything runs.
+    /// Registers the caller that takes the steps of blocks without calls: it counts their runs and
+    /// hands them over here. Called before the guest runs.
     pub fn set_counted(&self, counted: Arc<dyn Counted>) {
-        // The first stands.
+        // The first registration counts.
         let _ = self.counted.set(counted);
     }
     pub(crate) fn counted(&self) -> Option<&dyn Counted> {
@@ -237,7 +237,7 @@ impl Watch {
         }
     }
 
-    /// Looks at programs' bytes where it is time to; `total` is the machine's clock.
+    /// Samples programs' bytes if a sample is due; `total` is the machine's clock.
     pub(crate) fn sample(&self, total: u64) {
         let next = self.next_sample.load(Ordering::Relaxed);
         let due = self.residue.is_some() && total >= next;
@@ -256,14 +256,15 @@ impl Watch {
             locked(&self.samples).push(sample);
         }
     }
-    /// A kernel that tells who owns its frames begins here: what ran before it were no programs.
+    /// Forgets all bytes, when a kernel begins that publishes owners: earlier software was no
+    /// program.
     pub(crate) fn forget_residue(&self) {
         if let Some(residue) = &self.residue {
             residue.forget();
             locked(&self.samples).clear();
         }
     }
-    /// All looks at programs' bytes, with a last one.
+    /// Returns all samples of programs' bytes, with a last one.
     pub(crate) fn end_samples(&self) -> Vec<Sample> {
         self.sample_now(self.total.load(Ordering::Relaxed));
         let mut samples = core::mem::take(&mut *locked(&self.samples));
@@ -271,7 +272,7 @@ impl Watch {
         samples
     }
 
-    /// Begin a phase.
+    /// Begins a phase.
     pub(crate) fn begin(&self, name: String) {
         self.sample_now(self.total.load(Ordering::Relaxed));
         let mut phases = locked(&self.phases);
@@ -281,25 +282,25 @@ impl Watch {
         locked(&self.time).begin(phases.len(), &name);
         phases.push(PhaseMark { name, near: Vec::new() });
         self.phase.store(phases.len() - 1, Ordering::Release);
-        // What they run from now on belongs to the new one.
+        // Work from now on belongs to the new phase.
         self.boards.iter().filter_map(OnceLock::get).for_each(|&board| board::nudge(board));
     }
-    /// Which phases are the program's, as far as is known.
+    /// Returns the program's phases, as far as they are known.
     pub(crate) fn program_time(&self) -> ProgramTime {
         *locked(&self.time)
     }
-    /// The phase that runs.
+    /// Returns the present phase.
     pub(crate) fn phase(&self) -> usize {
         self.phase.load(Ordering::Acquire)
     }
-    /// The kernel's first instruction ends the firmware's phase; only the first CPU that says so
-    /// begins a new one.
+    /// Ends the firmware's phase at the kernel's first instruction; only the first CPU that calls
+    /// this begins a new one.
     pub(crate) fn end_of_firmware(&self) {
         if self.phase() == FIRMWARE && locked(&self.phases).len() == 1 {
             self.begin("boot".into());
         }
     }
-    /// Names and near-cache counts of all phases; the last one ends now.
+    /// Returns names and near-cache counts of all phases; the last one ends now.
     pub(crate) fn end_phases(&self) -> Vec<(String, Vec<NearCounts>)> {
         let mut phases = locked(&self.phases);
         if let Some(ended) = phases.last_mut() {
@@ -308,7 +309,7 @@ impl Watch {
         phases.drain(..).map(|phase| (phase.name, phase.near)).collect()
     }
 
-    /// The message at a guest-physical address, rung by this.
+    /// Reads the message at a guest-physical address of a ring by `by`.
     pub(crate) fn read_message(&self, by: Suspect, address: u64) -> DoorbellRing {
         let word = |index: u64| {
             let at = address + 8 * index;
@@ -354,7 +355,7 @@ impl Watch {
         }
     }
 
-    /// Say something to the reader of the results, once.
+    /// Adds a remark for the reader of the results, once.
     pub fn remark(&self, remark: String) {
         let mut remarks = locked(&self.remarks);
         if !remarks.contains(&remark) {
@@ -365,7 +366,7 @@ impl Watch {
         core::mem::take(&mut *locked(&self.remarks))
     }
 
-    /// The heat map's regions.
+    /// Returns the heat map's regions.
     pub(crate) fn regions(&self) -> Vec<HeatRegion> {
         let bytes = 1 << self.region_shift;
         let regions = (0..self.settings.memory.end()).step_by(bytes as usize);
@@ -377,7 +378,7 @@ impl Watch {
             None => 0,
         }
     }
-    /// All blocks that were translated.
+    /// Returns all blocks that were translated.
     pub(crate) fn all_blocks(&self) -> Vec<&'static WatchedBlock> {
         locked(&self.blocks).values().copied().collect()
     }

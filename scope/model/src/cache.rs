@@ -1,7 +1,7 @@
 //! A set-associative cache with least-recently-used replacement.
 //!
-//! Tags of a set stand in order of use, most recent first: a hit moves its tag to the front, a miss
-//! drops the last. For the few ways that caches have, shifting words beats any list.
+//! Tags of a set are in order of use, most recent first: a hit moves its tag to the front, a miss
+//! drops the last. For the few ways of a cache, shifting words is faster than a list.
 
 use crate::AccessKind;
 
@@ -16,7 +16,7 @@ pub struct Geometry {
     pub line: u64,
 }
 
-/// Why a shape is none.
+/// Reason why a shape is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GeometryError {
     /// A line's size has to be a power of two of at least 8 bytes.
@@ -41,10 +41,10 @@ impl core::fmt::Display for GeometryError {
 impl std::error::Error for GeometryError {}
 
 impl Geometry {
-    /// How many sets there are.
+    /// Returns the number of sets.
     ///
     /// # Errors
-    /// [`GeometryError`] where the figures do not fit each other.
+    /// [`GeometryError`] if the figures do not fit each other.
     pub fn sets(&self) -> Result<u64, GeometryError> {
         if !self.line.is_power_of_two() || self.line < 8 {
             return Err(GeometryError::Line(self.line));
@@ -57,12 +57,12 @@ impl Geometry {
     }
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
     /// The line was there.
     Hit,
-    /// It was not and now is; a dirty line was written back to make room, if any.
+    /// The line was not there and now is; a dirty line was written back to make room, if any.
     Miss {
         /// First byte of the dirty line that was written back.
         written_back: Option<u64>,
@@ -84,10 +84,10 @@ pub struct SetAssociative {
 }
 
 impl SetAssociative {
-    /// An empty cache.
+    /// Makes an empty cache.
     ///
     /// # Errors
-    /// [`GeometryError`] where the figures do not fit each other.
+    /// [`GeometryError`] if the figures do not fit each other.
     pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
         let sets = geometry.sets()?;
         Ok(Self {
@@ -100,7 +100,7 @@ impl SetAssociative {
         })
     }
 
-    /// Look up, and fill on a miss.
+    /// Looks up an address, and fills on a miss.
     pub fn access(&mut self, address: u64, access: AccessKind) -> Lookup {
         let line = address >> self.line_shift;
         let set = if self.sets.is_power_of_two() { line & (self.sets - 1) } else { line % self.sets };
@@ -123,11 +123,11 @@ impl SetAssociative {
         Lookup::Miss { written_back }
     }
 
-    /// Look-ups that hit.
+    /// Returns the number of look-ups that hit.
     pub const fn hits(&self) -> u64 {
         self.hits
     }
-    /// Look-ups that missed.
+    /// Returns the number of look-ups that missed.
     pub const fn misses(&self) -> u64 {
         self.misses
     }

@@ -1,7 +1,7 @@
-//! Models of what an emulator does not show.
+//! Models of hardware that an emulator does not have.
 //!
-//! An emulator that is told to count every access of a guest knows addresses and nothing else.
-//! These models turn addresses into what hardware would have done with them:
+//! An emulator that counts every access of a guest knows only addresses. These models compute the
+//! effects of the addresses on hardware:
 //!
 //! - [`SetAssociative`]: the processor's last-level cache, which filters what reaches memory;
 //! - [`NearCache`]: a direct-mapped memory-side cache, with every miss classified as cold, capacity
@@ -9,7 +9,8 @@
 //! - [`Tlb`]: translation caches that remember how long each entry lived and what ended it;
 //! - [`Slices`]: anything counted over time, in a bounded number of slices.
 //!
-//! Plain single-threaded structures: whoever feeds them from many CPUs keeps one per CPU or locks.
+//! The models are plain single-threaded structures: a caller with many CPUs keeps one per CPU or
+//! locks.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -29,7 +30,7 @@ pub use tlb::{
     TOLD, Tlb, TlbKey, TlbShape, Walked,
 };
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessKind {
     /// A load or an instruction fetch.

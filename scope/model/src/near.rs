@@ -2,14 +2,14 @@
 //!
 //! Slot = physical address mod size. Each miss is one of three: *cold* (the line was never used),
 //! *capacity* (a fully associative cache of the same size misses too), *conflict* (only the mapping
-//! is to blame): the classes of Hill, 1987. Conflicts are what placement can avoid.
+//! causes it): the classes of Hill, 1987. Placement can avoid conflicts.
 
 use std::collections::HashMap;
 
 use crate::cache::{Geometry, GeometryError};
 use crate::{AccessKind, LruShadow};
 
-/// Why a line was not there.
+/// The reason why a line was not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss {
     /// It was never used before.
@@ -23,12 +23,12 @@ pub enum Miss {
     },
 }
 
-/// What an access met.
+/// The result of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessOutcome {
     /// The line was there.
     Hit,
-    /// It was not, and now is.
+    /// The line was not there, and now is.
     Miss(Miss),
 }
 
@@ -39,20 +39,20 @@ pub struct NearStatistics {
     pub accesses: u64,
     /// First uses.
     pub cold: u64,
-    /// Misses for want of room.
+    /// Misses because the cache is too small.
     pub capacity: u64,
-    /// Misses for want of a better place.
+    /// Misses because of the line's place.
     pub conflict: u64,
     /// Dirty lines written back to memory.
     pub written_back: u64,
 }
 
 impl NearStatistics {
-    /// Conflicts per access, 0..=1; 0 without accesses.
+    /// Returns conflicts per access, 0..=1; 0 without accesses.
     pub fn conflict_share(&self) -> f64 {
         if self.accesses == 0 { 0.0 } else { self.conflict as f64 / self.accesses as f64 }
     }
-    /// Misses of all sorts.
+    /// Returns the number of all misses.
     pub const fn misses(&self) -> u64 {
         self.cold + self.capacity + self.conflict
     }
@@ -70,7 +70,7 @@ pub struct NearCache {
     /// Line number + 1, and [`DIRTY`]; 0 is empty.
     slots: Vec<u32>,
     shadow: LruShadow,
-    /// One bit a line of memory: whether it was ever used.
+    /// One bit per line of memory: whether it was ever used.
     seen: Vec<u64>,
     /// Accesses and conflicts by part of the slots, for the report's map of the cache.
     buckets: Vec<(u64, u64)>,
@@ -80,18 +80,18 @@ pub struct NearCache {
     statistics: NearStatistics,
 }
 
-/// Parts that the cache is divided into for reports, at most.
+/// The most parts into which reports divide the cache.
 const BUCKETS: u64 = 1024;
-/// Pairs of colliding frames that are remembered at the most; further ones only count.
+/// The most pairs of colliding frames that are remembered; further ones are only counted.
 const MAX_PAIRS: usize = 1 << 16;
 
 impl NearCache {
-    /// A cache of `size` bytes with lines of `line` bytes, for memory of the addresses `base` to
-    /// `end`. Slots are counted from physical address 0, as hardware does, so nodes at equal
-    /// offsets collide or not as their addresses say.
+    /// Makes a cache of `size` bytes with lines of `line` bytes, for memory of the addresses `base`
+    /// to `end`. Slots are counted from physical address 0, as in hardware. So addresses at equal
+    /// offsets of two nodes collide only if their physical addresses do.
     ///
     /// # Errors
-    /// [`GeometryError`] where the size is no power of two of lines.
+    /// [`GeometryError`] if the size is no power of two of lines.
     ///
     /// # Panics
     /// When there is no memory, or 2^31 - 1 lines of it or more.
@@ -116,10 +116,10 @@ impl NearCache {
         })
     }
 
-    /// Access the line that holds the physical byte `address`.
+    /// Accesses the line that holds the physical byte `address`.
     ///
     /// # Panics
-    /// When that is not of this memory.
+    /// When the address is not in this memory.
     pub fn access(&mut self, address: u64, access: AccessKind) -> AccessOutcome {
         self.statistics.accesses += 1;
         // Lines are numbered from the memory's base; the base is a multiple of a line, but slots
@@ -145,7 +145,8 @@ impl NearCache {
         } else if in_shadow {
             self.statistics.conflict += 1;
             self.buckets[bucket].1 += 1;
-            // A line that was used before left its slot to another: the slot is not empty.
+            // A line that was used before has lost its slot to another line, so the slot is not
+            // empty.
             let evicted = self.base + (u64::from((old & !DIRTY).saturating_sub(1)) << self.line_shift);
             self.remember_pair(evicted >> 12, address >> 12);
             Miss::Conflict { evicted }
@@ -175,16 +176,16 @@ impl NearCache {
         }
     }
 
-    /// Counts since the last call; the cache's content stays.
+    /// Returns the counts since the last call; the cache's content stays.
     pub fn take_statistics(&mut self) -> NearStatistics {
         core::mem::take(&mut self.statistics)
     }
-    /// Counts since the last [`NearCache::take_statistics`].
+    /// Returns the counts since the last [`NearCache::take_statistics`].
     pub const fn statistics(&self) -> NearStatistics {
         self.statistics
     }
-    /// (accesses, conflicts, slots that hold a line) of each of at most 1,024 equal parts of the
-    /// slots, in order.
+    /// Returns (accesses, conflicts, slots that hold a line) of each of at most 1,024 equal parts
+    /// of the slots, in order.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let occupied = self.slots.chunks(1 << self.bucket_shift);
         let occupied = occupied.map(|slots| slots.iter().filter(|&&slot| slot != 0).count() as u64);
@@ -193,12 +194,12 @@ impl NearCache {
             .zip(occupied)
             .map(|(&(accesses, conflicts), occupied)| (accesses, conflicts, occupied))
     }
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub const fn lines(&self) -> u64 {
         self.lines
     }
-    /// Colliding frames (the one that left, the one that came) and how often, the most frequent
-    /// first, `count` at the most.
+    /// Returns colliding frames (the one that left, the one that came) and how often, the most
+    /// frequent first, at most `count`.
     pub fn worst_pairs(&self, count: usize) -> Vec<((u64, u64), u64)> {
         let mut pairs: Vec<_> = self.pairs.iter().map(|(&pair, &n)| (pair, n)).collect();
         pairs.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));

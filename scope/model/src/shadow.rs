@@ -1,10 +1,10 @@
 //! A fully associative cache with exact least-recently-used replacement.
 //!
-//! It tells a conflict from a lack of room: what misses here too would miss in any cache of this
-//! size. A table by line number finds a line's slot, a doubly linked list through the slots keeps
-//! the order of use. The table has four bytes for each line of memory, but the host gives them room
-//! only where the guest uses its own: a hash table is smaller and several times slower, and this is
-//! looked at for every access that leaves the processor's caches.
+//! The shadow tells a conflict from a lack of room: an access that misses here too would miss in
+//! any cache of this size. A table by line number finds a line's slot, a doubly linked list through
+//! the slots keeps the order of use. The table has four bytes for each line of memory, but the host
+//! allocates them only where the guest uses its own memory. A hash table is smaller and several
+//! times slower, and every access that leaves the processor's caches uses this table.
 
 const NONE: u32 = u32::MAX;
 
@@ -27,7 +27,7 @@ pub struct LruShadow {
 }
 
 impl LruShadow {
-    /// Room for `capacity` of the lines 0 to `lines` - 1.
+    /// Makes room for `capacity` of the lines 0 to `lines` - 1.
     ///
     /// # Panics
     /// Where either is 0 or above 2^32 - 2.
@@ -37,7 +37,7 @@ impl LruShadow {
         Self { capacity, slots: Vec::new(), index: vec![0; lines], newest: NONE, oldest: NONE }
     }
 
-    /// Use `line`; whether it was among the last `capacity` lines.
+    /// Uses `line`; returns whether it was among the last `capacity` lines.
     ///
     /// # Panics
     /// When there is no such line.

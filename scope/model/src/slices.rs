@@ -4,9 +4,9 @@
 //! neighbours are joined two by two and the next ones are twice as long. So there are always
 //! between half of the bound and the bound.
 
-/// What is counted in a slice.
+/// Counts of a slice.
 pub trait Join {
-    /// Add what `later` counted.
+    /// Adds the counts of `later`.
     fn join(&mut self, later: Self);
 }
 
@@ -19,7 +19,7 @@ pub struct Slices<T> {
 }
 
 impl<T: Join> Slices<T> {
-    /// No slice yet; they are `length` long at first, and at most `bound`.
+    /// Makes no slice yet; slices are `length` long at first, and there are at most `bound`.
     ///
     /// # Panics
     /// Where the length is 0 or the bound below 2.
@@ -27,7 +27,7 @@ impl<T: Join> Slices<T> {
         assert!(length > 0 && bound > 1, "{bound} slices of {length}");
         Self { length, bound, slices: Vec::new() }
     }
-    /// The slice that `time` is in; those that are missing up to it are made by `empty`.
+    /// Returns the slice of `time`; `empty` makes the missing ones before it.
     pub fn at(&mut self, time: u64, empty: impl Fn() -> T) -> &mut T {
         while time / self.length >= self.bound as u64 {
             self.halve();
@@ -38,7 +38,7 @@ impl<T: Join> Slices<T> {
         }
         &mut self.slices[index]
     }
-    /// When the slice that `time` is in ends.
+    /// Returns the end of the slice of `time`.
     pub const fn end_of(&self, time: u64) -> u64 {
         (time / self.length + 1) * self.length
     }
@@ -52,8 +52,7 @@ impl<T: Join> Slices<T> {
         }
         self.length *= 2;
     }
-    /// Join with the slices of another clock of the same rate; they are of the longer length of
-    /// both then.
+    /// Joins the slices of another clock of the same rate; all then have the longer length of both.
     pub fn join(&mut self, mut other: Self, empty: impl Fn() -> T) {
         while self.length < other.length {
             self.halve();
@@ -68,11 +67,11 @@ impl<T: Join> Slices<T> {
             slice.join(later);
         }
     }
-    /// How long a slice is.
+    /// Returns the length of a slice.
     pub const fn length(&self) -> u64 {
         self.length
     }
-    /// All of them, in order.
+    /// Returns all slices, in order.
     pub fn into_slices(self) -> Vec<T> {
         self.slices
     }

@@ -1,14 +1,15 @@
-//! The translation caches of one CPU, which remember how long each entry lived, and what ended it.
+//! The translation caches of one CPU, which record how long each entry lived, and what ended it.
 //!
-//! Two levels as in current x86 processors: small first levels for data and for instructions, whose
-//! evictions cost little, and a second level for both that decides how long a translation really
-//! stays reachable. The second level includes the first: what leaves it is gone. A lifetime is
-//! counted from the fill to the second level's loss of the entry, in the caller's unit of time
-//! (instructions, usually). Entries are tagged by address space (PCID); global ones match any.
+//! There are two levels, as in current x86 processors: small first levels for data and for
+//! instructions, whose evictions cost little, and a second level for both, which decides how long a
+//! translation stays reachable. The second level includes the first: an entry that leaves the
+//! second level is gone. A lifetime is counted from the fill to the second level's loss of the
+//! entry, in the caller's unit of time (usually instructions). Entries are tagged by address space
+//! (PCID); global ones match any.
 //!
-//! Replacement is by least recent use, with a stamp for each entry and not a list: a hit then
-//! writes one number whatever the ways, and the caller's [`Hint`] finds the entry without a search.
-//! Only misses look through a set.
+//! Replacement is by least recent use, with a stamp for each entry instead of a list. So a hit
+//! writes one number, however many ways there are, and the caller's [`Hint`] finds the entry
+//! without a search. Only misses search a set.
 
 /// The size of the page that an entry translates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -25,7 +26,7 @@ impl PageSize {
     /// All sizes, the smallest first.
     pub const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Giant];
 
-    /// log2 of the bytes.
+    /// Returns log2 of the bytes.
     pub const fn shift(self) -> u32 {
         match self {
             Self::Small => 12,
@@ -35,16 +36,16 @@ impl PageSize {
     }
 }
 
-/// In which address spaces a translation holds.
+/// The address spaces in which a translation is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
-    /// In all: it survives a change of address space.
+    /// In all spaces: the translation survives a change of address space.
     Global,
-    /// In the one with this PCID (0 to 4095).
+    /// In the space with this PCID (0 to 4095).
     Space(u16),
 }
 
-/// Which page of which address spaces, in one word: what a look-up compares. Never 0.
+/// A page and its address spaces, in one word that look-ups compare. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TlbKey(u64);
 
@@ -56,7 +57,7 @@ const GLOBAL: u64 = 1 << 60;
 const VALID: u64 = 1 << 61;
 
 impl TlbKey {
-    /// The key of the page that holds `address`.
+    /// Returns the key of the page that holds `address`.
     #[inline]
     pub const fn new(address: u64, size: PageSize, scope: Scope) -> Self {
         let scope = match scope {
@@ -73,16 +74,16 @@ impl TlbKey {
     const fn number(self) -> u64 {
         self.0 & NUMBER
     }
-    /// The page's first address.
+    /// Returns the page's first address.
     pub const fn address(self) -> u64 {
         let upper = if self.is_upper() { !0 << 57 } else { 0 };
         upper | self.number() << self.size().shift()
     }
-    /// The page's size.
+    /// Returns the page's size.
     pub const fn size(self) -> PageSize {
         PageSize::ALL[(self.0 >> SIZE_SHIFT & 3) as usize]
     }
-    /// All keys under which `address` may be found in space 0 or globally.
+    /// Returns all keys under which `address` may be found in space 0 or globally.
     pub fn all_of(address: u64) -> impl Iterator<Item = Self> {
         let scopes = [Scope::Global, Scope::Space(0)];
         PageSize::ALL.into_iter().flat_map(move |size| scopes.map(|scope| Self::new(address, size, scope)))
@@ -93,24 +94,24 @@ impl TlbKey {
     const fn space(self) -> u16 {
         (self.0 >> SPACE_SHIFT & 0xfff) as u16
     }
-    /// Whether the page is of the upper half of addresses.
+    /// Returns whether the page is in the upper half of addresses.
     const fn is_upper(self) -> bool {
         self.number() >> (SIZE_SHIFT - 1 - (self.size().shift() - 12)) & 1 != 0
     }
-    /// Kind of entry, for its statistics: half and size.
+    /// Returns the kind of the entry, for its statistics: half and size.
     const fn group(self) -> usize {
         self.is_upper() as usize * 3 + (self.0 >> SIZE_SHIFT & 3) as usize
     }
 }
 
-/// What ended an entry.
+/// The cause of an entry's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Death {
     /// Another entry needed its place.
     Capacity,
     /// It was flushed by its address (INVLPG, INVPCID type 0).
     Page,
-    /// Everything that is not global was flushed (a write to CR3, INVPCID type 1 or 3).
+    /// All entries that are not global were flushed (a write to CR3, INVPCID type 1 or 3).
     Space,
     /// Everything was flushed (a change of CR4.PGE, INVPCID type 2).
     All,
@@ -139,12 +140,12 @@ pub struct TlbShape {
     pub fetch: LevelShape,
     /// Second level.
     pub second: LevelShape,
-    /// Of the second level; the first levels replace the least recently used entry.
+    /// Replacement in the second level; the first levels replace the least recently used entry.
     pub replacement: Replacement,
 }
 
 impl LevelShape {
-    /// Whether there is a power of two of sets.
+    /// Returns whether the number of sets is a power of two.
     pub const fn is_valid(self) -> bool {
         self.ways > 0
             && self.entries > 0
@@ -158,63 +159,63 @@ impl LevelShape {
 pub struct Lifetimes {
     /// Entries made.
     pub fills: u64,
-    /// `dead[cause][n]`: entries that died of `cause` having lived 2^n to 2^(n+1) - 1 units (n = 0:
-    /// less than 2).
+    /// `dead[cause][n]`: entries that died of `cause` after 2^n to 2^(n+1) - 1 units (n = 0: less
+    /// than 2).
     pub dead: [[u64; 64]; 4],
 }
 
 impl Lifetimes {
     const NONE: Self = Self { fills: 0, dead: [[0; 64]; 4] };
 
-    /// Entries that died of `death`.
+    /// Returns the number of entries that died of `death`.
     pub fn deaths(&self, death: Death) -> u64 {
         self.dead[death as usize].iter().sum()
     }
 }
 
-/// What a cached translation says.
+/// A cached translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cached {
     /// The frame's number.
     pub frame: u64,
     /// The caller's note at the time of the fill.
     pub note: u32,
-    /// When it was filled.
+    /// Time of the fill.
     pub born: u64,
-    /// The same on another clock of the caller's.
+    /// The same time on another clock of the caller.
     pub moment: u64,
 }
 
-/// What a walk of the tables found.
+/// The result of a walk of the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Walked {
     /// The frame's number.
     pub frame: u64,
     /// Anything that the caller wants to find again.
     pub note: u32,
-    /// When this is on the caller's other clock.
+    /// The present time on the caller's other clock.
     pub moment: u64,
 }
 
-/// Which entry of a set makes room.
+/// Rule for the entry of a set that makes room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replacement {
     /// The least recently used one.
     #[default]
     Lru,
-    /// Pseudo-LRU by one bit for each way: the first that was not used since all others were.
+    /// Pseudo-LRU by one bit for each way: the first way that was not used since all others were.
     PseudoLru,
 }
 
 /// A bit of an entry's note: its end is [told](Tlb::take_told).
 pub const TOLD: u32 = 1 << 31;
 
-/// The end of an entry of which it was asked for.
+/// The end of an entry that had [`TOLD`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Which.
+    /// The entry's key.
     pub key: TlbKey,
-    /// What it said.
+    /// The cached translation.
     pub cached: Cached,
     /// When it ended, on the clock of [`Cached::born`].
     pub now: u64,
@@ -249,11 +250,11 @@ impl Level {
         let set = self.set(key);
         self.keys[set.clone()].iter().position(|&other| other == key).map(|way| set.start + way)
     }
-    /// The place that a new entry for `key` takes: an empty one or the least recently used.
+    /// Returns the place that a new entry for `key` takes: an empty one or the least recently used.
     fn victim(&self, key: u64) -> usize {
         self.set(key).min_by_key(|&at| if self.keys[at] == 0 { 0 } else { self.stamps[at] }).unwrap_or(0)
     }
-    /// The entry at a place was used.
+    /// Notes that the entry at a place was used.
     fn used(&mut self, key: u64, at: usize, clock: u64) {
         if self.replacement == Replacement::Lru {
             self.stamps[at] = clock;
@@ -280,7 +281,7 @@ impl Level {
     }
 }
 
-/// Whose first level is asked.
+/// The first level that a look-up asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirstLevel {
     /// Loads and stores.
@@ -289,17 +290,17 @@ pub enum FirstLevel {
     Fetch,
 }
 
-/// Where a look-up found its entry last time: the next one looks there first. Any value is right,
-/// most are slow.
+/// The place where a look-up found its entry last time: the next look-up tries it first. Any value
+/// is correct, but most values are slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Hint(u32);
 
 impl Hint {
-    /// Of what was never found.
+    /// The hint for a key that was never found.
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// What a look-up that the first level missed found.
+/// The result of a look-up that the first level missed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missed {
     /// The second level had it.
@@ -322,10 +323,10 @@ pub struct Tlb {
 const NOTHING: Cached = Cached { frame: 0, note: 0, born: 0, moment: 0 };
 
 impl Tlb {
-    /// Empty caches.
+    /// Makes empty caches.
     ///
     /// # Panics
-    /// Where a level is not [valid](LevelShape::is_valid).
+    /// If a level is not [valid](LevelShape::is_valid).
     pub fn new(shape: TlbShape) -> Self {
         let first = [shape.data, shape.fetch].map(|level| Level::new(level, Replacement::Lru));
         Self {
@@ -338,22 +339,22 @@ impl Tlb {
         }
     }
 
-    /// The ends, since the last call, of entries whose note had [`TOLD`].
+    /// Returns the ends, since the last call, of entries whose note had [`TOLD`].
     pub fn take_told(&mut self) -> Vec<Ended> {
         core::mem::take(&mut self.told)
     }
-    /// Whether there are any.
+    /// Returns whether there are such ends.
     pub fn has_told(&self) -> bool {
         !self.told.is_empty()
     }
-    /// What is cached now and has [`TOLD`].
+    /// Returns the cached translations that have [`TOLD`].
     pub fn to_tell(&self) -> impl Iterator<Item = (TlbKey, Cached)> {
         let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
         present.filter(|(_, cached)| cached.note & TOLD != 0).map(|(key, cached)| (TlbKey(*key), *cached))
     }
 
-    /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used
-    /// then.
+    /// Returns whether the first level of `side` has `key` at `hint`; the entry is then the most
+    /// recently used.
     #[inline]
     pub fn touch(&mut self, side: FirstLevel, key: TlbKey, hint: Hint) -> bool {
         let level = &mut self.first[side as usize];
@@ -365,8 +366,8 @@ impl Tlb {
         hit
     }
 
-    /// Look `key` up after [`Tlb::touch`] has missed; what neither level has is filled with what
-    /// `walk` says. `None`: the first level had it in another place than the hint's.
+    /// Looks `key` up after [`Tlb::touch`] has missed; if neither level has it, fills both with the
+    /// result of `walk`. `None`: the first level had it in another place than the hint's.
     pub fn look_up(
         &mut self,
         side: FirstLevel,
@@ -407,19 +408,20 @@ impl Tlb {
         Some(Missed::Both)
     }
 
-    /// What is cached for `key`. No use of it: the order stays.
+    /// Returns the cached translation for `key`. The look-up does not count as a use: the order
+    /// stays.
     pub fn peek(&self, key: TlbKey) -> Option<&Cached> {
         self.second.find(key.0).map(|at| &self.cached[at])
     }
 
-    /// Change the caller's note of what is cached for `key`.
+    /// Changes the caller's note of the cached translation for `key`.
     pub fn note(&mut self, key: TlbKey, note: u32) {
         if let Some(at) = self.second.find(key.0) {
             self.cached[at].note = note & !TOLD | self.cached[at].note & TOLD;
         }
     }
 
-    /// INVLPG: the entries of all sizes of `address`, in `space` or global.
+    /// Flushes as INVLPG does: the entries of all sizes of `address`, in `space` or global.
     pub fn flush_page(&mut self, address: u64, space: u16, now: u64) {
         for size in PageSize::ALL {
             for scope in [Scope::Global, Scope::Space(space)] {
@@ -427,7 +429,7 @@ impl Tlb {
             }
         }
     }
-    /// One entry, if it is there.
+    /// Flushes one entry, if it is there.
     pub fn flush_key(&mut self, key: TlbKey, now: u64) {
         for first in &mut self.first {
             first.forget(key.0);
@@ -438,15 +440,15 @@ impl Tlb {
             graves.bury(key.0, &self.cached[at], now, Death::Page);
         }
     }
-    /// All of `space` that is not global.
+    /// Flushes all entries of `space` that are not global.
     pub fn flush_space(&mut self, space: u16, now: u64) {
         self.flush(now, Death::Space, |key| key.is_global() || key.space() != space);
     }
-    /// Everything that is not global.
+    /// Flushes all entries that are not global.
     pub fn flush_non_global(&mut self, now: u64) {
         self.flush(now, Death::Space, TlbKey::is_global);
     }
-    /// Everything.
+    /// Flushes all entries.
     pub fn flush_all(&mut self, now: u64) {
         self.flush(now, Death::All, |_| false);
     }
@@ -464,18 +466,18 @@ impl Tlb {
         }
     }
 
-    /// What is cached now: (upper half or not, size, when it was filled).
+    /// Returns the cached entries: (upper half or not, size, when it was filled).
     pub fn entries(&self) -> impl Iterator<Item = (bool, PageSize, u64)> {
         let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
         present.map(|(key, cached)| (TlbKey(*key).is_upper(), TlbKey(*key).size(), cached.born))
     }
-    /// Lifetimes of the dead: (upper half or not, size, lifetimes).
+    /// Returns lifetimes of the dead: (upper half or not, size, lifetimes).
     pub fn lifetimes(&self) -> impl Iterator<Item = (bool, PageSize, &Lifetimes)> {
         self.lifetimes.iter().enumerate().map(|(n, lifetimes)| (n >= 3, PageSize::ALL[n % 3], lifetimes))
     }
 }
 
-/// Where entries end.
+/// Statistics of ended entries.
 struct Graves<'a> {
     lifetimes: &'a mut [Lifetimes; 6],
     told: &'a mut Vec<Ended>,

@@ -1,5 +1,5 @@
-//! The two ways in which blocks are counted: by a call for each, or by steps that QEMU puts into
-//! the code of a block.
+//! The two ways to count blocks: by a call for each, or by steps that QEMU puts into the code of a
+//! block.
 
 use core::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,17 +37,17 @@ pub enum Counter {
     Inline(Arc<Boards>),
 }
 
-/// What the steps change.
+/// The boards that the steps change.
 pub struct Boards {
     cpus: usize,
     /// Each CPU's board.
     own: Scoreboard,
-    /// Runs of each block by its number, in as many as there are blocks for.
+    /// Runs of each block by its number; the list grows with the number of blocks.
     runs: Mutex<Vec<Scoreboard>>,
 }
 
 impl Counter {
-    /// The better way that this QEMU offers.
+    /// Chooses the better way that this QEMU offers.
     pub fn choose(watch: &Watch) -> Self {
         let settings = watch.settings();
         let cpus = settings.cpus.len();
@@ -61,7 +61,7 @@ impl Counter {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the way.
     pub const fn name(&self) -> Counting {
         match self {
             Self::Calls => Counting::Calls,
@@ -69,7 +69,7 @@ impl Counter {
         }
     }
 
-    /// The board of a CPU.
+    /// Returns the board of a CPU.
     ///
     /// # Safety
     /// The CPU has begun to run.
@@ -84,7 +84,7 @@ impl Counter {
         }
     }
 
-    /// Count the runs of a block that is being translated.
+    /// Counts the runs of a block that is being translated.
     pub fn count(
         &self,
         watch: &Watch,
@@ -109,7 +109,7 @@ impl Counter {
                 Step::From { word, least, due } => boards.own.call_from(block, (word, least), call(due)),
             }
         }
-        // After the call in which a phase may begin: the block is that one's.
+        // After the call in which a phase may begin: the run then counts in the new phase.
         if let Some(runs) = boards.runs_of(known.number()) {
             runs.add(block, known.number() % RUNS, 1);
         }
@@ -136,7 +136,7 @@ impl Boards {
     fn all_runs(&self) -> MutexGuard<'_, Vec<Scoreboard>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The scoreboard that counts the runs of the block of this number.
+    /// Returns the scoreboard that counts the runs of the block of this number.
     fn runs_of(&self, number: usize) -> Option<Scoreboard> {
         let mut runs = self.all_runs();
         while runs.len() <= number / RUNS {
@@ -146,12 +146,12 @@ impl Boards {
     }
 }
 
-/// A line and a mode in what QEMU hands through.
+/// Packs a line and a mode into the data that QEMU passes to the callback.
 fn pack(line: u64, mode: usize) -> *mut c_void {
     (line << 1 | mode as u64 & 1) as *mut c_void
 }
 
-/// What [`pack`] packed.
+/// Returns the values that [`pack`] packed.
 pub fn unpack(data: *mut c_void) -> (u64, usize) {
     (data as u64 >> 1, data as usize & 1)
 }

@@ -1,9 +1,9 @@
-//! Which code of the kernel ran. A block has a word, to which the code that QEMU makes for it adds
-//! when it runs; where QEMU cannot (version 3 of its interface took that away), a call does. No
-//! access is looked at but the doorbell's.
+//! Records which code of the kernel ran. Each block has a word, to which the code that QEMU makes
+//! for it adds when it runs. If QEMU cannot add (version 3 of its interface removed that), a call
+//! does. Only the doorbell's accesses are watched.
 //!
-//! Words are never given back. A block that is translated again, for other flags of the CPU or
-//! after QEMU emptied its buffer, has the word that it had.
+//! Words are never freed. A block that is translated again, for other flags of the CPU or after
+//! QEMU emptied its buffer, keeps its word.
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -21,11 +21,11 @@ use crate::qemu::TranslationBlock;
 struct BlockSpan {
     start: u64,
     end: u64,
-    /// Before our kernel published itself.
+    /// Whether our kernel had not published itself yet.
     early: bool,
 }
 
-/// Runs of each block; what counts is whether there was one.
+/// Runs of each block; only zero or not zero matters.
 type RunsByBlock = HashMap<BlockSpan, &'static AtomicU64>;
 
 static RUNS: Mutex<Option<RunsByBlock>> = Mutex::new(None);
@@ -40,11 +40,11 @@ extern "C" fn on_run(_: c_uint, data: *mut c_void) {
     runs.store(1, Ordering::Relaxed);
 }
 
-/// A block is being translated.
+/// Handles a block that is being translated.
 pub fn translate(running: &Running, block: &TranslationBlock<'_>) {
     let early = running.watch.slide().is_none();
     let mut ends: Option<(u64, u64)> = None;
-    // The doorbell is the only thing that is listened for, until it has told where the kernel is.
+    // Only the doorbell is watched, until it has told where the kernel is.
     let mut rings = false;
     for (index, instruction) in block.instructions().enumerate() {
         let pc = instruction.address();
@@ -74,7 +74,7 @@ pub fn translate(running: &Running, block: &TranslationBlock<'_>) {
     }
 }
 
-/// What ran.
+/// Returns the code that ran.
 pub fn executed(running: &Running) -> Executed {
     let runs = runs();
     let ran = |wanted: fn(&BlockSpan) -> bool| -> Ranges {

@@ -1,4 +1,4 @@
-//! [`Flags`] as the data that QEMU hands through to a callback.
+//! [`Flags`] as the data that QEMU passes to a callback.
 
 use core::ffi::c_void;
 
@@ -7,13 +7,13 @@ use freehold_scope_engine::Flags;
 const ALL: [Flags; 7] =
     [Flags::Set, Flags::Clear, Flags::Leave, Flags::Pop, Flags::Push, Flags::Return, Flags::Constant];
 
-/// Data that stands for `kind`.
+/// Returns the data for `kind`.
 pub fn data(kind: Flags) -> *mut c_void {
     let number = ALL.iter().position(|&other| other == kind).unwrap_or(ALL.len());
     number as *mut c_void
 }
 
-/// What [`data`] stands for.
+/// Returns the flags that [`data`] packed.
 pub fn of(data: *mut c_void) -> Flags {
     ALL[data as usize % ALL.len()]
 }

@@ -1,8 +1,10 @@
-//! What came with version 3 of QEMU's plugin interface (QEMU 9.1; include/qemu/qemu-plugin.h):
-//! *scoreboards*, words for each CPU that the code which QEMU makes for a block changes itself, and
-//! calls that it makes only where a word says so.
+//! Functions that came with version 3 of QEMU's plugin interface (QEMU 9.1;
+//! include/qemu/qemu-plugin.h): *scoreboards* and conditional calls. Scoreboards are words for each
+//! CPU that the code which QEMU makes for a block changes itself. A conditional call is made only
+//! where such a word says so.
 //!
-//! All of it is looked up when the plugin is loaded, so that it loads into a QEMU without.
+//! All functions are looked up when the plugin is loaded, so that it loads into a QEMU without
+//! them.
 
 use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -10,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::qemu::{ExecCallback, NO_REGISTERS, RawBlock, RawInstruction, TranslationBlock};
 
-/// CPUs that QEMU makes a scoreboard's words for at first. When there are more, it moves them.
+/// CPUs for which QEMU makes a scoreboard's words at first. With more CPUs, it moves the words.
 const UNMOVED: usize = 16;
 
 /// `QEMU_PLUGIN_INLINE_ADD_U64`.
@@ -48,19 +50,19 @@ pub struct Later {
     copy: Copy_,
 }
 
-/// What QEMU exports under a name.
+/// Returns the address that QEMU exports under a name.
 pub fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a name, and the handle that stands for everything that is loaded.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// Whether QEMU exports scoreboards, which came with version 2 (QEMU 9.0).
+/// Returns whether QEMU exports scoreboards, which came with version 2 (QEMU 9.0).
 pub fn has_scoreboards() -> bool {
     symbol(c"qemu_plugin_scoreboard_new").is_some()
 }
 
-/// What this QEMU has of it: all or nothing.
+/// Returns the functions of this QEMU: all or none.
 pub fn later() -> Option<&'static Later> {
     static LATER: OnceLock<Option<Later>> = OnceLock::new();
     LATER.get_or_init(Later::look_up).as_ref()
@@ -88,7 +90,7 @@ impl Later {
         })
     }
 
-    /// Copy an instruction's bytes; how many there are.
+    /// Copies an instruction's bytes; returns their number.
     ///
     /// # Safety
     /// The instruction is valid.
@@ -98,7 +100,7 @@ impl Later {
     }
 }
 
-/// Words for each CPU, zeroes at first. They are never given back, and do not move: there are at
+/// Words for each CPU, initially zero. They are never freed, and do not move, since there are at
 /// most [`UNMOVED`] CPUs.
 #[derive(Clone, Copy)]
 pub struct Scoreboard {
@@ -114,7 +116,8 @@ unsafe impl Send for Scoreboard {}
 unsafe impl Sync for Scoreboard {}
 
 impl Scoreboard {
-    /// `None` where this QEMU has none, or moves them on a machine of so many CPUs.
+    /// Makes a scoreboard. `None` if this QEMU has none, or moves them on a machine with so many
+    /// CPUs.
     pub fn new(words: usize, cpus: usize) -> Option<Self> {
         let later = later().filter(|_| cpus <= UNMOVED)?;
         // SAFETY: QEMU makes room for `words` words for each CPU.
@@ -122,16 +125,15 @@ impl Scoreboard {
         Some(Self { later, raw, words })
     }
 
-    /// A CPU's words.
+    /// Returns a CPU's words.
     ///
     /// # Safety
     /// The CPU has begun to run.
     pub unsafe fn of(&self, cpu: usize) -> &'static [AtomicU64] {
         // SAFETY: the caller's promise; the handle is QEMU's own.
         let first = unsafe { (self.later.find)(self.raw, cpu as u32) };
-        // SAFETY: so many aligned words are there, for ever and in one place (see above); whoever
-        // changes them, QEMU's code for blocks among them, does so with whole stores of aligned
-        // words.
+        // SAFETY: so many aligned words are there, for ever and in one place (see above); all
+        // writers, QEMU's code for blocks among them, use whole stores of aligned words.
         unsafe { core::slice::from_raw_parts(first.cast(), self.words) }
     }
 
@@ -140,12 +142,12 @@ impl Scoreboard {
         ScoreboardWord { board: self.raw, offset: index * size_of::<u64>() }
     }
 
-    /// Whenever the block runs, add to a word of its CPU.
+    /// Makes the block add to a word of its CPU whenever it runs.
     pub fn add(&self, block: &TranslationBlock<'_>, word: usize, amount: u64) {
         // SAFETY: the block is valid, and the word is one of the board's.
         unsafe { (self.later.inline)(block.raw(), ADD, self.word(word), amount) };
     }
-    /// Whenever the block runs and a word of its CPU is not `equals`, call.
+    /// Makes the block call `callback` whenever it runs and a word of its CPU is not `equals`.
     pub fn call_unless(
         &self,
         block: &TranslationBlock<'_>,
@@ -156,7 +158,7 @@ impl Scoreboard {
         // SAFETY: as above; QEMU hands `data` through.
         unsafe { (self.later.conditional)(block.raw(), callback, NO_REGISTERS, IS_NOT, word, equals, data) };
     }
-    /// Whenever the block runs and a word of its CPU is `least` or more, call.
+    /// Makes the block call `callback` whenever it runs and a word of its CPU is `least` or more.
     pub fn call_from(
         &self,
         block: &TranslationBlock<'_>,

@@ -1,47 +1,48 @@
 //! The microscope as a plugin of QEMU: `-plugin libfreehold_scope.so,settings=FILE`.
 //!
-//! May use `unsafe`: QEMU calls through C, hands out pointers, and its memory is the guest's. What
-//! is done with all that is [`freehold_scope_engine`]'s, which is safe code; here it is connected.
+//! This crate may use `unsafe`: QEMU calls through C, passes pointers, and its memory is the
+//! guest's. It only connects QEMU to [`freehold_scope_engine`], which is safe code and does the
+//! work.
 //!
 //! # What QEMU needs
-//! Emulation (TCG) of x86-64. One memory backend for each node, shared, on a file or memfd named
-//! `freehold-mN` ([`mapping`]). QEMU has to end by itself or by SIGTERM: the results are written
-//! then, and not when it is killed.
+//! The plugin needs emulation (TCG) of x86-64, and one memory backend for each node, shared, on a
+//! file or memfd named `freehold-mN` ([`mapping`]). QEMU has to end by itself or by SIGTERM: the
+//! results are written then, and not when it is killed.
 //!
-//! One plugin serves every version of the interface from 1 to [`LAST_INTERFACE`]; it says which one
-//! it is written for when it is loaded ([`CHOOSE_INTERFACE`]), by what QEMU exports. It was run on
-//! 1 (QEMU 7.2) and 4 (QEMU 10.0).
+//! One plugin serves every version of the interface from 1 to [`LAST_INTERFACE`]. When it is
+//! loaded, it names the version that it is written for ([`CHOOSE_INTERFACE`]), depending on QEMU's
+//! exports. It was run with versions 1 (QEMU 7.2) and 4 (QEMU 10.0).
 //! - Up to 2 (QEMU 9.0), every block that runs is a call.
 //! - From 3 on (QEMU 9.1), the code that QEMU makes for a block counts it, compares its page with
 //!   the last one's and its lines with those in the modelled first level of instruction caches, and
 //!   calls only where one differs ([`counting`]).
 //!
-//! Each load and store is a call in all of them: no version can compare an address without one.
+//! Each load and store is a call in all versions: none can compare an address without a call.
 //!
 //! # Where things are
 //! *Instructions*: QEMU gives the host address of their bytes; the backends' mappings in this
-//! process turn that into a guest-physical address. Blocks are keyed by physical page, so that is
-//! looked at once, at the translation. A block that is left early (by an exception) is counted
-//! whole. *Data*: QEMU's answer is asked for once for each page that a CPU uses between two
-//! flushes; before QEMU 8.2 it counts the offset of a backend twice, which
-//! [`freehold_scope_record::Memory::from_hw_address`] undoes. Firmware's ROMs then look like a part
-//! of the second node; only firmware itself reads them. *Not visible*: what the CPU's page walks
-//! and devices read and write. An access that crosses a page is counted in its first.
+//! process turn that into a guest-physical address. Blocks are keyed by physical page, so the
+//! address is looked up once, at the translation. A block that is left early (by an exception) is
+//! counted whole. *Data*: QEMU is asked once for each page that a CPU uses between two flushes.
+//! Before QEMU 8.2 its answer counts the offset of a backend twice, which
+//! [`freehold_scope_record::MemoryBackends::from_hw_address`] undoes. Firmware's ROMs then look
+//! like a part of the second node; only firmware itself reads them. *Not visible*: accesses of the
+//! CPU's page walks and of devices. An access that crosses a page is counted in its first page.
 //!
 //! # Doorbell
-//! The marker and its messages are described in `scope/doorbell`. The marker may be the last
-//! instruction of a block when QEMU cuts blocks short (`-icount`): then the next block that begins
-//! behind it is waited for.
+//! The marker and its messages are described in `scope/doorbell`. If QEMU cuts blocks short
+//! (`-icount`), the marker may be the last instruction of a block: then the plugin waits for the
+//! next block that begins behind it.
 //!
 //! # Which code ran
-//! Where that is all that is asked for ([`Subject::Code`]), a block adds to a word when it runs,
-//! and nothing else is called ([`coverage`]).
+//! If only coverage is wanted ([`Subject::Code`]), a block adds to a word when it runs, and nothing
+//! else is called ([`coverage`]).
 //!
 //! # Threads
-//! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread
-//! collects them: it says [`stopping`](Slot), makes every running thread see that (membarrier, or a
-//! pause where the host has none), waits until no thread is inside a callback, and then uses them
-//! all. A thread that comes later turns round.
+//! Each CPU has a thread, and only that thread uses its [`Cpu`]. At the exit another thread
+//! collects the CPUs. It sets `STOPPING`, makes every running thread see that (membarrier, or a
+//! pause if the host has none), waits until no thread is inside a callback, and then uses all CPUs.
+//! A thread that enters later returns at once.
 
 #![allow(unsafe_code, reason = "QEMU calls through C and hands out pointers")]
 
@@ -68,7 +69,7 @@ use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
 use qemu::{ExecCallback, Instruction, MemCallback, TranslationBlock};
 
-/// The last version of the interface whose declarations are those used here: 7 changes its
+/// The last version of the interface whose declarations are those used here. Version 7 changes its
 /// callbacks.
 const LAST_INTERFACE: u32 = 6;
 
@@ -78,7 +79,7 @@ const LAST_INTERFACE: u32 = 6;
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
 
-/// Run by the loader, before QEMU looks for anything here.
+/// Called by the loader, before QEMU looks for symbols here.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CHOOSE_INTERFACE: extern "C" fn() = choose_interface;
@@ -97,12 +98,12 @@ const MAX_CPUS: usize = 64;
 /// How long the threads may take to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One CPU's place.
+/// State of one CPU.
 struct CpuSlot {
-    /// Its thread is inside a callback.
+    /// Whether its thread is inside a callback.
     inside: AtomicBool,
     cpu: UnsafeCell<Option<Box<Cpu>>>,
-    /// What the guest told before a translation instruction; its CPU's own.
+    /// The operand that the guest told before a translation instruction; owned by its CPU.
     told: UnsafeCell<Option<u64>>,
 }
 
@@ -115,13 +116,13 @@ static SLOTS: [CpuSlot; MAX_CPUS] = [const {
 }; MAX_CPUS];
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static STORE_BIT: AtomicU32 = AtomicU32::new(0);
-/// See [`qemu::size_field`].
+/// The answer of [`qemu::size_field`].
 static SIZE_AT: AtomicU32 = AtomicU32::new(0);
 static SIZE_MASK: AtomicU32 = AtomicU32::new(0);
 static SETTINGS: OnceLock<(Settings, u32)> = OnceLock::new();
 static RUNNING: OnceLock<Running> = OnceLock::new();
 
-/// What there is once the guest runs.
+/// The state once the guest runs.
 struct Running {
     watch: Arc<Watch>,
     mapped: Mapped,
@@ -137,13 +138,13 @@ impl Running {
     fn pending(&self) -> MutexGuard<'_, HashSet<u64>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Whether a block that begins at `pc` begins behind a marker that ended another.
+    /// Returns whether a block that begins at `pc` begins behind a marker that ended another block.
     fn awaits(&self, pc: u64) -> bool {
         self.pending().contains(&pc)
     }
 }
 
-/// The callbacks that are compiled for what is modelled.
+/// The callbacks that are compiled for the chosen models.
 #[derive(Clone, Copy)]
 struct Callbacks {
     blocks: Calls,
@@ -178,15 +179,15 @@ impl Callbacks {
     }
 }
 
-/// One line for the user, who sees QEMU's stderr through the command.
+/// Prints one line for the user, who sees QEMU's stderr through the command.
 fn say(words: &str) {
     eprintln!("freehold-scope: {words}");
 }
 
-/// QEMU's first call.
+/// Installs the plugin: QEMU's first call.
 ///
 /// # Safety
-/// QEMU calls it, once, with what its interface describes.
+/// QEMU calls this once, with the arguments of its interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: u64,
@@ -198,7 +199,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     let (machine, arguments) = unsafe { qemu::install_arguments(info, argc, argv) };
     match prepare(&machine, &arguments) {
         Ok(settings) => {
-            // Nobody else sets it: QEMU installs a plugin once.
+            // No other call sets it: QEMU installs a plugin once.
             let _ = SETTINGS.set((settings, machine.interface));
             // SAFETY: QEMU's own id.
             unsafe { qemu::register(id, on_translation, on_exit) };
@@ -241,7 +242,7 @@ fn prepare(machine: &qemu::GuestMachine, arguments: &[String]) -> Result<Setting
     Ok(settings)
 }
 
-/// The guest is about to run its first instruction: memory is there.
+/// Prepares the run. The guest is about to run its first instruction: memory is there.
 fn start() -> Result<Running, String> {
     let (settings, interface) = SETTINGS.get().ok_or("it was not installed")?;
     let mapped = Mapped::find(&settings.memory)?;
@@ -266,13 +267,13 @@ fn running() -> &'static Running {
     })
 }
 
-/// Run `f` with a CPU, on its thread. `None` when QEMU is ending, or the machine has no such CPU.
+/// Runs `f` with a CPU, on its thread. `None` if QEMU is ending, or the machine has no such CPU.
 #[inline]
 fn with_cpu<R>(number: c_uint, f: impl FnOnce(&mut Cpu, &mut Option<u64>) -> R) -> Option<R> {
     let slot = SLOTS.get(number as usize)?;
     slot.inside.store(true, Ordering::Relaxed);
-    // The other side's barrier makes the order of these two the machine's: here the compiler's is
-    // enough.
+    // The other side's barrier orders these two accesses for the machine, so a compiler fence is
+    // enough here.
     compiler_fence(Ordering::SeqCst);
     if STOPPING.load(Ordering::Relaxed) {
         slot.inside.store(false, Ordering::Release);
@@ -291,7 +292,7 @@ fn with_cpu<R>(number: c_uint, f: impl FnOnce(&mut Cpu, &mut Option<u64>) -> R) 
     result
 }
 
-/// A CPU's first callback.
+/// Handles a CPU's first callback.
 #[cold]
 fn begin(running: &Running, number: usize) -> Option<Box<Cpu>> {
     // SAFETY: it is its thread that calls.
@@ -371,22 +372,23 @@ extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flush(Flush::All));
 }
 
-/// Before an INT3 where the kernel patches an instruction.
+/// Called before an INT3 at a place where the kernel patches an instruction.
 extern "C" fn on_breakpoint(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.ran_at_site(data as u64, AtSite::Breakpoint));
 }
 
-/// Before an instruction that is a part of one, where the kernel patches it.
+/// Called before a part of an instruction at a place that the kernel patches.
 extern "C" fn on_torn(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.ran_at_site(data as u64, AtSite::Torn));
 }
 
-/// Before an instruction that has to do with RFLAGS.AC.
+/// Called before an instruction about RFLAGS.AC.
 extern "C" fn on_flags(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flags(flags::of(data)));
 }
 
-/// After its access; for the first instruction of a handler, with its address.
+/// Called after such an instruction's access, and for the first instruction of a handler, with its
+/// address.
 extern "C" fn on_flags_access(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flags_at(flags::of(data), address, || physical(info, address)));
 }
@@ -468,8 +470,7 @@ fn translate(running: &Running, block: &TranslationBlock<'_>) {
     }
 }
 
-/// Have the CPU see an instruction that has to do with RFLAGS.AC: the kernel's, and the programs'
-/// SYSCALL.
+/// Makes the CPU see instructions about RFLAGS.AC: the kernel's, and the programs' SYSCALL.
 fn watch_flags(instruction: &Instruction<'_>, kind: Flags, index: usize) {
     let pc = instruction.address();
     let data = flags::data(kind);
@@ -489,7 +490,7 @@ fn watch_flags(instruction: &Instruction<'_>, kind: Flags, index: usize) {
     }
 }
 
-/// Add an instruction to where its block is.
+/// Adds an instruction to the place of its block.
 fn extend(place: &mut Option<CodePlace>, running: &Running, instruction: &Instruction<'_>, count: u64) {
     let bytes = instruction.bytes().len() as u64;
     let pc = instruction.address();
@@ -529,7 +530,7 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
     }
 }
 
-/// What all CPUs saw. They are outside, and stay there.
+/// Returns the results of all CPUs. The CPUs are outside callbacks, and stay there.
 fn everything(running: &Running) -> Results {
     let mut cpus: Vec<&mut Cpu> = Vec::new();
     for slot in &SLOTS {
@@ -546,14 +547,15 @@ fn everything(running: &Running) -> Results {
     finish(&running.watch, &mut cpus, emulator)
 }
 
-/// Wait until no CPU's thread is inside a callback, and none can be from now on.
+/// Waits until no CPU's thread is inside a callback, and none can enter one. Returns false if a
+/// thread stays inside for [`PATIENCE`].
 fn all_are_outside() -> bool {
     // SAFETY: membarrier takes numbers; a kernel that does not know it says so.
     let registered = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) };
     // SAFETY: as above.
     let done = registered == 0 && unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER, 0, 0) } == 0;
     if !done {
-        // No store waits that long to be seen.
+        // Every store is visible after that time.
         std::thread::sleep(Duration::from_millis(100));
     }
     let started = Instant::now();
@@ -570,7 +572,7 @@ fn all_are_outside() -> bool {
 const MEMBARRIER: c_int = 1 << 3;
 const MEMBARRIER_REGISTER: c_int = 1 << 4;
 
-/// The CPU time that this process has used.
+/// Returns the CPU time of this process.
 fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a clock that every Linux has, and a place for its time.

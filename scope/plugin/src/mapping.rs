@@ -1,5 +1,5 @@
-//! Where the guest's memory is in QEMU's own: the mappings of the backends that the command made,
-//! found by name.
+//! Finds the guest's memory in QEMU's own: the mappings of the backends that the command made, by
+//! name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,18 +21,18 @@ pub struct Mapped {
     mappings: Vec<BackendMapping>,
 }
 
-/// The backend's number in a mapping's path: the file's name is `freehold-mN`, in whatever folder
-/// or none (`/memfd:`).
+/// Returns the backend's number in a mapping's path: the file's name is `freehold-mN`, in any
+/// folder or none (`/memfd:`).
 fn backend_of(path: &str) -> Option<usize> {
     let path = path.trim_end_matches(" (deleted)");
     let name = path.rsplit(['/', ':']).next()?;
     name.strip_prefix("freehold-m")?.parse().ok()
 }
 
-/// The backends' mappings in the text of /proc/self/maps.
+/// Finds the backends' mappings in the text of /proc/self/maps.
 ///
 /// # Errors
-/// What is missing or not of the size that it should be.
+/// A mapping is missing or has an unexpected size.
 fn find(maps: &str, memory: &MemoryBackends) -> Result<Vec<BackendMapping>, String> {
     let mut found: Vec<Option<BackendMapping>> = vec![None; memory.sizes().count()];
     for line in maps.lines() {
@@ -66,16 +66,16 @@ fn find(maps: &str, memory: &MemoryBackends) -> Result<Vec<BackendMapping>, Stri
 }
 
 impl Mapped {
-    /// Find the mappings in this process.
+    /// Finds the mappings in this process.
     ///
     /// # Errors
-    /// What is missing or not of the size that it should be.
+    /// A mapping is missing or has an unexpected size.
     pub fn find(memory: &MemoryBackends) -> Result<Self, String> {
         let maps = std::fs::read_to_string("/proc/self/maps")
             .map_err(|error| format!("/proc/self/maps: {error}"))?;
         Ok(Self { memory: memory.clone(), mappings: find(&maps, memory)? })
     }
-    /// The guest-physical address of a byte in this process; `None` for what is not the guest's
+    /// Returns the guest-physical address of a byte in this process; `None` outside the guest's
     /// memory.
     pub fn guest_address(&self, host: usize) -> Option<u64> {
         let mut backends = self.mappings.iter().enumerate();
@@ -83,7 +83,7 @@ impl Mapped {
         let (number, mapping) = backends.find(|(_, mapping)| inside(mapping))?;
         self.memory.address_of(number, (host - mapping.start) as u64)
     }
-    /// The guest-physical address that QEMU's answer means.
+    /// Returns the guest-physical address for QEMU's answer.
     pub fn read_hw_address(&self, answer: u64) -> Option<u64> {
         self.memory.from_hw_address(answer)
     }

@@ -1,9 +1,8 @@
 //! QEMU's plugin interface as all its versions have it (include/qemu/qemu-plugin.h): declarations,
-//! and calls with QEMU's pointers turned into values. What newer versions have besides is in
-//! `later`.
+//! and calls with QEMU's pointers turned into values. `later` has the additions of newer versions.
 //!
-//! QEMU's handles are valid during the callback that got them; they are wrapped here in types that
-//! borrow for that long.
+//! QEMU's handles are valid during the callback that got them. The types here wrap them and borrow
+//! for that long.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
@@ -12,9 +11,9 @@ use std::sync::atomic::AtomicU64;
 
 use crate::later::{later, symbol};
 
-/// Which accesses a callback is for: both.
+/// The accesses that a callback is for: loads and stores.
 const READ_AND_WRITE: c_int = 3;
-/// A callback that does not look at registers.
+/// A callback that does not read registers.
 pub const NO_REGISTERS: c_int = 0;
 
 /// Called when a block runs, or before an instruction: (CPU, what was registered).
@@ -85,7 +84,8 @@ const INLINE_ADD: c_int = 0;
 
 type EarlyInline = unsafe extern "C" fn(*mut RawBlock, c_int, *mut c_void, u64);
 
-/// What versions 1 and 2 have and version 3 has no more: an addition to a word that all CPUs share.
+/// Returns a function that versions 1 and 2 have and version 3 no longer has: an addition to a word
+/// that all CPUs share.
 fn early_inline() -> Option<EarlyInline> {
     static FOUND: OnceLock<Option<EarlyInline>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -95,7 +95,7 @@ fn early_inline() -> Option<EarlyInline> {
     })
 }
 
-/// What QEMU says of the machine at the start.
+/// The machine, as QEMU describes it at the start.
 pub struct GuestMachine {
     /// CPUs.
     pub cpus: usize,
@@ -105,7 +105,7 @@ pub struct GuestMachine {
     pub interface: u32,
 }
 
-/// Read what QEMU hands to `qemu_plugin_install`.
+/// Reads the arguments that QEMU passes to `qemu_plugin_install`.
 ///
 /// # Safety
 /// `info` and `argv` are what QEMU passed to `qemu_plugin_install`, with `argc`, and it has not
@@ -138,7 +138,7 @@ pub unsafe fn install_arguments(
 /// A block that is being translated.
 pub struct TranslationBlock<'a>(*mut RawBlock, PhantomData<&'a ()>);
 
-/// One of its instructions.
+/// An instruction of a block.
 pub struct Instruction<'a>(*mut RawInstruction, PhantomData<&'a ()>);
 
 /// The most bytes of an instruction, and one (Intel SDM, volume 2, 2.3.11).
@@ -159,18 +159,18 @@ impl core::ops::Deref for Bytes {
 }
 
 impl TranslationBlock<'_> {
-    /// The block that a translation callback got.
+    /// Wraps the block that a translation callback got.
     ///
     /// # Safety
     /// `raw` is the callback's argument, and the callback does not return before the value is gone.
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self(raw.cast(), PhantomData)
     }
-    /// QEMU's own handle.
+    /// Returns QEMU's own handle.
     pub const fn raw(&self) -> *mut RawBlock {
         self.0
     }
-    /// Its instructions; a block has at least one.
+    /// Returns the instructions; a block has at least one.
     pub fn instructions(&self) -> impl ExactSizeIterator<Item = Instruction<'_>> {
         // SAFETY: the block is valid during the callback.
         let count = unsafe { qemu_plugin_tb_n_insns(self.0) };
@@ -179,7 +179,8 @@ impl TranslationBlock<'_> {
             Instruction(unsafe { qemu_plugin_tb_get_insn(self.0, index) }, PhantomData)
         })
     }
-    /// Add 1 to `count` whenever the block runs, without a call; false where this QEMU cannot.
+    /// Adds 1 to `count` whenever the block runs, without a call; returns false if this QEMU
+    /// cannot.
     pub fn count_runs(&self, count: &'static AtomicU64) -> bool {
         let Some(inline) = early_inline() else { return false };
         let place = count.as_ptr().cast();
@@ -189,7 +190,7 @@ impl TranslationBlock<'_> {
         unsafe { inline(self.0, INLINE_ADD, place, 1) };
         true
     }
-    /// Call `callback` whenever the block runs.
+    /// Makes the block call `callback` whenever it runs.
     pub fn on_run(&self, callback: ExecCallback, data: *mut c_void) {
         // SAFETY: as above; QEMU hands `data` through.
         unsafe { qemu_plugin_register_vcpu_tb_exec_cb(self.0, callback, NO_REGISTERS, data) };
@@ -197,17 +198,17 @@ impl TranslationBlock<'_> {
 }
 
 impl Instruction<'_> {
-    /// Its address.
+    /// Returns the instruction's address.
     pub fn address(&self) -> u64 {
         // SAFETY: the instruction is valid during the callback.
         unsafe { qemu_plugin_insn_vaddr(self.0) }
     }
-    /// Its bytes' place in QEMU's own memory; 0 if it is in none.
+    /// Returns the place of the instruction's bytes in QEMU's own memory; 0 outside it.
     pub fn host_address(&self) -> usize {
         // SAFETY: as above.
         unsafe { qemu_plugin_insn_haddr(self.0) as usize }
     }
-    /// Its bytes.
+    /// Returns the instruction's bytes.
     pub fn bytes(&self) -> Bytes {
         let mut bytes = Bytes { all: [0; MOST_BYTES], length: 0 };
         if let Some(later) = later() {
@@ -228,19 +229,19 @@ impl Instruction<'_> {
         }
         bytes
     }
-    /// Call `callback` before it runs.
+    /// Calls `callback` before the instruction runs.
     pub fn before(&self, callback: ExecCallback, data: *mut c_void) {
         // SAFETY: as above; QEMU hands `data` through.
         unsafe { qemu_plugin_register_vcpu_insn_exec_cb(self.0, callback, NO_REGISTERS, data) };
     }
-    /// Call `callback` after each of its accesses.
+    /// Calls `callback` after each access of the instruction.
     pub fn on_access(&self, callback: MemCallback, data: *mut c_void) {
         // SAFETY: as above.
         unsafe { qemu_plugin_register_vcpu_mem_cb(self.0, callback, NO_REGISTERS, READ_AND_WRITE, data) };
     }
 }
 
-/// Call `translated` for each block that is translated and `exit` when QEMU ends.
+/// Registers `translated` for each block that is translated, and `exit` for QEMU's end.
 ///
 /// # Safety
 /// `id` is what QEMU passed to `qemu_plugin_install`.
@@ -255,21 +256,21 @@ pub unsafe fn register(
     unsafe { qemu_plugin_register_atexit_cb(id, exit, core::ptr::null_mut()) };
 }
 
-/// Where an access's kind says how many bytes it has: the first bit, and the most that the field
-/// holds, which is log2 of the bytes. QEMU is asked once, as for [`store_bit`].
+/// Returns the place of the size in an access's kind: the first bit, and the largest value of the
+/// field, which is log2 of the bytes. QEMU is asked once, as for [`store_bit`].
 pub fn size_field() -> Option<(u32, u32)> {
     let says = |kind: u32, shift: u32| qemu_plugin_mem_size_shift(kind) == shift;
     let at = (0..29).find(|&at| (0..4).all(|shift| says(shift << at, shift)))?;
     Some((at, if says(4 << at, 4) { 7 } else { 3 }))
 }
 
-/// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access
-/// costs more than all the rest of its way when everything hits.
+/// Returns the bit of an access's kind that marks a store. QEMU is asked once: a call for each
+/// access would cost more than the rest of its path when everything hits.
 pub fn store_bit() -> Option<u32> {
     (0..32).map(|bit| 1 << bit).find(|&bit| qemu_plugin_mem_is_store(bit) && !qemu_plugin_mem_is_store(!bit))
 }
 
-/// What QEMU says is the physical address of an access; `None` for what is no memory.
+/// Returns the physical address of an access, according to QEMU; `None` outside memory.
 ///
 /// # Safety
 /// Called in the access's callback, with its own arguments.

@@ -1,4 +1,4 @@
-//! What ran of a kernel's code, and nothing else: the other way to watch a guest, at nearly the
+//! The code of a kernel that ran, and nothing else: the other way to watch a guest, at nearly the
 //! speed of one that is not watched.
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Ranges(Vec<(u64, u64)>);
 
 impl FromIterator<(u64, u64)> for Ranges {
-    /// Ranges in any order, which may overlap. Empty ones are left out.
+    /// Joins ranges in any order, which may overlap. Empty ones are left out.
     fn from_iter<I: IntoIterator<Item = (u64, u64)>>(all: I) -> Self {
         let mut all: Vec<(u64, u64)> = all.into_iter().filter(|(start, end)| start < end).collect();
         all.sort_unstable();
@@ -24,27 +24,27 @@ impl FromIterator<(u64, u64)> for Ranges {
 }
 
 impl Ranges {
-    /// The ranges.
+    /// Returns the ranges.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().copied()
     }
-    /// What is in one of both.
+    /// Returns the ranges that are in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.iter().chain(other.iter()).collect()
     }
-    /// Bytes in all of them.
+    /// Returns the number of bytes in all ranges.
     pub fn bytes(&self) -> u64 {
         self.iter().map(|(start, end)| end - start).sum()
     }
-    /// Bytes in them that are in `start..end` too.
+    /// Returns the number of bytes of the ranges inside `start..end`.
     pub fn bytes_in(&self, start: u64, end: u64) -> u64 {
         let first = self.0.partition_point(|&(_, last)| last <= start);
         let inside = self.0[first..].iter().take_while(|&&(begin, _)| begin < end);
         inside.map(|&(begin, last)| last.min(end) - begin.max(start)).sum()
     }
-    /// The same, each address moved down by `distance` (modulo 2^64: up, for a negative one in
-    /// two's complement).
+    /// Returns the ranges with each address moved down by `distance` (modulo 2^64: up, for a
+    /// negative one in two's complement).
     #[must_use]
     pub fn moved_down(&self, distance: u64) -> Self {
         self.iter().map(|(start, end)| (start.wrapping_sub(distance), end.wrapping_sub(distance))).collect()
@@ -57,12 +57,13 @@ impl Ranges {
 pub struct Executed {
     /// [`VERSION`](crate::VERSION).
     pub version: u32,
-    /// In the kernel's half.
+    /// Code in the kernel's half.
     pub kernel: Ranges,
-    /// In the other half, before our kernel published itself: firmware, and the kernel's entry,
-    /// which runs where its physical address is.
+    /// Code in the other half, before our kernel published itself: firmware, and the kernel's
+    /// entry, which runs at its physical address.
     pub early: Ranges,
-    /// How far our kernel's image was moved from where it was linked; `None` if it never said so.
+    /// Distance of our kernel's image from its link address; `None` if the kernel never published
+    /// it.
     pub slide: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! How far programs' bytes were in the kernel's reach: through translations that stay cached, and
-//! through what they leave behind.
+//! Programs' bytes within the kernel's reach: through translations that stay cached, and through
+//! bytes that programs leave behind.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 /// translation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Lives {
-    /// Those that ended.
+    /// Lives that ended.
     pub ended: Vec<u64>,
-    /// Those that had not ended with the run.
+    /// Lives that had not ended with the run.
     pub alive: Vec<u64>,
 }
 
@@ -23,28 +23,28 @@ pub struct Exposure {
     pub closed_cached: u64,
     /// Frames × instructions for which a translation was cached while its window was open.
     pub open: u64,
-    /// The same after its window was closed.
+    /// Frames × instructions for which a translation was cached after its window was closed.
     pub closed: u64,
-    /// The same of programs' frames in the direct map, counted when a translation ends.
+    /// The same for programs' frames in the direct map, counted when a translation ends.
     pub direct: u64,
-    /// From the close of a window to the end of its translation.
+    /// Lives from the close of a window to the end of its translation.
     pub lives: Lives,
-    /// Frames that a program used after the kernel had used them in the direct map, by the CPU
-    /// whose program it was.
+    /// Frames that a program used after the kernel had used them in the direct map, counted by the
+    /// CPU that ran the program.
     pub aliases: u64,
-    /// From then to the end of the direct map's translation of the frame, where that CPU held one:
-    /// how long it would stay if its entry were taken away and nothing flushed.
+    /// Lives from then to the end of the direct map's translation of the frame, if that CPU held
+    /// one: the time that it would stay if its entry were removed and nothing flushed.
     pub alias_lives: Lives,
-    /// The same if the next write to CR3 flushed it at the latest.
+    /// The same lives, if the next write to CR3 flushed the translation at the latest.
     pub alias_until_switch: Vec<u64>,
 }
 
 /// Programs' bytes in memory at one moment. A byte is a program's if it is not zero, was stored
-/// while a program owned the frame, and nothing was stored over it since. Where the kernel does not
-/// say who owns frames, programs' own stores count, and no others.
+/// while a program owned the frame, and was not overwritten since. If the kernel does not publish
+/// owners, only programs' own stores count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Residue {
-    /// When.
+    /// Time of the sample.
     pub time: u64,
     /// Number of the phase that begins or runs then.
     pub phase: usize,
@@ -54,12 +54,12 @@ pub struct Residue {
     pub bytes: u64,
     /// Frames with such bytes that the kernel half maps outside windows.
     pub reachable_frames: u64,
-    /// The bytes in them.
+    /// The bytes in the reachable frames.
     pub reachable_bytes: u64,
-    /// Of the reachable frames, those that no program owns any more: residue.
+    /// Reachable frames that no program owns any more: residue.
     pub residue_frames: u64,
-    /// The bytes in them.
+    /// The bytes in the residue's frames.
     pub residue_bytes: u64,
-    /// Of the residue's frames, those that are free.
+    /// Frames of the residue that are free.
     pub free_frames: u64,
 }

@@ -1,12 +1,12 @@
-//! What the microscope is told and what it saw.
+//! The files that the command and the microscope's plugin exchange.
 //!
 //! The command writes [`Settings`] as one JSON file and starts QEMU with the plugin and that file's
-//! path; the plugin writes [`Results`] to the path that the settings name, when QEMU ends. Both
-//! sides use these types and nothing else, so they cannot misunderstand each other; [`VERSION`]
-//! says whether they are of one build.
+//! path. The plugin writes [`Results`] to the path in the settings, when QEMU ends. Both sides use
+//! only these types, so they cannot misunderstand each other; [`VERSION`] says whether they are of
+//! one build.
 //!
-//! All times are guest instructions: of the whole machine (the sum over its CPUs) where nothing
-//! else is said. All addresses are the guest's.
+//! All times are guest instructions: of the whole machine (the sum over its CPUs) unless a field
+//! says otherwise. All addresses are the guest's.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -35,14 +35,14 @@ pub use sharing::{SharedStore, Sharing};
 /// The version of these types. The plugin refuses settings of another.
 pub const VERSION: u32 = 7;
 
-/// Why a file is no record.
+/// Reason why a file is no valid record.
 #[derive(Debug)]
 pub enum ReadError {
-    /// It could not be read.
+    /// The file could not be read.
     Io(std::io::Error),
-    /// It is no JSON, or not of these types.
+    /// The file is no JSON, or not of these types.
     Json(serde_json::Error),
-    /// It is of another version than [`VERSION`].
+    /// The file has another version than [`VERSION`].
     Version(u32),
 }
 
@@ -58,21 +58,21 @@ impl core::fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Gives a type its way into a file and back.
+/// Adds methods to a type that read it from a file and write it to one.
 macro_rules! in_a_file {
     ($kind:ty) => {
         impl $kind {
             /// Reads it from a file.
             ///
             /// # Errors
-            /// [`ReadError`](crate::ReadError) where it holds none of this version.
+            /// [`ReadError`](crate::ReadError) if the file holds no record of this version.
             pub fn read(path: &std::path::Path) -> Result<Self, crate::ReadError> {
                 crate::read(path)
             }
             /// Writes it to a file, whole or not at all.
             ///
             /// # Errors
-            /// What the file system says.
+            /// The error of the file system.
             pub fn write(&self, path: &std::path::Path) -> std::io::Result<()> {
                 crate::write(self, path)
             }
@@ -102,7 +102,7 @@ fn write<T: serde::Serialize>(value: &T, path: &std::path::Path) -> std::io::Res
     let fresh = std::path::PathBuf::from(fresh);
     let text = serde_json::to_vec(value)?;
     std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path)).inspect_err(|_| {
-        // Half a file is worse than none; that it cannot be removed either is no news.
+        // Half a file is worse than none. An error of the removal adds nothing to the first one.
         let _ = std::fs::remove_file(&fresh);
     })
 }

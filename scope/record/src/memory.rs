@@ -1,10 +1,9 @@
-//! Where the guest's memory is: which backend of QEMU holds which guest-physical addresses.
+//! The place of the guest's memory: which backend of QEMU holds which guest-physical addresses.
 //!
 //! Memory that can be plugged in has backends of its own, after those of the nodes. Its addresses
-//! are chosen, not found: each device is as far behind the beginning of
-//! [`DEVICES`](Memory::devices_start) as its backend's bytes are behind the first backend's. Then
-//! QEMU's answers that count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address
-//! each.
+//! are chosen, not found: each device is as far behind the beginning of the devices' addresses
+//! (`devices_start`) as its backend's bytes are behind the first backend's. So QEMU's answers that
+//! count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address each.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,7 +47,7 @@ pub struct BackendRange {
     pub offset: u64,
 }
 
-/// What QEMU's `qemu_plugin_hwaddr_phys_addr` returns.
+/// The meaning of a result of QEMU's `qemu_plugin_hwaddr_phys_addr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HwAddress {
@@ -64,17 +63,18 @@ pub enum HwAddress {
 pub struct MemoryBackends {
     /// The backends in the order in which QEMU makes them: backend n is node n.
     pub backends: Vec<Backend>,
-    /// What can be plugged in, in the order in which QEMU makes its backends, after all others.
+    /// Memory that can be plugged in, in the order in which QEMU makes its backends, after all
+    /// others.
     #[serde(default)]
     pub growth: Vec<PluggableMemory>,
-    /// Where they are, by address.
+    /// The address ranges, in order.
     pub ranges: Vec<BackendRange>,
     /// How to read QEMU's physical addresses.
     pub hw_address: HwAddress,
 }
 
 impl MemoryBackends {
-    /// The memory of QEMU's machine q35, with one backend of these sizes for each node.
+    /// Returns the memory of QEMU's machine q35, with one backend of these sizes for each node.
     pub fn q35(nodes: &[u64], hw_address: HwAddress) -> Self {
         let total: u64 = nodes.iter().sum();
         let low_end = if total >= LOW_END { LOW_END_OF_MORE } else { LOW_END };
@@ -95,7 +95,7 @@ impl MemoryBackends {
         let backends = nodes.iter().map(|&bytes| Backend { bytes }).collect();
         Self { backends, growth: Vec::new(), ranges, hw_address }
     }
-    /// The same with memory that can be plugged in.
+    /// Adds memory that can be plugged in.
     pub fn with_growth(mut self, growth: Vec<PluggableMemory>) -> Self {
         let (first, base) = (self.backends.len(), self.devices_start());
         self.growth = growth;
@@ -105,53 +105,53 @@ impl MemoryBackends {
         }
         self
     }
-    /// Where QEMU's machine begins to place memory devices: at the first multiple of 1 GiB behind
-    /// memory, from 4 GiB on.
+    /// Returns the address where QEMU's machine begins to place memory devices: the first multiple
+    /// of 1 GiB behind memory, from 4 GiB on.
     fn devices_start(&self) -> u64 {
         let nodes = self.ranges.iter().filter(|range| range.backend < self.backends.len());
         let end = nodes.map(|range| range.start + range.bytes).max().unwrap_or(0);
         end.max(4 * GIB).next_multiple_of(GIB)
     }
-    /// Guest-physical addresses of what can be plugged in, in the order of
+    /// Returns guest-physical addresses of pluggable memory, in the order of
     /// [`growth`](Self::growth).
     pub fn growth_starts(&self) -> Vec<u64> {
         let pluggable = self.ranges.iter().filter(|range| range.backend >= self.backends.len());
         pluggable.map(|range| range.start).collect()
     }
-    /// Bytes of addresses that memory devices take, from the first that they may have.
+    /// Returns the bytes of addresses that memory devices take, from the first that they may have.
     pub fn devices_span(&self) -> u64 {
         if self.growth.is_empty() { 0 } else { self.end() - self.devices_start() }
     }
-    /// Sizes of all backends, in the order in which QEMU makes them.
+    /// Returns the sizes of all backends, in the order in which QEMU makes them.
     pub fn sizes(&self) -> impl Iterator<Item = u64> {
         let nodes = self.backends.iter().map(|backend| backend.bytes);
         nodes.chain(self.growth.iter().map(|growth| growth.bytes))
     }
-    /// The node of a backend's memory.
+    /// Returns the node of a backend's memory.
     pub fn node_of(&self, backend: usize) -> usize {
         backend.checked_sub(self.backends.len()).map_or(backend, |number| self.growth[number].node)
     }
-    /// Where QEMU has a backend's bytes among all backends'.
+    /// Returns the place of a backend's bytes among all backends'.
     fn place_of(&self, backend: usize) -> u64 {
         self.sizes().take(backend).map(|bytes| bytes.next_multiple_of(PLACE)).sum()
     }
-    /// Where a memory device is among the addresses for them.
+    /// Returns the place of a memory device among the addresses for devices.
     fn offset_of(&self, backend: usize) -> u64 {
         self.place_of(backend).next_multiple_of(DEVICE_PLACE)
     }
-    /// One past the highest address of memory.
+    /// Returns one past the highest address of memory.
     pub fn end(&self) -> u64 {
         self.ranges.iter().map(|range| range.start + range.bytes).max().unwrap_or(0)
     }
-    /// All bytes that are there from the start.
+    /// Returns the number of bytes that are there from the start.
     pub fn bytes(&self) -> u64 {
         self.backends.iter().map(|backend| backend.bytes).sum()
     }
-    /// The range that holds a guest-physical address.
+    /// Returns the range that holds a guest-physical address.
     pub fn range_of(&self, address: u64) -> Option<&BackendRange> {
         self.ranges.iter().find(|range| address.wrapping_sub(range.start) < range.bytes)
     }
-    /// The guest-physical address of a byte of a backend.
+    /// Returns the guest-physical address of a byte of a backend.
     pub fn address_of(&self, backend: usize, offset: u64) -> Option<u64> {
         let range = self
             .ranges
@@ -159,7 +159,7 @@ impl MemoryBackends {
             .find(|range| range.backend == backend && offset.wrapping_sub(range.offset) < range.bytes)?;
         Some(range.start + (offset - range.offset))
     }
-    /// The guest-physical address that QEMU's answer means; `None` for what is not memory.
+    /// Returns the guest-physical address for QEMU's answer; `None` outside memory.
     pub fn from_hw_address(&self, answer: u64) -> Option<u64> {
         match self.hw_address {
             HwAddress::GuestPhysical => self.range_of(answer).map(|_| answer),
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!((memory.end(), memory.bytes()), (5 * GIB + 640 * MIB, 128 * MIB));
         assert_eq!(memory.devices_span(), GIB + 640 * MIB);
         assert_eq!([0, 1, 2, 3].map(|backend| memory.node_of(backend)), [0, 1, 0, 1]);
-        // Twice what lies before, as for nodes: no two backends answer alike.
+        // Twice the offset, as for nodes: no two backends have the same answer.
         assert_eq!(memory.from_hw_address(2 * 64 * MIB + 5), Some(64 * MIB + 5));
         assert_eq!(memory.from_hw_address(2 * 128 * MIB + 5), Some(starts[0] + 5));
         assert_eq!(memory.from_hw_address(2 * (GIB + 128 * MIB) + 5), Some(starts[1] + 5));

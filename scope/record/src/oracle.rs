@@ -1,8 +1,8 @@
-//! What the oracle saw.
+//! Results of the oracle.
 
 use serde::{Deserialize, Serialize};
 
-/// What was broken.
+/// A rule that the oracle checks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
@@ -20,23 +20,23 @@ pub enum Rule {
     WritableImage,
     /// A translation table of the kernel half was linked a second time.
     SharedTable,
-    /// The kernel reached a frame that was given back and is nobody's, other than by a store of
-    /// zeroes through a window. Judged with the residue model.
+    /// The kernel reached a freed frame without an owner, other than by a store of zeroes through a
+    /// window. Judged with the residue model.
     FreeFrame,
-    /// A CPU fetched text that is another node's, by the tables that its kernel published.
+    /// A CPU fetched another node's text, according to the tables that its kernel published.
     RemoteText,
     /// A CPU loaded a root that has another node's image in its kernel half.
     Root,
-    /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or
-    /// from a program.
+    /// The kernel ran with RFLAGS.AC set, which switches SMAP off, outside its copies to and from
+    /// programs.
     Smap,
-    /// A CPU ran an instruction, where the kernel patches one, that is neither the old one nor INT3
-    /// nor the new one.
+    /// At a place that the kernel patches, a CPU ran an instruction that is neither the old one nor
+    /// INT3 nor the new one.
     Patch,
 }
 
 impl Rule {
-    /// The rule in words.
+    /// Returns the rule in words.
     pub const fn description(self) -> &'static str {
         match self {
             Self::DirectMap => "the kernel reached a user's frame through the direct map",
@@ -56,25 +56,25 @@ impl Rule {
     }
 }
 
-/// The life of a translation that outlived what it was made under.
+/// The life of a translation that was used after its frame changed hands.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stale {
-    /// When the translation was cached.
+    /// Time when the translation was cached.
     pub filled: u64,
-    /// Who owned the frame then.
+    /// The frame's owner at that time.
     pub owner: String,
-    /// When the frame first changed hands after that.
+    /// Time when the frame first changed hands after that.
     pub changed: u64,
 }
 
 /// A broken rule. Repetitions by the same instruction are one violation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Violation {
-    /// Which rule.
+    /// The rule.
     pub rule: Rule,
-    /// When it was first broken.
+    /// Time of the first violation.
     pub time: u64,
-    /// By which CPU.
+    /// The CPU.
     pub cpu: usize,
     /// The instruction's address.
     pub pc: u64,
@@ -83,15 +83,15 @@ pub struct Violation {
     /// The frame that it reached, or that a stale translation leads to. For [`Rule::Root`]: the
     /// root. For [`Rule::Smap`]: the frame of the code.
     pub frame: u64,
-    /// Who owned the frame.
+    /// The frame's owner.
     pub owner: String,
-    /// For [`Rule::Stale`].
+    /// Details for [`Rule::Stale`].
     pub stale: Option<Stale>,
-    /// How often this instruction broke it.
+    /// Number of violations by this instruction.
     pub count: u64,
 }
 
-/// How often the oracle looked.
+/// Counts of the oracle's checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checks {
     /// Kernel accesses through the direct map.
@@ -103,7 +103,7 @@ pub struct Checks {
     /// Stores to text by the code that patches it.
     #[serde(default)]
     pub text_stores: u64,
-    /// INT3s that were run where an instruction was being patched.
+    /// INT3s that ran at places where an instruction was being patched.
     #[serde(default)]
     pub breakpoints: u64,
     /// Changes of ownership that were seen.
@@ -114,24 +114,24 @@ pub struct Checks {
     pub tables: u64,
 }
 
-/// RFLAGS.AC in kernel mode, which switches SMAP off. All but the trap frames are kernel
-/// instructions that ran with AC set.
+/// RFLAGS.AC in kernel mode, which switches SMAP off. All counts except those of trap frames are
+/// kernel instructions that ran with AC set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SmapChecks {
     /// Trap frames that were read.
     pub frames: u64,
-    /// Those of them that interrupted a program that had AC set.
+    /// Trap frames that interrupted a program with AC set.
     pub program_frames: u64,
-    /// In the code that copies to and from programs.
+    /// Instructions in the code that copies to and from programs.
     pub user_copies: u64,
-    /// Between a trap and the handler's CLAC, as far as that is in time.
+    /// Instructions between a trap and the handler's CLAC, if that comes in time.
     pub entries: u64,
-    /// Elsewhere: each is a breach of [`Rule::Smap`].
+    /// Instructions elsewhere: each breaks [`Rule::Smap`].
     pub outside: u64,
 }
 
 impl SmapChecks {
-    /// The sums of both.
+    /// Returns the sums of both.
     #[must_use]
     pub const fn plus(self, more: Self) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl SmapChecks {
     }
 }
 
-/// What our kernel published of itself: half-open ranges of virtual addresses, as they run (slide
+/// Layout that our kernel published: half-open ranges of virtual addresses, as they run (slide
 /// included).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KernelLayout {
@@ -160,26 +160,26 @@ pub struct KernelLayout {
     pub text: (u64, u64),
     /// Read-only data.
     pub rodata: (u64, u64),
-    /// How far the image was moved.
+    /// Distance of the image from its link address.
     pub slide: u64,
 }
 
 /// The oracle's part of the results.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Oracle {
-    /// What the kernel published; `None`: it published nothing, and nothing was checked.
+    /// The kernel's publication; `None`: it published nothing, and nothing was checked.
     pub layout: Option<KernelLayout>,
-    /// When it did: checks begin there.
+    /// Time of the publication: checks begin there.
     pub since: u64,
-    /// How often it looked.
+    /// Numbers of checks.
     pub checks: Checks,
-    /// What it saw of RFLAGS.AC.
+    /// Results about RFLAGS.AC.
     pub smap: SmapChecks,
-    /// What was broken, in order of time; no more than were asked for.
+    /// Broken rules, in order of time; at most as many as the settings allow.
     pub violations: Vec<Violation>,
-    /// How many there were in all, repetitions included.
+    /// Number of all violations, repetitions included.
     pub total: u64,
-    /// How long stale translations had been stale when they were used: entry n counts 2^n to
-    /// 2^(n+1) - 1 instructions.
+    /// Ages of stale translations when they were used: entry n counts 2^n to 2^(n+1) - 1
+    /// instructions.
     pub stale_windows: Vec<u64>,
 }

@@ -1,10 +1,10 @@
-//! What a run showed.
+//! Results of a run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Exposure, Oracle, Residue, Settings, Sharing};
 
-/// Something for the kernel and for programs apart. What ran before the first kernel instruction
+/// Values for the kernel and for programs apart. Code that ran before the first kernel instruction
 /// (firmware, loader) is counted with programs, in the phase "firmware".
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Modes<T> {
@@ -14,7 +14,7 @@ pub struct Modes<T> {
     pub kernel: T,
 }
 
-/// What one CPU did in one mode in one phase. Vectors have an entry per node.
+/// Counts of one CPU in one mode in one phase. Vectors have an entry per node.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuCounts {
     /// Instructions.
@@ -23,9 +23,9 @@ pub struct CpuCounts {
     pub loads: u64,
     /// Stores.
     pub stores: u64,
-    /// Bytes that they stored.
+    /// Bytes that the stores wrote.
     pub stored_bytes: u64,
-    /// Loads and stores that reached no memory: device registers, firmware.
+    /// Loads and stores outside memory: device registers, firmware.
     pub elsewhere: u64,
     /// Loads and stores by the node whose memory they name.
     pub data: Vec<u64>,
@@ -51,11 +51,11 @@ pub struct CpuCounts {
 /// One CPU in one phase.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuPhase {
-    /// Its counts.
+    /// Counts of the CPU.
     pub modes: Modes<CpuCounts>,
     /// Instructions that empty translation caches: writes to CR3.
     pub space_flushes: u64,
-    /// Writes to CR4, INVPCID and what else empties all of it.
+    /// Writes to CR4, INVPCID and other instructions that empty all translation caches.
     pub full_flushes: u64,
     /// INVLPG.
     pub page_flushes: u64,
@@ -66,13 +66,13 @@ pub struct CpuPhase {
 pub struct NearCounts {
     /// All accesses: lines that the last-level caches missed or wrote back.
     pub accesses: u64,
-    /// Those that were there.
+    /// Accesses whose line was there.
     pub hits: u64,
     /// First uses.
     pub cold: u64,
     /// Misses that a fully associative cache of the size has too.
     pub capacity: u64,
-    /// Misses that only the mapping is to blame for.
+    /// Misses that only the mapping causes.
     pub conflict: u64,
     /// Dirty lines that went to memory.
     pub written_back: u64,
@@ -81,12 +81,12 @@ pub struct NearCounts {
 /// A time between two marks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Phase {
-    /// The mark's name. "firmware" and "boot" come by themselves, "program" when the guest starts
-    /// what it was given; phases of one name are one entry each time.
+    /// The mark's name. "firmware" and "boot" exist always, "program" begins when the guest starts
+    /// its program; phases of one name are one entry each time.
     pub name: String,
-    /// When it began.
+    /// Start time.
     pub start: u64,
-    /// When it ended.
+    /// End time.
     pub end: u64,
     /// Each CPU.
     pub cpus: Vec<CpuPhase>,
@@ -105,14 +105,14 @@ pub struct Bucket {
     pub occupied: u64,
 }
 
-/// Two frames that drove each other's lines out.
+/// Two frames that evicted each other's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Collision {
     /// The frame whose line left.
     pub evicted: u64,
     /// The frame whose line came.
     pub arrived: u64,
-    /// How often.
+    /// Number of conflicts.
     pub count: u64,
 }
 
@@ -157,7 +157,7 @@ pub enum Half {
     Kernel,
 }
 
-/// What ended a TLB entry.
+/// The cause of a TLB entry's end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -165,7 +165,7 @@ pub enum Cause {
     Capacity,
     /// It was flushed by its address.
     Page,
-    /// All that is not global was flushed.
+    /// All entries that are not global were flushed.
     Space,
     /// Everything was flushed.
     All,
@@ -175,9 +175,9 @@ pub enum Cause {
 /// instructions of their CPU.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Death {
-    /// Of what.
+    /// The cause.
     pub cause: Cause,
-    /// How many by length of life.
+    /// Number of entries by length of life.
     pub lived: Vec<u64>,
 }
 
@@ -186,15 +186,15 @@ pub struct Death {
 pub struct LifetimeGroup {
     /// The CPU.
     pub cpu: usize,
-    /// Whose addresses.
+    /// The half of the address space.
     pub half: Half,
     /// The page size.
     pub page: Page,
     /// Entries made.
     pub fills: u64,
-    /// Those that died.
+    /// Entries that died.
     pub deaths: Vec<Death>,
-    /// Those that were alive at the end, by their age then.
+    /// Entries that were alive at the end, by their age then.
     pub alive: Vec<u64>,
 }
 
@@ -203,7 +203,7 @@ pub struct LifetimeGroup {
 pub struct TlbResult {
     /// By CPU, half and page size; kinds without an entry are left out.
     pub groups: Vec<LifetimeGroup>,
-    /// How page sizes were found: "tables" (read, the kernel published its root) or "assumed".
+    /// Source of page sizes: "tables" (read, the kernel published its root) or "assumed".
     pub page_sizes: String,
     /// INVLPGs whose address was not known: the entry died when its change was seen, or not at all.
     pub unknown_page_flushes: u64,
@@ -214,24 +214,24 @@ pub struct TlbResult {
 pub struct Locality {
     /// Loads and stores to the CPU's own node.
     pub data_local: u64,
-    /// Loads and stores to another.
+    /// Loads and stores to another node.
     pub data_remote: u64,
     /// Instructions fetched from the CPU's own node.
     pub fetch_local: u64,
-    /// Instructions fetched from another.
+    /// Instructions fetched from another node.
     pub fetch_remote: u64,
 }
 
 /// A slice of time.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slice {
-    /// When it began.
+    /// Start time.
     pub start: u64,
-    /// When it ended.
+    /// End time.
     pub end: u64,
     /// Each CPU.
     pub cpus: Vec<Modes<Locality>>,
-    /// Loads and stores by region that had any: (index into [`Results::regions`], how many).
+    /// Loads and stores by region that had any: (index into [`Results::regions`], count).
     pub heat: Vec<(usize, u64)>,
 }
 
@@ -252,67 +252,67 @@ pub struct BlockRecord {
     /// The first instruction's address. Programs share addresses: only kernel blocks can be named
     /// by them alone.
     pub pc: u64,
-    /// Whose it is.
+    /// The half that the block belongs to.
     pub half: Half,
-    /// How often it ran.
+    /// Number of runs.
     pub runs: u64,
     /// Instructions in all.
     pub instructions: u64,
-    /// Of these, those of the program's time: see [`Phase::PROGRAM`].
+    /// Instructions in the program's time: see [`Phase::PROGRAM`].
     pub program: u64,
 }
 
 impl Phase {
-    /// The name of the phase that the program begins with. Its time ends where the last phase named
-    /// [`Phase::CLOSING`] begins after that, or with the run; where no such phase began, all time
-    /// is the program's.
+    /// The name of the phase with which the program begins. The program's time ends when the last
+    /// later phase named [`Phase::CLOSING`] begins, or with the run. If no phase of this name
+    /// began, all time is the program's.
     pub const PROGRAM: &str = "program";
-    /// The name of the phase in which the kernel takes stock.
+    /// The name of the phase in which the kernel makes its audit.
     pub const CLOSING: &str = "closing";
 }
 
-/// How blocks of code are counted.
+/// Ways to count blocks of code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Counting {
-    /// By a call for each.
+    /// By a call for each block.
     Calls,
-    /// By code that the emulator makes for it; calls where something is due.
+    /// By code that the emulator makes for a block; calls only when an event is due.
     Inline,
 }
 
-/// What ran the guest.
+/// The emulator that ran the guest.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Emulator {
     /// CPU time of its process, seconds.
     pub cpu_seconds: f64,
     /// The version of its plugin interface.
     pub interface: u32,
-    /// What that allowed.
+    /// The way of counting that the interface allowed.
     pub counting: Counting,
 }
 
-/// What looking cost.
+/// The cost of watching.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cost {
-    /// What ran the guest.
+    /// The emulator that ran the guest.
     pub emulator: Emulator,
     /// Blocks that ran.
     pub blocks: u64,
     /// Loads and stores.
     pub accesses: u64,
-    /// Of these, how many needed QEMU's own translation.
+    /// Accesses that needed QEMU's own translation.
     pub translations: u64,
     /// Blocks that were translated.
     pub translated: u64,
 }
 
-/// What a run showed.
+/// Results of a run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// [`VERSION`](crate::VERSION).
     pub version: u32,
-    /// What was asked for.
+    /// The settings of the run.
     pub settings: Settings,
     /// All instructions.
     pub instructions: u64,
@@ -320,35 +320,35 @@ pub struct Results {
     pub phases: Vec<Phase>,
     /// Memory-side caches by node; empty where none is modelled.
     pub near: Vec<NearResult>,
-    /// The owner classes of [`NearResult::collisions`]: of our kernel the owners of frames, of
-    /// others who last used the page.
+    /// The owner classes of [`NearResult::collisions`]: for our kernel the owners of frames, for
+    /// others the last users of the page.
     pub classes: Vec<String>,
     /// Lifetimes of translations.
     pub tlb: Option<TlbResult>,
     /// Translations of programs' frames; with the TLB model.
     pub exposure: Option<Exposure>,
-    /// Programs' bytes at moments in order of time; with the residue model, else empty.
+    /// Programs' bytes, sampled in order of time; with the residue model, else empty.
     pub residue: Vec<Residue>,
     /// Lines of the kernel that several CPUs store to; with the sharing model.
     pub sharing: Option<Sharing>,
-    /// Slices of time, of equal length but for the last.
+    /// Slices of time, of equal length except the last.
     pub slices: Vec<Slice>,
     /// The heat map's regions.
     pub regions: Vec<HeatRegion>,
-    /// The blocks that ran most instructions of the program's time, most first, then of the other
+    /// The blocks that ran most instructions in the program's time, most first, then in the other
     /// time.
     pub blocks: Vec<BlockRecord>,
     /// The oracle.
     pub oracle: Oracle,
-    /// What looking cost.
+    /// The cost of watching.
     pub cost: Cost,
-    /// What the reader has to know to judge the figures, a sentence each.
+    /// Remarks that the reader needs to judge the figures, a sentence each.
     pub remarks: Vec<String>,
 }
 
 crate::in_a_file!(Results);
 
-/// The bucket of a length of life: the power of two at or below it.
+/// Returns the bucket of a length of life: the power of two at or below it.
 pub const fn log2_bucket(lived: u64) -> usize {
     (63 - (lived | 1).leading_zeros()) as usize
 }

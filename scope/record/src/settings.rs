@@ -1,4 +1,4 @@
-//! What the command asks for.
+//! Settings that the command gives the plugin.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ pub struct CacheModel {
     pub line: u64,
     /// The first level of each CPU, one for data and one for instructions, direct-mapped.
     pub first: CacheShape,
-    /// The last level, which each CPU has for itself: its share of what hardware shares.
+    /// The last level of each CPU: its share of the cache that hardware shares.
     pub last: CacheShape,
     /// The memory-side caches, if the machine has any.
     pub near: Option<NearShape>,
@@ -57,14 +57,14 @@ pub struct TlbShape {
     pub pseudo_lru: bool,
 }
 
-/// How fine page heat is kept. Slices of time are joined two by two when there would be more.
+/// Resolution of page heat. Slices of time are joined two by two if there would be more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Heat {
     /// The most regions that memory is divided into.
     pub regions: usize,
 }
 
-/// What is modelled. What is `None` costs nothing.
+/// The models to run. A model that is `None` costs nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Models {
     /// Caches.
@@ -73,13 +73,13 @@ pub struct Models {
     pub tlb: Option<TlbShape>,
     /// Page heat.
     pub heat: Option<Heat>,
-    /// Programs' bytes, by byte: what was stored, and what has not been stored over.
+    /// Programs' bytes, by byte: bytes that programs stored and that were not overwritten.
     pub residue: bool,
     /// Lines of the kernel that several CPUs store to.
     pub sharing: bool,
 }
 
-/// What the plugin looks at.
+/// The subject that the plugin watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -87,24 +87,24 @@ pub enum Subject {
     #[default]
     Everything,
     /// Which code ran: the result is an [`Executed`](crate::Executed). The guest's memory is not
-    /// looked into.
+    /// read.
     Code,
 }
 
-/// What the command tells the plugin.
+/// Settings that the command gives the plugin.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// [`VERSION`].
     pub version: u32,
-    /// Where the results go.
+    /// Path for the results.
     pub result: PathBuf,
-    /// What is looked at.
+    /// The subject to watch.
     pub subject: Subject,
     /// The guest's memory.
     pub memory: MemoryBackends,
     /// The node of each CPU.
     pub cpus: Vec<usize>,
-    /// What is modelled.
+    /// The models to run.
     pub models: Models,
     /// The most slices of time that are kept.
     pub slices: usize,
@@ -114,12 +114,12 @@ pub struct Settings {
     pub violations: usize,
 }
 
-/// Why settings make no sense.
+/// Reason why settings make no sense.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SettingsError {
-    /// Which setting, as the user knows it.
+    /// The setting, as the user knows it.
     pub setting: &'static str,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: String,
 }
 
@@ -135,7 +135,7 @@ impl TlbShape {
     /// Shapes by name, with the figures of the makers' optimisation manuals.
     pub const PRESETS: [&str; 4] = ["skylake-sp", "ice-lake", "zen4", "zen5"];
 
-    /// A preset.
+    /// Returns a preset.
     pub fn preset(name: &str) -> Option<Self> {
         // Data, instructions, second level: (entries, ways). Skylake-SP has a second level of 12
         // ways for both sizes of page and 8 ways of 128 entries for 4 KiB instructions; Zen 4 has
@@ -153,7 +153,7 @@ impl TlbShape {
         Some(Self::new(name, [data, fetch, second]))
     }
 
-    /// A shape of one's own: (entries, ways) for data, for instructions, of the second level.
+    /// Makes a custom shape: (entries, ways) for data, for instructions, of the second level.
     pub fn new(name: &str, [data, fetch, second]: [(usize, usize); 3]) -> Self {
         Self {
             name: name.into(),
@@ -167,7 +167,7 @@ impl TlbShape {
         }
     }
 
-    /// The same with another replacement in the second level.
+    /// Returns the same shape with another replacement in the second level.
     #[must_use]
     pub fn with_pseudo_lru(self) -> Self {
         Self { name: format!("{}:plru", self.name), pseudo_lru: true, ..self }
@@ -175,8 +175,8 @@ impl TlbShape {
 }
 
 impl CacheModel {
-    /// Caches of a server's core (Skylake-SP: 32 KiB; 1 MiB of second level, 1.375 MiB of the
-    /// shared last one, together one model of 2 MiB in 16 ways), with or without memory-side
+    /// Returns caches of a server's core (Skylake-SP: 32 KiB; 1 MiB of second level, 1.375 MiB of
+    /// the shared last one, together one model of 2 MiB in 16 ways), with or without memory-side
     /// caches.
     pub fn server(near: Option<NearShape>) -> Self {
         Self {
@@ -189,7 +189,7 @@ impl CacheModel {
 }
 
 impl Settings {
-    /// Settings with the usual bounds and no models.
+    /// Returns settings with the usual bounds and no models.
     pub fn new(result: PathBuf, memory: MemoryBackends, cpus: Vec<usize>) -> Self {
         Self {
             version: VERSION,
@@ -204,10 +204,10 @@ impl Settings {
         }
     }
 
-    /// Whether the figures fit each other.
+    /// Checks that the figures fit each other.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first figure that does not.
     pub fn check(&self) -> Result<(), SettingsError> {
         let fail = |setting, problem| Err(SettingsError { setting, problem });
         if let Some(cache) = self.models.cache {

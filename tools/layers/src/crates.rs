@@ -43,24 +43,24 @@ pub struct Module {
     pub parent: ModuleId,
     /// The file that its text is in.
     pub file: usize,
-    /// What is named in it.
+    /// Names that the scope binds.
     pub names: HashMap<String, Binding>,
     /// Paths whose names are all visible here (`use path::*`).
     pub globs: Vec<Vec<String>>,
-    /// What it mentions.
+    /// Mentions of other names.
     pub mentions: Vec<Mention>,
 }
 
 /// A file of the crate.
 #[derive(Debug)]
 pub struct File {
-    /// Relative to the root's folder, as `task/exit.rs`.
+    /// Path relative to the root's folder, as `task/exit.rs`.
     pub name: String,
     /// The path of its module, as `task::exit`; empty for the root.
     pub module: String,
 }
 
-/// All of it.
+/// The whole crate.
 #[derive(Default, Debug)]
 pub struct Crate {
     pub files: Vec<File>,
@@ -147,7 +147,7 @@ impl Reader<'_> {
     }
 }
 
-/// Where a module's text is: its file, the folder of its modules, and its path from the crate's
+/// The place of a module's text: its file, the folder of its modules, and its path from the crate's
 /// root.
 struct ModuleText<'a> {
     file: usize,
@@ -195,7 +195,7 @@ impl Collector<'_> {
         }
     }
 
-    /// The paths in a macro's arguments: identifiers joined by `::`.
+    /// Collects the paths in a macro's arguments: identifiers joined by `::`.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut line = 0;
@@ -277,7 +277,7 @@ fn segments(path: &syn::Path) -> Vec<String> {
     path.segments.iter().map(|segment| segment.ident.to_string()).collect()
 }
 
-/// The name that an item defines.
+/// Returns the name that an item defines.
 fn defined(item: &Item) -> Option<String> {
     Some(match item {
         Item::Const(item) => item.ident.to_string(),
@@ -311,7 +311,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Whether the bare-metal target compiles what has these attributes.
+/// Returns whether the bare-metal target compiles an item with these attributes.
 fn is_compiled(attributes: &[Attribute]) -> bool {
     attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).all(|attribute| {
         let Meta::List(list) = &attribute.meta else { return true };

@@ -1,4 +1,4 @@
-//! The graph of files: who uses whom, and in which circles.
+//! The graph of files: their uses of each other, and their circles.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +9,9 @@ use crate::names::{self, Target};
 /// One file uses another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Arrow {
-    /// The file that mentions something.
+    /// The file with the mention.
     pub from: usize,
-    /// The file that defines it.
+    /// The file with the definition.
     pub to: usize,
 }
 
@@ -60,14 +60,14 @@ impl Graph {
         Ok(Graph { files: all.files, arrows, implements })
     }
 
-    /// An arrow as a person reads it.
+    /// Describes an arrow for a person.
     pub fn describe(&self, arrow: Arrow) -> String {
         let place = &self.arrows[&arrow];
         let (from, to) = (&self.files[arrow.from].name, &self.files[arrow.to].name);
         format!("{from}:{} -> {to} ({})", place.line, place.path)
     }
 
-    /// The files of the largest strongly connected component, in order.
+    /// Returns the files of the largest strongly connected component, in order.
     ///
     /// Tarjan, "Depth-first search and linear graph algorithms", 1972, with a stack of its own.
     pub fn largest_circle(&self) -> Vec<usize> {

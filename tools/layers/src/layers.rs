@@ -1,4 +1,4 @@
-//! The list of layers, and the arrows held against it.
+//! The list of layers, and the comparison of arrows with it.
 //!
 //! The list's form, one word after another, `#` begins a comment:
 //!
@@ -26,11 +26,11 @@ type LayerId = usize;
 #[derive(Debug)]
 struct Layer {
     name: String,
-    /// 0 is the highest.
+    /// Rank of the layer; 0 is the highest.
     rank: usize,
 }
 
-/// What the list says.
+/// The contents of the list.
 #[derive(Default, Debug)]
 pub struct Layers {
     layers: Vec<Layer>,
@@ -40,7 +40,7 @@ pub struct Layers {
     allowed: BTreeMap<(LayerId, LayerId), usize>,
 }
 
-/// How a graph compares with the list.
+/// Comparison of a graph with the list.
 #[derive(Debug)]
 pub struct LayersVerdict<'a> {
     layers: &'a Layers,
@@ -55,7 +55,7 @@ impl Layers {
     /// Reads a list.
     ///
     /// # Errors
-    /// A sentence with the number of the line that is wrong.
+    /// A sentence with the number of the wrong line.
     pub fn parse(text: &str) -> Result<Layers, String> {
         let mut all = Layers::default();
         let mut ranks = 0;
@@ -93,7 +93,7 @@ impl Layers {
         self.layers.iter().position(|layer| layer.name == name)
     }
 
-    /// The layer of the module `path`.
+    /// Returns the layer of the module `path`.
     fn layer_of(&self, path: &str) -> Option<LayerId> {
         let mut rest = path;
         loop {
@@ -104,7 +104,7 @@ impl Layers {
         }
     }
 
-    /// Holds `graph` against the list.
+    /// Compares `graph` with the list.
     ///
     /// # Errors
     /// A sentence that names the files which belong to no layer.
@@ -146,24 +146,24 @@ impl LayersVerdict<'_> {
             .sum()
     }
 
-    /// The number of arrows that point to a higher layer.
+    /// Returns the number of arrows that point to a higher layer.
     pub fn up(&self) -> usize {
         self.count(|from, to| to < from)
     }
 
-    /// The number of arrows between layers of one rank.
+    /// Returns the number of arrows between layers of one rank.
     pub fn sideways(&self) -> usize {
         self.count(|from, to| to == from)
     }
 
-    /// The arrows from the layer `from` to the layer `to` that point up or sideways.
+    /// Returns the arrows from the layer `from` to the layer `to` that point up or sideways.
     pub fn arrows_between(&self, from: &str, to: &str) -> impl Iterator<Item = Arrow> {
         let pair = self.layers.find(from).zip(self.layers.find(to));
         pair.and_then(|pair| self.wrong.get(&pair)).into_iter().flatten().copied()
     }
 
-    /// The traits of a lower layer that a higher one implements: the ways in which a lower layer
-    /// calls a higher one.
+    /// Returns the traits of a lower layer that a higher one implements: the ways in which a lower
+    /// layer calls a higher one.
     pub fn hooks(&self, graph: &Graph) -> Vec<String> {
         let rank = |file: usize| self.layers.layers[self.of[file]].rank;
         let mut names: Vec<String> = graph
@@ -180,7 +180,7 @@ impl LayersVerdict<'_> {
         names
     }
 
-    /// What is worse than the list allows, and what is better without the list saying so.
+    /// Returns the differences from the list: worse than it allows, or better than it says.
     pub fn complaints(&self) -> Vec<String> {
         let mut all = Vec::new();
         let nothing = Vec::new();
@@ -216,10 +216,10 @@ impl LayersVerdict<'_> {
         all
     }
 
-    /// The list `text` with today's numbers. A list without numbers gets its first ones.
+    /// Returns the list `text` with today's numbers. A list without numbers gets its first ones.
     ///
     /// # Errors
-    /// A sentence, where a number would grow or a pair of layers is new.
+    /// A sentence, if a number would grow or a pair of layers is new.
     pub fn rewritten(&self, text: &str) -> Result<String, String> {
         let is_first = self.layers.circle == 0;
         let most = |pair| self.layers.allowed.get(pair).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! `freehold-layers KERNEL`: which file of a kernel crate uses which, and whether an arrow points
-//! up.
+//! `freehold-layers KERNEL`: shows which file of a kernel crate uses which, and checks that no
+//! arrow points up.
 //!
 //! Reads `KERNEL/src/lib.rs` and every module below it as the bare-metal target compiles them
 //! (tests and host stand-ins are left out), resolves each path to the file that defines its target
@@ -9,9 +9,9 @@
 //! places behind one number, `--hooks` the traits of a lower layer that a higher one implements;
 //! `--write` stores smaller numbers.
 //!
-//! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts functions that are too long or take too much,
-//! duplicates, and names that too many types have, and fails where there are more than the numbers
-//! that are given ([`shape`]).
+//! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts long functions, functions with many
+//! parameters, duplicates, and names of too many types. It fails if there are more than the given
+//! numbers ([`shape`]).
 //!
 //! Method calls are not resolved: they need types. The type or trait that owns the method is
 //! imported or named somewhere, and that place counts.
@@ -32,7 +32,7 @@ use layers::{Layers, LayersVerdict};
 const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle | --hooks]\n       \
                      freehold-layers --shape LONG WIDE DUPLICATES WORN FOLDER…";
 
-/// What the command line asks for.
+/// The request of the command line.
 #[derive(PartialEq, Debug)]
 enum CommandRequest {
     Check,
@@ -57,7 +57,7 @@ fn parse(arguments: &[String]) -> Option<(PathBuf, CommandRequest)> {
     Some((folder.into(), request))
 }
 
-/// `--shape`: prints what there is more of than allowed.
+/// Runs `--shape`: prints findings beyond the limits.
 fn check_shape(arguments: &[String]) -> Result<ExitCode, String> {
     let [long, wide, duplicates, worn, folders @ ..] = arguments else { return Err(USAGE.into()) };
     let number = |text: &String| text.parse().map_err(|_| format!("{text} is no number"));

@@ -2,20 +2,20 @@
 
 use crate::crates::{Binding, Crate, ModuleId};
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// An item in this file.
     Item(usize),
-    /// A module as such: its name, and nothing in it.
+    /// A module itself: its name, and none of its contents.
     Module(ModuleId),
 }
 
-/// Longer than any chain of re-exports. It ends circles of globs.
+/// Largest depth of a search: longer than any chain of re-exports. It ends circles of globs.
 const DEPTH: usize = 16;
 
-/// The target of `path`, mentioned in module `at`; `None` where it leads out of the crate or to no
-/// item.
+/// Returns the target of `path`, mentioned in module `at`; `None` if it leads out of the crate or
+/// to no item.
 pub fn resolve(all: &Crate, at: ModuleId, path: &[String]) -> Option<Target> {
     follow(all, at, path, DEPTH)
 }
@@ -32,7 +32,7 @@ fn follow(all: &Crate, at: ModuleId, path: &[String], depth: usize) -> Option<Ta
     }
 }
 
-/// `rest` as seen from within `module`.
+/// Resolves `rest` from within `module`.
 fn inside(all: &Crate, module: ModuleId, rest: &[String], depth: usize) -> Option<Target> {
     match rest.split_first() {
         None => Some(Target::Module(module)),
@@ -47,7 +47,7 @@ fn member(all: &Crate, module: ModuleId, name: &str, rest: &[String], depth: usi
         Some(Binding::Item) => return Some(Target::Item(scope.file)),
         Some(Binding::Module(child)) => return inside(all, *child, rest, depth),
         Some(Binding::Use { path }) => {
-            // `use name::…` of an outside crate of that name leads nowhere in here.
+            // `use name::…` of an outside crate of that name has no target here.
             if path.first().is_some_and(|first| first == name) && path.len() == 1 {
                 return None;
             }

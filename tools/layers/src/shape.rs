@@ -1,5 +1,5 @@
-//! The shape of code: functions that are too long or take too much, lines that stand twice, and
-//! names of types that stand too often.
+//! The shape of code: long functions, functions with many parameters, duplicate lines, and names
+//! that many types share.
 //!
 //! - A function is *long* with more than [`LINES`] lines, from its `fn` to its closing brace.
 //! - It is *wide* with more than [`PARAMETERS`] parameters, `self` among them.
@@ -26,10 +26,10 @@ pub const PARAMETERS: usize = 5;
 pub const NAMESAKES: usize = 3;
 /// The length of a duplicate.
 pub const RUN: usize = 6;
-/// Letters and digits that the lines of a run have at least, together.
+/// The least number of letters and digits in the lines of a run, together.
 const SUBSTANCE: usize = 80;
 
-/// What was found, a line for each: `file:line name (number)`, or `name: file:line, file:line …`.
+/// Findings, a line for each: `file:line name (number)`, or `name: file:line, file:line …`.
 #[derive(Default, Debug)]
 pub struct Shape {
     pub long: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Shape {
 
 impl Shape {
     /// Reads the Rust files below `folders`. Tests are left out: modules and folders of that name,
-    /// and what `#[cfg(test)]` or `#[test]` marks.
+    /// and items with `#[cfg(test)]` or `#[test]`.
     ///
     /// # Errors
     /// A sentence that names the file which cannot be read or parsed.
@@ -68,8 +68,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// What is more than `most` allows, in the order long, wide, duplicates, worn; empty where
-    /// nothing is.
+    /// Returns the findings beyond the limits `most`, in the order long, wide, duplicates, worn;
+    /// empty where there are none.
     pub fn complaints(&self, most: [usize; 4]) -> String {
         let mut text = String::new();
         let kinds = [
@@ -106,10 +106,10 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks at the items of a file.
+/// Visits the items of a file.
 struct Items<'a> {
     shape: &'a mut Shape,
-    /// Where each name of a type stands.
+    /// Places of each type name.
     names: &'a mut BTreeMap<String, Vec<String>>,
     file: &'a str,
     /// Lines of tests, first and last.
@@ -182,7 +182,7 @@ impl<'ast> Visit<'ast> for Items<'_> {
     }
 }
 
-/// A line that counts for duplicates: where it is, and its text without indentation.
+/// A line that counts for duplicates: its place, and its text without indentation.
 type CountedLine<'a> = (String, &'a str);
 
 fn lines_of<'a>(name: &str, text: &'a str, tests: &[(usize, usize)]) -> Vec<(String, String)> {

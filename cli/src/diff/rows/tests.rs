@@ -1,4 +1,4 @@
-//! The comparison of rows against what its definition says.
+//! Tests the comparison of rows against its definition.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::super::record::{KeptRecord, RecordKind};
 use super::*;
 
-/// A record with these rows; the other side of each is of no interest.
+/// Returns a record with these rows; the other side of each does not matter.
 fn record(unit: &str, rows: &[(&str, Value)]) -> KeptRecord {
     let rows: Vec<Value> = rows
         .iter()
@@ -27,7 +27,7 @@ fn compared(a: &KeptRecord, b: &KeptRecord) -> Result<DiffResult> {
     Ok(result)
 }
 
-/// The verdict of one row with these samples.
+/// Returns the verdict for one row with these samples.
 fn verdict(unit: &str, a: &[&[f64]], b: &[&[f64]]) -> (DiffVerdict, u8) {
     let (a, b) = (record(unit, &[("row", sampled(a))]), record(unit, &[("row", sampled(b))]));
     let result = compared(&a, &b).expect("two whole records");
@@ -41,7 +41,7 @@ fn a_row_that_costs_more_is_a_regression_beyond_its_interval_and_the_threshold()
     assert_eq!(of(&[100.0; 4], &[102.0; 4]), (DiffVerdict::CostsMore, 1));
     assert_eq!(of(&[100.0; 4], &[100.5; 4]), (DiffVerdict::CostsMore, 0), "within the threshold");
     assert_eq!(of(&[100.0; 4], &[50.0; 4]), (DiffVerdict::CostsLess, 0));
-    // 5% more at the median, and the samples are all over.
+    // 5% more at the median, with widely spread samples.
     assert_eq!(of(&[60.0, 100.0, 140.0], &[65.0, 105.0, 145.0]), (DiffVerdict::NotDistinguishable, 0));
 }
 
@@ -142,7 +142,7 @@ fn a_damaged_record_is_one_sentence_that_names_the_place() {
     assert!(compared(&whole, &wall).expect_err("two units").to_string().contains("--wall"));
 }
 
-/// Samples of a row: so few values that equal medians and ties occur.
+/// Generates samples of a row: so few values that equal medians and ties occur.
 fn samples() -> impl Strategy<Value = Vec<f64>> {
     prop_oneof![vec((1u32..6).prop_map(f64::from), 1..6), vec(1e-3..1e12f64, 1..12)]
 }
@@ -182,8 +182,8 @@ proptest! {
         prop_assert_eq!(other.verdict, expected);
     }
 
-    /// The definition: medians by sorting, a ratio by division; where no sample of one side is
-    /// within the other's range, the sides are told apart in the right direction.
+    /// The definition: medians by sorting, a ratio by division. If no sample of one side is within
+    /// the other's range, the verdict has the right direction.
     #[test]
     fn ratios_are_those_of_the_medians_and_ranges_that_do_not_meet_are_told_apart(a in samples(), b in samples()) {
         let middle = |values: &[f64]| {

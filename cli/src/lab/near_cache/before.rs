@@ -1,19 +1,19 @@
-//! What was measured of a stock Linux 6.1 before there was this lab, with a memory and a cache as
-//! large as here, on few boots: the lab shows it beside its own figures, and compares as precisely
-//! as it is written.
+//! Figures of a stock Linux 6.1 that were measured before this lab existed, with a memory and a
+//! cache of the same size, on few boots. The lab shows them beside its own figures and compares as
+//! precisely as they are written.
 
 use super::workload::Workload;
 use super::{Age, ImagePlace, LINUX, Measured, NearCacheSide, SHUFFLED, Spread};
 use crate::size::MIB;
 
-/// One of those figures: the least and the most of some boots.
+/// One of those figures: the minimum and the maximum of some boots.
 struct Before {
     side: &'static str,
     age: Age,
     workload: Workload,
     low: f64,
     high: f64,
-    /// What the figures are rounded to.
+    /// The unit to which the figures are rounded.
     unit: f64,
 }
 
@@ -41,7 +41,7 @@ const BEFORE: [Before; 7] = [
 ];
 
 impl Before {
-    /// As precise as it is written.
+    /// Returns whether the share is in the range, at the precision of the written figure.
     fn contains(&self, share: f64) -> bool {
         (self.low - self.unit / 2.0..self.high + self.unit / 2.0).contains(&share)
     }
@@ -52,13 +52,14 @@ impl Before {
     }
 }
 
-/// Whether a lab with this cache and this memory has anything to compare.
+/// Returns whether a lab with this cache and this memory has figures to compare.
 pub fn compares(cache: u64, memory: u64) -> bool {
     (cache, memory) == (256 * MIB, 2048 * MIB)
 }
 
-/// Rows: what, before, now, what of now lies within. Fresh boots whose heap the kernel's image
-/// stands in are left out: what they miss beyond the others is not the page allocator's doing.
+/// Returns rows: name, earlier figure, present figure, agreement. Fresh boots with the kernel's
+/// image inside the heap are left out: their additional misses are not caused by the page
+/// allocator.
 pub fn beside(measured: &[Measured], images: &[ImagePlace]) -> Vec<[String; 4]> {
     let row = |before: &Before| {
         let wanted = (before.side, before.age, before.workload.name());

@@ -1,4 +1,4 @@
-//! What was found, in words, tables and bars.
+//! The results, in words, tables and bars.
 
 use super::workload::Workload;
 use super::{Age, EXPERIMENT, Extents, FITS_WELL, Measured, NearCacheResult, NearCacheSide, Spread, before};
@@ -14,17 +14,17 @@ fn title(extents: &Extents) -> String {
     )
 }
 
-/// Why the figures repeat.
+/// The reason why the figures repeat.
 const BOOTS: &str =
     "--icount --seed N for boot N: the same kernel, QEMU and program give the same frames on any host";
-/// How the program ages memory, and why so.
+/// The way in which the program ages memory, and the reason.
 const AGEING: &str = "\
     six processes take turns at mapping an area and writing a piece of a file, each of a random size: areas of up to \
     64 KiB and pieces of up to 256 KiB until 5/16 of memory are in use, then 8 MiB and 1 MiB until it is full; the \
     processes end, the files stay. The sizes were chosen so that Linux misses what was measured before, of whose \
     ageing one sentence is known";
 
-/// For the terminal.
+/// Returns the summary for the terminal.
 pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {
     let mut text = format!("{}\n\n{:<36}", title(extents), "");
     for workload in Workload::ALL {
@@ -64,7 +64,7 @@ pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {
     text
 }
 
-/// The heap that fits, on each kernel, when memory has aged.
+/// Returns key figures: the heap that fits, on each kernel, when memory has aged.
 fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
     let tile = |side: &NearCacheSide| {
         let wanted = (side.name, Age::Aged, Workload::Fits.name());
@@ -80,7 +80,7 @@ fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
     extents.sides.iter().filter_map(tile).collect()
 }
 
-/// For a browser.
+/// Returns the page for a browser.
 pub fn page(extents: &Extents, found: &NearCacheResult) -> Page {
     let NearCacheResult { measured, confirmed, .. } = found;
     let mut page = Page::new("A direct-mapped cache and the page allocator", &title(extents));

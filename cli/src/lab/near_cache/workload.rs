@@ -1,16 +1,16 @@
-//! What programs would meet: streams of page accesses over a heap whose frames are known, fed to
-//! the model of a direct-mapped memory-side cache with pages for lines. Random choices are the same
-//! for every placement, so placements alone differ.
+//! Workloads that simulate programs: streams of page accesses over a heap whose frames are known,
+//! fed to the model of a direct-mapped memory-side cache with pages for lines. Random choices are
+//! the same for every placement, so only the placements differ.
 
 use freehold_scope_model::{AccessKind, NearCache};
 
 const PAGE: u64 = 4096;
-/// Accesses before and while it counts, as multiples of the heap's pages. All pages are used once
-/// before.
+/// Accesses before the count begins and while it runs, as multiples of the heap's pages. All pages
+/// are used once before.
 const WARM_UP: usize = 2;
 const COUNTED: usize = 6;
 
-/// How a program uses its heap.
+/// Patterns of a program's accesses to its heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
     /// A heap as large as the cache, all pages alike.
@@ -29,17 +29,17 @@ pub enum Workload {
     Jvm,
 }
 
-/// What a placement does to a workload.
+/// The effect of a placement on a workload.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct MissShare {
     /// Misses for each access.
     pub misses: f64,
-    /// Those that only the placement is to blame for.
+    /// Misses that only the placement causes.
     pub conflicts: f64,
 }
 
 impl Workload {
-    /// All of them.
+    /// All workloads.
     pub const ALL: [Workload; 6] = [
         Workload::Fits,
         Workload::Hot,
@@ -49,7 +49,7 @@ impl Workload {
         Workload::Jvm,
     ];
 
-    /// In few words.
+    /// Returns a short name.
     pub const fn name(self) -> &'static str {
         match self {
             Workload::Fits => "fits, 1×",
@@ -61,7 +61,7 @@ impl Workload {
         }
     }
 
-    /// In one sentence.
+    /// Returns a description in one sentence.
     pub const fn what(self) -> &'static str {
         match self {
             Workload::Fits => "a heap as large as the cache, all pages alike",
@@ -78,8 +78,8 @@ impl Workload {
         }
     }
 
-    /// Runs it over a heap of three times the cache, whose pages are in `frames` in the order of
-    /// their addresses.
+    /// Runs the workload over a heap of three times the cache, whose pages are in `frames` in the
+    /// order of their addresses.
     pub fn run(self, frames: &[u64], cache_bytes: u64) -> MissShare {
         let cache = (cache_bytes / PAGE) as usize;
         let pages = self.pages(frames.len(), cache);
@@ -115,14 +115,14 @@ impl Workload {
     }
 }
 
-/// Frames for so many pages, drawn at random from all of a memory: what no order is left in.
+/// Returns frames for so many pages, drawn at random from all of a memory, without any order.
 pub fn frames_at_random(memory_bytes: u64, pages: usize) -> Vec<u64> {
     frames_of_a_part_first(memory_bytes, memory_bytes, 0, pages)
 }
 
-/// The same, but the first `first` pages are drawn from the first `part_bytes` of it: a page
-/// allocator gives the smallest pieces first, and those lie where memory has been used in small
-/// pieces.
+/// Returns frames in the same way, but the first `first` pages are drawn from the first
+/// `part_bytes` of memory. A page allocator hands out the smallest pieces first, and these lie
+/// where memory has been used in small pieces.
 pub fn frames_of_a_part_first(memory_bytes: u64, part_bytes: u64, first: usize, pages: usize) -> Vec<u64> {
     let mut random = Random(7);
     let mut all: Vec<u64> = (0..memory_bytes / PAGE).collect();
@@ -132,12 +132,12 @@ pub fn frames_of_a_part_first(memory_bytes: u64, part_bytes: u64, first: usize, 
     all
 }
 
-/// What pages at random places miss where each place of the cache can hold any of so many frames:
-/// of a heap that fits, of a hot quarter, of the 90/10 mix. With all of a memory of eight times the
-/// cache to draw from there are eight.
+/// Returns the miss shares of pages at random places, where each place of the cache can hold any of
+/// `frames` frames: of a heap that fits, of a hot quarter, of the 90/10 mix. A memory of eight
+/// times the cache has eight frames for each place.
 ///
-/// Each of a place's frames is a page of the heap with the same probability, and a place misses
-/// what is not its most recent page: 1 - sum over places of (sum of p^2 / sum of p).
+/// Each of a place's frames is a page of the heap with the same probability, and an access misses
+/// unless it is to the place's most recent page: 1 - sum over places of (sum of p^2 / sum of p).
 pub fn by_chance(frames: u32) -> [f64; 3] {
     let alike = |load: f64| 1.0 - (1.0 - (1.0 - load / f64::from(frames)).powi(frames as i32)) / load;
     [alike(1.0), alike(0.25), mix_by_chance(frames)]
@@ -150,7 +150,7 @@ fn mix_by_chance(frames: u32) -> f64 {
     let mut hits = 0.0;
     for hots in 0..=frames {
         for colds in 0..=frames - hots {
-            // So many of the frames, in any order: the multinomial coefficient.
+            // Number of ways to choose these frames in any order: the multinomial coefficient.
             let ways = choose(frames, hots) * choose(frames - hots, colds);
             let rest = (frames - hots - colds) as i32;
             let chance = ways
@@ -229,12 +229,12 @@ impl PageStream {
     }
 }
 
-/// Hot pages: a twelfth of the heap, a quarter of the cache.
+/// Returns the number of hot pages: a twelfth of the heap, a quarter of the cache.
 fn hot(pages: usize) -> usize {
     (pages / 12).max(1)
 }
 
-/// Pages of the nursery: a sixth of the heap, half the cache.
+/// Returns the number of pages of the nursery: a sixth of the heap, half the cache.
 fn nursery(pages: usize) -> usize {
     (pages / 6).max(1)
 }

@@ -1,4 +1,4 @@
-//! What was found, in words, tables and curves.
+//! The results, in words, tables and curves.
 
 use std::fmt::Write;
 
@@ -11,7 +11,8 @@ fn count(value: u64) -> String {
     Unit::Count.show(value as f64)
 }
 
-/// Kernel and all instructions over those of `off`, in percent, where `off` was measured.
+/// Returns kernel instructions and all instructions over those of `off`, in percent, if `off` was
+/// measured.
 fn overhead(record: &XpfoRecord, row: &XpfoRow) -> Option<(f64, f64)> {
     let base = record.rows.iter().find(|other| other.workload == row.workload && other.policy == "off")?;
     let over = |own: u64, base: u64| (own as f64 / base.max(1) as f64 - 1.0) * 100.0;
@@ -27,7 +28,7 @@ fn show_overhead(record: &XpfoRecord, row: &XpfoRow) -> String {
     }
 }
 
-/// Per million instructions of the program's time.
+/// Formats events per million instructions of the program's time.
 fn per_million(row: &XpfoRow, events: u64) -> String {
     format!("{:.1}", events as f64 * 1e6 / (row.user_instructions + row.kernel_instructions).max(1) as f64)
 }

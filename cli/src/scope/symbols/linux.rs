@@ -1,5 +1,5 @@
-//! The functions of a stock Linux, told by the kernel itself (/proc/kallsyms): it is booted once,
-//! unwatched, and the answer kept while its file stays as it is. Distributions ship no symbols
+//! The functions of a stock Linux, from the kernel itself (/proc/kallsyms). It is booted once,
+//! unwatched, and the answer is kept while its file does not change. Distributions ship no symbols
 //! beside their kernels, and reading /proc/kallsyms in the watched run would cost more instructions
 //! than many programs.
 
@@ -19,10 +19,10 @@ use crate::size::MIB;
 use crate::user::User;
 use crate::{Result, files, linux, run};
 
-/// A kernel that has not told by then never will: it boots in seconds.
+/// Deadline for the answer: the kernel boots in seconds.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Address to name, as they were in the boot that told them.
+/// Returns names by address, with the addresses of that boot.
 pub fn functions(kernel: &KernelChoice) -> Result<BTreeMap<u64, String>> {
     let kept = kept_as(kernel);
     if let Some(table) = kept.as_ref().and_then(|path| parse(&fs::read_to_string(path).ok()?)) {
@@ -47,13 +47,14 @@ fn kept_as(kernel: &KernelChoice) -> Option<PathBuf> {
     Some(linux::cache_folder().ok()?.join("symbols").join(file))
 }
 
-/// `None` unless every line is an address and a name, and the start of text is among them.
+/// Parses the table. `None` unless every line is an address and a name, and the start of text is
+/// among them.
 fn parse(text: &str) -> Option<BTreeMap<u64, String>> {
     let mut table = BTreeMap::new();
     for line in text.lines() {
         let (address, name) = line.split_once(' ')?;
         let address = u64::from_str_radix(address, 16).ok()?;
-        // The first of several names; `_text` is needed to find the slide.
+        // The first of several names is kept; `_text` is needed to compute the slide.
         if name == "_text" || !table.contains_key(&address) {
             table.insert(address, name.to_owned());
         }

@@ -10,12 +10,12 @@ use freehold_net::{Config, Ends, Failure, Host, Id, Owner, Refusal, Stack};
 
 /// The guest's server.
 const GUEST: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), 80);
-/// The peer, and one whose answers nobody hears.
+/// The peer, and one whose answers are dropped.
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const DEAF: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 const ARP: [u8; 2] = [8, 6];
 
-/// What the peer's programs have of a connection.
+/// State of a connection of the peer's programs.
 #[derive(Debug)]
 pub struct Caller {
     id: Option<Id>,
@@ -35,7 +35,7 @@ struct Programs {
 impl Host for Programs {
     type Socket = usize;
     fn transmit(&mut self, frame: &[u8]) {
-        // One that is lost on its way is sent again.
+        // A frame that is lost on its way is sent again.
         let _ = self.wire.send(frame);
     }
     fn listens(&mut self, _: Ends) -> bool {
@@ -76,10 +76,10 @@ impl Host for Programs {
     fn refused(&mut self, _: Ends) {}
 }
 
-/// See the module's head.
+/// The peer of the module's head.
 pub struct Peer {
     stack: Stack<Programs>,
-    /// Calls from it are never completed.
+    /// A stack whose calls are never completed.
     flood: Stack<Programs>,
     programs: Programs,
     nobody: Programs,
@@ -94,7 +94,7 @@ fn stack(address: Ipv4Addr) -> Stack<Programs> {
 }
 
 impl Peer {
-    /// A peer, and the emulator that connects a guest to it: a script in `folder`.
+    /// Makes a peer, and the emulator that connects a guest to it: a script in `folder`.
     pub fn new(folder: &tempfile::TempDir) -> (Peer, PathBuf) {
         let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let (wire, other) = (bind(), bind());
@@ -135,7 +135,7 @@ impl Peer {
         Ends { local: SocketAddrV4::new(ip, self.port), remote: GUEST }
     }
 
-    /// Calls the guest's server, to send `bytes`; the caller's number.
+    /// Calls the guest's server to send `bytes`; returns the caller's number.
     pub fn call(&mut self, bytes: &[u8]) -> usize {
         let (now, ends, number) = (self.now(), self.ends(PEER), self.programs.callers.len());
         self.programs.callers.push(Caller {
@@ -151,7 +151,7 @@ impl Peer {
         number
     }
 
-    /// Calls the guest's server and will not hear its answer.
+    /// Calls the guest's server and ignores its answer.
     pub fn call_and_go(&mut self) {
         let (now, ends) = (self.now(), self.ends(DEAF));
         self.nobody.callers.push(Caller {
@@ -166,13 +166,13 @@ impl Peer {
         self.flood.connect(&mut self.nobody, ends, number, now).expect("memory");
     }
 
-    /// Sends more.
+    /// Sends more bytes.
     pub fn send(&mut self, caller: usize, bytes: &[u8]) {
         self.programs.callers[caller].to_send.extend(bytes);
         self.pump(caller);
     }
 
-    /// Breaks the connection off.
+    /// Resets the connection.
     pub fn reset(&mut self, caller: usize) {
         self.programs.callers[caller].owner = Owner::Reset;
         self.pump(caller);
@@ -185,12 +185,12 @@ impl Peer {
         }
     }
 
-    /// A caller.
+    /// Returns a caller.
     pub fn caller(&self, number: usize) -> &Caller {
         &self.programs.callers[number]
     }
 
-    /// Lets frames come and go until `holds`.
+    /// Exchanges frames until `holds`.
     #[track_caller]
     pub fn run_until(&mut self, mut holds: impl FnMut(&Peer) -> bool) {
         let until = Instant::now() + Duration::from_secs(120);

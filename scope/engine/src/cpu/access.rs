@@ -1,5 +1,4 @@
-//! The way of an access: comparisons that nearly always succeed, and what is done where one does
-//! not.
+//! The path of an access: comparisons that nearly always succeed, and the handling of the others.
 
 use std::sync::Arc;
 
@@ -11,8 +10,8 @@ use crate::frames::{Frames, Mark, User};
 use crate::guest::{NOWHERE, walk};
 
 impl Cpu {
-    /// The instruction at `pc` has accessed `address`, and so many bytes; `physical` asks the
-    /// emulator where that is.
+    /// Notes that the instruction at `pc` has accessed `address`, and the number of bytes;
+    /// `physical` asks the emulator for the physical address.
     #[inline]
     pub fn access<C: Choice>(
         &mut self,
@@ -68,8 +67,8 @@ impl Cpu {
         self.first_data[slot] = line << 1 | u64::from(access == AccessKind::Write);
     }
 
-    /// The page, its scope and its size, as the tables say or (where the kernel does not tell its
-    /// tables) as it looks.
+    /// Returns the key of the page, its scope and its size, from the tables. If the kernel does not
+    /// publish its tables, scope and size are guessed.
     pub(super) fn key_of(&mut self, address: u64, base: u64) -> TlbKey {
         let upper = address >> 63 != 0;
         let watch = Arc::clone(&self.watch);
@@ -77,7 +76,7 @@ impl Cpu {
             let root = if upper { Some(publication.root(self.home)) } else { self.root };
             let walked = root.and_then(|root| walk(&*watch.memory, root, address));
             let leaf = walked.filter(|leaf| leaf.page == base);
-            // Devices are nothing that QEMU was asked to place.
+            // Devices have no address that QEMU was asked to place.
             let known = walked.is_some_and(|leaf| watch.nodes.of(leaf.page) != NOWHERE);
             self.compared += u64::from(known);
             self.differed += u64::from(known && leaf.is_none());
@@ -120,7 +119,7 @@ impl Cpu {
         if !direct {
             self.check_cached::<C>(key, base, pc, address);
         } else if watch.frames.is_outside(mark) {
-            // A mark that equals none: every access is looked at.
+            // A mark that equals no other: every access is checked.
             self.pages[slot].mark = Mark(!mark.0);
         }
         if C::TLB && base != NO_TAG {
@@ -128,8 +127,8 @@ impl Cpu {
         }
     }
 
-    /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from
-    /// before the frame changed hands?
+    /// Checks that the modelled TLB agrees with the tables, which have `key` at `base`: an entry
+    /// may lead elsewhere, or date from before the frame changed hands.
     pub(super) fn check_cached<C: Choice>(&mut self, key: TlbKey, base: u64, pc: u64, address: u64) {
         if !C::TLB || base == NO_TAG {
             return;
@@ -142,8 +141,8 @@ impl Cpu {
             if now.generation() == then.generation() && other == key && frame == base >> 12 {
                 continue;
             }
-            // The frame of a large page is told by its first use; its other frames have marks of
-            // their own.
+            // The entry of a large page has the mark of its first frame that was used; the other
+            // frames have marks of their own.
             if now.generation() != then.generation() && self.watch.frames.published().is_some() {
                 self.watch.frames.report(
                     Rule::Stale,
@@ -155,7 +154,7 @@ impl Cpu {
         }
     }
 
-    /// Something about the page is not as it was when its entry was made, or it is stored to and
+    /// Handles an access to a page that has changed since its entry was made, or whose stores are
     /// watched.
     #[inline(never)]
     fn look_closely(&mut self, slot: usize, pc: u64, address: u64, access: AccessKind) {
@@ -202,13 +201,13 @@ impl Cpu {
     }
 }
 
-/// Whether stores to a page are looked at closely, as a flag.
+/// Returns the flag for pages whose stores are checked closely.
 fn watched(frames: &Frames, address: u64, mark: Mark) -> u8 {
     let is_watched = frames.is_table(address) || frames.is_read_only(mark) || mark.is_table();
     if is_watched { WATCHED } else { 0 }
 }
 
-/// The frame that a cached translation says for `address`.
+/// Returns the frame of `address` in a cached translation.
 fn key_frame(key: TlbKey, frame: u64, address: u64) -> u64 {
     let within = (1u64 << (key.size().shift() - 12)) - 1;
     frame & !within | (address >> 12) & within

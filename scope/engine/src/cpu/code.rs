@@ -1,4 +1,4 @@
-//! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are
+//! The path of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are
 //! due in them.
 
 use freehold_scope_model::{AccessKind, FirstLevel};
@@ -11,7 +11,7 @@ use crate::tally::KERNEL;
 use crate::watch::{FIRMWARE, WatchedBlock};
 
 impl Cpu {
-    /// A block is about to run, and nobody else takes its steps.
+    /// Takes the steps of a block that is about to run. The caller takes none of them itself.
     #[inline]
     pub fn block<C: Choice>(&mut self, block: &WatchedBlock) {
         let recent = self.board.add_recent(block.instructions);
@@ -38,13 +38,14 @@ impl Cpu {
         }
     }
 
-    /// A step that somebody else took says so: this line is not in the first level.
+    /// Handles a due call of a step: this line is not in the first level.
     pub fn line(&mut self, line: u64, mode: usize) {
         self.board.put_line(line);
         self.first_fetch_missed(line, mode);
     }
 
-    /// Code of another page than before runs, or the same after a flush, or a phase has begun.
+    /// Handles code of another page than before, or of the same after a flush or the begin of a
+    /// phase.
     #[inline(never)]
     pub fn page<C: Choice>(&mut self, block: &WatchedBlock) {
         if self.phase == FIRMWARE && block.mode == KERNEL {

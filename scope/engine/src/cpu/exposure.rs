@@ -1,10 +1,10 @@
-//! How long this CPU holds translations of programs' frames that the kernel could use: windows,
-//! open and closed, and the direct map's.
+//! Measures how long this CPU holds translations of programs' frames that the kernel could use:
+//! windows, open and closed, and the direct map's.
 //!
-//! The modelled TLB tells when such a translation ends. A window closes with the store that empties
-//! its entry, which its own CPU makes. In the direct map a translation becomes an *alias* of a
-//! program's frame when the program first uses the frame after the kernel did: from then on nothing
-//! of the kernel needs it.
+//! The modelled TLB reports the end of such a translation. A window closes with the store that
+//! empties its entry; the window's own CPU makes that store. In the direct map a translation
+//! becomes an *alias* of a program's frame when the program first uses the frame after the kernel
+//! did. From then on the kernel has no use for it.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use freehold_scope_record::{Exposure, Lives, log2_bucket};
 use super::Cpu;
 use crate::frames::User;
 
-/// What one CPU has seen of them.
+/// Exposure that one CPU has seen.
 #[derive(Default)]
 pub struct Exposed {
     seen: Exposure,
-    /// When the windows closed whose translations are cached.
+    /// Closing times of windows whose translations are still cached.
     closed: HashMap<TlbKey, u64>,
-    /// When frames became aliases, by the cached translation that leads to them.
+    /// Times when frames became aliases, by the cached translation that leads to them.
     aliases: HashMap<TlbKey, Vec<u64>>,
     /// Aliases since the last write to CR3.
     fresh: Vec<(TlbKey, u64)>,
@@ -32,14 +32,14 @@ fn count(lives: &mut Vec<u64>, lived: u64) {
 }
 
 impl Exposed {
-    /// CR3 was written.
+    /// Notes a write to CR3.
     pub fn switched(&mut self, now: u64) {
         for (_, since) in self.fresh.drain(..) {
             count(&mut self.seen.alias_until_switch, now - since);
         }
     }
 
-    /// A translation of a window has ended.
+    /// Notes the end of a window's translation.
     fn window_ended(&mut self, ended: Ended) {
         let Ended { key, cached, now } = ended;
         let closed = self.closed.remove(&key);
@@ -51,7 +51,7 @@ impl Exposed {
         }
     }
 
-    /// A translation of the direct map has ended, of which `frames` are programs'.
+    /// Notes the end of a translation of the direct map, of which `frames` are programs'.
     fn direct_ended(&mut self, ended: Ended, frames: u64) {
         let Ended { key, cached, now } = ended;
         self.seen.direct += frames * (now - cached.born);
@@ -68,7 +68,7 @@ impl Exposed {
     }
 }
 
-/// The sum of what CPUs have seen.
+/// Returns the sum over CPUs.
 pub fn sum(all: impl Iterator<Item = Exposure>) -> Exposure {
     fn join(sum: &mut Vec<u64>, more: &[u64]) {
         sum.resize(64, 0);
@@ -93,7 +93,7 @@ pub fn sum(all: impl Iterator<Item = Exposure>) -> Exposure {
 }
 
 impl Cpu {
-    /// Takes note of the translations that have ended.
+    /// Notes the translations that have ended.
     pub(super) fn settle_exposure(&mut self) {
         if !self.tlb.has_told() {
             return;
@@ -115,7 +115,7 @@ impl Cpu {
         }
     }
 
-    /// Windows opened or closed by a store of this CPU.
+    /// Notes windows that a store of this CPU opened or closed.
     pub(super) fn windows_changed(&mut self, opened: u64, closed: &[u64]) {
         self.exposed.seen.windows += opened;
         let now = self.clock();
@@ -128,8 +128,8 @@ impl Cpu {
         }
     }
 
-    /// A page of memory is used at `address`: is it now a program's, and does this CPU hold the
-    /// kernel's translation of it?
+    /// Checks a page of memory that is used at `address`: it may now be a program's, while this CPU
+    /// holds the kernel's translation of it.
     pub(super) fn watch_alias(&mut self, address: u64, base: u64) {
         let user = if address >> 63 != 0 { User::Kernel } else { User::Program };
         let direct = self.watch.frames.direct_address(base);
@@ -148,7 +148,7 @@ impl Cpu {
         }
     }
 
-    /// The end: what this CPU has seen, with what it still holds.
+    /// Ends the run; returns this CPU's exposure, with the translations that it still holds.
     pub(crate) fn exposure(&mut self) -> Exposure {
         self.settle_exposure();
         let now = self.clock();
@@ -162,7 +162,7 @@ impl Cpu {
         for since in std::mem::take(&mut self.exposed.aliases).into_values().flatten() {
             count(&mut self.exposed.seen.alias_lives.alive, now - since);
         }
-        // What is cached still counts until now, without an end.
+        // Cached translations still count until now, without an end.
         let rest: Vec<Ended> = self.tlb.to_tell().map(|(key, cached)| Ended { key, cached, now }).collect();
         for ended in rest {
             if !self.watch.frames.is_window(ended.key.address()) {

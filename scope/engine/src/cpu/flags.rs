@@ -9,18 +9,19 @@ use crate::smap::{AC, ENTRY, Opening, read_frame};
 use crate::watch::WatchedBlock;
 
 impl Cpu {
-    /// An instruction is about to run that has to do with RFLAGS.AC.
+    /// Notes that an instruction about RFLAGS.AC is about to run.
     pub fn flags(&mut self, flags: Flags) {
         match flags {
             Flags::Set => self.set_ac(true),
             Flags::Clear | Flags::Leave => self.set_ac(false),
             Flags::Return => self.smap.returning = true,
-            // Their accesses tell.
+            // The accesses of these instructions tell the flag.
             Flags::Pop | Flags::Push | Flags::Constant => {}
         }
     }
 
-    /// The same instruction has accessed `address`; `physical` asks the emulator where that is.
+    /// Notes that the same instruction has accessed `address`; `physical` asks the emulator for the
+    /// physical address.
     pub fn flags_at(&mut self, flags: Flags, address: u64, physical: impl FnOnce() -> Option<u64>) {
         match flags {
             Flags::Pop | Flags::Push => {
@@ -38,8 +39,8 @@ impl Cpu {
         }
     }
 
-    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap
-    /// handler's first push, the frame is above.
+    /// Notes that the instruction at `pc`, the first of its block, has pushed at `address`. If that
+    /// is a trap handler's first push, the trap frame is above.
     pub fn handler_pushed(&mut self, pc: u64, address: u64, physical: impl FnOnce() -> Option<u64>) {
         let found = self.watch.frames.rules().and_then(|rules| rules.frame(pc, address));
         let Some((frame, opening)) = found else { return };
@@ -58,7 +59,7 @@ impl Cpu {
         }
     }
 
-    /// The kernel runs a block with AC set.
+    /// Handles a block of the kernel that runs with AC set.
     #[inline(never)]
     pub fn smap(&mut self, block: &WatchedBlock) {
         let Some(rules) = self.watch.frames.rules() else { return };
@@ -89,7 +90,7 @@ impl Cpu {
         if self.board.has_ac() != value {
             self.board.flip_ac();
             self.smap.reported = false;
-            // What the last handler did not need of its allowance is nobody else's.
+            // The next handler does not inherit the rest of the last handler's allowance.
             self.smap.entry_left = 0;
         }
     }
@@ -101,7 +102,7 @@ impl Cpu {
         read_frame(&*watch.memory, root, (near, physical), frame)
     }
 
-    /// Where an address is that an access has just used; `None` where its page is not kept.
+    /// Returns the physical address of an access just made; `None` if its page is not kept.
     fn physical_of(&self, address: u64) -> Option<u64> {
         let number = address >> 12;
         let page = &self.pages[number as usize & (PAGES - 1)];

@@ -1,5 +1,5 @@
-//! What this CPU's accesses do to programs' bytes, and whether the kernel keeps away from free
-//! frames.
+//! Tracks the effect of this CPU's accesses on programs' bytes, and checks that the kernel keeps
+//! away from free frames.
 
 use freehold_scope_model::AccessKind;
 use freehold_scope_record::Rule;
@@ -8,7 +8,7 @@ use super::{Cpu, NO_TAG};
 use crate::residue::StoredFor;
 
 impl Cpu {
-    /// An access of `bytes` bytes that `pc` has made at `address`, which is in the page at `base`.
+    /// Notes an access of `bytes` bytes that `pc` has made at `address`, in the page at `base`.
     #[inline(never)]
     pub(super) fn follow_bytes(&mut self, pc: u64, address: u64, base: u64, access: (AccessKind, u64)) {
         if base == NO_TAG {

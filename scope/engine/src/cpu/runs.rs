@@ -1,34 +1,34 @@
-//! How often each block ran: in the program's time, and in what is not that.
+//! Runs of each block: in the program's time, and in other time.
 //!
-//! A phase's runs are put where they belong when the CPU leaves it. Which phases are the program's
-//! is known late: what runs after a phase named closing is not, unless another of that name begins
+//! A phase's runs are settled when the CPU leaves it. The program's phases are known late: phases
+//! after a phase named closing are not the program's, unless another phase of that name begins
 //! later.
 
 use crate::watch::ProgramTime;
 
-/// Whoever takes the steps of blocks, and so counts their runs beside the boards.
+/// A caller that takes the steps of blocks, and so counts their runs beside the boards.
 pub trait Counted: Send + Sync {
-    /// Calls `add` with the number of a block, and the runs of that and those that follow it on
-    /// this CPU since the last time. The CPU has begun to run; this is its thread, or none of its
-    /// blocks runs.
+    /// Calls `add` with the number of a block, and the runs of this block and of those after it, on
+    /// this CPU since the last call. The CPU has begun to run. The caller is this CPU's thread, or
+    /// none of the CPU's blocks runs.
     fn take(&self, cpu: usize, add: &mut dyn FnMut(usize, &[u64]));
 }
 
 /// One CPU's runs, by the number of the block.
 #[derive(Default)]
 pub(crate) struct CpuRuns {
-    /// Of the phase that it is in.
+    /// Runs in the present phase.
     phase: Vec<u64>,
     program: Vec<u64>,
-    /// Before the program.
+    /// Runs before the program.
     before: Vec<u64>,
-    /// Since the last phase named closing, which is `closing`.
+    /// Runs since the last phase named closing, which is `closing`.
     after: Vec<u64>,
     closing: usize,
 }
 
 impl CpuRuns {
-    /// A block ran.
+    /// Counts a run of a block.
     #[inline]
     pub fn count(&mut self, number: usize) {
         match self.phase.get_mut(number) {
@@ -43,14 +43,14 @@ impl CpuRuns {
         self.phase[number] += 1;
     }
 
-    /// Somebody else has counted these runs of the blocks from number `first` on.
+    /// Adds runs that were counted elsewhere, of the blocks from number `first` on.
     pub fn add(&mut self, first: usize, runs: &[u64]) {
         let end = first + runs.len();
         self.phase.resize(end.max(self.phase.len()), 0);
         self.phase[first..end].iter_mut().zip(runs).for_each(|(sum, more)| *sum += more);
     }
 
-    /// The CPU leaves the phase of this number.
+    /// Leaves the phase of this number.
     pub fn leave(&mut self, phase: usize, time: ProgramTime) {
         if self.closing != time.closing {
             put(&mut self.after, &mut self.program);
@@ -64,20 +64,20 @@ impl CpuRuns {
         put(&mut self.phase, part);
     }
 
-    /// The runs of a block: in all, and in the program's time. The CPU has left all phases.
+    /// Returns the runs of a block: in all, and in the program's time. The CPU has left all phases.
     pub fn of(&self, number: usize, time: ProgramTime) -> (u64, u64) {
         let get = |runs: &Vec<u64>| runs.get(number).copied().unwrap_or(0);
         let (before, program, after) = (get(&self.before), get(&self.program), get(&self.after));
         (before + program + after, if time.has_begun() { program } else { before + program })
     }
 
-    /// All runs of all blocks.
+    /// Returns the number of all runs of all blocks.
     pub fn sum(&self) -> u64 {
         [&self.phase, &self.program, &self.before, &self.after].into_iter().flatten().sum()
     }
 }
 
-/// Add all of `from`, which is nothing then, to `to`.
+/// Adds all of `from` to `to`, and zeroes `from`.
 fn put(from: &mut [u64], to: &mut Vec<u64>) {
     to.resize(from.len().max(to.len()), 0);
     to.iter_mut().zip(from).for_each(|(sum, more)| *sum += core::mem::take(more));

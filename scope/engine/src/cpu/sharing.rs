@@ -5,7 +5,7 @@ use freehold_scope_model::AccessKind;
 use super::{Cpu, NO_TAG};
 
 impl Cpu {
-    /// An access that `pc` has made at `address`, which is in the page at `base`.
+    /// Notes an access that `pc` has made at `address`, in the page at `base`.
     #[inline(never)]
     pub(super) fn follow_line(&mut self, pc: u64, address: u64, base: u64, access: AccessKind) {
         let now = self.clock();

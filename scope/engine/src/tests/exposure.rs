@@ -6,7 +6,7 @@ use super::*;
 
 const FRAME: u64 = 0x3000;
 
-/// A window on [`FRAME`] that CPU 0 opens, uses and closes.
+/// Opens, uses and closes a window on [`FRAME`] on CPU 0.
 fn use_window(machine: &mut Machine) {
     machine.map(WINDOWS, FRAME << 12 | 3);
     machine.access(0, WINDOWS, FRAME << 12, AccessKind::Write);
@@ -20,7 +20,7 @@ fn a_closed_window_lives_until_its_translation_is_flushed() {
     use_window(&mut machine);
     (0..10).for_each(|_| machine.kernel(0));
     machine.cpus[0].flush(Flush::Space(None));
-    // One that nobody used is not cached.
+    // A window that was never used is not cached.
     machine.map(WINDOWS, FRAME << 12 | 3);
     machine.map(WINDOWS, 0);
     let results = machine.results();

@@ -1,4 +1,4 @@
-//! The oracle by mapping: what the kernel half maps is judged whether it is used or not.
+//! The oracle by mapping: all mappings of the kernel half are judged, used or not.
 
 use super::*;
 use crate::guest::{FRAME, WRITABLE, walk};
@@ -8,7 +8,7 @@ const INSIDE: u64 = 0x1000;
 const OUTSIDE: u64 = 0x3000;
 
 impl Machine {
-    /// The kernel on CPU 0 stores an entry of a 4 KiB page, in a table that is there.
+    /// Stores an entry of a 4 KiB page from the kernel on CPU 0, in an existing table.
     pub fn map(&mut self, address: u64, entry: u64) {
         let place = (1..=3).rev().fold(ROOT, |table, level| {
             let slot = table + (address >> (12 + 9 * level) & 511) * 8;
@@ -23,7 +23,7 @@ impl Machine {
     }
 }
 
-/// A machine with a table for small pages at `address`.
+/// Makes a machine with a table for small pages at `address`.
 pub fn with_table(address: u64, owners: &[(u64, u64)]) -> Machine {
     let mut machine = Machine::new();
     machine.kernel(0);
@@ -126,14 +126,14 @@ fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
         machine.cpus[1].flush(Flush::Space(Some(root)));
         machine.cpus[1].flush(Flush::All);
     };
-    // It starts on the first node's.
+    // CPU 1 starts on the first node's root.
     machine.kernel(1);
     load(&mut machine, ROOT);
     machine.kernel(1);
     load(&mut machine, own);
     machine.run(1, TEXT, REPLICA, 10);
-    // Its kernel said before that there is no memory for a root of its own: it may, until it is at
-    // home again.
+    // The kernel announced that there is no memory for a root of its own: the CPU may load
+    // another's until it has loaded its own root again.
     machine.words.store(SHARED_LOADS + 8, 1);
     load(&mut machine, ROOT);
     machine.kernel(1);
@@ -142,7 +142,7 @@ fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
     machine.kernel(1);
     load(&mut machine, own);
     machine.run(1, TEXT, REPLICA, 10);
-    // The same page, from elsewhere; what another CPU's kernel said is no excuse.
+    // The same page from elsewhere; another CPU's announcement is no excuse.
     machine.cpus[1].flush(Flush::All);
     machine.kernel(1);
     machine.words.store(SHARED_LOADS, 1);

@@ -11,7 +11,8 @@ const SITE: u64 = TEXT + 0x500;
 const JUMP: [u8; 5] = [0xe9, 0x2b, 0, 0, 0];
 const NO_OP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 
-/// A machine whose table of sites says that a no-op at [`SITE`] may become a jump by 48 bytes.
+/// Makes a machine whose table of sites says that a no-op at [`SITE`] may become a jump by 48
+/// bytes.
 fn machine() -> Machine {
     let mut machine = Machine::new();
     machine.kernel(0);

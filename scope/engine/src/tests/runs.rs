@@ -13,8 +13,8 @@ fn blocks_know_what_of_them_ran_in_the_programs_time() {
         machine.words.store(0x5008, message[1]);
         assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), DoorbellRing::Phase);
     };
-    // Firmware; boot; the program, with a phase of its own that is named as the last one; what
-    // comes after.
+    // Firmware; boot; the program, with a phase that has the last phase's name; time after the
+    // program.
     machine.run(0, 0xf_0000, 0xf_0000, 1000);
     machine.kernel(0);
     ring(&mut machine, doorbell::phase("program"));

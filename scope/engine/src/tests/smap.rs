@@ -1,5 +1,5 @@
-//! RFLAGS.AC on the machine made by hand: where the kernel may run with it set, and where that is
-//! found.
+//! RFLAGS.AC on the machine made by hand: the code that may run with it set, and the detection of
+//! other code.
 
 use freehold_scope_record::Rule;
 
@@ -14,8 +14,8 @@ const KERNEL_CODE: u64 = 0x10;
 const AC: u64 = 1 << 18;
 
 impl Machine {
-    /// A trap by `vector` (without an error code) finds these flags and this code selector; its
-    /// handler's first block runs.
+    /// Makes a trap by `vector` (without an error code) that finds these flags and this code
+    /// selector, and runs its handler's first block.
     fn trap(&mut self, vector: u64, flags: u64, code: u64) {
         let handler = HANDLERS + 16 * vector;
         self.words.store(STACK_FRAME + 0x108, code);
@@ -23,7 +23,7 @@ impl Machine {
         self.run(0, handler, IMAGE + (handler - TEXT), 3);
         self.cpus[0].handler_pushed(handler, STACK + 0xf8, || Some(STACK_FRAME + 0xf8));
     }
-    /// IRETQ from that frame.
+    /// Runs IRETQ from that frame.
     fn return_from_trap(&mut self) {
         self.cpus[0].flags(Flags::Return);
         for word in 0..5 {

@@ -11,7 +11,7 @@ const SPACE: Scope = Scope::Space(0);
 fn walked(frame: u64, note: u32) -> Walked {
     Walked { frame, note, moment: 9 }
 }
-/// Use an address as the engine does; what the look-up met.
+/// Uses an address as the engine does; returns the look-up's result.
 fn access(tlb: &mut Tlb, address: u64, scope: Scope, now: u64) -> Option<Missed> {
     let key = TlbKey::new(address, PageSize::Small, scope);
     let mut hint = Hint::default();
