@@ -19,7 +19,7 @@ GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
 BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/*.c))
 GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
-# What the command itself puts into guests.
+# Programs that the command itself puts into guests.
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 # Subcommands with a manual page of their own.
@@ -104,7 +104,7 @@ bench: setup
 install: build
 	@$(MAKE) --no-print-directory stage
 
-# What `install` does once everything is built; tools/deb lays a package out with it.
+# The part of `install` after the build; tools/deb uses it to lay out a package.
 stage:
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold
 	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/lib/freehold/freehold-kernel

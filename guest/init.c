@@ -394,7 +394,7 @@ static int pump(struct pump *p)
 		if (done < 0) {
 			if (errno == EAGAIN || errno == EINTR)
 				break;
-			/* The reader has gone: what is still to come has no taker. */
+			/* The reader has gone: the rest is dropped. */
 			done = p->end - p->start;
 		}
 		p->start += done;
@@ -498,7 +498,7 @@ static int serve(void)
 	return status;
 }
 
-/* What the program wrote before it ended still belongs to its output. */
+/* Copies the rest of a pipe: bytes that the program wrote before its end belong to its output. */
 static void drain(struct pump *p)
 {
 	for (;;) {
@@ -552,7 +552,7 @@ int main(void)
 	memcpy(end + 2, &out.moved, 8);
 	memcpy(end + 10, &err.moved, 8);
 	send_frame(EXIT, end, sizeof end);
-	/* The host ends the VM as soon as it has every byte; this is for a host that does not. */
+	/* The host ends the VM once it has every byte. If it does not, the guest powers off. */
 	sleep(10);
 	reboot(RB_POWER_OFF);
 	return 1;

@@ -1,7 +1,7 @@
 /*
- * Which CPUs a thread runs on: sched_setaffinity(2) of itself and of others that run, wait for a
- * CPU, and sleep; and masks that change all the time while threads go to sleep and are woken. Needs
- * two CPUs or more.
+ * The CPUs that a thread runs on: sched_setaffinity(2) on itself, and on threads that run, wait for
+ * a CPU, or sleep. Also masks that change all the time while threads go to sleep and are woken.
+ * Needs two CPUs or more.
  */
 #include "promise.h"
 
@@ -22,7 +22,7 @@ static int restrict_to(pid_t thread, int cpu)
 	return sched_setaffinity(thread, sizeof set, &set);
 }
 
-/* A thread that others move, and what it tells of itself. */
+/* A thread that other threads move, and its reports. */
 struct other {
 	pthread_t thread;
 	_Atomic pid_t id;
@@ -69,7 +69,7 @@ static void end(struct other *one)
 	close(one->pipe[0]);
 }
 
-/* One at a time: no place is told that was true before the change. */
+/* Asks for one report at a time, so that none is from before the change. */
 static int stays_on(struct other *one, int cpu)
 {
 	for (int look = 0; look < 50; look++) {
@@ -108,7 +108,7 @@ static void of_others(void)
 	for (int round = 0; round < 20; round++) {
 		int cpu = 1 + round % (cpus - 1);
 		NEED(restrict_to(one.id, cpu) == 0);
-		/* It passes through the kernel first; then it is there and stays. */
+		/* The thread moves when it enters the kernel, and then stays. */
 		moved &= COMES_TRUE(one.where == cpu) && stays_on(&one, cpu);
 	}
 	PROMISE("a thread that runs goes where it is told to", moved);
@@ -140,7 +140,7 @@ static void of_sleepers(void)
 	end(&one);
 }
 
-/* Passes a byte on and on; the count is what was passed. */
+/* Passes a byte on in a loop and counts the passes. */
 struct pair {
 	int there[2], back[2];
 	_Atomic pid_t ids[2];

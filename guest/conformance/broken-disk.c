@@ -72,7 +72,7 @@ static void failing_writes(int all)
 		FAILS_WITH("with O_DIRECT the write itself fails", pwrite(direct, piece, 4096, 8192), EIO);
 		close(direct);
 	}
-	/* What nobody was told of waits for the next who opens the disk. */
+	/* A write error that no open file has reported waits for the next file that is opened. */
 	close(second);
 	PROMISE("a page is written", pwrite(first, piece, 4096, 0) == 4096 && pwrite(first, piece, 4096, 40960) == 4096);
 	close(first);

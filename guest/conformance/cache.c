@@ -1,6 +1,6 @@
 /*
- * A disk that is larger than memory: its pages come and go, what is used often stays, and no byte
- * is lost on the way.
+ * A disk that is larger than memory: its pages come and go, pages that are used often stay, and no
+ * byte is lost.
  *
  * Usage: cache DISK. DISK is written, and larger than the memory of the machine.
  */
@@ -88,8 +88,8 @@ static void written_by_calls(int disk, uint64_t pages)
 static void used_pages_stay(int disk, uint64_t pages)
 {
 	enum { OFTEN = 256 };
-	/* Read twice and more: in use. Then the rest of the disk goes by, once, and they are read
-	 * now and then. */
+	/* Pages that are read more than once count as used. Then the rest of the disk is read once,
+	 * and these pages now and then. */
 	for (int turn = 0; turn < 3; turn++)
 		for (uint64_t page = 0; page < OFTEN; page++)
 			NEED(pread(disk, buffer, PAGE, page * PAGE) == (ssize_t)PAGE);

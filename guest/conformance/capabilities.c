@@ -1,6 +1,6 @@
 /*
- * Capabilities (capabilities(7)): the bounding set, ambient ones, the secure bits, what capset and
- * capget refuse, and what each of them leaves to a program that execve runs. Needs root.
+ * Capabilities (capabilities(7)): the bounding set, ambient ones, the secure bits, errors of capset
+ * and capget, and the capabilities that a program has after execve. Needs root.
  */
 #include "promise.h"
 #include <grp.h>
@@ -44,7 +44,7 @@ static struct sets own(void)
 	return sets;
 }
 
-/* Takes some away from what is effective, permitted and inheritable. */
+/* Removes capabilities from the effective, permitted and inheritable sets. */
 static void lose(uint64_t lost)
 {
 	struct sets sets = own();
@@ -76,7 +76,7 @@ static int is_ambient(int capability)
 	return prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, (long)capability, 0L, 0L);
 }
 
-/* A mask of /proc/self/status. */
+/* Returns a mask of /proc/self/status. */
 static uint64_t shown(const char *name)
 {
 	char line[256];
@@ -90,11 +90,11 @@ static uint64_t shown(const char *name)
 	return value;
 }
 
-/* Whether the statements' process ends well; they do it by _exit(0), or by running `says`. */
+/* Runs statements in a child; returns whether they end in _exit(0), or in `says` that holds. */
 #define WELL(...) ({ int status_; IN_CHILD(status_, __VA_ARGS__; _exit(1)); WIFEXITED(status_) && WEXITSTATUS(status_) == 0; })
 
-/* Runs this program anew, which ends with 0 where a set of it is as said: effective, permitted or
- * bounding; "has" or "lacks"; a capability. */
+/* Executes this program again. It exits with 0 if its set ("effective", "permitted" or "bounding")
+ * has the capability or lacks it, as `how` says. */
 static void says(const char *set_name, const char *how, int capability)
 {
 	char number[8];

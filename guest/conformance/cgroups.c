@@ -1,5 +1,5 @@
-/* Control groups, version 2: the tree, who is in which group, freezing and killing, delegation,
- * cgroup namespaces, and the controller pids where it is there. */
+/* Control groups, version 2: the tree, members, freezing and killing, delegation, cgroup
+ * namespaces, and the controller pids if the kernel has it. */
 #include "groups.h"
 
 #include <dirent.h>
@@ -155,7 +155,7 @@ static void events(void)
 	drop("a");
 }
 
-/* Whether a number that a process counts up stands still, or goes on. */
+/* Return whether the counter of a process goes on, or stands still. */
 static int goes_on(volatile long *count)
 {
 	long from = *count;
@@ -311,7 +311,7 @@ static int as_delegate(void)
 	HOLDS(refuses(at("a/b/cgroup.max.depth"), "1") == EACCES);
 	REFUSED(mkdir(at("a/other"), 0755), EACCES);
 	HOLDS(writes(at("a/b/cgroup.procs"), "0") == 0);
-	/* What has just left may take a moment to be gone. */
+	/* A task that has just left the group may be counted in it for another moment. */
 	HOLDS(COMES_TRUE(rmdir(at("a/b/own")) == 0));
 	int group = open(at("a/c"), O_RDONLY | O_DIRECTORY);
 	REFUSED(clone_into(group, 0), EACCES);
@@ -465,7 +465,7 @@ static void tasks(void)
 		pid_t one;
 		if (writes(at("a/c/cgroup.procs"), "0"))
 			_exit(1);
-		/* It, one more, and the one beside. */
+		/* The limit is this process, its child, and the process in the group beside. */
 		if ((one = fork()) == 0)
 			for (;;)
 				pause();
@@ -477,7 +477,7 @@ static void tasks(void)
 			_exit(4);
 		if (!says(at("a/c/pids.current"), "2\n") || !says(at("a/pids.current"), "3\n"))
 			_exit(5);
-		/* One that has ended counts until it is waited for. */
+		/* A process that has ended counts until it is reaped. */
 		siginfo_t told;
 		if ((kill)(one, SIGKILL) || waitid(P_PID, one, &told, WEXITED | WNOWAIT) || fork() != -1 || errno != EAGAIN)
 			_exit(6);

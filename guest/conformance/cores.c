@@ -1,4 +1,4 @@
-/* Core files: who leaves one, where, and what is in it. Needs a core_pattern that it may change. */
+/* Core files: which processes leave one, its place and its contents. Changes core_pattern. */
 #include "promise.h"
 #include "inside.h"
 
@@ -17,8 +17,8 @@
 
 enum { THREADS = 20 };
 
-/* What the child tells of itself; it is not in the core file of a child that is to have none of its
- * shared memory. */
+/* Identities and addresses that the child reports. The structure is shared memory, so a core file
+ * without shared memory does not contain it. */
 static struct {
 	volatile pid_t pid, faulting;
 	volatile char *there, *untouched, *left_out, *brought_back, *of_file, *of_private_file;
@@ -72,7 +72,7 @@ static int only_killed(int status, int signal)
 static char *core;
 static size_t core_size;
 
-/* Reads a core file; its size, 0 for none. */
+/* Reads a core file; returns its size, 0 for none. */
 static size_t load(const char *path)
 {
 	struct stat info;
@@ -222,7 +222,7 @@ static void hides(void)
 
 static void changes_user(void)
 {
-	/* It is not dumpable afterwards, as suid_dumpable says. */
+	/* The process is not dumpable afterwards, as suid_dumpable says. */
 	if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(USER, USER, USER))
 		_exit(98);
 	crash();

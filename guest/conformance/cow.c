@@ -1,10 +1,10 @@
 /*
- * Copy-on-write: an anonymous frame is kept by whom it belongs to, copied for whom it does not, and
- * never changes hands under someone who still looks at it. Each row has the number that it has in
- * the comparison of kernels; each is tried with a page of 4 KiB and with a piece of 2 MiB. Frame
- * numbers are read from /proc/self/pagemap: without the right to them nothing is said about reuse.
+ * Copy-on-write: a store keeps the frame for the process that owns it alone, and copies the frame
+ * for any other process. A frame with another reader never changes its owner. Each row has its
+ * number in the comparison of kernels, and is tried with a page of 4 KiB and with a piece of 2 MiB.
+ * Frame numbers come from /proc/self/pagemap; without the right to read them, reuse is not judged.
  *
- * With the argument "mark" rows about soft-dirty are left out (a stock Linux may be built without).
+ * The argument "mark" leaves out rows about soft-dirty (a stock Linux may be built without it).
  */
 #include "promise.h"
 #include "pages.h"
@@ -110,7 +110,7 @@ static void lending(int marks)
 	promise("13", "what is lent shows a store after MADV_PAGEOUT", lent(ends) == 'b');
 	unmake();
 
-	/* What a child lends and unmaps must not show its parent's later stores. */
+	/* A page that a child lends and unmaps must not show its parent's later stores. */
 	at = make('a');
 	NEED(pipe(ends) == 0);
 	child_lends(at, ends);
@@ -218,14 +218,14 @@ static void collapsing(void)
 	unmake();
 }
 
-/* The page, and what is mapped with it, goes out; whether it is in swap now. Whoever looks at it at
- * the moment (a CPU's list of new pages, on Linux) keeps it for once. */
+/* Pages out the page and the pages that are mapped with it; returns whether it is in swap now. One
+ * attempt may fail: on Linux a CPU's list of new pages holds a reference for a moment. */
 static int goes_out(const char *at)
 {
 	return COMES_TRUE((madvise(block, size == HUGE ? LARGE : PAGE, MADV_PAGEOUT), entry(at) & SWAPPED));
 }
 
-/* What a page is after a round through swap. */
+/* Tests who owns a page after a round through swap. */
 static void swapped(void)
 {
 	char *at = make('a');

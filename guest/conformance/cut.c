@@ -1,5 +1,5 @@
-/* A file that somebody else cuts while it is mapped (mmap(2)): says "cut", waits for a line, and
- * looks. The file has 1 MiB before and one page after. */
+/* A mapped file that another process, or the host, truncates (mmap(2)). Prints "cut", waits for a
+ * line, and reads the mapping. The file has 1 MiB before and one page after. */
 #include "promise.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /*
- * O_DIRECT on a disk: the device's bytes and the program's memory stay one, whatever happens to the
- * pages meanwhile.
+ * O_DIRECT on a disk: a transfer reaches the program's memory even if its pages are forked,
+ * protected or moved meanwhile.
  *
  * Usage: direct DISK SLOW-DISK [mark]. DISK is written; SLOW-DISK answers so slowly (a few requests
  * a second) that the memory can be forked, protected and moved while a request is on its way. Those
@@ -120,14 +120,14 @@ struct flight {
 	pthread_t thread;
 	volatile pid_t task;
 	volatile int landed;
-	/* It was still on its way when the program had stored to the page. */
+	/* Whether the sector was still on its way after the program had stored to the page. */
 	int in_time;
 };
 
 static struct flight *current;
 
-/* The program's own store beside the sector that is on its way. That it had not arrived by then is
- * told by the memory alone. */
+/* Stores beside the sector that is being read. Only the memory shows whether the sector had arrived
+ * by then. */
 static void store(unsigned char *page)
 {
 	page[0] = 0x11;
@@ -232,7 +232,7 @@ static unsigned char *page_out_and_look(unsigned char *page)
 	return done ? page : NULL;
 }
 
-/* Its bytes may go; that it belongs to the device may not. */
+/* The page may lose its bytes, but it stays the page that the device writes to. */
 static unsigned char *give_up(unsigned char *page)
 {
 	int done = madvise(page, PAGE, MADV_FREE) == 0 && madvise(page, PAGE, MADV_PAGEOUT) == 0;
@@ -324,7 +324,7 @@ struct reader {
 	unsigned char *to, *expected;
 };
 
-/* Reads parts of pages whose other parts are another reader's. */
+/* Reads into parts of pages, while other requests read into their other parts. */
 static void *read_parts(void *argument)
 {
 	struct reader *reader = argument;

@@ -1,7 +1,7 @@
 /*
- * What closing sets free: chains of things that own each other, far deeper than a kernel stack has
- * words, and what other programs see of their end when close, exit and umount return. The argument
- * is the depth (4000 without one: a kernel stack has 3072 words).
+ * Release of long chains: files and processes that own each other, to a depth far above the number
+ * of words of a kernel stack. Also checks which effects other programs see when close, exit and
+ * umount return. The argument is the depth (default 4000: a kernel stack has 3072 words).
  */
 #include "promise.h"
 #include "sockets.h"
@@ -247,7 +247,7 @@ static void hidden(void)
 			int pair[2];
 			NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 			for (int end = 0; end < 2; end++) {
-				/* Linux collects behind one's back, and refuses meanwhile. */
+				/* Linux collects in the background, and refuses sends meanwhile. */
 				send_files(pair[end], &pair[1 - end], 1, MSG_DONTWAIT);
 				while (send(pair[end], bytes, sizeof bytes, MSG_DONTWAIT) > 0)
 					;

@@ -1,5 +1,5 @@
-/* Files and names: what tmpfs must do as any Linux file system does. Works in a folder of its own
- * under /tmp. */
+/* Files and names: rules of every Linux file system, on tmpfs. Works in a folder of its own under
+ * /tmp. */
 #include "promise.h"
 #include <dirent.h>
 #include <sys/file.h>

@@ -245,7 +245,7 @@ static void single_words(void)
 	PROMISE("all of them were woken", wrong == 0);
 }
 
-/* Two wakers and one who waits for both words: each change is seen, whichever order they come in.
+/* Two wakers, and a waiter for both words: the waiter sees each change, in any order of the wakes.
  */
 enum { ROUNDS = 2000 };
 

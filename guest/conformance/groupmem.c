@@ -1,5 +1,5 @@
-/* Control groups, version 2: what the controller memory counts, where it stays, and what limits
- * do. */
+/* Control groups, version 2: the charges of the controller memory, the groups that keep them, and
+ * the effects of limits. */
 #include "groups.h"
 
 #include <poll.h>
@@ -8,7 +8,7 @@
 
 #define MIB (1L << 20)
 
-/* What one child does in a group: its part, and pipes to tell it to go on and to hear of it. */
+/* A child in a group, with a pipe that tells it to go on and one on which it reports. */
 struct member {
 	pid_t pid;
 	int go, done;
@@ -37,14 +37,14 @@ static void say(int pipe)
 	NEED(write(pipe, "x", 1) == 1);
 }
 
-/* Whether the other end spoke; not if it is gone. */
+/* Returns whether a byte came; 0 if the other end is closed. */
 static int hears(int pipe)
 {
 	char byte;
 	return read(pipe, &byte, 1) == 1;
 }
 
-/* A child in `group` that does `first`, tells of it, and does `then` whenever it is told to. */
+/* Makes a child in `group` that calls `first`, reports, and calls `then` on each request. */
 static struct member member(const char *group, void (*first)(void), void (*then)(void))
 {
 	int go[2], done[2];
@@ -179,7 +179,7 @@ static void map_8(void)
 
 static void store_in_child(void)
 {
-	/* All of the group but this one. */
+	/* All members of the group except this process. */
 	for (const char *line = reads(at("a/cgroup.procs")); line && *line; line = strchr(line, '\n') + 1)
 		if (atol(line) != getpid())
 			kill(atol(line), SIGUSR1);

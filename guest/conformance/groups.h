@@ -60,7 +60,7 @@ static inline int is_listed(const char *path, long number)
 	return 0;
 }
 
-/* What stands behind "0::" in /proc/PID/cgroup. */
+/* Returns the group of a process: the text after "0::" in /proc/PID/cgroup. */
 static inline const char *group_of(long pid)
 {
 	static char line[1024];

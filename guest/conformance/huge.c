@@ -1,7 +1,7 @@
 /*
- * Who gets pages of 2 MiB, and when: the files of /sys/kernel/mm/transparent_hugepage, the task
- * that makes large pages of small ones, and the counters of /proc/vmstat that tell of it. The
- * machine has 512 MiB or more.
+ * Transparent huge pages: which memory gets pages of 2 MiB, and when. Covers the files of
+ * /sys/kernel/mm/transparent_hugepage, the task that collapses small pages into large ones, and
+ * their counters in /proc/vmstat. The machine has 512 MiB or more.
  */
 #include "promise.h"
 
@@ -106,13 +106,13 @@ static int holds_numbers(char *at, int pages)
 	return 1;
 }
 
-/* In the end the task comes by: it leaves out whom it finds busy. */
+/* Waits until the task has made a large page. The task skips a busy process for one pass. */
 static int becomes_large(char *at)
 {
 	return COMES_TRUE(large(at) == 2048);
 }
 
-/* The task has been through all memory twice, and `at` is not large. */
+/* Waits until the task has scanned all memory twice; returns whether `at` is still small. */
 static int stays_small(char *at)
 {
 	long scans = number("khugepaged/full_scans") + 2;
@@ -147,7 +147,7 @@ static void files(void)
 static void task(void)
 {
 	NEED(put("enabled", "madvise"));
-	/* On Linux the task goes through nothing where nobody wants large pages. */
+	/* On Linux the task scans memory only if an area was advised to have large pages. */
 	char *other = small_pages(1);
 	NEED(madvise(other, LARGE, MADV_HUGEPAGE) == 0 && becomes_large(other));
 	long made = number("khugepaged/pages_collapsed"), events = counter("thp_collapse_alloc");
@@ -213,7 +213,7 @@ static void counters(void)
 	munmap(at, LARGE);
 }
 
-/* What only newer kernels than 6.1 show. */
+/* Settings and counters per size, which only kernels after 6.1 have. */
 static void size(void)
 {
 	const char *words[] = { "always", "madvise", "never", "inherit" };

@@ -1,4 +1,4 @@
-/* inotify(7): who watches a file or a directory is told what happens to it, in order, once. */
+/* inotify(7): a watch on a file or directory reports its events in order, each once. */
 #include "promise.h"
 
 #include <dirent.h>
@@ -55,7 +55,7 @@ static const char *events_of(int instance)
 	}
 }
 
-/* What waits is `expected`; else it is shown. */
+/* Returns whether the waiting events are `expected`; prints them if they are not. */
 static int says(const char *expected)
 {
 	const char *told = events_of(fd);
@@ -150,7 +150,7 @@ static void arguments(void)
 	finish();
 }
 
-/* What is done to a file, watched by its directory and by itself. */
+/* Operations on a file that is watched itself and through its directory. */
 static void content(void)
 {
 	char bytes[64];
@@ -353,7 +353,7 @@ static void last_users(void)
 	finish();
 }
 
-/* An open file is told of by the name that it has. */
+/* Events of an open file have its current name. */
 static void renamed_while_open(void)
 {
 	begin("renamed");

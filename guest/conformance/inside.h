@@ -1,4 +1,4 @@
-/* Namespaces: parts that hold in a child, its files below /proc, and what root in it is. */
+/* Namespaces: conditions that hold in a child, its files below /proc, and root inside. */
 #include <grp.h>
 #include <sys/prctl.h>
 
@@ -6,7 +6,7 @@
 #define NS_GET_NSTYPE 0xb703
 #define USER 1000
 
-/* Ends the child's part with the line whose condition does not hold. */
+/* Prints the line if its condition does not hold, and returns its number. */
 #define HOLDS(condition)                                                                            \
 	do {                                                                                        \
 		errno = 0;                                                                          \

@@ -1,7 +1,7 @@
 /*
- * Nothing is left of what has ended: each kind of thing is made and ended `argv[1]` times (2,000),
- * in seven rounds, and free memory is as before. The first two rounds fill what a kernel keeps for
- * the next time. Something that is left of each would show in every later round.
+ * Leaks: each kind of object is made and ended `argv[1]` times (2,000) in each of seven rounds, and
+ * free memory is as before. The first two rounds fill the kernel's caches. A leak per object would
+ * show in every later round.
  */
 #include "promise.h"
 
@@ -15,12 +15,12 @@
 #include <sys/syscall.h>
 
 enum { ROUNDS = 7, WARM = 2, PAGE = 4096 };
-/* What may be missing: lists of free frames by CPU are not counted as free on Linux. */
+/* Memory that may be missing without a leak: Linux does not count per-CPU free lists as free. */
 #define MOST_KIB 384
 
 static int count = 2000;
 
-/* What is free, and what gives way to whoever wants memory. */
+/* Returns the KiB of memory that are free or can be reclaimed. */
 static long spare(void)
 {
 	return figure("/proc/meminfo", "MemFree") + figure("/proc/meminfo", "Cached") + figure("/proc/meminfo", "Buffers");
@@ -49,7 +49,7 @@ static int leaves_nothing(void (*once)(int))
 
 static int epoll, file, folder;
 
-/* A closed eventfd leaves what watched it by itself. */
+/* Closing an eventfd removes it from the epoll that watches it. */
 static void watched(int i)
 {
 	struct epoll_event event = { .events = EPOLLIN | (i & 1 ? EPOLLET : 0) };
@@ -98,7 +98,7 @@ static void forked(int i)
 	NEED(waitpid(child, NULL, 0) == child);
 }
 
-/* Ended by a signal, and an orphan whom somebody else collects. */
+/* Makes a process that a signal ends, and an orphan that another process reaps. */
 static void killed(int i)
 {
 	fflush(stdout);
@@ -204,7 +204,7 @@ static void pipes(int i)
 	close(copy);
 }
 
-/* With a descriptor that nobody has taken out, too: of itself every other time. */
+/* Closes sockets with an unreceived descriptor in their queue; every other time it is their own. */
 static void sockets(int i)
 {
 	int pair[2];
@@ -221,7 +221,7 @@ static void sockets(int i)
 	close(pair[1]);
 }
 
-/* Connections over TCP with bytes that nobody read, and datagrams. */
+/* Closes TCP connections with unread bytes, and sockets with unread datagrams. */
 static void ports(int i)
 {
 	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

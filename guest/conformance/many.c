@@ -1,7 +1,7 @@
 /*
- * Many of each thing, and their ends in another order than their beginnings: what the kernel keeps
- * in trees and lists finds each one that is there and none that is gone. 200 of each, so that trees
- * have inner nodes, which split, lend and merge.
+ * Many objects of each kind, which end in another order than they began. The kernel's trees and
+ * lists find each object that exists and none that has ended. There are 200 of each kind, so that
+ * trees have inner nodes, which split, lend and merge.
  */
 #include "promise.h"
 
@@ -306,7 +306,7 @@ static int lines(const char *path)
 	return count;
 }
 
-/* What is told of one thing must not be taken from what the kernel set aside for one call. */
+/* The text about many areas or descriptors must not use up the memory reserved for one call. */
 static int listings(void)
 {
 	enum { AREAS = 2000, FILES = 3000 };
@@ -378,8 +378,8 @@ static int connected_and_closed(void)
 	return 1;
 }
 
-/* Whether there is as much free memory after 10,000 rounds as there was before: less than 64 bytes
- * of each may be gone. */
+/* Returns whether 10,000 rounds leave free memory as it was: less than 64 bytes per round may be
+ * missing. */
 static int leaves_nothing(int (*round)(void))
 {
 	for (int i = 0; i < 500; i++)

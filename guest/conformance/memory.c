@@ -1,11 +1,11 @@
-/* Address spaces: mapping, protection, moving, advice, faults, and whose bytes are whose. */
+/* Address spaces: mapping, protection, moving, advice, faults, and private or shared bytes. */
 #include "promise.h"
 #include <setjmp.h>
 
 enum { PAGE = 4096, DONTUNMAP = 4 };
 
 static char *volatile nowhere = (char *)16;
-/* Where nothing is. */
+/* An address where nothing is mapped. */
 static char *const low_place = (char *)0x10000000;
 static sigjmp_buf back;
 static volatile sig_atomic_t fault_signal, fault_code;
@@ -48,7 +48,7 @@ static int all_are(const char *bytes, char value, size_t size)
 	return 1;
 }
 
-/* How much more memory may be promised than there is: '0' by a heuristic, '1' any. */
+/* Returns the overcommit mode: '0' heuristic, '1' always. */
 static char overcommit(void)
 {
 	char mode = '1';
@@ -250,7 +250,7 @@ static void advice(void)
 	munmap(a, 8 * PAGE);
 }
 
-/* What may be stored to and not loaded, by whoever reads for the program. */
+/* Reads memory that may only be written, through process_vm_readv and /proc/PID/mem. */
 static void reaching(void)
 {
 	char *a = map(2, PROT_WRITE, MAP_PRIVATE), bytes[8] = { 0 };

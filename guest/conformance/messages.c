@@ -27,7 +27,7 @@ static int send_file(int to, const void *bytes, size_t count, int file)
 	return sendmsg(to, &message, 0);
 }
 
-/* Receives up to `count` bytes; the file that came, or -1. */
+/* Receives up to `count` bytes; returns the file that came with them, or -1. */
 static int receive_file(int from, void *bytes, size_t count, int flags, ssize_t *received)
 {
 	union {

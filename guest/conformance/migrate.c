@@ -52,7 +52,7 @@ static int node_of(const void *at)
 	return status;
 }
 
-/* What becomes of one page that is to move. */
+/* Moves one page to a node; returns its new node or a negative error. */
 static int move_to(void *at, int node, int flags)
 {
 	int status = -1000;

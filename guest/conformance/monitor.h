@@ -49,7 +49,7 @@ static inline int wake_range(int monitor, const void *at, size_t pages)
 	return ioctl(monitor, UFFDIO_WAKE, &range);
 }
 
-/* Fills pages; the bytes that were filled are in `copied` (or an error, negative). */
+/* Result of the last UFFDIO_COPY: the bytes that were filled, or a negative error. */
 static int64_t copied;
 
 static inline int copy_mode(int monitor, const void *to, const void *from, size_t bytes, uint64_t mode)

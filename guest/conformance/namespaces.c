@@ -1,7 +1,7 @@
 /*
- * Namespaces: what a process sees in its own, and what it cannot reach from there. Runs as user 0.
- * Each promise is about a child, which enters or makes namespaces and ends with the line that was
- * broken; so nothing of it is left for the next one.
+ * Namespaces: the view of a process inside, and the objects that it cannot reach from there. Runs
+ * as user 0. Each promise is about a child, which enters or makes namespaces. It prints a broken
+ * line and exits with 1. So no promise leaves anything for the next one.
  */
 #include "promise.h"
 #include "inside.h"
@@ -311,7 +311,7 @@ static int privileges_end_at_the_border(void)
 	return 0;
 }
 
-/* What the set-user-ID program says: its effective user as it sees it. */
+/* Runs the set-user-ID program; returns the effective user that it sees, or -1. */
 static int set_id_program_says(void)
 {
 	int status;
@@ -372,7 +372,7 @@ static int a_range_of_ids(void)
 		gid_t groups[2] = { 3, 4 };
 		if (setgroups(2, groups) || setresgid(7, 7, 7) || getgroups(2, groups) != 2 || groups[0] != 3)
 			_exit(2);
-		/* User 0 outside is none here, and keeps its capabilities as it becomes one. */
+		/* User 0 outside has no number here. Taking one keeps the capabilities. */
 		if (setresuid(9, 9, 9) || setresuid(0, 0, 0) || setresuid(5, 5, 5) || getuid() != 5 || setuid(6) != -1 || errno != EPERM)
 			_exit(3);
 		_exit(write(ready[1], "x", 1) != 1 || read(mapped[0], &byte, 1) != 1);
@@ -652,7 +652,7 @@ static int locks_hold(void)
 	REFUSED(faccessat(open_folder, "shown/below", F_OK, 0), ENOENT);
 	HOLDS(fchdir(open_folder) == 0);
 	REFUSED(access("shown/below", F_OK), ENOENT);
-	/* What is one's own may be mounted over it, and taken away. */
+	/* A new mount over the locked one is allowed, and may be unmounted again. */
 	HOLDS(mount("none", FOLDER "/shown", "tmpfs", 0, NULL) == 0 && umount(FOLDER "/shown") == 0);
 	return 0;
 }
@@ -714,7 +714,7 @@ static int a_mount_namespace_can_be_entered(void)
 	HOLDS(setns(process, CLONE_NEWUSER | CLONE_NEWNS) == 0 && getuid() == 0);
 	HOLDS(access(FOLDER "/tree/inside", F_OK) == 0);
 	HOLDS(write(done[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
-	/* Its processes have ended; it lives in its file. */
+	/* The mount namespace has no processes left; its open file keeps it alive. */
 	HOLDS(setns(mounts, CLONE_NEWNS) == 0 && access(FOLDER "/tree/inside", F_OK) == 0 && umount(FOLDER "/tree") == 0);
 	return 0;
 }

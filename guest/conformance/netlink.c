@@ -56,7 +56,7 @@ static int receive(int fd)
 	return came_length > 0;
 }
 
-/* The error that answers, 0 for an ACK, 1 where the answer is none of these. */
+/* Returns the error of the answer, 0 for an ACK, 1 for any other answer. */
 static int error_of(int fd)
 {
 	if (!receive(fd) || came.head.nlmsg_type != NLMSG_ERROR || came.head.nlmsg_seq != sequence)
@@ -300,7 +300,7 @@ static void rights(void)
 	close(fd);
 }
 
-/* Answers that nobody reads are bounded, and their loss is told. */
+/* Unread answers are bounded, and their loss is reported. */
 static void overruns(void)
 {
 	int fd = opened(SOCK_RAW), sends = 0, error = 0;
@@ -362,8 +362,8 @@ static void the_list(void)
 	close(fd);
 }
 
-/* What the list of sockets of a family and a protocol says of one with this inode; how many there
- * are in all. */
+/* The last entry with the sought inode. list_sockets() lists the sockets of a family and protocol,
+ * sets these, and returns the number of all sockets or a negative error. */
 static struct inet_diag_msg found_inet;
 static struct unix_diag_msg found_unix;
 static char found_name[120];

@@ -1,4 +1,4 @@
-/* What programs see of the network: netdevice(7), proc(5) for /proc/net, /sys/class/net. */
+/* The network as programs see it: netdevice(7), proc(5) for /proc/net, /sys/class/net. */
 #include "promise.h"
 #include "loopback.h"
 
@@ -312,7 +312,7 @@ static void the_other_files(void)
 	FAILS_WITH("nor finds what is not there", open("/proc/net/nothing", O_RDONLY), ENOENT);
 }
 
-/* Many sockets are listed once each, whatever pieces the list is read in. */
+/* Each of many sockets is listed once, for any size of the reads. */
 static void many_sockets(void)
 {
 	enum { MANY = 300 };

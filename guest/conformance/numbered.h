@@ -1,6 +1,6 @@
 /*
- * Pages that say whose they are and which generation of their bytes: so that one that comes back
- * wrong, or another's, is found. Needs promise.h.
+ * Pages whose contents depend on the page's number and a generation, so that a check finds stale or
+ * foreign contents. Needs promise.h.
  */
 #define PAGE 4096UL
 
@@ -21,7 +21,7 @@ static inline unsigned char *shared_memory(size_t pages)
 	return map(pages, MAP_SHARED | MAP_ANONYMOUS, -1);
 }
 
-/* What page `page` holds in generation `n`: its number at both ends, and something in between. */
+/* Writes the contents of page `page` in generation `n`: every 16th word, and the last one. */
 static inline void fill(unsigned char *at, uint64_t page, uint64_t n)
 {
 	for (size_t i = 0; i < PAGE / 8; i += 16)

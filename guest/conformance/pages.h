@@ -45,7 +45,7 @@ static inline uint64_t frame(const volatile void *at)
 	return entry(at) & ((1ULL << 55) - 1);
 }
 
-/* The same frame as before; true where frame numbers are not told. */
+/* Returns whether the frame is the same as before; always true where frame numbers are hidden. */
 static inline int kept(const volatile void *at, uint64_t before)
 {
 	return frame(at) == before;
@@ -53,8 +53,8 @@ static inline int kept(const volatile void *at, uint64_t before)
 
 static char *block; /* the whole mapping */
 
-/* Lets faults have large pages or not. While they are not wanted nobody makes one of small ones
- * either, at a moment of his own choice. Where they were never wanted it stays so. */
+/* Sets whether faults get large pages. While they do not, the kernel's background task collapses no
+ * small pages either. If the setting was "never" before the first call, it stays. */
 static inline void want_large(const char *word)
 {
 	static int never = -1;
@@ -98,8 +98,8 @@ static inline void unmake(void)
 	munmap(block, size == HUGE ? LARGE : PAGE);
 }
 
-/* A child that lives until it is told to go: 'r' asks what byte it sees at `at`, 'w' has it store a
- * 'c' there first, and 'k' whether a store keeps the frame that it has, 'y' or 'n'. */
+/* A child that lives until the parent ends it. 'r' asks for the byte that it sees at `at`, 'w' has
+ * it store a 'c' there first, and 'k' asks whether a store keeps the frame ('y' or 'n'). */
 struct child {
 	pid_t pid;
 	int ask, answer;
@@ -162,7 +162,7 @@ static inline int clear_refs(char what)
 	return done;
 }
 
-/* Lend the page at `at` to a pipe; what it says when it is read. */
+/* Lends the page at `at` to a pipe; lent() reads it from there. */
 static inline int lend(char *at, int ends[2])
 {
 	struct iovec run = { at, PAGE };

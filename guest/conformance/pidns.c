@@ -1,7 +1,7 @@
 /*
- * PID namespaces: by which numbers processes know each other, what their first process is spared
- * and owes, and what a /proc shows of them. Runs as user 0. Each promise is about a child, which
- * ends with the line that was broken; so nothing of it is left for the next one.
+ * PID namespaces: the numbers of processes in each namespace, the privileges and duties of the
+ * first process, and the contents of /proc. Runs as user 0. Each promise is about a child, which
+ * prints a broken line and exits with 1. So no promise leaves anything for the next one.
  */
 #include "promise.h"
 #include "inside.h"
@@ -54,7 +54,7 @@ static int with_proc(int (*part)(void))
 	return ends_well(child);
 }
 
-/* What follows `name` in the lines of a text, without the end of the line. */
+/* Returns the text that follows `name`, up to the end of its line. */
 static char *row(char *text, const char *name)
 {
 	static char found[256];
@@ -112,10 +112,10 @@ static int unshare_is_for_children(void)
 	pid_t second = fork();
 	if (second == 0)
 		_exit(getpid() != 2);
-	/* The first may be gone already: then there is no second. */
+	/* If the first process has ended already, the fork fails. */
 	int error = errno;
 	HOLDS(second > 0 || error == ENOMEM);
-	/* The first stays until the second was waited for. */
+	/* The first process ends only after the second is reaped. */
 	if (second > 0)
 		waitpid(second, NULL, 0);
 	HOLDS(ends_well(child));
@@ -333,7 +333,7 @@ static int init_is_shielded_inside(void)
 	}
 	HOLDS(ends_well(child));
 	HOLDS(raise(SIGKILL) == 0 && raise(SIGTERM) == 0 && raise(SIGSTOP) == 0);
-	/* What was blocked is as nothing, too. */
+	/* A signal that was blocked has no effect when it is unblocked, either. */
 	sigset_t set;
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
@@ -494,7 +494,7 @@ static int all_end_with_init(void)
 	int status;
 	close(ends[1]);
 	HOLDS(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 6);
-	/* Its status comes last: everybody who held the pipe is gone. */
+	/* The status of the init comes last: all processes that held the pipe are gone. */
 	HOLDS(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && read(ends[0], &byte, 1) == 0);
 	return 0;
 }
@@ -581,7 +581,7 @@ static int files_name_them(void)
 	HOLDS(own && number_of("/proc/self/ns/pid_for_children") == own);
 	HOLDS(unshare(CLONE_NEWPID) == 0);
 	HOLDS(number_of("/proc/self/ns/pid") == own);
-	/* Without a first process it is nothing yet. */
+	/* The link is empty until the namespace has a first process. */
 	char text[64];
 	REFUSED(readlink("/proc/self/ns/pid_for_children", text, sizeof text), ENOENT);
 	pid_t child = sleeper();
@@ -607,17 +607,17 @@ static int setns_is_for_children(void)
 	HOLDS(setns(file, CLONE_NEWPID) == 0 && getpid() == before);
 	pid_t child = fork();
 	if (child == 0)
-		/* The parent is not in there, and the way up is closed. */
+		/* The parent has no number there, and ancestors cannot be entered. */
 		_exit(getpid() != 2 || getppid() != 0 || setns(own, CLONE_NEWPID) != -1 || errno != EINVAL);
 	HOLDS(ends_well(child));
-	/* Back to its own. */
+	/* Children are made in the own namespace again. */
 	HOLDS(setns(own, CLONE_NEWPID) == 0);
 	child = fork();
 	if (child == 0)
 		_exit(getppid() != before);
 	HOLDS(ends_well(child));
 	HOLDS(kill(first, SIGKILL) == 0 && waitpid(first, NULL, 0) == first);
-	/* The namespace is ended for good. */
+	/* A namespace without its first process takes no new ones. */
 	HOLDS(setns(file, 0) == 0);
 	REFUSED(fork(), ENOMEM);
 	return 0;
@@ -933,7 +933,7 @@ static int threads_have_numbers(void)
 	pid_t tid = 0;
 	HOLDS(pthread_create(&thread, NULL, tell_tid, &tid) == 0 && pthread_join(thread, NULL) == 0);
 	HOLDS(tid == 2);
-	/* Mutexes that a robust list names are given back by those numbers. */
+	/* A robust list releases mutexes that hold the number inside the namespace. */
 	pthread_mutexattr_t attributes;
 	pthread_mutex_t *mutex = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	HOLDS(mutex != MAP_FAILED);
@@ -959,7 +959,7 @@ static int mounts_a_proc(void)
 static int root_inside_mounts_a_proc(void)
 {
 	HOLDS(become_root_inside() == 0 && unshare(CLONE_NEWNS) == 0);
-	/* The one that shows the initial namespace's it may not: that one is not its own. */
+	/* A /proc of the initial PID namespace is refused: the user does not own that one. */
 	REFUSED(mount("proc", FOLDER "/proc", "proc", 0, NULL), EPERM);
 	HOLDS(as_init(mounts_a_proc));
 	return 0;
@@ -973,7 +973,7 @@ static int refused_a_proc(void)
 
 static int hides_and_enters(void)
 {
-	/* Root hides a part of /proc; who has fewer rights does not lay it open. */
+	/* Root hides a part of /proc. A process with fewer rights cannot uncover it. */
 	HOLDS(unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
 	HOLDS(mount("tmpfs", "/proc/sys", "tmpfs", 0, NULL) == 0);
 	HOLDS(setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);

@@ -1,12 +1,12 @@
 /*
- * Pins: what a device works on stays the program's page, whatever fork, mprotect, clear_refs and
- * reclaim do; what a reader holds for long shows what the program stores; and nobody else sees
+ * Pins: a frame that a device works on stays the program's page through fork, mprotect, clear_refs
+ * and reclaim. A long-term pin for reading shows the program's later stores. No other process sees
  * either. Rows have the numbers of the comparison of kernels, as in cow.c; each is tried with 4 KiB
  * and with a piece of 2 MiB.
  *
  * The device is an io_uring that reads into a registered buffer. Pins for reading come from
  * /sys/kernel/debug/gup_test (Linux: CONFIG_GUP_TEST); where there is none, those rows are left
- * out. With the argument "mark" rows about soft-dirty are.
+ * out. The argument "mark" leaves out rows about soft-dirty.
  */
 #include "promise.h"
 #include "pages.h"
@@ -96,7 +96,7 @@ static void fixed_buffers(int marks)
 	stays_one("53", "a fixed buffer survives a fork", at, pinned);
 	end(child);
 
-	/* A fork of a fork, before anybody has stored. */
+	/* A fork of a fork, before any store. */
 	at = make('a');
 	NEED(fix(at, PAGE) == 0);
 	pinned = frame(at);
@@ -121,7 +121,7 @@ static int start(char *at, size_t length, uint32_t flags)
 	return ioctl(gup, START, &session);
 }
 
-/* What is in the pinned frame. */
+/* Returns the first byte of the pinned frame. */
 static char held(void)
 {
 	static char bytes[PAGE];
@@ -198,7 +198,7 @@ static void bad_sessions(void)
 	close(gup);
 	gup = open("/sys/kernel/debug/gup_test", O_RDWR);
 	PROMISE("closing ends it", start(at, PAGE, 0) == 0 && ioctl(gup, STOP) == 0);
-	/* The second half is not there: what can be pinned is. */
+	/* The second page is not mapped: only the first is pinned. */
 	char *two = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	NEED(two != MAP_FAILED && munmap(two + PAGE, PAGE) == 0);
 	struct measurement wish = { .at = (uintptr_t)two, .size = 2 * PAGE, .pages_per_call = 2, .gup_flags = FOR_WRITING };
@@ -230,7 +230,7 @@ static void counted(void)
 	unfix();
 	PROMISE("and so are their ends", vmstat("nr_foll_pin_released") - released == 16);
 
-	/* Of a user, not of a ring or a process. */
+	/* The limit is per user, and not per ring or process. */
 	int status;
 	IN_CHILD(status, {
 		struct rlimit limit = { 24 * PAGE, 24 * PAGE };
@@ -289,18 +289,18 @@ static void *remap(void *unused)
 		char *at = mmap(raced, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 		if (at == raced)
 			memset(at, next, PAGE);
-		/* There for as long as it is gone, and gone at any moment. */
+		/* The page stays mapped for a while. */
 		for (volatile int spin = 0; spin < 30000; spin++)
 			;
 		next = next == 'Z' ? 'A' : next + 1;
-		/* Gone for a while, so that tables go too. */
+		/* Unmapping the area frees page tables, too. */
 		munmap(raced, PAGE);
 	}
 	return NULL;
 }
 
-/* A page that is lent while it comes and goes is zeroes or what was stored in that page, and nobody
- * else's bytes. */
+/* A page that is lent while it is mapped and unmapped has zeroes or its own bytes, and never those
+ * of another page. */
 static void unmapped_race(void)
 {
 	raced = mmap(NULL, LARGE * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -317,7 +317,7 @@ static void unmapped_race(void)
 		char bytes[PAGE];
 		if (vmsplice(ends[1], &run, 1, 0) != PAGE)
 			continue;
-		/* Frames that were let go of are somebody else's now. */
+		/* Freed frames now get another owner. */
 		memset(other, 'o', sizeof other);
 		madvise(other + PAGE, sizeof other - 2 * PAGE, MADV_DONTNEED);
 		NEED(read(ends[0], bytes, PAGE) == PAGE);

@@ -20,8 +20,7 @@ static int failed(const char *what, size_t where)
 	return 1;
 }
 
-/* Where workers wait for each other, so that all of their memory is in use at once before any of it
- * is given back. */
+/* A barrier for the workers: all of their memory is in use at once before any of it is freed. */
 static struct meeting {
 	int arrived, failed;
 } *meeting;
@@ -32,8 +31,7 @@ static void call_meeting(void)
 	fflush(stdout);
 }
 
-/* Wait until workers have come here `arrivals` times in all; where one has failed, that will never
- * be. */
+/* Waits until workers have come here `arrivals` times in all; exits if a worker has failed. */
 static void meet(int arrivals)
 {
 	__atomic_fetch_add(&meeting->arrived, 1, __ATOMIC_SEQ_CST);
@@ -44,7 +42,7 @@ static void meet(int arrivals)
 			sleep_ms(1);
 }
 
-/* Whether all workers have ended well. Those who wait for one that has not are told. */
+/* Reaps all workers; returns whether all succeeded. A failure also ends the waits in meet(). */
 static int all_end_well(void)
 {
 	for (int status; wait(&status) > 0;)
@@ -269,8 +267,8 @@ static void full(void)
 
 #define SPREAD (2UL << 20)
 
-/* A child that needs page tables rather than pages, until somebody closes the other end of `end`.
- */
+/* Body of a child that uses page tables rather than pages: one page per 2 MiB. Waits until the
+ * other end of `end` is closed, then checks its pages. */
 static int stay(int ready, int end)
 {
 	enum { PIECES = 32 };
@@ -280,7 +278,7 @@ static int stay(int ready, int end)
 	for (size_t piece = 0; kept && piece < PIECES; piece++)
 		fill(at + piece * SPREAD, piece, 5);
 	kept = kept && (write(ready, &byte, 1) == 1 || !failed("write", 1));
-	/* Who waits for all of us waits for nobody who is gone. */
+	/* The reader of `ready` must see its end when the other children have died. */
 	close(ready);
 	kept = kept && read(end, &byte, 1) == 0;
 	for (size_t piece = 0; kept && piece < PIECES; piece++)

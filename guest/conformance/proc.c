@@ -1,5 +1,5 @@
-/* What the kernel tells about itself and its processes: /proc, /sys, uname, sysinfo, identities,
- * limits. */
+/* Information about the kernel and its processes: /proc, /sys, uname, sysinfo, identities, limits.
+ */
 #include "promise.h"
 #include <dirent.h>
 #include <sys/auxv.h>

@@ -1,4 +1,4 @@
-/* Processes: fork, exec, wait, groups, threads' ends, what is inherited and what is not. */
+/* Processes: fork, exec, wait, groups, threads' ends, inheritance. */
 #include "promise.h"
 
 #include <poll.h>
@@ -71,7 +71,7 @@ static void stops(void)
 		for (;;)
 			pause();
 	if (child < 0) {
-		/* A signal to it would go to everybody. */
+		/* A signal to process -1 would go to all processes. */
 		PROMISE("a child to stop", 0);
 		return;
 	}
@@ -146,7 +146,7 @@ static void inheritance(void)
 	IN_CHILD(status, if (fork() == 0) _exit(COMES_TRUE(getppid() == self) ? 8 : 9));
 	PROMISE("an orphan goes to the subreaper", wait(&status) > 0 && WEXITSTATUS(status) == 8);
 	prctl(PR_SET_CHILD_SUBREAPER, 0);
-	/* An orphaned group with a stopped member: whoever makes an orphan in it changes nothing. */
+	/* A group with a stopped member, orphaned already: another orphan changes nothing. */
 	IN_CHILD(status, setsid(); pid_t sleeper = fork(); if (sleeper == 0) for (;;) pause();
 		 kill(sleeper, SIGSTOP); waitpid(sleeper, &status, WUNTRACED);
 		 if (fork() == 0) { if (fork() == 0) _exit(0); _exit(0); }
@@ -178,7 +178,7 @@ static void multiply(atomic_int *made)
 		pause();
 }
 
-/* SIGKILL for a group that grows at the same time reaches those who come meanwhile, too. */
+/* SIGKILL for a group that grows at the same time reaches its new members, too. */
 static void growing(void)
 {
 	atomic_int *made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -59,8 +59,8 @@ static int promises, broken;
 		}                                                                                   \
 	} while (0)
 
-/* To signal the child of a fork that failed would be to signal everybody: -1. Who means everybody
- * writes (kill)(-1, ...). */
+/* Refuses process -1: a failed fork returns it, and kill(2) would signal all processes. A caller
+ * that means all processes writes (kill)(-1, ...). */
 static inline int kill_one(pid_t whom, int number)
 {
 	NEED(whom != -1);
@@ -102,9 +102,9 @@ static inline int64_t now_ms(void)
 }
 
 /*
- * No promise may depend on how fast the machine is: a host may stop it at any moment, for any time.
- * So what has to come about is waited for, and what is judged by a clock has to hold in one of many
- * tries.
+ * No promise may depend on the machine's speed: a host may stop it at any moment, for any time.
+ * COMES_TRUE waits for a condition. HOLDS_ONCE is for conditions that a clock judges: one of many
+ * tries has to succeed.
  */
 
 /* Whether `condition` comes to hold: looked at until it does, a minute at most. */

@@ -1,6 +1,6 @@
 /*
- * What calls refuse, and with which errno, where other suites found another; and what can be waited
- * for. Runs as any user but where it says root.
+ * Calls that are refused, each with its errno, where other test suites found another errno; and
+ * files that can be waited for. Runs as any user; a test that needs root says so.
  */
 #include "promise.h"
 #include "loopback.h"
@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <sys/user.h>
 
-/* What epoll says of watching a file: 0, or an errno. */
+/* Adds a file to an epoll and removes it; returns 0 or the errno of adding it. */
 static int watches(int epoll, int file)
 {
 	struct epoll_event event = { .events = EPOLLIN };

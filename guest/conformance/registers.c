@@ -16,7 +16,7 @@
 #define LAST_PAGE_END 0x7ffffffff000ul
 #define FEATURE_FSGSBASE 2
 
-/* What the last handler saw. */
+/* State that the last handler saw. */
 static volatile int seen, seen_signal, seen_code;
 static volatile long seen_trap, seen_error, seen_rip, seen_flags, seen_cs;
 static void *volatile seen_address, *volatile seen_stack;
@@ -310,7 +310,7 @@ static void note_segv(int signal, siginfo_t *info, void *context)
 		_exit(99);
 }
 
-/* Damages one byte of the vector state in a frame; how many SIGSEGV came of it. */
+/* Damages one byte of the vector state in a frame; returns the number of SIGSEGV that follow. */
 static int damaged(int at, int bits)
 {
 	long rbx = 0;
@@ -327,8 +327,8 @@ static int damaged(int at, int bits)
 static volatile int begun;
 static uint64_t begun_xmm[3][2], begun_mxcsr[3];
 
-/* What the frames of signals that come at once hold: the last handler to be entered is the first
- * that runs. */
+/* Notes the vector state in the frames of signals that come at once. The last handler that is
+ * entered runs first. */
 static void note_vector_state(int signal, siginfo_t *info, void *context)
 {
 	(void)signal, (void)info;
@@ -337,8 +337,8 @@ static void note_vector_state(int signal, siginfo_t *info, void *context)
 	begun_mxcsr[begun++] = state->mxcsr;
 }
 
-/* A handler begins with a new program's vector state, and that is what the frame of one entered
- * before it has run holds. */
+/* A handler begins with a new program's vector state. If a second handler is entered before the
+ * first has run, its frame holds this state. */
 static void handlers_begin_anew(void)
 {
 	sigset_t both;

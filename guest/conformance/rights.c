@@ -1,9 +1,8 @@
 /*
- * Who may look into another process: each call and file that reads or changes what belongs to one,
- * for inspectors that are root, the same user, the same user in another group, another user, and
- * the process itself; and targets that have made themselves dumpable or not, have changed their
- * user, or run a set-user-ID program or one that may not be read. The rules are Linux'
- * __ptrace_may_access and what its callers make of it.
+ * Rights to inspect another process. Tests each call and file that reads or changes a process. The
+ * inspector is root, the same user, the same user in another group, another user, or the process
+ * itself. The target is dumpable or not, has changed its user, or runs a set-user-ID program or one
+ * that may not be read. The rules are those of Linux' __ptrace_may_access and of its callers.
  */
 #include "promise.h"
 #include <grp.h>
@@ -126,7 +125,7 @@ static int signals(pid_t target)
 
 static int tells_where(pid_t target)
 {
-	/* The 28th field of stat, where its stack begins, is 0 for those who may not know. */
+	/* The 28th field of stat, the start of the stack, is 0 for readers without rights. */
 	char path[64], line[1024] = { 0 };
 	snprintf(path, sizeof path, "/proc/%d/stat", target);
 	int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -175,9 +174,8 @@ static const char *const target_names[TARGETS] = {
 	"a plain process", "one that is not dumpable", "one that changed its user", "a set-user-ID program", "a program that may not be read"
 };
 
-/* The rules, each by its letters for ITSELF, ROOT, SAME, GROUP, OTHER: '.' it may, 'p' EPERM, 'a'
- * EACCES. Of one that nobody with its ids may inspect, itself and root may in any case what
- * `hidden` says. */
+/* The rules, with a letter each for ITSELF, ROOT, SAME, GROUP, OTHER: '.' allowed, 'p' EPERM, 'a'
+ * EACCES. `hidden` holds for the other targets, which no process with their ids may inspect. */
 static const struct {
 	const char *name;
 	int (*try)(pid_t);
@@ -214,7 +212,7 @@ static const struct {
 	{ "oom_score_adj", opens_oom, "....a", "a.aaa" },
 };
 
-/* Rules of their own, which dumpability does not matter to. */
+/* Rules of calls that do not depend on dumpability. */
 static const struct {
 	const char *name;
 	int (*try)(pid_t);
@@ -235,7 +233,7 @@ static void change_user(int uid, int gid)
 	NEED(setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0);
 }
 
-/* As a program that the user has started: with nothing to hide. */
+/* Becomes another user, and dumpable like a program that this user has started. */
 static void become(int uid, int gid)
 {
 	change_user(uid, gid);
@@ -291,7 +289,7 @@ static int expected(char letter)
 	return letter == '.' ? 0 : letter == 'p' ? EPERM : EACCES;
 }
 
-/* What `try` gives an inspector, as its exit status. */
+/* Runs `try` on a target as an inspector; returns its result, or -1. */
 static int as(int inspector, int (*try)(pid_t), pid_t target)
 {
 	int status;
@@ -309,7 +307,7 @@ static int as(int inspector, int (*try)(pid_t), pid_t target)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* What `try` gives a process about itself. */
+/* Runs `try` in a process on itself; returns its result, or -1. */
 static int about_itself(int (*try)(pid_t), int dumpable)
 {
 	int status;

@@ -79,7 +79,7 @@ static inline unsigned arrived(struct ring *ring)
 	return __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head;
 }
 
-/* Takes the completion of `user_data`, which must be the next; its result. */
+/* Takes the completion of `user_data`, which must be the next; returns its result. */
 static inline int take(struct ring *ring, uint64_t user_data)
 {
 	while (arrived(ring) == 0)

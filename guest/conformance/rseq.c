@@ -1,7 +1,7 @@
 /*
- * Restartable sequences (rseq(2)): what may be registered, what the kernel writes there, which
- * sections end and where their threads go on, what is wrong and ends the program, and who has a
- * registration after fork, clone and execve.
+ * Restartable sequences (rseq(2)): areas that may be registered, and the fields that the kernel
+ * writes there; sections that are aborted, and the place where their threads go on; errors that end
+ * the program; and the registration after fork, clone and execve.
  */
 #include "promise.h"
 #include <elf.h>
@@ -14,7 +14,7 @@
 #define LENGTH 32
 #define FEATURE_SIZE 27 /* AT_RSEQ_FEATURE_SIZE: of kernels that write node and concurrency ID */
 #define ALIGNMENT 28 /* AT_RSEQ_ALIGN */
-#define LONG (1ul << 36) /* turns that nobody waits for */
+#define LONG (1ul << 36) /* more turns than any test waits for */
 
 struct area {
 	volatile uint32_t cpu_start, cpu;
@@ -218,7 +218,7 @@ static void sections(void)
 	PROMISE("a section that its thread is not in is left by a signal, without its handler", own.section == 0);
 	int moved = 1;
 	if (cpus() > 1) {
-		/* Somebody else moves it in its section. */
+		/* A child moves its parent, which is in its section, from CPU to CPU. */
 		fflush(stdout);
 		pid_t parent = getpid();
 		child = fork();
@@ -250,8 +250,8 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* What a child does about SIGSEGV. A section that stays wrong ends it whatever it does, one with
- * flags is left where another signal came. */
+/* The child's action for SIGSEGV. A section that stays wrong kills the child with any action. A
+ * section with flags does not: SIGALRM, whose handler lies outside, has left it by then. */
 static void (*on_fault)(int) = nothing;
 
 /* How a child ends that spins in `section`, registered with `area`, when a signal comes. */
@@ -335,7 +335,7 @@ static void wrongs(void)
 static int without(void *unused)
 {
 	(void)unused;
-	/* Nothing is registered here: so this registers, and that unregisters. */
+	/* No area is registered here, so registering succeeds, and then unregistering. */
 	int fresh = rseq(&other, LENGTH, 0, SIGNATURE) == 0 && other.cpu < (uint32_t)cpus() && rseq(&other, LENGTH, UNREGISTER, SIGNATURE) == 0;
 	_exit(fresh ? 0 : 1);
 }
@@ -343,7 +343,7 @@ static int without(void *unused)
 static void *in_thread(void *unused)
 {
 	(void)unused;
-	/* The C library registers its threads where it has registered the one that makes them: not
+	/* The C library registers a new thread only if it has registered its creator. It has not,
 	 * here. */
 	return (void *)(rseq(&other, LENGTH, 0, SIGNATURE) == 0 ? 0l : 1l);
 }

@@ -1,6 +1,6 @@
 /*
- * How threads are scheduled and what goes with it: sched_setattr(2) and the calls before it, nice
- * values through them, I/O priorities; kcmp(2), which tells what processes share; adjtimex(2);
+ * Scheduling of threads, and related calls: sched_setattr(2) and older calls, their nice values,
+ * and I/O priorities; kcmp(2), which tells whether processes share an object; adjtimex(2);
  * process_madvise(2). Run as root.
  */
 #include "promise.h"
@@ -167,7 +167,7 @@ static void policies(void)
 	FAILS_WITH("and of none is told", sched_getscheduler(0x3fffffff), ESRCH);
 }
 
-/* What becomes of a change by somebody without rights: 0 or the error. */
+/* Makes a change as a process without rights; returns 0 or the errno. */
 static int unprivileged(int policy, int nice, int flags)
 {
 	return set(policy, nice, flags) ? errno : 0;

@@ -1,6 +1,6 @@
 /*
- * seccomp(2): who may give up calls, which programs are filters, what their verdicts do, what is
- * kept by fork, threads and execve, and what a tracer is told.
+ * seccomp(2): the right to install a filter, the programs that are valid filters, the effects of
+ * their verdicts, their inheritance by fork, threads and execve, and their reports to a tracer.
  */
 #include "promise.h"
 #include <linux/audit.h>
@@ -113,7 +113,7 @@ static void programs(void)
 	PROMISE("programs that may not run are refused, others are not", status == 0);
 	IN_CHILD(status, {
 		bind_oneself();
-		/* A call's third argument, the upper half of its fourth, and who makes it. */
+		/* Reads the third argument, the upper half of the fourth, and the architecture. */
 		PROGRAM(arguments, { LOAD(arch), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 0, 9), LOAD(nr),
 			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_dup3, 0, 7), LOAD(args[2]), BPF_STMT(BPF_MISC | BPF_TAX, 0),
 			BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[3]) + 4), BPF_STMT(BPF_ALU | BPF_ADD | BPF_X, 0),
@@ -268,7 +268,7 @@ static void *other_thread(void *own)
 
 static long installed, all_installed, checked, escaped;
 
-/* A thread has all filters that all threads were given before it looked. */
+/* Checks that a thread has all filters that were installed for all threads before its look. */
 static void *counting_thread(void *unused)
 {
 	long least = __atomic_load_n(&installed, __ATOMIC_SEQ_CST);
@@ -351,7 +351,7 @@ static void kept(char *self)
 			if (seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &allow) != 0)
 				_exit(2);
 			__atomic_fetch_add(&installed, 1, __ATOMIC_SEQ_CST);
-			/* The next one would make up for what this one missed. */
+			/* Another install would hide that this one missed a thread. */
 			long looked = __atomic_load_n(&checked, __ATOMIC_SEQ_CST);
 			while (__atomic_load_n(&checked, __ATOMIC_SEQ_CST) < looked + 4)
 				sched_yield();
@@ -371,7 +371,7 @@ static void kept(char *self)
 			pthread_barrier_init(&both, NULL, 2);
 			NEED(pthread_create(&thread, NULL, adding_thread, (void *)(round * 1000l)) == 0);
 			pthread_barrier_wait(&both);
-			/* Until the other has one that this thread has not. */
+			/* Installs filters until the other thread has one of its own. */
 			long given = 0;
 			while (given < 3000 && seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &allow) == 0)
 				given++;
@@ -410,7 +410,7 @@ static void kept(char *self)
 	PROMISE("thousands of filters end with their process", status == 0);
 }
 
-/* The tracer's side of a child that is traced where a filter says so; what the child exits with. */
+/* Traces a child whose filter asks for the tracer; returns the child's exit status. */
 static int traced(int skip)
 {
 	fflush(stdout);

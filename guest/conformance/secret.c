@@ -1,6 +1,6 @@
 /*
- * memfd_secret(2): memory that only the programs that map it reach. Linux has it since 5.14; older
- * than 6.5 it wants secretmem.enable=1, and without it this says so and ends.
+ * memfd_secret(2): memory that only the programs that map it reach. Linux has the call since 5.14.
+ * Before 6.5 it needs secretmem.enable=1; without that, this program says so and ends.
  */
 #include "promise.h"
 
@@ -125,7 +125,7 @@ static void mappings(void)
 	close(fd);
 }
 
-/* System calls copy through the program's own addresses; nobody else's way leads there. */
+/* System calls copy through the program's own addresses; no other access reaches the memory. */
 static void ways(void)
 {
 	int fd = sized(PAGE), pipes[2];
@@ -165,7 +165,7 @@ static long status_value(const char *name)
 	return value;
 }
 
-/* Memory that is never locked, since it is never anywhere else. */
+/* Secret memory cannot be locked by mlock(2), and counts as locked only with MAP_LOCKED. */
 static void locked(void)
 {
 	int fd = sized(4 * PAGE);

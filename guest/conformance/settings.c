@@ -1,7 +1,7 @@
 /*
- * Settings below /proc/sys that root may write, by what they change: the largest pipe, the largest
- * process ID, the most areas of an address space, and how much memory may be asked for at once.
- * Needs root, and a machine of its own: they hold for all processes.
+ * Settings below /proc/sys that root may write, tested by their effects: the largest pipe, the
+ * largest process ID, the number of areas of an address space, and the memory that one call may
+ * request. Needs root, and a machine of its own: the settings hold for all processes.
  */
 #include "promise.h"
 #include <grp.h>

@@ -1,4 +1,4 @@
-/* Signals: delivery, masks, frames, restarts, timers' ends, what is lost and what is not. */
+/* Signals: delivery, masks, frames, restarts, timers' ends, losses. */
 #include "promise.h"
 #include <setjmp.h>
 #include <sys/signalfd.h>
@@ -230,7 +230,7 @@ static void disturb(enum pace pace)
 	setitimer(ITIMER_REAL, &(struct itimerval){ { 0, pace }, { 0, pace } }, NULL);
 }
 
-/* What `call` gives while SIGALRM comes again and again, and its errno. */
+/* Result of `call` while SIGALRM comes again and again; errno is that of the call. */
 #define DISTURBED(call)                                                                             \
 	({                                                                                          \
 		disturb(SOON);                                                                      \
@@ -351,7 +351,7 @@ static void threads(void)
 	pthread_join(thread, NULL);
 }
 
-/* Process 1 is out of reach, and takes orphans whatever they were to tell their parent with. */
+/* Signals have no effect on process 1, which reaps orphans with any exit signal. */
 static void init_process(void)
 {
 	PROMISE("signals to process 1 are taken", kill(1, 0) == 0);

@@ -1,5 +1,5 @@
 /*
- * Swap, from swapon to the last byte. What programs do that use more memory than there is says
+ * Swap, from swapon to the last byte. For programs that use more memory than the machine has, see
  * pressure.c.
  *
  * Usage: swap areas DISK     DISK, of 1 MiB or more, becomes a swap area again and again
@@ -245,7 +245,7 @@ static void bus_error(int number, siginfo_t *info, void *context)
 	siglongjmp(back, number == SIGBUS && info->si_code == BUS_ADRERR ? 1 : 2);
 }
 
-/* The same of a file in memory: who reads it is told, who maps it gets a signal. */
+/* The same for a file in memory: a read fails, and an access to a mapping gets a signal. */
 static void lost_from_file(const char *disk)
 {
 	enum { PAGES = 64 };

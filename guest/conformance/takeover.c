@@ -1,5 +1,5 @@
-/* execve by a thread that is not the first of its process: the process stays what it was, and the
- * thread that stays has its number. */
+/* execve by a thread that is not the first of its process: the process keeps its identity, and the
+ * remaining thread takes the number of the process. */
 #include "traced.h"
 #include "inside.h"
 
@@ -37,7 +37,7 @@ static int again(const char *part, long first, long second)
 	char one[24], two[24];
 	snprintf(one, sizeof one, "%ld", first);
 	snprintf(two, sizeof two, "%ld", second);
-	/* Where the first thread has ended, the process' own link leads nowhere. */
+	/* If the first thread has ended, /proc/self/exe leads nowhere. */
 	execl("/proc/thread-self/exe", "takeover", part, one, two, NULL);
 	return -1;
 }
@@ -392,7 +392,7 @@ static int traced_both(void)
 	unsigned long message = 0;
 	HOLDS(pt(PTRACE_SEIZE, child, 0, PTRACE_O_TRACEEXEC) == 0 && pt(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACEEXEC) == 0);
 	seen->ready = 1;
-	/* No end of the first thread is told, nor one of the second. */
+	/* The tracer gets no end of either thread. */
 	HOLDS(waitpid(-1, &status, __WALL) == child && is_exec_event(status));
 	HOLDS(pt(PTRACE_GETEVENTMSG, child, 0, (unsigned long)&message) == 0 && message == (unsigned long)thread);
 	REFUSED(waitpid(thread, NULL, __WALL | WNOHANG), ECHILD);
@@ -463,7 +463,7 @@ static int other_threads_end_for_their_tracer(void)
 		rests(NULL);
 	}
 	HOLDS(COMES_TRUE(seen->tid));
-	/* The other one was made just before. */
+	/* The other thread was made just before, so its number is one less. */
 	pid_t second = seen->tid, other = second - 1;
 	int status = 0;
 	HOLDS(pt(PTRACE_SEIZE, other, 0, 0) == 0 && pt(PTRACE_SEIZE, second, 0, PTRACE_O_TRACEEXEC) == 0);
@@ -520,8 +520,8 @@ static void *locks_and_executes(void *unused)
 	return executes(unused);
 }
 
-/* The list is looked through when the thread has its new number: a lock is marked where the number
- * in it is that one. */
+/* The kernel walks the robust list after the thread has its new number. It marks locks that hold
+ * this new number. */
 static int robust_lists(void)
 {
 	for (int second = 0; second < 2; second++) {

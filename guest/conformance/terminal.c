@@ -17,8 +17,8 @@ static void key(const char *keys)
 	NEED(write(master, keys, strlen(keys)) == (ssize_t)strlen(keys));
 }
 
-/* What comes out of the terminal: until it contains `expected`, however long that takes, and what
- * follows within a moment. */
+/* Returns the output of the terminal. Reads until the output contains `expected`, for at most a
+ * minute per read, and then until no more comes for 50 ms. */
 static const char *shown(const char *expected)
 {
 	static char text[4096];
@@ -40,7 +40,7 @@ static int shows(const char *expected)
 	return !strcmp(shown(expected), expected);
 }
 
-/* What a reader of the terminal gets. */
+/* Returns the result of one read from the terminal. */
 static const char *line(void)
 {
 	static char text[4096];

@@ -119,7 +119,7 @@ static void usage(void)
 	PROMISE("getrusage counts the time that was used", used >= 80000);
 	PROMISE("times too", to.tms_utime + to.tms_stime - from.tms_utime - from.tms_stime >= 8);
 	PROMISE("and the most memory", after.ru_maxrss > 100);
-	/* Nothing but an alarm comes between the two looks. */
+	/* Only a SIGALRM handler runs between the two looks. */
 	signal(SIGALRM, note);
 	PROMISE("CPU time is told up to now", HOLDS_ONCE(({
 		count = 0;
@@ -340,7 +340,7 @@ static void *sleep_often(void *unused)
 	return NULL;
 }
 
-/* Timers share queues with sleeps: a timer that is in two of them takes others out. */
+/* Timers share queues with sleeps. A timer in two queues at once would remove other entries. */
 static void timers_armed_from_all_sides(void)
 {
 	enum { ARMING = 3, SLEEPING = 3 };

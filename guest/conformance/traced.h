@@ -9,7 +9,7 @@ static inline long pt(int request, pid_t pid, unsigned long address, unsigned lo
 	return syscall(SYS_ptrace, request, pid, address, data);
 }
 
-/* The next stop or end of `pid`; -1 for an error. */
+/* Waits for the next stop or end of `pid`; returns its status, -1 for an error. */
 static inline int next(pid_t pid)
 {
 	int status;

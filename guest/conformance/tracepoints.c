@@ -17,7 +17,7 @@ static int put_flags(const char *file, const char *what, int flags)
 	int fd = open(path, O_WRONLY | flags);
 	if (fd < 0)
 		return -1;
-	/* Linux takes a word at a time from what is written to set_event. */
+	/* Linux takes one word at a time from a write to set_event. */
 	ssize_t went = 0, left = strlen(what);
 	while (left > 0 && (went = write(fd, what, left)) > 0) {
 		what += went;

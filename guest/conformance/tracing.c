@@ -120,7 +120,7 @@ static void system_calls(void)
 	PROMISE("and of an exit", pt(PTRACE_GET_SYSCALL_INFO, child, sizeof info, (unsigned long)&info) == 33 &&
 		info.op == PTRACE_SYSCALL_INFO_EXIT && info.exit.rval == getpid() && !info.exit.is_error);
 	PROMISE("the result is in rax", pt(PTRACE_GETREGS, child, 0, (unsigned long)&r) == 0 && r.rax == (unsigned long)getpid());
-	/* The next call is getpid: it is made another, and its result changed. */
+	/* The tracer replaces the next call, getpid, by another one and changes its result. */
 	NEED(pt(PTRACE_SYSCALL, child, 0, 0) == 0 && is_stop(next(child), SIGTRAP | 0x80));
 	NEED(pt(PTRACE_GETREGS, child, 0, (unsigned long)&r) == 0 && r.orig_rax == SYS_getpid);
 	PROMISE("PTRACE_POKEUSER of orig_rax: -1 is no call",
@@ -389,7 +389,7 @@ static void tracer_ends(void)
 	close(ends[1]);
 }
 
-/* Where the stack of a program is that this process executes. */
+/* Executes a program; returns the address of its stack. */
 static unsigned long stack_of_program(void)
 {
 	int ends[2];
@@ -421,7 +421,8 @@ static void personalities(void)
 
 #define SET_ID "/tmp/tracing-set-id"
 
-/* What a set-user-ID program of root exits with that a user executes, and traces if `traces`. */
+/* Returns the exit status of a set-user-ID program of root that a user executes. If `traces`, the
+ * user also traces it. */
 static int set_id_program(int traces)
 {
 	char bytes[65536];

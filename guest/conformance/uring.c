@@ -13,7 +13,7 @@
 #define SECTOR 512
 #define PAGE 4096
 
-/* Submits what was added last and takes its completion. */
+/* Submits the entry that was added last and takes its completion. */
 static int done(struct ring *ring, uint64_t user_data)
 {
 	if (enter(ring->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
@@ -303,8 +303,8 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
-/* Files that keep each other, and with them pinned pages: whoever looks through all frames at the
- * end finds none of them in use. */
+/* Files that hold references to each other, and to pinned pages. The kernel's closing audit of all
+ * frames must find none of them in use. */
 static void circles(void)
 {
 	int ends[2], full[2];

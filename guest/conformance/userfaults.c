@@ -1,5 +1,5 @@
 /*
- * userfaultfd(2): pages that are missing are a program's to provide. Needs root.
+ * userfaultfd(2): a program provides missing pages. Needs root.
  */
 #include "promise.h"
 #include "numbered.h"
@@ -387,7 +387,7 @@ static void kernel_accesses(void)
 	close(ends[1]);
 }
 
-/* What happens to the areas. */
+/* Areas with a monitor that are cut, unmapped, moved or inherited. */
 static void areas(void)
 {
 	int monitor = monitor_with(0);

@@ -1,5 +1,5 @@
-/* The vDSO: symbols as Linux has them, answers as the system calls give them, and what a program
- * may do to its pages. */
+/* The vDSO: Linux' symbols, the same results as the system calls', and operations of a program on
+ * its pages. */
 #include "promise.h"
 #include <elf.h>
 #include <sys/auxv.h>
@@ -247,8 +247,7 @@ static void threads(void)
 	for (int i = 0; i < 3; i++)
 		pthread_join(others[i], NULL);
 	PROMISE("the clock of one CPU never shows less than another's did", backwards == 0 && largest > 0);
-	/* A machine whose first program started this one is a guest, whose clock is nobody else's.
-	 */
+	/* Process 1 started this program only in a guest: no other program uses its clock. */
 	struct timespec set;
 	if (getppid() != 1)
 		return;

@@ -1,8 +1,8 @@
 /*
- * What a program can see of its memory, and say about it: PAGEMAP_SCAN, smaps, and the advice that
- * takes memory away or brings it.
+ * A program's view of its memory, and its advice about it: PAGEMAP_SCAN, smaps, and the kinds of
+ * madvise(2) that remove or populate pages.
  *
- * With the argument "old" what came to Linux after 6.1 is left out.
+ * With the argument "old" the features that came to Linux after 6.1 are left out.
  */
 #include "promise.h"
 #include <linux/falloc.h>

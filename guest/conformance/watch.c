@@ -27,7 +27,7 @@ static long poke(pid_t pid, int number, unsigned long value)
 	return pt(PTRACE_POKEUSER, pid, AT(number), value);
 }
 
-/* Lets `pid` run to its next stop: whether that is a SIGTRAP with this code. */
+/* Lets `pid` run to its next stop; returns whether that is a SIGTRAP with this code. */
 static int traps(pid_t pid, int code)
 {
 	siginfo_t info = { 0 };
@@ -112,7 +112,8 @@ static void executes(void)
 	_exit(98);
 }
 
-/* What MOV SS touches is told after the next instruction, which leads into the kernel. */
+/* Loads SS from a watched address. The CPU reports the access only after the next instruction,
+ * which may enter the kernel (SYSCALL, INT3). */
 static void moves_ss(void)
 {
 	for (int i = 0; i < 100; i++) {

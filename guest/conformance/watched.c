@@ -1,6 +1,6 @@
 /*
- * userfaultfd(2): stores to pages are told (UFFDIO_WRITEPROTECT), and pages of shared memory that
- * are there are a program's to map (UFFDIO_CONTINUE). Needs root.
+ * userfaultfd(2): a program gets reports of stores to pages (UFFDIO_WRITEPROTECT), and maps
+ * existing pages of shared memory (UFFDIO_CONTINUE). Needs root.
  */
 #include "promise.h"
 #include "numbered.h"
@@ -50,8 +50,8 @@ static int is_watched(const void *at)
 	return entry >> 57 & 1;
 }
 
-/* Whether a store by another thread is told as one to a watched page, and goes through when it is
- * let go. */
+/* Returns whether a store by another thread to a watched page is reported, and completes when the
+ * monitor allows it. */
 static int store_is_told(int monitor, unsigned char *at)
 {
 	struct toucher store;
@@ -157,7 +157,7 @@ static void by_the_kernel(void)
 	munmap(at, 4 * PAGE);
 }
 
-/* Watched, and shared with a child, and out of memory, and part of a large page. */
+/* Watched pages that are shared with a child, swapped out, or part of a large page. */
 static void elsewhere(void)
 {
 	int monitor = monitor_with(UFFD_FEATURE_PAGEFAULT_FLAG_WP), status;

@@ -1,10 +1,10 @@
 /*
  * TCP and UDP to another machine, and from one.
  *
- * wire ADDRESS ECHO CLOSED RESET: an echo server for TCP and UDP is at port ECHO of the address,
- * nobody at CLOSED, and RESET accepts, reads one byte and breaks the connection off. Told a fifth
- * argument, it may be that a reset shows as an end. wire serve PORT: an echo server for many
- * connections, until one sends "quit". wire serve-apart PORT: with a thread for each.
+ * wire ADDRESS ECHO CLOSED RESET: port ECHO of the address is an echo server for TCP and UDP. No
+ * server listens at CLOSED. The server at RESET accepts, reads one byte and resets the connection.
+ * With a fifth argument a reset may show as an end. wire serve PORT: an echo server for many
+ * connections, until one sends "quit". wire serve-apart PORT: the same with a thread for each.
  */
 #include "promise.h"
 #include <arpa/inet.h>

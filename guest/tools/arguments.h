@@ -1,7 +1,7 @@
 /*
- * Random arguments of system calls, each of its kind three times in four (shapes.h). What they
- * point to lies in `arena`, and descriptors are drawn from `files`: whoever includes this fills
- * both. Needs promise.h and dice.h.
+ * Random arguments of system calls. Three of four arguments are of the kind that the call expects
+ * (shapes.h). Pointers lead into `arena`, and descriptors are drawn from `files`; the program that
+ * includes this file fills both. Needs promise.h and dice.h.
  */
 #include <linux/futex.h>
 #include <linux/netlink.h>
@@ -65,8 +65,8 @@ static void *room(struct dice *dice)
 	return arena + (below(dice, ARENA - 512) & ~63ul);
 }
 
-/* Its own, its group, one of its children perhaps, none: never the parent's, and never everybody's.
- */
+/* Returns a process number: the caller's own or its group's (0), perhaps a child's, or an unused
+ * one; never the parent's, and never -1. */
 static uint64_t process(struct dice *dice)
 {
 	switch (below(dice, 6)) {

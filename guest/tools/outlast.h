@@ -1,13 +1,13 @@
 /* Children that may hang, or be cut short. Needs promise.h. */
 
-/* How many ended by themselves, by a signal, and because their time was up. */
+/* Numbers of children that exited, that a signal ended, and that were killed at their deadline. */
 struct ends {
 	int ended, signalled, killed;
 };
 
 /*
- * Waits for `child`, `most_ms` at most, counts how it ended, and takes along what it has left: its
- * process group, and orphans that came to this process.
+ * Waits for `child` for at most `most_ms` and counts how it ended. Then kills the processes that it
+ * left: its process group, and orphans of this process.
  */
 static inline void outlast(pid_t child, int most_ms, struct ends *ends)
 {

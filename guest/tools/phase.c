@@ -1,5 +1,5 @@
-/* phase NAME: begins a phase of that name in what `freehold scope` counts. Does nothing when nobody
- * watches. */
+/* phase NAME: begins a phase of that name in the counts of `freehold scope`. Has no effect outside
+ * of it. */
 #include <stdio.h>
 
 #include "doorbell.h"

@@ -1,6 +1,6 @@
 /*
- * What the arguments of system calls are, so that random ones get past the first look. A letter for
- * each argument:
+ * Kinds of the arguments of system calls, so that random arguments pass the first checks. A letter
+ * per argument:
  *   f descriptor   d directory for a path   p path   b bytes   z how many bytes   o offset   x flags   i small number   n any number
  *   g signal   P process   t timespec   v iovecs   V how many   A page   L bytes, in pages   m PROT_   M MAP_   a advice   u user or group
  *   O path that it may change   k clock   S socket address   l its length   e epoll event   q pollfds   Q futex operation   w whence   c ioctl request   s signal set

@@ -2,8 +2,8 @@
  *
  * A line of LIST is a name, a space and a command for /bin/sh; a line without a command runs the
  * program of that name. Each runs in a session of its own, in an empty folder /tmp/NAME (TMPDIR),
- * with nothing on its standard input, and is killed after SECONDS (60). What it leaves running is
- * killed too: this program is the reaper of what loses its parent. The output is
+ * with nothing on its standard input, and is killed after SECONDS (60). Processes that it leaves
+ * running are killed too: this program is the subreaper of orphans. The output is
  *
  *     @begin NAME
  *     ... what the command printed, its first and its last 16 KiB ...
@@ -123,8 +123,8 @@ static void in_child(const char *folder, const char *command, int output)
 	_exit(127);
 }
 
-/* Waits for `child` until `end`; then for what it left. Returns 0, or 1 where something is
- * stuck. */
+/* Waits for `child` until `end`, then for the processes that it left. Returns 1 if a process is
+ * stuck, else 0. */
 static int wait_for(pid_t child, double end, int output, char *result, size_t room)
 {
 	int killed = 0, status = 0, ended = 0;

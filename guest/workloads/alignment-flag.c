@@ -1,11 +1,11 @@
 /*
- * Threads that enter the kernel in every way they have while RFLAGS.AC is set: page faults,
- * breakpoints, bad addresses, signals of each other, preemption, system calls whose buffers fault.
- * AC switches SMAP off, and no gate clears it: that is the kernel's part.
+ * Threads that enter the kernel in every way while RFLAGS.AC is set: page faults, breakpoints, bad
+ * addresses, signals of each other, preemption, system calls whose buffers fault. AC switches SMAP
+ * off, and no gate clears AC: the kernel has to do so.
  *
- * Usage: alignment-flag THREADS ROUNDS. After each way back, AC has to be set as it was. Prints
- * what was done; leaves with 0, or with 1 where AC was lost. While AC is set, only aligned accesses
- * are made: hardware that checks alignment (CR0.AM) finds nothing.
+ * Usage: alignment-flag THREADS ROUNDS. After each return, AC has to be set as before. Prints the
+ * number of entries; exits with 0, or with 1 if AC was lost. While AC is set, the program makes
+ * only aligned accesses, so hardware that checks alignment (CR0.AM) raises nothing.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -123,7 +123,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: alignment-flag THREADS ROUNDS (1 to %d threads)\n", MOST_THREADS);
 		return 2;
 	}
-	/* A file for which the kernel reads what is written. */
+	/* A file whose writes the kernel reads. */
 	sink = memfd_create("sink", 0);
 	struct sigaction action = { .sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_RESTART };
 	sigaction(SIGSEGV, &action, NULL);

@@ -115,7 +115,7 @@ static void move(void)
 	say("mremap to", to, how, 0);
 	errno = error;
 	say("mremap", from, how, at == MAP_FAILED ? -1 : elsewhere ? -2 : at - arena);
-	/* Whether what was there has gone before it failed is the kernel's choice. */
+	/* A failed call may have removed the old mapping already: that is the kernel's choice. */
 	if (at == MAP_FAILED && how & MREMAP_FIXED) {
 		munmap(to.at, to.length);
 		if (from.length > to.length)
@@ -240,13 +240,14 @@ static void through_pipe(void)
 	struct range range = some_bytes();
 	char bytes[4 * PAGE];
 	struct iovec run[2] = { { range.at, range.length }, { arena + below(&dice, PAGES) * PAGE, PAGE } };
-	/* What may only be written is lent or not, as it is in memory or not. */
+	/* A page that may only be written can be lent while it is in memory. That is up to the
+	 * kernel, so such pages are not lent. */
 	int how = below(&dice, write_only ? 2 : 4), runs = 1 + below(&dice, 2);
 	long came = how == 0 ? write(pipe_ends[1], range.at, range.length) :
 		    how == 1 ? writev(pipe_ends[1], run, runs) :
 			       vmsplice(pipe_ends[1], run, runs, one_in(12) ? 32 : how == 2 ? SPLICE_F_GIFT : 0);
-	/* How much of what ends in a fault is written is the kernel's choice; how much is lent is
-	 * not. */
+	/* A write that ends in a fault is as long as the kernel chooses. The length of a lending is
+	 * the same on all kernels. */
 	say("to pipe", range, how << 4 | runs, how < 2 && (came > 0 || errno == EFAULT) ? 1 : came);
 	for (long got; (got = read(pipe_ends[0], bytes, sizeof bytes)) > 0;) {
 		uint64_t sum = 0;
@@ -355,10 +356,10 @@ static void ask(void)
 }
 
 /*
- * What is mapped in the arena, with which rights and flags, and the bytes that can be read in it.
- * Where one area ends and the next begins is told only where they differ, for a kernel may join or
- * part them. What Linux has no name for (??) and what only a file system knows (sf) is left out,
- * and what is lost where areas are joined (sd, ac).
+ * Prints the areas of the arena with their rights and flags, and a sum of each page that can be
+ * read. A border between areas is shown only where they differ, since a kernel may join or split
+ * areas. Left out are flags without a name on Linux (??), flags of a file system only (sf), and
+ * flags that are lost when areas are joined (sd, ac).
  */
 static void look(void)
 {
@@ -459,7 +460,7 @@ static void live(int index, int calls)
 	NEED(pipe2(pipe_ends, O_NONBLOCK) == 0);
 	if (index % 2)
 		NEED(setresuid(1000, 1000, 1000) == 0 && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
-	/* Room on the stack, which may not grow any more once what is mapped is locked. */
+	/* Grows the stack now: it may not grow any more once all mappings are locked. */
 	volatile char *room = alloca(256 << 10);
 	for (int i = 0; i < 256 << 10; i += 1024)
 		room[i] = 1;

@@ -3,9 +3,9 @@
  * and unmap a random half; again and again.
  *
  * Usage: churn MIB [ROUNDS [PROCESSES]]. Up to MIB of memory are in use, by all PROCESSES (4)
- * together, which run at once; each round (8) has new ones. What they leave behind is as uneven as
- * free memory gets: areas that came together go apart. The kernel's closing audit is the judge.
- * Prints what was mapped and leaves with 0.
+ * together, which run at once; each round (8) has new ones. They fragment free memory as much as
+ * possible: areas that were mapped together are unmapped apart. The kernel's closing audit judges
+ * the result. Prints the rounds and how many processes failed; exits with 0 if none did.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"

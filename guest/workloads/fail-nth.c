@@ -1,14 +1,15 @@
-// A command whose n-th allocation in the kernel fails, for n from FROM to TO: through
-// /proc/self/fail-nth, which the child writes before it executes the command, or around a scenario
-// of this program's own. The command may fail as it likes, or be killed; the kernel lives, and at
-// the end its memory is what it was at the beginning.
+// Runs a command whose n-th allocation in the kernel fails, for n from FROM to TO. The child writes
+// /proc/self/fail-nth before it executes the command, or before a scenario of this program. The
+// command may fail in any way, or be killed. The kernel must live, and have as much free memory at
+// the end as at the beginning.
 //
 //   freehold run -- fail-nth [-s STEP] FROM TO -- COMMAND [ARGUMENT...]
 //   freehold run -- fail-nth [-s STEP] FROM TO SCENARIO
 //
 // Five runs in a row without a failure end the series: the command allocates less often. Prints one
 // line: how many runs, how many of them saw a failure, how they ended, and the change of MemFree
-// and of the kernel's heap in KiB. Status 1 if memory is lost or processes are left.
+// and of the kernel's heap in KiB. Status 1 if memory is lost, processes are left, or no
+// allocation failed.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <elf.h>
@@ -112,7 +113,7 @@ static void queue_of_posix(void) {
     syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 3);
 }
 
-// Objects of System V: all are removed, whatever fails.
+// Objects of System V: all are removed, even after a failure.
 static void objects(void) {
     int segment = shmget(IPC_PRIVATE, 8192, 0600);
     char *at = segment < 0 ? (void *)-1 : shmat(segment, 0, 0);
@@ -158,7 +159,7 @@ static void disk(void) {
     close(cached);
 }
 
-// A connection of TCP, a datagram, and lists of what is there.
+// A connection of TCP, a datagram, and the lists of sockets.
 static void network(void) {
     struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof name;
@@ -402,7 +403,7 @@ static void traces(void) {
         (void)!ptrace(PTRACE_SETOPTIONS, who, 0, PTRACE_O_TRACEFORK | PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXIT);
         if (ptrace(PTRACE_GETREGSET, who, NT_X86_XSTATE, &area) == 0) (void)!ptrace(PTRACE_SETREGSET, who, NT_X86_XSTATE, &area);
         (void)!ptrace(PTRACE_POKEDATA, who, &status, 1);
-        // Bounded, whatever fails.
+        // Bounded, even after a failure.
         if (++stops > 1000 || ptrace(PTRACE_SYSCALL, who, 0, signal & 0x7f) != 0) kill(who, SIGKILL);
     }
 }

@@ -3,10 +3,10 @@
  *
  *   families [ROUNDS]
  *
- * Each round makes the races in which a process is counted twice or not at all: a group whose only
- * member moves while it forks, children that end while their parent begins and stops to ignore
- * that, orphans that end while they are handed over. At the end no process is left and every group
- * is gone. Runs on Linux too. */
+ * Each round makes races in which a wrong kernel counts a process twice or not at all: a group
+ * whose only member moves while it forks, children that end while their parent starts or stops
+ * ignoring SIGCHLD, orphans that end while they get a new parent. At the end no process and no
+ * group is left. Runs on Linux too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -92,8 +92,8 @@ static void *reap(void *unused)
 	return NULL;
 }
 
-/* Children end while other threads wait for them and their parent changes its mind about SIGCHLD.
- * One thread names them, too: what it names may be gone. */
+/* Children end while other threads wait for them and the parent changes its action for SIGCHLD. The
+ * parent also sets each child's group by its number, until the child is gone. */
 static void ignored(int round)
 {
 	pthread_t threads[2];
@@ -119,8 +119,8 @@ static void ignored(int round)
 		;
 }
 
-/* A parent ends together with its children, in sessions of their own some of them; who gets them
- * does not care or does. */
+/* A parent ends together with its children, some of which have sessions of their own. The reaper
+ * ignores SIGCHLD or waits for them. */
 static void orphans(int round)
 {
 	pid_t reaper = make();

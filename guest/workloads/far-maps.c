@@ -8,7 +8,7 @@
  *   freehold run -m 512M --cpus 4 --numa 4 -- target/guest/workloads/far-maps 10000
  *
  *   far-maps ROUNDS
- *   far-maps CPU VALUE     what is executed: nothing but a look at the CPU
+ *   far-maps CPU VALUE     the executed form: only looks at its CPU
  */
 #define _GNU_SOURCE
 #include <errno.h>

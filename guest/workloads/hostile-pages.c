@@ -4,9 +4,9 @@
  * lend pages to pipes, reach into each other, page out, collapse, poison every file of /proc about
  * memory with odd offsets, switch swap on and off, and are killed in the middle of it.
  *
- * Usage: hostile-pages SEED PROCESSES [CALLS [DISK [SWAP]]]. What the processes do to themselves is
- * their own affair; the kernel has to take everything back. With DISK, it is overwritten past any
- * cache; SWAP is switched on and off. Prints how the processes ended and leaves with 0.
+ * Usage: hostile-pages SEED PROCESSES [CALLS [DISK [SWAP]]]. The processes may damage themselves,
+ * but the kernel has to get all of its memory back. DISK is overwritten past the page cache; SWAP
+ * is switched on and off. Prints how the processes ended and exits with 0.
  */
 #include "../conformance/promise.h"
 
@@ -61,7 +61,7 @@ static size_t extent(struct dice *dice)
 	return below(dice, 10) ? (size_t)(1 + below(dice, 40)) * PAGE : odd[below(dice, 13)];
 }
 
-/* Whatever the kernel reads there, it reads in the middle of this. */
+/* Stores random words into the memory of the rings while the kernel reads it. */
 static void scribble(struct dice *dice)
 {
 	for (int i = 0; i < 64; i++) {
@@ -90,7 +90,7 @@ static void submit(struct dice *dice)
 		entry->user_data = below(dice, 20);
 		entry->buf_index = below(dice, 3);
 	}
-	/* The tail is where it is: somebody else may be moving it. */
+	/* Another thread may move the tail at the same time. */
 	volatile uint32_t *tail = (volatile uint32_t *)own.mapped[0] + 1;
 	*tail += 1 + below(dice, ENTRIES);
 	static const unsigned flags[] = { 0, 0, 1, 1, 2, 8, 9, 255 };
@@ -207,7 +207,7 @@ static void reach(struct dice *dice)
 		here[i] = (struct iovec){ place(dice), extent(dice) };
 	for (unsigned i = 0; i < theirs; i++)
 		there[i] = (struct iovec){ place(dice), extent(dice) };
-	/* The one who started this one does the same, and may be gone. */
+	/* The parent does the same, and may have ended. */
 	pid_t whom = below(dice, 2) ? getpid() : own.parent;
 	if (whom == own.parent || below(dice, 2))
 		syscall(SYS_process_vm_readv, whom, here, (long)ours, there, (long)theirs, 0L);
@@ -313,7 +313,7 @@ static void *work(void *argument)
 	static void (*const jobs[])(struct dice *) = { submit, submit, submit, scribble, registering, registering, map,	      map,	 map,  advise,	advise,
 						       advise, fork_one, lend, lend,	 reach,	      look,	   look, direct, direct, move, switch_swap, test_pins, limit_locks, entangle };
 	struct dice dice = { (uint64_t)(uintptr_t)argument | 1 };
-	/* Each has something that it does most. */
+	/* Each thread makes half of its calls of one kind. */
 	void (*const favourite)(struct dice *) = jobs[below(&dice, sizeof jobs / sizeof *jobs)];
 	for (int i = 0; i < calls; i++) {
 		void (*job)(struct dice *) = below(&dice, 2) ? favourite : jobs[below(&dice, sizeof jobs / sizeof *jobs)];
@@ -356,7 +356,7 @@ static void live(struct dice *dice, int is_root)
 	NEED(mmap(arena, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (void *)arena);
 	if (below(dice, 2))
 		madvise(arena, PAGES * PAGE, MADV_HUGEPAGE);
-	/* Any descriptor may be written to; what is printed is for others. */
+	/* Any descriptor may be written to, so the standard streams are /dev/null. */
 	int null = open("/dev/null", O_RDWR);
 	NEED(null >= 0);
 	for (int fd = 0; fd < 3; fd++)
@@ -395,7 +395,7 @@ int main(int argc, char **argv)
 		NEED(child >= 0);
 		if (child == 0)
 			live(&dice, i % 3);
-		/* Every fourth is killed in the middle; and nobody may take for ever. */
+		/* Every fourth process is killed early, the others after ten seconds. */
 		outlast(child, i % 4 ? 10000 : 20 + (int)below(&dice, 100), &ends);
 	}
 	if (swap)

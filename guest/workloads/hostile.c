@@ -9,15 +9,15 @@
  * the right kind three times in four (../tools/shapes.h): descriptors of every kind, addresses that
  * are mapped, read-only, unmapped, the kernel's or at a border, paths, structures. Processes are
  * killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are
- * that user's. The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is
- * a file of lines "NUMBER WEIGHT", by which a reader of coverage steers: 0 is never; where nothing
- * is said it is 8 for calls that there are, 1 for others and for those that end the process. -c
- * prints a line for each number: calls, and calls without an error. With HOSTILE_SHOW set each call
- * is printed before it is made.
+ * that user's. The same seed makes the same calls, as long as the calls have the same results.
+ * WEIGHTS is a file of lines "NUMBER WEIGHT", made from a coverage record (tools/coverage-weights).
+ * Weight 0 means never; the default is 8 for calls that exist, 1 for others and for those that end
+ * the process. -c prints a line for each number: calls, and calls without an error. With
+ * HOSTILE_SHOW set each call is printed before it is made.
  *
- * The kernel has to refuse or do what is asked, and to take everything back when a process ends;
- * what processes do to themselves is their own affair. A process that still lives DEADLINE_MS after
- * SIGKILL is a failure: it is told with its last calls, and the status is 1.
+ * The kernel has to refuse or execute each call, and to free everything when a process ends. The
+ * processes may damage themselves. A process that still lives DEADLINE_MS after SIGKILL is a
+ * failure: its last calls are printed, and the status is 1.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -46,7 +46,7 @@
 #define DEADLINE_MS 30000
 enum { MOST_JOBS = 16, THREADS = 2 };
 
-/* What a process does, where the parent can see it after its death. */
+/* Current calls of a process, shared so that the parent can read them after its death. */
 struct record {
 	volatile long call[THREADS];
 	volatile uint64_t arguments[THREADS][6];
@@ -65,8 +65,8 @@ struct thread {
 static int show, user = -1, calls_each = 300, patience_ms = 150, jobs = 1;
 static uint64_t seed, ladder[CALLS];
 
-/* Calls that would end the experiment instead of the process. Signals go to processes of its own
- * only: see process(). */
+/* Returns whether a call would end the experiment instead of the process. Signals are allowed: they
+ * go only to processes of the test (see process()). */
 static int is_spared(long number)
 {
 	switch (number) {
@@ -176,7 +176,7 @@ static void prepare_files(int index)
 	inotify_add_watch(watcher, "a", IN_ALL_EVENTS | IN_EXCL_UNLINK);
 	add(watcher);
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
-	/* Faults of these pages wait until the fuzzer's time is over, or are bus errors. */
+	/* Faults on these pages wait until the process is killed, or are bus errors. */
 	int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK | (index % 2));
 	uint64_t agreed[3] = { 0xaa, index % 8 ? 1 << 7 : 0, 0 };
 	char *watched = mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -192,7 +192,7 @@ static void prepare_files(int index)
 	int queue = (int)syscall(SYS_mq_open, text, O_RDWR | O_CREAT | O_NONBLOCK, 0666, NULL);
 	syscall(SYS_mq_timedsend, queue, text, 3, index % 7, NULL);
 	add(queue);
-	/* io_uring_params, of which nothing is asked but that the rings are there. */
+	/* io_uring_params without options. */
 	uint64_t parameters[15] = { 0 };
 	int ring = (int)syscall(SYS_io_uring_setup, 8, parameters);
 	if (ring >= 0) {
@@ -233,7 +233,7 @@ static void prepare_objects(int index)
 	objects[2] = msgget(key, IPC_CREAT | 0666);
 }
 
-/* Removes all of them. */
+/* Removes all objects of System V. */
 static void remove_objects(void)
 {
 	struct shmid_ds segment;
@@ -270,8 +270,8 @@ static long some_call(struct dice *dice)
 	return low;
 }
 
-/* What would reach any process by its number reaches those of process(), which are not the parent.
- */
+/* Replaces the process number of a call that changes another process by one of process(), which
+ * never returns the parent's. */
 static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 {
 	switch (call) {
@@ -336,7 +336,8 @@ static void prepare_filter(struct dice *dice, uint64_t *a)
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-/* Some kinds of namespaces, mostly of users first: what needs rights needs them there. */
+/* Returns flags for some kinds of namespaces. Mostly with a user namespace, which gives the rights
+ * that the others need. */
 static uint64_t namespaces(struct dice *dice)
 {
 	static const unsigned kinds[] = { CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWPID };
@@ -423,8 +424,8 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* A call that waits ends with EINTR after a few milliseconds: unless it is the waiting that was
- * broken. */
+/* Starts a timer whose signal ends a waiting call with EINTR after a few milliseconds, unless the
+ * wait itself is broken. */
 static void stay_interruptible(void)
 {
 	struct sigaction action = { .sa_handler = nothing };
@@ -469,7 +470,7 @@ static void *make_calls(void *given)
 		if (show)
 			dprintf(2, "%d: %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", getpid(), call, a[0], a[1], a[2], a[3], a[4], a[5]);
 		long result = syscall(call, a[0], a[1], a[2], a[3], a[4], a[5]);
-		/* A new process goes on where this one is; not for long, or there are ever more. */
+		/* A new process continues here, but makes fewer calls: their number is bounded. */
 		if (result == 0 && is_fork(call))
 			i += (self->calls - i) * 3 / 4;
 		count(call, result);
@@ -527,7 +528,7 @@ static void live(int index, struct record *record)
 	_exit(0);
 }
 
-/* SIGKILL for all whose parent's parent ... is this process. How many were there. */
+/* Sends SIGKILL to all descendants of this process; returns their number. */
 static int kill_descendants(void)
 {
 	static struct {
@@ -584,7 +585,7 @@ static void tell_stuck(int index, int count)
 	exit(1);
 }
 
-/* Takes along all that is left of `count` processes, the first of which is `index`. */
+/* Kills and reaps the descendants that `count` processes from `index` on have left. */
 static void clear(int index, int count)
 {
 	int64_t begun = now_ms();
@@ -626,7 +627,7 @@ static void run(int index, int count)
 	while (left > 0 && now_ms() < end) {
 		for (int i = 0; i < count; i++) {
 			if (children[i] > 0 && waitpid(children[i], &status, WNOHANG | __WALL) == children[i]) {
-				/* One that has asked to be traced: this tracer lets it end only. */
+				/* A child that asked to be traced is killed at its first stop. */
 				if (WIFSTOPPED(status)) {
 					kill(children[i], SIGKILL);
 					continue;

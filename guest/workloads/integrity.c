@@ -1,7 +1,7 @@
 /*
- * Whose bytes are whose, under load: threads store, fork, page out, clear marks, split, collapse,
- * move and unmap pages while a disk writes into the same pages and reads from them. Every byte has
- * one writer, who knows what it wrote last, and checks it before it writes again.
+ * Integrity of every byte under load: threads store, fork, page out, clear marks, split, collapse,
+ * move and unmap pages while a disk writes into the same pages and reads from them. Each byte has
+ * one writer, which remembers its last value and checks it before it writes again.
  *
  * Usage: integrity DISK [SECONDS [MIB]]. DISK (16 MiB or more) is overwritten. Prints how often
  * each thing was done, how often it was refused, and where bytes were lost; status 1 if any were,
@@ -20,10 +20,10 @@ enum { PAGE = 4096, SECTOR = 512, WORDS = SECTOR / 8, SECTORS = PAGE / SECTOR };
 
 enum { LARGE = 2 << 20, DISK_SECTORS = 16384, SCRATCH = DISK_SECTORS, DEPTH = 6, NODES = 2 };
 
-/* Who writes which sector of every page. */
+/* Sectors of every page, named by their writer. */
 enum { STORE_A, READ_DIRECT, STORE_B, WRITE_DIRECT, READ_RING, READ_FIXED, LENT, UNTOUCHED };
 
-/* What is done, in the order of the table at the end. */
+/* Operations, in the order of the table at the end. */
 enum what {
 	STORES,
 	DIRECT_READS,
@@ -120,7 +120,7 @@ static uint64_t id_of(size_t page, int sector)
 	return 1 << 30 | page * SECTORS | sector;
 }
 
-/* What sector `number` of the disk holds. */
+/* Returns the id of the words in sector `number` of the disk. */
 static uint64_t disk_id(uint32_t number)
 {
 	return 1u << 31 | number;
@@ -242,7 +242,7 @@ static void *read_ring(void *argument)
 	return NULL;
 }
 
-/* What was lent to a pipe is the program's memory: the reader sees what was stored there since. */
+/* Lends sectors to a pipe. They stay the program's memory: the reader sees later stores to them. */
 static void *lend(void *argument)
 {
 	(void)argument;

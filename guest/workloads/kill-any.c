@@ -10,10 +10,10 @@
  * which the CPU was idle does not count. Under `freehold run --icount` a nanosecond is an
  * instruction. LIMIT is in millions (100 if not given); a row above it fails.
  *
- * A row takes long lengths (`long`), or its work is bounded by a constant of the interface
- * (`short`). Each number that the kernel answers with something else than ENOSYS must have a row.
- * With -q each row is killed once, else several times. With -m that many MiB are taken first and
- * kept, so that the calls meet a machine that has next to nothing left.
+ * A call has long work and a row in `rows`, or its work is bounded by a constant of the interface
+ * (`bounded`). Each number that the kernel does not answer with ENOSYS must be in one of the two.
+ * With -q each row is killed once, else five times. With -m the program first takes so many MiB and
+ * keeps them, so that the calls meet a machine that is nearly full.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -756,7 +756,7 @@ static void do_many_areas(void)
 	FOREVER(mlockall(MCL_CURRENT | MCL_ONFAULT); munlockall());
 }
 
-/* A fault of one's own that nobody serves, by the kernel and by oneself. */
+/* Missing pages of the program's own that no monitor serves; kernel and program touch them. */
 static char *missing_pages(void)
 {
 	int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK);
@@ -793,8 +793,8 @@ static void do_pin_missing(void)
 	FOREVER(process_vm_readv(getpid(), &here, 1, &there, 1, 0));
 }
 
-/* The core file of what `filter` says of the child's memory; what was done of it is removed by who
- * killed. */
+/* Leaves a core file of the memory that `filter` selects. The parent removes the unfinished file
+ * after its kill. */
 static void leave_core(const char *filter)
 {
 	struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
@@ -986,8 +986,8 @@ static const struct row rows[] = {
 
 /* ---- rows whose work a constant bounds ---- */
 
-/* Calls that sleep, at most, or do what does not depend on a length. Each is made with arguments
- * that pass its first checks where that is simple. */
+/* Calls that at most sleep, or whose work does not depend on a length. Where that is simple, their
+ * arguments pass the first checks. */
 static const int bounded[] = {
 	SYS_open, SYS_stat, SYS_fstat, SYS_lstat, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_access, SYS_pipe, SYS_sched_yield, SYS_dup, SYS_dup2,
 	SYS_pause, SYS_nanosleep, SYS_getitimer, SYS_alarm, SYS_setitimer, SYS_getpid, SYS_socket, SYS_connect, SYS_accept, SYS_sendto, SYS_recvfrom,

@@ -1,8 +1,8 @@
 // Many threads, each with one transfer after another past the cache of a disk: none may fail.
 //   many-io THREADS KIB ROUNDS read|write|kill DISK...
-// The threads take the disks in turn. Prints "N transfers, M failed", and the first error. "kill":
-// a child does it, is killed while most of its threads wait, and must be gone within ten seconds,
-// when its transfers would take a minute: the time is the host's, which may be busy.
+// The threads take the disks in turn. Prints "N transfers, M failed", and the last error. With
+// "kill" a child makes the transfers and is killed while most of its threads wait. The transfers
+// would take a minute; the child must end within ten seconds, since the host may be busy.
 
 #define _GNU_SOURCE
 #include <errno.h>

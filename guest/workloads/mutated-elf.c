@@ -3,10 +3,10 @@
  * and of the program headers changed, tables moved, sizes cut, an interpreter added; executed one
  * after the other.
  *
- * Usage: mutated-elf SEED COUNT [FIRST]. The kernel has to refuse each, or run it, or kill it; and
- * to take everything back. The same seed makes the same files; FIRST begins with that one, and
- * MUTATED_SHOW prints each before it is run. A process that still lives 30 seconds after SIGKILL is
- * a failure: the status is 1. Prints what became of them and leaves with 0.
+ * Usage: mutated-elf SEED COUNT [FIRST]. The kernel has to refuse each, run it, or kill it, and to
+ * free all of its memory. The same seed makes the same files; FIRST is the number of the first one,
+ * and MUTATED_SHOW prints each before it is run. A process that still lives 30 seconds after
+ * SIGKILL is a failure: the status is 1. Else prints how the processes ended and exits with 0.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"

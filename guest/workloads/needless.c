@@ -1,7 +1,7 @@
 /*
- * How many copies of pages a kernel makes that nobody needed: a store to a page that no other
- * process has, after which the page lies in another frame (/proc/self/pagemap, so it needs root).
- * No kernel counts this itself, so the same program judges all of them.
+ * Counts needless copies of pages: stores to a page that no other process shares, after which the
+ * page lies in another frame (/proc/self/pagemap, so it needs root). No kernel counts this itself,
+ * so the same program judges all of them.
  *
  * Usage: needless [MIB [PERCENT]]: patterns over MIB (default 32), then a mix of loads and stores
  * over PERCENT (default 140) of the machine's memory, which needs swap; 0 leaves it out.
@@ -17,7 +17,7 @@ enum { PAGE = 4096, WORDS = PAGE / 8 };
 static int pagemap;
 static uint64_t state = 88172645463325252;
 
-/* What the children say. */
+/* Sums that the children add to. */
 static struct {
 	uint64_t stores, copies;
 } *shared;

@@ -1,7 +1,7 @@
 /*
- * What a pin costs, with the space's lock and without, where there is a gup_test: a phase of the
- * microscope for each, which counts the instructions of program and kernel together. Says how often
- * each was done: `row NAME TIMES`.
+ * Costs of a pin, with the lock of the address space and without it. Needs gup_test. Each row is a
+ * phase of the microscope, which counts the instructions of program and kernel together. Prints the
+ * number of pins per row: `row NAME TIMES`.
  *
  *   freehold scope -m 256M -- target/guest/workloads/pin-costs
  *

@@ -2,10 +2,11 @@
  * Looks for kernel addresses in all that root may read.
  *
  * Usage: secrets. Reads the log (/dev/kmsg and syslog), every file of /proc and /sys that can be
- * read without waiting, and the auxiliary vector. A finding is a number, as text or as an aligned
- * word, that is an address of the kernel half. Before it looks, it logs such addresses itself: they
- * too must have been covered. It prints the log, a line for each finding, and how much it read,
- * then becomes user 1000 and prints what the log's doors answer that one. The caller judges.
+ * read without waiting, and the auxiliary vector. Leaves out the debug files about page tables, and
+ * files with a process' own memory or text. A finding is a number, as text or as an aligned word,
+ * that is an address of the kernel half. First logs such addresses itself: the log must hide them,
+ * too. Prints the log, a line for each finding, and the number of bytes read. Then becomes user
+ * 1000 and prints the results of reading the log as that user. The caller judges.
  */
 #include "../conformance/promise.h"
 
@@ -106,8 +107,7 @@ static void look_at_file(const char *path)
 static int visit(const char *path, const struct stat *status, int kind, struct FTW *place)
 {
 	(void)status, (void)place;
-	/* What the kernel maps where is what these are about; root alone reads them, as on Linux.
-	 */
+	/* These files show the kernel's mappings on purpose; only root reads them, as on Linux. */
 	if (strncmp(path, "/sys/kernel/debug/page_tables/", 30) == 0)
 		return 0;
 	/* A process' memory and its text are its own. */

@@ -1,8 +1,8 @@
 /*
- * stay MIB LIMIT: fill MIB of private and file memory, and a little shared memory; keep every
- * fourth page of the first two, all over them, and wait until the machine has at most LIMIT MiB,
- * 100 seconds at most. A line with the machine's memory in MiB when all was there and at the end,
- * and whether every byte is what it was.
+ * stay MIB LIMIT: fills MIB of private and file memory, and a little shared memory. Frees three of
+ * four pages of the first two, and waits up to 100 seconds until the machine has at most LIMIT MiB.
+ * Prints the machine's memory in MiB with all pages and at the end, and whether every byte is
+ * unchanged.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -73,9 +73,10 @@ int main(int argc, char **argv)
 		if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(n * PAGE), PAGE) != 0)
 			return 1;
 	}
-	/* Half of the file's pages are nobody's mapping. */
+	/* Half of the file's pages have no mapping. */
 	munmap(memory[2] + pages / 2 * PAGE, (pages - pages / 2) * PAGE);
-	/* What is about to go is not counted for a moment, and may stay: so for a second. */
+	/* Memory that the kernel is about to return is not counted for a moment, and may be kept
+	 * after all. The total must therefore stay within the limit for a second. */
 	for (int tries = 0, below = 0; below < 10 && tries < 1000; tries++) {
 		usleep(100000);
 		below = total_mib() <= limit ? below + 1 : 0;

@@ -1,8 +1,8 @@
 /*
  * workers COUNT OPERATION TIMES: COUNT threads, each on a CPU of its own while there are enough, do
- * OPERATION TIMES times each, on data that no other thread uses. What they wait for, and which
- * memory of the kernel several of them store to, is the kernel's doing: freehold scope --model
- * sharing --cpus 8 -- workers 8 open 1000
+ * OPERATION TIMES times each, on data that no other thread uses. The kernel alone causes waits
+ * between them, and stores of several threads to the same memory:
+ * freehold scope --model sharing --cpus 8 -- workers 8 open 1000
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-# memcpy, memmove, memset, memcmp and bcmp, which the compiler calls. Most of what a kernel moves
-# and compares is short (names, small structures): that takes a few plain moves, of which the last
-# overlaps the one before. What is longer takes repeated moves of words. The direction flag is clear
+# memcpy, memmove, memset, memcmp and bcmp, which the compiler calls. Most runs that a kernel moves
+# or compares are short (names, small structures): these take a few plain moves, of which the last
+# overlaps the one before. Longer runs take repeated moves of words. The direction flag is clear
 # wherever compiled code runs, and trap entry clears it for handlers.
 
 .text

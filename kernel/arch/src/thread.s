@@ -1,5 +1,5 @@
 # thread_switch: rdi = where to keep this stack pointer, rsi = the stack pointer to go on with.
-# Called with interrupts off; what the calling convention lets a function lose is lost.
+# Called with interrupts off. Saves only the registers that the calling convention preserves.
 .global thread_switch
 thread_switch:
     push rbp

@@ -137,7 +137,7 @@ store user_store64_serve, rsi, 1
 store user_store64_never, rsi, 0
 exchange user_exchange_serve, 1
 exchange user_exchange_never, 0
-# Whole pages of the program, each of whose words is there: rdi = to, rsi = from; rax = words NOT
+# Whole pages of the program, of which all words are present: rdi = to, rsi = from; rax = words NOT
 # written.
 .global user_zero_page
 user_zero_page:

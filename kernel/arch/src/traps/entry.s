@@ -11,9 +11,10 @@
 # between: their stacks hold the address of the PerCpu. A fence follows each branch on where a trap
 # came from: without it the CPU may go on for a while with the wrong base.
 #
-# Debug exceptions come there, too: what MOV SS or POP SS touches at a watched address is told after
-# the next instruction, and that may be SYSCALL or INT, so before the first one of the kernel, with
-# the program's stack pointer (CVE-2018-8897). They have a stack of their own for that.
+# Debug exceptions come there, too. If MOV SS or POP SS accesses a watched address, the CPU reports
+# it after the next instruction, which may be SYSCALL or INT. The exception then comes before the
+# kernel's first instruction, with the program's stack pointer (CVE-2018-8897). So debug exceptions
+# have a stack of their own.
 #
 # AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector;
 # SYSCALL clears the flag (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF
@@ -60,7 +61,8 @@
     pop rdi
 .endm
 
-# To user mode, rsp = frame. `clear`: the last instruction that may read what is not the program's.
+# To user mode, rsp = frame. `clear` clears the CPU's buffers. Later instructions read only data of
+# the program.
 .macro sysret_to_user clear
     pop_registers
     mov rcx, [rsp + 16]
