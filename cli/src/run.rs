@@ -318,7 +318,7 @@ fn files_lines(run: &Prepared, ended: &Ended) -> String {
     missing.retain(|name| !run.seen.iter().any(|folder| Path::new(name).starts_with(folder)));
     if !missing.is_empty() {
         let listed = missing.join(" ");
-        text.push_str(&format!("   sought and not found (-a PATH adds a file): {listed}\n"));
+        text.push_str(&format!("   not found in the VM (-a PATH adds a file): {listed}\n"));
     }
     text
 }

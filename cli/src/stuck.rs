@@ -9,7 +9,8 @@ use crate::backtrace::Symbols;
 /// Functions that only say that a thread does not run.
 const SWITCHING: [&str; 3] = ["thread::switch", "switch::reschedule", "switch::block"];
 /// Functions that all system calls and threads pass through: their callers give no information.
-const DOORS: [&str; 4] = ["syscall::dispatch", "user_loop::run", "Task::make_thread", "Thread::prepare"];
+const COMMON_CALLERS: [&str; 4] =
+    ["syscall::dispatch", "user_loop::run", "Task::make_thread", "Thread::prepare"];
 /// The most functions of a thread that are printed, innermost first; the JSON has all.
 const SHOWN: usize = 6;
 
@@ -29,7 +30,7 @@ pub fn named(answer: &Value, slide: u64, symbols: &Symbols) -> Value {
             .map(|address| symbols.function(address.wrapping_sub(1), slide).unwrap_or_else(|| "?".into()))
             .map(|name| short(&name))
             .skip_while(|name| SWITCHING.contains(&name.as_str()))
-            .take_while(|name| !DOORS.contains(&name.as_str()))
+            .take_while(|name| !COMMON_CALLERS.contains(&name.as_str()))
             .collect();
         thread.insert("where".into(), json!(places));
     }

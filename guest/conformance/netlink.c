@@ -362,7 +362,7 @@ static void the_list(void)
 	close(fd);
 }
 
-/* The last entry with the sought inode. list_sockets() lists the sockets of a family and protocol,
+/* The last entry with the wanted inode. list_sockets() lists the sockets of a family and protocol,
  * sets these, and returns the number of all sockets or a negative error. */
 static struct inet_diag_msg found_inet;
 static struct unix_diag_msg found_unix;

@@ -213,7 +213,7 @@ fn system_calls_are_counted_and_those_that_are_missing_marked() {
 }
 
 #[test]
-fn files_that_were_sought_and_not_packed_are_named() {
+fn files_that_were_not_found_are_named() {
     if kernel() == "freehold" {
         let outcome = run(&["--report", "always"], &["busybox", "cat", "/no/such/file"], b"").expect(1);
         assert!(

@@ -371,7 +371,7 @@ fn what_the_host_has_not_either_is_not_told_as_missing() {
     }
     let script = "cat /usr/share/no-such-file /var/no-such-file";
     let outcome = run(&["--report", "always"], &["busybox", "sh", "-c", script], b"");
-    let told = outcome.stderr.lines().find(|line| line.contains("sought and not found")).expect("a line");
+    let told = outcome.stderr.lines().find(|line| line.contains("not found in the VM")).expect("a line");
     assert!(told.ends_with(": /var/no-such-file"), "{told}");
 }
 

@@ -1,7 +1,7 @@
 //! A kernel on the crates: it boots, starts the page allocator, maps a page in an address space,
 //! lets a device read and write memory by bouncing, prints the results, and ends QEMU.
 //!
-//! This crate may use `unsafe`: it has the hardware's side (`hardware.rs`), the heap and the entry.
+//! May use `unsafe`: it has the hardware's side (`hardware.rs`), the heap and the entry.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]

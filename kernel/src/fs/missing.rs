@@ -27,7 +27,7 @@ pub fn note(name: &[u8]) {
     }
 }
 
-/// Takes what was sought and not found since the last time, in the order of the first look.
+/// Takes the names that were not found since the last time, in the order of the first look.
 pub fn take() -> Vec<Vec<u8>> {
     core::mem::take(&mut NAMES.lock())
 }

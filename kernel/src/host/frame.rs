@@ -37,7 +37,7 @@ pub enum ToHost {
     Ready = 16,
     /// The program's end.
     Exit = 17,
-    /// Figures of memory, system calls, files sought in vain (JSON).
+    /// Figures of memory, system calls, files that were not found (JSON).
     Report = 18,
     /// The kernel died (JSON).
     Panic = 19,

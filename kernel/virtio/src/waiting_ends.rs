@@ -1,6 +1,6 @@
-//! The ends of waiting, in every order that shuttle tries, beside `waiting_model.rs`: a disk that is
-//! plugged out while tasks wait for it, time that runs out, and two disks that share little memory,
-//! which is taken back while they wait.
+//! The ends of waiting, in every order that shuttle tries, beside `waiting_model.rs`: a disk that
+//! is plugged out while tasks wait for it, time that runs out, and two disks that share little
+//! memory, which is taken back while they wait.
 
 extern crate std;
 
@@ -75,7 +75,8 @@ fn schedules() -> usize {
     1000 * cases.unwrap_or(256usize).max(256) / 256
 }
 
-/// Three tasks, two or all of which wait for a place, and the slot's task, which takes the disk away.
+/// Three tasks, two or all of which wait for a place, and the slot's task, which takes the disk
+/// away.
 fn unplug(device: Device<HostMemory>, filled: usize, fault: Fault) {
     device.reattach().unwrap();
     let waited = Waited::new(device, fault);
@@ -120,8 +121,8 @@ fn expire(device: Device<HostMemory>, fault: Fault) {
     device.detach().unwrap();
 }
 
-/// Two disks of one memory that has a few pages for both, a task each that wants more than that, and
-/// the worker that takes memory back.
+/// Two disks of one memory that has a few pages for both, a task each that wants more than that,
+/// and the worker that takes memory back.
 fn share(devices: [Device<HostMemory>; 2]) {
     let disks = devices.map(|device| Waited::new(device, Fault::None));
     let servers: Vec<_> = disks.iter().map(Waited::server).collect();

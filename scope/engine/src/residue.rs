@@ -6,8 +6,8 @@
 //! guest's memory there, so after two stores to one byte at once the bit may be that of either.
 //! Software that runs before a kernel publishes itself is no program: its bytes are forgotten at
 //! the publication. A frame has bits from the first program's byte on. Stores of devices are not
-//! seen: our kernel's devices reach bounce frames only, and the CPU's stores copy those bytes to
-//! programs.
+//! seen. Without an IOMMU our kernel's devices reach bounce frames only, and the CPU's stores copy
+//! those bytes to programs. With `--dma direct` a byte that a device stored is missed.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! The microscope as a plugin of QEMU: `-plugin libfreehold_scope.so,settings=FILE`.
 //!
-//! This crate may use `unsafe`: QEMU calls through C, passes pointers, and its memory is the
+//! May use `unsafe`: QEMU calls through C, passes pointers, and its memory is the
 //! guest's. It only connects QEMU to [`freehold_scope_engine`], which is safe code and does the
 //! work.
 //!

@@ -9,6 +9,7 @@
 //! layer fs     fs::tmpfs
 //! layer net    socket
 //!
+//! hooks 2                     # traits of lower layers that higher ones implement, at most
 //! circle 3                    # files in the largest circle, at most
 //! allow fs -> calls 2         # arrows up or sideways that are still there
 //! ```
@@ -37,6 +38,7 @@ pub struct Layers {
     /// By module path.
     members: BTreeMap<String, LayerId>,
     circle: usize,
+    hooks: Option<usize>,
     allowed: BTreeMap<(LayerId, LayerId), usize>,
 }
 
@@ -77,13 +79,20 @@ impl Layers {
                 ["circle", files] => {
                     all.circle = files.parse().map_err(|_| tell("circle takes a number of files"))?;
                 }
+                ["hooks", traits] => {
+                    all.hooks = Some(traits.parse().map_err(|_| tell("hooks takes a number of traits"))?);
+                }
                 ["allow", from, "->", to, count] => {
                     let find = |name: &str| all.find(name).ok_or_else(|| tell(&format!("no layer {name}")));
                     let pair = (find(from)?, find(to)?);
                     let count = count.parse().map_err(|_| tell("allow takes a number of arrows"))?;
                     all.allowed.insert(pair, count);
                 }
-                _ => return Err(tell("expected rank, layer NAME MODULE…, circle N or allow FROM -> TO N")),
+                _ => {
+                    return Err(tell(
+                        "expected rank, layer NAME MODULE…, circle N, hooks N or allow FROM -> TO N",
+                    ));
+                }
             }
         }
         Ok(all)
@@ -214,6 +223,12 @@ impl LayersVerdict<'_> {
             std::cmp::Ordering::Equal => {}
         }
         all
+    }
+
+    /// Returns a complaint if higher layers implement more traits of lower ones than `hooks` allows.
+    pub fn too_many_hooks(&self, graph: &Graph) -> Option<String> {
+        let (most, now) = (self.layers.hooks?, self.hooks(graph).len());
+        (now > most).then(|| format!("{now} traits of a lower layer are implemented in a higher one, {most} are allowed (--hooks lists them)"))
     }
 
     /// Returns the list `text` with today's numbers. A list without numbers gets its first ones.

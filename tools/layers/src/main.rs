@@ -115,7 +115,8 @@ fn run(folder: &Path, request: &CommandRequest) -> Result<ExitCode, String> {
         }
     }
     summarise(&graph, &verdict);
-    let complaints = if *request == CommandRequest::Write { Vec::new() } else { verdict.complaints() };
+    let mut complaints = if *request == CommandRequest::Write { Vec::new() } else { verdict.complaints() };
+    complaints.extend(verdict.too_many_hooks(&graph));
     complaints.iter().for_each(|complaint| eprintln!("freehold-layers: {complaint}"));
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
