@@ -20,12 +20,15 @@ use crate::fs::initramfs;
 use crate::fs::userfault;
 use crate::host::BounceSettings;
 use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
+use crate::hw::alternatives::Feature;
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
 use crate::hw::speculation::choice::WantedMitigations;
 use crate::hw::static_keys::StaticKey;
 use crate::hw::user::UserContext;
-use crate::hw::{Hardware, boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
+use crate::hw::{
+    Hardware, alternatives, boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch,
+};
 use crate::socket::attachment::Attachment;
 use crate::{
     Errno, Result, backtraces, cgroup, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem, report,
@@ -46,6 +49,9 @@ pub fn main(info: &'static BootInfo) -> ! {
     speculation::start(match settings.mitigations {
         Mitigations::Auto => WantedMitigations::Auto,
         Mitigations::Off => WantedMitigations::Off,
+    });
+    alternatives::apply(Feature::is_there, &mut |feature, sites| {
+        log::info!("alternatives: {} ({sites} places)", feature.name());
     });
     let (firmware, pluggable) = read_firmware(info, settings.numa);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);

@@ -7,6 +7,7 @@
 
 mod allocation;
 mod allocator;
+mod alternatives;
 mod audit;
 mod bench;
 mod bounce;

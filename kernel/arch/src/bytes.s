@@ -1,7 +1,8 @@
 # memcpy, memmove, memset, memcmp and bcmp, which the compiler calls. Most runs that a kernel moves
 # or compares are short (names, small structures): these take a few plain moves, of which the last
-# overlaps the one before. Longer runs take repeated moves of words. The direction flag is clear
-# wherever compiled code runs, and trap entry clears it for handlers.
+# overlaps the one before. Longer runs take repeated moves of words, or of bytes where these are
+# as fast. The direction flag is clear wherever compiled code runs, and trap entry clears it for
+# handlers.
 
 .text
 
@@ -33,9 +34,10 @@ memmove:
 .balign 16
 .global memcpy
 memcpy:
-    mov rax, rdi
+20: mov rax, rdi
     cmp rdx, 32
     ja copy_long
+21: alternative 20b, 21b, {fast_short_strings}, "mov rax, rdi; mov rcx, rdx; rep movsb; ret"
 # At most 32 bytes; all are loaded before one is stored.
 copy_short:
     cmp edx, 8
@@ -76,12 +78,13 @@ copy_short:
     ret
 # Upwards: the target is below the source, or they do not overlap. The topmost word is kept.
 copy_long:
-    mov r8, [rsi + rdx - 8]
+20: mov r8, [rsi + rdx - 8]
     mov rcx, rdx
     shr rcx, 3
     rep movsq
     mov [rax + rdx - 8], r8
     ret
+21: alternative 20b, 21b, {fast_strings}, "mov rcx, rdx; rep movsb; ret"
 
 # memset: rdi = where, sil = what, rdx = bytes; rax = where.
 .balign 16
@@ -123,6 +126,7 @@ memset:
     rep stosq
     mov rax, r8
     ret
+5:  alternative 4b, 5b, {fast_strings}, "mov rcx, rdx; rep stosb; mov rax, r8; ret"
 
 # memcmp and bcmp: rdi, rsi = what, rdx = bytes; eax = less than, equal to or greater than 0, by the
 # first bytes that differ.

@@ -58,6 +58,8 @@ pub(crate) struct PerCpu {
     pub(crate) context_end: AtomicU64,
     /// `entry.s`: the program's stack pointer during SYSCALL.
     pub(crate) user_stack: AtomicU64,
+    /// `entry.s`: VERW's operand, the selector of the kernel's data.
+    pub(crate) kernel_data: AtomicU32,
     /// The program whose floating-point registers, segment bases and selectors this CPU holds.
     pub(crate) user_live: AtomicPtr<Resident>,
     /// The lowest addresses of the stacks of NMI, double fault and machine check.
@@ -86,6 +88,7 @@ impl PerCpu {
             kernel_stack: AtomicU64::new(0),
             context_end: AtomicU64::new(0),
             user_stack: AtomicU64::new(0),
+            kernel_data: AtomicU32::new(0x18),
             user_live: AtomicPtr::new(core::ptr::null_mut()),
             own_stacks: [const { AtomicU64::new(0) }; OWN_STACKS],
             threads: Threads::new(),

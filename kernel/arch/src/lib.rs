@@ -6,8 +6,8 @@
 //!
 //! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every
 //! address space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user
-//! mode and its bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`speculation`] what CPUs
-//! do too early; [`panic`] the death certificate.
+//! mode and its bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`alternatives`] code by
+//! what the CPU has; [`speculation`] what CPUs do too early; [`panic`] the death certificate.
 //!
 //! The kernel is soft-float: vector and x87 registers belong to user programs at all times.
 #![no_std]
@@ -22,6 +22,7 @@
 
 extern crate alloc;
 
+pub mod alternatives;
 mod apic;
 pub mod boot;
 pub mod cpu;
@@ -53,4 +54,10 @@ pub mod watch;
 pub use cpu::X86;
 
 #[cfg(target_os = "none")]
-core::arch::global_asm!(include_str!("bytes.s"));
+core::arch::global_asm!(
+    include_str!("alternative.s"),
+    include_str!("bytes.s"),
+    ".purgem alternative",
+    fast_strings = const alternatives::Feature::FastStrings as u16,
+    fast_short_strings = const alternatives::Feature::FastShortStrings as u16,
+);

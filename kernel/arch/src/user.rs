@@ -84,6 +84,7 @@ pub(crate) fn init_cpu() {
     let bytes = (cpuid(0xd, 0).ebx as usize).next_multiple_of(64);
     AREA_BYTES.store(bytes, Ordering::Relaxed);
     ENABLED.store(valid_features(features), Ordering::Relaxed);
+    fpu::find_components();
     if has_fsgsbase() {
         MODERN.store(valid_features(features), Ordering::Relaxed);
     }
@@ -498,7 +499,8 @@ pub(crate) fn leave_fpu() {
         save_slowly(area)
     } else {
         // SAFETY: the area belongs to the same context, is aligned, and as long as CPUID says.
-        unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack)) };
+        // Since XRSTOR nobody wrote to it.
+        unsafe { fpu::save(area, features) };
         // SAFETY: CR4.FSGSBASE is on; interrupts are off.
         unsafe { registers::read_bases() }
     };

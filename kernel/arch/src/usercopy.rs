@@ -9,6 +9,8 @@
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
 #[cfg(target_os = "none")]
+use crate::alternatives::Feature;
+#[cfg(target_os = "none")]
 use crate::linker_table::{self, absolute};
 use crate::user::USER_END;
 
@@ -22,7 +24,12 @@ pub enum Faults {
 }
 
 #[cfg(target_os = "none")]
-core::arch::global_asm!(include_str!("usercopy.s"));
+core::arch::global_asm!(
+    include_str!("alternative.s"),
+    include_str!("usercopy.s"),
+    ".purgem alternative",
+    fast_strings = const Feature::FastStrings as u16,
+);
 
 /// A value and whether the access faulted (1), in the two return registers.
 #[repr(C)]

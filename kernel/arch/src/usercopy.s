@@ -16,18 +16,19 @@
 
 # copy: rdi = to, rsi = from, rdx = bytes; rax = bytes NOT copied. Words first (TCG counts each step
 # of a repeated move as an instruction); where a word faults, its bytes are tried one by one, so
-# that the last accessible byte is copied.
+# that the last accessible byte is copied. Where bytes are moved as fast, they are moved at once.
 .macro copy name, serve
     .global \name
 \name:
     stac
     lfence
-    mov rcx, rdx
+9:  mov rcx, rdx
     shr rcx, 3
 10: rep movsq
     mov ecx, edx
     and ecx, 7
 11: rep movsb
+    alternative 9b, 11b, {fast_strings}, "mov rcx, rdx"
     clac
     mov rax, rcx
     ret
@@ -48,12 +49,13 @@
     mov rdx, rsi
     stac
     xor eax, eax
-    mov rcx, rdx
+9:  mov rcx, rdx
     shr rcx, 3
 10: rep stosq
     mov ecx, edx
     and ecx, 7
 11: rep stosb
+    alternative 9b, 11b, {fast_strings}, "mov rcx, rdx"
     clac
     mov rax, rcx
     ret

@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use freehold_arch::alternatives::Feature;
 use freehold_arch::boot::{self, BootInfo};
 use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
@@ -25,7 +26,7 @@ use freehold_arch::thread::{self, Thread};
 use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Unresolved};
 use freehold_arch::user::{FpuImage, UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
-use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
+use freehold_arch::{X86, alternatives, cpu, heap, irq, memory, power, serial, time, traps};
 use freehold_machine::{
     Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange,
     PhysAddr, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
@@ -163,6 +164,7 @@ fn main(boot: &'static BootInfo) -> ! {
     if boot.command_line() == "selftest.place" {
         power::exit(0)
     }
+    alternatives_are_chosen();
     let reserved = memory::seal();
     let largest = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
     // Whole pageblocks without a user, since the image's place is random. The last is for frames of
@@ -211,6 +213,20 @@ fn main(boot: &'static BootInfo) -> ! {
     }
     say!("passed");
     power::exit(0)
+}
+
+/// Those of the CPU's, and those that the emulator can run.
+fn alternatives_are_chosen() {
+    // QEMU's CPU needs no VERW, and has it. It does not say that it has short moves of bytes.
+    let is_wanted = |feature: Feature| match feature {
+        Feature::ClearsBuffers => true,
+        Feature::FastShortStrings => Feature::FastStrings.is_there(),
+        _ => feature.is_there(),
+    };
+    alternatives::apply(is_wanted, &mut |feature, sites| {
+        assert!(sites > 0);
+        say!("alternatives: {} ({sites} places)", feature.name());
+    });
 }
 
 /// End in the way that `death` names: each must end in a certificate that says so, and not in

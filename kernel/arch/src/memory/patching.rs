@@ -26,12 +26,12 @@ pub(crate) fn window() -> VirtAddr {
 ///
 /// # Errors
 /// When there is no memory for it.
-pub(super) fn prepare() -> Result<(), OutOfMemory> {
+pub(crate) fn prepare() -> Result<(), OutOfMemory> {
     tables::table_at(window(), 1, &mut || super::alloc_frames(0)).map(|_| ())
 }
 
 /// Stores `bytes` to a frame of text, from `offset` on. [`prepare`] was called.
-pub(super) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
+pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= PAGE_SIZE && !direct::contains(frame), "{frame:?} is no frame of text");
     let entry = tables::find_entry::<1>(window()).expect("the patching window has its table");
     let pinned = X86.pin();

@@ -1,19 +1,19 @@
 //! Speculative execution: the mitigations that this CPU needs, and their activation.
 //!
 //! [`choice`] decides from the CPU's tables, once, on the first CPU ([`start`]); each CPU then sets
-//! its registers. On hot paths a flag is asked:
+//! its registers. On hot paths:
 //!
-//! - **VERW** on the way to user mode (`entry.s`): where it is not needed it costs a system call no
-//!   instruction, an interrupt or a fault two.
-//! - **IBPB** when a CPU goes to another user's program: the scheduler asks [`separates_users`] at
-//!   each switch.
+//! - **VERW** on the way to user mode (`entry.s`): an alternative ([`crate::alternatives`]), which
+//!   costs nothing where it is not needed.
+//! - **IBPB** when a CPU goes to another user's program: a flag, which the scheduler asks for
+//!   ([`separates_users`]) at each switch.
 //! - **LFENCE** after SWAPGS in the trap entries, and after STAC in user copies that read
 //!   (`usercopy.s`): always. A branch around a fence could itself be predicted wrongly.
 //!
 //! [`choice`] names the weaknesses that are left open; SECURITY.md explains the consequences.
 
 use core::fmt::Display;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::registers::{self, MSR_EFER, cpuid};
 use crate::sync::Once;
@@ -30,9 +30,6 @@ const PRED_CMD_IBPB: u64 = 1;
 const EFER_AUTOMATIC_IBRS: u64 = 1 << 21;
 
 static CHOSEN: Once<(Tables, Mitigations)> = Once::new();
-/// Value that `entry.s` compares with 1, the request for SYSRET: 1, or 2 where VERW comes before
-/// SYSRET and IRET. So the way out of a system call costs nothing where buffers are not cleared.
-pub(crate) static PLAIN_EXIT: AtomicU32 = AtomicU32::new(1);
 static SEPARATES_USERS: AtomicBool = AtomicBool::new(false);
 
 fn read_tables() -> Tables {
@@ -69,9 +66,13 @@ pub fn start(wanted: WantedMitigations) {
     let tables = read_tables();
     let done = Mitigations::choose(&tables, wanted);
     CHOSEN.set((tables, done));
-    PLAIN_EXIT.store(1 + u32::from(done.clears_buffers), Ordering::Relaxed);
     SEPARATES_USERS.store(done.barrier_between_users, Ordering::Relaxed);
     init_this();
+}
+
+/// Whether VERW comes before each program; not before [`start`].
+pub(crate) fn clears_buffers() -> bool {
+    CHOSEN.get().is_some_and(|(_, done)| done.clears_buffers)
 }
 
 /// Sets this CPU's registers, if the choice was made.

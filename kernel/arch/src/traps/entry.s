@@ -24,6 +24,7 @@
 .set CONTEXT_END, {context_end}
 .set USER_STACK, {user_stack}
 .set TASK_RSP0, {task_rsp0}
+.set KERNEL_DATA, {kernel_data}
 
 .macro push_registers
     push rdi
@@ -61,29 +62,27 @@
     pop rdi
 .endm
 
-# To user mode, rsp = frame. `clear` clears the CPU's buffers. Later instructions read only data of
-# the program.
-.macro sysret_to_user clear
+# To user mode, rsp = frame. VERW, where the CPU needs it, is the last instruction that may read
+# data of the kernel; there is room for it behind the end.
+.macro sysret_to_user
     pop_registers
     mov rcx, [rsp + 16]
     mov r11, [rsp + 32]
     mov rsp, [rsp + 40]
-    \clear
-    swapgs
+1:  swapgs
     sysretq
+    .fill 9, 1, 0xcc
+2:  alternative 1b, 2b, {clears_buffers}, "verw word ptr gs:[KERNEL_DATA]; swapgs; sysretq"
 .endm
 
-.macro iret_to_user clear
+.macro iret_to_user
     pop_registers
     add rsp, 16
-    \clear
-    swapgs
+1:  swapgs
     iretq
+    .fill 9, 1, 0xcc
+2:  alternative 1b, 2b, {clears_buffers}, "verw word ptr gs:[KERNEL_DATA]; swapgs; iretq"
 .endm
-
-.section .rodata
-kernel_data:
-    .word 0x18                  # VERW's operand
 
 .text
 # One 16-byte entry per vector.
@@ -212,13 +211,7 @@ user_enter:
     mov gs:[CONTEXT_END], rax
     mov gs:[TASK_RSP0], rax
     mov rsp, rdi
-    cmp esi, [rip + {plain_exit}]
-    jne 3f
-    sysret_to_user
-3:  cmp dword ptr [rip + {plain_exit}], 1
-    jne 2f
-    iret_to_user
-2:  test esi, esi
+    test esi, esi
     jz 3f
-    sysret_to_user "verw [rip + kernel_data]"
-3:  iret_to_user "verw [rip + kernel_data]"
+    sysret_to_user
+3:  iret_to_user

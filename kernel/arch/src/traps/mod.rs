@@ -11,6 +11,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{Access, VirtAddr};
 
+#[cfg(target_os = "none")]
+use crate::alternatives::Feature;
 use crate::cpu::PerCpu;
 use crate::memory::windows;
 use crate::sync::Once;
@@ -85,14 +87,17 @@ pub(crate) fn handlers() -> &'static dyn Handlers {
 
 #[cfg(target_os = "none")]
 global_asm!(
+    include_str!("../alternative.s"),
     include_str!("entry.s"),
+    ".purgem alternative",
     kernel_stack = const offset_of!(PerCpu, kernel_stack),
     context_end = const offset_of!(PerCpu, context_end),
     user_stack = const offset_of!(PerCpu, user_stack),
     task_rsp0 = const offset_of!(PerCpu, descriptors) + Descriptors::RSP0,
     kernel_trap = sym kernel_trap,
     own_stack_trap = sym own_stack_trap,
-    plain_exit = sym crate::speculation::PLAIN_EXIT,
+    kernel_data = const offset_of!(PerCpu, kernel_data),
+    clears_buffers = const Feature::ClearsBuffers as u16,
 );
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;

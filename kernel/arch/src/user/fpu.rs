@@ -2,7 +2,15 @@
 //!
 //! Manual: Intel SDM volume 1, 13.4 (the area), 13.8.1 (what XRSTOR refuses).
 
+#[cfg(target_os = "none")]
+use core::arch::asm;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use super::{UserContext, xfeatures};
+#[cfg(target_os = "none")]
+use crate::alternatives::Feature;
+use crate::registers::cpuid;
 
 pub(super) const LEGACY_BYTES: usize = 512;
 /// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
@@ -52,6 +60,83 @@ pub(super) fn components(header: &[u8]) -> u64 {
     header.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
+/// Where the components behind the header are in an area, by number: first byte and bytes, 0 and 0
+/// for those that the CPU does not have.
+static PLACES: [[AtomicU32; 2]; COMPONENTS] = [const { [const { AtomicU32::new(0) }; 2] }; COMPONENTS];
+const COMPONENTS: usize = 8;
+
+/// Asks the CPU where components are (Intel SDM volume 1, 13.2).
+pub(super) fn find_components() {
+    for (number, [first, bytes]) in (0..).zip(&PLACES).skip(2) {
+        let leaf = cpuid(0xd, number);
+        first.store(leaf.ebx, Ordering::Relaxed);
+        bytes.store(leaf.eax, Ordering::Relaxed);
+    }
+}
+
+/// Gives components that are `absent`, in their first state by the area's header, the bytes of that
+/// state: the CPU may have left what was there before. `place` tells where those behind the header
+/// are. MXCSR is always saved.
+fn fill_absent(area: &mut [u8], absent: u64, place: impl Fn(usize) -> Range<usize>) {
+    if absent & X87 != 0 {
+        area[..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
+        area[2..24].fill(0);
+        area[32..160].fill(0);
+    }
+    if absent & SSE != 0 {
+        area[160..LEGACY_BYTES].fill(0);
+    }
+    for number in (2..COMPONENTS).filter(|number| absent >> number & 1 != 0) {
+        if let Some(bytes) = area.get_mut(place(number)) {
+            bytes.fill(0);
+        }
+    }
+}
+
+/// [`fill_absent`] on this CPU.
+#[cold]
+#[inline(never)]
+fn settle_absent(area: &mut [u8], absent: u64) {
+    fill_absent(area, absent, |number| {
+        let [first, bytes] = PLACES[number].each_ref().map(|n| n.load(Ordering::Relaxed) as usize);
+        first..first + bytes
+    });
+}
+
+/// Saves the CPU's floating-point state. With [`Feature::SavesChanges`] what is in its first state
+/// is left out ([`fill_absent`]), and what is as it was when XRSTOR read it from `area`.
+///
+/// # Safety
+/// The area is as long as CPUID says and aligned, and was not written to since XRSTOR read it.
+#[inline(always)]
+#[cfg(target_os = "none")]
+pub(super) unsafe fn save(area: *mut u8, features: u32) {
+    // SAFETY: the caller's promise. The two instructions have the same operands and length.
+    unsafe {
+        asm!(
+            "2: xsave64 [{area}]",
+            "3:",
+            ".pushsection .alternatives, \"a\"",
+            ".balign 4",
+            ".long 2b - .",
+            ".long 4f - .",
+            ".2byte {feature}",
+            ".byte 3b - 2b",
+            ".byte 5f - 4f",
+            ".popsection",
+            ".pushsection .alternative_code, \"a\"",
+            "4: xsaveopt64 [{area}]",
+            "5:",
+            ".popsection",
+            area = in(reg) area, feature = const Feature::SavesChanges as u16,
+            in("eax") features, in("edx") 0, options(nostack))
+    };
+}
+#[cfg(not(target_os = "none"))]
+pub(super) unsafe fn save(_area: *mut u8, _features: u32) {
+    unreachable!("programs run on the machine only")
+}
+
 /// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit (Intel SDM
 /// volume 1, 13.8.1).
 pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> Result<(), BadFpuState> {
@@ -90,6 +175,7 @@ impl UserContext {
     ///
     /// # Panics
     /// For a longer note.
+    #[inline]
     pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
         self.settle();
         let (noted, rest) = self.fpu_bytes_mut()[SOFTWARE_BYTES..LEGACY_BYTES].split_at_mut(note.len());
@@ -155,16 +241,16 @@ impl UserContext {
         area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// Makes the x87 and SSE bytes of a state that was reset, and that no CPU has saved since,
-    /// those of a new program. The caller does this before it reads them.
+    /// Makes the bytes of components that are in their first state those of a new program: the
+    /// state was reset and no CPU has saved it since, or the CPU left them out. The caller does this
+    /// before it reads them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
-        let (legacy, rest) = area.split_at_mut(LEGACY_BYTES);
-        if rest.first_chunk::<8>() == Some(&[0; 8]) {
-            // MXCSR and its mask are loaded and saved with any header.
-            legacy[2..24].fill(0);
-            legacy[32..].fill(0);
+        let Some(header) = area.get(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) else { return };
+        let absent = xfeatures() & !components(header);
+        if absent != 0 {
+            settle_absent(area, absent);
         }
     }
 }
@@ -191,6 +277,24 @@ mod tests {
         area[520] = 0;
         area[512 + 24] = 1;
         assert_eq!(check(&area), Ok(()), "bytes that the CPU ignores");
+    }
+
+    #[test]
+    fn what_a_cpu_left_out_has_the_bytes_of_its_first_state_and_the_rest_stays() {
+        let place = |number: usize| if number == 2 { 576..832 } else { 0..0 };
+        let filled = |absent: u64| {
+            let mut area = [0xa5u8; 832];
+            fill_absent(&mut area, absent, place);
+            area
+        };
+        assert_eq!(filled(0), [0xa5; 832]);
+        for (absent, gone) in [(X87, 0..160), (SSE, 160..512), (AVX, 576..832), (1 << 5, 0..0)] {
+            for (at, byte) in filled(absent).into_iter().enumerate() {
+                let is_kept = !gone.contains(&at) || absent == X87 && (24..32).contains(&at);
+                let control = if at < 2 { DEFAULT_CONTROL.to_le_bytes()[at] } else { 0 };
+                assert_eq!(byte, if is_kept { 0xa5 } else { control }, "{absent}: byte {at}");
+            }
+        }
     }
 
     #[test]
