@@ -276,7 +276,8 @@ static void limits(void)
 	close(one.go);
 	close(one.done);
 	PROMISE("and nobody outside of the group", kill(beside, 0) == 0 && waitpid(beside, NULL, WNOHANG) == 0);
-	PROMISE("there was never more", bytes("a", "memory.peak") <= 16 * MIB && bytes("a", "memory.peak") >= 12 * MIB);
+	/* What the kernel needs for a call that it has begun cannot be refused. */
+	PROMISE("there was hardly ever more", bytes("a", "memory.peak") <= 16 * MIB + MIB / 8 && bytes("a", "memory.peak") >= 12 * MIB);
 	PROMISE("the limit was met, and one killed", counts("a", "memory.events", "max") > 0 && counts("a", "memory.events", "oom") >= 1 &&
 							     counts("a", "memory.events", "oom_kill") == 1);
 	PROMISE("poll tells of it", poll(&poll_events, 1, 10000) == 1 && poll_events.revents & POLLPRI);

@@ -486,7 +486,6 @@ fn swiotlb(limits: &mut Limits, value: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Bytes, with Linux' suffixes.
 /// `vdb:1M` is disk number 1 and 1 MiB.
 fn restricted(text: &str) -> Option<(usize, usize)> {
     const LEAST: usize = 64 << 10;
@@ -495,16 +494,28 @@ fn restricted(text: &str) -> Option<(usize, usize)> {
     Some((usize::from(letter - b'a'), bytes(size).filter(|&bytes| bytes >= LEAST)?))
 }
 
-fn bytes(text: &str) -> Option<usize> {
-    let digits = text.trim_end_matches(['K', 'k', 'M', 'm', 'G', 'g']);
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
+/// A number of bytes: decimal digits, and behind them nothing or one of the letters K, M, G and T,
+/// small or large, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else; a number that 64 bits
+/// do not hold is `u64::MAX`. Linux' memparse() takes other bases, P and E, too.
+pub fn parse_bytes(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let shift = match text[digits..] {
+        [] => 0,
+        [b'K' | b'k'] => 10,
+        [b'M' | b'm'] => 20,
+        [b'G' | b'g'] => 30,
+        [b'T' | b't'] => 40,
         _ => return None,
     };
-    digits.parse::<usize>().ok()?.checked_mul(1 << shift).filter(|&bytes| bytes > 0)
+    let number = text[..digits].iter().try_fold(0_u64, |number, digit| {
+        number.checked_mul(10).and_then(|number| number.checked_add(u64::from(digit - b'0')))
+    });
+    (digits > 0).then(|| number.and_then(|number| number.checked_mul(1 << shift)).unwrap_or(u64::MAX))
+}
+
+/// Bytes of the machine: more than none, and no more than there are addresses.
+fn bytes(text: &str) -> Option<usize> {
+    parse_bytes(text.as_bytes()).filter(|&bytes| bytes > 0 && bytes < u64::MAX).map(|bytes| bytes as usize)
 }
 
 /// What `failslab` and `fail_page_alloc` take.

@@ -268,6 +268,11 @@ fn groupmem() {
 }
 
 #[test]
+fn groupobjects() {
+    conforms_with("groupobjects", &["-m", "512M"], &[], &[]);
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

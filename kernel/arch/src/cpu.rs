@@ -76,6 +76,8 @@ pub(crate) struct PerCpu {
     pub(crate) heap_use: AtomicU8,
     /// Free objects of the heap that this CPU has at hand.
     pub(crate) magazines: Magazines,
+    /// The same where objects are charged.
+    pub(crate) charged_magazines: Magazines,
 }
 
 impl PerCpu {
@@ -99,6 +101,7 @@ impl PerCpu {
             random: CpuRandom::new(),
             heap_use: AtomicU8::new(0),
             magazines: Magazines::new(),
+            charged_magazines: Magazines::new(),
         }
     }
 }

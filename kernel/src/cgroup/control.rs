@@ -89,6 +89,13 @@ pub struct ControlFile {
     pub store: Option<fn(&Group, &[u8]) -> Result<()>>,
 }
 
+impl ControlFile {
+    /// Whether it has nothing to be read, as Linux' files without a `seq_show`.
+    pub const fn is_write_only(&self) -> bool {
+        self.mode & 0o444 == 0
+    }
+}
+
 /// Whether the root group has a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnRoot {

@@ -23,6 +23,7 @@ use freehold_machine::PAGE_SIZE;
 use super::control::{ControlFile, Controller, OnRoot};
 use super::group::{Group, Notice};
 use super::tree::{self, tell};
+use crate::cmdline::parse_bytes;
 use crate::{Errno, Result};
 
 static ACCOUNTS: Accounts = Accounts::new();
@@ -101,9 +102,10 @@ impl Controller for MemoryController {
     }
 
     fn begin(&self, group: &Arc<Group>) -> Result<()> {
-        charging()?.begin()?;
+        let charging = charging()?;
+        charging.begin()?;
         let above = group.parent().map_or(AccountId::ROOT, |parent| parent.payer());
-        let account = open_account(above)?;
+        let account = open_account(&ACCOUNTS, charging, above)?;
         GROUPS[usize::from(account.number())].store(group.number(), Ordering::Relaxed);
         group.account.store(account, Ordering::SeqCst);
         Ok(())
@@ -117,13 +119,29 @@ impl Controller for MemoryController {
 }
 
 /// Opens an account below `above`, without limits.
-fn open_account(above: AccountId) -> Result<AccountId> {
+///
+/// An account of a removed group keeps its number as long as it pays for something. Where no number
+/// is left, such accounts' pages of files are given back, one account after the other.
+pub(super) fn open_account(
+    accounts: &Accounts,
+    charging: &dyn Charging,
+    above: AccountId,
+) -> Result<AccountId> {
     // Entries are allocated before they are asked for: with the accounts locked nobody waits.
-    let mut opened = ACCOUNTS.open(above, || None);
+    let mut opened = accounts.open(above, || None);
     if opened == Err(OpenError::NoMemory) {
         let mut entries = Vec::default();
         entries.try_extend((0..CHUNK).map(|_| AccountEntry::EMPTY))?;
-        opened = ACCOUNTS.open(above, || (&*entries.leak()).try_into().ok());
+        opened = accounts.open(above, || (&*entries.leak()).try_into().ok());
+    }
+    let mut closed = accounts.closed_with_files();
+    while opened == Err(OpenError::TooMany)
+        && let Some(account) = closed.next()
+    {
+        charging.take_back(account, accounts.charged(account, Resource::Memory))?;
+        if accounts.charged(account, Resource::Memory) == 0 {
+            opened = accounts.open(above, || None);
+        }
     }
     opened.map_err(|error| match error {
         OpenError::NoMemory => Errno::ENOMEM,
@@ -140,26 +158,15 @@ fn write_bytes(pages: u64, out: &mut dyn fmt::Write) -> fmt::Result {
     writeln!(out, "{}", pages * PAGE_SIZE as u64)
 }
 
-/// Bytes as memparse() reads them, "max" for no limit; in whole pages.
+/// A limit: [bytes](crate::cmdline::parse_bytes) in whole pages, "max" for none.
 ///
 /// # Errors
 /// `EINVAL` for what is none.
-fn parse_bytes(text: &[u8]) -> Result<u64> {
+fn parse_pages(text: &[u8]) -> Result<u64> {
     if text == b"max" {
         return Ok(u64::MAX);
     }
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let number = core::str::from_utf8(&text[..digits]).ok().and_then(|digits| digits.parse::<u64>().ok());
-    let shift = match text[digits..] {
-        [] => 0,
-        [b'k' | b'K'] => 10,
-        [b'm' | b'M'] => 20,
-        [b'g' | b'G'] => 30,
-        [b't' | b'T'] => 40,
-        _ => return Err(Errno::EINVAL),
-    };
-    let bytes = number.ok_or(Errno::EINVAL)?.saturating_mul(1 << shift);
-    let pages = bytes / PAGE_SIZE as u64;
+    let pages = parse_bytes(text).ok_or(Errno::EINVAL)? / PAGE_SIZE as u64;
     Ok(if pages > i64::MAX as u64 / PAGE_SIZE as u64 { u64::MAX } else { pages })
 }
 
@@ -235,7 +242,7 @@ fn show_limit(group: &Group, limit: AccountLimit, out: &mut dyn fmt::Write) -> f
 }
 
 fn store_limit(group: &Group, limit: AccountLimit, text: &[u8]) -> Result<()> {
-    let (account, pages) = (group.account(), parse_bytes(text)?);
+    let (account, pages) = (group.account(), parse_pages(text)?);
     ACCOUNTS.set_limit(account, limit, pages);
     match limit {
         AccountLimit::Max | AccountLimit::High => charging()?.enforce(account, limit),
@@ -262,15 +269,17 @@ fn store_together(group: &Group, text: &[u8]) -> Result<()> {
 /// # Errors
 /// `EAGAIN` where there was less; `EINTR`.
 fn reclaim(group: &Group, text: &[u8]) -> Result<()> {
-    let pages = parse_bytes(text)?;
+    let pages = parse_pages(text)?;
     let taken = charging()?.take_back(group.account(), pages)?;
     if taken < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 fn show_stat(group: &Group, out: &mut dyn fmt::Write) -> fmt::Result {
-    let bytes = |kind| ACCOUNTS.charged_as(group.account(), kind) * PAGE_SIZE as u64;
-    let tables = bytes(ChargedKind::PageTables);
+    let charged = ACCOUNTS.charged_kinds(group.account());
+    let bytes = |kind| charged.of(kind) * PAGE_SIZE as u64;
+    let [stacks, tables, objects] =
+        [ChargedKind::Stacks, ChargedKind::PageTables, ChargedKind::Objects].map(bytes);
     writeln!(out, "anon {}\nfile {}", bytes(ChargedKind::Anon), bytes(ChargedKind::File))?;
-    // The kernel's part is tables; its small objects are not charged.
-    writeln!(out, "kernel {tables}\npagetables {tables}")
+    writeln!(out, "kernel {}\nkernel_stack {stacks}\npagetables {tables}", stacks + tables + objects)?;
+    writeln!(out, "slab_unreclaimable {objects}\nslab {objects}")
 }

@@ -5,8 +5,12 @@ use freehold_collections::inject::each_fails;
 use std::string::String;
 use std::sync::{Mutex, MutexGuard};
 
+use freehold_charge::{AccountLimit, Accounts, Resource, Urgency};
+use freehold_frame::{AccountId, Owner};
+
 use super::control::store_subtree;
 use super::member::{EndedThread, FrozenChange};
+use super::memory::{Charging, open_account};
 use super::tree::{self, Freeze};
 use super::*;
 use crate::{Errno, Result};
@@ -185,4 +189,43 @@ fn a_fork_takes_notice_of_a_kill() {
     assert!(two.keep().was_killed);
     places.iter().for_each(ends);
     [&b, &a].into_iter().for_each(|group| remove(group).unwrap());
+}
+
+/// Accounts of which page caches can be given back.
+struct Droppable(&'static Accounts);
+
+impl Charging for Droppable {
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+    fn enforce(&self, _account: AccountId, _limit: AccountLimit) -> Result<()> {
+        Ok(())
+    }
+    fn take_back(&self, account: AccountId, _frames: u64) -> Result<u64> {
+        let files = self.0.charged_kinds(account).of(freehold_charge::ChargedKind::File);
+        self.0.uncharge(account, Owner::PageCache, files);
+        Ok(files)
+    }
+}
+
+#[test]
+fn removed_groups_page_caches_go_where_no_account_is_left() {
+    let accounts: &'static Accounts = std::boxed::Box::leak(std::boxed::Box::new(Accounts::new()));
+    let charging = Droppable(accounts);
+    let open = || open_account(accounts, &charging, AccountId::ROOT);
+    let charge = |account, owner| accounts.charge(account, owner, 1, Urgency::Limited).unwrap();
+    for n in 0..AccountId::LAST {
+        let account = open().unwrap();
+        charge(account, if n == 5000 { Owner::PageCache } else { Owner::Anon });
+        if n == 7000 {
+            // It has both: to give its files back would not do.
+            charge(account, Owner::PageCache);
+        }
+        if n < 8000 {
+            accounts.close(account);
+        }
+    }
+    let again = open().unwrap();
+    assert_eq!(accounts.charged(again, Resource::Memory), 0);
+    assert_eq!(open(), Err(Errno::ENOSPC), "what is left is no file's");
 }

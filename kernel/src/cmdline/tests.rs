@@ -83,3 +83,18 @@ fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
         assert!(!known.help.is_empty());
     }
 }
+
+#[test]
+fn bytes_are_digits_and_one_letter() {
+    let read =
+        [("0", 0), ("8192", 8192), ("64k", 64 << 10), ("3M", 3 << 20), ("1g", 1 << 30), ("2T", 2 << 40)];
+    for (text, bytes) in read {
+        assert_eq!(parse_bytes(text.as_bytes()), Some(bytes), "{text}");
+    }
+    for text in ["", "k", "-1", "+1", " 1", "1 ", "1kk", "1MB", "0x10", "1E", "max"] {
+        assert_eq!(parse_bytes(text.as_bytes()), None, "{text:?}");
+    }
+    for text in ["18446744073709551616", "16777216T", "99999999999999999999999999"] {
+        assert_eq!(parse_bytes(text.as_bytes()), Some(u64::MAX), "{text}");
+    }
+}

@@ -6,11 +6,18 @@
 //! control groups ([`crate::cgroup::memory`]). Until the first is opened nothing is charged, and
 //! costs a no-op ([`StaticKey::FRAME_CHARGES`]); what was handed out before stays free of charge.
 //!
+//! **Objects of the kernel** are charged like frames, by the byte: what the heap hands out to a
+//! thread's account ([`OBJECTS`]), and the stack of a new thread to its maker's ([`StackCharge`]).
+//!
 //! **Met limits.** A charge that would pass an account's `max` fails as a request does that finds
 //! no frame; the thread remembers which account refused. Where it looks for memory next
 //! ([`super::find_more`]), it takes frames back that are charged to this account or below, and
 //! where there are none the account's own [`Killer`] chooses a process. Who ends, and who is
 //! finding memory for others, passes all limits.
+//!
+//! An object that the heap may not refuse, since its maker takes no failure, passes `max`. So does
+//! no more than a system call's reserve: before the thread is back in user mode the account is
+//! brought below its limit again, by reclaim or by the [`Killer`].
 //!
 //! A charge that passes `high` succeeds; before the thread is back in user mode it takes back what
 //! is too much, and sleeps where that is more than it can ([`attend`]).
@@ -18,14 +25,20 @@
 use core::sync::atomic::Ordering;
 
 use freehold_buddy::{Bill, Ledger};
-use freehold_charge::{AccountEvent, AccountLimit, Below, Resource, Urgency};
-use freehold_frame::{AccountId, OutOfMemory, Owner, Pressure};
+use freehold_charge::{
+    AccountEvent, AccountLimit, Below, ChargeError, ChargedKind, FrameCharge, Resource, Urgency,
+};
+use freehold_frame::{AccountId, AtomicAccountId, FrameSource as _, Order, OutOfMemory, Owner, Pressure};
+use freehold_machine::{Cpus as _, PAGE_SIZE, Pfn};
 
 use super::hotplug::GrowthOutcome;
 use super::oom;
 use super::reclaim;
 use crate::cgroup::memory::{Charging, accounts, tell_of};
+use crate::hw::heap::charge::{ObjectLedger, ObjectNeed};
 use crate::hw::static_keys::{KeyState, StaticKey};
+use crate::hw::thread::STACK_PAGES;
+use crate::hw::{self, Hardware};
 use crate::sched::{self, thread};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, time};
@@ -55,28 +68,116 @@ fn charge(bill: Bill) -> core::result::Result<AccountId, OutOfMemory> {
         Pressure::Normal => Urgency::Limited,
         Pressure::Reserve => Urgency::Exempt,
     };
+    take(charge, urgency).map_err(|refused| {
+        oom::note_refusal(bill.frames, refused.account);
+        OutOfMemory
+    })
+}
+
+/// Has `charge` charge something for the running thread. Returns who pays.
+fn take(
+    charge: impl Fn(Urgency) -> core::result::Result<FrameCharge, ChargeError>,
+    urgency: Urgency,
+) -> core::result::Result<AccountId, ChargeError> {
     let charged = charge(urgency).or_else(|refused| {
         if reclaim::is_under_way() || thread::is_current_dying() {
             return charge(Urgency::Exempt);
         }
         Err(refused)
-    });
-    match charged {
-        Ok(charged) => {
-            if let Some(above) = charged.above_high {
-                thread::with_current(|thread| thread.pass_high(above));
-            }
-            Ok(charged.account)
-        }
-        Err(refused) => {
-            oom::note_refusal(bill.frames, refused.account);
-            Err(OutOfMemory)
-        }
+    })?;
+    if let Some(above) = charged.above_high {
+        thread::with_current(|thread| thread.pass_high(above));
     }
+    Ok(charged.account)
 }
 
 fn uncharge(owner: Owner, frames: u64, account: AccountId) {
     accounts().uncharge(account, owner, frames);
+}
+
+/// Calls of the heap.
+const OBJECTS: ObjectLedger =
+    ObjectLedger { charge: charge_object, uncharge: uncharge_object, set_block_payer, take_block_payer };
+
+fn charge_object(bytes: usize, need: ObjectNeed) -> Option<u16> {
+    let account = thread::account();
+    if account == AccountId::ROOT {
+        return Some(0);
+    }
+    let charge = |urgency| accounts().charge_object(account, bytes as u64, urgency);
+    match take(charge, Urgency::Limited) {
+        Ok(account) => Some(account.number()),
+        Err(_) if need == ObjectNeed::MustBe => {
+            thread::with_current(|thread| thread.pass_high(account));
+            charge(Urgency::Exempt).ok().map(|charged| charged.account.number())
+        }
+        Err(refused) => {
+            oom::note_refusal(bytes.div_ceil(PAGE_SIZE) as u64, refused.account);
+            None
+        }
+    }
+}
+
+fn uncharge_object(payer: u16, bytes: usize) {
+    if let Some(account) = AccountId::new(payer) {
+        accounts().uncharge_object(account, bytes as u64);
+    }
+}
+
+fn set_block_payer(block: Pfn, payer: u16) {
+    if let Some(account) = AccountId::new(payer) {
+        hw::frames().table().set_account(block, Order::FRAME, account);
+    }
+}
+
+fn take_block_payer(block: Pfn) -> u16 {
+    let payer = hw::frames().table().account(block);
+    hw::frames().table().set_account(block, Order::FRAME, AccountId::ROOT);
+    payer.number()
+}
+
+/// The payer of a thread's stack: the account of the thread that made it; nobody's at first.
+#[derive(Debug, Default)]
+pub struct StackCharge(AtomicAccountId);
+
+impl StackCharge {
+    /// Charges a stack to the running thread's account. Once.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[inline]
+    pub fn take(&self) -> Result<()> {
+        if Hardware.charges_frames() { self.charge() } else { Ok(()) }
+    }
+    #[cold]
+    #[inline(never)]
+    fn charge(&self) -> Result<()> {
+        let account = thread::account();
+        let charge = |urgency| accounts().charge_kind(account, ChargedKind::Stacks, STACK_PAGES, urgency);
+        let payer = take(charge, Urgency::Limited).map_err(|refused| {
+            oom::note_refusal(STACK_PAGES, refused.account);
+            Errno::ENOMEM
+        })?;
+        self.0.store(payer, Ordering::Relaxed);
+        Ok(())
+    }
+    #[cold]
+    #[inline(never)]
+    fn give_back(&self) {
+        let payer = self.0.swap(AccountId::ROOT, Ordering::Relaxed);
+        if payer != AccountId::ROOT {
+            accounts().uncharge_kind(payer, ChargedKind::Stacks, STACK_PAGES);
+        }
+    }
+}
+
+impl Drop for StackCharge {
+    #[inline]
+    fn drop(&mut self) {
+        if Hardware.charges_frames() {
+            self.give_back();
+        }
+    }
 }
 
 /// Finds room in `account` for somebody who was refused: [`GrowthOutcome::Grown`] where there may
@@ -113,7 +214,9 @@ pub struct GroupCharging;
 
 impl Charging for GroupCharging {
     fn begin(&self) -> Result<()> {
-        super::turn_key(StaticKey::FRAME_CHARGES, KeyState::On)
+        super::turn_key(StaticKey::FRAME_CHARGES, KeyState::On)?;
+        hw::heap::charge::begin(OBJECTS);
+        Ok(())
     }
 
     fn enforce(&self, account: AccountId, limit: AccountLimit) -> Result<()> {
@@ -155,8 +258,17 @@ const SHORT: u64 = time::SECOND / 1000;
 const LONGEST: u64 = 2 * time::SECOND;
 const SHORTEST: u64 = 10 * SHORT;
 
-/// The running thread has passed the soft limit of `account`, and is on its way to user mode.
+/// The running thread has passed a limit of `account`, and is on its way to user mode.
 pub(crate) fn attend(account: AccountId) {
+    while let Some(above) = accounts().exceeded(account, AccountLimit::Max).next() {
+        let enforced = GroupCharging.enforce(above, AccountLimit::Max);
+        if enforced.is_err()
+            || accounts().charged(above, Resource::Memory) > accounts().limit(above, AccountLimit::Max)
+        {
+            // It ends, or none is there to be ended.
+            break;
+        }
+    }
     while let Some(above) = accounts().exceeded(account, AccountLimit::High).next() {
         accounts().note(above, AccountEvent::High);
         tell_of(above);

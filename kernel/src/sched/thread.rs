@@ -152,7 +152,7 @@ pub struct Thread {
     /// The account whose limit it met since it looked last; the root, which has none, for no such
     /// account. Only the thread itself changes it.
     pub(crate) refused_by: AtomicAccountId,
-    /// The same for the account whose soft limit it passed.
+    /// The same for the account whose limit it passed ([`Thread::pass_high`]).
     passed_high: AtomicAccountId,
     /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at
     /// it.
@@ -165,7 +165,7 @@ pub struct Thread {
 pub const SIGNAL: u8 = 1;
 /// The program is to be told where it runs, or that it was interrupted ([`Whereabouts`]).
 pub const PLACE: u8 = 2;
-/// The thread has passed the soft limit of an account ([`Thread::pass_high`]).
+/// The thread has passed a limit of an account ([`Thread::pass_high`]).
 pub const CHARGE: u8 = 8;
 /// The thread has watchpoints, which are armed where its program runs: it is called all the time.
 pub const WATCH: u8 = 4;
@@ -287,13 +287,13 @@ impl Thread {
     pub fn set_account(&self, account: AccountId) {
         self.account.store(account, Ordering::Relaxed);
     }
-    /// It has passed the soft limit of `account`, and takes memory back before it returns to user
-    /// mode. The thread itself.
+    /// It has passed the soft limit of `account`, or the hard one with what could not be refused,
+    /// and takes memory back before it returns to user mode. The thread itself.
     pub fn pass_high(&self, account: AccountId) {
         self.passed_high.store(account, Ordering::Relaxed);
         self.call_attention(CHARGE);
     }
-    /// The account whose soft limit it passed since it was asked last. The thread itself.
+    /// The account whose limit it passed since it was asked last. The thread itself.
     pub fn take_passed_high(&self) -> Option<AccountId> {
         if !self.answer_call(CHARGE) {
             return None;

@@ -103,6 +103,7 @@ impl Task {
         mut context: UserContext,
         first: impl FnOnce(&Arc<Task>) + Send + 'static,
     ) -> Result<()> {
+        self.stack.take()?;
         self.make_thread(move |task| {
             first(task);
             above().run_program(task, &mut context);

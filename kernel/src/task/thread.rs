@@ -23,6 +23,7 @@ use super::trace::{Traced, Watchpoints};
 use crate::fs::FileTable;
 use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
+use crate::mem::charge::StackCharge;
 use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
 use crate::sched::{self, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};
@@ -80,6 +81,8 @@ pub struct Task {
     pub watch: Watchpoints,
     /// What it gave up.
     pub(super) seccomp: Seccomp,
+    /// Who pays for its stack.
+    pub(super) stack: StackCharge,
     /// What the system call that it is in drew from the heap's reserve.
     pub(crate) drawn: Drawn,
     /// The status that the thread ended itself with, and [`FINISHED`].
@@ -132,6 +135,7 @@ impl Task {
                 traced: Traced::new(),
                 watch: Watchpoints::default(),
                 seccomp: Seccomp::default(),
+                stack: StackCharge::default(),
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),
             }

@@ -6,6 +6,7 @@ use freehold_frame::{AccountId, AtomicAccountId, Owner};
 use spin::{Mutex, Once};
 
 use crate::balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
+use crate::objects::ObjectBytes;
 
 /// Entries that are made room for at a time.
 pub const CHUNK: usize = 64;
@@ -42,10 +43,14 @@ pub enum ChargedKind {
     File,
     /// Page tables.
     PageTables,
+    /// Objects of the kernel: [`Accounts::charge_object`].
+    Objects,
+    /// Stacks of the kernel.
+    Stacks,
 }
 
 impl ChargedKind {
-    const COUNT: usize = 3;
+    const COUNT: usize = 5;
 
     /// The kind of an owner's frames; `None` where they are not
     /// [charged](Owner::is_charged).
@@ -56,6 +61,17 @@ impl ChargedKind {
             Owner::PageTable => Some(Self::PageTables),
             _ => None,
         }
+    }
+}
+
+/// Frames that are charged, by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ChargedFrames([u64; ChargedKind::COUNT]);
+
+impl ChargedFrames {
+    /// Those of a kind.
+    pub const fn of(self, kind: ChargedKind) -> u64 {
+        self.0[kind as usize]
     }
 }
 
@@ -107,6 +123,11 @@ pub struct FrameCharge {
     pub above_high: Option<AccountId>,
 }
 
+impl FrameCharge {
+    /// That of nobody.
+    const NOBODYS: Self = Self { account: AccountId::ROOT, above_high: None };
+}
+
 /// A charge that met [`AccountLimit::Max`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChargeError {
@@ -140,6 +161,8 @@ pub struct AccountEntry {
     peaks: [AtomicU64; 2],
     /// Charged to this account itself, by [`ChargedKind`].
     kinds: [AtomicU64; ChargedKind::COUNT],
+    /// Objects that are charged to this account itself; none while it is nobody's.
+    objects: ObjectBytes,
     /// Whether processes end together: see [`Accounts::ends_together`].
     together: AtomicBool,
     /// By [`AccountEvent`]: here and below, and here.
@@ -156,6 +179,7 @@ impl AccountEntry {
         limits: [const { AtomicU64::new(u64::MAX) }; LIMITS],
         peaks: [const { AtomicU64::new(0) }; 2],
         kinds: [const { AtomicU64::new(0) }; ChargedKind::COUNT],
+        objects: ObjectBytes::NONE,
         together: AtomicBool::new(false),
         events: [const { [const { AtomicU64::new(0) }; EVENTS] }; 2],
     };
@@ -291,6 +315,20 @@ impl Accounts {
         }
     }
 
+    /// Closed accounts that pay for pages of files: with these given back an account's number may
+    /// be used again.
+    pub fn closed_with_files(&self) -> impl Iterator<Item = AccountId> {
+        let is_one = |entry: &AccountEntry| {
+            let balance = entry.balance(Resource::Memory);
+            balance.is_used()
+                && !balance.is_open()
+                && entry.kinds[ChargedKind::File as usize].load(Ordering::Relaxed) != 0
+        };
+        (1..=AccountId::LAST)
+            .filter_map(AccountId::new)
+            .filter(move |account| self.entry(*account).is_some_and(is_one))
+    }
+
     /// Charge `frames` of `owner` to `account` and all above.
     ///
     /// # Errors
@@ -302,9 +340,21 @@ impl Accounts {
         frames: u64,
         urgency: Urgency,
     ) -> Result<FrameCharge, ChargeError> {
-        let (Some(kind), Some(entry)) = (ChargedKind::of(owner), self.entry(account)) else {
-            return Ok(FrameCharge { account: AccountId::ROOT, above_high: None });
-        };
+        ChargedKind::of(owner)
+            .map_or(Ok(FrameCharge::NOBODYS), |kind| self.charge_kind(account, kind, frames, urgency))
+    }
+    /// Charge `frames` of a kind to `account` and all above.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_kind(
+        &self,
+        account: AccountId,
+        kind: ChargedKind,
+        frames: u64,
+        urgency: Urgency,
+    ) -> Result<FrameCharge, ChargeError> {
+        let Some(entry) = self.entry(account) else { return Ok(FrameCharge::NOBODYS) };
         let above = self.upwards(account);
         let levels = above.clone().map(|(_, entry)| match urgency {
             Urgency::Limited => (entry.balance(Resource::Memory), entry.limit(AccountLimit::Max)),
@@ -324,7 +374,7 @@ impl Accounts {
                 entry.kinds[kind as usize].fetch_add(frames, Ordering::Relaxed);
                 Ok(FrameCharge { account, above_high })
             }
-            Err((_, BalanceError::Gone)) => Ok(FrameCharge { account: AccountId::ROOT, above_high: None }),
+            Err((_, BalanceError::Gone)) => Ok(FrameCharge::NOBODYS),
             Err((level, BalanceError::Over)) => {
                 let account = above.clone().nth(level).map_or(account, |(account, _)| account);
                 self.note(account, AccountEvent::Max);
@@ -334,9 +384,44 @@ impl Accounts {
     }
     /// Give back what was charged so.
     pub fn uncharge(&self, account: AccountId, owner: Owner, frames: u64) {
-        let (Some(kind), Some(entry)) = (ChargedKind::of(owner), self.entry(account)) else { return };
+        if let Some(kind) = ChargedKind::of(owner) {
+            self.uncharge_kind(account, kind, frames);
+        }
+    }
+    /// Give back what was charged by its kind.
+    pub fn uncharge_kind(&self, account: AccountId, kind: ChargedKind, frames: u64) {
+        let Some(entry) = self.entry(account) else { return };
         entry.kinds[kind as usize].fetch_sub(frames, Ordering::Relaxed);
         uncharge_upwards(self.upwards(account).map(|(_, entry)| entry.balance(Resource::Memory)), frames);
+    }
+    /// Charge an object of `bytes` bytes, fewer than 2^30, to `account`, and the frames that it
+    /// needs beside those of the account's other objects to all above.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_object(
+        &self,
+        account: AccountId,
+        bytes: u64,
+        urgency: Urgency,
+    ) -> Result<FrameCharge, ChargeError> {
+        let Some(entry) = self.entry(account) else { return Ok(FrameCharge::NOBODYS) };
+        let charge = |frames| match self.charge_kind(account, ChargedKind::Objects, frames, urgency) {
+            Ok(charged) if charged.account == AccountId::ROOT => Err(Ok(charged)),
+            charged => charged.map_err(Err),
+        };
+        let give_back = |_, frames| self.uncharge_kind(account, ChargedKind::Objects, frames);
+        match entry.objects.add(bytes, Err(ChargeError { account }), charge, give_back) {
+            Ok(charged) => Ok(charged.unwrap_or(FrameCharge { account, above_high: None })),
+            Err(other) => other,
+        }
+    }
+    /// Give back an object that was charged so.
+    pub fn uncharge_object(&self, account: AccountId, bytes: u64) {
+        let frames = self.entry(account).map_or(0, |entry| entry.objects.take(bytes));
+        if frames > 0 {
+            self.uncharge_kind(account, ChargedKind::Objects, frames);
+        }
     }
     /// Charge a slot of a swap area to `account`, which is charged for the page's frame, and all
     /// above. Whether there is room below [`AccountLimit::SwapMax`].
@@ -438,15 +523,21 @@ impl Accounts {
             move |entry: &AccountEntry| entry.balance(Resource::Memory).charged() > entry.limit(limit);
         self.upwards(account).filter(move |(_, entry)| exceeds(entry)).map(|(account, _)| account)
     }
-    /// Frames of a kind that are charged to `account` and those below. Looks at every account.
-    pub fn charged_as(&self, account: AccountId, kind: ChargedKind) -> u64 {
+    /// Frames that are charged to `account` and those below, by kind. Looks at every account: a
+    /// caller that wants several kinds asks once.
+    pub fn charged_kinds(&self, account: AccountId) -> ChargedFrames {
         let all = self.chunks.iter().enumerate().filter_map(|(chunk, entries)| Some((chunk, entries.get()?)));
         let numbered = all.flat_map(|(chunk, entries)| (chunk * CHUNK..).zip(entries.iter()));
         let used = numbered.filter(|(_, entry)| entry.balance(Resource::Memory).is_used());
         let below = used.filter(|(number, _)| {
             AccountId::new(*number as u16).is_some_and(|number| self.is_below(number, account))
         });
-        below.map(|(_, entry)| entry.kinds[kind as usize].load(Ordering::Relaxed)).sum()
+        below.fold(ChargedFrames::default(), |mut sums, (_, entry)| {
+            for (sum, kind) in sums.0.iter_mut().zip(&entry.kinds) {
+                *sum += kind.load(Ordering::Relaxed);
+            }
+            sums
+        })
     }
 }
 
@@ -462,9 +553,9 @@ impl Below {
     pub const fn new(accounts: &'static Accounts, top: AccountId) -> Self {
         Self { accounts, top }
     }
-    /// Frames of a kind that are charged to them.
-    pub fn charged_as(self, kind: ChargedKind) -> u64 {
-        self.accounts.charged_as(self.top, kind)
+    /// Frames that are charged to them, by kind: see [`Accounts::charged_kinds`].
+    pub fn charged_kinds(self) -> ChargedFrames {
+        self.accounts.charged_kinds(self.top)
     }
     /// Whether there is room for a slot more.
     pub fn has_slot_room(self) -> bool {

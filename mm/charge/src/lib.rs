@@ -19,6 +19,9 @@
 //! account below: the word goes from "closed, 0" to "free" in one compare-exchange. A charge that
 //! finds "free" is nobody's. `tests/loom.rs` explores this, and variants that are wrong.
 //!
+//! What is smaller than a frame is charged by the byte ([`ObjectBytes`]): an account is charged for
+//! the frames that its objects would fill.
+//!
 //! **Locks.** Opening and closing take a spin lock; charging and reading take none. Any context may
 //! charge.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
@@ -28,9 +31,11 @@
 
 mod accounts;
 mod balance;
+mod objects;
 
 pub use accounts::{
-    AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, ChargeError, ChargedKind, FrameCharge,
-    OpenError, Resource, Together, Urgency,
+    AccountEntry, AccountEvent, AccountLimit, Accounts, Below, CHUNK, ChargeError, ChargedFrames,
+    ChargedKind, FrameCharge, OpenError, Resource, Together, Urgency,
 };
 pub use balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
+pub use objects::ObjectBytes;

@@ -74,7 +74,7 @@ fn check(accounts: &Accounts, naive: &Naive) -> Result<(), TestCaseError> {
         ] {
             let below = naive.accounts.iter().filter(|(below, _)| naive.upwards(**below).contains(&account));
             let charged: u64 = below.filter_map(|(_, found)| found.3.get(&owner)).sum();
-            prop_assert_eq!(accounts.charged_as(account, kind), charged);
+            prop_assert_eq!(accounts.charged_kinds(account).of(kind), charged);
         }
     }
     Ok(())
@@ -192,4 +192,34 @@ fn an_account_that_is_gone_pays_for_nothing() {
     assert!(accounts.charge(below, Owner::Anon, 5, Urgency::Exempt).is_ok());
     assert!(accounts.exceeded(below, AccountLimit::Max).eq([account]));
     assert!(accounts.is_below(below, account) && !accounts.is_below(account, below));
+}
+
+#[test]
+fn objects_are_charged_as_the_frames_that_they_fill() {
+    let accounts = Accounts::new();
+    let above = accounts.open(AccountId::ROOT, room).unwrap();
+    let account = accounts.open(above, room).unwrap();
+    accounts.set_limit(above, AccountLimit::Max, 2);
+    let charge = || accounts.charge_object(account, 1000, Urgency::Limited);
+    let charged = || accounts.charged(above, Resource::Memory);
+    let mut made = 0;
+    while charge().is_ok() {
+        made += 1;
+        assert_eq!(charged(), (made * 1000_u64).div_ceil(4096));
+    }
+    assert_eq!((made, charge()), (8, Err(ChargeError { account: above })));
+    assert_eq!(accounts.local_events(above, AccountEvent::Max), 2);
+    let exempt = accounts.charge_object(account, 1000, Urgency::Exempt).unwrap();
+    assert_eq!((exempt.account, charged()), (account, 3), "what cannot be refused passes the limit");
+    assert_eq!(accounts.charged_kinds(above).of(ChargedKind::Objects), 3);
+    accounts.close(account);
+    for left in (0..=made).rev() {
+        accounts.uncharge_object(account, 1000);
+        let needed = (left * 1000).div_ceil(4096);
+        let most = if left == 0 { 0 } else { needed + 1 };
+        assert!((needed..=most).contains(&charged()), "{left} objects: {} frames", charged());
+    }
+    assert_eq!(accounts.charged_kinds(above).of(ChargedKind::Objects), 0);
+    let nobodys = accounts.charge_object(AccountId::ROOT, 1000, Urgency::Limited).unwrap();
+    assert_eq!(nobodys.account, AccountId::ROOT);
 }

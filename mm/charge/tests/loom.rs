@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use freehold_charge::{Balance, BalanceError, charge_upwards, uncharge_upwards};
+use freehold_charge::{Balance, BalanceError, ObjectBytes, charge_upwards, uncharge_upwards};
 use freehold_frame::AtomicWord;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
@@ -135,4 +135,74 @@ fn of_two_charges_one_has_room() {
 #[should_panic(expected = "who was refused has charged nothing")]
 fn a_refusal_above_that_leaves_what_is_below_charged_is_found() {
     compete(|tree| tree.levels().all(|(balance, limit)| balance.charge(1, limit).is_ok()));
+}
+
+/// An account with objects.
+struct WithObjects {
+    balance: Balance<Loom>,
+    objects: ObjectBytes<Loom>,
+}
+
+impl WithObjects {
+    fn new() -> Arc<Self> {
+        let [balance, objects] = [0; 2].map(|_| Loom(AtomicU64::new(0)));
+        let (balance, objects) = (Balance::with_word(balance), ObjectBytes::with_word(objects));
+        assert!(balance.open());
+        Arc::new(Self { balance, objects })
+    }
+    /// Charges an object, and says whether it was.
+    fn make(&self, bytes: u64) -> bool {
+        let charge = |frames| self.balance.charge(frames, LIMIT).map(|_| ());
+        self.objects
+            .add(bytes, BalanceError::Over, charge, |(), frames| self.balance.uncharge(frames))
+            .is_ok()
+    }
+    fn end(&self, bytes: u64) {
+        let frames = self.objects.take(bytes);
+        if frames > 0 {
+            self.balance.uncharge(frames);
+        }
+    }
+}
+
+/// Bytes of which two objects need more than a frame.
+const OBJECT: u64 = 2500;
+
+/// Two threads make objects and end them. `make` is the one of the first.
+fn objects_come_and_go(make: fn(&WithObjects, u64) -> bool) {
+    let mut model = loom::model::Builder::new();
+    // Two words per step: without a bound it takes minutes.
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let account = WithObjects::new();
+        let other = {
+            let account = account.clone();
+            thread::spawn(move || {
+                assert!(account.make(OBJECT), "there is room for two");
+                account.end(OBJECT);
+            })
+        };
+        assert!(make(&account, OBJECT), "there is room for two");
+        assert!(account.balance.charged() >= 1, "bytes are charged for");
+        account.end(OBJECT);
+        other.join().unwrap();
+        assert_eq!((account.objects.bytes(), account.balance.charged()), (0, 0), "all is given back");
+    });
+}
+
+#[test]
+fn objects_are_charged_by_the_frame_and_all_is_given_back() {
+    objects_come_and_go(WithObjects::make);
+}
+
+/// As [`ObjectBytes::add`], which does not give back what it charged for a word that changed.
+fn make_and_forget(account: &WithObjects, bytes: u64) -> bool {
+    let charge = |frames| account.balance.charge(frames, u64::MAX).map(|_| ());
+    account.objects.add(bytes, BalanceError::Over, charge, |(), _| ()).is_ok()
+}
+
+#[test]
+#[should_panic(expected = "all is given back")]
+fn a_charge_for_a_word_that_changed_is_given_back() {
+    objects_come_and_go(make_and_forget);
 }

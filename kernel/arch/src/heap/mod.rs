@@ -15,6 +15,9 @@
 //! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve. Once there is a
 //! hook, no CPU gets objects to have at hand; those that other CPUs had then are handed out
 //! unasked.
+//!
+//! **Charges.** Where groups of processes have limits, objects are charged to accounts
+//! ([`charge`]).
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -26,10 +29,11 @@ use crate::cpu;
 use crate::memory::{self, OutOfMemory, boot_frames, tables};
 use crate::sync::{Once, SpinLock};
 
+pub mod charge;
 pub(crate) mod magazine;
 mod slab;
 
-use magazine::{Chain, ROOM};
+use magazine::{Chain, Magazines, ROOM};
 use slab::{CLASSES, Slabs};
 
 /// Frames of the reserve, by order: what some system call's small allocations can need at most.
@@ -39,8 +43,8 @@ static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
 /// Whether the reserve misses something; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
-/// How many objects a CPU may have at hand: none once failures are injected, so that only who asks
-/// further has to ask the hook.
+/// How many objects a CPU may have at hand: none once failures are injected or objects are charged,
+/// so that only who asks further has to ask for either.
 static ROOMS: [AtomicU32; CLASSES.len()] = {
     let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
     let mut class = 0;
@@ -89,9 +93,20 @@ pub type FaultHook = fn(usize) -> bool;
 pub fn inject_faults(hook: FaultHook) {
     if !INJECTING.swap(true, Ordering::Relaxed) {
         HOOK.set(hook);
-        ROOMS.iter().for_each(|room| room.store(0, Ordering::Relaxed));
-        give_back_all();
+        empty_magazines();
     }
+}
+
+/// No CPU gets objects to have at hand from now on, and this one gives back what it has.
+fn empty_magazines() {
+    ROOMS.iter().for_each(|room| room.store(0, Ordering::Relaxed));
+    give_back_all();
+}
+
+/// What this CPU has at hand, or gets: the second magazine where objects are charged.
+fn at_hand() -> &'static Magazines {
+    let cpu = cpu::this();
+    if charge::has_begun() { &cpu.charged_magazines } else { &cpu.magazines }
 }
 
 /// Draws the orders in which objects lie behind each other; before the first allocation.
@@ -191,7 +206,7 @@ pub struct HeapStats {
 pub fn stats() -> HeapStats {
     let counts = STOCK.lock().counts;
     let in_slabs = SLABS.lock().allocated_bytes();
-    let at_hand: usize = cpu::all().map(|cpu| cpu.magazines.bytes()).sum();
+    let at_hand: usize = cpu::all().map(|cpu| cpu.magazines.bytes() + cpu.charged_magazines.bytes()).sum();
     HeapStats {
         frames: FRAMES.load(Ordering::Relaxed),
         // Other CPUs go on meanwhile.
@@ -275,6 +290,18 @@ fn alloc_large(layout: Layout, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     tables::frame_ptr(first)
 }
 
+/// Gives whole frames back that [`alloc_large`] gave for this layout.
+#[cold]
+#[inline(never)]
+fn free_large(object: *mut u8, layout: Layout) {
+    let (first, order) = (frame_at(object), order_for(layout));
+    ALLOCATED.fetch_sub(PAGE_SIZE << order, Ordering::Relaxed);
+    if charge::has_begun() {
+        charge::uncharge_block(first, layout);
+    }
+    give_frames(first, order);
+}
+
 /// An allocation that an injected failure met: see the module's head. Null where it fails.
 #[cold]
 #[inline(never)]
@@ -291,7 +318,7 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
         // Whoever looks for frames may allocate, and may go on on another CPU.
-        if let Some(object) = cpu::this().magazines.take(class).or_else(|| take_from_slabs(class)) {
+        if let Some(object) = at_hand().take(class).or_else(|| take_from_slabs(class)) {
             return object.as_ptr();
         }
         let Some(first) = source(CLASSES[class].order) else { return ptr::null_mut() };
@@ -308,7 +335,7 @@ fn take_from_slabs(class: usize) -> Option<NonNull<u8>> {
         return SLABS.lock().take(class);
     }
     let chain = SLABS.lock().take_block(class)?;
-    let magazines = &cpu::this().magazines;
+    let magazines = at_hand();
     magazines.load(class, chain);
     magazines.take(class)
 }
@@ -330,15 +357,33 @@ fn give_chain(class: usize, mut chain: Chain) -> usize {
 /// Gives back all that this CPU has at hand; returns how many blocks went with it.
 #[cold]
 fn give_back_all() -> usize {
-    (0..CLASSES.len()).map(|class| give_chain(class, cpu::this().magazines.cut(class, 0))).sum()
+    let cpu = cpu::this();
+    let all = [&cpu.magazines, &cpu.charged_magazines];
+    let give = |magazines: &Magazines| -> usize {
+        (0..CLASSES.len()).map(|class| give_chain(class, magazines.cut(class, 0))).sum()
+    };
+    all.into_iter().map(give).sum()
 }
 
-/// Gives back an object for which there was no room at hand, and half of what is at hand with it.
+/// Gives back an object for which there was no room in the first magazine: to the second where
+/// objects are charged, else to the slabs, with half of what is at hand.
+///
+/// # Safety
+/// `object` is of the class and not used any more.
 #[cold]
 #[inline(never)]
-fn give_further(class: usize, object: *mut u8) {
-    let magazines = &cpu::this().magazines;
-    let rest = magazines.cut(class, ROOMS[class].load(Ordering::Relaxed) / 2);
+unsafe fn give_further(class: usize, object: *mut u8) {
+    let magazines = at_hand();
+    if charge::has_begun() {
+        // SAFETY: the caller's promise.
+        unsafe { charge::uncharge_object(class, object) };
+        if !INJECTING.load(Ordering::Relaxed) && magazines.has_room(class, ROOM[class]) {
+            // SAFETY: the caller's promise.
+            return unsafe { magazines.give(class, object) };
+        }
+    }
+    let room = if INJECTING.load(Ordering::Relaxed) { 0 } else { ROOM[class] };
+    let rest = magazines.cut(class, room / 2);
     // SAFETY: the caller's object is of the class and not used any more.
     let own = unsafe { Chain::of(object) };
     give_chain(class, own);
@@ -353,6 +398,11 @@ fn alloc_further(layout: Layout) -> *mut u8 {
     if is_injected(layout.size()) {
         return alloc_denied(layout);
     }
+    if charge::has_begun() { charge::allocate(layout) } else { find(layout) }
+}
+
+/// An allocation that nothing stands against; null where there is no memory.
+fn find(layout: Layout) -> *mut u8 {
     match slab::class_for(layout) {
         Some(class) => take_object(class, take_frames),
         None => alloc_large(layout, take_frames),
@@ -377,14 +427,11 @@ unsafe impl GlobalAlloc for KernelHeap {
     }
 
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
-        let Some(class) = slab::class_for(layout) else {
-            let order = order_for(layout);
-            ALLOCATED.fetch_sub(PAGE_SIZE << order, Ordering::Relaxed);
-            return give_frames(frame_at(object), order);
-        };
+        let Some(class) = slab::class_for(layout) else { return free_large(object, layout) };
         let magazines = &cpu::this().magazines;
         if !magazines.has_room(class, ROOMS[class].load(Ordering::Relaxed)) {
-            return give_further(class, object);
+            // SAFETY: the caller gives back an object of this class.
+            return unsafe { give_further(class, object) };
         }
         // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this
         // class.

@@ -1,6 +1,7 @@
 //! Slabs: naturally aligned blocks of frames, each cut into objects of one size.
 //!
-//! A block starts with its [`SlabHeader`]; free objects hold the list of free objects. Per class,
+//! A block starts with its [`SlabHeader`] and a number per object, its payer
+//! ([`super::charge`]); free objects hold the list of free objects. Per class,
 //! the blocks with a free object are on a doubly linked list; full ones are on none. Blocks come
 //! from and go to the caller, so that the whole lives under one lock without calling out.
 //!
@@ -10,6 +11,7 @@
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::AtomicU16;
 
 use freehold_machine::PAGE_SIZE;
 
@@ -102,10 +104,40 @@ pub(super) struct Slabs {
 // SAFETY: the pointers lead to blocks that only this structure uses, whichever CPU holds it.
 unsafe impl Send for Slabs {}
 
-/// Where the first object of a block is: behind the header, aligned as far as the size is.
-const fn first_offset(size: usize) -> usize {
-    let align = 1 << size.trailing_zeros();
-    let header = size_of::<SlabHeader>();
+/// The block that an object of a class is in.
+fn block_of(class: usize, object: *mut u8) -> *mut u8 {
+    object.with_addr(object.addr() & !((PAGE_SIZE << CLASSES[class].order) - 1))
+}
+
+/// How far apart objects are at least, as a power of two: each has a place of its own in its
+/// block's table of payers.
+const fn payer_shift(class: Class) -> u32 {
+    class.size.ilog2()
+}
+
+/// Bytes of a block's table of payers, which is behind the header.
+const fn payer_bytes(class: Class) -> usize {
+    ((PAGE_SIZE << class.order) >> payer_shift(class)) * size_of::<AtomicU16>()
+}
+
+/// The payer of an object: 0 from its block's making on, until it is charged, and when it is free.
+///
+/// # Safety
+/// `object` is an object of the class that came from [`Slabs`] and was not given back.
+pub(super) unsafe fn payer<'a>(class: usize, object: *mut u8) -> &'a AtomicU16 {
+    let block = block_of(class, object);
+    let place = (object.addr() - block.addr()) >> payer_shift(CLASSES[class]);
+    let payers = block.wrapping_add(size_of::<SlabHeader>()).cast::<AtomicU16>();
+    // SAFETY: the place is within the table, which `Slabs::add` has set to zeroes, and no object
+    // covers it; the block stays while its object is somebody's.
+    unsafe { &*payers.wrapping_add(place) }
+}
+
+/// Where the first object of a block is: behind the header and the payers, aligned as far as the
+/// size is.
+const fn first_offset(class: Class) -> usize {
+    let align = 1 << class.size.trailing_zeros();
+    let header = size_of::<SlabHeader>() + payer_bytes(class);
     if header > align { header.next_multiple_of(align) } else { align }
 }
 
@@ -115,7 +147,7 @@ pub(super) const OBJECTS: [u32; CLASSES.len()] = {
     let mut class = 0;
     while class < objects.len() {
         let Class { size, order } = CLASSES[class];
-        objects[class] = (((PAGE_SIZE << order) - first_offset(size)) / size) as u32;
+        objects[class] = (((PAGE_SIZE << order) - first_offset(CLASSES[class])) / size) as u32;
         class += 1;
     }
     objects
@@ -224,7 +256,7 @@ impl Slabs {
     /// [`Slabs::give`] returns them.
     pub(super) unsafe fn add(&mut self, class: usize, block: *mut u8) {
         let size = CLASSES[class].size;
-        let first = block.wrapping_add(first_offset(size));
+        let first = block.wrapping_add(first_offset(CLASSES[class]));
         let start = self.below(OBJECTS[class] as usize);
         let (before, after) = self.orders[places(class)].split_at(start);
         let mut free: *mut Free = ptr::null_mut();
@@ -237,6 +269,9 @@ impl Slabs {
         let header = block.cast::<SlabHeader>();
         // SAFETY: the block begins with room for the header and is aligned to a page.
         unsafe { header.write(SlabHeader { next: ptr::null_mut(), prev: ptr::null_mut(), free, used: 0 }) };
+        let payers = block.wrapping_add(size_of::<SlabHeader>());
+        // SAFETY: the payers are between the header and the first object; zeroes are payers.
+        unsafe { payers.write_bytes(0, payer_bytes(CLASSES[class])) };
         self.link(class, header);
     }
 
@@ -246,7 +281,7 @@ impl Slabs {
     /// # Safety
     /// `object` came from here for the same class and is not used any more.
     pub(super) unsafe fn give(&mut self, class: usize, object: *mut u8) -> Option<*mut u8> {
-        let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut SlabHeader;
+        let block = block_of(class, object).cast::<SlabHeader>();
         // SAFETY: an object's block starts at the next lower multiple of the block size, with its
         // header.
         let header = unsafe { &mut *block };
@@ -308,6 +343,7 @@ mod tests {
     extern crate std;
     use super::super::magazine::{Magazines, ROOM};
     use super::*;
+    use core::sync::atomic::Ordering::Relaxed;
     use std::collections::BTreeMap;
     use std::vec::Vec;
 
@@ -317,7 +353,7 @@ mod tests {
             for align in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048] {
                 let class = class_for(Layout::from_size_align(size, align).unwrap()).unwrap();
                 assert!(CLASSES[class].size >= size);
-                assert_eq!(first_offset(CLASSES[class].size) % align.min(CLASSES[class].size), 0);
+                assert_eq!(first_offset(CLASSES[class]) % align.min(CLASSES[class].size), 0);
                 assert!(align <= 16 || CLASSES[class].size.is_multiple_of(align));
                 assert!(align > 16 || class == 0 || CLASSES[class - 1].size < size.max(1));
             }
@@ -378,11 +414,11 @@ mod tests {
                 let places: Vec<_> = objects.iter().map(|object| object.as_ptr() as usize - block).collect();
                 let mut sorted = places.clone();
                 sorted.sort_unstable();
-                let all = (0..objects.len()).map(|index| first_offset(kind.size) + index * kind.size);
+                let all = (0..objects.len()).map(|index| first_offset(*kind) + index * kind.size);
                 assert!(all.eq(sorted.iter().copied()), "each object once: {places:?}");
                 if class == 0 {
                     let behind = places.windows(2).filter(|pair| pair[0] + kind.size == pair[1]).count();
-                    assert!(behind < 10, "{behind} of 253 objects follow their neighbour");
+                    assert!(behind < 10, "{behind} of 222 objects follow their neighbour");
                     orders.push(places);
                 }
                 for object in objects {
@@ -456,6 +492,34 @@ mod tests {
                 give_all(&mut slabs, class, rest);
             }
             assert_eq!(slabs.allocated_bytes(), 0);
+        }
+        free_kept(&slabs);
+    }
+
+    #[test]
+    fn each_object_has_a_payer_of_its_own_outside_of_all_objects() {
+        let mut slabs = Slabs::new();
+        for (class, kind) in CLASSES.iter().enumerate() {
+            add_block(&mut slabs, class);
+            let mut chain = slabs.take_block(class).unwrap();
+            let objects: Vec<_> = core::iter::from_fn(|| chain.next()).map(NonNull::as_ptr).collect();
+            // SAFETY: taken above, for this class.
+            let payer = |object: &*mut u8| unsafe { super::payer(class, *object) };
+            assert!(objects.iter().all(|object| payer(object).load(Relaxed) == 0));
+            for (object, number) in objects.iter().zip(1..) {
+                payer(object).store(number, Relaxed);
+            }
+            for object in &objects {
+                // SAFETY: an object has its class's size.
+                unsafe { object.write_bytes(0xa5, kind.size) };
+            }
+            for (object, number) in objects.iter().zip(1..) {
+                assert_eq!(payer(object).swap(0, Relaxed), number);
+            }
+            for object in objects {
+                // SAFETY: taken above, for this class, and not used any more.
+                assert!(unsafe { slabs.give(class, object) }.is_none());
+            }
         }
         free_kept(&slabs);
     }

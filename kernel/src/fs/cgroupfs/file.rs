@@ -151,6 +151,7 @@ impl Generate for Content {
         self.see();
         match self.row {
             Row::Procs | Row::Threads | Row::Kill => return Err(Errno::EINVAL),
+            Row::Control(file) if file.is_write_only() => return Err(Errno::EINVAL),
             Row::Freeze => writeln!(out, "{}", u8::from(self.group().freezes())),
             Row::CpuStat => cpu_stat(self.group(), out),
             // The only error is memory, which the text remembers.

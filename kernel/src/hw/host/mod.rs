@@ -79,6 +79,14 @@ pub mod entropy {
 pub mod heap {
     pub use freehold_arch::heap::{CALL_RESERVE, CHECKED, FaultHook, HeapStats, Watch};
 
+    /// The host's allocator asks for no charge.
+    pub mod charge {
+        pub use freehold_arch::heap::charge::{ObjectLedger, ObjectNeed};
+
+        /// Nothing is charged on a host.
+        pub fn begin(_ledger: ObjectLedger) {}
+    }
+
     use super::memory::OutOfMemory;
 
     /// The host has memory, unless a test asked for a failure.

@@ -63,6 +63,23 @@ impl Costs {
     }
 }
 
+/// Pages that are charged to some accounts as a pass begins. To count them is to look at every
+/// account, so it is done once for a pass.
+#[derive(Clone, Copy)]
+pub(super) struct ChargedPages {
+    below: Below,
+    /// Anonymous memory, and files.
+    pages: [u64; 2],
+}
+
+impl ChargedPages {
+    /// Those of `below`.
+    pub(super) fn count(below: Below) -> Self {
+        let charged = below.charged_kinds();
+        Self { below, pages: [ChargedKind::Anon, ChargedKind::File].map(|kind| charged.of(kind)) }
+    }
+}
+
 /// How many frames to ask of whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReclaimShare {
@@ -77,9 +94,9 @@ pub(super) struct ReclaimShare {
 impl ReclaimShare {
     /// The shares of `want` frames as things are: of all, or of those that are `charged` to some
     /// accounts.
-    pub(super) fn now(want: u64, charged: Option<Below>) -> Self {
-        if let Some(below) = charged {
-            return Self::of_charged(want, below);
+    pub(super) fn now(want: u64, charged: Option<ChargedPages>) -> Self {
+        if let Some(charged) = charged {
+            return Self::of_charged(want, charged);
         }
         let files = caches::pages();
         let shared = frames().frames_of(Owner::PageCache).saturating_sub(files);
@@ -101,14 +118,13 @@ impl ReclaimShare {
 
     /// An account does not know which of its pages of files are disks' and which are shared memory:
     /// both are asked for what files owe. What came back lately is not counted by account.
-    fn of_charged(want: u64, below: Below) -> Self {
-        let pages = [ChargedKind::Anon, ChargedKind::File].map(|kind| below.charged_as(kind));
-        if commons().swap().usage().free == 0 || !below.has_slot_room() {
+    fn of_charged(want: u64, charged: ChargedPages) -> Self {
+        if commons().swap().usage().free == 0 || !charged.below.has_slot_room() {
             let given_up = commons().count_of(Event::LazyFree) > 0;
             return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
         }
-        let [private, files] = split(want, pages, [0; 2], swappiness());
-        let files = if pages[1] == 0 { 0 } else { files };
+        let [private, files] = split(want, charged.pages, [0; 2], swappiness());
+        let files = if charged.pages[1] == 0 { 0 } else { files };
         Self { private, shared: files, files }
     }
 

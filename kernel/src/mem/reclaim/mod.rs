@@ -47,7 +47,7 @@ pub use thrash::is_in_vain;
 use super::{commons, frames, transit};
 use crate::sched::{self, thread};
 use crate::sync::{Mutex, WaitQueue};
-use balance::ReclaimShare;
+use balance::{ChargedPages, ReclaimShare};
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
 pub const BATCH: u64 = 32;
@@ -262,8 +262,9 @@ pub fn free_charged(below: Below) -> u64 {
 /// the end from all.
 fn shrink(want: u64, frames: FrameChoice, who: Who) -> PassResult {
     let mut found = PassResult::default();
+    let charged = frames.charged.map(ChargedPages::count);
     for shift in (0..=GENTLEST).rev() {
-        let share = ReclaimShare::now(want - found.freed, frames.charged);
+        let share = ReclaimShare::now(want - found.freed, charged);
         let (share, age) = match shift {
             0 => (share.of_either_kind(), Age::Ignore),
             _ => (share, Age::Respect),

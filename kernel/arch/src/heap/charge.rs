@@ -1,0 +1,120 @@
+//! Objects that are charged to accounts: memory that is made for one process' sake.
+//!
+//! A *payer* is the number of an account, 0 for none. Each object of a slab has its payer in its
+//! block's table ([`slab::payer`]), and a block of whole frames where the [`ObjectLedger`] keeps
+//! it, so that an object is given back to the account that was charged for it, whichever thread
+//! gives it back. All that a thread allocates is charged, also what others use: what grows a table
+//! of the kernel's was asked for by somebody.
+//!
+//! **Protocol.** Until charges [begin](begin) nothing here runs, and no object has a payer. From
+//! then on no CPU gets objects into its magazine, as where failures are injected: so each
+//! allocation and each end of one comes by here, and what is at hand is in a second magazine. What
+//! was at hand before is handed out without a charge: at most a magazine for each CPU.
+//!
+//! Linux' nearest relative is the vector of `obj_cgroup`s of a slab (mm/memcontrol.c).
+
+use core::alloc::Layout;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_machine::{PAGE_SIZE, Pfn};
+
+use super::slab::{self, CLASSES};
+use super::{RESERVE, frame_at, heap_use, order_for, this_use};
+use crate::sync::Once;
+
+/// Whether an allocation may be refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ObjectNeed {
+    /// It may: the caller takes a failure as a value.
+    MayFail,
+    /// It may not: the reserve has it.
+    MustBe,
+}
+
+/// Charges objects. No function allocates or sleeps; spin locks may be held.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectLedger {
+    /// Charges so many bytes for the running thread. Returns who pays, `None` where that one may
+    /// have no more.
+    pub charge: fn(usize, ObjectNeed) -> Option<u16>,
+    /// Gives so many bytes back to who paid.
+    pub uncharge: fn(u16, usize),
+    /// Remembers the payer of a block of frames, by its first.
+    pub set_block_payer: fn(Pfn, u16),
+    /// Says and forgets it.
+    pub take_block_payer: fn(Pfn) -> u16,
+}
+
+static BEGUN: AtomicBool = AtomicBool::new(false);
+static LEDGER: Once<ObjectLedger> = Once::new();
+
+/// Whether objects are charged.
+pub(super) fn has_begun() -> bool {
+    BEGUN.load(Ordering::Relaxed)
+}
+
+/// Has objects charged from now on. One caller at a time; the first ledger stays.
+pub fn begin(ledger: ObjectLedger) {
+    if !has_begun() {
+        // First, so that no object that has a payer is put at hand with it.
+        super::empty_magazines();
+        LEDGER.set(ledger);
+        BEGUN.store(true, Ordering::Release);
+    }
+}
+
+/// Bytes of memory that serve a layout.
+fn bytes_for(layout: Layout) -> usize {
+    slab::class_for(layout).map_or_else(|| PAGE_SIZE << order_for(layout), |class| CLASSES[class].size)
+}
+
+/// An allocation that is charged; null where it fails.
+pub(super) fn allocate(layout: Layout) -> *mut u8 {
+    let Some(ledger) = LEDGER.get() else { return super::find(layout) };
+    let class = slab::class_for(layout);
+    let is_reserved = order_for(layout) < RESERVE.len() as u32;
+    let need = match this_use().load(Ordering::Relaxed) {
+        purpose if purpose != heap_use::FALLIBLE && is_reserved => ObjectNeed::MustBe,
+        _ => ObjectNeed::MayFail,
+    };
+    let Some(payer) = (ledger.charge)(bytes_for(layout), need) else { return ptr::null_mut() };
+    let object = super::find(layout);
+    if payer == 0 {
+        return object;
+    }
+    match class {
+        _ if object.is_null() => (ledger.uncharge)(payer, bytes_for(layout)),
+        // SAFETY: the object was handed out now, for this class.
+        Some(class) => unsafe { slab::payer(class, object) }.store(payer, Ordering::Relaxed),
+        None => (ledger.set_block_payer)(frame_at(object), payer),
+    }
+    object
+}
+
+/// An object of a slab is about to be given back.
+///
+/// # Safety
+/// It is of the class, and still the caller's.
+pub(super) unsafe fn uncharge_object(class: usize, object: *mut u8) {
+    // SAFETY: the caller's promise.
+    let slot = unsafe { slab::payer(class, object) };
+    let payer = slot.load(Ordering::Relaxed);
+    if payer != 0
+        && let Some(ledger) = LEDGER.get()
+    {
+        slot.store(0, Ordering::Relaxed);
+        (ledger.uncharge)(payer, CLASSES[class].size);
+    }
+}
+
+/// A block of frames for `layout` is about to be given back.
+#[cold]
+pub(super) fn uncharge_block(first: Pfn, layout: Layout) {
+    if let Some(ledger) = LEDGER.get() {
+        let payer = (ledger.take_block_payer)(first);
+        if payer != 0 {
+            (ledger.uncharge)(payer, bytes_for(layout));
+        }
+    }
+}
