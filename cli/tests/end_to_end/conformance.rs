@@ -268,6 +268,12 @@ fn groupmem() {
 }
 
 #[test]
+fn groupcpu() {
+    conforms("groupcpu");
+    conforms_with("groupcpu", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn groupobjects() {
     conforms_with("groupobjects", &["-m", "512M"], &[], &[]);
 }

@@ -64,8 +64,12 @@ impl StaticKey {
     pub const CHARGES: usize = freehold_tracepoints::COUNT;
     /// Frames are charged to accounts.
     pub const FRAME_CHARGES: Self = Self(Self::CHARGES);
+    /// The number of the key [`CPU_QUOTAS`](Self::CPU_QUOTAS), for [`is_on`].
+    pub const QUOTAS: usize = Self::CHARGES + 1;
+    /// Threads look whether their groups have a quota of CPU time.
+    pub const CPU_QUOTAS: Self = Self(Self::QUOTAS);
     /// How many keys there are.
-    const COUNT: usize = freehold_tracepoints::COUNT + 1;
+    const COUNT: usize = freehold_tracepoints::COUNT + 2;
 
     /// The key of an event; `None` of one that programs write.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
@@ -77,6 +81,7 @@ impl StaticKey {
         match self {
             Self::COUNTS_SYSCALLS => "syscall_counts",
             Self::FRAME_CHARGES => "frame_charges",
+            Self::CPU_QUOTAS => "cpu_quotas",
             Self(event) => EVENTS[event].name,
         }
     }

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use bitflags::bitflags;
 use freehold_collections::Arc;
 
+use super::cpu::CpuController;
 use super::group::{Group, Notice, add, sub};
 use super::memory::MemoryController;
 use super::pids::PidsController;
@@ -16,13 +17,15 @@ bitflags! {
     /// Some controllers, a bit for each place in [`CONTROLLERS`].
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct ControllerSet: u8 {
+        /// CPU time.
+        const CPU = 1;
         /// Memory.
-        const MEMORY = 1;
+        const MEMORY = 2;
         /// The number of tasks.
-        const PIDS = 2;
+        const PIDS = 4;
 
         /// All.
-        const ALL = 3;
+        const ALL = 7;
     }
 }
 
@@ -71,7 +74,8 @@ pub trait Controller: Sync {
 }
 
 /// All controllers, in the order of Linux' cgroup.controllers.
-pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] = [&MemoryController, &PidsController];
+pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] =
+    [&CpuController, &MemoryController, &PidsController];
 
 /// One file of a group.
 pub struct ControlFile {

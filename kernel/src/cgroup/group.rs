@@ -10,6 +10,7 @@ use freehold_collections::{Arc, reserve};
 use freehold_frame::AtomicAccountId;
 
 use super::control::ControllerSet;
+use super::cpu::CpuQuota;
 use super::member::CpuTime;
 use super::pids::Pids;
 use crate::sync::{SpinLock, WaitQueue};
@@ -95,6 +96,8 @@ pub struct Group {
     /// Woken when one of the [`Notice`]s changed.
     pub changed: Arc<WaitQueue>,
     pub(super) pids: Pids,
+    /// Its quota of CPU time.
+    pub cpu: CpuQuota,
     /// Its account; the root where the controller of memory does not act.
     pub(super) account: AtomicAccountId,
     /// CPU time of members, here and below, that left or were waited for.
@@ -135,6 +138,7 @@ impl Group {
             changes: Default::default(),
             changed: reserve::arc(WaitQueue::new()),
             pids: Pids::default(),
+            cpu: CpuQuota::new(),
             account: AtomicAccountId::default(),
             past: SpinLock::new(CpuTime::default()),
             departures: AtomicU64::new(0),

@@ -7,6 +7,7 @@
 //! | [`member`] | a process' place: forks, ends, moves |
 //! | [`control`] | controllers and control files |
 //! | [`files`] | the files that every group has |
+//! | [`cpu`] | the controller of CPU time: quotas |
 //! | [`memory`] | the controller of memory: accounts that frames are charged to |
 //! | [`pids`] | the controller of the number of tasks |
 //!
@@ -34,6 +35,7 @@
 //! all threads of a process are in its group.
 
 pub mod control;
+pub mod cpu;
 pub mod files;
 pub mod group;
 pub mod member;

@@ -253,6 +253,14 @@ pub trait Observer: Sync {
     /// Processes in a group and below may have to pay with other accounts ([`Group::payer`]). Task
     /// context; the caller holds no lock of this layer.
     fn payers_changed(&self, group: &Group);
+    /// Quotas of CPU time are about to be set. Task context; the caller holds no lock of this
+    /// layer.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn quotas_begin(&self) -> Result<()>;
+    /// Processes in a group and below may have another quota of CPU time. As `quotas_begin`.
+    fn quotas_changed(&self, group: &Group);
     /// A file of a group changed. Task context; the caller holds no lock of this layer.
     fn changed(&self, group: &Group, notice: Notice);
 }
@@ -268,6 +276,28 @@ pub fn set_observer(observer: &'static dyn Observer) {
 pub(super) fn tell_payers(group: &Group) {
     if let Some(observer) = OBSERVER.get() {
         observer.payers_changed(group);
+    }
+}
+
+/// Tells that quotas of CPU time are about to be set.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn begin_quotas() -> Result<()> {
+    OBSERVER.get().map_or(Ok(()), |observer| observer.quotas_begin())
+}
+
+/// Tells that the quota of `group` changed, and has those look again that wait there and below.
+pub(super) fn tell_quota(group: &Group) {
+    // It cannot fail: what is done does not.
+    let _ = for_each(|below| {
+        if below.is_in(group) {
+            below.cpu.wake();
+        }
+        Ok(())
+    });
+    if let Some(observer) = OBSERVER.get() {
+        observer.quotas_changed(group);
     }
 }
 

@@ -167,6 +167,8 @@ pub const SIGNAL: u8 = 1;
 pub const PLACE: u8 = 2;
 /// The thread has passed a limit of an account ([`Thread::pass_high`]).
 pub const CHARGE: u8 = 8;
+/// The thread is to charge its CPU time to a quota, or may have one.
+pub const QUOTA: u8 = 16;
 /// The thread has watchpoints, which are armed where its program runs: it is called all the time.
 pub const WATCH: u8 = 4;
 

@@ -16,7 +16,7 @@ use crate::hw::{Hardware, time};
 use crate::mem;
 use crate::mem::user_faults::FaultBy;
 use crate::sched::Thread;
-use crate::sched::thread::{PLACE, WATCH};
+use crate::sched::thread::{PLACE, QUOTA, WATCH};
 
 use crate::task::seccomp::Judgement;
 use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
@@ -124,6 +124,9 @@ fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlo
     }
     if let Some(account) = thread.take_passed_high() {
         mem::charge::attend(account);
+    }
+    if thread.is_called_for(QUOTA) {
+        task.attend_quota();
     }
     if thread.is_called_for(PLACE) {
         task.attend_place(context);

@@ -391,6 +391,7 @@ impl<'a> ChildPlace<'a> {
             }
         }
         process.look_at_payer();
+        process.look_at_quota();
     }
 }
 

@@ -39,6 +39,7 @@ pub fn sys_exit_group(args: &Args) -> Result<i64> {
 pub(super) fn end_thread(task: &Arc<Task>) {
     let process = task.process();
     leave_program(task);
+    task.end_meter();
     task.forget_kept();
     // Before the process can be seen to have ended: nothing of its memory is left then.
     task.leave_translation();

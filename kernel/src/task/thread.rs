@@ -13,6 +13,7 @@ use super::Pid;
 use super::credentials::Credentials;
 use super::io_context::IoContext;
 use super::kept::Kept;
+use super::meter::Meter;
 use super::pidns::Numbers;
 use super::process::{Process, Usage};
 use super::reserve::Drawn;
@@ -81,6 +82,8 @@ pub struct Task {
     pub watch: Watchpoints,
     /// What it gave up.
     pub(super) seccomp: Seccomp,
+    /// Calls it to charge its CPU time, once it has to.
+    pub(super) meter: spin::Once<Arc<Meter>>,
     /// Who pays for its stack.
     pub(super) stack: StackCharge,
     /// What the system call that it is in drew from the heap's reserve.
@@ -135,6 +138,7 @@ impl Task {
                 traced: Traced::new(),
                 watch: Watchpoints::default(),
                 seccomp: Seccomp::default(),
+                meter: spin::Once::new(),
                 stack: StackCharge::default(),
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),

@@ -13,6 +13,7 @@ use super::rows::Row;
 use super::{NSDELEGATE, change, identity};
 use crate::cgroup::Group;
 use crate::cgroup::control::ControlFile;
+use crate::cgroup::cpu::CpuStatistics;
 use crate::cgroup::tree::Freeze;
 use crate::fs::file::{File, Ready};
 use crate::fs::flags::OpenFlags;
@@ -222,4 +223,11 @@ fn cpu_stat(group: &Group, out: &mut Text) {
     };
     let [user, system] = [user / 1000, system / 1000];
     writeln!(out, "usage_usec {}\nuser_usec {user}\nsystem_usec {system}", user + system);
+    if let Some(CpuStatistics { periods, throttled, throttled_time }) = group.cpu_statistics() {
+        writeln!(
+            out,
+            "nr_periods {periods}\nnr_throttled {throttled}\nthrottled_usec {}",
+            throttled_time / 1000
+        );
+    }
 }

@@ -167,6 +167,12 @@ impl cgroup::Observer for Watches {
     fn payers_changed(&self, group: &Group) {
         crate::task::payer::look_at_all(group);
     }
+    fn quotas_begin(&self) -> Result<()> {
+        crate::task::quota::begin()
+    }
+    fn quotas_changed(&self, group: &Group) {
+        crate::task::quota::look_at_all(group);
+    }
     fn changed(&self, group: &Group, notice: Notice) {
         if let Some(index) = rows::index_of(notice) {
             notify::changed_by_kernel(identity(group, index));

@@ -124,10 +124,13 @@ pub(super) fn move_process(
     if process.is_kernel() {
         return Err(Errno::EINVAL);
     }
-    may_move(&process.cgroup.group(), to, opener, namespace)?;
+    let from = process.cgroup.group();
+    may_move(&from, to, opener, namespace)?;
     process.cgroup.move_to(to.group(), process.cgroup_usage())?;
     process.look_at_freezer();
     process.look_at_payer();
+    process.look_at_quota();
+    from.cpu.wake();
     Ok(())
 }
 

@@ -1,0 +1,149 @@
+//! Waiting for CPU time where a control group's quota is used up (cpu.max).
+//!
+//! A thread whose group, or one above, has a quota has a [`Meter`]: a timer that calls it to the
+//! way to user mode every few milliseconds while it runs. There it charges the CPU time that it
+//! used since it did so last ([`Group::use_cpu`](crate::cgroup::Group::use_cpu)), and waits until
+//! there is some left. So no thread waits for that in the kernel, with locks that others need, and
+//! one that is killed goes on at once. A thread that ends charges what is left to charge, and a new
+//! one begins with a look: processes that live shortly are no way around a quota.
+//!
+//! Whoever changes what it depends on, the quotas of groups or the group of a process, has the
+//! process [look](Process::look_at_quota) afterwards, and wakes those that wait. Where no group
+//! ever had a quota this costs a no-op at a fork and one at a thread's end
+//! ([`StaticKey::CPU_QUOTAS`]).
+
+use core::sync::atomic::Ordering;
+
+use freehold_collections::{Arc, reserve};
+
+use super::meter::{Meter, UNMETERED};
+use super::{Process, Task, registry};
+use crate::cgroup::cpu::CpuUse;
+use crate::cgroup::{self, Group};
+use crate::hw::heap;
+use crate::hw::static_keys::{self, KeyState, StaticKey};
+use crate::sched;
+use crate::sched::thread::QUOTA;
+use crate::time::{self, Expire};
+use crate::{Result, mem};
+
+/// The shortest and the longest time between two charges of a running thread (nanoseconds).
+const OFTEN: u64 = 250_000;
+const SELDOM: u64 = 4_000_000;
+
+fn are_used() -> bool {
+    static_keys::is_on::<{ StaticKey::QUOTAS }>()
+}
+
+/// Quotas are about to be set: threads look for them from now on.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn begin() -> Result<()> {
+    mem::turn_key(StaticKey::CPU_QUOTAS, KeyState::On)
+}
+
+/// Has all processes of a group and below look whether they have a quota.
+pub fn look_at_all(group: &Group) {
+    for process in registry::processes() {
+        if cgroup::is_below(process.cgroup.number(), group) {
+            process.look_at_quota();
+        }
+        sched::rest();
+    }
+}
+
+impl Process {
+    /// Has its threads look whether they have a quota.
+    #[inline]
+    pub fn look_at_quota(&self) {
+        if are_used() {
+            self.call_for_quota();
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn call_for_quota(&self) {
+        for thread in &self.signals.lock().threads {
+            thread.call_attention(QUOTA);
+            sched::kick(thread);
+        }
+    }
+}
+
+impl Task {
+    /// Charges the time that it used, and waits until its groups have some left. On its way to user
+    /// mode.
+    #[cold]
+    #[inline(never)]
+    pub fn attend_quota(&self) {
+        while self.answer_call(QUOTA) {
+            let group = self.process().cgroup.group();
+            let seen = group.cpu.generation();
+            if !group.has_cpu_quota() {
+                if let Some(meter) = self.meter.get() {
+                    meter.charged.store(UNMETERED, Ordering::Relaxed);
+                }
+                return;
+            }
+            // Without memory for a meter it looks again and again.
+            let used = self.own_meter().map(|meter| {
+                let used = group.use_cpu(time::now(), self.take_uncharged(meter));
+                match used {
+                    CpuUse::Runs { left } => arm(meter, left).map(|()| used),
+                    CpuUse::Waits { .. } => Ok(used),
+                }
+            });
+            let until = match used.flatten() {
+                Ok(CpuUse::Runs { .. }) => return,
+                Ok(CpuUse::Waits { until }) => until,
+                Err(_) => time::now() + OFTEN,
+            };
+            if group.cpu.wait(seen, until).is_err() {
+                return;
+            }
+            self.call_attention(QUOTA);
+        }
+    }
+    /// Its meter, which it gets where it has none.
+    fn own_meter(&self) -> Result<&Arc<Meter>> {
+        if !self.meter.is_completed() {
+            heap::ensure(heap::CALL_RESERVE)?;
+        }
+        Ok(self.meter.call_once(|| reserve::arc(Meter::of(self.thread()))))
+    }
+    /// The CPU time that it used since it charged it last; none the first time.
+    fn take_uncharged(&self, meter: &Meter) -> u64 {
+        sched::account(self.thread());
+        let used = self.thread().schedule.runtime.load(Ordering::Relaxed);
+        match meter.charged.swap(used, Ordering::Relaxed) {
+            UNMETERED => 0,
+            before => used.saturating_sub(before),
+        }
+    }
+    /// It ends: charges what it has not charged yet. Before it leaves its group.
+    #[inline]
+    pub(super) fn end_meter(&self) {
+        if are_used() {
+            self.charge_last();
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn charge_last(&self) {
+        let Some(meter) = self.meter.get() else { return };
+        let timer: Arc<dyn Expire> = meter.clone();
+        time::cancel(&timer);
+        if meter.charged.load(Ordering::Relaxed) != UNMETERED {
+            self.process().cgroup.group().use_cpu(time::now(), self.take_uncharged(meter));
+        }
+    }
+}
+
+/// Has the meter's thread charge again soon: there are `left` nanoseconds of quota, of which all
+/// CPUs may use some.
+fn arm(meter: &Arc<Meter>, left: u64) -> Result<()> {
+    let timer: Arc<dyn Expire> = meter.clone();
+    let cpus = sched::online().iter().count() as u64;
+    time::try_arm(&timer, time::now() + (left / cpus.max(1)).clamp(OFTEN, SELDOM))
+}
