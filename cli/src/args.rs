@@ -160,6 +160,15 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE[,iops=N]", help_heading = "Machine")]
     pub swap: Option<String>,
 
+    /// Add N (1 to 8) empty slots, slot0, slot1…, which disks are plugged into while the VM runs
+    /// (--qmp)
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub slots: Option<String>,
+
+    /// Let others tell QEMU what to do: its monitor (QMP) listens at SOCKET, a path
+    #[arg(long, value_name = "SOCKET", help_heading = "Machine")]
+    pub qmp: Option<PathBuf>,
+
     /// How to run the CPUs
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub accel: Accel,

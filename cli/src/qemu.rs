@@ -4,6 +4,7 @@ pub mod disk;
 pub mod network;
 pub mod numa;
 pub mod share;
+pub mod slots;
 pub mod swap;
 pub mod version;
 
@@ -19,6 +20,7 @@ use disk::Disk;
 use network::Network;
 use numa::{Backing, Topology};
 use share::FolderShare;
+use slots::HotPlug;
 use swap::Swap;
 
 /// The most CPUs that the kernel starts.
@@ -131,6 +133,8 @@ pub struct VirtualMachine {
     pub disks: Vec<Disk>,
     /// What it swaps to: the disk after those.
     pub swap: Option<Swap>,
+    /// Slots for more of them while it runs.
+    pub hot_plug: HotPlug,
     /// Folders of the host that it sees.
     pub shares: Vec<FolderShare>,
     /// How it is connected, if it is.
@@ -224,6 +228,7 @@ impl VirtualMachine {
             topology,
             disks,
             swap,
+            hot_plug: HotPlug::from_options(options)?,
             shares: Vec::new(),
             network: Network::from_options(options)?,
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
@@ -245,6 +250,7 @@ impl VirtualMachine {
             topology: Topology::one(memory),
             disks: Vec::new(),
             swap: None,
+            hot_plug: HotPlug::default(),
             shares: Vec::new(),
             network: None,
             clock: Clock::Real,
@@ -396,6 +402,7 @@ impl VirtualMachine {
             swap.disk(file).arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
         }
         self.network.iter().for_each(|network| network.arguments(&mut line));
+        self.hot_plug.arguments(&mut line);
         let first = FIRST_DISK_SLOT + self.disks.len() as u32 + u32::from(self.swap.is_some());
         for ((number, share), slot) in self.shares.iter().enumerate().zip(first..) {
             share.arguments(&mut line, number, slot);

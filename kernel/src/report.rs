@@ -169,7 +169,8 @@ impl Display for ClosingReport {
             [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
         });
         // What consoles have of it is the same in every run: only disks make it worth a line.
-        let bounced = (!host::disks().is_empty()).then(|| {
+        let has_disks = !host::disks().is_empty() || !host::slots().is_empty();
+        let bounced = has_disks.then(|| {
             let all = host::dma().statistics();
             [("bounced_kib", all.bytes / 1024), ("bounce_peak_kib", all.used_hiwater * SLOT_SIZE / 1024)]
         });

@@ -25,6 +25,7 @@ mod exactness;
 mod exclusion;
 mod growth;
 mod hostile;
+mod hotplug;
 mod images;
 mod kill;
 mod latency;

@@ -18,7 +18,8 @@ const MAX_REGION_FRAMES: u64 = (64 << 20) / PAGE_SIZE as u64;
 pub struct Iommu {
     /// Its registers, on a page boundary.
     pub registers: PhysAddr,
-    /// The functions of bus 0 that are behind it: by device, a bit for each function.
+    /// The functions of bus 0 that are behind it, with a bridge all that is behind the bridge: by
+    /// device, a bit for each function.
     functions: [u8; 32],
     /// Memory that firmware reserves for functions of bus 0.
     regions: [Option<ReservedRegion>; MAX_REGIONS],
@@ -93,7 +94,7 @@ fn read_region(structure: &[u8], regions: &mut [Option<ReservedRegion>], warn: &
         return warn(Warning::BadEntry(*b"DMAR", 1));
     }
     let frames = PfnRange::new(Pfn(first / page), Pfn(end / page));
-    for (device, function) in endpoints(scopes) {
+    for (device, function) in scoped(scopes, &[ENDPOINT]) {
         match regions.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(ReservedRegion { device, function, frames }),
             None => warn(Warning::TooMany("memory regions of devices")),
@@ -101,10 +102,14 @@ fn read_region(structure: &[u8], regions: &mut [Option<ReservedRegion>], warn: &
     }
 }
 
-/// The functions that scopes name: a path of one step from bus 0 to an endpoint.
-fn endpoints(scopes: &[u8]) -> impl Iterator<Item = (u8, u8)> {
+/// Kinds of scopes (8.3.1): one function, and a bridge with all that is behind it.
+const ENDPOINT: u8 = 1;
+const BRIDGE: u8 = 2;
+
+/// The functions that scopes name, of certain kinds: a path of one step from bus 0.
+fn scoped<'a>(scopes: &'a [u8], kinds: &'a [u8]) -> impl Iterator<Item = (u8, u8)> + 'a {
     short_entries(scopes).filter_map(|(kind, scope)| {
-        let is_one = kind == 1 && scope.len() == 8 && u8_at(scope, 5) == Some(0);
+        let is_one = kinds.contains(&kind) && scope.len() == 8 && u8_at(scope, 5) == Some(0);
         let (device, function) = (u8_at(scope, 6)?, u8_at(scope, 7)?);
         (is_one && device < 32 && function < 8).then_some((device, function))
     })
@@ -118,7 +123,7 @@ fn unit(structure: &[u8]) -> Option<Iommu> {
         return None;
     }
     let mut functions = [if flags & 1 != 0 { u8::MAX } else { 0 }; 32];
-    for (device, function) in endpoints(structure.get(16..)?) {
+    for (device, function) in scoped(structure.get(16..)?, &[ENDPOINT, BRIDGE]) {
         functions[usize::from(device)] |= 1 << function;
     }
     Some(Iommu { registers: PhysAddr(registers), functions, regions: [None; MAX_REGIONS] })

@@ -337,6 +337,12 @@ fn an_iommu_has_the_functions_that_it_names_or_all() {
     };
     assert_eq!((all.registers, functions(all).count()), (PhysAddr(0xfed9_0000), 256));
     assert!(functions(some).eq([(3, 1)]) && !all.has(32, 0));
+    // A bridge is named for all that is behind it; an I/O APIC is no function.
+    for (kind, named) in [(2, 1), (3, 0), (4, 0)] {
+        let mut structure = remapping_unit(0, 0, 0xfed9_0000);
+        structure[16] = kind;
+        assert_eq!(functions(iommu(&structure).unwrap()).count(), named, "{kind}");
+    }
     for useless in [(1, 0xfed9_0000), (0, 0), (0, 0xfed9_0008), (0, 1 << 60)] {
         assert_eq!(iommu(&remapping_unit(1, useless.0, useless.1)), None);
     }

@@ -23,7 +23,7 @@ impl DiskContent {
     /// Read into the program's frames. `None` where the sink is not the program's memory.
     pub(super) fn read_direct(&self, offset: u64, sink: &mut dyn Sink) -> Option<Result<usize>> {
         let is_aligned = is_aligned(offset, sink.direct(SECTOR_SIZE))?;
-        Some(is_aligned.and_then(|()| {
+        Some(is_aligned.and_then(|()| self.check()).and_then(|()| {
             if offset >= self.size {
                 return Ok(0);
             }
@@ -41,7 +41,7 @@ impl DiskContent {
         if self.disk.is_read_only() {
             return Some(Err(Errno::EPERM));
         }
-        if let Err(error) = is_aligned(offset, source.direct(SECTOR_SIZE))? {
+        if let Err(error) = is_aligned(offset, source.direct(SECTOR_SIZE))?.and_then(|()| self.check()) {
             return Some(Err(error));
         }
         if source.remaining() == 0 {

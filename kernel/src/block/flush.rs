@@ -13,7 +13,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::{DiskContent, all};
+use super::{DiskContent, each, sum};
 use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
@@ -44,10 +44,10 @@ pub(super) enum Excess {
 /// How many dirty pages there are, for the memory there is.
 pub(super) fn excess() -> Excess {
     let (mut dirty, mut pages) = (0, 0);
-    for disk in all() {
+    each(|disk| {
         dirty += disk.cached.cache().dirty_pages();
         pages += disk.cached.cache().pages();
-    }
+    });
     let room = frames().free_frames() + pages;
     match dirty * 100 {
         share if share > room * MOST => Excess::Much,
@@ -74,13 +74,13 @@ pub(super) fn start() -> Result<()> {
 fn run() {
     let pending = || WORK_PENDING.swap(false, Ordering::AcqRel).then_some(());
     loop {
-        if all().iter().any(|disk| disk.openers.load(Ordering::Relaxed) > 0) {
+        if sum(|disk| disk.openers.load(Ordering::Relaxed) as u64) > 0 {
             let _ = WORK_QUEUE.wait_uninterruptible_until(time::now() + SCAN_INTERVAL, pending);
         } else {
             WORK_QUEUE.wait_uninterruptible(pending);
         }
         let now = time::now();
-        all().iter().for_each(|disk| disk.flush_old(now));
+        each(|disk| disk.flush_old(now));
     }
 }
 

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::Arc;
 
-use super::{DiskContent, MAJOR, MINORS, all};
+use super::{DiskContent, MAJOR, MINORS, find};
 use crate::fs::OpenFile;
 use crate::fs::device::split_device;
 use crate::host::Disk;
@@ -32,7 +32,7 @@ impl HeldDisk {
     pub fn new(file: &OpenFile) -> Result<Self> {
         let (major, minor) = split_device(file.node().metadata().rdev);
         let is_whole = major == MAJOR && minor % MINORS == 0;
-        let disk = all().get((minor / MINORS) as usize).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
+        let (_, disk) = find((minor / MINORS) as usize).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
         if disk.disk.is_read_only() {
             return Err(Errno::EACCES);
         }
@@ -40,7 +40,7 @@ impl HeldDisk {
             return Err(Errno::EBUSY);
         }
         EVER.store(true, Ordering::Relaxed);
-        Ok(Self(disk.clone()))
+        Ok(Self(disk))
     }
 
     /// The device.

@@ -4,12 +4,15 @@
 //! written back by fsync(2), sync(2), the last close, the [flusher](flush), and before the machine
 //! stops ([`sync_all`]). Those that are used least go when memory is short ([`evict`]). The size is
 //! the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk
-//! is read and written past the cache ([`direct`]).
+//! is read and written past the cache ([`direct`]). Disks in slots come and go while the machine
+//! runs ([`plug`]).
 
 mod direct;
 mod flush;
 mod held;
 mod objects;
+mod places;
+mod plug;
 mod write_backs;
 
 use core::ops::Range;
@@ -23,9 +26,10 @@ use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, MAX_RUN, VmError};
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
-use spin::Once;
+pub use places::{disk_of, list, most, name_of, number_of, size_of};
+use places::{each, find, known, sum};
 
-use crate::fs::device::{make_device, register_block, register_sync, split_device};
+use crate::fs::device::{register_block, register_sync, split_device};
 use crate::fs::root::add_device;
 use crate::fs::{Blocking, File, FileContent, MmapContent, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
@@ -64,7 +68,6 @@ mod request {
 static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 /// See [`traffic`].
 static TRAFFIC: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 
 /// Make the host's disks known as block devices, with their nodes in /dev. Once, after
 /// [`host::init`] and when /dev is there.
@@ -73,32 +76,34 @@ static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 /// `ENOMEM`.
 pub fn init(frames: Frames) -> Result<()> {
     let disks = host::disks().iter().map(|disk| reserve::arc(DiskContent::new(frames, disk.clone())));
-    let disks = disks.try_collect_vec()?;
-    DISKS.call_once(|| disks);
+    places::begin(disks.try_collect_vec()?);
     caches::register(&DiskCaches);
     // vda to vdz.
     register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open)?;
     // sync(2) tells of no error; fsync(2) does.
     register_sync(|| _ = sync_all())?;
-    for (name, number, size) in list() {
-        log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
-        if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, split_device(number)) {
-            log::error!("/dev/{}: {error:?}", name.escape_ascii());
-        }
-    }
-    if !all().is_empty()
-        && let Err(error) = reclaim::start().and_then(|()| flush::start()).and_then(|()| host::start_worker())
+    (0..known()).filter_map(find).for_each(|(place, disk)| show(place, disk.size()));
+    let started = || -> Result<()> {
+        reclaim::start()?;
+        flush::start()?;
+        host::start_worker()?;
+        plug::start(frames)
+    };
+    if most() > 0
+        && let Err(error) = started()
     {
-        log::error!("no memory for the tasks that look after disks' pages: {error:?}");
+        log::error!("no memory for the tasks that look after disks: {error:?}");
     }
     Ok(())
 }
 
-/// The disks' names, device numbers and bytes: `vda` first.
-pub fn list() -> impl Iterator<Item = ([u8; 3], u64, u64)> {
-    all().iter().zip(b'a'..=b'z').zip(0..).map(|((disk, letter), number)| {
-        ([b'v', b'd', letter], make_device(MAJOR, number * MINORS), disk.size())
-    })
+/// Tells of a disk, and makes its node in /dev.
+fn show(place: usize, size: u64) {
+    let (name, number) = (name_of(place), split_device(number_of(place)));
+    log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
+    if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, number) {
+        log::error!("/dev/{}: {error:?}", name.escape_ascii());
+    }
 }
 
 /// Write every disk's changes back, and have the devices keep them. The first error comes back,
@@ -107,7 +112,7 @@ pub fn list() -> impl Iterator<Item = ([u8; 3], u64, u64)> {
 /// # Errors
 /// `EIO`, `ENOMEM`.
 pub fn sync_all() -> Result<()> {
-    all().iter().map(|disk| disk.sync()).fold(Ok(()), Result::and)
+    (0..known()).filter_map(find).map(|(_, disk)| disk.sync()).fold(Ok(()), Result::and)
 }
 
 /// Give back frames of the disks' caches as `wish` says, from one disk after the other.
@@ -115,8 +120,8 @@ pub fn evict(wish: Eviction) -> Evicted {
     /// The disk to begin with, so that all get their turn.
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut done = Evicted::default();
-    let (before, after) = all().split_at(NEXT.fetch_add(1, Ordering::Relaxed) % all().len().max(1));
-    for disk in after.iter().chain(before) {
+    let first = NEXT.fetch_add(1, Ordering::Relaxed) % known().max(1);
+    for (_, disk) in (first..known()).chain(0..first).filter_map(find) {
         done += disk.cached.cache().evict(wish.after(done));
     }
     done
@@ -124,7 +129,7 @@ pub fn evict(wish: Eviction) -> Evicted {
 
 /// Give back all that is clean and that nobody maps.
 pub fn drop_clean() {
-    all().iter().for_each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
+    each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
 }
 
 /// The disks' caches, as reclaim sees them.
@@ -132,10 +137,10 @@ struct DiskCaches;
 
 impl Caches for DiskCaches {
     fn pages(&self) -> u64 {
-        all().iter().map(|disk| disk.cached.cache().pages()).sum()
+        sum(|disk| disk.cached.cache().pages())
     }
     fn counts(&self) -> Cached {
-        let sum = |of: fn(&PageCache) -> u64| all().iter().map(|disk| of(disk.cached.cache())).sum();
+        let sum = |of: fn(&PageCache) -> u64| sum(|disk| of(disk.cached.cache()));
         let under_way = UNDER_WAY.load(Ordering::Relaxed);
         let (pages, dirty) = (sum(PageCache::pages), sum(PageCache::dirty_pages));
         Cached { pages, dirty, under_way, active: sum(PageCache::active_pages) }
@@ -153,13 +158,9 @@ pub fn traffic() -> [u64; 2] {
     TRAFFIC.each_ref().map(|bytes| bytes.load(Ordering::Relaxed))
 }
 
-fn all() -> &'static [Arc<DiskContent>] {
-    DISKS.get().map_or(&[], Vec::as_slice)
-}
-
 fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let number = if minor.is_multiple_of(MINORS) { (minor / MINORS) as usize } else { usize::MAX };
-    let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
+    let (_, content) = find(number).ok_or(Errno::ENXIO)?;
     if flags.contains(OpenFlags::EXCL) && content.is_held() {
         return Err(Errno::EBUSY);
     }
@@ -303,6 +304,8 @@ struct DiskContent {
     dirty_since: AtomicU64,
     /// Somebody has it as a whole ([`HeldDisk`]).
     held: AtomicBool,
+    /// It was plugged out ([`plug`]).
+    is_gone: AtomicBool,
 }
 
 impl DiskContent {
@@ -319,6 +322,7 @@ impl DiskContent {
             openers: AtomicUsize::new(0),
             dirty_since: AtomicU64::new(0),
             held: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -439,6 +443,7 @@ impl FileContent for DiskContent {
     }
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+        self.check()?;
         self.in_steps(sink.remaining(), |done, left| {
             self.cached
                 .read_at(offset.saturating_add(done as u64), &mut LimitedSink { sink: &mut *sink, left })
@@ -446,6 +451,7 @@ impl FileContent for DiskContent {
     }
 
     fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize> {
+        self.check()?;
         if self.disk.is_read_only() {
             return Err(Errno::EPERM);
         }
@@ -480,6 +486,7 @@ impl FileContent for DiskContent {
         self.cached.held()
     }
     fn sync(&self) -> Result<()> {
+        self.check()?;
         self.cached.cache().sync(0..u64::MAX)?;
         Ok(self.disk.flush(Sleep::Killable)?)
     }
@@ -517,6 +524,7 @@ impl DiskFile {
     /// # Errors
     /// `EIO`, `ENOMEM`.
     fn store(&self, range: Range<u64>) -> Result<()> {
+        self.content.check()?;
         let cache = self.content.cached.cache();
         match cache.sync(range) {
             Ok(()) | Err(VmError::Io) => cache.tell_errors(&self.told)?,
@@ -585,7 +593,8 @@ impl File for DiskFile {
         self.store(0..u64::MAX)
     }
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
-        let size = self.content.size;
+        // As on Linux, a disk that is gone has no bytes.
+        let size = self.content.check().map_or(0, |()| self.content.size);
         match request {
             request::BLKGETSIZE64 => UserPtr::new(argument).write(&size)?,
             request::BLKGETSIZE => UserPtr::new(argument).write(&(size / SECTOR_SIZE as u64))?,

@@ -9,6 +9,7 @@ use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Receiver, Vec, Weak, reserve};
+use spin::Once;
 
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
@@ -66,6 +67,8 @@ pub struct PseudoDir {
     me: Weak<PseudoDir>,
     parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>,
     /// By name, with the position in listings.
+    /// Which of the entries are there.
+    filter: Once<fn(&[u8]) -> bool>,
     entries: SpinLock<Map<Arc<[u8]>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
 }
@@ -103,6 +106,7 @@ impl PseudoDir {
             mode: AtomicU32::new(0o555),
             me: me.clone(),
             parent,
+            filter: Once::new(),
             entries: SpinLock::new(Map::new()),
             dynamic: SpinLock::new(None),
         })
@@ -183,6 +187,16 @@ impl PseudoDir {
         *self.dynamic.lock() = Some(dynamic);
     }
 
+    /// Shows those of the fixed entries only for whose names `is_there` holds at that moment: what
+    /// they stand for comes and goes. Once.
+    pub fn show_only(&self, is_there: fn(&[u8]) -> bool) {
+        self.filter.call_once(|| is_there);
+    }
+
+    fn shows(&self, name: &[u8]) -> bool {
+        self.filter.get().is_none_or(|is_there| is_there(name))
+    }
+
     fn dynamic(&self) -> Option<Arc<dyn Dynamic>> {
         self.dynamic.lock().clone()
     }
@@ -191,8 +205,8 @@ impl PseudoDir {
     fn next_entry(&self, from: u64, last: Option<&[u8]>) -> Option<(Arc<[u8]>, Arc<dyn Node>)> {
         let entries = self.entries.lock();
         let next = match last {
-            Some(last) => entries.iter_from(Bound::Excluded(last)).next(),
-            None => entries.iter().nth(usize::try_from(from).ok()?),
+            Some(last) => entries.iter_from(Bound::Excluded(last)).find(|(name, _)| self.shows(name)),
+            None => entries.iter().filter(|(name, _)| self.shows(name)).nth(usize::try_from(from).ok()?),
         };
         next.map(|(name, node)| (name.clone(), node.clone()))
     }
@@ -230,7 +244,7 @@ impl Node for PseudoDir {
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
         if let Some(there) = self.entries.lock().get(name) {
-            return Ok(there.clone());
+            return if self.shows(name) { Ok(there.clone()) } else { Err(Errno::ENOENT) };
         }
         let me = self.me.upgrade().ok_or(Errno::ENOENT)?;
         self.dynamic().ok_or(Errno::ENOENT)?.lookup(&me, name)

@@ -92,6 +92,21 @@ pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) ->
     names::make_node(&walk, &path, kind, mode, rdev).map(|_| ())
 }
 
+/// Remove a node of [`add_device`] from /dev. Whatever else has its name stays.
+///
+/// # Errors
+/// `ENOENT`: there is no such node any more. `ENOMEM`.
+pub fn remove_device(name: &[u8], kind: NodeKind, number: (u32, u32)) -> Result<()> {
+    let root = root();
+    let walk = PathWalk::new(&root, &root, &Caller::ROOT);
+    let path = joined(b"/dev/", name)?;
+    let node = walk.find(&path, Final::Stop)?.node;
+    if node.kind() != kind || node.metadata().rdev != super::device::make_device(number.0, number.1) {
+        return Err(Errno::ENOENT);
+    }
+    names::unlink(&walk, &path)
+}
+
 /// The place of a node without a name.
 pub fn unnamed_place(node: Arc<dyn Node>) -> Path {
     Path { mount: unnamed_mount(), node, entry: None }

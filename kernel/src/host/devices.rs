@@ -11,13 +11,14 @@ use freehold_virtio::net::Net;
 use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
-use freehold_virtio::{BlockDevice, ByteStream, Failed, FrameDevice, MessageDevice, SetupError, pci};
+use freehold_virtio::{BlockDevice, ByteStream, Failed, FrameDevice, MessageDevice, SetupError, pci, port};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
 use super::iommu;
 use super::memory::{FoundMemory, MemoryDevice};
 use super::pci::{Bar, Pci};
+use super::slots::DiskSlot;
 use crate::mem::{Frames, reclaim};
 use crate::sync::WaitQueue;
 use crate::{sched, time};
@@ -124,6 +125,7 @@ pub struct Host {
     folders: Vec<Folder>,
     networks: Vec<Network>,
     memory: Vec<MemoryDevice>,
+    slots: Vec<DiskSlot>,
 }
 
 static HOST: Once<Host> = Once::new();
@@ -158,9 +160,17 @@ impl Wait for InterruptQueue {
 }
 
 /// The lines of a disk, for its interrupt.
-struct DiskLines {
-    answers: InterruptQueue,
-    turns: InterruptQueue,
+pub(super) struct DiskLines {
+    pub answers: InterruptQueue,
+    pub turns: InterruptQueue,
+}
+
+impl DiskLines {
+    /// Lines in which no task waits. They stay.
+    pub fn new() -> &'static Self {
+        let line = || InterruptQueue(reserve::arc(WaitQueue::new()));
+        reserve::leaked(Self { answers: line(), turns: line() })
+    }
 }
 
 impl Notify for DiskLines {
@@ -241,6 +251,11 @@ pub fn memory() -> &'static [MemoryDevice] {
     HOST.get().map_or(&[], |host| &host.memory)
 }
 
+/// Slots that disks are plugged into while the machine runs.
+pub fn slots() -> &'static [DiskSlot] {
+    HOST.get().map_or(&[], |host| &host.slots)
+}
+
 /// What devices may see of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct BounceSettings {
@@ -276,6 +291,7 @@ pub fn init(
         folders: Vec::new(),
         networks: Vec::new(),
         memory: Vec::new(),
+        slots: Vec::new(),
     };
     for found in memory {
         let device = iommu::domain(found.function, "memory")
@@ -301,17 +317,29 @@ pub fn init(
             warn(function, error);
         }
     }
+    for port in port::ports(&Pci) {
+        let bridge = port.bridge();
+        let started = make_room(&mut host.slots).and_then(|()| DiskSlot::new(dma, port, host.slots.len()));
+        match started {
+            Ok(slot) => host.slots.push_reserved(slot),
+            Err(error) => warn(bridge, error),
+        }
+    }
     HOST.call_once(|| host);
 }
 
 /// What a test's machine has instead of the host's devices: disks and folders.
 #[cfg(test)]
 pub(crate) fn init_with(disks: Vec<Disk>, folders: Vec<Folder>) {
-    let (ports, networks, memory) = (Vec::new(), Vec::new(), Vec::new());
-    HOST.call_once(|| Host { ports, disks, folders, networks, memory });
+    let (ports, networks, memory, slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    HOST.call_once(|| Host { ports, disks, folders, networks, memory, slots });
 }
 
-fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDomain>) -> DeviceRules {
+pub(super) fn rules(
+    name: &'static str,
+    quota: usize,
+    domain: Option<&'static dyn DeviceDomain>,
+) -> DeviceRules {
     DeviceRules { name, reach: DmaAddr(u64::MAX), quota, domain }
 }
 
@@ -353,8 +381,7 @@ impl Host {
             Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
             None => dma.attach(rules)?,
         };
-        let line = || InterruptQueue(reserve::arc(WaitQueue::new()));
-        let lines: &'static DiskLines = reserve::leaked(DiskLines { answers: line(), turns: line() });
+        let lines = DiskLines::new();
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
         self.disks.push_reserved(reserve::arc(VirtioBlock::new(transport, device, lines)?));

@@ -86,20 +86,45 @@ pub(super) fn domain(
     function: Function,
     name: &'static str,
 ) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
+    let Some(domain) = attach(function, function, name)? else { return Ok(None) };
+    let frames = UNIT.get().map(|(_, found)| found.shared_with(function.device, function.function));
+    for frames in frames.into_iter().flatten() {
+        domain.map(frames).map_err(|_| MEMORY)?;
+    }
+    Ok(Some(domain))
+}
+
+/// A new domain for what is plugged into the slot of a port, `bridge`: it is behind the IOMMU where
+/// the port is.
+///
+/// # Errors
+/// As [`domain`].
+pub(super) fn slot_domain(
+    bridge: Function,
+    function: Function,
+    name: &'static str,
+) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
+    Ok(attach(bridge, function, name)?.map(|domain| domain as _))
+}
+
+const MEMORY: SetupError = SetupError::Memory(freehold_bounce::DmaError::OutOfMemory);
+
+/// A new domain for `function`, which is behind the IOMMU where `place`, of bus 0, is.
+fn attach(
+    place: Function,
+    function: Function,
+    name: &'static str,
+) -> Result<Option<&'static Domain<Bar, Frames>>, SetupError> {
     let Some(&(unit, found)) = UNIT.get() else { return Ok(None) };
-    if function.bus != 0 || !found.has(function.device, function.function) {
+    if place.bus != 0 || !found.has(place.device, place.function) {
         return Err(SetupError::NoDomain);
     }
     let Function { bus, device, function: number } = function;
     let source_id = u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(number);
-    let memory = SetupError::Memory(freehold_bounce::DmaError::OutOfMemory);
     let domain = unit.attach(source_id, name).map_err(|error| match error {
-        IommuError::OutOfMemory => memory,
+        IommuError::OutOfMemory => MEMORY,
         _ => SetupError::NoDomain,
     })?;
-    for frames in found.shared_with(device, number) {
-        domain.map(frames).map_err(|_| memory)?;
-    }
     Ok(Some(domain))
 }
 

@@ -20,13 +20,15 @@ pub mod iommu;
 mod last_words;
 mod memory;
 mod pci;
+mod slots;
 
 pub use control::{Ending, Events, end, events, listen, notice, ready, report, threads, want_memory};
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{
     BounceSettings, Disk, Folder, Host, Network, Port, control, disks, dma, error, folders, folders_ended,
-    init, memory, network, start_worker, stream,
+    init, memory, network, slots, start_worker, stream,
 };
 pub use last_words::LastWords;
 pub use memory::{FoundMemory, MemoryDevice, find_memory};
+pub use slots::DiskSlot;

@@ -4,11 +4,11 @@ use freehold_bounce::{Dma, Statistics, Usage};
 use freehold_collections::Arc;
 
 use crate::fs::device::split_device;
-use crate::fs::generated::{Generate, Text};
+use crate::fs::generated::{Generate, ShortLine, Text};
 use crate::fs::procfs::zones::fill_extfrag;
 use crate::fs::pseudo::PseudoDir;
 use crate::host::Disk;
-use crate::{Errno, Result, host, mem};
+use crate::{Errno, Result, block, host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
@@ -40,9 +40,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     iommu(&debug);
 }
 
-/// The disks, once they are known.
+/// The disks, once it is known how many there can be. Their directories are shown while they are
+/// there.
 pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
-    for (place, (name, number, size)) in crate::block::list().enumerate() {
+    for place in 0..block::most() {
+        let (name, number) = (block::name_of(place), block::number_of(place));
         let name = name.escape_ascii();
         let (major, minor) = split_device(number);
         let disk = root.dirs(format_args!("block/{name}"));
@@ -50,34 +52,50 @@ pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
             writeln!(out, "{major}:{minor}");
             Ok(())
         });
-        disk.constant("size", size / 512);
+        disk.file("size", move |out| {
+            writeln!(out, "{}", block::size_of(place).ok_or(Errno::ENODEV)? / 512);
+            Ok(())
+        });
         disk.constant("removable", "0");
         let queue = disk.dirs("queue");
         queue.constant("logical_block_size", "512");
         queue.constant("physical_block_size", "512");
         queue.constant("rotational", "0");
-        if let Some(disk) = host::disks().get(place) {
-            queue.generated("io_timeout", 0o644, IoTimeout(disk.clone()));
-        }
+        queue.generated("io_timeout", 0o644, IoTimeout(place));
         root.dirs("class/block").link(&name, format_args!("../../block/{name}"));
         root.dirs("dev/block").link(format_args!("{major}:{minor}"), format_args!("../../block/{name}"));
     }
+    let has_name = |name: &[u8]| block::list().any(|(there, ..)| name == there);
+    root.dirs("block").show_only(has_name);
+    root.dirs("class/block").show_only(has_name);
+    root.dirs("dev/block").show_only(|name| {
+        block::list().any(|(_, number, _)| {
+            let (major, minor) = split_device(number);
+            ShortLine::displaying(format_args!("{major}:{minor}")).bytes() == name
+        })
+    });
 }
 
 /// Milliseconds that a disk may take for one request. Linux' attribute of the name refuses 0 and
 /// what is no number too (`queue_io_timeout_store` in block/blk-sysfs.c); its virtio disks wait on
 /// after that time, ours fail with EIO.
-struct IoTimeout(Disk);
+struct IoTimeout(usize);
+
+impl IoTimeout {
+    fn disk(&self) -> Result<Disk> {
+        block::disk_of(self.0).ok_or(Errno::ENODEV)
+    }
+}
 
 impl Generate for IoTimeout {
     fn show(&self, out: &mut Text) -> Result<()> {
-        writeln!(out, "{}", self.0.timeout_ms());
+        writeln!(out, "{}", self.disk()?.timeout_ms());
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
         let text = core::str::from_utf8(bytes.trim_ascii()).ok();
         let limit = text.and_then(|text| text.parse().ok()).filter(|&limit| limit > 0);
-        self.0.set_timeout_ms(limit.ok_or(Errno::EINVAL)?);
+        self.disk()?.set_timeout_ms(limit.ok_or(Errno::EINVAL)?);
         Ok(())
     }
 }

@@ -1,0 +1,216 @@
+//! Disks that are plugged in and out while the machine runs.
+//!
+//! A task per slot looks after it. A disk that comes gets a place, a node in /dev and its entries
+//! in /proc and /sys. One that is asked to go, by its slot's button, is stored first; one that is
+//! gone cannot be. Then it is out of its place, so that opening its node is ENXIO, and its requests
+//! fail: what programs wait for ends as EIO, and so does each further call on files that are open
+//! on it. Pages that are mapped stay as they are until they are unmapped; others are SIGBUS. What
+//! was swapped out to the disk is lost to those who need it, as on Linux.
+//!
+//! A button that is pressed asks at once: there are no five seconds in which a second press would
+//! take it back, since a program presses it.
+
+use core::sync::atomic::Ordering;
+
+use freehold_collections::{Arc, reserve};
+use freehold_virtio::port::SlotState;
+
+use super::{DiskContent, name_of, number_of, places, show};
+use crate::fs::device::split_device;
+use crate::fs::root::remove_device;
+use crate::fs::{FileContent, NodeKind};
+use crate::host::{self, Disk, DiskSlot};
+use crate::hw::heap;
+use crate::mem::Frames;
+use crate::{Errno, Result, sched};
+
+/// Starts the tasks of the slots, where there are any.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn start(frames: Frames) -> Result<()> {
+    for slot in host::slots() {
+        sched::spawn_kernel("pciehp", move || run(slot, frames))?;
+    }
+    Ok(())
+}
+
+/// What is in a slot, as its task knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Content {
+    /// Not looked at yet.
+    Unknown,
+    /// Nothing, or a device that was let go and has no power.
+    Off,
+    /// The disk of this place.
+    Disk(usize),
+    /// A device that cannot be used, with power.
+    Refused,
+}
+
+/// Why a disk goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Leave {
+    /// It is asked to, and works until then.
+    Asked,
+    /// It is gone.
+    Surprise,
+}
+
+fn run(slot: &'static DiskSlot, frames: Frames) {
+    let mut content = Content::Unknown;
+    loop {
+        content = step(slot, frames, content, slot.take_events());
+        slot.wait();
+    }
+}
+
+/// Whether what is in the slot leaves.
+fn leaves(content: Content, state: SlotState) -> Option<Leave> {
+    let is_on = matches!(content, Content::Disk(_) | Content::Refused);
+    if !is_on {
+        None
+    } else if !state.is_occupied || state.has_changed {
+        // If one is there, it is another.
+        Some(Leave::Surprise)
+    } else {
+        state.is_pressed.then_some(Leave::Asked)
+    }
+}
+
+/// Whether a device comes, once what was there has left.
+fn comes(content: Content, state: SlotState) -> bool {
+    // A press that asks a device out does not ask it in again.
+    let is_asked = state.is_pressed && content == Content::Off;
+    state.is_occupied && (state.has_changed || is_asked || content == Content::Unknown)
+}
+
+/// Does what the slot's state asks for; what is in it then.
+fn step(slot: &DiskSlot, frames: Frames, content: Content, state: SlotState) -> Content {
+    let leave = leaves(content, state);
+    match (content, leave) {
+        (Content::Disk(place), Some(leave)) => unplug(place, leave, slot),
+        (Content::Refused, Some(_)) => slot.release(),
+        _ => {}
+    }
+    match leave {
+        _ if comes(content, state) => plug(slot, frames),
+        None if content != Content::Unknown => content,
+        _ => Content::Off,
+    }
+}
+
+fn plug(slot: &DiskSlot, frames: Frames) -> Content {
+    // The driver and the disk's files are small objects of fixed size, of which none may fail.
+    if heap::ensure(heap::CALL_RESERVE).is_err() {
+        log::error!("{}: no memory for the driver", slot.name());
+        return Content::Refused;
+    }
+    let started = slot.start_disk().map_err(|error| log::error!("{}: {error}", slot.name()));
+    let Ok(disk) = started else { return Content::Refused };
+    match add(disk, frames) {
+        Some(place) => {
+            log::info!("{}: /dev/{}", slot.name(), name_of(place).escape_ascii());
+            Content::Disk(place)
+        }
+        None => {
+            log::error!("{}: no letter is left for the disk", slot.name());
+            Content::Refused
+        }
+    }
+}
+
+/// Makes a disk known. `None`: all places are taken.
+pub(super) fn add(disk: Disk, frames: Frames) -> Option<usize> {
+    let content: Arc<DiskContent> = reserve::arc(DiskContent::new(frames, disk));
+    let place = places::add(&content)?;
+    show(place, content.size());
+    Some(place)
+}
+
+fn unplug(place: usize, leave: Leave, slot: &DiskSlot) {
+    log::info!("{}: /dev/{} leaves", slot.name(), name_of(place).escape_ascii());
+    let content = forget(place, leave);
+    slot.release();
+    if let Some(content) = content {
+        drop_pages(&content);
+    }
+}
+
+/// Takes a disk out of its place: no name leads to it, and calls on it fail.
+fn forget(place: usize, leave: Leave) -> Option<Arc<DiskContent>> {
+    let content = places::remove(place)?;
+    // A program may have removed the node.
+    let _ = remove_device(&name_of(place), NodeKind::BlockDevice, split_device(number_of(place)));
+    if leave == Leave::Asked
+        && let Err(error) = content.sync()
+    {
+        log::error!("/dev/{}: what was written could not be kept: {error:?}", name_of(place).escape_ascii());
+    }
+    content.is_gone.store(true, Ordering::Release);
+    Some(content)
+}
+
+/// Drops the pages of a disk that is gone: those that are dirty are lost.
+fn drop_pages(content: &DiskContent) {
+    let cache = content.cached.cache();
+    // The device refuses all, and a page that is refused is clean.
+    let _ = cache.launder();
+    cache.shrink(u64::MAX);
+}
+
+impl DiskContent {
+    /// Whether the disk is there.
+    ///
+    /// # Errors
+    /// `EIO`: it was plugged out.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.is_gone.load(Ordering::Relaxed) { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: SlotState = SlotState { is_occupied: true, has_changed: false, is_pressed: false };
+    const EMPTY: SlotState = SlotState { is_occupied: false, ..QUIET };
+
+    #[test]
+    fn a_slot_does_what_presence_and_button_ask_for() {
+        let (disk, off) = (Content::Disk(1), Content::Off);
+        let pressed = |state| SlotState { is_pressed: true, ..state };
+        let changed = |state| SlotState { has_changed: true, ..state };
+        let cases = [
+            // What was there at boot comes; an empty slot stays empty.
+            (Content::Unknown, QUIET, None, true),
+            (Content::Unknown, EMPTY, None, false),
+            // A device comes, with its button pressed by QEMU.
+            (off, changed(pressed(QUIET)), None, true),
+            // It is asked to go: it is still there when it has no power, and does not come again.
+            (disk, pressed(QUIET), Some(Leave::Asked), false),
+            (off, QUIET, None, false),
+            (off, changed(EMPTY), None, false),
+            // Going and coming seen as one.
+            (off, changed(QUIET), None, true),
+            // It is gone, or another is there.
+            (disk, changed(EMPTY), Some(Leave::Surprise), false),
+            (disk, EMPTY, Some(Leave::Surprise), false),
+            (disk, changed(QUIET), Some(Leave::Surprise), true),
+            (disk, changed(pressed(QUIET)), Some(Leave::Surprise), true),
+            // A press asks one in that was let go.
+            (off, pressed(QUIET), None, true),
+            (off, pressed(EMPTY), None, false),
+            // What cannot be used leaves the same way.
+            (Content::Refused, pressed(QUIET), Some(Leave::Asked), false),
+            (disk, QUIET, None, false),
+        ];
+        for (content, state, leave, coming) in cases {
+            assert_eq!(
+                (leaves(content, state), comes(content, state)),
+                (leave, coming),
+                "{content:?} {state:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Slots that disks are plugged into while the machine runs.
+//!
+//! What a slot needs is made once, at start-up: an interrupt of the port's and one for the device,
+//! the account of the DMA API, the domain, and a mapping of the addresses that a device's registers
+//! go to. An empty slot's account and domain are detached: it has no memory, and no table.
+//!
+//! **Registers.** A driver outlives its device, since open files hold it. So each device has a
+//! *gate*, which is closed before the next can come: behind a closed gate registers read as all
+//! ones and writes go nowhere, as if nothing were there. The gate is closed by a task that holds
+//! the driver too, and so before the driver's last access, which is the reset when it is dropped.
+//!
+//! **Order of letting go** ([`DiskSlot::release`]). The device confirms a reset, or loses power; what
+//! it was lent is freed then. All tasks leave the driver; the gate closes; the account and the
+//! domain go; the power goes last, so that a host which waits for it finds nothing in use.
+//!
+//! **Context.** One task per slot (`block/plug.rs`), which alone calls [`DiskSlot::release`] and
+//! [`DiskSlot::start_disk`]. Linux' nearest relative is drivers/pci/hotplug/pciehp_ctrl.c.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_bounce::{DetachError, Device, Dma};
+use freehold_collections::{Arc, reserve};
+use freehold_machine::PhysAddr;
+use freehold_virtio::block::{Lines, VirtioBlock};
+use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Registers};
+use freehold_virtio::port::{Port, Power, SlotState, place_registers};
+use freehold_virtio::transport::{PciTransport, device_type};
+use freehold_virtio::{SetupError, pci};
+use freehold_virtqueue::DeviceType;
+
+use super::devices::{Disk, DiskLines, rules};
+use super::iommu;
+use super::pci::{Bar, Pci};
+use crate::mem::Frames;
+use crate::sync::{SpinLock, WaitQueue};
+use crate::time;
+
+/// Names of slots, for the log and for the accounts of the DMA API.
+const SLOTS: [&str; 8] = ["slot0", "slot1", "slot2", "slot3", "slot4", "slot5", "slot6", "slot7"];
+/// Addresses of a port that are mapped for its device's registers.
+const WINDOW: u64 = 256 << 10;
+/// How long a device may take to answer after it got power, and how often it is asked.
+const READY_WITHIN: u64 = time::SECOND;
+const READY_INTERVAL: u64 = time::SECOND / 100;
+/// How often a task looks whether others have left a driver, and after how many looks it says that
+/// they have not.
+const LEAVE_INTERVAL: u64 = time::SECOND / 100;
+const LEAVE_LOOKS: usize = 500;
+
+/// Whether a device's registers are reached.
+struct Gate(AtomicBool);
+
+/// Registers of a device in a slot.
+pub struct SlotBar {
+    window: &'static Bar,
+    offset: usize,
+    gate: Arc<Gate>,
+}
+
+impl SlotBar {
+    fn open(&self) -> Option<&'static Bar> {
+        self.gate.0.load(Ordering::Acquire).then_some(self.window)
+    }
+}
+
+impl Registers for SlotBar {
+    fn read8(&self, offset: usize) -> u8 {
+        self.open().map_or(u8::MAX, |bar| Registers::read8(bar, self.offset + offset))
+    }
+    fn read16(&self, offset: usize) -> u16 {
+        self.open().map_or(u16::MAX, |bar| Registers::read16(bar, self.offset + offset))
+    }
+    fn read32(&self, offset: usize) -> u32 {
+        self.open().map_or(u32::MAX, |bar| Registers::read32(bar, self.offset + offset))
+    }
+    fn write8(&self, offset: usize, value: u8) {
+        self.open().into_iter().for_each(|bar| Registers::write8(bar, self.offset + offset, value));
+    }
+    fn write16(&self, offset: usize, value: u16) {
+        self.open().into_iter().for_each(|bar| Registers::write16(bar, self.offset + offset, value));
+    }
+    fn write32(&self, offset: usize, value: u32) {
+        self.open().into_iter().for_each(|bar| Registers::write32(bar, self.offset + offset, value));
+    }
+}
+
+/// The machine around one device of a slot.
+struct SlotPlatform<'a> {
+    slot: &'a DiskSlot,
+    gate: Arc<Gate>,
+}
+
+impl Platform for SlotPlatform<'_> {
+    type Registers = SlotBar;
+
+    fn read_config(&self, function: Function, register: u8) -> u32 {
+        Pci.read_config(function, register)
+    }
+    fn write_config(&self, function: Function, register: u8, value: u32) {
+        Pci.write_config(function, register, value);
+    }
+    fn write_config16(&self, function: Function, register: u8, value: u16) {
+        Pci.write_config16(function, register, value);
+    }
+    fn map(&self, address: PhysAddr, length: usize) -> Option<SlotBar> {
+        let offset = address.0.checked_sub(self.slot.port.window().start)?;
+        let fits = offset.checked_add(length as u64).is_some_and(|end| end <= WINDOW);
+        let bar = |offset| SlotBar { window: self.slot.window, offset, gate: self.gate.clone() };
+        usize::try_from(offset).ok().filter(|_| fits).map(bar)
+    }
+    fn interrupt(&self, _: &'static dyn Notify) -> Option<MsiMessage> {
+        Some(self.slot.message)
+    }
+}
+
+/// What the port's interrupt wakes.
+struct SlotLine {
+    changed: WaitQueue,
+    is_pending: AtomicBool,
+}
+
+impl Notify for SlotLine {
+    fn notify(&self) {
+        self.is_pending.store(true, Ordering::Release);
+        self.changed.wake_all();
+    }
+}
+
+/// The driver of what is in a slot.
+struct Occupant {
+    disk: Arc<VirtioBlock<Frames, PciTransport<SlotBar>>>,
+    gate: Arc<Gate>,
+}
+
+/// A slot.
+pub struct DiskSlot {
+    name: &'static str,
+    port: Port,
+    window: &'static Bar,
+    message: MsiMessage,
+    lines: &'static DiskLines,
+    line: &'static SlotLine,
+    device: Device<Frames>,
+    occupant: SpinLock<Option<Occupant>>,
+}
+
+impl DiskSlot {
+    /// The slot of `port`, which tells of what happens from now on. Start-up only.
+    pub(super) fn new(dma: &'static Dma<Frames>, port: Port, number: usize) -> Result<Self, SetupError> {
+        let name = SLOTS.get(number).copied().ok_or(SetupError::Nonsense("number of slots"))?;
+        let addresses = port.window();
+        if addresses.end - addresses.start < WINDOW {
+            return Err(SetupError::NoRegisters("room for a device's registers"));
+        }
+        let domain = iommu::slot_domain(port.bridge(), port.device(), name)?;
+        let device = dma.attach(rules(name, usize::MAX, domain))?;
+        device.detach().map_err(|_| SetupError::NoDomain)?;
+        let lines = DiskLines::new();
+        let message = Pci.interrupt(lines).ok_or(SetupError::NoInterrupt)?;
+        let window = Pci.map(PhysAddr(addresses.start), WINDOW as usize);
+        let window = reserve::leaked(window.ok_or(SetupError::NoRegisters("mapping"))?);
+        let (changed, is_pending) = (WaitQueue::new(), AtomicBool::new(true));
+        let line: &'static SlotLine = reserve::leaked(SlotLine { changed, is_pending });
+        port.listen(&Pci, line)?;
+        let occupant = SpinLock::new(None);
+        Ok(Self { name, port, window, message, lines, line, device, occupant })
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Sleeps until something may have happened.
+    pub fn wait(&self) {
+        let is_pending = || self.line.is_pending.swap(false, Ordering::AcqRel).then_some(());
+        self.line.changed.wait_uninterruptible(is_pending);
+    }
+
+    /// What happened since the last look.
+    pub fn take_events(&self) -> SlotState {
+        self.port.take_events(&Pci)
+    }
+
+    /// Gives what is in the slot power, and starts it where it is a disk.
+    ///
+    /// # Errors
+    /// [`SetupError`]: the device has no memory and reaches none. It keeps its power until
+    /// [`DiskSlot::release`].
+    pub fn start_disk(&self) -> Result<Disk, SetupError> {
+        self.port.set_power(&Pci, Power::On);
+        let started = self.start();
+        if started.is_err() {
+            self.let_go();
+        }
+        started
+    }
+
+    fn start(&self) -> Result<Disk, SetupError> {
+        let function = self.port.device();
+        let (vendor, device) = self.find().ok_or(SetupError::NoRegisters("answer"))?;
+        if device_type(vendor, device) != Some(DeviceType::Block) {
+            log::error!("{}: {vendor:04x}:{device:04x} is not supported here", self.name);
+            return Err(SetupError::NoRegisters("disk"));
+        }
+        let addresses = self.port.window();
+        place_registers(&Pci, function, addresses.start..addresses.start + WINDOW)?;
+        if !self.device.is_detached() {
+            // What was here before may still reach its memory.
+            return Err(SetupError::NoDomain);
+        }
+        self.device.reattach()?;
+        let gate = reserve::arc(Gate(AtomicBool::new(true)));
+        let platform = SlotPlatform { slot: self, gate: gate.clone() };
+        let transport = PciTransport::new(&platform, function, DeviceType::Block, self.lines)?;
+        let lines = Lines { answers: &self.lines.answers, turns: &self.lines.turns };
+        let disk = reserve::arc(VirtioBlock::new(transport, self.device, lines)?);
+        *self.occupant.lock() = Some(Occupant { disk: disk.clone(), gate });
+        Ok(disk)
+    }
+
+    /// Vendor and device of what is in the slot, once it answers.
+    fn find(&self) -> Option<(u16, u16)> {
+        let end = time::now() + READY_WITHIN;
+        loop {
+            let found = self.port.find(&Pci);
+            if found.is_some() || time::now() > end {
+                return found;
+            }
+            rest(READY_INTERVAL);
+        }
+    }
+
+    /// Lets go of what is in the slot, or was: requests fail, and its memory, its account and its
+    /// domain go. It has no power then. Returns when no task is in its driver any more.
+    pub fn release(&self) {
+        self.let_go();
+        self.port.set_power(&Pci, Power::Off);
+    }
+
+    fn let_go(&self) {
+        let occupant = self.occupant.lock().take();
+        if let Some(Occupant { disk, gate }) = occupant {
+            if disk.remove(self).is_err() {
+                log::error!("{}: the disk does not confirm a reset: it loses its power", self.name);
+                self.port.set_power(&Pci, Power::Off);
+            }
+            if disk.remove(self).is_err() {
+                // The driver and its memory stay, and so does the account: the slot is lost.
+                log::error!("{}: the slot does not confirm that it has no power", self.name);
+                return;
+            }
+            self.until_left(|| if disk.is_quiet() { Ok(()) } else { Err("tasks are in its driver") });
+            gate.0.store(false, Ordering::Release);
+        }
+        pci::disable(&Pci, self.port.device());
+        self.until_left(|| match self.device.detach() {
+            Err(DetachError::Held(_)) if self.device.lost() == 0 => Err("its memory is held"),
+            // After an error nothing in the slot is used again: see [`DiskSlot::start_disk`].
+            Err(error) => {
+                log::error!("{}: no other disk can be used here: {error}", self.name);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        });
+    }
+
+    /// Waits until `look` is content.
+    fn until_left(&self, mut look: impl FnMut() -> Result<(), &'static str>) {
+        for round in 1.. {
+            let Err(why) = look() else { return };
+            if round == LEAVE_LOOKS {
+                log::error!("{}: the device went, and {why}", self.name);
+            }
+            rest(LEAVE_INTERVAL);
+        }
+    }
+}
+
+impl freehold_virtqueue::PowerSlot for DiskSlot {
+    fn is_off(&self) -> bool {
+        self.port.is_off(&Pci)
+    }
+}
+
+/// Sleeps for so many nanoseconds.
+fn rest(nanoseconds: u64) {
+    let _ = WaitQueue::new().wait_uninterruptible_until(time::now() + nanoseconds, || None::<()>);
+}
