@@ -1,6 +1,6 @@
-/* A disk that is plugged in and out while programs use it, so many times. Lines that begin with HOST
- * ask the host side of the test for something: to plug the disk in, or out. Without an argument
- * there is no such host side, and no disk. */
+/* A disk that is plugged in and out several times while programs use it. Lines that begin with
+ * HOST ask the host side of the test to plug the disk in or out. Without an argument there is no
+ * such host side, and no disk. */
 #include "promise.h"
 
 #include <linux/fs.h>

@@ -14,6 +14,8 @@ use crate::common::*;
 struct Monitor {
     to: UnixStream,
     from: BufReader<UnixStream>,
+    /// Events that came before the answer to a command.
+    events: Vec<Value>,
 }
 
 impl Monitor {
@@ -28,7 +30,7 @@ impl Monitor {
         };
         to.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
         let from = BufReader::new(to.try_clone().expect("a socket"));
-        let mut this = Self { to, from };
+        let mut this = Self { to, from, events: Vec::new() };
         assert!(this.next()["QMP"].is_object());
         this.tell("qmp_capabilities", json!({}));
         this
@@ -48,14 +50,17 @@ impl Monitor {
             if said.get("return").is_some() {
                 return;
             }
+            self.events.push(said);
         }
     }
     /// Waits until a device is no more.
     fn until_deleted(&mut self, id: &str) {
-        while {
-            let said = self.next();
-            said["event"] != "DEVICE_DELETED" || said["data"]["device"] != id
-        } {}
+        let tells = |said: &Value| said["event"] == "DEVICE_DELETED" && said["data"]["device"] == id;
+        // The event may have come before the command's answer.
+        let mut has_come = std::mem::take(&mut self.events).iter().any(tells);
+        while !has_come {
+            has_come = tells(&self.next());
+        }
     }
     /// Plugs in a disk of zeroes that takes two milliseconds for each request.
     fn plug(&mut self, number: usize, slot: usize) {

@@ -9,8 +9,8 @@
 //! ones and writes go nowhere, as if nothing were there. The gate is closed by a task that holds
 //! the driver too, and so before the driver's last access, which is the reset when it is dropped.
 //!
-//! **Order of letting go** ([`DiskSlot::release`]). The device confirms a reset, or loses power; what
-//! it was lent is freed then. All tasks leave the driver; the gate closes; the account and the
+//! **Order of letting go** ([`DiskSlot::release`]). The device confirms a reset, or loses power;
+//! what it was lent is freed then. All tasks leave the driver; the gate closes; the account and the
 //! domain go; the power goes last, so that a host which waits for it finds nothing in use.
 //!
 //! **Context.** One task per slot (`block/plug.rs`), which alone calls [`DiskSlot::release`] and

@@ -225,7 +225,8 @@ impl LayersVerdict<'_> {
         all
     }
 
-    /// Returns a complaint if higher layers implement more traits of lower ones than `hooks` allows.
+    /// Returns a complaint if higher layers implement more traits of lower ones than `hooks`
+    /// allows.
     pub fn too_many_hooks(&self, graph: &Graph) -> Option<String> {
         let (most, now) = (self.layers.hooks?, self.hooks(graph).len());
         (now > most).then(|| format!("{now} traits of a lower layer are implemented in a higher one, {most} are allowed (--hooks lists them)"))

@@ -242,8 +242,8 @@ impl UserContext {
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
     /// Makes the bytes of components that are in their first state those of a new program: the
-    /// state was reset and no CPU has saved it since, or the CPU left them out. The caller does this
-    /// before it reads them.
+    /// state was reset and no CPU has saved it since, or the CPU left them out. The caller does
+    /// this before it reads them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
