@@ -997,7 +997,7 @@ static const int bounded[] = {
 	SYS_getrlimit, SYS_getrusage, SYS_sysinfo, SYS_times, SYS_getuid, SYS_getgid, SYS_setuid, SYS_setgid, SYS_geteuid, SYS_getegid, SYS_setpgid,
 	SYS_getppid, SYS_getpgrp, SYS_setsid, SYS_vhangup, SYS_setreuid, SYS_setregid, SYS_getgroups, SYS_setresuid, SYS_getresuid, SYS_setresgid, SYS_getresgid,
 	SYS_getpgid, SYS_setfsuid, SYS_setfsgid, SYS_getsid, SYS_capget, SYS_capset, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_rt_sigsuspend,
-	SYS_sigaltstack, SYS_utime, SYS_mknod, SYS_statfs, SYS_fstatfs, SYS_getpriority, SYS_setpriority, SYS_sched_setparam, SYS_sched_getparam,
+	SYS_sigaltstack, SYS_sysfs, SYS_ustat, SYS_utime, SYS_mknod, SYS_statfs, SYS_fstatfs, SYS_getpriority, SYS_setpriority, SYS_sched_setparam, SYS_sched_getparam,
 	SYS_sched_setscheduler, SYS_sched_getscheduler, SYS_sched_get_priority_max, SYS_sched_get_priority_min, SYS_sched_rr_get_interval,
 	SYS_munlock, SYS_munlockall, SYS_prctl, SYS_arch_prctl, SYS_setrlimit, SYS_chroot, SYS_settimeofday, SYS_mount, SYS_umount2, SYS_swapon,
 	SYS_swapoff, SYS_sethostname, SYS_setdomainname, SYS_gettid, SYS_readahead, SYS_lsetxattr, SYS_fsetxattr, SYS_getxattr, SYS_lgetxattr,

@@ -10,6 +10,10 @@ use serde_json::{Value, json};
 
 use crate::common::*;
 
+/// QEMU has ended.
+#[derive(Debug)]
+struct Closed;
+
 /// QEMU's monitor, as a user reaches it.
 struct Monitor {
     to: UnixStream,
@@ -31,52 +35,56 @@ impl Monitor {
         to.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
         let from = BufReader::new(to.try_clone().expect("a socket"));
         let mut this = Self { to, from, events: Vec::new() };
-        assert!(this.next()["QMP"].is_object());
-        this.tell("qmp_capabilities", json!({}));
+        assert!(this.next().expect("a greeting")["QMP"].is_object());
+        this.tell("qmp_capabilities", json!({})).expect("QEMU runs");
         this
     }
-    fn next(&mut self) -> Value {
+    fn next(&mut self) -> Result<Value, Closed> {
         let mut line = String::new();
-        self.from.read_line(&mut line).expect("QEMU answers");
-        serde_json::from_str(&line).unwrap_or_else(|_| panic!("QEMU says {line:?}"))
+        let length = self.from.read_line(&mut line).expect("QEMU answers");
+        if length == 0 {
+            return Err(Closed);
+        }
+        Ok(serde_json::from_str(&line).unwrap_or_else(|_| panic!("QEMU says {line:?}")))
     }
     /// A command, which QEMU obeys.
-    fn tell(&mut self, command: &str, arguments: Value) {
+    fn tell(&mut self, command: &str, arguments: Value) -> Result<(), Closed> {
         let order = json!({ "execute": command, "arguments": arguments });
         self.to.write_all(format!("{order}\n").as_bytes()).expect("QEMU listens");
         loop {
-            let said = self.next();
+            let said = self.next()?;
             assert!(said.get("error").is_none(), "{command}: {said}");
             if said.get("return").is_some() {
-                return;
+                return Ok(());
             }
             self.events.push(said);
         }
     }
     /// Waits until a device is no more.
-    fn until_deleted(&mut self, id: &str) {
+    fn until_deleted(&mut self, id: &str) -> Result<(), Closed> {
         let tells = |said: &Value| said["event"] == "DEVICE_DELETED" && said["data"]["device"] == id;
         // The event may have come before the command's answer.
         let mut has_come = std::mem::take(&mut self.events).iter().any(tells);
         while !has_come {
-            has_come = tells(&self.next());
+            has_come = tells(&self.next()?);
         }
+        Ok(())
     }
     /// Plugs in a disk of zeroes that takes two milliseconds for each request.
-    fn plug(&mut self, number: usize, slot: usize) {
+    fn plug(&mut self, number: usize, slot: usize) -> Result<(), Closed> {
         let node = format!("node{number}");
         let disk = json!({ "driver": "null-co", "node-name": node, "size": 16 << 20,
             "latency-ns": 2_000_000, "read-zeroes": true });
-        self.tell("blockdev-add", disk);
+        self.tell("blockdev-add", disk)?;
         let device = json!({ "driver": "virtio-blk-pci", "id": format!("hot{number}"), "drive": node,
             "bus": format!("slot{slot}"), "disable-legacy": "on" });
-        self.tell("device_add", device);
+        self.tell("device_add", device)
     }
-    fn unplug(&mut self, number: usize) {
+    fn unplug(&mut self, number: usize) -> Result<(), Closed> {
         let id = format!("hot{number}");
-        self.tell("device_del", json!({ "id": id }));
-        self.until_deleted(&id);
-        self.tell("blockdev-del", json!({ "node-name": format!("node{number}") }));
+        self.tell("device_del", json!({ "id": id }))?;
+        self.until_deleted(&id)?;
+        self.tell("blockdev-del", json!({ "node-name": format!("node{number}") }))
     }
 }
 
@@ -99,13 +107,21 @@ fn plugged(slots: usize, options: &[&str], line: &str) -> String {
         if output.read_line(&mut line).expect("it speaks") == 0 {
             break;
         }
-        match line.trim_end() {
+        let told = match line.trim_end() {
             "HOST plug" => monitor.plug(number, number % slots),
             "HOST unplug" => {
-                monitor.unplug(number);
                 number += 1;
+                monitor.unplug(number - 1)
             }
-            _ => said += &line,
+            _ => {
+                said += &line;
+                Ok(())
+            }
+        };
+        // The rest says why.
+        if let Err(Closed) = told {
+            said += &std::io::read_to_string(&mut output).expect("it speaks");
+            break;
         }
     }
     let errors = std::io::read_to_string(child.stderr.take().expect("piped")).expect("it speaks");
