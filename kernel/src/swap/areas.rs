@@ -8,6 +8,7 @@ use super::header;
 use super::store::DiskStore;
 use crate::block::{self, HeldDisk};
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
+use crate::hw::heap;
 use crate::mem::{commons, reclaim, stats};
 use crate::sync::Mutex;
 use crate::{Errno, Result};
@@ -84,7 +85,10 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     let priority = wanted.unwrap_or(least - 1);
     held.take_over()?;
     reclaim::start()?;
-    let area = commons().swap().add(reserve::arc(DiskStore::new(held)), header.end, &header.bad, priority)?;
+    let store = reserve::arc(DiskStore::new(held));
+    // The tables grow with the area. If they fail, this call's reference lets go of the disk.
+    let tables = || commons().swap().add(store.clone(), header.end, &header.bad, priority);
+    let area = heap::fallibly(tables)?;
     stats::ceiling_changed();
     areas.push_reserved(On { area, disk: file.node().metadata().rdev, file });
     Ok(())

@@ -79,6 +79,11 @@ pub mod entropy {
 pub mod heap {
     pub use freehold_arch::heap::{CALL_RESERVE, CHECKED, FaultHook, HeapStats, Watch};
 
+    /// Runs `body`: no failure is injected into the host's heap.
+    pub fn fallibly<R>(body: impl FnOnce() -> R) -> R {
+        body()
+    }
+
     /// The host's allocator asks for no charge.
     pub mod charge {
         pub use freehold_arch::heap::charge::{ObjectLedger, ObjectNeed};
