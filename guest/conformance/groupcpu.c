@@ -127,21 +127,12 @@ static void short_lives(void)
 
 int main(void)
 {
-	begin_groups();
-	if (!has_controller("cpu")) {
-		printf("# no controller cpu here\n");
-		rmdir(base);
-		umount(top);
-		rmdir(top);
+	if (!begin_with_controller("cpu"))
 		return conclude();
-	}
-	char root[160];
-	snprintf(root, sizeof root, "%s/cgroup.subtree_control", top);
-	NEED(writes(root, "+cpu") == 0 && writes(at("cgroup.subtree_control"), "+cpu") == 0);
 	settings();
 	quota();
 	levels();
 	short_lives();
-	PROMISE("all is gone in the end", COMES_TRUE(rmdir(base) == 0) && umount(top) == 0 && rmdir(top) == 0);
+	PROMISE("all is gone in the end", end_groups());
 	return conclude();
 }

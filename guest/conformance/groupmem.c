@@ -386,17 +386,8 @@ static void swapping(void)
 
 int main(void)
 {
-	begin_groups();
-	if (!has_controller("memory")) {
-		printf("# no controller memory here\n");
-		rmdir(base);
-		umount(top);
-		rmdir(top);
+	if (!begin_with_controller("memory"))
 		return conclude();
-	}
-	char root[160];
-	snprintf(root, sizeof root, "%s/cgroup.subtree_control", top);
-	NEED(writes(root, "+memory") == 0 && writes(at("cgroup.subtree_control"), "+memory") == 0);
 	settings();
 	counting();
 	sharing();
@@ -407,6 +398,6 @@ int main(void)
 	turning();
 	if (strchr(reads("/proc/swaps"), '/'))
 		swapping();
-	PROMISE("all is gone in the end", COMES_TRUE(rmdir(base) == 0) && umount(top) == 0 && rmdir(top) == 0);
+	PROMISE("all is gone in the end", end_groups());
 	return conclude();
 }

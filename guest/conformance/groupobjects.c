@@ -730,17 +730,8 @@ static void attack(const struct kind *kind)
 
 int main(int count, char **arguments)
 {
-	begin_groups();
-	if (!has_controller("memory")) {
-		printf("# no controller memory here\n");
-		rmdir(base);
-		umount(top);
-		rmdir(top);
+	if (!begin_with_controller("memory"))
 		return conclude();
-	}
-	char root[160];
-	snprintf(root, sizeof root, "%s/cgroup.subtree_control", top);
-	NEED(writes(root, "+memory") == 0 && writes(at("cgroup.subtree_control"), "+memory") == 0);
 	told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	NEED(told != MAP_FAILED && (mkdir(PLACE, 0700) == 0 || errno == EEXIST));
 	struct utsname kernel;
@@ -752,6 +743,6 @@ int main(int count, char **arguments)
 		else if (count < 2 || !strcmp(arguments[1], table[n].name))
 			attack(&table[n]);
 	PROMISE("what all of it left is little", COMES_TRUE(atol(reads(at("memory.current"))) < REST));
-	PROMISE("all is gone in the end", COMES_TRUE(rmdir(base) == 0) && umount(top) == 0 && rmdir(top) == 0);
+	PROMISE("all is gone in the end", end_groups());
 	return conclude();
 }

@@ -124,10 +124,33 @@ static inline void begin_groups(void)
 	NEED(mkdir(base, 0755) == 0);
 }
 
+/* Removes the group and unmounts the tree. Returns whether nothing was left. */
+static inline int end_groups(void)
+{
+	return COMES_TRUE(rmdir(base) == 0) && umount(top) == 0 && rmdir(top) == 0;
+}
+
 /* Whether the whole tree has a controller. */
 static inline int has_controller(const char *name)
 {
 	char root[160];
 	snprintf(root, sizeof root, "%s/cgroup.controllers", top);
 	return strstr(reads(root), name) != NULL;
+}
+
+/* begin_groups() for groups with a controller. Returns 0, with nothing left, if the kernel does not
+ * have it. */
+static inline int begin_with_controller(const char *name)
+{
+	begin_groups();
+	if (!has_controller(name)) {
+		printf("# no controller %s here\n", name);
+		end_groups();
+		return 0;
+	}
+	char root[160], change[32];
+	snprintf(root, sizeof root, "%s/cgroup.subtree_control", top);
+	snprintf(change, sizeof change, "+%s", name);
+	NEED(writes(root, change) == 0 && writes(at("cgroup.subtree_control"), change) == 0);
+	return 1;
 }
