@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use freehold_machine::model::Model;
-use freehold_machine::{Pfn, Tables};
+use freehold_machine::{Access, Pfn, Tables};
 
 use crate::domain::{ADDRESS, READ_WRITE};
 use crate::unit::{
@@ -73,12 +73,13 @@ impl SoftwareUnit {
     }
 
     /// A device's access to an address: the physical one, or the reason of the fault.
-    pub fn access(&self, source_id: u16, address: u64, is_read: bool) -> Result<u64, u8> {
+    pub fn access(&self, source_id: u16, address: u64, access: Access) -> Result<u64, u8> {
+        let is_read = access == Access::Read;
         let mut state = self.state();
         if state.status & TRANSLATE == 0 {
             return Ok(address);
         }
-        let result = self.translate(&mut state, source_id, address, is_read);
+        let result = self.translate(&mut state, source_id, address, access);
         if let Err(reason) = result {
             state.faults.push_back(DmaFault { source_id, address: address & !0xfff, reason, is_read });
         }
@@ -90,7 +91,7 @@ impl SoftwareUnit {
         state: &mut UnitState,
         source_id: u16,
         address: u64,
-        is_read: bool,
+        access: Access,
     ) -> Result<u64, u8> {
         let load = |table: Pfn, index: usize| self.machine.load_entry(table, index);
         let target = |entry: u64| Pfn((entry & ADDRESS) >> 12);
@@ -110,8 +111,8 @@ impl SoftwareUnit {
         }
         let (root, levels, domain) = state.contexts[&source_id];
         let page = address >> 12;
-        let is_allowed = |entry: u64| entry & if is_read { 1 } else { 2 } != 0;
-        let refused = if is_read { 6 } else { 5 };
+        let (allowing, refused) = if access == Access::Read { (1, 6) } else { (2, 5) };
+        let is_allowed = |entry: u64| entry & allowing != 0;
         if page >> (9 * levels) != 0 {
             return Err(4);
         }

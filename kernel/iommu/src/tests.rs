@@ -14,7 +14,7 @@ use freehold_buddy::{Buddy, Managed, Options, Pcp};
 use freehold_frame::{FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
-    DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES,
+    Access, DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES,
 };
 use proptest::prelude::*;
 
@@ -54,10 +54,10 @@ fn run(start: u64, end: u64) -> PfnRange {
 #[test]
 fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
     let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
-    assert_eq!(hardware.access(DISK, 0x5000, false), Err(1));
+    assert_eq!(hardware.access(DISK, 0x5000, Access::Write), Err(1));
     let disk = unit.attach(DISK, "disk").unwrap();
-    assert_eq!(hardware.access(NET, 0x5008, false), Err(2));
-    assert_eq!(hardware.access(DISK, 0x5000, true), Err(6));
+    assert_eq!(hardware.access(NET, 0x5008, Access::Write), Err(2));
+    assert_eq!(hardware.access(DISK, 0x5000, Access::Read), Err(6));
     let fault = |source_id, reason, is_read| DmaFault { source_id, address: 0x5000, reason, is_read };
     let taken: Vec<_> = std::iter::from_fn(|| unit.take_fault()).collect();
     let told = taken.iter().map(|(fault, domain)| (*fault, domain.is_some()));
@@ -74,15 +74,15 @@ fn pages_are_reached_while_they_are_mapped_and_the_unit_forgets_what_it_remember
         let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
         disk.map(run(0x700, 0x740)).unwrap();
         for page in 0x700..0x740u64 {
-            assert_eq!(hardware.access(DISK, page << 12 | 8, false), Ok(page << 12 | 8));
-            assert_eq!(hardware.access(NET, page << 12, true), Err(6));
+            assert_eq!(hardware.access(DISK, page << 12 | 8, Access::Write), Ok(page << 12 | 8));
+            assert_eq!(hardware.access(NET, page << 12, Access::Read), Err(6));
         }
         let before = hardware.sent(IOTLB_PAGES);
         disk.unmap(run(0x703, 0x70b)).unwrap();
         assert_eq!(hardware.sent(IOTLB_PAGES) - before, if mode == Mode::Strict { 8 } else { 1 });
         for page in 0x700..0x740u64 {
             let is_mapped = !(0x703..0x70b).contains(&page);
-            assert_eq!(hardware.access(DISK, page << 12, true).is_ok(), is_mapped, "{page:#x}");
+            assert_eq!(hardware.access(DISK, page << 12, Access::Read).is_ok(), is_mapped, "{page:#x}");
         }
         assert_eq!((disk.pages(), net.pages()), (56, 0));
     }
@@ -94,9 +94,9 @@ fn without_an_answer_nothing_is_confirmed() {
     let (unit, hardware, _) = start(UnitKind { obeys: 3, ..UnitKind::default() }, Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     disk.map(run(0x700, 0x701)).unwrap();
-    assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000));
+    assert_eq!(hardware.access(DISK, 0x70_0000, Access::Write), Ok(0x70_0000));
     assert_eq!(disk.unmap(run(0x700, 0x701)), Err(Unconfirmed));
-    assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000), "the device still reaches it");
+    assert_eq!(hardware.access(DISK, 0x70_0000, Access::Write), Ok(0x70_0000), "the device still reaches it");
     // Nobody waits for it again.
     let sent = unit.invalidations();
     disk.map(run(0x701, 0x702)).unwrap();
@@ -115,9 +115,9 @@ fn threads_that_unmap_at_a_time_are_all_answered() {
             scope.spawn(move || {
                 for page in (0x1000 * thread..).take(300) {
                     disk.map(run(page, page + 1)).unwrap();
-                    assert!(hardware.access(DISK, page << 12, false).is_ok());
+                    assert!(hardware.access(DISK, page << 12, Access::Write).is_ok());
                     assert_eq!(disk.unmap(run(page, page + 1)), Ok(()));
-                    assert_eq!(hardware.access(DISK, page << 12, false), Err(5));
+                    assert_eq!(hardware.access(DISK, page << 12, Access::Write), Err(5));
                 }
             });
         }
@@ -131,10 +131,10 @@ fn a_unit_that_forgets_whole_domains_only_is_told_so() {
     let (unit, hardware, _) = start(kind, Mode::Batched);
     let disk = unit.attach(DISK, "disk").unwrap();
     disk.map(run(0x700, 0x702)).unwrap();
-    hardware.access(DISK, 0x70_1000, false).unwrap();
+    hardware.access(DISK, 0x70_1000, Access::Write).unwrap();
     disk.unmap(run(0x701, 0x702)).unwrap();
     assert_eq!(hardware.sent(IOTLB_DOMAIN), 1);
-    assert_eq!(hardware.access(DISK, 0x70_1000, false), Err(5));
+    assert_eq!(hardware.access(DISK, 0x70_1000, Access::Write), Err(5));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn bounce_pages_follow_their_device_and_leave_with_it() {
         dma.attach(rules).unwrap()
     };
     let (disk_dma, net_dma) = (attach("disk", disk as _), attach("net", net as _));
-    let reaches = |device: u16, page: u64| hardware.access(device, page << 12, false).is_ok();
+    let reaches = |device: u16, page: u64| hardware.access(device, page << 12, Access::Write).is_ok();
 
     let first = disk_dma.buffer(4 * 4096, Direction::FromDevice).unwrap();
     let page = first.address().0 >> 12;
@@ -216,13 +216,13 @@ fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
             DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(disk) };
         let mapping = dma.attach(rules).unwrap().buffer(64 << 10, Direction::FromDevice).unwrap();
         let address = mapping.address().0;
-        hardware.access(DISK, address, false).unwrap();
+        hardware.access(DISK, address, Access::Write).unwrap();
         drop(mapping);
-        assert!(hardware.access(DISK, address, false).is_ok(), "the page stays the device's");
+        assert!(hardware.access(DISK, address, Access::Write).is_ok(), "the page stays the device's");
         assert_eq!(dma.shrink(), 256 << 10);
         // A unit that does not answer: the memory stays out of use.
         assert_eq!(dma.statistics().lost, lost);
-        assert_eq!(hardware.access(DISK, address, false).is_ok(), lost > 0);
+        assert_eq!(hardware.access(DISK, address, Access::Write).is_ok(), lost > 0);
         let (audit, _) = frames.validate(|fault| panic!("{fault:?}"));
         assert_eq!(audit.frames(Owner::Bounce), lost as u64 / 4096);
     }
@@ -247,23 +247,27 @@ fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
                     let reached = Ok(frame.start().0 + 8);
                     let (may_read, may_write) = (access != DeviceAccess::Write, access != DeviceAccess::Read);
                     assert_eq!(
-                        hardware.access(DISK, at(page), true),
+                        hardware.access(DISK, at(page), Access::Read),
                         if may_read { reached } else { Err(6) }
                     );
                     assert_eq!(
-                        hardware.access(DISK, at(page), false),
+                        hardware.access(DISK, at(page), Access::Write),
                         if may_write { reached } else { Err(5) }
                     );
-                    assert_eq!(hardware.access(NET, at(page), true), Err(6));
-                    assert_eq!(hardware.access(DISK, frame.start().0, true), Err(6), "in its window only");
+                    assert_eq!(hardware.access(NET, at(page), Access::Read), Err(6));
+                    assert_eq!(
+                        hardware.access(DISK, frame.start().0, Access::Read),
+                        Err(6),
+                        "in its window only"
+                    );
                 }
-                assert_eq!(hardware.access(DISK, at(4), true), Err(6));
+                assert_eq!(hardware.access(DISK, at(4), Access::Read), Err(6));
                 assert_eq!(disk.pages(), 4);
                 assert_eq!(disk.open(window, &mut frames.into_iter(), access), Err(NoTables), "it is open");
                 assert_eq!(disk.close(window, 4), Ok(()));
                 for page in 0..4 {
-                    assert!(hardware.access(DISK, at(page), true).is_err(), "{mode:?} {page}");
-                    assert!(hardware.access(DISK, at(page), false).is_err(), "{mode:?} {page}");
+                    assert!(hardware.access(DISK, at(page), Access::Read).is_err(), "{mode:?} {page}");
+                    assert!(hardware.access(DISK, at(page), Access::Write).is_err(), "{mode:?} {page}");
                 }
                 assert_eq!((disk.pages(), net.pages()), (0, 0));
             }
@@ -304,8 +308,9 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let address = self.address.load(Relaxed);
         let pages = 0..self.frames.len() as u64;
-        let is_reached =
-            pages.into_iter().any(|page| self.hardware.access(DISK, address + (page << 12), false).is_ok());
+        let is_reached = pages
+            .into_iter()
+            .any(|page| self.hardware.access(DISK, address + (page << 12), Access::Write).is_ok());
         *self.reached.lock().unwrap() = Some(is_reached);
     }
 }
@@ -337,8 +342,8 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
         let in_place = device.in_place(0, holder, 0..3, Direction::FromDevice).unwrap();
         assert_eq!(in_place.len(), 3 * 4096);
         address.store(in_place.address().0, Relaxed);
-        assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, false), Ok(0x1_7008));
-        assert_eq!(hardware.access(DISK, in_place.address().0, true), Err(6), "it only writes");
+        assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, Access::Write), Ok(0x1_7008));
+        assert_eq!(hardware.access(DISK, in_place.address().0, Access::Read), Err(6), "it only writes");
         drop(in_place);
         // A unit that does not answer: nobody gets the frames, and nobody the window.
         let is_answered = obeys == usize::MAX;
@@ -357,8 +362,8 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
         assert_eq!((kept.lose(), kept.lose(), device.lost() - lost), (4096, 0, 4096));
         let place = kept.address().0;
         drop(kept);
-        assert_eq!(hardware.access(DISK, place, true), Ok(0x30000));
-        assert_eq!(hardware.access(DISK, place, false), Err(5), "it only reads");
+        assert_eq!(hardware.access(DISK, place, Access::Read), Ok(0x30000));
+        assert_eq!(hardware.access(DISK, place, Access::Write), Err(5), "it only reads");
     }
 }
 
@@ -388,7 +393,7 @@ proptest! {
                 mapped.retain(|page| !(first..=last).contains(page));
             }
             for page in 0x1d0..0x240 {
-                prop_assert_eq!(hardware.access(DISK, page << 12, true).is_ok(), mapped.contains(&page));
+                prop_assert_eq!(hardware.access(DISK, page << 12, Access::Read).is_ok(), mapped.contains(&page));
             }
         }
         prop_assert_eq!(disk.pages(), mapped.len());
@@ -409,18 +414,18 @@ fn a_domain_whose_device_went_has_no_tables_and_the_next_device_begins_with_noth
         slot.reattach().unwrap();
         let mine = run(0x700 + round, 0x704 + round);
         slot.map(mine).unwrap();
-        assert!(hardware.access(0x100, mine.start.start().0, false).is_ok());
+        assert!(hardware.access(0x100, mine.start.start().0, Access::Write).is_ok());
         let mut listed = 0;
         unit.each_domain(|_| listed += 1);
         assert_eq!(listed, 1);
         slot.detach().unwrap();
-        assert_eq!(hardware.access(0x100, mine.start.start().0, false), Err(2), "no domain");
+        assert_eq!(hardware.access(0x100, mine.start.start().0, Access::Write), Err(2), "no domain");
         assert_eq!(slot.map(mine), Err(NoTables));
         unit.each_domain(|_| panic!("it is listed"));
         assert_eq!((frames.free_frames(), unit.tables(), slot.pages()), (free, tables, 0));
     }
     slot.reattach().unwrap();
-    assert_eq!(hardware.access(0x100, 0x700 << 12, false), Err(5), "a domain with nothing in it");
+    assert_eq!(hardware.access(0x100, 0x700 << 12, Access::Write), Err(5), "a domain with nothing in it");
 }
 
 /// A unit that goes deaf: the tables stay, since it may still walk them.

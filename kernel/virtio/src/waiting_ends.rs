@@ -137,7 +137,7 @@ fn share(devices: [Device<HostMemory>; 2]) {
         assert_eq!(reader.join().unwrap(), Ok(()), "neither starves the other");
     }
     worker.join().unwrap();
-    disks.iter().for_each(|disk| disk.bell.ring(true));
+    disks.iter().for_each(|disk| disk.bell.end());
     servers.into_iter().for_each(|server| server.join().unwrap());
     for (disk, device) in disks.iter().zip(devices) {
         assert_eq!(disk.disk.places(), (DEPTH, 0));

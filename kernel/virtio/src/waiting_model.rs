@@ -60,9 +60,14 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    pub(crate) fn ring(&self, is_last: bool) {
-        let mut state = self.state.lock().unwrap();
-        *state = (true, state.1 | is_last);
+    /// Calls the device.
+    pub(crate) fn ring(&self) {
+        self.state.lock().unwrap().0 = true;
+        self.rung.notify_all();
+    }
+    /// Calls the device to end.
+    pub(crate) fn end(&self) {
+        *self.state.lock().unwrap() = (true, true);
         self.rung.notify_all();
     }
     /// Waits until it is rung; whether the device goes on.
@@ -117,7 +122,7 @@ impl Wait for Line {
             return Waited::Held;
         }
         if let Some(bell) = &self.bell {
-            bell.ring(false);
+            bell.ring();
         }
         let mut sleepers = self.sleepers.lock().unwrap();
         let number = sleepers.0;
@@ -276,7 +281,7 @@ impl World {
         };
         let outcomes = readers.map(|reader| reader.join().unwrap());
         killer.join().unwrap();
-        bell.ring(true);
+        bell.end();
         server.join().unwrap();
         assert_eq!(outcomes[0], Ok(()));
         assert!(outcomes[1..].iter().all(|outcome| matches!(outcome, Ok(()) | Err(BlockError::Killed))));
