@@ -21,7 +21,7 @@ const PLACE: u32 = 1;
 /// The longest path of a socket (sockaddr_un).
 const LONGEST: usize = 107;
 
-/// What is plugged in later, and how the user says so.
+/// Slots for disks that are plugged in later, and the monitor that plugs them in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HotPlug {
     slots: u8,

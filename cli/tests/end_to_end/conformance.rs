@@ -190,8 +190,8 @@ fn many() {
     conforms("many");
 }
 
-/// What Linux refuses and with which errno, and what tells of a change, where other suites found a
-/// difference.
+/// Calls that Linux refuses, with its errno, and files that tell of a change: differences that
+/// other suites found.
 #[test]
 fn refusals() {
     conforms("refusals");

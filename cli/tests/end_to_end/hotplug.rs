@@ -129,7 +129,7 @@ fn plugged(slots: usize, options: &[&str], line: &str) -> String {
     said
 }
 
-/// What is left behind: lost bytes, accounts and domains of slots.
+/// Shell lines that print the remains: lost bytes, accounts and domains of slots.
 const LEFT: &str = "cd /sys/kernel/debug; cat swiotlb/lost_bytes; grep -c slot swiotlb/devices
     grep -c slot iommu/domains; exit $status";
 

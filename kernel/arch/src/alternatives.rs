@@ -22,7 +22,7 @@ use crate::memory::{patching, tables};
 use crate::registers::cpuid;
 use crate::speculation;
 
-/// What a CPU has, or needs. Numbers are those of the table.
+/// A property or a need of a CPU. Numbers are those of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Feature {

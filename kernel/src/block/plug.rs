@@ -35,7 +35,7 @@ pub(super) fn start(frames: Frames) -> Result<()> {
     Ok(())
 }
 
-/// What is in a slot, as its task knows.
+/// Content of a slot, as the slot's task knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
     /// Not looked at yet.
@@ -182,7 +182,7 @@ mod tests {
         let pressed = |state| SlotState { is_pressed: true, ..state };
         let changed = |state| SlotState { has_changed: true, ..state };
         let cases = [
-            // What was there at boot comes; an empty slot stays empty.
+            // A device that was there at boot comes; an empty slot stays empty.
             (Content::Unknown, QUIET, None, true),
             (Content::Unknown, EMPTY, None, false),
             // A device comes, with its button pressed by QEMU.
@@ -201,7 +201,7 @@ mod tests {
             // A press asks one in that was let go.
             (off, pressed(QUIET), None, true),
             (off, pressed(EMPTY), None, false),
-            // What cannot be used leaves the same way.
+            // A device that cannot be used leaves the same way.
             (Content::Refused, pressed(QUIET), Some(Leave::Asked), false),
             (disk, QUIET, None, false),
         ];

@@ -103,7 +103,7 @@ fn empty_magazines() {
     give_back_all();
 }
 
-/// What this CPU has at hand, or gets: the second magazine where objects are charged.
+/// Returns the magazines of this CPU: the second ones where objects are charged.
 fn at_hand() -> &'static Magazines {
     let cpu = cpu::this();
     if charge::has_begun() { &cpu.charged_magazines } else { &cpu.magazines }
