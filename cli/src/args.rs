@@ -38,7 +38,7 @@ struct Cli {
     command: Command,
 }
 
-/// What the user asked for.
+/// The subcommand that the user chose, with its options.
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a program in a microVM, with its streams and its exit status
@@ -459,8 +459,8 @@ fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
     Ok(cli.command)
 }
 
-/// What is said of a wrong command line: clap's words in one line, or what to use instead of a
-/// habit.
+/// Returns the message for a wrong command line: clap's error on one line, or the command to use
+/// instead of a familiar one that does not exist.
 fn told(error: &clap::Error) -> String {
     let text = error.render().to_string();
     if error.kind() == ErrorKind::InvalidSubcommand

@@ -28,9 +28,9 @@ pub const MAX_CPUS: u32 = 16;
 /// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest
 /// would choose it.
 const CPU: &str = "max,-erms,-fsrm,-la57";
-/// What the CPU lacks besides when instructions are counted: QEMU from 9.0 on has registers of the
-/// interrupt controller that read the clock where a counted clock cannot be read, and ends ("Bad
-/// icount read").
+/// CPU features that are removed as well when instructions are counted. From version 9.0 on, QEMU
+/// has registers of the interrupt controller that read the clock where a counted clock cannot be
+/// read; QEMU then exits with "Bad icount read".
 const UNCOUNTED: &str = ",-x2apic";
 /// Time is the number of instructions, one nanosecond each; it does not pass while all CPUs sleep.
 pub const ICOUNT: &str = "shift=0,sleep=off";
@@ -39,8 +39,8 @@ pub const RTC: &str = "base=2024-01-01,clock=vm";
 /// Seed of everything random in a counted run, if the user gives none.
 const SEED: u64 = 1;
 const DEFAULT_MEMORY: u64 = 256 * MIB;
-/// What QEMU may not ask of this machine's kernel from its start on: a guest that took it over
-/// could not start programs, become somebody else or take other processes' CPUs.
+/// Rules of QEMU's sandbox, in force from its start. A guest that took QEMU over could not start
+/// programs, change its user or take the CPUs of other processes.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this
 /// order.
@@ -49,7 +49,7 @@ const FIRST_DISK_SLOT: u32 = 8;
 /// Slots 8 to 30 (31 is the chipset's).
 const MAX_DISKS: usize = 23;
 
-/// What executes the guest's instructions.
+/// The engine that executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// Emulation.
@@ -131,7 +131,7 @@ pub struct VirtualMachine {
     pub topology: Topology,
     /// Disks in order: vda, vdb, …
     pub disks: Vec<Disk>,
-    /// What it swaps to: the disk after those.
+    /// The swap disk, which comes after `disks`.
     pub swap: Option<Swap>,
     /// Slots for more of them while it runs.
     pub hot_plug: HotPlug,
@@ -143,7 +143,7 @@ pub struct VirtualMachine {
     pub clock: Clock,
     /// Debugger.
     pub debugger: Debugger,
-    /// What is between devices and memory.
+    /// The unit between devices and memory.
     pub devices: Devices,
     /// Freehold's policy for frames of programs, where it is not the default.
     pub xpfo: Option<String>,
@@ -153,8 +153,8 @@ pub struct VirtualMachine {
     pub calls: CallCounts,
     /// The user's kernel parameters.
     pub append: String,
-    /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it
-    /// saw.
+    /// The observer of the guest's instructions and accesses. A watched machine is asked to end and
+    /// is not killed, since the watcher writes its results at the end.
     pub watcher: Option<Watcher>,
 }
 
@@ -163,7 +163,7 @@ pub struct VirtualMachine {
 pub struct Files<'a> {
     /// The guest's first files.
     pub initramfs: &'a Path,
-    /// What it swaps to, if it does.
+    /// The file behind the swap disk, if there is one.
     pub swap: Option<&'a Path>,
 }
 
@@ -495,9 +495,9 @@ fn parse_seed(text: &str) -> Result<u64> {
 /// Whether the kernel counts system calls, which costs each call a little.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallCounts {
-    /// Nobody asks for them.
+    /// The kernel counts no calls.
     Off,
-    /// They are shown, or kept for machines.
+    /// The report shows the counts, or keeps them for machines.
     On,
 }
 

@@ -52,12 +52,12 @@ impl FaultNumbers {
 pub struct Parameter<'a> {
     /// Its name.
     pub name: &'a str,
-    /// What follows the `=`, if there is one.
+    /// The text after the `=`, if there is one.
     pub value: Option<&'a str>,
 }
 
-/// A rule of frames that can be broken on purpose, harmlessly, so that who checks them from outside
-/// is checked too.
+/// A rule of frames that can be broken on purpose, harmlessly, to test the checkers outside the
+/// kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plant {
     /// The kernel reads a user's frame through the direct map.
@@ -82,17 +82,17 @@ pub enum Plant {
     WrongRoot,
 }
 
-/// What is done about speculative execution.
+/// Mitigations of speculative execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mitigations {
-    /// What the CPU needs.
+    /// Those that the CPU needs.
     #[default]
     Auto,
-    /// Nothing.
+    /// None.
     Off,
 }
 
-/// What is done about an IOMMU.
+/// Use of an IOMMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
     /// Nothing: devices reach all memory.
@@ -107,22 +107,22 @@ pub enum Iommu {
 // An event has a bit in `Settings::trace_events`.
 const _: () = assert!(COUNT <= 64);
 
-/// What the parameters set.
+/// Settings that the parameters make.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How the page allocator behaves.
     pub page_allocator: Options,
     /// The most CPUs to start.
     pub max_cpus: usize,
-    /// What goes to the console of the log.
+    /// The least severe messages of the log that go to the console.
     pub log_level: log::LevelFilter,
     /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
     pub huge_pages: Option<HugeMode>,
-    /// What is done about speculative execution.
+    /// Mitigations of speculative execution.
     pub mitigations: Mitigations,
     /// How strictly frames of programs are kept out of the kernel's map.
     pub xpfo: Policy,
-    /// What is made of the machine's nodes; `None`: they stay as firmware says.
+    /// The emulation of nodes; `None`: they stay as firmware describes them.
     pub numa: Option<Emulation>,
     /// Which nodes get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
@@ -136,7 +136,7 @@ pub struct Settings {
     pub slots: Limits,
     /// The disk that has bounce memory of its own, and no other: its number, and bytes.
     pub restricted: Option<(usize, usize)>,
-    /// What is done about an IOMMU; `None`: as with [`Iommu::On`], if there is one.
+    /// Use of an IOMMU; `None`: as with [`Iommu::On`], if there is one.
     pub iommu: Option<Iommu>,
     /// How devices get bytes.
     pub transfers: Transfers,
@@ -175,11 +175,11 @@ impl Default for Settings {
 pub struct Known {
     /// Its name.
     pub name: &'static str,
-    /// What it can be, as in Linux' documentation; empty for one without a value.
+    /// Its possible values, as in Linux' documentation; empty for a parameter without a value.
     pub values: &'static str,
-    /// What it does.
+    /// The help text.
     pub help: &'static str,
-    /// Set it; the error says what it can be.
+    /// Sets the parameter; the error is the text of its possible values.
     set: fn(&mut Settings, Parameter) -> Result<(), &'static str>,
 }
 
@@ -464,7 +464,7 @@ pub const KNOWN: &[Known] = &[
     },
 ];
 
-/// What `swiotlb` takes.
+/// The values that `swiotlb` takes.
 const SLABS: &str = "SLABS[,AREAS][,force]";
 
 /// Linux' rule, but for `noforce`: there is no device without bouncing.
@@ -518,7 +518,7 @@ fn bytes(text: &str) -> Option<usize> {
     parse_bytes(text.as_bytes()).filter(|&bytes| bytes > 0 && bytes < u64::MAX).map(|bytes| bytes as usize)
 }
 
-/// What `failslab` and `fail_page_alloc` take.
+/// The values that `failslab` and `fail_page_alloc` take.
 const FAULT_NUMBERS: &str = "<interval>,<probability>,<space>,<times>";
 
 fn fault_numbers(parameter: Parameter) -> Result<FaultNumbers, &'static str> {
@@ -534,18 +534,18 @@ fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &
     }
 }
 
-/// What is wrong with a parameter.
+/// A problem with a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Problem<'a> {
-    /// It means nothing.
+    /// The name is unknown.
     Unknown(&'a str),
-    /// Its value cannot be.
+    /// The value is not possible.
     Value {
         /// Its name.
         name: &'static str,
-        /// What was written.
+        /// The text that the user wrote.
         value: &'a str,
-        /// What it can be.
+        /// The possible values.
         expected: &'static str,
     },
 }

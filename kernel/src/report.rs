@@ -1,20 +1,21 @@
-//! What the host is told of a run: that the kernel is up, and what memory did by the end.
+//! Reports to the host about a run: that the kernel is up, and the figures of memory at the end.
 //!
 //! **The audit.** When the program and all it left behind have ended, every user frame has a known
-//! holder: no anonymous frame is left, no page-table leaf maps anything, nobody pins, each
+//! holder: no anonymous frame is left, no page-table leaf maps anything, nothing is pinned, each
 //! page-cache frame is held once, by its file. The kernel's map is compared with the frame table as
-//! well ([`mem::check_map`]). What does not balance is named, and the host makes it an error.
+//! well ([`mem::check_map`]). The report names everything that does not balance, and the host makes
+//! it an error.
 //!
 //! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a
 //! reset, or the IOMMU does not answer, frames of programs and files that it reached in their
-//! places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit takes what their
-//! records say, but for mappings, from what it found; the report says how much memory devices keep.
+//! places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit subtracts their
+//! records, mappings aside, from its findings; the report says how much memory devices keep.
 //!
-//! The audit reads all frame records and then the allocator's lists. What another CPU frees in
-//! between is in neither or in both, and looks like a leak. So a finding counts only if the
+//! The audit reads all frame records and then the allocator's lists. A frame that another CPU frees
+//! in between is in neither or in both, and looks like a leak. So a finding counts only if the
 //! allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and
-//! after. A CPU that still puts away what the last processes had, or that the host runs rarely,
-//! makes the audit look again.
+//! after. The audit looks again if a CPU still puts away memory of the last processes, or if the
+//! host runs the CPU rarely.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -128,7 +129,7 @@ fn end_the_rest() -> usize {
     }
 }
 
-/// What the audit says of a test's machine, whose program has ended.
+/// Returns the audit's verdict on a test's machine, whose program has ended.
 #[cfg(test)]
 pub(crate) fn audit() -> std::string::String {
     let left = end_the_rest();
@@ -168,7 +169,7 @@ impl Display for ClosingReport {
             let (out, back) = (happened(Event::SwapOut), happened(Event::SwapIn));
             [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
         });
-        // What consoles have of it is the same in every run: only disks make it worth a line.
+        // The consoles' share is the same in every run: only disks make it worth a line.
         let has_disks = !host::disks().is_empty() || !host::slots().is_empty();
         let bounced = has_disks.then(|| {
             let all = host::dma().statistics();
@@ -265,7 +266,7 @@ impl Kept {
 /// The most faults that are named.
 const MOST_FAULTS: usize = 8;
 
-/// What the audit found; displays as "ok" or as what is wrong.
+/// Findings of the audit; displays as "ok" or as a list of faults.
 struct AuditVerdict {
     audit: Audit,
     /// Of the frames in it.
@@ -284,7 +285,7 @@ struct AuditVerdict {
     misplaced_timers: u64,
     /// Tasks that wait for a CPU where they do not say they do.
     misplaced_tasks: u64,
-    /// What is wrong with the table of processes.
+    /// A fault of the table of processes.
     process_fault: Option<&'static str>,
     /// Faults of the nodes' copies of the kernel, and the first.
     replica_faults: (u64, Option<freehold_replica::ReplicaFault>),

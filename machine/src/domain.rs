@@ -1,4 +1,4 @@
-//! What devices behind an IOMMU can reach.
+//! The memory that devices behind an IOMMU can reach.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ pub const WINDOW_PAGES: usize = 256;
 /// again.
 pub const MAX_WINDOWS: usize = 32;
 
-/// What a device may do with memory that it reaches for one transfer.
+/// Access of a device to memory that it reaches for one transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceAccess {
     /// Read it.
@@ -31,9 +31,9 @@ pub struct NoTables;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unconfirmed;
 
-/// What one device can reach of memory: nothing at first. A device's addresses equal physical ones,
-/// but for those of *windows*: places, side by side, where it reaches frames of any order for one
-/// transfer.
+/// The memory that one device can reach: none at first. A device's addresses equal physical ones,
+/// except those of *windows*: places, side by side, where the device reaches frames of any order
+/// for one transfer.
 ///
 /// Tasks and start-up call this, with interrupts on. Frames in the arguments are the caller's; no
 /// two calls at a time name the same frame.

@@ -88,8 +88,8 @@ impl Monitor {
     }
 }
 
-/// Runs a line of the shell with `/hotplug`, a program that asks for disks. Each is in the next of
-/// `slots` slots. What it said.
+/// Runs a line of the shell with `/hotplug`, a program that asks for disks. Each disk is in the
+/// next of `slots` slots. Returns the program's output.
 #[track_caller]
 fn plugged(slots: usize, options: &[&str], line: &str) -> String {
     let folder = tempfile::tempdir().expect("temporary folder");

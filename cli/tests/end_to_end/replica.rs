@@ -25,12 +25,12 @@ done
 for k in 1 2 3; do busybox sleep 0.5; grep roots ../replica; echo 0 >probability; done
 : >/tmp/stop; wait; echo 1 >../replica && echo equal";
 
-/// What `freehold scope` saw of a run: what it printed, and the results.
+/// Returns the output and the results of a run under `freehold scope`.
 pub fn watched(options: &[&str], command: &str) -> (String, Value) {
     watched_by("locality", options, command)
 }
 
-/// The same with another model.
+/// Does the same with another model.
 fn watched_by(model: &str, options: &[&str], command: &str) -> (String, Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
@@ -43,8 +43,8 @@ fn watched_by(model: &str, options: &[&str], command: &str) -> (String, Value) {
     (told, record["results"].take())
 }
 
-/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the
-/// start, and those of them from another node.
+/// Returns results of `freehold scope` for the load. For each CPU: the instructions fetched in the
+/// kernel after the start, and how many of these came from another node.
 fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
     let (_, results) = watched(options, LOAD);
     let homes: Vec<usize> =

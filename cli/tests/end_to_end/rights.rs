@@ -1,22 +1,23 @@
-//! What one user's programs may do to another's, and to the kernel by closing what they own:
-//! `--user`, and the conformance programs about inspection and about chains of owners.
+//! Rights of one user's programs over another's, and attempts to harm the kernel by closing objects
+//! that own others: `--user`, and the conformance programs about inspection and about chains of
+//! owners.
 
 use crate::common::*;
 use crate::conformance::{conforms, conforms_with};
 
-/// Who may look into whom: a table of calls, files of /proc, inspectors and targets.
+/// The rules of inspection: a table of calls, files of /proc, inspectors and targets.
 #[test]
 fn rights() {
     conforms("rights");
 }
 
-/// The bounding set, ambient capabilities, secure bits, and what a program begins with.
+/// The bounding set, ambient capabilities, secure bits, and the sets that a program begins with.
 #[test]
 fn capabilities() {
     conforms("capabilities");
 }
 
-/// What owns another to any depth goes without recursion.
+/// Objects that own each other to any depth are dropped without recursion.
 #[test]
 fn drops() {
     for cpus in ["1", "4"] {

@@ -89,7 +89,7 @@ fn where_the_kernel_lies_follows_from_the_seed() {
     assert!(first.ends_with("00000"), "a slide of whole pages of 2 MiB: {first}");
 }
 
-/// What Linux 6.1 says on QEMU's emulated CPU, but for spectre_v2.
+/// Linux 6.1's list of weaknesses on QEMU's emulated CPU, without spectre_v2.
 const WEAKNESSES: &str = "\
 gather_data_sampling:Not affected
 indirect_target_selection:Not affected

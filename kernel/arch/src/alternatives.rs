@@ -1,14 +1,14 @@
 //! Alternatives: instructions of text that are chosen once, at start-up, by what the CPU has and
-//! needs. They cost no question where they run.
+//! needs. A site costs no test when it runs.
 //!
 //! A *site* is a run of instructions that every CPU takes. A table in read-only data
-//! (`alternative.s`) says what stands in its place where a [`Feature`] is there. The other code is
-//! in read-only data too, where nobody can run it: it names no address relative to its own. What it
-//! leaves of its site becomes no-ops. Code jumps to a site's beginning only.
+//! (`alternative.s`) holds its replacement for CPUs that have a [`Feature`]. The replacement is in
+//! read-only data too, where no CPU can run it, and names no address relative to its own. The rest
+//! of a longer site becomes no-ops. Code jumps to a site's beginning only.
 //!
 //! [`apply`] runs on the first CPU, before a second one does and before text is copied to other
-//! nodes: copies have what was chosen, and their hashes are taken of that. Afterwards text changes
-//! by patches only ([`freehold_replica`]).
+//! nodes: copies contain the chosen code, and their hashes are computed from it. Afterwards text
+//! changes by patches only ([`freehold_replica`]).
 //!
 //! SMAP is no feature here: a CPU without it is refused, so STAC and CLAC are always there. The
 //! nearest relative is Linux' arch/x86/kernel/alternative.c.

@@ -44,7 +44,7 @@ const CR0_NATIVE_ERRORS: u64 = 1 << 5;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct X86;
 
-/// What one CPU has for itself.
+/// Data of one CPU.
 #[repr(C)]
 pub(crate) struct PerCpu {
     /// This structure's own address: what `gs:[0]` reads.
@@ -72,7 +72,7 @@ pub(crate) struct PerCpu {
     pub(crate) timer: AtomicU64,
     pub(crate) flush: FlushRequest,
     pub(crate) random: CpuRandom,
-    /// What the heap does for this CPU at this moment; see [`crate::heap`].
+    /// The purpose of this CPU's allocations at this moment; see [`crate::heap`].
     pub(crate) heap_use: AtomicU8,
     /// Free objects of the heap that this CPU has at hand.
     pub(crate) magazines: Magazines,
@@ -269,7 +269,8 @@ pub fn send_nmi(cpu: CpuId) {
 /// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do;
 /// they are on when this returns, and none that came in between was missed.
 pub fn idle() {
-    // What is closed must not outlive its deadline while the CPU sleeps, nor wake it for that.
+    // A closed window's translation must not outlive its deadline while the CPU sleeps, nor wake
+    // the CPU for that.
     windows::forget_closed();
     enable_interrupts_and_halt();
 }
@@ -435,12 +436,13 @@ impl Machine for X86 {
     }
 }
 
-/// What one CPU asks others to forget. Written by its CPU, pinned, while nothing is pending.
+/// One CPU's request to the others to forget translations. Its CPU writes it, pinned, while no bit
+/// of `pending` is set.
 pub(crate) struct FlushRequest {
-    /// Who has not done it yet; each clears its own bit.
+    /// The CPUs that have not done so yet; each clears its own bit.
     pending: AtomicU64,
     start: AtomicU64,
-    /// Pages, or what the values below say.
+    /// The number of pages, or one of the special values below.
     pages: AtomicU64,
 }
 

@@ -1,7 +1,7 @@
-//! Breaches of the rules of frames and of SMAP, committed on purpose: what checks them from outside
+//! Breaches of the rules of frames and of SMAP, committed on purpose: the checker outside
 //! (`freehold scope`) has to find each. The kernel parameter `freehold.plant` asks for one; nothing
-//! else calls this. What is broken is mended before the function returns, and nobody's bytes are
-//! changed.
+//! else calls this. Each function undoes its breach before it returns, and changes no byte of
+//! another owner.
 
 use core::arch::asm;
 

@@ -1,4 +1,4 @@
-//! What one device can reach: second-level tables, as the unit walks them (VT-d 3.7).
+//! The memory that one device can reach: second-level tables, as the unit walks them (VT-d 3.7).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

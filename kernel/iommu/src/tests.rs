@@ -97,14 +97,14 @@ fn without_an_answer_nothing_is_confirmed() {
     assert_eq!(hardware.access(DISK, 0x70_0000, Access::Write), Ok(0x70_0000));
     assert_eq!(disk.unmap(run(0x700, 0x701)), Err(Unconfirmed));
     assert_eq!(hardware.access(DISK, 0x70_0000, Access::Write), Ok(0x70_0000), "the device still reaches it");
-    // Nobody waits for it again.
+    // No later call waits for the unit again.
     let sent = unit.invalidations();
     disk.map(run(0x701, 0x702)).unwrap();
     assert_eq!((disk.unmap(run(0x701, 0x702)), unit.invalidations()), (Err(Unconfirmed), sent));
 }
 
-/// Each of those who wait at a time gets its own answer, more often than there are words for
-/// answers and places in the queue.
+/// Each of several callers that wait at once gets its own answer, more often than there are words
+/// for answers and places in the queue.
 #[test]
 fn threads_that_unmap_at_a_time_are_all_answered() {
     let (unit, hardware, _) = start(UnitKind::default(), Mode::Batched);
@@ -370,8 +370,8 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Whatever is mapped and unmapped, a device with a cache that remembers reaches what the set
-    /// says.
+    /// After any maps and unmaps, a device with a cache reaches exactly the pages of the model's
+    /// set.
     #[test]
     fn a_device_reaches_what_a_set_says(
         steps in proptest::collection::vec((any::<bool>(), 0x1e0u64..0x220, 1u64..24), 1..60),

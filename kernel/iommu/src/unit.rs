@@ -99,7 +99,7 @@ const _: () = assert!(WAITS * (MOST_SENT + 1) < DESCRIPTORS);
 /// The queue's end. Its lock is held while descriptors are written, and not while the unit answers.
 struct Tail {
     next: usize,
-    /// What the last wait was told to write.
+    /// The number that the last wait descriptor was told to write.
     number: u32,
 }
 

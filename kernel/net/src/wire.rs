@@ -78,11 +78,11 @@ impl TcpSegment<'_> {
 /// An ARP packet's sender, and whether it asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resolution {
-    /// Its address.
+    /// The sender's address.
     pub ip: Ipv4Addr,
-    /// Its device's.
+    /// The address of the sender's device.
     pub hardware: EthernetAddress,
-    /// Whom it asks for.
+    /// The address that the sender asks for.
     pub asks_for: Option<Ipv4Addr>,
 }
 

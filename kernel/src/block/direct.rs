@@ -1,11 +1,11 @@
 //! O_DIRECT: a disk's bytes to and from the program's own frames, past the page cache.
 //!
-//! The frames are pinned while the device has the request: what it reads and writes stays the
-//! program's memory, whatever fork, mprotect or reclaim do meanwhile. Who reads through the cache
-//! sees what was written directly, and the other way round: before a transfer the cache's changes
-//! in the range are stored, and a write takes the range's pages out of the cache before and after.
-//! Where a page cannot be taken out (somebody pins it, or changes it again and again through a
-//! mapping), the write goes through the cache and is stored at once.
+//! The frames are pinned while the device has the request: the device's bytes stay the program's
+//! memory, even if fork, mprotect or reclaim act meanwhile. A reader through the cache sees bytes
+//! that were written directly, and the other way round: before a transfer the cache's changes in
+//! the range are stored, and a write takes the range's pages out of the cache before and after.
+//! Where a page cannot be taken out (it is pinned, or a program changes it again and again through
+//! a mapping), the write goes through the cache and is stored at once.
 
 use core::ops::Range;
 

@@ -1,11 +1,11 @@
-//! The flusher: writes back what has been dirty for long, or what is too much.
+//! The flusher: it writes back pages that have been dirty for long, and pages above the limits.
 //!
 //! One task looks at all disks every five seconds while one is open, as Linux' does
 //! (`dirty_writeback_centisecs`), and at once when writers ask it to. It stores a disk's changes
-//! when they have been there for half a minute (`dirty_expire_centisecs`), or when a tenth of the
-//! memory that could hold them is dirty; a writer that finds a fifth dirty stores its disk's itself
-//! before it goes on. What is dirtied through mappings is not counted against the writer: when
-//! memory is short, reclaim stores it.
+//! when they are half a minute old (`dirty_expire_centisecs`), or when a tenth of the memory that
+//! could hold them is dirty; a writer that finds a fifth dirty stores its disk's changes itself
+//! before it continues. Pages that become dirty through mappings do not count against the writer:
+//! when memory is short, reclaim stores them.
 //!
 //! A page that a disk refuses is clean afterwards and its bytes are lost, as on Linux; each open
 //! file is told once, by fsync(2). No writer is held up for it. Where the request could not be made

@@ -1,7 +1,7 @@
-//! A disk that somebody has as a whole: swap.
+//! A disk that one holder has as a whole: swap.
 //!
-//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. Nobody
-//! else writes to the disk (`ETXTBSY`) or holds it (`EBUSY`); who reads it may see anything.
+//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. No other
+//! program writes to the disk (`ETXTBSY`) or holds it (`EBUSY`); a reader may see any bytes.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,7 +59,7 @@ impl HeldDisk {
 
 impl Drop for HeldDisk {
     fn drop(&mut self) {
-        // What was read while it was held is old.
+        // Pages that were read while the disk was held are out of date.
         self.0.cached.cache().shrink(u64::MAX);
         self.0.held.store(false, Ordering::Release);
     }

@@ -300,11 +300,11 @@ struct DiskContent {
     size: u64,
     cached: Arc<CacheContent>,
     openers: AtomicUsize,
-    /// Since when something is dirty, as the flusher noticed; 0: nothing is.
+    /// Time at which the flusher first saw dirty pages; 0 if there are none.
     dirty_since: AtomicU64,
-    /// Somebody has it as a whole ([`HeldDisk`]).
+    /// Whether a holder has the whole disk ([`HeldDisk`]).
     held: AtomicBool,
-    /// It was plugged out ([`plug`]).
+    /// Whether the disk was plugged out ([`plug`]).
     is_gone: AtomicBool,
 }
 

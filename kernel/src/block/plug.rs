@@ -1,14 +1,14 @@
 //! Disks that are plugged in and out while the machine runs.
 //!
-//! A task per slot looks after it. A disk that comes gets a place, a node in /dev and its entries
-//! in /proc and /sys. One that is asked to go, by its slot's button, is stored first; one that is
-//! gone cannot be. Then it is out of its place, so that opening its node is ENXIO, and its requests
-//! fail: what programs wait for ends as EIO, and so does each further call on files that are open
-//! on it. Pages that are mapped stay as they are until they are unmapped; others are SIGBUS. What
-//! was swapped out to the disk is lost to those who need it, as on Linux.
+//! A task per slot looks after it. A new disk gets a place, a node in /dev and its entries in /proc
+//! and /sys. When its slot's button asks a disk to go, its changes are stored first; a disk that is
+//! already gone cannot be stored. Then the disk leaves its place, so that opening its node is
+//! ENXIO, and its requests fail: pending requests of programs end as EIO, and so does each further
+//! call on files that are open on it. Pages that are mapped stay as they are until they are
+//! unmapped; others are SIGBUS. Pages that were swapped out to the disk are lost, as on Linux.
 //!
-//! A button that is pressed asks at once: there are no five seconds in which a second press would
-//! take it back, since a program presses it.
+//! A press of the button acts at once. Linux waits five seconds, in which a second press takes the
+//! first back; here a program presses the button.
 
 use core::sync::atomic::Ordering;
 

@@ -2,14 +2,14 @@
 //! included.
 //!
 //! The time of a thread is [charged](Group::use_cpu) to its group and to all above. Where a quota
-//! is used up the charge says until when the thread is to wait. Waiting is the thread's own affair
-//! (`crate::task::quota`): on its way to user mode, where it holds nothing. What was used beyond a
-//! quota is taken from the quotas of the periods that follow, so that over time no group has more
+//! is used up the charge returns the time until which the thread is to wait. The thread waits by
+//! itself (`crate::task::quota`), on its way to user mode, where it holds no lock. Time used beyond
+//! a quota is taken from the quotas of the following periods, so that over time no group has more
 //! than its share, however late its threads charge.
 //!
 //! **Protocol.** A [`Bandwidth`] is behind a spin lock of its own. No timer ends a period: the next
-//! that charges or reads notices that it has ended. Whoever changes what a waiting thread waits for
-//! advances the [generation](CpuQuota::generation) of its group first and wakes it then; a thread
+//! charge or read notices that it has ended. A change of the quota that a thread waits for advances
+//! the [generation](CpuQuota::generation) of its group first and then wakes the thread. A thread
 //! reads the generation before it charges, and waits only while it is the same.
 //!
 //! Linux' relative: `cfs_bandwidth` in kernel/sched/fair.c, which hands quotas out to CPUs in
@@ -88,7 +88,8 @@ impl Bandwidth {
         self.used = self.used.saturating_sub(ended.saturating_mul(self.quota));
         self.end += ended * self.period;
     }
-    /// Charges `ran`; what is left, or when there is something left again.
+    /// Charges `ran` nanoseconds. Returns the time that is left, or the time from which some is
+    /// left again.
     fn charge(&mut self, now: u64, ran: u64) -> CpuUse {
         if self.quota == NO_QUOTA {
             return CpuUse::Runs { left: u64::MAX };
@@ -106,7 +107,7 @@ impl Bandwidth {
     }
     fn set(&mut self, now: u64, quota: u64, period: u64) {
         self.advance(now);
-        // What was promised to those that wait is not so any more.
+        // The waits that were counted in advance do not last as long as they were to.
         self.statistics.throttled_time -=
             self.waits_until.saturating_sub(now).min(self.statistics.throttled_time);
         (self.waits_until, self.used) = (0, 0);
@@ -115,7 +116,7 @@ impl Bandwidth {
     }
 }
 
-/// What a charge of CPU time led to.
+/// Result of a charge of CPU time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CpuUse {
     /// There are so many nanoseconds left; `u64::MAX` where there is no quota.
@@ -131,7 +132,7 @@ pub enum CpuUse {
 }
 
 impl CpuUse {
-    /// What two groups say together.
+    /// Combines the results of two groups.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Runs { left }, Self::Runs { left: other }) => Self::Runs { left: left.min(other) },
@@ -196,7 +197,7 @@ impl Group {
             false => use_,
         })
     }
-    /// What cpu.stat says of its quota; `None` where the controller does not act.
+    /// Returns the quota's figures for cpu.stat; `None` where the controller does not act.
     pub fn cpu_statistics(&self) -> Option<CpuStatistics> {
         let acts = !self.is_root() && self.controllers().contains(super::ControllerSet::CPU);
         acts.then(|| {

@@ -2,12 +2,12 @@
 //!
 //! A group on which the controller acts has an account ([`freehold_charge`]) below that of the
 //! nearest group above which has one. Its processes, and those of groups below without one, pay
-//! with it: [`Group::payer`]. What they were charged for before a move stays where it is, and what
-//! a removed group was charged for counts in the groups above it until its last frame is free.
+//! with it: [`Group::payer`]. Charges from before a move stay with the old group. Charges of a
+//! removed group count in the groups above it until its last frame is free.
 //!
 //! Frames are charged, refused and taken back by the layer of memory ([`crate::mem::charge`]),
 //! which registers itself ([`set_charging`]). Here are the accounts and the files. Linux' relative:
-//! `mm/memcontrol.c`. What has no effect here has no file: memory.min, memory.low,
+//! `mm/memcontrol.c`. Settings without effect here have no file: memory.min, memory.low,
 //! memory.numa_stat, memory.swap.high, memory.zswap.*.
 
 use core::fmt;

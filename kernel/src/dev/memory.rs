@@ -7,7 +7,7 @@ use freehold_collections::{Arc, reserve};
 
 const CHUNK: usize = 512;
 
-/// What reading and writing mean.
+/// The device, which determines the result of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceKind {
     Null,
@@ -90,8 +90,8 @@ impl File for MemoryFile {
     fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         match self.kind {
             DeviceKind::Full => Err(Errno::ENOSPC),
-            // What is written to the generator is no more random than what it has: it is not mixed
-            // in.
+            // Bytes that a program writes to the generator are not more random than its state: they
+            // are not mixed in.
             _ => Ok(swallow(source)),
         }
     }

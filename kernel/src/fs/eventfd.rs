@@ -13,7 +13,7 @@ use crate::syscall::Args;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// What a read takes.
+/// The amount that a read takes from the counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Take {
     All,

@@ -1,4 +1,4 @@
-//! What an open file does.
+//! Operations of an open file.
 
 use core::any::Any;
 use core::ops::Range;
@@ -77,7 +77,7 @@ impl Ready {
     }
 }
 
-/// What seeking means for a file.
+/// The meaning of a seek for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seekable {
     /// The description keeps an offset; `read_at` and `write_at` use it.
@@ -99,7 +99,7 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
-/// What mmap(2) shows of a file.
+/// The content of a file for mmap(2).
 pub enum MmapContent {
     /// Its bytes.
     Content(Arc<dyn FileContent>),
@@ -110,21 +110,21 @@ pub enum MmapContent {
     Zeroes,
 }
 
-/// What fallocate(2) is to do with a range.
+/// The change that fallocate(2) makes to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// Give it memory, and grow the file if it ends behind it.
+    /// Gives the range memory, and grows the file if the range ends behind it.
     Extend,
-    /// Give it memory; the size stays.
+    /// Gives the range memory; the size stays.
     KeepSize,
-    /// Make it a hole; the size stays.
+    /// Makes the range a hole; the size stays.
     PunchHole,
     /// Make it zeroes with memory behind them; the size stays.
     ZeroKeepSize,
 }
 
-/// What an open file description does; the default of each operation is Linux' answer for a file
-/// that lacks it. Methods may sleep.
+/// Operations of an open file description. The default of each operation is Linux' answer for a
+/// file that lacks it. Methods may sleep.
 pub trait File: Any + Send + Sync {
     /// The identity behind it.
     fn node(&self) -> Arc<dyn Node>;
@@ -140,8 +140,8 @@ pub trait File: Any + Send + Sync {
     fn write_at(&self, _offset: u64, _source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         Err(Errno::EINVAL)
     }
-    /// What is ready now. With a waiter, also arrange that it is woken when that changes;
-    /// registering comes before looking, so that no change is missed.
+    /// Returns the events that are ready now. With a waiter, also arranges that it is woken when
+    /// they change. The waiter is registered before the look, so that no change is missed.
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
@@ -166,7 +166,7 @@ pub trait File: Any + Send + Sync {
     fn sync(&self) -> Result<()> {
         Err(Errno::EINVAL)
     }
-    /// What mmap shows; `ENODEV` where that makes no sense.
+    /// Returns the content for mmap; `ENODEV` for a file that cannot be mapped.
     fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
     }
@@ -209,7 +209,7 @@ pub trait File: Any + Send + Sync {
     fn seals(&self) -> Option<u32> {
         None
     }
-    /// What O_APPEND, O_NONBLOCK and the like became after F_SETFL.
+    /// Takes the new O_APPEND, O_NONBLOCK and similar flags after F_SETFL.
     fn flags_changed(&self, _flags: super::OpenFlags) {}
     /// A descriptor was closed, not necessarily the last.
     fn flush(&self) -> Result<()> {

@@ -6,10 +6,11 @@
 //! owner. A conflict waits on one queue for all; a release wakes all sleepers, which look again.
 //! flock's and fcntl's locks do not see each other (two spaces), as on Linux.
 //!
-//! **Deadlocks.** What a process waits for with F_SETLKW is known for as long as it waits. Before
-//! it does, the way from the holder of what is in its way, to what that waits for, to its holder is
-//! followed for ten steps (Linux: `posix_locks_deadlock`); where it comes back, the wait would not
-//! end. Descriptions are not followed: who holds them may be many.
+//! **Deadlocks.** While a process waits with F_SETLKW, its wait is known. Before a process waits,
+//! its chain is followed for ten steps: from the holder of the conflicting lock to the lock that
+//! this holder waits for, to its holder, and so on (Linux: `posix_locks_deadlock`). If the chain
+//! returns to the process, the wait would not end and is refused. Open file descriptions are not
+//! followed, since many processes may hold one.
 
 use core::ops::Bound;
 
@@ -388,8 +389,8 @@ mod tests {
         assert!(conflict(file, &lock(3, 0, u64::MAX, LockSharing::Exclusive)).is_none());
     }
 
-    /// Who would wait for somebody that waits for him, by others too, is told so; what waits is
-    /// forgotten with the wait.
+    /// A wait that would close a circle of waits, through other waiters too, is refused. A wait is
+    /// forgotten when it ends.
     #[test]
     fn a_wait_that_would_not_end_is_refused() {
         let (one, other, third) = (file(5), file(6), file(7));

@@ -48,7 +48,7 @@ pub const TYPES: [&str; 12] = [
     "overlay",
 ];
 
-/// What statfs(2) tells of a file system.
+/// Figures of a file system for statfs(2).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FsStats {
     /// The magic number (linux/magic.h).

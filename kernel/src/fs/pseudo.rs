@@ -49,7 +49,7 @@ pub trait Dynamic: Send + Sync {
 /// Listing positions of dynamic entries begin here.
 const DYNAMIC: u64 = 1 << 20;
 
-/// What the directories of a tree share.
+/// State that the directories of a tree share.
 struct Tree {
     device: u64,
     refusal: Refusal,
@@ -73,7 +73,7 @@ pub struct PseudoDir {
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
 }
 
-/// What programs hear that try to make something.
+/// The error for programs that try to create an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// There is nothing of that name, and never will be (`ENOENT`): /proc.

@@ -92,7 +92,7 @@ pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) ->
     names::make_node(&walk, &path, kind, mode, rdev).map(|_| ())
 }
 
-/// Remove a node of [`add_device`] from /dev. Whatever else has its name stays.
+/// Removes a node of [`add_device`] from /dev. Any other node of that name stays.
 ///
 /// # Errors
 /// `ENOENT`: there is no such node any more. `ENOMEM`.
@@ -153,7 +153,7 @@ pub fn open_file(path: &[u8], flags: OpenFlags) -> Result<Arc<OpenFile>> {
 /// The bytes of the file at `path`, read by the kernel itself.
 ///
 /// # Errors
-/// What opening and reading give; `ENOMEM`.
+/// The errors of opening and reading; `ENOMEM`.
 pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
     let file = open_file(path, OpenFlags::empty())?;
     let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;

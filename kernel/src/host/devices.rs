@@ -86,11 +86,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// What is woken when frames may have come, or room may have been made.
+    /// Returns the queue that is woken when frames may have arrived, or room may have been made.
     pub const fn changed(&self) -> &Arc<WaitQueue> {
         &self.line.changed
     }
-    /// Set before that is woken by the device; cleared by who looks.
+    /// Returns the flag that the device's interrupt sets before it wakes the queue; the reader
+    /// clears it.
     pub const fn interrupted(&self) -> &'static AtomicBool {
         &self.line.interrupted
     }
@@ -118,7 +119,7 @@ const DISKS: [&str; 26] = [
     "vdp", "vdq", "vdr", "vds", "vdt", "vdu", "vdv", "vdw", "vdx", "vdy", "vdz",
 ];
 
-/// What the host has given.
+/// Devices that the host provides.
 pub struct Host {
     ports: Vec<Arc<Port>>,
     disks: Vec<Disk>,
@@ -256,12 +257,12 @@ pub fn slots() -> &'static [DiskSlot] {
     HOST.get().map_or(&[], |host| &host.slots)
 }
 
-/// What devices may see of memory.
+/// Limits of devices' bounce memory.
 #[derive(Clone, Copy, Debug)]
 pub struct BounceSettings {
-    /// All together.
+    /// Limits of all devices together.
     pub limits: Limits,
-    /// The disk that has memory of its own, and none beside it: its number, and bytes.
+    /// The disk that has bounce memory of its own and uses no other: its number, and bytes.
     pub restricted: Option<(usize, usize)>,
 }
 
@@ -328,7 +329,7 @@ pub fn init(
     HOST.call_once(|| host);
 }
 
-/// What a test's machine has instead of the host's devices: disks and folders.
+/// Gives a test's machine disks and folders instead of the host's devices.
 #[cfg(test)]
 pub(crate) fn init_with(disks: Vec<Disk>, folders: Vec<Folder>) {
     let (ports, networks, memory, slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

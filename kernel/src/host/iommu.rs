@@ -169,7 +169,7 @@ fn tell(fault: DmaFault, domain: Option<&Domain<Bar, Frames>>) {
     );
 }
 
-/// Who has the frame at `address`.
+/// Returns the name of the owner of the frame at `address`.
 fn owner(address: u64) -> &'static str {
     let frame = Pfn(address / freehold_machine::PAGE_SIZE as u64);
     let table = mem::frames().table();

@@ -1,8 +1,9 @@
 //! Slots that disks are plugged into while the machine runs.
 //!
-//! What a slot needs is made once, at start-up: an interrupt of the port's and one for the device,
-//! the account of the DMA API, the domain, and a mapping of the addresses that a device's registers
-//! go to. An empty slot's account and domain are detached: it has no memory, and no table.
+//! A slot's resources are made once, at start-up: an interrupt of the port's and one for the
+//! device, the account of the DMA API, the domain, and a mapping of the addresses that a device's
+//! registers go to. An empty slot's account and domain are detached: it has no memory, and no
+//! table.
 //!
 //! **Registers.** A driver outlives its device, since open files hold it. So each device has a
 //! *gate*, which is closed before the next can come: behind a closed gate registers read as all
@@ -10,8 +11,9 @@
 //! the driver too, and so before the driver's last access, which is the reset when it is dropped.
 //!
 //! **Order of letting go** ([`DiskSlot::release`]). The device confirms a reset, or loses power;
-//! what it was lent is freed then. All tasks leave the driver; the gate closes; the account and the
-//! domain go; the power goes last, so that a host which waits for it finds nothing in use.
+//! then the memory lent to it is freed. All tasks leave the driver; the gate closes; the account
+//! and the domain go; the power goes last, so a host that waits for the power to go finds nothing
+//! in use.
 //!
 //! **Context.** One task per slot (`block/plug.rs`), which alone calls [`DiskSlot::release`] and
 //! [`DiskSlot::start_disk`]. Linux' nearest relative is drivers/pci/hotplug/pciehp_ctrl.c.
@@ -113,7 +115,7 @@ impl Platform for SlotPlatform<'_> {
     }
 }
 
-/// What the port's interrupt wakes.
+/// The wait queue that the port's interrupt wakes.
 struct SlotLine {
     changed: WaitQueue,
     is_pending: AtomicBool,
@@ -177,7 +179,7 @@ impl DiskSlot {
         self.line.changed.wait_uninterruptible(is_pending);
     }
 
-    /// What happened since the last look.
+    /// Returns the slot's state and the events since the last call.
     pub fn take_events(&self) -> SlotState {
         self.port.take_events(&Pci)
     }
@@ -206,7 +208,7 @@ impl DiskSlot {
         let addresses = self.port.window();
         place_registers(&Pci, function, addresses.start..addresses.start + WINDOW)?;
         if !self.device.is_detached() {
-            // What was here before may still reach its memory.
+            // The previous device may still reach its memory.
             return Err(SetupError::NoDomain);
         }
         self.device.reattach()?;

@@ -1,26 +1,27 @@
-//! Accounts of groups of processes: who is charged for frames, and how an account that has all it
-//! may gets room.
+//! Accounts of groups of processes: which account pays for a frame, and how an account at its limit
+//! may get room.
 //!
 //! The page allocator charges a frame that exists for a process' sake to the account of the running
-//! thread ([`freehold_charge`]). A task of the kernel pays for nothing. Accounts are those of
-//! control groups ([`crate::cgroup::memory`]). Until the first is opened nothing is charged, and
-//! costs a no-op ([`StaticKey::FRAME_CHARGES`]); what was handed out before stays free of charge.
+//! thread ([`freehold_charge`]). Kernel tasks pay for nothing. Accounts are those of control groups
+//! ([`crate::cgroup::memory`]). Until the first is opened, nothing is charged, and a charge costs a
+//! no-op ([`StaticKey::FRAME_CHARGES`]); frames handed out before stay free of charge.
 //!
-//! **Objects of the kernel** are charged like frames, by the byte: what the heap hands out to a
-//! thread's account ([`OBJECTS`]), and the stack of a new thread to its maker's ([`StackCharge`]).
+//! **Objects of the kernel** are charged like frames, by the byte: an object of the heap to the
+//! account of its thread ([`OBJECTS`]), and the stack of a new thread to the account of its maker
+//! ([`StackCharge`]).
 //!
-//! **Met limits.** A charge that would pass an account's `max` fails as a request does that finds
-//! no frame; the thread remembers which account refused. Where it looks for memory next
-//! ([`super::find_more`]), it takes frames back that are charged to this account or below, and
-//! where there are none the account's own [`Killer`] chooses a process. Who ends, and who is
-//! finding memory for others, passes all limits.
+//! **Met limits.** A charge that would pass an account's `max` fails like a request that finds no
+//! frame; the thread remembers which account refused. When the thread next looks for memory
+//! ([`super::find_more`]), it takes back frames that are charged to this account or below. If there
+//! are none, the account's own [`Killer`] chooses a process. A thread that ends, or that is finding
+//! memory for others, passes all limits.
 //!
-//! An object that the heap may not refuse, since its maker takes no failure, passes `max`. So does
-//! no more than a system call's reserve: before the thread is back in user mode the account is
+//! An object that the heap may not refuse, since its maker takes no failure, passes `max`. At most
+//! a system call's reserve can pass it so: before the thread is back in user mode the account is
 //! brought below its limit again, by reclaim or by the [`Killer`].
 //!
-//! A charge that passes `high` succeeds; before the thread is back in user mode it takes back what
-//! is too much, and sleeps where that is more than it can ([`attend`]).
+//! A charge that passes `high` succeeds; before the thread is back in user mode it takes back the
+//! excess, and sleeps where it cannot take back enough ([`attend`]).
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! What memory is used for, in numbers.
+//! Figures of the use of memory.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,7 +32,7 @@ pub struct MemoryStats {
     pub kernel: u64,
     /// Stacks of tasks in the kernel, which are among these.
     pub stacks: u64,
-    /// What devices see.
+    /// Bounce memory of devices.
     pub bounce: u64,
 }
 
@@ -90,7 +90,7 @@ pub fn all_there_can_be() -> u64 {
     hotplug::ceiling() / PAGE + commons().swap().usage().slots
 }
 
-/// What memory is used for now.
+/// Returns figures of the present use of memory.
 pub fn memory() -> MemoryStats {
     let owned = frames();
     MemoryStats {

@@ -123,7 +123,7 @@ pub struct Lateness {
 /// The figures of one CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuLateness {
-    /// Whose.
+    /// The CPU.
     pub cpu: CpuId,
     /// The longest for which it took no interrupt.
     pub interrupts_off: Lateness,

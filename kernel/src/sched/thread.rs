@@ -1,9 +1,10 @@
-//! Threads: what the scheduler, and all below the tasks of POSIX, know of a thread of execution.
+//! Threads: the view of a thread of execution that the scheduler, and all code below the tasks of
+//! POSIX, have.
 //!
 //! A [`Thread`] has a share in scheduling, a kernel stack, the address space that its CPU loads,
 //! and the little state that sleeping, the page allocator and reclaim keep per thread. A task
-//! ([`crate::task`]) owns one and adds what POSIX wants. The run queues hold threads; a thread that
-//! was started holds its task until it has ended. What a lower layer asks of the task goes through
+//! ([`crate::task`]) owns one and adds the state of POSIX. The run queues hold threads; a thread
+//! that was started holds its task until it has ended. Lower layers ask the task through
 //! [`ThreadOwner`].
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -27,9 +28,9 @@ use crate::time::{Expire, TimerSlot};
 /// The roots of an address space, as CPUs load them.
 pub type Translation = freehold_vm::Translation<crate::hw::Frames>;
 
-/// What fills pinned bytes of a program.
+/// A function that fills pinned bytes of a program.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>;
-/// What takes pinned bytes of a program.
+/// A function that takes pinned bytes of a program.
 pub type Drain<'a> = &'a mut dyn FnMut(&dyn Original) -> Result<()>;
 
 /// A part of a program's memory that is pinned for a transfer.
@@ -43,11 +44,11 @@ pub struct PinnedPart {
     pub unit: usize,
 }
 
-/// What lower layers ask of the task that a thread belongs to.
+/// Questions of lower layers to the task that a thread belongs to.
 pub trait ThreadOwner: Send + Sync {
     /// Whether the thread ends before it sees user mode again.
     fn is_ending(&self) -> bool;
-    /// Who the process acts as.
+    /// Returns the credentials of the process.
     fn credentials(&self) -> Arc<Credentials>;
     /// Describes the thread for the log: its name and its number.
     fn label(&self) -> ([u8; 16], u32);
@@ -117,19 +118,19 @@ pub struct Thread {
     runs: RunsPrograms,
     /// Its share in scheduling.
     pub schedule: Schedule,
-    /// What tracepoints call it.
+    /// The label of the thread in tracepoints.
     pub label: TraceLabel,
     stack: spin::Once<crate::hw::thread::Thread>,
-    /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by
-    /// itself.
+    /// The translation that the thread's CPU loads; `None`: any that is loaded. Changed before the
+    /// thread runs, or by the thread itself.
     translation: SpinLock<Option<Arc<Translation>>>,
     /// Held from its start to its end.
     kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
-    /// What is to be looked at before the return to user mode: [`SIGNAL`], [`PLACE`].
+    /// Flags to check before the return to user mode: [`SIGNAL`], [`PLACE`].
     attention: AtomicU8,
-    /// Where it runs, if its program is told.
+    /// The CPU and node on which the thread runs, if its program is told.
     whereabouts: Whereabouts,
-    /// The concurrency IDs of its space; `None` where there is one CPU, or nobody is told.
+    /// The concurrency IDs of its space; `None` where there is one CPU, or no program is told.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
     /// See [`Thread::cancel`].
     cancelled: AtomicBool,
@@ -154,10 +155,10 @@ pub struct Thread {
     pub(crate) refused_by: AtomicAccountId,
     /// The same for the account whose limit it passed ([`Thread::pass_high`]).
     passed_high: AtomicAccountId,
-    /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at
-    /// it.
+    /// References that the thread has yet to let go of ([`crate::sync::deferred`]). Only the thread
+    /// itself looks at them.
     pub(crate) releases: ReleaseList,
-    /// Which of its allocations are to fail.
+    /// The thread's allocations that are to fail.
     pub(crate) injection: TaskFaults,
 }
 
@@ -285,7 +286,7 @@ impl Thread {
     pub fn account(&self) -> AccountId {
         self.account.load(Ordering::Relaxed)
     }
-    /// Has another account pay from now on. What it asks for meanwhile is paid by either.
+    /// Makes another account pay from now on. Either account pays for requests meanwhile.
     pub fn set_account(&self, account: AccountId) {
         self.account.store(account, Ordering::Relaxed);
     }
@@ -391,7 +392,7 @@ mod running {
         pub fn backtrace(&self, into: &mut [u64; MAX_FRAMES]) -> usize {
             self.stack.get().map_or(0, |stack| stack.backtrace(into))
         }
-        /// What its CPU translates through, locked.
+        /// Returns the translation that the thread's CPU loads, locked.
         pub(in crate::sched) fn translation(
             &self,
         ) -> impl core::ops::Deref<Target = Option<Arc<Translation>>> + '_ {
@@ -430,7 +431,7 @@ mod running {
             STACKS.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
-        /// What runs now is the thread, for ever: a CPU's idle thread.
+        /// Makes the running code the thread, for ever: a CPU's idle thread.
         pub(in crate::sched) fn adopt(&self) {
             self.stack.call_once(machine::Thread::adopt);
         }

@@ -336,7 +336,7 @@ fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, rece
     }
 }
 
-/// What a receive returns: with MSG_TRUNC the message's whole length.
+/// Returns the result of a receive: with MSG_TRUNC the message's whole length.
 fn returned(received: &Received, flags: u32) -> usize {
     if flags & c::MSG_TRUNC != 0 { received.length } else { received.count }
 }

@@ -285,7 +285,7 @@ impl Socket {
                 // ICMP says so, and the next call does.
                 self.channel().fail(Errno::ECONNREFUSED);
             }
-            // What nobody gets is read all the same.
+            // The bytes of a datagram without receiver are read all the same.
             return take_all(source, length);
         };
         let name = Some(Address::Inet(from));

@@ -63,17 +63,19 @@ const OF_FILES: u64 = 0b1_1111 | 1 << 9 | 1 << 27 | 1 << 32;
 /// The sets of a process, a bit for each capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// What counts.
+    /// The capabilities that permit an operation now.
     pub effective: u64,
-    /// What may become effective again.
+    /// The capabilities that may become effective again.
     pub permitted: u64,
-    /// What execve may keep.
+    /// The capabilities that execve may keep.
     pub inheritable: u64,
-    /// What execve may give to user 0, and what may become inheritable. It only shrinks.
+    /// The capabilities that execve may give to user 0, and that may become inheritable. The set
+    /// only shrinks.
     pub bounding: u64,
-    /// What execve keeps for a program without rights of its own: permitted and inheritable ones.
+    /// The capabilities that execve keeps for a program without rights of its own: permitted and
+    /// inheritable ones.
     pub ambient: u64,
-    /// What user 0 means.
+    /// The special rights of user 0.
     pub secure: SecureBits,
 }
 
@@ -87,7 +89,7 @@ impl SecureBits {
     pub const NO_ROOT: Self = Self(1);
     /// A change of user changes no set.
     pub const NO_SETUID_FIXUP: Self = Self(1 << 2);
-    /// Who stops being user 0 keeps what is permitted, until execve.
+    /// A process that stops being user 0 keeps its permitted set, until execve.
     pub const KEEP_CAPS: Self = Self(1 << 4);
     /// No capability becomes ambient.
     pub const NO_AMBIENT_RAISE: Self = Self(1 << 6);
@@ -164,7 +166,7 @@ impl Capabilities {
         self.permitted & 1 << capability as u8 != 0
     }
 
-    /// What is left of `old`'s after its identities became those of `new`.
+    /// Returns the sets of `old` that are left after its identities became those of `new`.
     pub(super) fn after_ids(old: &Credentials, new: &Credentials) -> Self {
         let mut sets = new.capabilities;
         // User 0 is that of their namespace, which no id is where it has no mapping.
@@ -192,8 +194,8 @@ impl Capabilities {
         sets
     }
 
-    /// What a program begins with that `credentials` run, which had its sets before (Linux:
-    /// `cap_bprm_creds_from_file`).
+    /// Returns the sets that a program begins with, given the sets that `credentials` had before
+    /// (Linux: `cap_bprm_creds_from_file`).
     pub(super) fn after_exec(credentials: &Credentials, gains: Gains) -> Self {
         let mut sets = credentials.capabilities;
         let user = credentials.user_ns.root();
@@ -258,8 +260,8 @@ mod tests {
         new
     }
 
-    /// Who is user 0 in no way any more has none, for good; who is for a while another gets them
-    /// back.
+    /// A process whose ids are no longer 0 at all loses its capabilities for good; one that is
+    /// another user for a while gets them back.
     #[test]
     fn who_stops_being_user_0_loses_them() {
         let root = ids(0, 0, 0);
@@ -272,7 +274,7 @@ mod tests {
         assert!(!files.capabilities.has(Capability::DacOverride) && files.capabilities.has(Capability::Kill));
     }
 
-    /// What was dropped cannot be had again but by execve as user 0.
+    /// Only execve as user 0 gives back a capability that was dropped.
     #[test]
     fn dropped_ones_stay_dropped() {
         let lock = 1u64 << Capability::IpcLock as u8;
@@ -295,7 +297,7 @@ mod tests {
         assert_eq!(Capabilities::after_exec(&ids(1000, 1000, 1000), Gains::Allowed).permitted, 0);
     }
 
-    /// What the bounding set has lost comes back by no execve; what is inheritable does.
+    /// No execve gives back a capability that the bounding set lost, unless it is inheritable.
     #[test]
     fn the_bounding_set_bounds() {
         let lock = 1u64 << Capability::IpcLock as u8;
@@ -308,8 +310,8 @@ mod tests {
         assert_eq!(Capabilities::after_exec(&root, Gains::Allowed).effective, ALL);
     }
 
-    /// What is ambient survives execve of a user, and ends with what it rests on, and where user 0
-    /// becomes a user.
+    /// An ambient capability survives execve of a user. It ends with the sets that it depends on,
+    /// and when user 0 becomes a user.
     #[test]
     fn ambient_ones_are_kept() {
         let lock = 1u64 << Capability::IpcLock as u8;

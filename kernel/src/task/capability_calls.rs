@@ -116,7 +116,7 @@ pub(super) fn prctl_sets(args: &Args) -> Result<i64> {
             Capabilities { secure: sets.secure.with(SecureBits::KEEP_CAPS, there), ..sets }
         }
         CAP_AMBIENT => ambient(sets, args)?,
-        // What is left needs the right to.
+        // The other operations need CAP_SETPCAP.
         _ if !sets.has(Capability::SetPcap) => return Err(Errno::EPERM),
         CAPBSET_DROP => Capabilities { bounding: sets.bounding & !(1 << number(args[1])?), ..sets },
         SET_SECUREBITS => {

@@ -52,7 +52,7 @@ impl Clock {
             _ => return Err(Errno::EINVAL),
         })
     }
-    /// What it shows, in nanoseconds.
+    /// Returns the clock's time, in nanoseconds.
     ///
     /// # Errors
     /// `EINVAL` for a process or thread that is not there.

@@ -86,7 +86,7 @@ bitflags! {
     }
 }
 
-/// What is to be made.
+/// The task that clone(2) is to make.
 struct CloneRequest {
     flags: CloneFlags,
     exit_signal: Option<Signal>,
@@ -220,7 +220,7 @@ impl CloneRequest {
         }
     }
 
-    /// What a tracer is told of.
+    /// Returns the event that a tracer is told of.
     fn event(&self) -> Event {
         if self.flags.contains(CloneFlags::VFORK) {
             Event::Vfork
@@ -282,7 +282,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     request.check()?;
     let parent = current();
     if parent.signal_pending() {
-        // Who sent it to a group meant what is in it now, and not what comes after that.
+        // The sender of a signal to a group meant its present members, and not a later child.
         return Err(Errno::ERESTARTNOINTR);
     }
     users::check_threads(parent.process())?;
@@ -314,7 +314,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     // Nothing fails from here on. It does not run yet.
     place.keep(task.process());
     if parent.is_dying() && !flags.contains(CloneFlags::THREAD) {
-        // Whoever killed all of a group may not have seen the child: it goes with its parent.
+        // A sender that killed a whole group may not have seen the child: it ends with its parent.
         task.process().signal(SigInfo::kernel(Signal::KILL));
     }
     let told = numbers.in_view(parent.process().pid_view());

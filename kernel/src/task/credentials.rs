@@ -1,4 +1,4 @@
-//! Who a process acts as.
+//! Credentials of a process: the users, groups and capabilities that it acts with.
 
 use core::ops::Deref;
 
@@ -83,7 +83,7 @@ pub struct Credentials {
     pub fsgid: u32,
     /// Supplementary groups.
     pub groups: Groups,
-    /// What is allowed beside what the user may, in the user namespace and below.
+    /// Rights beside those of the user, in the user namespace and below.
     pub capabilities: Capabilities,
     /// The user namespace. All ids here are the kernel's, whatever it maps.
     pub user_ns: UserNs,

@@ -8,7 +8,7 @@
 //!    Else the caller needs CAP_SYS_PTRACE in the target's user namespace.
 //! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, in the initial user
 //!    namespace, whatever its ids are: its memory may still hold what it read as another user.
-//! 4. What the process is permitted must be permitted to the caller too, or the caller has
+//! 4. The caller's permitted set must contain the process' permitted set, or the caller has
 //!    CAP_SYS_PTRACE there. Two user namespaces are never equal in this.
 //!
 //! **Dumpable** is a fact of an address space ([`Dumpable`]), as on Linux: processes that share one
@@ -38,8 +38,8 @@ pub enum CallerIds {
     Real,
 }
 
-/// What for. There is no security module that tells them apart: both follow the same rule, as on a
-/// Linux without Yama.
+/// The purpose of an inspection. There is no security module that tells the two apart: both follow
+/// the same rule, as on a Linux without Yama.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {
     /// To learn something (PTRACE_MODE_READ).
@@ -53,7 +53,7 @@ pub enum Intent {
 pub struct Mode {
     /// Which of the caller's ids count.
     pub ids: CallerIds,
-    /// What for.
+    /// The purpose.
     pub intent: Intent,
 }
 
@@ -72,7 +72,7 @@ impl Mode {
 /// has no space any more).
 fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>, mode: Mode) -> bool {
     let is_open = dumpable.is_none_or(|dumpable| dumpable == Dumpable::Yes);
-    // What a program read before it came to a namespace may still be in its memory: the capability
+    // Memory may still hold bytes that a program read before it came to a namespace: the capability
     // of that namespace does not uncover it.
     if mine.may(Capability::SysPtrace) || (is_open && mine.may_in(&theirs.user_ns, Capability::SysPtrace)) {
         return true;
@@ -89,7 +89,7 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
 
 static AFTER_CHANGE: AtomicU32 = AtomicU32::new(Dumpable::No.number());
 
-/// What a process is whose ids or rights have changed (/proc/sys/fs/suid_dumpable).
+/// Returns the state of a process whose ids or rights have changed (/proc/sys/fs/suid_dumpable).
 pub fn after_change() -> Dumpable {
     Dumpable::from_number(AFTER_CHANGE.load(Ordering::Relaxed).into()).unwrap_or(Dumpable::No)
 }

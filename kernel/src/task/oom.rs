@@ -1,4 +1,4 @@
-//! Whom to kill when no memory is left.
+//! Choice of the process to kill when no memory is left.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
 
-/// How many processes were killed for want of memory.
+/// Returns the number of processes that were killed for want of memory.
 pub fn oom_kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }

@@ -188,9 +188,9 @@ pub struct Process {
     pub(super) fail_nth: AtomicU32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
-    /// What it registered for by membarrier(2), as bits of its commands.
+    /// The commands that the process registered for by membarrier(2), as bits.
     pub barriers: AtomicU32,
-    /// What personality(2) set.
+    /// The value that personality(2) set.
     pub personality: AtomicU32,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,

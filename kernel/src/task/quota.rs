@@ -7,10 +7,9 @@
 //! one that is killed goes on at once. A thread that ends charges what is left to charge, and a new
 //! one begins with a look: processes that live shortly are no way around a quota.
 //!
-//! Whoever changes what it depends on, the quotas of groups or the group of a process, has the
-//! process [look](Process::look_at_quota) afterwards, and wakes those that wait. Where no group
-//! ever had a quota this costs a no-op at a fork and one at a thread's end
-//! ([`StaticKey::CPU_QUOTAS`]).
+//! A call that changes a group's quota, or the group of a process, afterwards has the process
+//! [look](Process::look_at_quota), and wakes the threads that wait. Until a group first has a
+//! quota, this costs a no-op at a fork and one at a thread's end ([`StaticKey::CPU_QUOTAS`]).
 
 use core::sync::atomic::Ordering;
 

@@ -9,14 +9,13 @@
 //! of a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
 //!
-//! **Who is known.** Between finding a process and taking the lock, anybody may wait for it. So
-//! what changes a process' place asks under the lock whether the registry still knows it, and a
-//! process is forgotten once, whoever comes first. What a new process inherits of its maker's
-//! place, it gets under the lock too: the maker may be moved while it forks. [`audit`] counts
-//! all of it anew.
+//! **Known processes.** Between finding a process and taking the lock, another task may reap it. So
+//! a change of a process' place asks under the lock whether the registry still knows the process,
+//! and the first reaper alone forgets it. A new process inherits its maker's place under the lock
+//! too: the maker may be moved while it forks. [`audit`] counts all of it anew.
 //!
-//! **Namespaces.** An ID is a number in the initial PID namespace. Its numbers in others are made
-//! and go with its slot, and are found by namespace and number: see [`pidns`](super::pidns).
+//! **Namespaces.** An ID is a number in the initial PID namespace. Its numbers in other namespaces
+//! exist as long as its slot, and are found by namespace and number: see [`pidns`](super::pidns).
 
 pub mod audit;
 mod leader;
@@ -79,7 +78,7 @@ fn set(link: &AtomicU32, pid: Pid) {
     link.store(pid, Ordering::Relaxed);
 }
 
-/// Who uses an ID.
+/// The users of an ID.
 #[derive(Default)]
 struct IdSlot {
     process: Option<Arc<Process>>,
@@ -104,7 +103,7 @@ impl IdSlot {
     }
 }
 
-/// What the registry's lock protects.
+/// State behind the registry's lock.
 pub struct Registry {
     /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
     slots: Map<Pid, IdSlot>,

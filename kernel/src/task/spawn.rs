@@ -148,23 +148,23 @@ fn spawn(name: &'static str, schedule: Schedule, body: Box<dyn FnOnce() + Send>)
     Ok(task.thread().clone())
 }
 
-/// What a first program is started with.
+/// State that a first program starts with.
 pub struct FirstProgram {
     /// Its descriptors: the three standard streams.
     pub files: Arc<FileTable>,
     /// Its root and working directory.
     pub fs: Arc<FsContext>,
-    /// As whom it runs.
+    /// The credentials that it runs with.
     pub credentials: Arc<Credentials>,
     /// The executable's path, arguments and environment.
     pub program: super::exec::ExecRequest,
 }
 
-/// Make the first program: a child of `parent`, leader of a session of its own. The caller starts
+/// Makes the first program: a child of `parent`, leader of a session of its own. The caller starts
 /// its task.
 ///
 /// # Errors
-/// What execve gives, `ENOMEM`.
+/// Those of execve; `ENOMEM`.
 pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Process>, Arc<Task>)> {
     let numbers = registry::lock().allocate(None, &[])?;
     let pid = numbers.id();

@@ -30,7 +30,7 @@ use crate::sched::{self, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};
 use crate::{Errno, Result, hw};
 
-/// What restart_syscall does for a call that a stop or an ignored signal interrupted.
+/// The continuation of a call that a stop or an ignored signal interrupted, for restart_syscall.
 pub type Restart = Box<dyn FnOnce() -> Result<i64> + Send>;
 
 /// One thread of execution.
@@ -55,7 +55,7 @@ pub struct Task {
     pub(super) alternate_stack: SpinLock<AlternateStack>,
     /// Where to write 0 and wake a futex at the end (CLONE_CHILD_CLEARTID); 0 for nowhere.
     pub(super) clear_child_tid: AtomicU64,
-    /// What rseq(2) was told.
+    /// The registration by rseq(2).
     pub(super) rseq: Registration,
     /// The robust futex list's head; 0 for none.
     pub(super) robust_list: AtomicU64,
@@ -69,24 +69,24 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
-    /// What PR_SET_TIMERSLACK of 0 sets: what the maker had.
+    /// The slack that PR_SET_TIMERSLACK of 0 sets: the maker's at clone.
     pub(super) default_timer_slack: AtomicU64,
     /// The process' descriptors and credentials, from one call to the next.
     pub(super) kept_files: Kept<FileTable>,
     pub(super) kept_credentials: Kept<Credentials>,
     /// Its I/O priority, which threads may share.
     pub io_context: IoContext,
-    /// Who traces it.
+    /// The tracing of the thread.
     pub traced: Traced,
     /// Its hardware breakpoints and watchpoints.
     pub watch: Watchpoints,
-    /// What it gave up.
+    /// The filters of system calls on the thread.
     pub(super) seccomp: Seccomp,
     /// Calls it to charge its CPU time, once it has to.
     pub(super) meter: spin::Once<Arc<Meter>>,
-    /// Who pays for its stack.
+    /// The charge for its stack.
     pub(super) stack: StackCharge,
-    /// What the system call that it is in drew from the heap's reserve.
+    /// Bytes that the present system call drew from the heap's reserve.
     pub(crate) drawn: Drawn,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
@@ -253,7 +253,7 @@ impl Task {
         *self.restart.lock() = Some(restart);
         Errno::ERESTARTBLOCK
     }
-    /// What [`restart_with`](Self::restart_with) left.
+    /// Takes the continuation that [`restart_with`](Self::restart_with) left.
     pub(crate) fn take_restart(&self) -> Option<Restart> {
         self.restart.lock().take()
     }
@@ -266,7 +266,7 @@ impl Task {
     pub(super) fn has_finished(&self) -> bool {
         self.exit_code.load(Ordering::Relaxed) & FINISHED != 0
     }
-    /// What [`finish`](Self::finish) was called with; 0 before.
+    /// Returns the code that [`finish`](Self::finish) was called with; 0 before.
     pub(super) fn exit_code(&self) -> u8 {
         self.exit_code.load(Ordering::Relaxed) as u8
     }

@@ -27,7 +27,7 @@ use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// Whom an expiry tells.
+/// The receiver of an expiry.
 enum Notify {
     /// No process.
     None,

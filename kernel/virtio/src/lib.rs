@@ -155,7 +155,7 @@ pub trait ByteStream: Send + Sync {
     fn emergency_write(&self, byte: u8) -> bool;
 }
 
-/// What went through a [`FrameDevice`] since it was started.
+/// Counts of a [`FrameDevice`]'s frames since it was started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FrameCounts {
     /// Frames that were received.
@@ -191,7 +191,7 @@ pub trait FrameDevice: Send + Sync {
     /// # Errors
     /// [`Failed`].
     fn receive(&self, frame: &mut [u8]) -> Result<Option<usize>, Failed>;
-    /// What went through so far.
+    /// Returns the counts so far.
     fn counts(&self) -> FrameCounts;
 }
 
@@ -289,7 +289,7 @@ impl From<Failed> for MessageError {
     }
 }
 
-/// What goes with a message.
+/// Bytes that go with a message.
 pub enum Data<'a> {
     /// Nothing.
     None,
@@ -307,10 +307,10 @@ pub struct Exchange<'a, 'd> {
     /// Room for the answer's first bytes: all but the data. At least
     /// [`freehold_ninep::DATA_HEADER`].
     pub reply: &'a mut [u8],
-    /// What goes with it.
+    /// Bytes that go with the message.
     pub data: Data<'d>,
-    /// Told by [`MessageDevice::take_ended`] when the task was killed first, and the device is done
-    /// with the message after all.
+    /// Number that [`MessageDevice::take_ended`] returns if the task was killed first and the
+    /// device is done with the message after all.
     pub left: Option<u32>,
 }
 
@@ -326,6 +326,7 @@ pub trait MessageDevice: Send + Sync {
     /// # Errors
     /// [`MessageError`].
     fn exchange(&self, exchange: &mut Exchange<'_, '_>, sleep: Sleep) -> Result<usize, MessageError>;
-    /// What was left of a message whose task was killed, once it is over. Does not sleep.
+    /// Returns the [`left`](Exchange::left) of a message whose task was killed, once the device is
+    /// done with it. Does not sleep.
     fn take_ended(&self) -> Option<u32>;
 }

@@ -1,13 +1,13 @@
-//! A driver's hold on its device: the registers, and what the device was lent.
+//! A driver's hold on its device: the registers, and the memory lent to the device.
 //!
-//! **Invariant.** What a device was lent is freed only after the device has confirmed a reset. A
-//! [`Link`] ends in one of four ways, each of which resets the device first: [`Link::fail`] when it
-//! broke the protocol, [`Link::remove`] when it leaves its slot, dropping a link that is being set
-//! up or detached, and never. If the
-//! device does not confirm, what it has is lost on purpose: the DMA API counts it, and the log says
-//! how much. A device that failed stays out of use until the next boot, also after a confirmed
-//! reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken
-//! virtqueue: `virtio_break_device`.)
+//! **Invariant.** Memory that was lent to a device is freed only after the device has confirmed a
+//! reset. A [`Link`] ends in one of four ways. The first three reset the device first:
+//! [`Link::fail`] when it broke the protocol, [`Link::remove`] when it leaves its slot, and
+//! dropping a link that is being set up or detached. The fourth is never. If the device does not
+//! confirm, its memory is lost on purpose: the DMA API counts it, and the log says how much. A
+//! device that failed stays out of use until the next boot, also after a confirmed reset: it has
+//! shown that its answers cannot be trusted. (Linux does the same for a broken virtqueue:
+//! `virtio_break_device`.)
 //!
 //! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins
 //! for up to a second, once in a device's life.
@@ -20,7 +20,7 @@ use freehold_virtqueue::{Broken, DeviceReset, DeviceStatus, PowerSlot, Queue, Tr
 
 use crate::Failed;
 
-/// What a driver lends to its device: its queues, with what is in flight in them.
+/// Memory that a driver lends to its device: its queues, and the buffers in flight in them.
 pub(crate) trait Lent {
     /// Lets everything be freed when it is dropped next: the device has confirmed a reset.
     fn reclaim(&mut self, proof: &DeviceReset);
@@ -51,9 +51,9 @@ impl<L: Lent> Lent for Option<L> {
 
 /// The two queues of a device that gives and takes, and their buffers.
 pub(crate) struct TwoWays<S: DmaSource, R, const SIZE: usize> {
-    /// What the host fills.
+    /// The queue that the host fills.
     pub receive: R,
-    /// What it empties.
+    /// The queue that the host empties.
     pub transmit: Queue<S, SIZE>,
     /// All buffers, also those that the host does not have: first those for receiving.
     pub buffers: Vec<Arc<DmaMapping<S>>>,
@@ -105,10 +105,10 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         Self { transport, lent: Some(lent), device }
     }
 
-    /// What the device was lent, and its registers.
+    /// Returns the memory that was lent to the device, and the device's registers.
     ///
     /// # Errors
-    /// [`Failed`]: it was given up.
+    /// [`Failed`]: the device was given up.
     pub fn lent(&mut self) -> Result<(&mut L, &mut T), Failed> {
         self.lent.as_mut().map(|lent| (lent, &mut self.transport)).ok_or(Failed)
     }

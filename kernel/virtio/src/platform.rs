@@ -1,4 +1,4 @@
-//! What the kernel gives to the drivers.
+//! Services of the kernel for the drivers.
 
 use freehold_machine::PhysAddr;
 
@@ -41,7 +41,7 @@ pub trait Registers: Send + Sync + 'static {
     fn write32(&self, offset: usize, value: u32);
 }
 
-/// What a message-signalled interrupt writes, and where.
+/// The address and the value that a message-signalled interrupt writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MsiMessage {
     /// The address.
@@ -56,12 +56,12 @@ pub trait Notify: Send + Sync {
     fn notify(&self);
 }
 
-/// What may end a wait early.
+/// An event that may end a wait early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
-    /// Nothing: an unfinished transfer would lose bytes that are nowhere else.
+    /// None: an unfinished transfer would lose bytes that are nowhere else.
     Uninterruptible,
-    /// That the task is to end.
+    /// The end of the task.
     Killable,
 }
 

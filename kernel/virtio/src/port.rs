@@ -2,13 +2,14 @@
 //! (PCI Express 5.0, 6.7 and 7.5.3).
 //!
 //! A port tells by an interrupt that a device came or went, or that its attention button was
-//! pressed, which asks for a device to be let go. [`Port::take_events`] says which; whoever drives
-//! the slot answers with power on or off ([`Port::set_power`]). Firmware gave each port a bus and a
-//! range of addresses; [`place_registers`] puts a new device's registers there, since firmware does
-//! not run again.
+//! pressed, which asks for a device to be let go. [`Port::take_events`] returns these events; the
+//! slot's task answers with power on or off ([`Port::set_power`]). Firmware gave each port a bus
+//! and a range of addresses; [`place_registers`] puts a new device's registers there, since
+//! firmware does not run again.
 //!
 //! **Surprise.** A device that went without being asked reads as all ones, in its configuration
-//! space and in its registers. What it was lent is its own until the slot says that it is off.
+//! space and in its registers. The memory lent to it stays the device's until the slot reports that
+//! its power is off.
 //!
 //! **Context.** Tasks, one per port. Linux' nearest relative is drivers/pci/hotplug/pciehp_hpc.c.
 
@@ -28,7 +29,7 @@ const HAS_SLOT: u32 = 1 << 24;
 const SLOT: u8 = 0x14;
 const CONTROL: u8 = 0x18;
 const STATUS: u8 = 0x1a;
-/// What the slot can: hot-plug, and commands that are done at once.
+/// Capabilities of the slot: hot-plug, and commands that are done at once.
 const HOT_PLUG: u32 = 1 << 6;
 const NO_COMPLETION: u32 = 1 << 18;
 
@@ -60,7 +61,7 @@ const COMMAND_LOOKS: usize = 1000;
 /// BARs of a function.
 const BARS: u8 = 6;
 
-/// What a port says about its slot.
+/// State of a port's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotState {
     /// A device is in it.
@@ -150,7 +151,7 @@ impl Port {
         Ok(())
     }
 
-    /// What happened since the last look, which the port forgets.
+    /// Returns the slot's state and the events since the last call, which the port then forgets.
     pub fn take_events<P: Platform>(&self, platform: &P) -> SlotState {
         let status = self.status(platform);
         if status & status::EVENTS != 0 {

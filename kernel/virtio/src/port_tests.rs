@@ -27,7 +27,7 @@ const WINDOW: core::ops::Range<u64> = 0xfe20_0000..0xfe40_0000;
 /// A bridge, and a device of six BARs.
 struct Machine {
     bridge: Mutex<[u8; 256]>,
-    /// What each BAR answers when its size is asked for, and what was written.
+    /// Each BAR's answer when its size is asked for, and the value that was written.
     bars: Mutex<[(u32, u32); 6]>,
     command: Mutex<u32>,
 }
@@ -230,7 +230,7 @@ fn registers_are_placed_in_the_ports_window_by_their_sizes() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a device says of its sizes: what is placed lies in the window, apart and aligned.
+    /// Registers of a device with any sizes lie in the window, apart and in order, or are refused.
     #[test]
     fn a_device_cannot_be_placed_outside_its_ports_window(
         kinds in proptest::array::uniform6((0u32..34, 0u32..16, any::<u32>())),

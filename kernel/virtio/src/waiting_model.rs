@@ -20,7 +20,7 @@ use crate::platform::{Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 
-/// What is wrong with the machine around the driver.
+/// A fault of the machine around the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -28,7 +28,7 @@ pub(crate) enum Fault {
     LooksTooEarly,
     /// The interrupt tells those whose request is with the device, and nobody else.
     TellsAnswersOnly,
-    /// What concerns all tasks in a line is told to the first of them.
+    /// News for all tasks in a line reaches the first of them only.
     TellsOne,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Line {
     bell: Option<Arc<Bell>>,
 }
 
-/// What the device waits for.
+/// The condition that the device waits for.
 #[derive(Default)]
 pub(crate) struct Bell {
     /// Whether it was rung, and whether the device shall end.
@@ -212,7 +212,7 @@ pub(crate) fn interrupt(fault: Fault, answers: &Line, turns: &Line) {
     }
 }
 
-/// What one exploration begins with.
+/// The beginning of one exploration.
 #[derive(Clone, Copy)]
 struct Scene {
     fault: Fault,

@@ -20,7 +20,7 @@ struct Sleeper {
     /// Notices so far; those for one task each that no task has had; tasks that are to end.
     state: Mutex<(u64, Vec<u64>)>,
     changed: std::sync::Condvar,
-    /// What a wait returns when the time runs out.
+    /// Whether a wait returns as killed when the time runs out.
     kills: std::sync::atomic::AtomicBool,
 }
 
@@ -253,7 +253,7 @@ fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
     assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
 }
 
-/// What a slot says of itself.
+/// A slot, with whether it is off.
 struct TestSlot(std::sync::atomic::AtomicBool);
 
 impl freehold_virtqueue::PowerSlot for TestSlot {

@@ -14,7 +14,8 @@ use crate::word::{Fit, FreePages, Span};
 
 /// Bytes in a cell.
 const SIZES: [usize; 3] = [64, 512, 2048];
-/// Pages of cells of each size that a device can have. What does not fit gets a page of its own.
+/// Pages of cells of each size that a device can have. An allocation that does not fit gets a page
+/// of its own.
 const PAGES: usize = 4;
 
 /// A cell that is taken.

@@ -29,7 +29,7 @@ const GIVEN: usize = 1;
 const POOL_TAKEN: usize = 2 * MAX_DEVICES;
 const POOL_GIVEN: usize = POOL_TAKEN + 1;
 
-/// What a device is and may do.
+/// The identity and the limits of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRules {
     /// Its name in reports.
@@ -40,7 +40,7 @@ pub struct DeviceRules {
     /// several CPUs at once may exceed it by a request per CPU. `usize::MAX`: only the cap of all
     /// counts.
     pub quota: usize,
-    /// What it can reach, where it is behind an IOMMU.
+    /// The memory that it can reach, where it is behind an IOMMU.
     pub domain: Option<&'static dyn DeviceDomain>,
 }
 
@@ -255,7 +255,7 @@ impl<S: DmaSource> Dma<S> {
         self.hiwater.store(self.used_pages(), Ordering::Relaxed);
     }
 
-    /// What each device holds that is there.
+    /// Returns the use of memory of each device that is there.
     pub fn usage(&self) -> impl Iterator<Item = Usage> {
         let is_there = |account: &Account<S>| !account.is_detached.load(Ordering::Relaxed);
         self.accounts().filter(move |(account, _)| is_there(account)).map(|(_, usage)| usage)
@@ -278,7 +278,7 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// What holds frames that devices may reach for ever: it is never let go of (see
+    /// Returns the holders of frames that devices may reach for ever: they are never let go of (see
     /// [`InPlace`](crate::InPlace)).
     pub fn kept(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
         let accounts = self.accounts.iter().filter_map(Once::get);
@@ -437,11 +437,11 @@ impl<S: DmaSource> Device<S> {
         taken
     }
 
-    /// What the device may do.
+    /// Returns the device's identity and limits.
     pub fn rules(self) -> DeviceRules {
         self.account().rules
     }
-    /// Bytes that it holds.
+    /// Returns the bytes that the device holds.
     pub fn held(self) -> usize {
         self.dma.held(self.account(), self.number)
     }

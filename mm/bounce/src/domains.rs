@@ -1,4 +1,4 @@
-//! What each device can reach, where there is an IOMMU.
+//! The memory that each device can reach, where there is an IOMMU.
 //!
 //! A page joins a device's domain when the device gets it from another owner, and stays for as long
 //! as the device was the last to have it: a transfer in such pages maps nothing. It leaves the

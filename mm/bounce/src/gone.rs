@@ -2,16 +2,16 @@
 //!
 //! A place is a slot that devices are plugged into and out of. Its account, and its domain behind
 //! an IOMMU, are made once; while the slot is empty the account is *detached*: it holds nothing, no
-//! page is its own, its domain has no tables, and no list names it. What it counts goes on with the
-//! next device. (Linux makes and frees a device's record each time; a device there that goes while
-//! it holds memory is a driver's bug, which `CONFIG_DMA_API_DEBUG` tells of.)
+//! page is its own, its domain has no tables, and no list names it. The next device continues its
+//! counts. (Linux makes and frees a device's record each time; a device there that goes while it
+//! holds memory is a driver's bug, which `CONFIG_DMA_API_DEBUG` tells of.)
 //!
-//! **Protocol.** The caller has seen to it that nobody takes memory for the device any more: the
+//! **Protocol.** The caller has made sure that no task takes memory for the device any more: the
 //! driver has given up, and no task is in it. So what the device holds only falls, and once it is
 //! nothing, it stays so. First the domain goes, and with it all that the device reached; then the
-//! pages that it had last are zeroed and are nobody's, so that neither another device nor the next
-//! one in the same place sees them. Pages that others take meanwhile are theirs: they were handed
-//! over as ever, and a page is looked at again while it is taken.
+//! pages that it had last are zeroed and get no owner, so that neither another device nor the next
+//! one in the same place sees their bytes. Pages that other devices take meanwhile belong to these:
+//! they were handed over as usual, and a page is looked at again while it is taken.
 
 use core::fmt;
 use core::sync::atomic::Ordering;

@@ -81,7 +81,7 @@ fn a_device_that_went_has_no_account_no_page_and_no_domain_and_so_forty_times() 
         assert!(dma.usage().all(|usage| usage.name != "slot0"));
         assert!(dma.device(device.number()).is_none());
         assert!(secret.iter().all(|&(at, _)| dma.owner(at).is_none()));
-        // What it left is not shown to others, nor to the next one.
+        // Bytes that the device left are not shown to other devices, nor to the next one.
         let next = other.buffer(SEGMENT, Direction::Bidirectional).unwrap();
         for piece in next.pieces(0..next.len()) {
             assert!(as_device(source, at_of(&piece), piece.length).iter().all(|&byte| byte == 0));

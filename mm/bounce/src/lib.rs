@@ -4,17 +4,17 @@
 //! an IOMMU that is bounce frames only.
 //!
 //! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and behind
-//! an IOMMU of frames that somebody holds for one transfer ([`InPlace`]). A page of the former
-//! belongs to one device at a time, because an IOMMU separates pages; small things live in cells of
-//! 64, 512 and 2,048 bytes inside a device's own pages.
+//! an IOMMU of frames that are held for one transfer ([`InPlace`]). A page of the former belongs to
+//! one device at a time, because an IOMMU separates pages; small things live in cells of 64, 512
+//! and 2,048 bytes inside a device's own pages.
 //!
-//! **Residue.** What a device may have left in memory is its own: a page that goes from one device
-//! to another is zeroed before the other knows of it, and so is memory that comes from the page
-//! allocator. So a hostile device learns nothing but what drivers exchanged with it. Programs that
-//! share a device are separated by what the driver copies out: never more than the device says it
-//! wrote, so an honest device shows a program only its own transfer, and one that lies can hand
-//! over only what it was given before. [`Scrub::Always`] zeroes at the end of each mapping, too:
-//! then it cannot even do that.
+//! **Residue.** Bytes that a device may have left in memory stay its own: a page that goes from one
+//! device to another is zeroed before the other knows of it, and so is memory that comes from the
+//! page allocator. So a hostile device learns nothing but the bytes that drivers exchanged with it.
+//! Programs that share a device are separated by the driver, which never copies out more than the
+//! device says it wrote. So an honest device shows a program only its own transfer, and one that
+//! lies can hand over only bytes that it was given before. [`Scrub::Always`] also zeroes at the end
+//! of each mapping: then a lying device cannot even do that.
 //!
 //! | what | for | memory |
 //! |---|---|---|
@@ -165,7 +165,7 @@ pub enum DmaError {
     Quota,
     /// All devices together have as much as they may.
     Cap,
-    /// What memory there is lies beyond the device's reach.
+    /// The memory that there is lies beyond the device's reach.
     OutOfReach,
     /// No memory.
     OutOfMemory,

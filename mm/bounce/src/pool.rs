@@ -1,14 +1,15 @@
 //! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
 //!
 //! A take looks at the segment that its CPU used last, then at others that the index names; it may
-//! be made of several runs. A page remembers the device that had it last: for the next one, if it
-//! is another, it leaves that device's domain, is zeroed, and joins the new one's.
+//! consist of several runs. A page remembers the device that had it last. Before another device
+//! gets the page, it leaves the old device's domain, is zeroed, and joins the new one's.
 //!
 //! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where
 //! memory is fragmented, and tells the worker, which adds more while less than a quarter of what is
-//! used is free. What callers added is *transient* until the worker has looked. **Shrinking.** The
-//! worker looks every second ([`Pool::tick`]): a segment that was idle for [`IDLE_TICKS`] looks
-//! goes back to the page allocator, and all idle ones do where memory is short ([`Pool::shrink`]).
+//! used is free. A segment that a caller added is *transient* until the worker has looked.
+//! **Shrinking.** The worker looks every second ([`Pool::tick`]): a segment that was idle for
+//! [`IDLE_TICKS`] looks goes back to the page allocator, and all idle ones do where memory is short
+//! ([`Pool::shrink`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -71,7 +72,7 @@ impl<S: DmaSource> Segment<S> {
     }
 }
 
-/// What the CPUs of one area used last, in a line of its own.
+/// State of the last use by one area's CPUs, in a cache line of its own.
 #[repr(align(128))]
 struct PoolArea {
     /// The segment.
@@ -80,19 +81,20 @@ struct PoolArea {
     net: AtomicI32,
 }
 
-/// Who takes pages, and which they may be.
+/// A taker of pages, and the pages that it accepts.
 #[derive(Clone, Copy)]
 pub(crate) struct Taker {
     /// The device's number.
     pub device: u8,
     /// The highest address that it can use.
     pub reach: DmaAddr,
-    /// What runs begin at multiples of and are multiples of: pages, a power of two up to 64.
+    /// The number of pages, a power of two up to 64, of which every run's beginning and length are
+    /// multiples.
     pub step: u32,
 }
 
 impl Taker {
-    /// Who can do with any page.
+    /// A taker that accepts any page.
     pub const ANYONE: Self = Self { device: NOBODY, reach: DmaAddr(u64::MAX), step: 1 };
 }
 
@@ -457,12 +459,12 @@ impl<S: DmaSource> Pool<S> {
     }
 }
 
-/// Who adds memory.
+/// The lifetime of an added segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Growth {
-    /// A caller that found too little.
+    /// Added by a caller that found too little.
     Transient,
-    /// Start-up, or the worker.
+    /// Added by start-up or the worker.
     Lasting,
 }
 

@@ -42,7 +42,7 @@ pub enum Misuse {
     OwnedWhileFree {
         /// The block, which is left to that owner.
         block: Pfn,
-        /// Whom the record names.
+        /// The owner that the record names.
         owner: Owner,
     },
     /// A block that came back is free in its pageblock's bitmap: two CPUs gave it back at the same

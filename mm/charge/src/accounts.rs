@@ -306,8 +306,8 @@ impl Accounts {
         let account = AccountId::new(((free * CHUNK) as u16).max(1)).ok_or(OpenError::TooMany)?;
         self.entry(account).map(|entry| (account, entry)).ok_or(OpenError::TooMany)
     }
-    /// No process is left in it, and no open account below. What is charged to it stays so, and
-    /// counts above.
+    /// Closes `account`, which no process is in and which has no open account below. Frames charged
+    /// to it stay charged, and count above.
     pub fn close(&self, account: AccountId) {
         let _held = self.next.lock();
         if let Some(entry) = self.entry(account) {
@@ -487,7 +487,7 @@ impl Accounts {
     pub fn limit(&self, account: AccountId, limit: AccountLimit) -> u64 {
         self.entry(account).map_or(u64::MAX, |entry| entry.limit(limit))
     }
-    /// Set it. What is charged already stays, whatever it is.
+    /// Sets a limit. Charges that exist already stay, even above the limit.
     pub fn set_limit(&self, account: AccountId, limit: AccountLimit, frames: u64) {
         if let Some(entry) = self.entry(account) {
             entry.limits[limit as usize].store(frames, Ordering::Relaxed);

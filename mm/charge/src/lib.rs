@@ -13,14 +13,15 @@
 //!
 //! **Protocol.** An account's [`Balance`] is one word: its state and the frames charged. A charge
 //! climbs from the account to the top and asks for the next account above only when it has charged
-//! the one below, which cannot go away from then on. What it has charged it gives back where an
-//! account above refuses. An account that is closed can still be charged, by a task that was about
-//! to; its number is used again only when it is closed, nothing is charged to it, and it has no
-//! account below: the word goes from "closed, 0" to "free" in one compare-exchange. A charge that
-//! finds "free" is nobody's. `tests/loom.rs` explores this, and variants that are wrong.
+//! the one below, which cannot go away from then on. It takes its charges back where an account
+//! above refuses. An account that is closed can still be charged, by a task that was about to; its
+//! number is used again only when it is closed, nothing is charged to it, and it has no account
+//! below: the word goes from "closed, 0" to "free" in one compare-exchange. A charge that finds
+//! "free" succeeds and charges no account. `tests/loom.rs` explores this, and variants that are
+//! wrong.
 //!
-//! What is smaller than a frame is charged by the byte ([`ObjectBytes`]): an account is charged for
-//! the frames that its objects would fill.
+//! Objects smaller than a frame are charged by the byte ([`ObjectBytes`]): an account is charged
+//! for the frames that its objects would fill.
 //!
 //! **Locks.** Opening and closing take a spin lock; charging and reading take none. Any context may
 //! charge.

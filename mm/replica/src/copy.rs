@@ -13,7 +13,7 @@ use crate::patch::PatchError;
 use crate::plan::{nearest, nodes};
 use crate::tables::{Copier, on_node};
 
-/// What replicas stand on: a source of frames, with tables, windows and a TLB.
+/// The memory below replicas: a source of frames, with tables, windows and a TLB.
 pub trait ReplicaMemory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
 
 impl<S: FrameSource<Machine: Tables + PhysicalBytes + Tlb>> ReplicaMemory for S {}
@@ -58,13 +58,13 @@ pub enum Rest {
     Pageblock,
 }
 
-/// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the
-/// image's frames for reading.
+/// Services of the kernel: the direct map as it is, and the root that each CPU uses. The kernel's
+/// windows show the image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
     /// Shows `f` a page of the image where this CPU runs it, without a window. Not once this CPU's
     /// root may be a replica's.
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R;
-    /// What the policy about programs' frames allows.
+    /// Returns how the policy about programs' frames lets the image's last pages be allocated.
     fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
@@ -113,7 +113,7 @@ fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
     }
 }
 
-/// What a node's replica takes.
+/// The memory of a node's replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeFigures {
     /// Which node.
@@ -186,7 +186,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         self.nodes.iter().all(Option::is_none)
     }
 
-    /// What each takes, by node.
+    /// Returns the memory of each replica, by node.
     pub fn figures(&self) -> impl Iterator<Item = NodeFigures> {
         self.each().map(|(node, replica)| NodeFigures {
             node,

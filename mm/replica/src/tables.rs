@@ -10,7 +10,7 @@ use freehold_machine::{NodeId, PAGE_SHIFT, PAGEBLOCK_ORDER, Pfn, TABLE_ENTRIES, 
 
 use crate::{KernelImage, ReplicaMemory};
 
-/// What the CPU sets.
+/// Bits that the CPU sets.
 pub(crate) const MARKS: u64 = ACCESSED | DIRTY;
 
 /// The first entry of the kernel half.
@@ -63,7 +63,7 @@ pub(crate) struct Copier<'a, S: ReplicaMemory> {
     pub image: &'a KernelImage,
     /// The replica's frame of each page of the image.
     pub frame: &'a dyn Fn(u64) -> Pfn,
-    /// What was made, the root first.
+    /// The frames of the tables that were made, the root first.
     pub made: Vec<Frame<Kernel, S>>,
 }
 

@@ -41,7 +41,7 @@ struct Shared {
     rest: Rest,
     first: Pfn,
     roots: [AtomicU64; MAX_NODES],
-    /// What CPUs may see of text that is being patched.
+    /// Bytes that CPUs may see of text that is being patched.
     patched: patch::Patched,
 }
 
@@ -290,7 +290,7 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
     assert_eq!(faults(&replicas), [ReplicaFault::DirectMap { node, block }]);
     world.model.leave(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
     assert_eq!(faults(&replicas), []);
-    // Somebody gives the block back.
+    // Another holder gives the block back.
     world.frames.release(block, freehold_frame::Order::PAGEBLOCK);
     assert!(faults(&replicas).contains(&ReplicaFault::Owner { node, block }));
     core::mem::forget(replicas);

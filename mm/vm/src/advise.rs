@@ -17,7 +17,7 @@ use crate::resident::Resident;
 /// A call of msync, on its way from area to area ([`AddressSpace::next_to_sync`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SyncCall {
-    /// What has not been looked at.
+    /// The part that has not been looked at.
     rest: Range<VirtAddr>,
     /// There was one before it.
     holes: bool,
@@ -36,7 +36,7 @@ impl SyncCall {
     }
 }
 
-/// What a process says about its use of memory.
+/// A process' advice about its use of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
     /// No pattern.
@@ -153,7 +153,7 @@ pub enum SyncMode {
     Wait,
 }
 
-/// What msync says of other mappings of the same file. They see the same frames, so there is
+/// The claim of msync about other mappings of the same file. They see the same frames, so there is
 /// nothing to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtherCopies {
@@ -164,8 +164,8 @@ pub enum OtherCopies {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Take advice about `start..start + len`. What can be done is done before an error is
-    /// returned.
+    /// Takes advice about `start..start + len`. Every part that can follow the advice does so
+    /// before an error is returned.
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or where memory that was to be
@@ -259,7 +259,7 @@ impl<S: Memory> AddressSpace<S> {
         if let Some((cache, first)) = area.cache_page(start) {
             cache.residency(first, pages);
         }
-        // What a table says stands above what the cache says.
+        // The entry of a table takes precedence over the state of the cache.
         let range = start..VirtAddr(start.0 + count as u64 * PAGE);
         self.resident.tables.visit_tables(range.clone(), |reached| match reached {
             Reached::Leaves(leaves) => self.residency_of(&leaves, start, pages),

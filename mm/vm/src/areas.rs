@@ -1,10 +1,11 @@
-//! The areas of one address space: disjoint, sorted by start, neighbours that can be one are one.
+//! The areas of one address space: disjoint, sorted by start. Neighbours that can be joined are one
+//! area.
 //!
 //! Each subtree knows the widest gap between its areas ([`Ground`]), so a hole is found in O(log n)
-//! steps. What is used again and again is found in a few, whatever there is around it: the place
-//! that was used last is remembered, and above which address no hole is left ([`Full`]). Whoever
-//! adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing fails half
-//! way.
+//! steps. Repeated searches find their hole in a few steps, however many areas there are: the tree
+//! remembers the place that was used last, and the address above which no hole is left ([`Full`]).
+//! A caller that adds or cuts areas makes room for them first ([`Areas::make_room`]), so that no
+//! step fails half way.
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -24,11 +25,11 @@ pub(crate) const STACK_GAP: u64 = 256 << 12;
 /// How many areas are looked at one by one before the tree is searched for a hole.
 const NEAR: usize = 4;
 
-/// A fact about holes: none of `len` bytes or more, of those below the layout's base for mmap, ends
-/// above `edge`. True of no hole at all where nothing is known.
+/// A fact about holes: of the holes below the layout's base for mmap, none of `len` bytes or more
+/// ends above `edge`. [`Full::UNKNOWN`] is true of any holes.
 ///
-/// What adds an area leaves it true. What takes one out raises `edge` to the end of the hole that
-/// it makes. An area that grows downwards keeps a gap below it which that arithmetic does not see:
+/// The fact stays true when an area is added. A removal raises `edge` to the end of the hole that
+/// it makes. An area that grows downwards keeps a gap below it which this arithmetic does not see:
 /// once one was below the base, the fact is not used ([`Areas::highest_hole`]).
 #[derive(Clone, Copy)]
 struct Full {
@@ -43,7 +44,7 @@ impl Full {
     const UNKNOWN: Self = Self { len: u64::MAX, edge: VirtAddr(u64::MAX) };
 }
 
-/// What a subtree of areas covers.
+/// The range and the gaps of a subtree of areas.
 #[derive(Clone, PartialEq, Debug)]
 struct Ground {
     /// Where its first area begins, with the gap that it must keep.
@@ -98,14 +99,14 @@ impl<S: Memory> Areas<S> {
         }
         Ok(self.tree.reserve(2 * more)?)
     }
-    /// What a child has.
+    /// Returns the areas that a child inherits.
     pub(crate) fn inherited(&self) -> impl Iterator<Item = &Area<S>> {
         self.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK))
     }
-    /// A twin of each area that a child has.
+    /// Returns a twin of each area that a child inherits.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], and what `twin` returns.
+    /// [`VmError::NoMemory`], and the errors of `twin`.
     pub(crate) fn twins(
         &self,
         mut twin: impl FnMut(&Area<S>) -> Result<Area<S>, VmError>,
@@ -325,7 +326,7 @@ impl<S: Memory> Areas<S> {
             self.sum_up();
             self.search_hole(top, len, layout)
         });
-        // What is known of smaller holes says more.
+        // A fact about smaller holes holds for larger ones too, so a larger request keeps it.
         if len <= self.full.len {
             let edge = found.map_or(layout.lowest, |start| VirtAddr(start.0 + len));
             self.full = Full { len, edge };

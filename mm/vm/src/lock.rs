@@ -25,7 +25,7 @@ pub enum LockMode {
 }
 
 bitflags! {
-    /// What mlockall locks.
+    /// The areas that mlockall locks, and when.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct LockAll: u32 {
         /// The areas there are (MCL_CURRENT).
@@ -90,7 +90,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Permission);
         }
         let (start, len) = touched(start, len);
-        // Whatever the range has counts, holes too, but for what is locked already.
+        // The whole range counts, holes too, except pages that are locked already.
         let locked: u64 = self
             .areas
             .parts(start..VirtAddr(start.0.saturating_add(len)))

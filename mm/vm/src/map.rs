@@ -190,7 +190,7 @@ impl<S: Memory> AddressSpace<S> {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);
                 self.resident.commons.list(&cache);
-                // Nobody else knows this cache, so nobody has it sealed.
+                // No other space knows this cache, so it is not sealed.
                 AreaContent::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
             }
             Backing::PrivateFile(view) => {
@@ -224,10 +224,10 @@ impl<S: Memory> AddressSpace<S> {
         self.unmap_first(start, len, &mut unmapped)
     }
 
-    /// As [`AddressSpace::unmap`], but CPUs may know what was there, and frames are held, until
-    /// `unmapped` is [finished](Unmapped::finish) or dropped. Nobody else changes the space until
-    /// then; who only looks may ([`AddressSpace::fault_shared`]), since nothing is filled where no
-    /// area is.
+    /// As [`AddressSpace::unmap`], but CPUs may know the old translations, and frames are held,
+    /// until `unmapped` is [finished](Unmapped::finish) or dropped. The caller lets no other task
+    /// change the space until then. Faults may be served meanwhile
+    /// ([`AddressSpace::fault_shared`]): nothing is filled where no area is.
     ///
     /// # Errors
     /// As there.
@@ -304,7 +304,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// What lies between the neighbours of `range`, which is unmapped.
+    /// Returns the addresses between the neighbours of `range`, which is unmapped.
     pub(crate) fn room_around(&self, range: Range<VirtAddr>) -> Range<VirtAddr> {
         let floor = self.areas.below(range.start).map_or(VirtAddr(0), |area| area.end);
         let ceiling = self.areas.above(range.start).map_or(VirtAddr(1 << 47), |area| area.start);

@@ -1,10 +1,10 @@
 //! Areas whose faults a program serves (userfaultfd(2)).
 //!
 //! An area may have a [`Monitor`] and flags that say which of its faults go there
-//! ([`AreaFlags::MONITORED`]). A fault of theirs changes nothing: it ends as
-//! [`FaultError::Monitored`], and the space keeps what is wanted of whom until
-//! [`AddressSpace::take_wanted`]. Whoever can wait notes that with the monitor before it gives the
-//! space's lock back, and sleeps then; whoever cannot, fails.
+//! ([`AreaFlags::MONITORED`]). Such a fault changes nothing: it ends as [`FaultError::Monitored`],
+//! and the space keeps the request and its monitor until [`AddressSpace::take_wanted`]. A caller
+//! that can wait notes the request with the monitor before it gives the space's lock back, and then
+//! sleeps; a caller that cannot wait fails.
 //!
 //! **What is never filled behind the monitor's back.** A page that is missing: not in the table
 //! nor in swap, and of shared memory, not in its cache either (Linux: mm/shmem.c). So a fault fills
@@ -13,20 +13,20 @@
 //!
 //! **Stores.** A page of private anonymous memory may be *watched* ([`AddressSpace::watch`]): its
 //! leaf does not grant writing, and says so itself, since that is another matter than whose frame
-//! it is. So a watched page that is shared after a fork is first told of and then copied. The mark
-//! goes with the page: to the swap and back, to another frame, into pieces of a large page. It does
-//! not go to a child, nor with a page that is moved. Pins that were there before write on, unseen;
-//! a new pin for writing is a store. Invariant: marks are only where areas have
-//! [`AreaFlags::MONITOR_STORES`].
+//! it is. So a store to a watched page that is shared after a fork is first reported and then
+//! copies it. The mark goes with the page: to the swap and back, to another frame, into pieces of a
+//! large page. It does not go to a child, nor with a page that is moved. Pins that were there
+//! before write on, unseen; a new pin for writing is a store. Invariant: marks are only where areas
+//! have [`AreaFlags::MONITOR_STORES`].
 //!
 //! **Protocol** of a page's bytes, which may be copied from memory that is itself not there:
 //! 1. With the space locked, [`AddressSpace::new_page_for`] looks whether a page may go there and
-//!    gives a frame that nobody else knows.
+//!    gives a frame that no other code knows.
 //! 2. Without the lock the caller writes all of its bytes.
-//! 3. With the lock, [`AddressSpace::fill_page`] looks again, and puts it there or gives it up.
+//! 3. With the lock, [`AddressSpace::fill_page`] looks again, and maps the frame there or frees it.
 //!
-//! What happened between 1 and 3 counts: an area that went is [`VmError::Missing`], a page that
-//! came is [`VmError::Exists`].
+//! The caller of step 3 learns of changes between 1 and 3: an area that went is
+//! [`VmError::Missing`], a page that came is [`VmError::Exists`].
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -42,7 +42,7 @@ use crate::error::{FaultError, FaultKind, VmError};
 use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
-/// Who serves the faults of areas. What it is, is the kernel's affair.
+/// The server of areas' faults, which the kernel defines.
 pub trait Monitor: Any + Send + Sync {}
 
 /// Why a page is wanted of a monitor.
@@ -148,7 +148,7 @@ impl<S: Memory> Area<S> {
         if !is_memory || is_wrong {
             return Err(VmError::Invalid);
         }
-        // Who fills a hole writes to what is mapped.
+        // The monitor's stores fill holes, so the area must permit stores.
         self.check_protection(Protection::WRITE).map_err(|_| VmError::Permission)?;
         if self.monitor.is_some() && !self.is_monitored_by(monitor) { Err(VmError::Busy) } else { Ok(()) }
     }
@@ -192,7 +192,7 @@ impl<S: Memory> AddressSpace<S> {
             parts.for_each(|(_, part)| self.resident.unwatch(&part));
         }
         self.areas.change(range, |area| {
-            // What has all of it and more keeps that, as on Linux.
+            // An area that has all the modes, and perhaps more, keeps its monitor, as on Linux.
             if area.monitor.is_none() || !area.flags.contains(modes) {
                 area.flags = area.flags.difference(AreaFlags::MONITORED) | modes;
                 area.monitor = Some(monitor.clone());
@@ -296,7 +296,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// What the last fault wanted of a monitor: after [`FaultError::Monitored`] or
+    /// Takes the last fault's request for a monitor: after [`FaultError::Monitored`] or
     /// [`VmError::Monitored`], once.
     pub fn take_wanted(&mut self) -> Option<Wanted> {
         self.resident.wanted.take()

@@ -40,8 +40,7 @@ pub struct Policy {
     pub mode: PolicyMode,
     /// Out of these; of no meaning for [`PolicyMode::Local`], not empty for the others.
     pub nodes: NodeSet,
-    /// What the caller wants to remember of how it was set. Areas whose policies differ in it stay
-    /// apart.
+    /// The caller's note of how the policy was set. Areas whose policies differ in it stay apart.
     pub label: u32,
 }
 

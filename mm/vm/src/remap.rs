@@ -30,7 +30,7 @@ pub enum RemapPlace {
     Fixed(VirtAddr),
 }
 
-/// What becomes of the old range when an area moves.
+/// The fate of the old range when an area moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemapSource {
     /// Unmapped.
@@ -53,12 +53,12 @@ pub struct Remap {
     pub new_len: u64,
     /// Where.
     pub place: RemapPlace,
-    /// What becomes of the old range.
+    /// The fate of the old range.
     pub source: RemapSource,
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Resize or move a range of one area. Where it starts afterwards.
+    /// Resizes or moves a range of one area. Returns its start afterwards.
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area;
@@ -80,8 +80,8 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let area = self.areas.at(old).ok_or(VmError::Fault)?;
-        // What is cut off must be where a program can have something, and only what stays must lie
-        // in one area.
+        // The part that is cut off must lie below the programs' end of the layout; only the part
+        // that stays must lie in one area.
         if old_len > new_len && old_len > self.layout.end.0 - old.0 {
             return Err(VmError::Invalid);
         }
@@ -202,7 +202,7 @@ impl<S: Memory> AddressSpace<S> {
             self.resident.tables.free_tables(to, span, &mut batch);
             return Err(error);
         }
-        // Nobody is told that it moves, so nobody could be told of stores there.
+        // The monitor is not told of the move, so it could not be told of stores there.
         self.unwatch_part(&kept);
         let flags = self.insert_moved(moved, &to);
         let reached = self.resident.move_pages(&kept, to.start, pause);
@@ -221,13 +221,13 @@ impl<S: Memory> AddressSpace<S> {
         Ok(to.start)
     }
 
-    /// Let `area` lie at `to`. Its flags there.
+    /// Moves `area` to `to`. Returns its flags there.
     fn insert_moved(&mut self, mut area: Area<S>, to: &Range<VirtAddr>) -> AreaFlags {
         (area.start, area.end) = (to.start, to.end);
         // The room of the old break or stack is not a break or stack elsewhere.
         area.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
         area.leave_monitor();
-        // Who tracks stores has not seen these bytes here.
+        // A tracker of stores has not seen these bytes here.
         area.flags.insert(AreaFlags::SOFTDIRTY);
         let flags = area.flags;
         self.areas.add(area);

@@ -1,9 +1,9 @@
 //! Faults that many CPUs serve at once, in one address space.
 //!
-//! **Protocol.** Threads that touch anonymous memory for the first time need nothing of each other:
-//! each fills an entry that no other CPU has filled. So the space's owner may let several CPUs in
-//! with `&AddressSpace`, as long as no CPU has `&mut AddressSpace` (a reader-writer lock). What
-//! these change is the state that they share:
+//! **Protocol.** Threads that touch anonymous memory for the first time do not depend on each
+//! other: each fills an entry that no other CPU has filled. So the space's owner may let several
+//! CPUs in with `&AddressSpace`, as long as no CPU has `&mut AddressSpace` (a reader-writer lock).
+//! Shared state changes in these ways:
 //! - an entry goes from empty to a leaf by compare-exchange; the CPU that loses frees its page and
 //!   has nothing more to do, since the page is there;
 //! - a leaf is only given more rights, by compare-exchange, where its frame is exclusive; no leaf

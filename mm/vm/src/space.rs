@@ -22,13 +22,13 @@ use crate::swap::Swap;
 use crate::turns::Turns;
 use crate::{PageCache, Vdso, VmError};
 
-/// What a context switch loads: see [`Roots`].
+/// The tables that a context switch loads: see [`Roots`].
 pub type Translation<S> = Roots<S>;
 
 /// The most areas of one address space, unless set otherwise (Linux: `vm.max_map_count`).
 const DEFAULT_MAX_AREAS: usize = 65_530;
 
-/// What all address spaces of a system share.
+/// State that all address spaces of a system share.
 pub struct Commons<S: Memory> {
     pub(crate) source: S,
     pub(crate) kernel: KernelRoots,
@@ -133,10 +133,10 @@ pub struct AddressSpace<S: Memory> {
     /// Pages of all areas.
     pub(crate) total: u64,
     pub(crate) peak_total: u64,
-    /// What new areas get besides what is asked (mlockall's MCL_FUTURE).
+    /// Flags that new areas get besides those asked for (mlockall's MCL_FUTURE).
     pub(crate) future: AreaFlags,
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
-    /// What the last call promised to make present.
+    /// Addresses that the last call promised to make present.
     pub(crate) due: Option<Range<VirtAddr>>,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
@@ -181,7 +181,8 @@ impl<S: Memory> AddressSpace<S> {
     pub fn make_room_for_program(&mut self) -> Result<(), VmError> {
         self.make_room(USUAL_AREAS)
     }
-    /// What a CPU loads to run in it; kept alive by whoever has it loaded.
+    /// Returns the tables that a CPU loads to run in the space. A CPU that has them loaded keeps
+    /// them alive.
     pub const fn translation(&self) -> &Arc<Translation<S>> {
         self.resident.tables.roots()
     }
@@ -293,8 +294,8 @@ impl<S: Memory> AddressSpace<S> {
         if limit != u64::MAX && over() { Err(VmError::NoMemory) } else { Ok(()) }
     }
 
-    /// Whether there can ever be `bytes` more of memory. What is asked for at once counts, as in
-    /// Linux' heuristic.
+    /// Checks whether there can ever be `bytes` more of memory. Only the present request counts, as
+    /// in Linux' heuristic.
     pub(crate) fn check_promise(&self, bytes: u64) -> Result<(), VmError> {
         if bytes > self.resident.commons.commit_limit() { Err(VmError::NoMemory) } else { Ok(()) }
     }

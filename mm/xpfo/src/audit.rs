@@ -31,18 +31,18 @@ pub struct Rules {
 pub enum Violation {
     /// A frame of a program, or of a replica of the image, is in the map.
     ProgramFrame {
-        /// Where.
+        /// The address.
         address: VirtAddr,
-        /// Which.
+        /// The frame.
         frame: Pfn,
-        /// Whose.
+        /// The frame's owner.
         owner: Owner,
     },
     /// Text or constants can be written there.
     WritableImage {
-        /// Where.
+        /// The address.
         address: VirtAddr,
-        /// Which frame.
+        /// The frame.
         frame: Pfn,
     },
     /// A page can be written and executed.

@@ -32,7 +32,7 @@ const MAX_REGIONS: usize = 64;
 const MAX_PLAIN: usize = 16;
 const MAX_COMMAND_LINE: usize = 2048;
 
-/// What a run of physical addresses is, in the terms of the loader's (E820) map.
+/// The type of a run of physical addresses, in the terms of the loader's (E820) map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryKind {
     /// Memory for any use.
@@ -50,7 +50,7 @@ pub struct MemoryRegion {
     pub start: PhysAddr,
     /// Bytes.
     pub len: u64,
-    /// What it is.
+    /// The type of memory.
     pub kind: MemoryKind,
 }
 
@@ -62,7 +62,7 @@ impl MemoryRegion {
     }
 }
 
-/// What the loader said, copied.
+/// The loader's information, copied.
 #[derive(Debug)]
 pub struct BootInfo {
     command_line: [u8; MAX_COMMAND_LINE],
@@ -83,7 +83,7 @@ pub struct BootInfo {
 
 static INFO: Once<BootInfo> = Once::new();
 
-/// What the loader said.
+/// Returns the loader's information.
 ///
 /// # Panics
 /// Before [`early`] has read it.

@@ -3,13 +3,13 @@
 //! A *payer* is the number of an account, 0 for none. Each object of a slab has its payer in its
 //! block's table ([`slab::payer`]), and a block of whole frames where the [`ObjectLedger`] keeps
 //! it, so that an object is given back to the account that was charged for it, whichever thread
-//! gives it back. All that a thread allocates is charged, also what others use: what grows a table
-//! of the kernel's was asked for by somebody.
+//! gives it back. Every allocation of a thread is charged, also one that others use: a thread that
+//! makes a table of the kernel grow pays for it.
 //!
 //! **Protocol.** Until charges [begin](begin) nothing here runs, and no object has a payer. From
-//! then on no CPU gets objects into its magazine, as where failures are injected: so each
-//! allocation and each end of one comes by here, and what is at hand is in a second magazine. What
-//! was at hand before is handed out without a charge: at most a magazine for each CPU.
+//! then on no CPU gets objects into its magazine, as where failures are injected: so this module
+//! sees each allocation and each release, and free objects are in a second magazine. Objects that
+//! were in the first magazine before are handed out without a charge: at most a magazine per CPU.
 //!
 //! Linux' nearest relative is the vector of `obj_cgroup`s of a slab (mm/memcontrol.c).
 

@@ -121,17 +121,17 @@ pub const CALL_RESERVE: usize = 16 << 10;
 pub const CHECKED: bool = cfg!(feature = "entry-checks");
 static WATCH: Once<Watch> = Once::new();
 
-/// Who is told where the heap is [checked](CHECKED). Neither function allocates or sleeps.
+/// Functions that are called where the heap is [checked](CHECKED). Neither allocates or sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// A small object, up to 2048 bytes, whose maker did not say that it takes a failure as a value
-    /// takes so many bytes. Larger ones are lists of the mm crates, which do.
+    /// Called with the size of a small object, up to 2048 bytes, whose maker did not say that it
+    /// takes a failure as a value. Larger objects are lists of the mm crates, which do.
     pub drawn: fn(usize),
-    /// The reserve is full.
+    /// Called when the reserve is full.
     pub ensured: fn(),
 }
 
-/// Have `watch` told of every allocation from now on.
+/// Registers `watch` for all later allocations.
 pub fn watch(watch: Watch) {
     WATCH.set(watch);
 }
@@ -147,8 +147,8 @@ fn note_drawn(layout: Layout) {
     }
 }
 
-/// What this CPU's allocations are for, 0 where nobody said; [`cpu::PerCpu::heap_use`]. It is set
-/// for a stretch that does not sleep, so the CPU stays the task's.
+/// The purpose of this CPU's allocations in [`cpu::PerCpu::heap_use`]; 0 if the caller named none.
+/// The caller sets it for code that does not sleep, so the CPU stays the task's.
 mod heap_use {
     /// The caller takes a failure as a value.
     pub const FALLIBLE: u8 = 1;
@@ -191,7 +191,7 @@ fn is_injected(bytes: usize) -> bool {
     INJECTING.load(Ordering::Relaxed) && HOOK.get().is_some_and(|hook| hook(bytes))
 }
 
-/// What the heap holds.
+/// Amounts of memory in the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapStats {
     /// Frames that hold objects, in slabs or whole.
@@ -202,7 +202,7 @@ pub struct HeapStats {
     pub reserve_frames: usize,
 }
 
-/// What the heap holds at this moment.
+/// Returns the amounts of memory that are in the heap now.
 pub fn stats() -> HeapStats {
     let counts = STOCK.lock().counts;
     let in_slabs = SLABS.lock().allocated_bytes();
@@ -317,7 +317,7 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
 /// block.
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
-        // Whoever looks for frames may allocate, and may go on on another CPU.
+        // The task may allocate while it looks for frames, and may continue on another CPU.
         if let Some(object) = at_hand().take(class).or_else(|| take_from_slabs(class)) {
             return object.as_ptr();
         }
@@ -390,8 +390,8 @@ unsafe fn give_further(class: usize, object: *mut u8) {
     give_chain(class, rest);
 }
 
-/// What nothing at hand serves: large layouts, classes of which nothing is, and all while failures
-/// are injected.
+/// Serves the requests that the CPU's free objects cannot: large layouts, classes without a free
+/// object, and every request while failures are injected.
 #[cold]
 #[inline(never)]
 fn alloc_further(layout: Layout) -> *mut u8 {

@@ -1,10 +1,10 @@
 //! The direct map: kernel-owned pageblocks, and nothing else, in 2 MiB pages without execute
 //! permission.
 //!
-//! Whoever owns a pageblock (the page allocator) lets it enter before its first kernel frame is
-//! handed out and makes it leave before its first user frame is. Two kinds of block are mapped in 4
-//! KiB pages and stay for ever: the first (memory below 1 MiB is full of holes) and those that hold
-//! the image, whose own pages are left out, since text must have no writable alias.
+//! The owner of a pageblock (the page allocator) lets the block enter before it hands out the first
+//! kernel frame there, and makes it leave before the first user frame. Two kinds of block are
+//! mapped in 4 KiB pages and stay for ever: the first (memory below 1 MiB is full of holes) and
+//! those that hold the image, whose own pages are left out, since text must have no writable alias.
 //!
 //! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), the image's own
 //! frames left out as always.
@@ -104,7 +104,7 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// What the map is made of and how it changed.
+/// Figures of the map's pages and of its changes.
 struct Figures {
     /// Pages of 4 KiB, and of 2 MiB, in the map.
     small: AtomicU64,
@@ -138,7 +138,7 @@ pub struct MapFigures {
     pub interrupted: u64,
 }
 
-/// What the map is made of and how it changed.
+/// Returns figures of the map's pages and of its changes.
 pub fn figures() -> MapFigures {
     let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
     MapFigures {

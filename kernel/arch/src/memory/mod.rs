@@ -61,7 +61,7 @@ static PROVIDER: Once<&'static dyn FrameProvider> = Once::new();
 static RESERVED: Once<Reserved> = Once::new();
 static FRAME_TABLE: Once<FrameTableBase> = Once::new();
 
-/// What the frame table is made of.
+/// The two parts of the frame table, and the frames that its holes share.
 struct FrameTableBase {
     parts: [TablePart; 2],
     /// The page of records that holes share, all zero.
@@ -70,7 +70,7 @@ struct FrameTableBase {
     zero_table: Option<Pfn>,
 }
 
-/// One of the frame table's two parts.
+/// A part of the frame table: one array of records.
 #[derive(Clone, Copy)]
 struct TablePart {
     base: u64,
@@ -178,10 +178,11 @@ pub(crate) fn frame_table_end() -> Pfn {
     boot::info().memory_end().max(pluggable::end())
 }
 
-/// Map the frame table: for each frame from 0 to the end of memory, with what may be plugged in, a
-/// record and what goes with it, each in an array of its own. Nobody clears them: the page
-/// allocator writes a pageblock's when it first hands it out. Those of frames that are no memory,
-/// or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
+/// Maps the frame table. For each frame from 0 to the end of memory, memory that may be plugged in
+/// included, it has a record and a companion record, each in an array of its own. Start-up does not
+/// clear them: the page allocator writes a pageblock's records when it first hands the block out.
+/// The records of frames that are no memory, or not yet, are read-only copies of one zero page; a
+/// write to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.

@@ -25,8 +25,8 @@ pub(crate) const TEXT: u64 = PRESENT | ACCESSED | GLOBAL;
 pub(crate) const DEVICE: u64 = DATA | UNCACHED | WRITE_THROUGH;
 const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
 
-/// What is added to a physical address to reach a kernel-owned byte: 0 while the loader's identity
-/// map is on, the direct map's base afterwards.
+/// The difference between a kernel-owned byte's virtual and physical address: 0 while the loader's
+/// identity map is on, the direct map's base afterwards.
 static DIRECT_BASE: AtomicU64 = AtomicU64::new(0);
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);

@@ -83,8 +83,8 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     }
 }
 
-/// What is said of a descriptor that leads nowhere: an empty text names nothing before it is asked
-/// where.
+/// Returns the error for a descriptor that leads nowhere. An empty text is refused first, with
+/// `ENOENT`.
 #[cold]
 fn named_by(text: &[u8], error: Errno) -> Errno {
     if text.is_empty() { Errno::ENOENT } else { error }

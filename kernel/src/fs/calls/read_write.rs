@@ -68,8 +68,8 @@ fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
     file.counted(IoDirection::Read, file.read_at(offset, sink).map_err(|error| offset_error(file, error)))
 }
 
-/// What a transfer at an offset says that met `error`: a stream has no offsets, whichever end it is
-/// (Linux: FMODE_PREAD before FMODE_READ).
+/// Returns the error of a transfer at an offset that met `error`: a stream has no offsets,
+/// whichever end it is (Linux: FMODE_PREAD before FMODE_READ).
 #[cold]
 fn offset_error(file: &Open, error: Errno) -> Errno {
     if error == Errno::EBADF { file.check_seekable().err().unwrap_or(error) } else { error }
@@ -192,7 +192,7 @@ pub fn sys_readahead(args: &Args) -> Result<i64> {
     file.check_readable()?;
     let node = file.node();
     let any: &dyn core::any::Any = &*node;
-    // What has no name and no pages, such as an eventfd, is no regular file on Linux.
+    // A file without name and pages, such as an eventfd, is not a regular file on Linux.
     if node.kind() == NodeKind::Regular && !any.is::<AnonymousNode>() { Ok(0) } else { Err(Errno::EINVAL) }
 }
 

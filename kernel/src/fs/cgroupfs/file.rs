@@ -1,7 +1,7 @@
 //! A file of a group.
 //!
-//! Who opened it counts: its rights and its cgroup namespace are asked when the file is written, as
-//! on Linux since 5.16, so that a descriptor that was handed on gives no other rights.
+//! The opener counts: a write checks the rights and the cgroup namespace of the process that opened
+//! the file, as on Linux since 5.16. So a descriptor that was handed on gives no other rights.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

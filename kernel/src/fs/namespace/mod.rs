@@ -1,21 +1,22 @@
 //! Mount namespaces: a tree of mounts of its own for the processes in it (Linux: `struct
 //! mnt_namespace`).
 //!
-//! A new one begins as a copy of another's tree; from then on neither sees what is mounted in the
-//! other (private propagation, the only one that there is). The file systems are the same.
+//! A new namespace begins as a copy of another's tree; from then on neither sees mounts made in the
+//! other (private propagation, the only kind here). The file systems are the same.
 //!
-//! **Locks of a copy.** One for a user namespace with fewer rights keeps what its root must not
-//! undo: restrictions that a mount has stay, and what a mount covers stays covered
+//! **Locks of a copy.** A copy for a user namespace with fewer rights keeps everything that its
+//! root must not undo: restrictions that a mount has stay, and what a mount covers stays covered
 //! ([`Mount::lock_for_others`]).
 //!
-//! **Invariant.** Mounts of a tree know each other in both directions: the mount below keeps the
-//! one above, and that the place which it covers. So a tree does not go by itself; the end of its
-//! namespace, and taking away a part of it, cut all ways up ([`Mount::cut_off`]). What is cut off
-//! stays covered, and goes with the last path that leads there.
+//! **Invariant.** Mounts of a tree know each other in both directions: the mount below holds the
+//! one above, and that one holds the place that it covers. So a tree is not freed by itself; the
+//! end of its namespace, and the removal of a part of it, cut all references upwards
+//! ([`Mount::cut_off`]). A mount that is cut off stays covered, and is freed with the last path
+//! that leads there.
 //!
-//! **Changes.** [`change`] is held by whatever changes trees, a sleeping lock; readers see each
-//! mount's children as they are at that moment. Callers: mount(2) and its like, unshare, clone,
-//! setns. Task context.
+//! **Changes.** Every change of a tree holds [`change`], a sleeping lock; readers see each mount's
+//! children as they are at that moment. Callers: mount(2) and its like, unshare, clone, setns. Task
+//! context.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -101,7 +102,7 @@ impl MountNamespace {
         Ok(new)
     }
 
-    /// What every namespace has.
+    /// Returns the part that namespaces of every kind have.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }

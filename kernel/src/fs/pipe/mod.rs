@@ -1,9 +1,9 @@
 //! Pipes and FIFOs.
 //!
 //! A [`Pipe`] is the bytes and the counts of its ends; a [`PipeEnd`] is an open file on it. The
-//! bytes are behind a sleeping lock, since user memory may fault while they move. What waiters look
-//! at (pages in use, ends open) is mirrored in atomics, changed before the waiters are woken, so
-//! that nobody waits while holding the lock and nobody needs it to wait.
+//! bytes are behind a sleeping lock, since user memory may fault while they move. The values that
+//! waiters look at (pages in use, ends open) are mirrored in atomics, which change before the
+//! waiters are woken. So no task waits while it holds the lock, and none needs the lock to wait.
 //!
 //! Semantics: pipe(7), fifo(7).
 
@@ -99,7 +99,7 @@ enum Ends {
 }
 
 impl Ends {
-    /// What an open with these flags asks for.
+    /// Returns the ends that an open with these flags asks for.
     fn of(flags: OpenFlags) -> Result<Self> {
         match (flags.reads(), flags.writes()) {
             (true, true) => Ok(Self::Both),
@@ -330,7 +330,7 @@ impl Pipe {
     }
 }
 
-/// What is to go into a pipe.
+/// The bytes of a write to a pipe.
 enum Offer<'a> {
     /// Bytes that are copied.
     Copied(&'a mut dyn Source, Boundary),

@@ -225,7 +225,7 @@ fn fill_core(kernel: &Arc<PseudoDir>) {
     kernel.generated("core_uses_pid", 0o644, uses_pid);
 }
 
-/// What memory management lets be set.
+/// Adds the settings of memory management.
 fn fill_vm(vm: &Arc<PseudoDir>) {
     let overcommit = Number { get: stats::overcommit, set: stats::set_overcommit };
     vm.generated("overcommit_memory", 0o644, overcommit);
@@ -365,7 +365,7 @@ impl Generate for SemaphoreLimits {
     }
 }
 
-/// What reclaim goes by.
+/// Adds the settings of reclaim.
 fn reclaim(vm: &Arc<PseudoDir>) {
     use crate::mem::{commons, frames, reclaim};
     let swappiness = Number { get: reclaim::swappiness, set: reclaim::set_swappiness };
@@ -390,7 +390,7 @@ mod tests {
 
     use super::*;
 
-    /// What a program writes is a number, with the line feed that echo adds, and nothing else.
+    /// A program writes a number, with the line feed that echo adds; any other text is refused.
     #[test]
     fn written_numbers_are_whole() {
         assert_eq!(parse_number(b" 2\n"), Ok(2));

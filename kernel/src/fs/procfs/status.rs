@@ -1,4 +1,4 @@
-//! What the files of a process or thread say.
+//! Content of a process' or thread's files of status.
 
 use core::sync::atomic::Ordering;
 
@@ -17,12 +17,12 @@ use crate::task::{Capability, Pid, registry};
 use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
 
-/// PF_RANDOMIZE, as all programs have it.
+/// PF_RANDOMIZE, which all programs have.
 const TASK_FLAGS: u64 = 0x0040_0000;
-/// What a parent is told at a process' end.
+/// The signal that a parent gets at a process' end.
 const SIGCHLD: u64 = 17;
 
-/// What a process' space says; nothing for one that has ended.
+/// Returns the memory figures of a process' space; all 0 for a process that has ended.
 pub(super) fn usage_of(process: &Process) -> freehold_vm::Usage {
     if process.exit_status().is_some() {
         freehold_vm::Usage::default()
@@ -285,7 +285,7 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     Ok(())
 }
 
-/// Who it is: its state, its numbers and on whose behalf it acts.
+/// Writes the identity: state, numbers, users and groups.
 fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Option<&Arc<Task>>) {
     if process.exit_status().is_none() {
         let mut line = ShortLine::of(b"Umask:\t");
@@ -327,7 +327,7 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     namespace_row(out, "NSsid", process.session().id, place);
 }
 
-/// What memory it has.
+/// Writes the use of memory.
 fn memory_use(out: &mut Text, process: &Process) {
     let (usage, huge) = {
         let shared = process.space();
@@ -360,7 +360,7 @@ fn memory_use(out: &mut Text, process: &Process) {
     out.row("THP_enabled", &[huge.into()]);
 }
 
-/// What is done about signals, and those that wait.
+/// Writes the dispositions of signals, and the pending ones.
 fn signals(out: &mut Text, process: &Arc<Process>, task: Option<&Arc<Task>>) {
     out.row("Threads", &[process.thread_count() as u64]);
     let mut line = ShortLine::of(b"SigQ:\t");
@@ -377,7 +377,7 @@ fn signals(out: &mut Text, process: &Arc<Process>, task: Option<&Arc<Task>>) {
     out.mask_row("SigCgt", caught.0);
 }
 
-/// What it may do beyond what its user may.
+/// Writes the capabilities and other rights beyond those of the user.
 fn rights(out: &mut Text, process: &Process, task: Option<&Arc<Task>>) {
     let sets = process.credentials().capabilities;
     out.mask_row("CapInh", sets.inheritable);

@@ -117,9 +117,9 @@ impl Generate for HighWater {
     }
 }
 
-/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus,
-/// device and function, the number of its domain's tables, pages that it can reach, and accesses
-/// that were refused.
+/// Adds figures of the IOMMU, where there is one: counts, and a line for each device. A line has
+/// the device's name, bus, device and function, the number of its domain's tables, the pages that
+/// it can reach, and its refused accesses.
 fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
@@ -157,10 +157,10 @@ fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     }
 }
 
-/// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name,
-/// bytes held, its quota, bytes lost to it for ever because it did not confirm a reset; how often
-/// it waited for memory and made it grow, the bytes that it was given one time after the other, and
-/// mappings that failed.
+/// Adds figures of devices' memory, with Linux' names in debugfs, and a line for each device: its
+/// name, bytes held, its quota, and bytes lost to it for ever because it did not confirm a reset;
+/// how often it waited for memory and made it grow, the bytes that it was given one time after the
+/// other, and mappings that failed.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     let figures: [(&str, fn(Statistics) -> usize); 8] = [
         ("io_tlb_nslabs", |all| all.nslabs),

@@ -1,11 +1,11 @@
 //! The software machine under the names of `freehold-arch`.
 //!
 //! A process of the host is one machine: memory, tables and TLBs of [`freehold_machine::model`],
-//! one CPU that runs. What is plain logic in `freehold-arch` is taken from there; what needs an
-//! instruction of a real CPU is here, or is not called on a host (devices, firmware, breaches of
+//! one CPU that runs. Plain logic is taken from `freehold-arch`. Code that needs an instruction of
+//! a real CPU has its substitute here, or is not called on a host (devices, firmware, breaches of
 //! isolation).
 //!
-//! Unit tests use what is here as it is: a page allocator over [`FRAMES`] frames comes into being
+//! Unit tests use this module as it is: a page allocator over [`FRAMES`] frames comes into being
 //! when it is first asked, the clock stands still, no thread is shown. A test of the kernel as a
 //! whole starts it on the machine, in a process of its own.
 
@@ -50,7 +50,7 @@ pub mod cpu {
     pub fn start_secondary(_bus_ids: &[u32], _life: fn(CpuId) -> !) -> usize {
         1
     }
-    /// Nobody is interrupted: the CPU looks for itself before it idles.
+    /// Interrupts no CPU: the only one looks for itself before it idles.
     pub fn send_reschedule(_cpu: CpuId) {}
     /// Its number on the interrupt bus.
     pub fn bus_id() -> u32 {
@@ -101,7 +101,7 @@ pub mod heap {
     pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
         if bytes <= 32 << 10 { Ok(()) } else { Err(OutOfMemory) }
     }
-    /// What the host's allocator holds is the host's matter.
+    /// Returns zeroes: the host's allocator counts for itself.
     pub fn stats() -> HeapStats {
         HeapStats { frames: 0, allocated_bytes: 0, reserve_frames: 0 }
     }
@@ -186,7 +186,7 @@ pub mod sync {
     }
 }
 
-/// What happens where the CPU cannot go on.
+/// Stops of a CPU that cannot go on.
 pub mod traps {
     pub use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Registers, Unresolved};
 
@@ -201,7 +201,7 @@ pub mod traps {
     }
 }
 
-/// Nobody observes the machine from outside.
+/// Watching from outside: no observer exists here.
 pub mod watch {
     pub use freehold_arch::watch::Records;
 

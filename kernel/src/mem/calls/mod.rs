@@ -147,7 +147,7 @@ enum MapSharing {
 }
 
 impl MapSharing {
-    /// What mmap's flags say of it.
+    /// Returns the sharing that mmap's flags ask for.
     fn of(raw_flags: u64) -> Result<Self> {
         let known = || {
             let flags = Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).filter(|_| raw_flags >> 32 == 0);
@@ -172,7 +172,7 @@ impl MapSharing {
     }
 }
 
-/// What a mapping of `file` shows, and what is true of it because of the file.
+/// Returns the content of a mapping of `file`, and the area's flags that follow from the file.
 fn file_backing(
     file: Arc<OpenFile>,
     sharing: MapSharing,
@@ -197,7 +197,7 @@ fn file_backing(
         flags |= AreaFlags::NEVEREXEC;
     }
     let (content, storable) = match file.file().mapping()? {
-        // What can never be written need not be shared.
+        // A mapping that can never be written need not be shared.
         MmapContent::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
         MmapContent::Zeroes => return Ok((sharing.anonymous(), flags)),
         MmapContent::Content(content) => (content, true),

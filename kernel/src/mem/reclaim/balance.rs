@@ -116,8 +116,9 @@ impl ReclaimShare {
         Self { private: of_anonymous - shared, shared, files }
     }
 
-    /// An account does not know which of its pages of files are disks' and which are shared memory:
-    /// both are asked for what files owe. What came back lately is not counted by account.
+    /// Splits `want` for an account. An account does not know which of its pages of files are
+    /// disks' and which are shared memory: both are asked for the files' part. Pages that came back
+    /// lately are not counted by account.
     fn of_charged(want: u64, charged: ChargedPages) -> Self {
         if commons().swap().usage().free == 0 || !charged.below.has_slot_room() {
             let given_up = commons().count_of(Event::LazyFree) > 0;

@@ -62,11 +62,11 @@ const PATIENCE: u32 = 16;
 pub enum Who {
     /// A node's own task.
     Kswapd,
-    /// Somebody who cannot go on.
+    /// A task that cannot continue without memory.
     Direct,
 }
 
-/// Of what.
+/// The kinds of page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageKind {
     /// Programs' own memory.
@@ -75,7 +75,7 @@ pub enum PageKind {
     File,
 }
 
-/// What reclaim did since boot.
+/// Counts of reclaim since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReclaimCounts {
     /// Pages that were looked at.
@@ -133,12 +133,12 @@ fn note_progress() {
     OTHERS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// What a pass came to.
+/// Result of a pass.
 #[derive(Clone, Copy, Default)]
 struct PassResult {
     /// Frames that are free.
     freed: u64,
-    /// Pages that were written, whether their frames are free or somebody took them back.
+    /// Pages that were written, whether their frames are free or their owners took them back.
     written: u64,
 }
 
@@ -228,8 +228,8 @@ pub fn free_some() -> ReclaimOutcome {
         IN_VAIN.store(0, Ordering::Relaxed);
         return ReclaimOutcome::Freed;
     }
-    // What was written and taken back at once will be left alone some time, but not if this goes on
-    // and on.
+    // Pages that were written and taken back at once will be left alone for some time, but not if
+    // this repeats again and again.
     if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
         return ReclaimOutcome::Freed;
     }

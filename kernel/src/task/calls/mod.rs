@@ -38,7 +38,7 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
     }
 }
 
-/// What RLIMIT_NOFILE may be at most, of whomever (fs.nr_open).
+/// The highest RLIMIT_NOFILE of any process (fs.nr_open).
 const NR_OPEN: u64 = 1_048_576;
 
 /// Whether the caller may see and change the limits of `process` (Linux:
@@ -275,9 +275,9 @@ pub fn sys_getrandom(args: &Args) -> Result<i64> {
     Ok(done as i64)
 }
 
-/// prctl(SET_XPFO, 1 or 0, 0, 0, 0): windows that are opened for the calling thread, and for what
-/// it clones from now on, are forgotten as they close, or as the policy says. What tasks of the
-/// kernel open for it follows the policy.
+/// prctl(SET_XPFO, 1 or 0, 0, 0, 0): sets whether windows for the calling thread, and for threads
+/// that it clones from now on, are forgotten as they close (1) or as the policy says (0). Windows
+/// that kernel tasks open for it follow the policy.
 fn set_closing(args: &Args) -> Result<()> {
     let closing = match args[1] {
         0 => Closing::ByPolicy,

@@ -236,7 +236,8 @@ impl Task {
         let (root, cwd) = (fs.root(), fs.cwd());
         let walk = PathWalk::new(&root, &cwd, &caller);
         if !is_roots {
-            // A link to it is no way to another's file. What cannot be removed is in the way.
+            // A link of this name must not lead to another user's file. A file that cannot be
+            // removed makes the open below fail.
             let _ = names::unlink(&walk, &name);
         }
         let flags = OpenFlags::CREAT

@@ -98,10 +98,10 @@ pub struct Prepared {
     readable: bool,
 }
 
-/// Load a program for `process` into a new address space.
+/// Loads a program for `process` into a new address space.
 ///
 /// # Errors
-/// What execve(2) gives.
+/// Those of execve(2).
 pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     let shown = Vec::try_from_slice(&request.name)?;
     let mut credentials = None;
@@ -171,7 +171,7 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     const SET_UID: u32 = 0o4000;
     const SET_GID: u32 = 0o2010;
     let metadata = program.file.node().metadata();
-    // Linux: `mnt_may_suid`. What others mounted in their namespace gives no rights here.
+    // Linux: `mnt_may_suid`. Mounts made by others in their namespace give no rights here.
     let refuses = |mount: &Arc<Mount>| {
         mount.flags().contains(MountFlags::NOSUID)
             || !mount.fs_owner().contains(&process.credentials().user_ns)
@@ -217,7 +217,7 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
     Ok((space, stack_top))
 }
 
-/// What the auxiliary vector says of who runs the program.
+/// Returns the entries of the auxiliary vector about the user that runs the program.
 fn identity(credentials: &Credentials) -> [(u64, u64); 5] {
     let Credentials { uid, euid, gid, egid, ref user_ns, .. } = *credentials;
     let secure = uid != euid || gid != egid;
@@ -237,7 +237,7 @@ struct Bases {
     interpreter: u64,
     /// The program's own entry.
     entry: u64,
-    /// What was added to the addresses in its file.
+    /// The difference between the program's addresses in memory and in its file.
     bias: u64,
 }
 

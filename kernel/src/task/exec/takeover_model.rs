@@ -33,7 +33,7 @@ enum Who {
 struct ModelRegistry {
     /// The thread that has the process' ID.
     task: Option<Who>,
-    /// Whom the tracer knows by it.
+    /// The thread that the tracer knows by that ID.
     tracee: Option<Who>,
 }
 

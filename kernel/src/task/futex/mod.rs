@@ -5,9 +5,9 @@
 //! between comparing and queueing. The word is read without faults there; where its page is absent,
 //! the page is brought in outside and all begins again.
 //!
-//! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. Whatever
-//! ends its wait, it takes them out one by one, and each that it does not find there was woken:
-//! such a wake-up was counted by its waker and is told, even where the wait had already failed
+//! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. At the
+//! end of its wait it takes them out one by one. A waiter that it does not find there was woken:
+//! its waker counted this wake-up, so the thread reports it, even if the wait had already failed
 //! (`model`).
 
 mod futex2;

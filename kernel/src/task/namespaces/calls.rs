@@ -25,7 +25,7 @@ use crate::task::userns::{NamespaceKind, UserNs};
 use crate::task::{Capability, Credentials, Process, current};
 use crate::{Errno, Result};
 
-/// What a process gets in place of what it has.
+/// The credentials and namespaces that replace a process' own.
 pub(in crate::task) struct Separated {
     pub credentials: Option<Credentials>,
     pub namespaces: Option<Namespaces>,
@@ -128,7 +128,7 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// What a process will have once it entered all that it asked for.
+/// The credentials and namespaces of a process after it has entered all that it asked for.
 struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,

@@ -1,4 +1,4 @@
-//! What new IDs are below (/proc/sys/kernel/pid_max).
+//! The limit that new IDs are below (/proc/sys/kernel/pid_max).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use crate::{Errno, Result};
 
 static PID_LIMIT: AtomicU32 = AtomicU32::new(PID_MAX);
 
-/// What new IDs are below.
+/// Returns the limit that new IDs are below.
 pub fn pid_limit() -> Pid {
     PID_LIMIT.load(Ordering::Relaxed)
 }

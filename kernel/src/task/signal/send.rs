@@ -36,7 +36,7 @@ fn trace_sent(target: Target<'_>, threads: &[Arc<Task>], info: SigInfo) {
     Hardware.record_event(SignalGenerate::NUMBER, &event.words());
 }
 
-/// Whom a signal is for.
+/// The receiver of a signal.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Process,
@@ -226,7 +226,7 @@ impl Process {
     }
 }
 
-/// Whom a pending signal is for.
+/// The receiver of a pending signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::task) enum Whose {
     Process,

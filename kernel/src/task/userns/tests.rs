@@ -1,4 +1,4 @@
-//! Whose capabilities count where, and which ids are seen.
+//! Namespaces in which a process' capabilities count, and the ids that a process sees.
 
 use super::*;
 use crate::task::capabilities::Capabilities;
@@ -7,7 +7,7 @@ fn root() -> Credentials {
     Credentials::of_user(0, 0)
 }
 
-/// What a process has after it made a namespace as `maker`.
+/// Returns the credentials of a process that made a namespace as `maker`.
 fn inside(maker: &Credentials) -> Credentials {
     let user_ns = UserNs::new(maker).unwrap();
     Credentials { user_ns, capabilities: Capabilities::WHOLE, ..maker.clone() }

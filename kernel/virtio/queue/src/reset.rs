@@ -13,7 +13,7 @@ use virtio_drivers::transport::{DeviceStatus, Transport};
 /// leaves the guest.
 const RESET_LOOKS: usize = 100_000;
 
-/// What a device is plugged into.
+/// The slot that a device is plugged into.
 pub trait PowerSlot {
     /// Whether nothing in it reaches memory: it is empty, or has no power.
     fn is_off(&self) -> bool;

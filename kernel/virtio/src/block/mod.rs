@@ -16,8 +16,8 @@
 //! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held
 //! are not copied: the device gets them through the window of the request's place, and the request
 //! keeps the holder until the device has answered and forgotten them. The task waits for that,
-//! killed or not and however late it is (Linux waits like this for all requests). What does not
-//! fill a page is bounced, and so is all where there is no window.
+//! killed or not and however late it is (Linux waits like this for all requests). Parts that do not
+//! fill a page are bounced, and so are all where there is no window.
 //!
 //! **Time-outs.** A request that the device does not answer in time ends in an error but stays the
 //! device's, memory and all, until the device answers or confirms a reset. If the device answered
@@ -78,7 +78,7 @@ const NO_STATUS: u8 = 0xff;
 /// The greatest status that a device may write: "unsupported" (virtio 1.2, 5.2.6).
 const LAST_STATUS: u8 = 2;
 
-/// What a request does, with virtio's numbers.
+/// The operation of a request, with virtio's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 enum RequestKind {
@@ -87,7 +87,7 @@ enum RequestKind {
     Flush = 4,
 }
 
-/// What tasks sleep on.
+/// The wait queues of tasks.
 #[derive(Clone, Copy)]
 pub struct Lines {
     /// Tasks whose request is with the device, and those that wait for its memory.
@@ -110,8 +110,8 @@ pub struct VirtioBlock<S: DmaSource, T: Transport> {
     timeout_ms: AtomicU32,
 }
 
-/// What the device says about descriptors. One that does not say can take any; one that says less
-/// than a descriptor of a sector is taken to mean that, as Linux does.
+/// Returns the device's limits for descriptors. A device that names none can take any. A limit
+/// below a descriptor of one sector is raised to that, as in Linux.
 fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments, SetupError> {
     let limit = |feature, offset| {
         if !features.contains(feature) {
@@ -240,8 +240,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
             if let Some(value) = result? {
                 return Ok(value);
             }
-            // What woke this task, after its last look, may have been an answer of which nobody
-            // else was told.
+            // This task may have been woken, after its last look, by an answer that no other task
+            // was told of.
             let _ = self.with(Requests::reap);
             match waited {
                 Waited::Killed => return Err(BlockError::Killed),
@@ -361,8 +361,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         let (mut done, mut looks) = (None, 0);
         let waited = loop {
             let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
-                // Who waits looks before it joins the line and after; before, the device was told a
-                // moment ago.
+                // The wait looks before the task joins the line, and after. The first look is
+                // skipped, since the device was told a moment ago.
                 looks += 1;
                 if looks == 1 {
                     return false;
@@ -410,7 +410,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         requests.validate();
         (requests.free_places(), requests.waiting())
     }
-    /// What another task does that comes by.
+    /// Does the work of another task that passes by.
     pub(crate) fn look(&self) {
         let _ = self.with(Requests::reap);
     }

@@ -64,7 +64,8 @@ pub(super) struct Buffer<S: DmaSource> {
 }
 
 impl<S: DmaSource> Buffer<S> {
-    /// What has to be copied: `None` where the device has the bytes in their places.
+    /// Returns the mapping whose bytes have to be copied; `None` where the device has the bytes in
+    /// their places.
     pub fn bounced(&self) -> Option<&DmaMapping<S>> {
         match &self.memory {
             PartMemory::Bounced(mapping) => Some(mapping),
@@ -73,7 +74,7 @@ impl<S: DmaSource> Buffer<S> {
     }
 }
 
-/// What the device says about the descriptors of a request's data.
+/// The device's limits for the descriptors of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Segments {
     /// The most descriptors (seg_max).
@@ -116,7 +117,7 @@ pub(super) struct Wakes {
     pub all: bool,
 }
 
-/// What the device has.
+/// Memory that is lent to the device.
 struct Rings<S: DmaSource> {
     queue: Queue<S, RING>,
     headers: Arc<DmaMapping<S>>,
@@ -140,7 +141,7 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     states: [RequestState; DEPTH],
     /// The places whose request is a write, a bit each.
     writes: u16,
-    /// What the device may hold in a cache.
+    /// State of the device's write cache.
     pub cache: WriteCache,
     /// Where the search for a free place begins: after the one taken last.
     next: usize,
@@ -297,7 +298,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         if Arc::strong_count(spare) > 1 {
             return None;
         }
-        // Whoever let go of the last one is done with the bytes.
+        // The last user of the spare buffer is done with its bytes.
         fence(Ordering::Acquire);
         spare.begin_again();
         Some(Buffer { memory: spare.clone().into(), length: length.min(self.spare_length) })
@@ -329,7 +330,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        // What it has answered meanwhile makes room. A lie is noticed before it gets more.
+        // Answers received meanwhile make room. A lie is noticed before the device gets more.
         self.reap()?;
         let (rings, transport) = self.link.lent()?;
         let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;

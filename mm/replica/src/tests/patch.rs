@@ -21,7 +21,7 @@ const CPUS: u16 = 4;
 
 type Made = Replicas<super::Frames, Image0>;
 
-/// What one CPU may have of the bytes of one instruction.
+/// The bytes that one CPU may have for each byte of one instruction.
 type View = [BTreeSet<u8>; LENGTH];
 
 /// The CPUs while instructions are patched.
@@ -68,7 +68,7 @@ impl Patched {
         }
         self.look(shared);
     }
-    /// What the CPUs may run of the first place now.
+    /// Returns the instructions that each CPU may run now at the first place.
     fn runs(&self) -> Vec<BTreeSet<Instruction>> {
         self.places()[0].1.iter().map(|view| instructions(view).collect()).collect()
     }
@@ -87,7 +87,7 @@ fn instructions(view: &View) -> impl Iterator<Item = Instruction> + use<> {
     all.into_iter()
 }
 
-/// What is in memory at an address, by the root of the CPU's node.
+/// Reads the instruction at an address through the root of the CPU's node.
 fn fetch(shared: &Shared, cpu: CpuId, address: VirtAddr) -> Instruction {
     let node = shared.model.topology().node_of_cpu(cpu);
     let root = Pfn(shared.roots[usize::from(node.0)].load(Ordering::Relaxed));
@@ -174,7 +174,7 @@ fn what_cannot_be_patched_wholly_is_not_patched_at_all() {
     }
     let other = VirtAddr(START.0 + 0x800);
     assert_eq!(refused(at(other.0)), PatchError::Differs { node: NodeId(0), address: other });
-    // Somebody has changed one node's copy: where the instruction is, and beside it.
+    // One node's copy was changed: at the instruction, and beside it.
     let frame = frame_of(leaf(world.model, world.root_of(2), VirtAddr(PLACES[1])));
     let flip = |offset: usize| world.model.with_bytes(frame, |page| page[offset] ^= 1);
     flip(PAGE_SIZE - 1);

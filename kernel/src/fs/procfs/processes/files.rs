@@ -177,11 +177,11 @@ impl Generate for SetGroupsFile {
     }
 }
 
-/// What a file about memory says.
+/// The content of a file about memory.
 struct MemoryContent {
     subject: Subject,
     kind: FileKind,
-    /// What the opener was allowed to inspect; the process may have another by now.
+    /// The space that the opener was allowed to inspect; the process may have another by now.
     space: Weak<ProcessSpace>,
 }
 
@@ -246,7 +246,7 @@ impl Generate for MountList {
     }
 }
 
-/// What a file says.
+/// The content of a file.
 struct ProcessFile {
     subject: Subject,
     kind: FileKind,

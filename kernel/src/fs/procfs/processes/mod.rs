@@ -30,12 +30,12 @@ use crate::task::pidns::{PidNs, PidView};
 use crate::task::{self, Pid, Process, Task, registry};
 use crate::{Errno, Result};
 
-/// Whom a directory is about: a process, or one of its threads.
+/// The subject of a directory: a process, or one of its threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Subject {
     pub pid: Pid,
     pub tid: Option<Pid>,
-    /// The PID namespace that the numbers are those of.
+    /// The PID namespace of the numbers.
     pub view: PidView,
 }
 

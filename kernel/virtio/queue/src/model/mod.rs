@@ -1,8 +1,8 @@
 //! Memory of the host that plays physical memory, and a device's view of a ring in it, so that
 //! drivers can be tested against devices that behave, misbehave, or answer late.
 //!
-//! What a device does is judged: without an IOMMU it touches frames of the DMA API only, behind one
-//! ([`as_device`]) what it was given. Any other access panics.
+//! The model checks each access of a device: without an IOMMU it touches frames of the DMA API
+//! only, behind one ([`as_device`]) only frames that it was given. Any other access panics.
 
 extern crate std;
 
@@ -31,7 +31,7 @@ const FIRST: u64 = 0x100;
 struct QueueModelState {
     base: usize,
     table: FrameTable,
-    /// Who has each frame.
+    /// The owner of each frame.
     taken: Mutex<Vec<Option<Owner>>>,
 }
 
@@ -291,7 +291,7 @@ impl DeviceRing {
         self.seen = self.seen.wrapping_add(1);
         Some(head)
     }
-    /// What the table has at `index`, and the index of what follows in its chain.
+    /// Returns the descriptor at `index` of the table, and the index of the next in its chain.
     fn descriptor(&self, index: u16) -> (Descriptor, Option<u16>) {
         let mut bytes = [0; 16];
         read(self.descriptors + 16 * u64::from(index), &mut bytes);
