@@ -98,19 +98,19 @@ pub struct Watcher {
     pub growth_span: u64,
 }
 
-/// How devices reach memory.
+/// Access of devices to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Devices {
-    /// All of it.
+    /// Devices reach all memory.
     Unchecked,
-    /// Through an IOMMU.
+    /// An IOMMU is between devices and memory.
     BehindIommu,
-    /// Through an IOMMU, programs' pages in their places.
+    /// As `BehindIommu`; devices reach programs' pages in their places.
     InPlace,
 }
 
 impl Devices {
-    /// As the options say.
+    /// Returns the access that the options ask for.
     fn of(options: &RunOptions) -> Self {
         match options.dma {
             Dma::Direct => Self::InPlace,

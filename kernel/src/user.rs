@@ -26,20 +26,20 @@ pub const IOV_MAX: usize = 1024;
 /// The most bytes one call moves (MAX_RW_COUNT).
 pub const MAX_COUNT: usize = 0x7fff_f000;
 
-/// Whether a device can have the memory behind a [`Sink`] or a [`Source`] in its place.
+/// Whether a device can reach the memory behind a [`Sink`] or a [`Source`] in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direct {
-    /// It cannot: the bytes are no program's.
+    /// No: the bytes are not in a program's memory.
     No,
-    /// It is a program's memory, but some run of it begins or ends between borders.
+    /// No: in a program's memory, but some run does not begin and end on borders.
     Unaligned,
-    /// It can.
+    /// Yes.
     Aligned,
 }
 
 impl Direct {
-    /// Of a program's memory in `runs`, each an address (or its place in its page) and a number of
-    /// bytes.
+    /// Returns the answer for a program's memory in `runs`. Each run is an address (or a place in
+    /// its page) and a number of bytes; `unit` is the distance of borders.
     pub fn of(runs: impl IntoIterator<Item = (u64, usize)>, unit: usize) -> Self {
         let is_aligned =
             |(start, length): (u64, usize)| start.is_multiple_of(unit as u64) && length.is_multiple_of(unit);
@@ -66,9 +66,10 @@ pub trait Sink {
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most
-    /// `most`, and whole multiples of `unit` where the pinned pages end early. They count as put
-    /// unless it fails. Returns how many. `EINVAL` where it is no program's memory.
+    /// Has `transfer` fill the first bytes of the next run, while its pages are pinned. That is at
+    /// most `most` bytes, and a multiple of `unit` where the pinned pages end early. The bytes
+    /// count as put unless `transfer` fails. Returns their number. `EINVAL` if the memory is not a
+    /// program's.
     fn fill_direct(&mut self, _most: usize, _unit: usize, _transfer: Fill<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
@@ -88,8 +89,8 @@ pub trait Source {
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Have `transfer` take the first bytes of the next run, as [`Sink::fill_direct`] has them
-    /// filled.
+    /// Has `transfer` take the first bytes of the next run, under the rules of
+    /// [`Sink::fill_direct`].
     fn drain_direct(&mut self, _most: usize, _unit: usize, _transfer: Drain<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }

@@ -154,7 +154,7 @@ impl Topology {
         self.add(MemoryRange { frames, node, presence: Presence::Always })
     }
 
-    /// Add a run where memory can be plugged in later.
+    /// Adds a run where memory can be plugged in later.
     ///
     /// # Errors
     /// As [`Topology::add_range`].

@@ -148,16 +148,17 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
     NS_PER_TICK.store(ratio(nanoseconds, ticks), Ordering::Relaxed);
 }
 
-/// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for
-/// `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays on this CPU.
+/// Makes the timer interrupt this CPU at `deadline` (as [`now`] counts): at once if that is past,
+/// never for `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays on
+/// this CPU.
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
     program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)));
 }
 
-/// Interrupt this CPU at `deadline` to forget closed windows, besides what [`arm`] asked for.
-/// Interrupts are off. Nothing before the clock runs.
+/// Makes the timer interrupt this CPU also at `deadline`, to forget closed windows; the deadline of
+/// [`arm`] stays. Interrupts are off. Does nothing before the clock runs.
 pub(crate) fn arm_for_windows(deadline: u64) {
     if IS_RUNNING.load(Ordering::Relaxed) {
         let this = cpu::this();

@@ -56,7 +56,7 @@ pub use string::{String, try_format};
 pub use vec::{TryCollect, Vec};
 pub use wiped::WipedBytes;
 
-/// There was no memory. The collection that was to grow is as it was.
+/// Error of an allocation that found no memory. The collection that was to grow is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AllocError;
 

@@ -13,19 +13,20 @@ use crate::Receiver;
 /// The largest slice, in bytes: a name in a directory has 255.
 pub const SLICE_MOST: usize = 256;
 
-/// A shared object.
+/// Makes a shared object.
 #[inline]
 pub fn arc<T>(value: T) -> sync::Arc<T> {
     sync::Arc::new(value)
 }
 
-/// A shared object that knows itself, as `alloc::sync::Arc::new_cyclic`.
+/// Makes a shared object that holds a weak reference to itself, as `alloc::sync::Arc::new_cyclic`
+/// does.
 #[inline]
 pub fn cyclic<T>(make: impl FnOnce(&sync::Weak<T>) -> T) -> sync::Arc<T> {
     sync::Arc::new_cyclic(make)
 }
 
-/// A shared copy of a short slice.
+/// Makes a shared copy of a short slice.
 ///
 /// # Panics
 /// For more than [`SLICE_MOST`] bytes.
@@ -35,13 +36,13 @@ pub fn slice<T: Copy>(entries: &[T]) -> sync::Arc<[T]> {
     sync::Arc::from(entries)
 }
 
-/// An object of its own.
+/// Makes an object with one owner.
 #[inline]
 pub fn boxed<T>(value: T) -> boxed::Box<T> {
     boxed::Box::new(value)
 }
 
-/// An object that lives as long as the kernel.
+/// Makes an object that lives as long as the kernel.
 pub fn leaked<T>(value: T) -> &'static mut T {
     boxed::Box::leak(boxed::Box::new(value))
 }

@@ -1,9 +1,9 @@
 //! The device addresses of IP addresses on this network, and frames that wait until one is known
 //! (RFC 826).
 //!
-//! Addresses are asked for only where there is something to send. They are learnt from machines
-//! that were asked, and from those that ask for this machine. So other machines cannot fill the
-//! list beyond [`MOST`], and neighbours in use are dropped last.
+//! This machine asks for an address only when it has something to send there. It learns addresses
+//! from machines that it asked, and from machines that ask for it. So other machines cannot fill
+//! the list beyond [`MOST`], and neighbours in use are dropped last.
 
 use core::net::Ipv4Addr;
 
@@ -12,27 +12,27 @@ use smoltcp::wire::EthernetAddress;
 
 use crate::table::Ends;
 
-/// Neighbours that are remembered.
+/// The most neighbours that are remembered.
 const MOST: usize = 64;
-/// Frames that wait for one.
+/// The most frames that wait for one neighbour.
 const WAITING: usize = 16;
-/// Between two questions (nanoseconds), and how many go unanswered (Linux: retrans_time_ms,
-/// mcast_solicit).
+/// Nanoseconds between two questions, and the number of questions before the neighbour is given up
+/// (Linux: retrans_time_ms, mcast_solicit).
 const ASK_AGAIN: u64 = 1_000_000_000;
 const QUESTIONS: u8 = 3;
-/// An answer holds so long (nanoseconds).
+/// Nanoseconds for which an answer is valid.
 const LIFE: u64 = 60_000_000_000;
 
-/// A frame that waits, and the connection that it is from.
+/// A frame that waits, and its connection.
 struct Waiting {
     bytes: Vec<u8>,
     ends: Option<Ends>,
 }
 
 enum Knowledge {
-    /// Asked so often, to be asked again at this time.
+    /// Not answered yet: the number of questions, and the time of the next.
     Asked(u8, u64),
-    /// Until this time.
+    /// The neighbour's address, valid until this time.
     Known(EthernetAddress, u64),
 }
 
@@ -51,11 +51,11 @@ pub struct Neighbours {
 /// Next step for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// Send it there.
+    /// Send it to this device address.
     To(EthernetAddress),
-    /// It waits; ask.
+    /// The frame waits: send a question.
     Ask,
-    /// It waits, or found no room to.
+    /// The frame waits, or was dropped for want of room.
     Wait,
 }
 

@@ -1,12 +1,12 @@
-//! Timers: one a connection, in a wheel of slots.
+//! Timers, one per connection, in a wheel of slots.
 //!
-//! Setting and stopping one costs the same for any number of timers. A slot is [`STEP`] wide. A
-//! timer further off than the wheel reaches is in the last slot that is not near, and is moved on
-//! from there. A timer fires up to a step late, never early.
+//! The cost of setting or stopping a timer does not depend on the number of timers. A slot is
+//! [`STEP`] wide. A timer beyond the wheel's reach is in the farthest slot, and moves on when that
+//! slot comes up. A timer fires up to a step late, never early.
 
 use freehold_collections::{AllocError, Vec};
 
-/// Nanoseconds a slot.
+/// Nanoseconds per slot.
 pub const STEP: u64 = 4_000_000;
 const SLOTS: usize = 1024;
 const NONE: u32 = u32::MAX;
@@ -27,17 +27,17 @@ pub struct Wheel {
     heads: [u32; SLOTS],
     occupied: [u64; SLOTS / 64],
     links: Vec<Timer>,
-    /// The step that was looked at last.
+    /// The step that was handled last.
     step: u64,
 }
 
 impl Wheel {
-    /// None, at `now`.
+    /// Makes a wheel without timers, at the time `now`.
     pub const fn new(now: u64) -> Self {
         Self { heads: [NONE; SLOTS], occupied: [0; SLOTS / 64], links: Vec::new(), step: now / STEP }
     }
 
-    /// Room for the timers `0..count`.
+    /// Makes room for the timers `0..count`.
     ///
     /// # Errors
     /// No memory.
@@ -45,7 +45,7 @@ impl Wheel {
         if count > self.links.len() { self.links.try_resize(count, UNSET) } else { Ok(()) }
     }
 
-    /// Timer `number` is due at `deadline` (nanoseconds), and no longer when it was.
+    /// Sets timer `number` to `deadline` (nanoseconds), instead of its former deadline.
     pub fn set(&mut self, number: usize, deadline: u64) {
         let link = self.links[number];
         if link.slot != NONE && link.deadline == deadline {

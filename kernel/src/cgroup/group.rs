@@ -233,16 +233,16 @@ impl Group {
     pub fn freezes(&self) -> bool {
         self.freezes.load(Ordering::Relaxed)
     }
-    /// How often all in it were killed.
+    /// Returns how often all processes of the group were killed.
     pub fn kills(&self) -> u64 {
         self.path().map(|group| group.kills.load(Ordering::SeqCst)).sum()
     }
-    /// All in it are killed: a fork that is under way takes notice. The caller looks for processes
-    /// afterwards.
+    /// Counts a kill of all processes, so that a fork that is under way notices it. The caller
+    /// looks for processes afterwards.
     pub fn begin_kill(&self) {
         self.kills.fetch_add(1, Ordering::SeqCst);
     }
-    /// How often a file changed.
+    /// Returns how often a file changed.
     pub fn changes(&self, notice: Notice) -> u64 {
         self.changes[notice as usize].count.load(Ordering::SeqCst)
     }
@@ -251,7 +251,7 @@ impl Group {
     pub(super) fn note(&self, notice: Notice) {
         self.changes[notice as usize].is_untold.store(true, Ordering::SeqCst);
     }
-    /// Compares what cgroup.events says with what it said.
+    /// Notes a change of cgroup.events if its content differs from the last one.
     pub(super) fn settle(&self) {
         let populated = if self.is_populated() { POPULATED } else { 0 };
         let now = populated | if self.is_frozen() { FROZEN } else { 0 };
@@ -259,7 +259,7 @@ impl Group {
             self.note(Notice::Events);
         }
     }
-    /// Whether a change of a file is to be told; it counts from now on.
+    /// Returns whether a change of a file is yet to be told, and counts it.
     pub(super) fn take_untold(&self, notice: Notice) -> bool {
         let changes = &self.changes[notice as usize];
         let is_untold =

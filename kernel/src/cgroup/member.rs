@@ -423,7 +423,8 @@ impl CgroupMember {
         Ok(from)
     }
 
-    /// The program was replaced: the thread that is left has the process' ID.
+    /// Notes an execve. The thread that is left has the process' ID, so the ID's former thread
+    /// counts no longer.
     pub fn executed(&self) {
         if self.word.load(Ordering::Relaxed) & HELD == 0 || self.change_in_root(|word| word & !HELD) {
             return;
@@ -437,7 +438,7 @@ impl CgroupMember {
         drop(tree);
     }
 
-    /// A thread stands still because of cgroup.freeze, or goes on.
+    /// Notes that a thread stops because of cgroup.freeze, or continues.
     pub fn count_frozen(&self, change: FrozenChange) {
         let tree = tree::lock();
         let group = tree.group(self.number()).clone();

@@ -103,12 +103,12 @@ impl Text {
         self.push(line.bytes());
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn length(&self) -> usize {
         self.bytes.len()
     }
 
-    /// All of it, or `ENOMEM`.
+    /// Returns all bytes, or `ENOMEM`.
     pub fn finish(self) -> Result<Vec<u8>> {
         if self.failed { Err(Errno::ENOMEM) } else { Ok(self.bytes) }
     }

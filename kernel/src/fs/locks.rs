@@ -38,7 +38,7 @@ pub enum LockSharing {
     Exclusive,
 }
 
-/// Which of the two kinds of locks.
+/// The kind of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum LockSpace {
     /// flock: always the whole file.
@@ -50,7 +50,7 @@ pub enum LockSpace {
 /// A held or wanted lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lock {
-    /// flock's or fcntl's.
+    /// The kind: flock's or fcntl's.
     pub space: LockSpace,
     /// First byte.
     pub start: u64,

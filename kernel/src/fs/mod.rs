@@ -1,7 +1,7 @@
 //! Files and names.
 //!
-//! A [`node::Node`] is a file's identity (an inode), a [`file::File`] what an open description
-//! does. Everything else is built on these two traits only:
+//! A [`node::Node`] is the identity of a file (an inode); a [`file::File`] has the operations of an
+//! open file description. Everything else is built on these two traits only:
 //!
 //! | module | concept |
 //! |---|---|

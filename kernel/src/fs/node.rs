@@ -257,7 +257,7 @@ impl NewNode {
     pub const WHITEOUT: Self = Self { kind: NodeKind::CharDevice, mode: 0, uid: 0, gid: 0, rdev: 0 };
 }
 
-/// Which of "make" and "replace" setxattr(2) may do.
+/// The action that setxattr(2) allows: make the attribute, replace it, or either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrSet {
     /// Either.

@@ -83,7 +83,7 @@ pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: Moun
     place.mount.clone().attach(&mount, place)
 }
 
-/// Make a node in /dev.
+/// Makes a node in /dev.
 pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) -> Result<()> {
     let root = root();
     let walk = PathWalk::new(&root, &root, &Caller::ROOT);

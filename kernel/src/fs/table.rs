@@ -207,7 +207,8 @@ impl FileTable {
         Ok(index as i32)
     }
 
-    /// The lowest free descriptor, for a file that is still to be had. `limit` is RLIMIT_NOFILE.
+    /// Reserves the lowest free descriptor for a file that the caller does not have yet. `limit` is
+    /// RLIMIT_NOFILE.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`.
@@ -238,14 +239,14 @@ impl FileTable {
         Ok(if let DescriptorSlot::Open(old) = old { Some(old.file) } else { None })
     }
 
-    /// Take `fd` out of the table.
+    /// Takes `fd` out of the table.
     pub fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
         let index = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
     }
 
-    /// close(2): also lets go of the process' record locks on the file, whichever descriptor set
-    /// them.
+    /// Closes `fd` as close(2) does: also releases the process' record locks on the file, including
+    /// those that were set through other descriptors.
     pub fn close(&self, fd: i32) -> Result<()> {
         let file = self.take(fd)?;
         self.leave(&file);

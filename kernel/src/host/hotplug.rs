@@ -26,19 +26,19 @@ use crate::mem::{evacuate, frames, stats};
 use crate::{sched, time};
 
 const MIB: u64 = 1 << 20;
-/// The least that is asked for at a time, and that stays free.
+/// The least bytes of a request for memory, and the free bytes that a shrink leaves.
 const LEAST: u64 = 64 * MIB;
-/// The most that is asked for at a time.
+/// The most bytes of a request for memory.
 const MOST: u64 = 1024 * MIB;
-/// The least that is given back at a time.
+/// The least bytes that are given back at a time.
 const MIN_SHRINK: u64 = 8 * MIB;
-/// How often to see whether memory is to spare.
+/// Time between two looks whether there is memory to spare.
 const SCAN_INTERVAL: u64 = time::SECOND;
-/// How often to see whether the host has answered: its devices send no interrupts.
+/// Time between two looks for the host's answer: its devices send no interrupts.
 const HOST_POLL_INTERVAL: u64 = time::SECOND / 1000;
-/// How long after a failure to unplug to leave a device alone.
+/// Time for which a device is left alone after a failure to unplug.
 const RETRY_DELAY: u64 = 10 * time::SECOND;
-/// Units that are emptied at a time, since that takes a walk through all address spaces.
+/// Units that are emptied per walk through all address spaces.
 const UNITS_PER_PASS: usize = 32;
 
 /// Start the task, if there are memory devices.

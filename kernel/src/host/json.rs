@@ -37,7 +37,7 @@ fn escape(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     }
 }
 
-/// Counts the bytes that would be written.
+/// A writer that only counts bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counter(pub usize);
 

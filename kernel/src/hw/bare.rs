@@ -21,7 +21,7 @@ pub mod replicas {
     };
 }
 
-/// How often a lock that is held is looked at before its waiter sleeps.
+/// Number of looks at a held lock before its waiter sleeps.
 pub const LOCK_SPINS: usize = 300;
 
 pub(super) static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();

@@ -1,9 +1,9 @@
 //! The objects of one IPC namespace: a table per kind.
 //!
-//! The tables hang in the namespace of the process that asks ([`of_caller`]), and are made when the
-//! first asks. An object knows its tables weakly: the end of the namespace empties them, and what
-//! is still attached or waited for lives on without a name. Limits are one setting for all
-//! namespaces; counts are each namespace's own.
+//! The tables belong to the namespace of the calling process ([`of_caller`]), and are made at the
+//! first call. An object holds its tables weakly. The end of the namespace empties the tables; an
+//! object that is still attached or waited for lives on without a name. Limits are one setting for
+//! all namespaces; each namespace has its own counts.
 //!
 //! Callers: the handlers in [`super::calls`], and /proc. Lock order as in [`super`].
 

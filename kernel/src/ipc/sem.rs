@@ -404,13 +404,13 @@ impl Set {
         })
     }
 
-    /// When it was operated on last, or 0, and when semctl changed it last.
+    /// Returns the time of the last operation, or 0, and of the last change by semctl.
     pub fn times(&self) -> (i64, i64) {
         let state = self.state.lock();
         (state.operated, state.changed)
     }
 
-    /// IPC_SET changed it.
+    /// Notes a change by IPC_SET.
     pub fn note_changed(&self) {
         self.state.lock().changed = seconds();
     }

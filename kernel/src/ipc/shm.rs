@@ -235,12 +235,12 @@ impl Drop for Segment {
     }
 }
 
-/// Whether pages stay in memory.
+/// Whether a segment's pages are locked in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Locked {
-    /// They do.
+    /// The pages stay in memory.
     Yes,
-    /// They may go to the swap.
+    /// The pages may go to the swap.
     No,
 }
 

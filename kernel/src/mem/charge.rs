@@ -96,7 +96,7 @@ fn uncharge(owner: Owner, frames: u64, account: AccountId) {
     accounts().uncharge(account, owner, frames);
 }
 
-/// Calls of the heap.
+/// The functions that the heap calls to charge objects.
 const OBJECTS: ObjectLedger =
     ObjectLedger { charge: charge_object, uncharge: uncharge_object, set_block_payer, take_block_payer };
 

@@ -170,20 +170,20 @@ pub fn mode_changed() -> Result<()> {
     Ok(())
 }
 
-/// The end is near: no space is looked at, or kept, from now on.
+/// Stops the scan: from now on no space is looked at or held.
 pub fn stop() -> MutexGuard<'static, ()> {
     KHUGEPAGED.has_ended.store(true, Ordering::Release);
     KHUGEPAGED.working.lock()
 }
 
-/// Where the task is on its way.
+/// The task's place in its scan.
 #[derive(Default)]
 struct Scan {
-    /// The last space that it is done with.
+    /// The last space that the scan has finished.
     after: u64,
-    /// The space that it is in.
+    /// The space that the scan is in.
     inside: u64,
-    /// Where it goes on in it.
+    /// The address at which the scan continues in that space.
     addr: u64,
 }
 

@@ -29,8 +29,9 @@ pub fn stalls() -> u64 {
 /// Pages of disks that are given back before anything else is tried: 4 MiB.
 const IDLE: u64 = 1024;
 
-/// Finds memory without harm to any process, but to those whose account has all it may. May sleep,
-/// for the host and for disks; the caller holds no address space and nothing that spins.
+/// Finds memory without killing a process, except where an account is at its limit: then its own
+/// processes may be killed. May sleep, for the host and for disks; the caller holds no address
+/// space and no spin lock.
 pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.

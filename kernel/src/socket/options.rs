@@ -81,7 +81,8 @@ pub struct Options {
     pub receive_timeout: Option<u64>,
     /// SO_SNDTIMEO in nanoseconds.
     pub send_timeout: Option<u64>,
-    /// SO_LINGER: whether, and for how many seconds. None breaks a connection off; no close waits.
+    /// SO_LINGER: whether, and for how many seconds. No close waits; a time of 0 breaks the
+    /// connection off.
     pub(super) linger: [i32; 2],
     /// Numbers that are read as they were set.
     pub(super) remembered: Remembered,

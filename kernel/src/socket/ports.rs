@@ -36,7 +36,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The one with this number.
+    /// Returns the protocol with this number.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             6 => Some(Self::Tcp),

@@ -20,14 +20,14 @@ pub(super) struct TcpInfo {
     /// Scale of the windows, for sending and for receiving.
     scales: u8,
     limits: u8,
-    /// Microseconds until something is sent again, or acknowledged.
+    /// Microseconds until a segment is sent again, and until an acknowledgement is sent.
     retransmission: u32,
     acknowledgement: u32,
     /// The longest segments, sent and received.
     segments: [u32; 2],
-    /// Of one that listens, connections that wait.
+    /// For a listening socket: the connections that wait.
     unacknowledged: u32,
-    /// Of one that listens, how many may.
+    /// For a listening socket: the most connections that may wait.
     selected: u32,
     /// Lost, sent again, and so on; milliseconds since something was sent or came.
     counts: [u32; 7],

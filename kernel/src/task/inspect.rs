@@ -8,8 +8,9 @@
 //!    Else the caller needs CAP_SYS_PTRACE in the target's user namespace.
 //! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, in the initial user
 //!    namespace, whatever its ids are: its memory may still hold what it read as another user.
-//! 4. The caller's permitted set must contain the process' permitted set, or the caller has
-//!    CAP_SYS_PTRACE there. Two user namespaces are never equal in this.
+//! 4. The caller's capabilities must include all that the process is permitted: the effective ones
+//!    for files of /proc, the permitted ones for system calls. Else the caller needs CAP_SYS_PTRACE
+//!    there. Two user namespaces are never equal in this.
 //!
 //! **Dumpable** is a fact of an address space ([`Dumpable`]), as on Linux: processes that share one
 //! share it, fork copies it. It is lost by a change of users, groups or capabilities ([`changes`])

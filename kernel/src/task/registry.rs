@@ -132,12 +132,12 @@ pub fn count() -> usize {
     TASKS.load(Ordering::Relaxed)
 }
 
-/// A task of the kernel's own comes; it has no ID.
+/// Counts a new kernel task, which has no ID.
 pub(super) fn count_kernel_task() {
     TASKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A task of the kernel's own goes.
+/// Counts a kernel task that has ended.
 pub(super) fn forget_kernel_task() {
     TASKS.fetch_sub(1, Ordering::Relaxed);
 }

@@ -10,7 +10,7 @@ pub const SECOND: u64 = 1_000_000_000;
 pub struct Timestamp {
     /// Seconds.
     pub seconds: i64,
-    /// 0..1_000_000_000.
+    /// Nanoseconds, below 1_000_000_000.
     pub nanoseconds: u32,
 }
 use crate::{Errno, Result};

@@ -16,13 +16,13 @@ use crate::{Errno, Result};
 /// The speed reported in termios2; nothing is paced by it.
 const SPEED: u32 = 38400;
 
-/// When new settings take hold.
+/// The time at which new settings take effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Now,
-    /// When written output is on the wire.
+    /// When all written output is on the wire.
     Drained,
-    /// Then, and unread input is thrown away.
+    /// As `Drained`; unread input is discarded.
     Flushed,
 }
 

@@ -295,12 +295,12 @@ fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
     AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
 }
 
-/// The outcome of putting completions into their ring.
+/// Result of putting completions into their ring.
 #[derive(Clone, Copy, Default)]
 pub struct Put {
-    /// How many there was room for.
+    /// Completions that had room.
     pub count: u32,
-    /// How many the ring holds now, these among them.
+    /// Completions in the ring now, the new ones included.
     pub available: u32,
 }
 

@@ -51,9 +51,9 @@ pub mod operation {
     ];
 }
 
-/// The only flag of an entry that is known: do not try at once.
+/// The only flag of an entry that is supported: do not try the operation at once.
 const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
-/// An offset that means the description's own.
+/// The value that stands for the description's own offset.
 const CURRENT: u64 = u64::MAX;
 /// Readiness that is always reported.
 pub const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();

@@ -23,10 +23,10 @@ const SYS_CLOCK_GETRES: u64 = 229;
 
 /// CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI.
 const WALL: u32 = 1 << 0 | 1 << 5 | 1 << 11;
-/// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME: no clock is
-/// slewed, and the machine does not sleep.
+/// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME. All show the same
+/// time: no clock is slewed, and the machine does not sleep.
 const MONOTONIC: u32 = 1 << 1 | 1 << 4 | 1 << 6 | 1 << 7;
-/// The clocks that tell how long a tick of Linux is: the kernel says 4 ms, as Linux with HZ=250.
+/// The clocks whose resolution is Linux' tick: 4 ms, as with HZ=250.
 const COARSE: u32 = 1 << 5 | 1 << 6;
 const COARSE_RESOLUTION: i64 = 4_000_000;
 

@@ -65,20 +65,21 @@ pub enum Sleep {
     Killable,
 }
 
-/// How a wait ended.
+/// Result of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
-    /// The condition held.
+    /// The condition was true.
     Held,
     /// The time ran out first.
     TimedOut,
-    /// The task is to end.
+    /// The task has to end.
     Killed,
 }
 
 /// A [`Notify`] that tasks can wait on. [`Notify::notify`] wakes all of them.
 pub trait Wait: Notify {
-    /// Sleep until `condition` holds, looking after each notice; at most `limit_ns` nanoseconds.
+    /// Sleeps until `condition` is true, and checks it after each notice; at most `limit_ns`
+    /// nanoseconds.
     fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited;
     /// Wakes the task that has waited longest. For tasks.
     fn notify_one(&self);
@@ -88,15 +89,17 @@ pub trait Wait: Notify {
 pub trait Platform {
     /// Mapped registers.
     type Registers: Registers;
-    /// The 32 bits at `register`, a multiple of 4, of a function's configuration space; all ones
-    /// where there is none.
+    /// Reads the 32 bits at `register`, a multiple of 4, of a function's configuration space; all
+    /// ones where there is no function.
     fn read_config(&self, function: Function, register: u8) -> u32;
-    /// Write them.
+    /// Writes the 32 bits at `register`.
     fn write_config(&self, function: Function, register: u8, value: u32);
-    /// Write 16 bits at `register`, a multiple of 2: beside bits that are cleared by writing ones.
+    /// Writes 16 bits at `register`, a multiple of 2, for neighbours of bits that are cleared by
+    /// writing ones.
     fn write_config16(&self, function: Function, register: u8, value: u16);
-    /// Map `length` bytes of registers at `address`.
+    /// Maps `length` bytes of registers at `address`.
     fn map(&self, address: PhysAddr, length: usize) -> Option<Self::Registers>;
-    /// A vector whose interrupts call `handler`; what a device has to write for one.
+    /// Allocates a vector whose interrupts call `handler`. Returns the message that a device has to
+    /// write to raise one.
     fn interrupt(&self, handler: &'static dyn Notify) -> Option<MsiMessage>;
 }

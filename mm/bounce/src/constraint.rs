@@ -8,41 +8,42 @@ use freehold_machine::PAGE_SIZE;
 use crate::word::SEGMENT_PAGES;
 use crate::{DmaAddr, MAX_MAPPING};
 
-/// A power of two: 1 byte to 256 KiB, which is a segment.
+/// An alignment: a power of two, from 1 byte to 256 KiB, the size of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Alignment(u32);
 
 impl Alignment {
-    /// Every address is aligned to it.
+    /// The alignment that every address has.
     pub const BYTE: Self = Self(1);
-    /// A page.
+    /// A page's alignment.
     pub const PAGE: Self = Self(PAGE_SIZE as u32);
 
-    /// `None` where `bytes` is no power of two, or more than a segment has.
+    /// Returns the alignment; `None` if `bytes` is not a power of two, or more than a segment.
     pub const fn new(bytes: usize) -> Option<Self> {
         let most = SEGMENT_PAGES as usize * PAGE_SIZE;
         if bytes.is_power_of_two() && bytes <= most { Some(Self(bytes as u32)) } else { None }
     }
-    /// The bytes.
+    /// Returns the alignment in bytes.
     pub const fn bytes(self) -> usize {
         self.0 as usize
     }
-    /// The bits of an address below it.
+    /// Returns the bits of an address below the alignment.
     pub const fn mask(self) -> u64 {
         self.0 as u64 - 1
     }
 }
 
-/// A power of two that a device's piece of memory cannot cross a multiple of: a page at least.
+/// A boundary that no piece of a device's memory may cross: the multiples of a power of two, which
+/// is a page at least.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Boundary(u64);
 
 impl Boundary {
-    /// `None` where `bytes` is no power of two, or less than a page.
+    /// Returns the boundary; `None` if `bytes` is not a power of two, or less than a page.
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= PAGE_SIZE as u64 { Some(Self(bytes)) } else { None }
     }
-    /// The bytes from an address to the next multiple.
+    /// Returns the bytes from an address to the next boundary.
     pub(crate) const fn room(self, address: u64) -> u64 {
         self.0 - (address & (self.0 - 1))
     }

@@ -21,10 +21,10 @@ use freehold_machine::Unconfirmed;
 use crate::runs::FrameRuns;
 use crate::{Device, DmaError, DmaSource};
 
-/// Why the account of a device that is gone stays.
+/// Reasons for which the account of a device that is gone stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachError {
-    /// So many bytes are held: by a task that is about to let go of them, or for ever.
+    /// This many bytes are held: by a task that is about to let go of them, or for ever.
     Held(usize),
     /// The IOMMU does not confirm that the device reaches nothing: its pages stay its own.
     Unconfirmed,
@@ -48,8 +48,9 @@ impl From<Unconfirmed> for DetachError {
 }
 
 impl<S: DmaSource> Device<S> {
-    /// The device is gone, and nobody takes memory for it any more: its pages become nobody's, its
-    /// domain's tables go. Until [`Device::reattach`] no list has it. Later calls do nothing.
+    /// Empties the account of a device that is gone, for which no task takes memory any more. Its
+    /// pages lose their owner, and its domain's tables are freed. Until [`Device::reattach`] no
+    /// list names it. Later calls do nothing.
     ///
     /// # Errors
     /// [`DetachError`]; after [`DetachError::Held`] it may be tried again.
@@ -71,7 +72,7 @@ impl<S: DmaSource> Device<S> {
         Ok(())
     }
 
-    /// Another device is in the place of the one that went.
+    /// Takes the account into use for another device in the place of the one that went.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: no tables for its domain. The place stays empty.

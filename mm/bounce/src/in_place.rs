@@ -13,9 +13,9 @@
 //! **Opening windows.** A driver opens a window by the number of its request's place. No other
 //! request has a place that the device still has, nor its window.
 //!
-//! **Context.** As with mappings; dropping one may wait for the IOMMU, without sleeping. It may be
-//! dropped under a driver's lock, which orders before those of the IOMMU and of the page allocator,
-//! to which the holder returns frames.
+//! **Context.** As with mappings. A drop may wait for the IOMMU, without sleeping. It may happen
+//! under a driver's lock. That lock comes before the IOMMU's and the page allocator's, to which the
+//! holder returns frames.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -28,13 +28,13 @@ use spin::Once;
 
 use crate::{Device, Direction, DmaAddr, DmaSource, HeldFrames};
 
-/// Holders that are never let go of, by the windows that their frames were in: such a window is
-/// never opened again.
+/// Holders that are never dropped, by the windows of their frames: such a window is never opened
+/// again.
 pub(crate) struct Kept([Once<Arc<dyn HeldFrames>>; MAX_WINDOWS]);
 
 impl Kept {
-    /// A device's, where its domain has windows. Made at attach, since nothing can be allocated
-    /// when a device is lost.
+    /// Makes a device's list, where its domain has windows. Made at attach, since nothing can be
+    /// allocated when a device is lost.
     pub fn of(domain: Option<&'static dyn DeviceDomain>) -> Option<Box<Self>> {
         domain.filter(|domain| domain.windows() > 0)?;
         Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
@@ -55,19 +55,19 @@ pub struct InPlace<S: DmaSource> {
     address: DmaAddr,
     /// `None` only while this is dropped.
     holder: Option<Arc<dyn HeldFrames>>,
-    /// Set once and never cleared.
+    /// Whether the frames are lost; never cleared.
     is_lost: AtomicBool,
 }
 
 impl<S: DmaSource> Device<S> {
-    /// Pages that the device can have in their places at once, for one transfer: none without an
-    /// IOMMU, or where that is not wanted.
+    /// Returns the pages that the device can have in their places at once, for one transfer: none
+    /// without an IOMMU, or where that is not wanted.
     pub fn pages_in_place(self) -> usize {
         self.rules().domain.map_or(0, |domain| if domain.windows() > 0 { WINDOW_PAGES } else { 0 })
     }
 
-    /// Lets the device at some of the holder's frames, in their places, through a window that is
-    /// not open. `None`: it cannot have them like this now.
+    /// Lets the device reach some of the holder's frames in their places, through a window that is
+    /// not open. Returns `None` if the device cannot reach them so now.
     pub fn in_place(
         self,
         window: usize,
@@ -99,7 +99,7 @@ impl<S: DmaSource> Device<S> {
 }
 
 impl<S: DmaSource> InPlace<S> {
-    /// Where the first byte is for the device; all others follow.
+    /// Returns the device's address of the first byte; the others follow it.
     pub const fn address(&self) -> DmaAddr {
         self.address
     }

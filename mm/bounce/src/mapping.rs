@@ -98,23 +98,23 @@ impl<S: DmaSource> DmaMapping<S> {
         self.memory.cell.map_or(0, Cell::offset) + self.memory.start
     }
 
-    /// Put `bytes` at `offset` for the device to read; bytes that do not fit are left out. Returns
-    /// how many bytes fit.
+    /// Puts `bytes` at `offset` for the device to read; bytes that do not fit are left out. Returns
+    /// the number of bytes that fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
         self.each_part(offset, count, |part, range| part.copy_from_slice(&bytes[range]));
         count
     }
-    /// Fetch the bytes at `offset` that the device wrote. Returns how many there were.
-    /// The device may change them at any moment: read a value once, then check it.
+    /// Fetches the bytes at `offset` that the device wrote. Returns their number. The device may
+    /// change them at any moment: read a value once, then check it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
         self.each_part(offset, count, |part, range| bytes[range].copy_from_slice(part));
         count
     }
 
-    /// Copy `length` of the original's bytes from `offset` on to where the device reads them.
-    /// Nothing happens for a device that only writes.
+    /// Copies `length` of the original's bytes from `offset` on to the device's memory. Does
+    /// nothing for a device that only writes.
     pub fn sync_for_device<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.sync_part_for_device(original, offset, offset, length);
     }
@@ -130,8 +130,8 @@ impl<S: DmaSource> DmaMapping<S> {
             self.copy_part_in(original, from, offset, length);
         }
     }
-    /// Copy `length` bytes from `offset` on, that the device wrote, to the original. Nothing
-    /// happens for a device that only reads.
+    /// Copies `length` bytes from `offset` on, which the device wrote, to the original. Does
+    /// nothing for a device that only reads.
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
         self.sync_part_for_cpu(original, offset, offset, length);
     }

@@ -334,7 +334,8 @@ impl<S: DmaSource> Pool<S> {
         Some(number * CHUNK)
     }
 
-    /// The worker's look: see the module's head. Returns how many pages went.
+    /// Does the worker's periodic look: see the module's head. Returns the number of pages given
+    /// back.
     pub fn tick(&self, used: usize, means: Means<'_, S>) -> usize {
         let mut gone = 0;
         for (_, segment) in self.segments() {
@@ -358,8 +359,8 @@ impl<S: DmaSource> Pool<S> {
         gone
     }
 
-    /// Makes pages that `device` had last nobody's: it reaches them no more. They are zeroed. Pages
-    /// that are in use stay its own. Returns how many it was.
+    /// Takes the free pages that `device` had last from it: they are zeroed and get no owner. Pages
+    /// in use stay the device's. Returns the number of pages taken.
     pub fn disown(&self, source: S, device: u8) -> usize {
         let mut count = 0;
         for (number, segment) in self.segments() {
@@ -382,7 +383,8 @@ impl<S: DmaSource> Pool<S> {
         count
     }
 
-    /// Gives all idle segments back but what start-up asked for. Returns how many pages went.
+    /// Gives all idle segments back except those that start-up asked for. Returns the number of
+    /// pages.
     pub fn shrink(&self, means: Means<'_, S>) -> usize {
         self.segments().map(|(_, segment)| self.retire(segment, means)).sum()
     }

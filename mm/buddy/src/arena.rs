@@ -245,9 +245,9 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         }
         None
     }
-    /// Moves pageblocks that may have the wished blocks from another arena, the fullest first,
-    /// until `frames` are free in them or the giver has only `keep` left. Returns whether there was
-    /// one.
+    /// Moves pageblocks that may contain the wanted blocks from another arena, the fullest first.
+    /// Stops when `frames` are free in them, or the giver has only `keep` left. Returns whether any
+    /// was moved.
     pub(crate) fn adopt_from(&self, giver: &Self, wanted: TakeRequest, frames: u64, keep: u64) -> bool {
         let TakeRequest { owner, order, .. } = wanted;
         let mut got = 0;

@@ -187,7 +187,7 @@ impl BlockState {
     }
 }
 
-/// For whom a block that is handed out as a whole counts.
+/// Returns the owner under which a block that is handed out as a whole counts.
 pub(crate) const fn whole_class(side: Side) -> Owner {
     match side {
         Side::Kernel => Owner::Kernel,
@@ -195,16 +195,17 @@ pub(crate) const fn whole_class(side: Side) -> Owner {
     }
 }
 
-/// Whether a frame was put back where that is simple.
+/// Result of the simple way to put a frame back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PutPlain {
     Yes,
-    /// Yes, but for the pageblock's state, which may put it on another list.
+    /// The frame was put back; the caller has to update the pageblock's state, which may move it to
+    /// another list.
     Moves {
         from: BlockState,
         to: BlockState,
     },
-    /// It is not, and nothing has changed.
+    /// The simple way does not apply, and nothing has changed.
     No,
 }
 
@@ -301,12 +302,14 @@ const ALIGNED: [u64; 7] = [
     1,
 ];
 
-/// Ones where an aligned run of 2^`order` ones starts in `word`; `order` is below 6.
+/// Returns a word with a one where an aligned run of 2^`order` ones starts in `word`; `order` is
+/// below 6.
 fn runs(word: u64, order: usize) -> u64 {
     starts(word, order) & ALIGNED[order]
 }
 
-/// Ones where a run of 2^`order` ones starts, aligned or not; `order` is below 6.
+/// Returns a word with a one where a run of 2^`order` ones starts, aligned or not; `order` is below
+/// 6.
 fn starts(word: u64, order: usize) -> u64 {
     (0..order).fold(word, |found, step| found & found >> (1 << step))
 }

@@ -15,7 +15,7 @@ use crate::options::{Check, Wipe};
 const PATTERN: u8 = 0xaa;
 
 impl<M: Machine> Buddy<M> {
-    /// Write over a block that is about to be free.
+    /// Writes over a block that is about to be free.
     #[cold]
     pub(crate) fn scrub(&self, block: Pfn, freed: Freed) {
         // Zeroes are a pattern as well as any.

@@ -67,15 +67,17 @@ pub type PressureSink = fn(NodeId);
 /// rules of [`PressureSink`].
 pub type DenialSink = fn(&Request);
 
-/// Says whether a request is to fail though there may be memory (fault injection). Called before
-/// anything else is done for it, in the asker's context: it must not sleep and not allocate.
+/// Function that returns whether a request has to fail though there may be memory (fault
+/// injection). The code that asked calls it, before the allocator does anything for the request. It
+/// must not sleep or allocate.
 pub type FaultHook = fn(Owner, Order) -> bool;
 
-/// Fills the reserve that small objects come from where there is no memory; see
+/// Function that fills the reserve of small objects for the case that there is no memory; see
 /// [`FrameSource::ensure_objects`](freehold_frame::FrameSource::ensure_objects).
 pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 
-/// Lets other tasks have the CPU; see [`FrameSource::rest`](freehold_frame::FrameSource::rest).
+/// Function that lets other tasks have the CPU; see
+/// [`FrameSource::rest`](freehold_frame::FrameSource::rest).
 pub type Rest = fn();
 
 /// The accounts that pay for frames, once
@@ -84,8 +86,8 @@ pub type Rest = fn();
 /// or allocate.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
-    /// Charges a block, before it is looked for, to the account that it says. Where it fails, so
-    /// does the request.
+    /// Charges a block, before it is looked for, and returns the account. If it fails, the request
+    /// fails.
     pub charge: fn(Bill) -> Result<AccountId, OutOfMemory>,
     /// Gives back a block's charge: its owner, its frames, and the account, never
     /// [`AccountId::ROOT`].
@@ -95,9 +97,9 @@ pub struct Ledger {
 /// A block that is to be charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bill {
-    /// Its owner to be.
+    /// The owner that it will have.
     pub owner: Owner,
-    /// Its frames.
+    /// Its number of frames.
     pub frames: u64,
     /// Whether a reserve may be used: then no limit holds.
     pub pressure: Pressure,
@@ -105,7 +107,7 @@ pub struct Bill {
     pub account: Option<AccountId>,
 }
 
-/// How the allocator is to behave.
+/// Behaviour of the allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// `page_alloc.shuffle=auto|on|off`, also 1/0/Y/N.
@@ -133,12 +135,12 @@ pub struct Options {
     pub on_pressure: Option<PressureSink>,
     /// Function that is called for requests that found no memory.
     pub on_denial: Option<DenialSink>,
-    /// Which requests are to fail, once [`Buddy::inject_faults`](crate::Buddy::inject_faults) was
-    /// called.
+    /// Function that makes requests fail, once
+    /// [`Buddy::inject_faults`](crate::Buddy::inject_faults) was called.
     pub fault_hook: Option<FaultHook>,
-    /// Where small objects come from in the worst case.
+    /// Function that fills the reserve of small objects.
     pub object_reserve: Option<ObjectReserve>,
-    /// How long work on memory lets other tasks run in between.
+    /// Function by which long work on memory lets other tasks run.
     pub rest: Option<Rest>,
     /// The accounts that pay for frames.
     pub ledger: Option<Ledger>,

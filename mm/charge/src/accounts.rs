@@ -131,11 +131,11 @@ impl FrameCharge {
 /// A charge that met [`AccountLimit::Max`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChargeError {
-    /// The account whose limit it was: the charged one, or one above.
+    /// The account whose limit the charge met: the charged one, or one above.
     pub account: AccountId,
 }
 
-/// Why no account was opened.
+/// Reasons for which no account was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
     /// There is no room for its entry.
@@ -149,28 +149,28 @@ pub enum OpenError {
 /// One account.
 #[derive(Debug)]
 pub struct AccountEntry {
-    /// By [`Resource`].
+    /// The balances, by [`Resource`].
     balances: [Balance; 2],
-    /// Set while it is nobody's.
+    /// The parent; changes only while the entry is free.
     parent: AtomicAccountId,
-    /// Accounts right below that are somebody's; changed under the lock.
+    /// Accounts in use right below; changed under the lock.
     children: AtomicU32,
-    /// By [`AccountLimit`].
+    /// The limits, by [`AccountLimit`].
     limits: [AtomicU64; LIMITS],
-    /// By [`Resource`].
+    /// The peaks, by [`Resource`].
     peaks: [AtomicU64; 2],
-    /// Charged to this account itself, by [`ChargedKind`].
+    /// Charges to this account itself, by [`ChargedKind`].
     kinds: [AtomicU64; ChargedKind::COUNT],
-    /// Objects that are charged to this account itself; none while it is nobody's.
+    /// Objects that are charged to this account itself; none while the entry is free.
     objects: ObjectBytes,
     /// Whether processes end together: see [`Accounts::ends_together`].
     together: AtomicBool,
-    /// By [`AccountEvent`]: here and below, and here.
+    /// Counts of events, by [`AccountEvent`]: in this account and below, and in this account alone.
     events: [[AtomicU64; EVENTS]; 2],
 }
 
 impl AccountEntry {
-    /// One that is nobody's.
+    /// A free entry.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self {
         balances: [const { Balance::FREE }; 2],

@@ -1,15 +1,15 @@
 //! Objects smaller than a frame, which are charged by the byte.
 //!
-//! **Protocol.** An account has one word: the bytes of its objects, and the frames that are charged
-//! for them. Where the frames have no room for more bytes, more frames are charged first, and both
-//! go into the word by one compare-exchange; where that fails the frames are given back. Where
-//! bytes leave, frames leave the word with them by one compare-exchange and are given back after
-//! it. So the account is always charged for at least the frames in the word, and an account to
-//! which nothing is charged has no bytes. `tests/loom.rs` explores this, and a variant that is
-//! wrong.
+//! **Protocol.** An account has one word for objects: their bytes, and the frames that are charged
+//! for them. If the frames have no room for more bytes, more frames are charged first. One
+//! compare-exchange then adds both to the word; if it fails, the frames are given back. When bytes
+//! are given back, one compare-exchange takes bytes and frames out of the word, and the frames are
+//! given back after it. So the account is always charged for at least the frames in the word, and
+//! an account to which nothing is charged has no bytes. `tests/loom.rs` explores this, and a
+//! variant that is wrong.
 //!
-//! A frame more than the bytes need stays charged while there are bytes: an object that is made and
-//! given back again and again charges no frame each time.
+//! One frame more than the bytes need stays charged while there are bytes, so that a repeated
+//! allocation and release of one object does not charge a frame each time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

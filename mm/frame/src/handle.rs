@@ -128,21 +128,21 @@ impl<K: FrameKind, S: FrameSource> Deref for Frame<K, S> {
 }
 
 impl<K: FrameKind, S: FrameSource> Frame<K, S> {
-    /// One frame of undefined content, near this CPU.
+    /// Allocates one frame of undefined content, near this CPU.
     ///
     /// # Errors
     /// [`OutOfMemory`].
     pub fn allocate(source: S) -> Result<Self, OutOfMemory> {
         Self::allocate_with(source, Request::new(K::OWNER))
     }
-    /// One frame of zeroes, near this CPU.
+    /// Allocates one frame of zeroes, near this CPU.
     ///
     /// # Errors
     /// [`OutOfMemory`].
     pub fn allocate_zeroed(source: S) -> Result<Self, OutOfMemory> {
         Self::allocate_with(source, Request::new(K::OWNER).zeroed())
     }
-    /// A block as wished; the request's owner is replaced by `K`'s.
+    /// Allocates a block as requested; the request's owner is replaced by `K`'s.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -151,7 +151,7 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
             .allocate(Request { owner: K::OWNER, ..request })
             .map(|frame| Self::start(source, frame, request.order))
     }
-    /// The same, and `payer` is charged.
+    /// Does the same, and charges `payer`.
     ///
     /// # Errors
     /// [`OutOfMemory`].

@@ -59,7 +59,7 @@ impl NodeSet {
     }
 }
 
-/// Which nodes' memory to use.
+/// The nodes whose memory to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum NodePolicy {
     /// The node of this CPU, then the others by distance (first touch).
@@ -69,7 +69,7 @@ pub enum NodePolicy {
     Preferred(NodeId),
     /// Only these, the nearest first.
     Bind(NodeSet),
-    /// The `n`th of these in turn; then the others by distance from it.
+    /// The `n`th of these; then the others by distance from it.
     Interleave(NodeSet, u64),
 }
 
@@ -78,14 +78,14 @@ pub enum NodePolicy {
 pub enum Payer {
     /// The caller's account.
     Asker,
-    /// The account that this frame is charged to: the block is for the same page's sake.
+    /// The account of this frame: the new block serves the same page.
     SameAs(Pfn),
     /// None, until the charge of another frame is moved to it
     /// ([`FrameTable::move_charge`]).
     Nobody,
 }
 
-/// A wish for one block.
+/// A request for one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Request {
@@ -95,14 +95,14 @@ pub struct Request {
     pub order: Order,
     /// The block's initial bytes.
     pub content: Content,
-    /// From which nodes.
+    /// The nodes to take it from.
     pub policy: NodePolicy,
     /// Whether the reserve may be used.
     pub pressure: Pressure,
 }
 
 impl Request {
-    /// One frame of undefined content for `owner`, near this CPU.
+    /// Returns a request for one frame of undefined content for `owner`, near this CPU.
     pub const fn new(owner: Owner) -> Self {
         Self {
             owner,
@@ -112,19 +112,19 @@ impl Request {
             pressure: Pressure::Normal,
         }
     }
-    /// A block of 2^`order` frames.
+    /// Asks for a block of 2^`order` frames.
     pub const fn order(self, order: Order) -> Self {
         Self { order, ..self }
     }
-    /// Filled with zeroes.
+    /// Asks for zeroes.
     pub const fn zeroed(self) -> Self {
         Self { content: Content::Zeroed, ..self }
     }
-    /// From these nodes.
+    /// Asks for memory of these nodes.
     pub const fn policy(self, policy: NodePolicy) -> Self {
         Self { policy, ..self }
     }
-    /// From the reserve, if need be.
+    /// Allows the reserve, if need be.
     pub const fn from_reserve(self) -> Self {
         Self { pressure: Pressure::Reserve, ..self }
     }

@@ -117,18 +117,18 @@ impl<M: Tables> Slot<M> {
     }
 }
 
-/// An entry that a walk or a fault came to. Valid as its slot is.
+/// An entry that a walk or a fault reached. It is valid as long as its slot.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryAt<M> {
     /// The address.
     pub addr: VirtAddr,
-    /// Where its entry is.
+    /// The place of its entry.
     pub slot: Slot<M>,
     /// The entry when it was read.
     pub entry: Entry,
 }
 
-/// Where the leaf for `addr` is under the table `root`: see [`Space::find`].
+/// Returns the place of the leaf for `addr` under the table `root`: see [`Space::find`].
 #[inline]
 pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(Slot<M>, PageSize)> {
     let mut table = root;

@@ -39,15 +39,15 @@ impl SyncCall {
 /// A process' advice about its use of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// No pattern.
+    /// No particular pattern of accesses.
     Normal,
-    /// Neighbours are not needed together.
+    /// Accesses in random order: neighbours are not needed together.
     Random,
-    /// Front to back.
+    /// Accesses from front to back.
     Sequential,
-    /// Soon.
+    /// The pages are needed soon.
     WillNeed,
-    /// Throw the pages away; what was private is zeroes (or the file's bytes) again.
+    /// Discard the pages; private ones read as zeroes (or the file's bytes) again.
     DontNeed,
     /// As `DontNeed`, locked pages too.
     DontNeedLocked,
@@ -55,34 +55,35 @@ pub enum Advice {
     Free,
     /// A child does not get the area.
     DontFork,
-    /// It does again.
+    /// A child gets the area again.
     DoFork,
-    /// Not in core dumps.
+    /// Leave the area out of core dumps.
     DontDump,
-    /// In core dumps again.
+    /// Include the area in core dumps again.
     DoDump,
     /// A child gets the area empty.
     WipeOnFork,
-    /// It gets the pages again.
+    /// A child gets the pages again.
     KeepOnFork,
-    /// Not soon.
+    /// The pages are not needed soon.
     Cold,
-    /// Not soon at all: [`Commons::page_out`](crate::Commons::page_out) does what this only allows.
+    /// The pages are not needed for long: [`Commons::page_out`](crate::Commons::page_out) evicts
+    /// them, which this only allows.
     PageOut,
     /// All pages are [due](AddressSpace::take_due) for reading.
     PopulateRead,
     /// All pages are due for writing.
     PopulateWrite,
-    /// Larger pages would be welcome.
+    /// Prefer larger pages.
     HugePage,
-    /// They would not.
+    /// Avoid larger pages.
     NoHugePage,
-    /// Make large pages of what is there, now.
+    /// Make large pages of the present pages, now.
     Collapse,
 }
 
 impl Advice {
-    /// The advice with Linux' number (`MADV_`); `None` for what is not known.
+    /// Returns the advice with Linux' number (`MADV_`); `None` for an unknown number.
     pub const fn from_linux(number: i32) -> Option<Self> {
         Some(match number {
             0 => Self::Normal,

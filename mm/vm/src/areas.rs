@@ -238,15 +238,15 @@ impl<S: Memory> Areas<S> {
         let slot = self.tree.add(area.start, area).expect("the caller made room");
         self.last.set(slot);
     }
-    /// Make `at` a border between areas, if it is inside one.
+    /// Makes `at` a border between areas, if it is inside one.
     pub(crate) fn split_at(&mut self, at: VirtAddr) {
         let Some(start) = self.at(at).map(|area| area.start).filter(|&start| start < at) else { return };
         if let Some(upper) = self.tree.update(&start, |area| area.split_off(at)) {
             self.put(upper);
         }
     }
-    /// Take the first area out that starts in `range`, whose ends are borders. There may be any
-    /// number: no list is made.
+    /// Removes and returns the first area that starts in `range`, whose ends are borders. A caller
+    /// that removes many areas needs no list of them.
     pub(crate) fn take_first(&mut self, range: &Range<VirtAddr>) -> Option<Area<S>> {
         let slot = self.first_from(range.start);
         let start = self.tree.at_slot(slot)?.start;
@@ -258,8 +258,8 @@ impl<S: Memory> Areas<S> {
         self.last.set(self.tree.slot_before(slot));
         self.tree.remove(&start)
     }
-    /// Change the areas in `range`, which are cut to fit, then join what can be one. There is room
-    /// for two more.
+    /// Changes the areas in `range`, which are cut to fit, then joins those that can be one. There
+    /// is room for two more.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
         // Most often it is just one.
         if self.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {

@@ -1,14 +1,14 @@
-//! Collapse: small pages become a large one.
+//! Collapse: a large page replaces small pages.
 //!
 //! It has two callers: a program for its own memory (MADV_COLLAPSE), and a task that scans all
 //! address spaces (Linux' khugepaged) with [`AddressSpace::collapse_step`], which gives the space's
 //! lock back after each large page it tried to make.
 //!
-//! Where the 512 frames are one block already, in order, its leaves become one and no byte moves,
-//! pinned or shared as they may be. Else the bytes are copied to a new block: each frame's word is
-//! made one that cannot be pinned, its leaf goes, every CPU forgets, and only then the copy is made
-//! (`freehold_frame::transition`), so no store is lost. A frame that is pinned by then stays where
-//! it is, and with it all others.
+//! If the 512 frames already are one block, in order, their leaves become one leaf and no byte
+//! moves, even if frames are pinned or shared. Otherwise the bytes are copied to a new block. First
+//! each frame's word is changed so that it cannot be pinned, its leaf is removed, and every CPU
+//! forgets it. Only then is the copy made (`freehold_frame::transition`), so no store is lost. If a
+//! frame is pinned by then, all frames stay where they are.
 //!
 //! **Failure** leaves the small pages as they were.
 
@@ -289,8 +289,8 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// Looks at up to `budget` pages from `from` on, in areas that want large pages under the
-    /// present settings, and makes the first large page that is worth it. Under any `limits`, pages
-    /// that were not used since [`clear_references`](Self::clear_references) are not collapsed.
+    /// present settings. Makes the first large page that is worth it. With any `limits`, pages that
+    /// were not used since [`clear_references`](Self::clear_references) are not collapsed.
     pub fn collapse_step(&mut self, from: VirtAddr, budget: u64, limits: &CollapseLimits) -> CollapseStep {
         let Self { areas, resident, layout, .. } = self;
         let mut pages = 0;

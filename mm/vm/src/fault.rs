@@ -24,7 +24,7 @@ impl From<Access> for Want {
     }
 }
 
-/// For what pages are made present before they are touched.
+/// The access for which pages are made present before they are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Populate {
     /// As their areas allow: for writing where they are private and writable. Areas that allow
@@ -55,7 +55,8 @@ impl Populate {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// The process accessed `addr` and its CPU found no translation that allows it: make one.
+    /// Serves an access of the process to `addr`, for which its CPU found no translation: makes
+    /// one.
     ///
     /// # Errors
     /// The signal that the process gets, or that there is no frame.
@@ -68,8 +69,7 @@ impl<S: Memory> AddressSpace<S> {
         self.fault_within(addr, access, || *limits)
     }
 
-    /// As [`AddressSpace::fault`], with `limits` that are asked for only where they matter: where a
-    /// stack may grow.
+    /// As [`AddressSpace::fault`], but calls `limits` only where a stack may grow.
     ///
     /// # Errors
     /// As there.
@@ -99,7 +99,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(kind)
     }
 
-    /// Make all pages of `start..start + len` present for `access`.
+    /// Makes all pages of `start..start + len` present for `access`.
     ///
     /// # Errors
     /// As [`AddressSpace::fault`], for the first page that cannot be.

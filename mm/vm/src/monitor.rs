@@ -108,12 +108,12 @@ impl<S: Memory> core::fmt::Debug for NewPage<S> {
 }
 
 impl<S: Memory> Area<S> {
-    /// Whether any of its faults goes to a monitor.
+    /// Returns whether any of the area's faults goes to a monitor.
     #[inline(always)]
     pub(crate) fn is_monitored(&self) -> bool {
         self.flags.intersects(AreaFlags::MONITORED)
     }
-    /// Whether its monitor provides what the cache behind it has not.
+    /// Returns whether the area's monitor provides pages that its cache does not have.
     #[inline(always)]
     pub(crate) fn has_monitored_holes(&self) -> bool {
         self.flags.contains(AreaFlags::MONITOR_MISSING)

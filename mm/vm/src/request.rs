@@ -50,9 +50,9 @@ bitflags! {
     /// Other properties of an area.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct AreaFlags: u32 {
-        /// Grows downwards when the page below is touched (the stack).
+        /// The area grows downwards when the page below is touched (the stack).
         const GROWSDOWN = 1;
-        /// Never checked against the commit limit.
+        /// The area is never checked against the commit limit.
         const NORESERVE = 1 << 1;
         /// Pages stay in memory.
         const LOCKED = 1 << 2;
@@ -64,25 +64,25 @@ bitflags! {
         const HEAP = 1 << 5;
         /// With `LOCKED`: pages are locked as they are touched.
         const LOCK_ON_FAULT = 1 << 6;
-        /// A child does not get it.
+        /// A child does not get the area.
         const DONTFORK = 1 << 7;
-        /// A child gets it empty.
+        /// A child gets the area empty.
         const WIPEONFORK = 1 << 8;
-        /// Not part of a core dump.
+        /// The area is not part of a core dump.
         const DONTDUMP = 1 << 9;
-        /// Read from front to back.
+        /// The area is read from front to back.
         const SEQUENTIAL = 1 << 10;
-        /// Read in no order: neighbours are not mapped in passing.
+        /// The area is read in no order: neighbours are not mapped in passing.
         const RANDOM = 1 << 11;
-        /// Large pages are welcome, also where they are not the rule.
+        /// Large pages are preferred, also where they are not the rule.
         const HUGEPAGE = 1 << 12;
-        /// They are not.
+        /// Large pages are avoided.
         const NOHUGEPAGE = 1 << 13;
-        /// All of it counts as written: it is newer than the last clearing of such marks. New areas
-        /// have it.
+        /// The whole area counts as written, since it is newer than the last clearing of such
+        /// marks. New areas have this flag.
         const SOFTDIRTY = 1 << 14;
-        /// It was checked against the commit limit when it was, or became, private and writable,
-        /// which it need not be any more.
+        /// The area was checked against the commit limit when it was, or became, private and
+        /// writable. It need not be so any more.
         const ACCOUNT = 1 << 15;
         /// It may never become writable: a shared mapping of zeroes that was not opened for writing
         /// (Linux: no VM_MAYWRITE).
@@ -90,12 +90,14 @@ bitflags! {
         /// It may never become executable: a file of a mount that lets nothing run (Linux: no
         /// VM_MAYEXEC).
         const NEVEREXEC = 1 << 17;
-        /// A page that is missing is its [`Monitor`](crate::Monitor)'s to provide.
+        /// The area's [`Monitor`](crate::Monitor) has to provide missing pages.
         const MONITOR_MISSING = 1 << 18;
 
-        /// A store to a page that is [watched](crate::AddressSpace::watch) is told its monitor.
+        /// A store to a page that is [watched](crate::AddressSpace::watch) is reported to the
+        /// area's monitor.
         const MONITOR_STORES = 1 << 19;
-        /// A page of shared memory that is there, and not mapped here, is its monitor's to map.
+        /// The area's monitor has to map pages of shared memory that are present but not mapped
+        /// here.
         const MONITOR_MINOR = 1 << 20;
 
         /// The faults that go to a monitor.
@@ -103,16 +105,16 @@ bitflags! {
     }
 }
 
-/// Where an area goes. Addresses are page-aligned (`Hint` is rounded down).
+/// The place of a new area. Addresses are page-aligned (`Hint` is rounded down).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AreaPlace {
     /// The highest hole below the layout's `mmap_base`, else any.
     Anywhere,
-    /// There, if it is free; else anywhere.
+    /// This address, if it is free; else anywhere.
     Hint(VirtAddr),
-    /// There; existing mappings are removed.
+    /// This address; existing mappings are removed.
     Fixed(VirtAddr),
-    /// There, or [`VmError::Exists`](crate::VmError::Exists).
+    /// This address, or [`VmError::Exists`](crate::VmError::Exists).
     FixedNoReplace(VirtAddr),
 }
 
@@ -122,11 +124,11 @@ pub trait MappedFile<S: Memory>: Any + Send + Sync {
     fn cache(&self) -> &Arc<PageCache<S>>;
 }
 
-/// A file from `offset` on.
+/// A view of a file from `offset` on.
 pub struct FileView<S: Memory> {
-    /// The file; shown again by [`AddressSpace::areas`](crate::AddressSpace::areas).
+    /// The file; [`AddressSpace::areas`](crate::AddressSpace::areas) returns it.
     pub file: Arc<dyn MappedFile<S>>,
-    /// In bytes, page-aligned.
+    /// Offset in bytes, page-aligned.
     pub offset: u64,
 }
 

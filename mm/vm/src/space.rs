@@ -71,39 +71,39 @@ impl<S: Memory> Commons<S> {
             max_areas,
         }))
     }
-    /// From now on areas show these frames for [`Backing::Vdso`](crate::Backing::Vdso); once.
+    /// Sets the frames that areas show for [`Backing::Vdso`](crate::Backing::Vdso); once.
     pub fn set_vdso(&self, vdso: Vdso<S>) {
         self.vdso.call_once(|| vdso);
     }
-    /// Refuse who asks at once for more than `bytes` of memory that is his alone, or new, as Linux'
-    /// heuristic overcommit does: what could never be backed. No limit until this is called.
+    /// Sets the limit of one request for private or new memory, as in Linux' heuristic overcommit:
+    /// more than `bytes` could never be backed and is refused. Without a call there is no limit.
     pub fn set_commit_limit(&self, bytes: u64) {
         self.commit_limit.store(bytes, Ordering::Relaxed);
     }
     pub(crate) fn commit_limit(&self) -> u64 {
         self.commit_limit.load(Ordering::Relaxed)
     }
-    /// The most areas that an address space has; mmap makes one more, as on Linux.
+    /// Returns the most areas that an address space has; mmap makes one more, as on Linux.
     pub fn max_areas(&self) -> usize {
         self.max_areas.load(Ordering::Relaxed)
     }
-    /// Changes [`max_areas`](Self::max_areas). Areas that are there stay.
+    /// Changes [`max_areas`](Self::max_areas). Existing areas stay.
     pub fn set_max_areas(&self, most: usize) {
         self.max_areas.store(most, Ordering::Relaxed);
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
     }
-    /// How often it happened, in all address spaces.
+    /// Returns how often `event` happened, in all address spaces.
     pub fn count_of(&self, event: Event) -> u64 {
         self.events.sum(event as usize)
     }
-    /// It happened.
+    /// Counts `event` once.
     #[inline]
     pub(crate) fn count(&self, event: Event) {
         self.count_many(event, 1);
     }
-    /// It happened so many times.
+    /// Counts `event` the given number of times.
     #[inline]
     pub(crate) fn count_many(&self, event: Event, times: u64) {
         self.events.add(self.source.machine().current_cpu(), event as usize, times);

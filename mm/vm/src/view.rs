@@ -62,14 +62,14 @@ pub struct PageView {
     pub mappings: u32,
     /// Whether it was written since such marks were last cleared.
     pub written: Written,
-    /// Whether the next store to it is told its area's monitor.
+    /// Whether the area's monitor is told of the next store to it.
     pub watched: Watching,
 }
 
 /// Name of an area.
 #[derive(Clone, Copy)]
 pub enum AreaName<'a, S: Memory> {
-    /// Nothing.
+    /// No name.
     Anonymous,
     /// `[heap]`.
     Heap,
@@ -156,20 +156,20 @@ pub struct Smaps {
     pub swap_pss: u64,
 }
 
-/// An address space in figures. Sizes in pages where not said otherwise.
+/// Figures of an address space, in pages unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// All areas.
+    /// Pages of all areas.
     pub total_pages: u64,
-    /// Private writable areas without the stack.
+    /// Pages of private writable areas, the stack excluded.
     pub data_pages: u64,
-    /// Areas that grow downwards.
+    /// Pages of areas that grow downwards.
     pub stack_pages: u64,
-    /// Areas of code: executable, not writable.
+    /// Pages of code areas: executable, not writable.
     pub exec_pages: u64,
-    /// Shared areas.
+    /// Pages of shared areas.
     pub shared_pages: u64,
-    /// Locked areas.
+    /// Pages of locked areas.
     pub locked_pages: u64,
     /// Present anonymous pages.
     pub rss_anon: u64,
@@ -185,7 +185,7 @@ pub struct Usage {
     pub peak_total: u64,
     /// The most present pages ever.
     pub peak_rss: u64,
-    /// Faults mended from memory.
+    /// Faults served from memory.
     pub minor_faults: u64,
     /// Faults for which a device was read.
     pub major_faults: u64,

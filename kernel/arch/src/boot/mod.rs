@@ -96,60 +96,63 @@ pub(crate) fn image_base() -> u64 {
     IMAGE_BASE.wrapping_add(slide())
 }
 
-/// How far the image was moved; 0 before that is known.
+/// Returns how far the image was moved, in bytes; 0 before that is known.
 pub(crate) fn slide() -> u64 {
     INFO.get().map_or(0, |boot| boot.slide)
 }
 
 impl BootInfo {
-    /// The kernel command line, at most 2047 bytes; empty where the loader's is not UTF-8.
+    /// Returns the kernel command line, at most 2047 bytes; empty if the loader's is not UTF-8.
     pub fn command_line(&self) -> &str {
         core::str::from_utf8(&self.command_line[..self.command_line_len]).unwrap_or("")
     }
-    /// The physical address map, sorted.
+    /// Returns the physical address map, sorted.
     pub fn memory_map(&self) -> &[MemoryRegion] {
         &self.regions[..self.region_count]
     }
-    /// The initial RAM disk: first byte and bytes.
+    /// Returns the initial RAM disk: its first byte and its number of bytes.
     pub fn initrd(&self) -> Option<(PhysAddr, u64)> {
         self.initrd
     }
-    /// The frames that the initial RAM disk touches.
+    /// Returns the frames that the initial RAM disk touches.
     pub fn initrd_frames(&self) -> PfnRange {
         let Some((start, len)) = self.initrd else { return PfnRange::default() };
         let end = (start.0 + len).div_ceil(PAGE_SIZE as u64);
         PfnRange::new(Pfn::containing(start), Pfn(end))
     }
-    /// ACPI's root pointer.
+    /// Returns ACPI's root pointer.
     pub fn rsdp(&self) -> Option<PhysAddr> {
         self.rsdp
     }
-    /// The frames of the kernel image, stack of start-up and zero-initialised data included.
+    /// Returns the frames of the kernel image, stack of start-up and zero-initialised data
+    /// included.
     pub fn image(&self) -> PfnRange {
         self.image
     }
-    /// The pageblocks that hold a part of the image.
+    /// Returns the pageblocks that hold a part of the image.
     pub(crate) fn image_blocks(&self) -> PfnRange {
         let image = self.image();
         PfnRange::new(image.start.pageblock_start(), Pfn(image.end.0.next_multiple_of(PAGEBLOCK_FRAMES)))
     }
-    /// The frames where the loader put the image: it runs there until the final tables are loaded.
+    /// Returns the frames where the loader put the image: it runs there until the final tables are
+    /// loaded.
     pub(crate) fn loaded_image(&self) -> PfnRange {
         ImageMap::loaded(self.slide).frames()
     }
-    /// How far from where it was linked the image runs, in bytes: a multiple of 2 MiB.
+    /// Returns the distance between the image's linked and its present address, in bytes: a
+    /// multiple of 2 MiB.
     pub fn slide(&self) -> u64 {
         self.slide
     }
-    /// The time-stamp counter at the image's first instruction.
+    /// Returns the time-stamp counter at the image's first instruction.
     pub fn entry_tsc(&self) -> u64 {
         self.entry_tsc
     }
-    /// One past the highest frame of usable memory.
+    /// Returns the frame after the highest frame of usable memory.
     pub fn memory_end(&self) -> Pfn {
         self.memory_end
     }
-    /// The runs of usable memory, upwards.
+    /// Returns the runs of usable memory, upwards.
     pub fn usable_ranges(&self) -> impl Iterator<Item = PfnRange> {
         self.memory_map().iter().filter(|r| r.kind == MemoryKind::Usable).map(MemoryRegion::frames)
     }
@@ -159,18 +162,18 @@ impl BootInfo {
     pub(crate) fn is_partly_usable(&self, range: PfnRange) -> bool {
         self.usable_ranges().any(|usable| !usable.intersection(range).is_empty())
     }
-    /// Whether one of the bytes is in usable memory.
+    /// Returns whether one of the bytes is in usable memory, or the range wraps around.
     pub(crate) fn touches_memory(&self, start: PhysAddr, len: u64) -> bool {
         let Some(end) = start.0.checked_add(len) else { return true };
         let usable = self.memory_map().iter().filter(|r| r.kind == MemoryKind::Usable);
         usable.into_iter().any(|r| start.0 < r.start.0 + r.len && r.start.0 < end)
     }
-    /// Whether the frame is usable memory from 1 MiB on, outside the image.
+    /// Returns whether the frame is usable memory from 1 MiB on, outside the image.
     pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
         let mut runs = self.plain.iter().take_while(|range| !range.is_empty());
         runs.any(|range| range.contains(frame)) && !self.image.contains(frame)
     }
-    /// Whether all of the frames are, in one stretch.
+    /// Returns whether all of the frames are such memory, in one run.
     pub(crate) fn is_plain_run(&self, frames: PfnRange) -> bool {
         let holds = |range: &PfnRange| range.intersection(frames).len() == frames.len();
         let beside_image = frames.end <= self.image.start || frames.start >= self.image.end;

@@ -36,15 +36,15 @@ mod slab;
 use magazine::{Chain, Magazines, ROOM};
 use slab::{CLASSES, Slabs};
 
-/// Frames of the reserve, by order: what some system call's small allocations can need at most.
+/// Frames of the reserve, by order: enough for the small allocations of any one system call.
 const RESERVE: [usize; 3] = [12, 2, 2];
 
 static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
-/// Whether the reserve misses something; read without a lock by [`ensure`].
+/// Whether the reserve is not full; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
-/// How many objects a CPU may have at hand: none once failures are injected or objects are charged,
-/// so that only who asks further has to ask for either.
+/// The most free objects that a CPU keeps per class. All are 0 once failures are injected or
+/// objects are charged, so that only the slower path has to test for either.
 static ROOMS: [AtomicU32; CLASSES.len()] = {
     let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
     let mut class = 0;

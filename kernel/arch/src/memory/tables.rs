@@ -73,7 +73,7 @@ pub(crate) fn entries(table: Pfn) -> &'static [AtomicU64; TABLE_ENTRIES] {
     unsafe { &*(address as *const [AtomicU64; TABLE_ENTRIES]) }
 }
 
-/// Fill a frame of the direct map, which is or becomes a table, with zeroes.
+/// Fills a frame of the direct map with zeroes. The frame is a table, or becomes one.
 pub(crate) fn clear(frame: Pfn) {
     // SAFETY: the frame is the caller's alone and its bytes are where `frame_ptr` says; a frame
     // that is not in the direct map ends in a report.

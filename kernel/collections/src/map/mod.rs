@@ -39,7 +39,7 @@ const HEIGHT: usize = 16;
 
 pub(super) struct MapNode<K, V> {
     entries: Vec<(K, V)>,
-    /// None in a leaf.
+    /// The nodes below; a leaf has none.
     children: Vec<MapNode<K, V>>,
 }
 

@@ -79,7 +79,7 @@ impl GroupDir {
         self.parent.as_ref()
     }
 
-    /// The directory of a group right below.
+    /// Returns the directory of the group `name` right below.
     pub fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
         self.names.lock().by_name.get(name).cloned()
     }

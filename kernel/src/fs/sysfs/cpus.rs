@@ -9,7 +9,7 @@ use crate::fs::masks::{list, mask};
 use crate::fs::pseudo::PseudoDir;
 use crate::sched;
 
-/// The kernel can run so many CPUs (kernel_max is the highest number).
+/// The highest number that a CPU can have (kernel_max).
 const KERNEL_MAX: usize = 63;
 
 pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
@@ -54,8 +54,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
     }
 }
 
-/// cpuN/cache/indexN from CPUID's description of caches: leaf 0x8000001d on AMD, 4 elsewhere (Intel
-/// SDM volume 2, CPUID leaf 04H; AMD APM volume 3, Fn8000_001D).
+/// Makes cpuN/cache/indexN from CPUID's description of caches: leaf 0x8000001d on AMD, 4 elsewhere
+/// (Intel SDM volume 2, CPUID leaf 04H; AMD APM volume 3, Fn8000_001D).
 fn caches(cpu: &Arc<PseudoDir>, own: u64, all: u64, count: usize) {
     let extended =
         __cpuid_count(0x8000_0000, 0).eax >= 0x8000_001d && __cpuid_count(0x8000_0001, 0).ecx & 1 << 22 != 0;

@@ -90,21 +90,21 @@ pub mod pluggable {
     pub fn is_possible(blocks: PfnRange) -> bool {
         !blocks.is_empty()
     }
-    /// Declares where memory may be plugged in.
+    /// Declares the memory that may be plugged in.
     ///
     /// # Errors
     /// None on a host.
     pub fn declare(_runs: &[PfnRange]) -> Result<(), OutOfMemory> {
         Ok(())
     }
-    /// The records of the pageblock are there.
+    /// Makes records for the pageblock, which exist already.
     ///
     /// # Errors
     /// Where there is no memory for them.
     pub fn plug(_block: Pfn, _alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(), OutOfMemory> {
         Ok(())
     }
-    /// They are needed no more.
+    /// Gives the records back.
     pub fn unplug(_block: Pfn) {}
 }
 
@@ -115,21 +115,21 @@ pub mod replica {
 
     use super::{Cpus, Pfn, PfnRange, ROOT, machine};
 
-    /// No node has a root of its own.
+    /// Returns whether nodes have roots of their own: never.
     pub fn are_used() -> bool {
         false
     }
-    /// No load is shared where all are.
+    /// Counts nothing: there is one root.
     pub fn note_shared_load(_cpu: CpuId) {}
-    /// None.
+    /// Returns 0: no load is counted.
     pub fn shared_load_count() -> u64 {
         0
     }
-    /// Nothing was loaded.
+    /// Does nothing: no shared text was loaded.
     pub fn forget_shared_text(_cpu: CpuId) {}
-    /// Every CPU has the one root.
+    /// Does nothing: every CPU has the one root.
     pub fn load_own(_cpu: CpuId) {}
-    /// An image without a page, on the first CPU's node.
+    /// Returns an image without a page, on the first CPU's node.
     pub fn image(_topology: &Topology) -> KernelImage {
         let node = super::super::Hardware.node_of_cpu(CpuId(0));
         KernelImage { start: VirtAddr(0), pages: 0, text_pages: 0, first: Pfn(0), node, root: ROOT }

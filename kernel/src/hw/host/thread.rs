@@ -15,16 +15,16 @@ use super::memory::OutOfMemory;
 use super::panic::MAX_FRAMES;
 use super::{std, traps};
 
-/// Bytes of a stack: frames of a test are not optimised.
+/// Bytes of a stack. It is large because tests are not optimised.
 const STACK_BYTES: usize = 2 << 20;
 
-/// State of a thread's turn.
+/// Permission to run.
 enum Turn {
-    /// Not this thread's.
+    /// Another thread runs.
     Waits,
-    /// This thread's.
+    /// This thread runs.
     Runs,
-    /// Never again: its stack is given back.
+    /// This thread never runs again: its stack is given back.
     Ends,
 }
 
@@ -38,7 +38,7 @@ struct HostThreadInner {
 /// A kernel thread.
 pub struct Thread(Arc<HostThreadInner>);
 
-/// A thread that was left for good unwinds with this.
+/// The payload that unwinds a thread whose turn has ended for good.
 struct Ended;
 
 std::thread_local! {
@@ -69,7 +69,7 @@ impl HostThreadInner {
 }
 
 impl Thread {
-    /// A thread that will run `body` when it is first switched to.
+    /// Makes a thread that will run `body` when it is first switched to.
     ///
     /// # Errors
     /// None on a host.
@@ -77,7 +77,7 @@ impl Thread {
         let (turn, body) = (Mutex::new(Turn::Waits), Mutex::new(Some(body)));
         Ok(Self(Arc::new(HostThreadInner { turn, changed: Condvar::new(), body })))
     }
-    /// The code that runs now becomes a thread: the first on the CPU.
+    /// Makes the running code a thread: the first on the CPU.
     pub fn adopt() -> Self {
         let (turn, body) = (Mutex::new(Turn::Runs), Mutex::new(None));
         let inner = Arc::new(HostThreadInner { turn, changed: Condvar::new(), body });

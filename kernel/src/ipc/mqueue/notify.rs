@@ -1,12 +1,12 @@
-//! mq_notify: one process is told that a message came to an empty queue for which no thread waited.
-//! It is told once.
+//! mq_notify: one process is told, once, that a message came to an empty queue for which no thread
+//! waited.
 //!
-//! A registration ends when its process closes any descriptor of the queue, so that it ends with
-//! the process; it does not keep the process. A signal is sent only to the program that registered:
-//! not to one that the process executed since.
+//! A registration ends when its process closes any descriptor of the queue, so it ends with the
+//! process at the latest. It holds the process weakly. Only the program that registered gets a
+//! signal: a program that the process has executed since does not.
 //!
-//! Under a queue's lock the process is only looked at, and never held: to let go of it might be to
-//! end it.
+//! Code under a queue's lock may look at the process but must not hold it: to drop the last
+//! reference would end the process there.
 
 use freehold_collections::{Arc, Weak, reserve::ArcMethods};
 

@@ -46,13 +46,13 @@ pub enum SendAnswer {
 pub struct Sender {
     /// Its message, until it is sent.
     pub message: SpinLock<Option<Message>>,
-    /// Where it sleeps.
+    /// The place where the sender sleeps.
     pub sleeper: Sleeper<SendAnswer>,
 }
 
 /// A thread that waits for a message.
 pub struct Receiver {
-    /// Where it sleeps.
+    /// The place where the receiver sleeps.
     pub sleeper: Sleeper<Message>,
 }
 

@@ -54,7 +54,7 @@ fn remote_runs(
     Ok(done as i64)
 }
 
-/// Advice that one process may take about the memory of another: it changes no byte (MADV_WILLNEED,
+/// Advice that a process may give about another's memory, since it changes no byte (MADV_WILLNEED,
 /// MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE).
 const REMOTE_ADVICE: [i32; 4] = [3, 20, 21, 25];
 

@@ -1,30 +1,30 @@
-//! Getting frames back from those who use them least: page-cache pages of disks, then anonymous
-//! memory.
+//! Reclaim: takes frames back from their least active users, page-cache pages of disks first, then
+//! anonymous memory.
 //!
-//! **Who.** One task for each node with memory, *kswapd*, which the page allocator wakes when a
-//! request finds the node below its low watermark and which works until it is above the high one
-//! ([`kswapd`]). And whoever finds no frame at all: *direct* reclaim ([`free_some`]), which is
-//! slower for the asker but cannot be outrun. kswapd is there only where something can be
-//! reclaimed.
+//! **Who.** Each node with memory has one task, *kswapd*. The page allocator wakes it when a
+//! request finds the node below its low watermark, and it works until the node is above the high
+//! one ([`kswapd`]). A task that finds no frame at all reclaims by itself: *direct* reclaim
+//! ([`free_some`]) is slower for that task, but allocations cannot outrun it. kswapd runs only
+//! where something can be reclaimed.
 //!
 //! Frames that become free lie in programs' pageblocks. Where the kernel's own requests find
 //! nothing, pageblocks are made whole for them ([`blocks`]).
 //!
-//! **What may be held.** Nothing that spins, and no address space: reclaim locks spaces (by trying,
-//! one at a time) and sleeps for devices. A fault that finds no frame gives its space's lock back
-//! first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
+//! **Locks of callers.** A caller holds no spin lock and no address space: reclaim locks spaces (by
+//! trying, one at a time) and sleeps for devices. A fault that finds no frame gives its space's
+//! lock back first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
 //!
-//! **No waiting for memory.** A task that reclaims may use what others must leave: below the lowest
-//! watermark the kernel's own requests of reclaiming tasks are served alone ([`is_under_way`],
+//! **No waiting for memory.** A task that reclaims may use the reserve: below the lowest watermark
+//! only reclaiming tasks are served, for the kernel's own requests ([`is_under_way`],
 //! [`freehold_frame::Pressure::Reserve`]), and user memory is not asked for on this path. So
-//! writing out always ends, and with it the shortage.
+//! writing out always ends, and with it the shortage of memory.
 //!
 //! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and
-//! look whether their request can be served now before they reclaim themselves. "There is nothing
-//! left" is said only by one who found nothing while nobody else was under way: what another one
-//! has on its way to a disk is memory to be waited for and no reason to kill. Nor is there anything
-//! left where evicted pages are read again at once ([`thrash`]). A task that is to end waits for
-//! nothing of this.
+//! look whether their request can be served now before they reclaim themselves. A task reports that
+//! nothing is left only if it found nothing while no other reclaim was under way: pages on their
+//! way to a disk are memory to wait for, and no reason to kill. Reclaim also counts as finding
+//! nothing while evicted pages are read again at once ([`thrash`]). A task that is to end does not
+//! wait for any of this.
 
 mod balance;
 pub(super) mod blocks;
@@ -51,13 +51,13 @@ use balance::{ChargedPages, ReclaimShare};
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
 pub const BATCH: u64 = 32;
-/// A first look sees one page of so many (2^12), the last one all.
+/// The first pass looks at one page in 2^12, the last one at all.
 const GENTLEST: u32 = 12;
-/// How often in a row pages may be written without one frame becoming free before that counts as
-/// nothing: Linux' MAX_RECLAIM_RETRIES.
+/// How often in a row pages may be written without a frame becoming free before that counts as no
+/// progress: Linux' MAX_RECLAIM_RETRIES.
 const PATIENCE: u32 = 16;
 
-/// On whose behalf.
+/// The caller of a reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     /// A node's own task.
@@ -204,16 +204,17 @@ pub fn free_idle(most: u64) -> u64 {
     listed + evict(wish, Who::Direct).freed
 }
 
-/// Whether direct reclaim came to anything.
+/// Result of direct reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReclaimOutcome {
-    /// There is more than before, by whomever.
+    /// Some frames became free, by this task or another, or pages were written that may soon be
+    /// free.
     Freed,
-    /// Nothing can be had from anybody.
+    /// There is nothing to reclaim.
     Nothing,
 }
 
-/// Find frames for somebody who has none, by waiting for devices if need be. See the module's head.
+/// Finds frames for a task that has none, and waits for devices if need be. See the module's head.
 pub fn free_some() -> ReclaimOutcome {
     let before = stolen_by_all();
     let Ok(_turn) = TURN.lock_killable() else { return ReclaimOutcome::Nothing };
@@ -241,8 +242,8 @@ pub fn free_some() -> ReclaimOutcome {
     outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
-/// Find frames that are charged to accounts of `below`, for somebody whom one of these refused; how
-/// many are free now. Tasks do this beside each other.
+/// Finds frames that are charged to accounts of `below`, for a task that one of these refused.
+/// Returns the number of frames freed. Several tasks may do this at once.
 pub fn free_charged(below: Below) -> u64 {
     let Some(under_way) = UnderWay::begin() else { return 0 };
     let mut freed = 0;

@@ -52,7 +52,7 @@ const LIST_MEMBERSHIPS: u32 = 9;
 /// RTNLGRP_MAX.
 const GROUPS: u32 = 36;
 
-/// Families as messages have them, in a byte.
+/// Families, in one byte as in messages.
 const UNIX: u8 = Family::Unix.number() as u8;
 const INET: u8 = Family::Inet.number() as u8;
 const INET6: u8 = Family::Inet6.number() as u8;
@@ -63,25 +63,25 @@ pub(super) const LEVEL: u32 = 270;
 /// Address that a socket can be bound to: a port, and groups as bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct NetlinkAddress {
-    /// The port; 0 is the kernel's.
+    /// The port; 0 is the kernel.
     pub port: u32,
-    /// Groups.
+    /// The multicast groups, as bits.
     pub groups: u32,
 }
 
-/// Ports that sockets have, by protocol.
+/// Ports in use, by protocol.
 static PORTS: SpinLock<Map<(i32, u32), ()>> = SpinLock::new(Map::new());
 
 /// The bit of ports that no process ID has.
 const PORTS_OF_NOBODY: u32 = 1 << 31;
 /// The port that is tried next, without that bit; it goes down.
 static NEXT: AtomicU32 = AtomicU32::new(u32::MAX - 4096);
-/// So many ports are tried at most: a program may have taken those that come next.
+/// The most ports that are tried: a program may have taken the next ones.
 const TRIES: u32 = 4096;
 
 #[derive(Default)]
 struct NetlinkState {
-    /// Its own; port 0 before it has one.
+    /// The socket's own address; its port is 0 until it has one.
     own: NetlinkAddress,
     /// The address that connect(2) has set.
     destination: NetlinkAddress,
@@ -93,7 +93,7 @@ pub struct Netlink {
     /// SO_TYPE.
     pub(super) shown_type: i32,
     state: SpinLock<NetlinkState>,
-    /// The list that is being told.
+    /// The list of which the program has read a part.
     dump: Mutex<Option<SocketDump>>,
 }
 

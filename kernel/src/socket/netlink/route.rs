@@ -257,7 +257,8 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
     });
 }
 
-/// Which of versions 4 and 6 a request of `family` is about: both, where it is about neither.
+/// Returns whether a request of `family` is about IPv4 and about IPv6: both if the family is
+/// neither.
 const fn versions(family: u8) -> (bool, bool) {
     (family != INET6, family != INET)
 }

@@ -132,7 +132,7 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
 struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,
-    /// Its own PID namespace, whatever its children are in.
+    /// The process' own PID namespace, which may differ from that of its children.
     own_pid: PidNs,
     changes_user: bool,
     /// The new root and working directory.

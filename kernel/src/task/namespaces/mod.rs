@@ -87,7 +87,7 @@ pub struct Namespaces {
     pub network: Arc<NetworkNamespace>,
     /// The group that /proc/PID/cgroup is relative to.
     pub cgroup: Arc<CgroupNamespace>,
-    /// That of its children; its own is with its numbers.
+    /// The PID namespace of future children; the process' own is with its numbers.
     pub pid_for_children: PidNs,
 }
 

@@ -233,7 +233,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Room for the numbers of an ID in `namespace`; `None` for the initial one.
+    /// Makes room for the numbers of an ID in `namespace`; `None` for the initial one.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -251,12 +251,12 @@ impl Levels {
         Ok(Some(reserve::arc(Self { namespace: namespace.clone(), numbers })))
     }
 
-    /// The namespaces with the number in each, from the outermost.
+    /// Returns the namespaces with the number in each, from the outermost.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&PidNs, Pid)> {
         self.numbers.iter().map(|(namespace, number)| (namespace, number.load(Ordering::Relaxed)))
     }
 
-    /// The namespace at `index`, from the outermost, gives this number.
+    /// Sets the number in the namespace at `index`, counted from the outermost.
     pub(super) fn set(&self, index: usize, number: Pid) {
         self.numbers[index].1.store(number, Ordering::Relaxed);
     }

@@ -401,7 +401,7 @@ pub(super) fn reported(stack: &AlternateStack, sp: u64) -> AlternateStack {
     AlternateStack { flags: stack.flags | on, pad: 0, ..*stack }
 }
 
-/// Put the program back to the SYSCALL instruction, for the same call or for `number`.
+/// Sets the program back to the SYSCALL instruction, for the same call or for `number`.
 fn rewind(context: &mut UserContext, number: Option<u64>) {
     let number = number.unwrap_or_else(|| context.syscall_number());
     let registers = context.regs_mut();

@@ -131,27 +131,27 @@ impl SigSet {
     pub const fn contains(self, signal: Signal) -> bool {
         self.0 & (1 << (signal.0 - 1)) != 0
     }
-    /// With `signal`.
+    /// Returns the set with `signal`.
     #[must_use]
     pub const fn with(self, signal: Signal) -> Self {
         Self(self.0 | 1 << (signal.0 - 1))
     }
-    /// Without `signal`.
+    /// Returns the set without `signal`.
     #[must_use]
     pub const fn without(self, signal: Signal) -> Self {
         Self(self.0 & !(1 << (signal.0 - 1)))
     }
-    /// Members of either.
+    /// Returns the members of either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// Members of this that are not in `other`.
+    /// Returns the members that are not in `other`.
     #[must_use]
     pub const fn minus(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    /// Members of both.
+    /// Returns the members of both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
@@ -160,13 +160,14 @@ impl SigSet {
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
-    /// The member that is delivered first: those an instruction caused, then by number.
+    /// Returns the member to deliver first: signals that an instruction caused come first, then the
+    /// lowest number.
     pub const fn first(self) -> Option<Signal> {
         let urgent = self.0 & Self::SYNCHRONOUS.0;
         let bits = if urgent != 0 { urgent } else { self.0 };
         if bits == 0 { None } else { Some(Signal(bits.trailing_zeros() as u8 + 1)) }
     }
-    /// The members, by number.
+    /// Returns the members, by number.
     pub fn iter(self) -> impl Iterator<Item = Signal> {
         (1..=64).map(Signal).filter(move |&signal| self.contains(signal))
     }

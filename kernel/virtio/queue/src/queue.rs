@@ -17,11 +17,11 @@ pub const MAX_PARTS: usize = 4;
 /// for the queue.
 pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
-/// Memory that a chain's parts lie in.
+/// Memory of a chain's parts.
 pub enum PartMemory<S: DmaSource> {
-    /// Of the DMA API's own.
+    /// Bounce memory of the DMA API.
     Bounced(Arc<DmaMapping<S>>),
-    /// Others' frames, in their places.
+    /// Frames of other owners, in their places.
     InPlace(Arc<InPlace<S>>),
 }
 
@@ -41,15 +41,15 @@ impl<S: DmaSource> From<Arc<DmaMapping<S>>> for PartMemory<S> {
 }
 
 impl<S: DmaSource> PartMemory<S> {
-    /// Bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> usize {
         match self {
             Self::Bounced(mapping) => mapping.len(),
             Self::InPlace(frames) => frames.len(),
         }
     }
-    /// Where the bytes of `range`, which it has, begin for the device, if they are known to be one
-    /// piece.
+    /// Returns the device's address of the bytes of `range`, which are inside, if they are known to
+    /// be one piece.
     fn one_address(&self, range: Range<usize>) -> Option<u64> {
         match self {
             Self::Bounced(mapping) => {

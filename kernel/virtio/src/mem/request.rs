@@ -14,9 +14,9 @@ pub const RESPONSE_BYTES: usize = 10;
 pub enum ResizeRequest {
     /// Make these frames memory.
     Plug(PfnRange),
-    /// They are no memory any more.
+    /// Take these frames away.
     Unplug(PfnRange),
-    /// None is.
+    /// Take all memory of the device away.
     UnplugAll,
 }
 
@@ -41,18 +41,19 @@ impl ResizeRequest {
 /// Answer of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It is so.
+    /// The device has done so.
     Done,
-    /// Not as things are: the host wants something else by now.
+    /// Refused in the present state: the host wants another size by now.
     Refused,
-    /// Not now: try again later.
+    /// Not possible now: try again later.
     Busy,
-    /// It never can be.
+    /// The request is invalid.
     Error,
 }
 
 impl Answer {
-    /// `None` where the device wrote less than an answer, or none that there is.
+    /// Decodes an answer; `None` where the device wrote less than one, or a value that is no
+    /// answer.
     pub fn decode(response: &[u8; RESPONSE_BYTES], written: usize) -> Option<Self> {
         if written < 2 {
             return None;

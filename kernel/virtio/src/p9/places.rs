@@ -100,8 +100,8 @@ pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
-    /// Takes all that requests need, then tells the device. Nothing fails after the device knows of
-    /// memory.
+    /// Takes all memory that requests need, then tells the device. No step fails after the device
+    /// knows of memory.
     pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
         let mut memory = [const { None }; DEPTH];
         for place in &mut memory {
@@ -123,8 +123,8 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         core::mem::take(&mut self.wake)
     }
 
-    /// A place; `None` where the task has to wait for one. The task is counted as waiting until it
-    /// [leaves](Self::leave).
+    /// Takes a free place; `None` where the task has to wait for one. The task is counted as
+    /// waiting until it [leaves](Self::leave).
     pub fn take(&mut self, is_counted: &mut bool) -> Result<Option<usize>, MessageError> {
         self.reap()?;
         let free = |place: &Place<S>| place.state == State::Free && !place.flushed;
@@ -137,7 +137,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         Ok(number)
     }
 
-    /// The task waits for a place no longer.
+    /// Notes that the task no longer waits for a place.
     pub fn leave(&mut self, is_counted: &mut bool) {
         if core::mem::take(is_counted) {
             self.waiting -= 1;
@@ -146,7 +146,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         }
     }
 
-    /// The task is done with its place, unless the device still has its request.
+    /// Frees the place of a task that is done, unless the device still has its request.
     pub fn release(&mut self, number: usize) {
         let state = &mut self.places[number].state;
         if matches!(state, State::Held | State::Done(_)) {

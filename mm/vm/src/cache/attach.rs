@@ -48,7 +48,8 @@ impl PageSet {
 pub(super) struct Mapper<S: Memory> {
     areas: usize,
     handle: Option<Weak<dyn SpaceHandle<S>>>,
-    /// Pages left while the handle was not known yet (between fork and the child's first run).
+    /// Whether pages left while the handle was not known yet (between fork and the child's first
+    /// run).
     missed: bool,
 }
 
@@ -58,7 +59,7 @@ const AT_ONCE: usize = 32;
 /// Treatment of an address space that cannot be reached yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unready {
-    /// It unmaps all that it inherited as soon as it can be.
+    /// It unmaps all that it inherited, as soon as it can be reached.
     Misses,
     /// It is left alone this time.
     Waits,
@@ -67,9 +68,9 @@ enum Unready {
 /// Areas that may store to a cache through shared mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Writers {
-    /// So many areas.
+    /// The number of such areas.
     Areas(u64),
-    /// None, and no area may come to.
+    /// None; and no area may gain the right.
     Denied,
 }
 

@@ -39,16 +39,16 @@ pub enum Age {
     Ignore,
 }
 
-/// Pages that one wants back.
+/// A request to evict pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EvictWish {
-    /// How many frames shall become free.
+    /// Frames that shall become free.
     pub pages: u64,
-    /// Whether use protects them.
+    /// Whether recent use protects a page.
     pub age: Age,
-    /// Of which frames.
+    /// The frames that may be evicted.
     pub frames: FrameChoice,
-    /// How far each space is gone through: its present pages divided by 2 to the power of this, and
+    /// How far each space is scanned: its present pages divided by 2 to the power of `effort`, and
     /// a few more. 0 is all.
     pub effort: u32,
 }
@@ -62,16 +62,16 @@ pub struct SwapEvicted {
     pub freed: u64,
     /// Pages that were written.
     pub written: u64,
-    /// Pages that could not be.
+    /// Pages that could not be written.
     pub failed: u64,
 }
 
 /// Treatment of a page that other spaces map too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OfOthers {
-    /// It goes, here; its frame goes with the last leaf.
+    /// Its leaf is removed here; its frame is freed with the last leaf.
     Goes,
-    /// It stays: this process alone has no say in it.
+    /// The page stays: this process alone may not evict it.
     Stays,
 }
 

@@ -147,21 +147,21 @@ pub struct Swap<S: Memory> {
     source: S,
     /// The accounts that pay for slots.
     accounts: spin::Once<&'static Accounts>,
-    /// How many areas there are: where there is none, callers ask no further.
+    /// Number of areas; while it is 0, callers look no further.
     count: AtomicUsize,
     areas: spin::Mutex<[Option<SwapInfo>; AREAS]>,
     ahead: Ahead,
     /// The space that reclaim visited last.
     pub(crate) hand: AtomicU64,
-    /// Where the search for frames of the swap cache goes on.
+    /// The place where the next search for frames of the swap cache begins.
     cache_hand: AtomicU64,
 }
 
-/// Where the bytes of a page are that is not mapped.
+/// The place of the bytes of a page that is not mapped.
 enum UnmappedPage<S: Memory> {
     /// In the swap cache.
     Cached(Frame<Anon, S>),
-    /// There too, and this is the first access to a page that was read ahead.
+    /// In the swap cache; this is the first access to a page that was read ahead.
     ReadAhead(Frame<Anon, S>),
     /// In the store only.
     Stored(Arc<dyn SwapStore>),

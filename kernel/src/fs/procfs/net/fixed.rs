@@ -67,7 +67,7 @@ const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
     ("NETLINK", SocketClass::Netlink, "NI", 0, "n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
 ];
 
-/// Writes `file`.
+/// Writes the content of `file`.
 pub(super) fn show(file: NetFile, network: &NetworkNamespace, out: &mut Text) -> Result<()> {
     match file {
         NetFile::Arp => out.push(ARP),
@@ -151,7 +151,7 @@ fn in_use(network: &NetworkNamespace, class: SocketClass) -> Result<(usize, usiz
     Ok((found, connected))
 }
 
-/// How many sockets of `class` the namespace has.
+/// Returns the number of sockets of `class` in the namespace.
 fn sockets(network: &NetworkNamespace, class: SocketClass) -> Result<usize> {
     let (mut from, mut found) = (0, 0);
     while let Some((place, socket)) = table::next(class, from) {
