@@ -34,7 +34,7 @@ pub enum ImageNode {
     Folder,
     /// The bytes of a host file of this size.
     HostFile(PathBuf, u64),
-    /// These bytes.
+    /// A file of the given bytes.
     Bytes(Vec<u8>),
     /// A symlink and its target.
     Symlink(PathBuf),

@@ -73,9 +73,9 @@ pub enum Clock {
 /// Whether the CPUs wait for a debugger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Debugger {
-    /// They run.
+    /// The CPUs run at once.
     None,
-    /// They wait for one on this TCP port of the loopback interface.
+    /// The CPUs wait for a debugger on this TCP port of the loopback interface.
     Waited {
         /// The port.
         port: u16,

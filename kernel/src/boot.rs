@@ -234,15 +234,15 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     power::exit(0)
 }
 
-/// Why no program runs; displays as a line.
+/// The reason why no program runs; displays as a line.
 pub(crate) enum Failure {
-    /// This could not be had.
+    /// This step failed.
     Step(&'static str, Errno),
     /// There is no image.
     Image(OutOfMemory),
     /// The image cannot be unpacked.
     Unpack(initramfs::Error),
-    /// It does not say which program.
+    /// The image does not say which program to run.
     Spec(Errno),
 }
 

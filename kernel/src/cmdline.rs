@@ -25,7 +25,7 @@ use crate::hw::static_keys::KeyState;
 pub struct FaultNumbers {
     /// Of the allocations that pass all else, each `interval`-th may fail.
     pub interval: u64,
-    /// In percent.
+    /// Probability of a failure, in percent.
     pub probability: u64,
     /// Bytes that are allocated before the first failure.
     pub space: i64,
@@ -85,10 +85,10 @@ pub enum Plant {
 /// Mitigations of speculative execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mitigations {
-    /// Those that the CPU needs.
+    /// The mitigations that the CPU needs.
     #[default]
     Auto,
-    /// None.
+    /// No mitigations.
     Off,
 }
 

@@ -32,7 +32,7 @@ pub type Severity = u8;
 pub const ERROR: Severity = 3;
 /// Warnings.
 pub const WARNING: Severity = 4;
-/// Of note.
+/// Notable conditions.
 pub const NOTICE: Severity = 5;
 /// Informational.
 pub const INFO: Severity = 6;
@@ -82,7 +82,7 @@ pub enum NextRecord {
     Record(LogRecord),
     /// This many records were overwritten before they were read; the cursor is past them.
     Missed(u64),
-    /// Nothing yet.
+    /// There is no further record yet.
     End,
 }
 

@@ -14,11 +14,11 @@ pub const MAX_WINDOWS: usize = 32;
 /// Access of a device to memory that it reaches for one transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceAccess {
-    /// Read it.
+    /// Read the memory.
     Read,
-    /// Write it, and not read what is there.
+    /// Write the memory, and not read its bytes.
     Write,
-    /// Both.
+    /// Read and write the memory.
     ReadWrite,
 }
 

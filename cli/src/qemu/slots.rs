@@ -16,7 +16,7 @@ use crate::failure::Failure;
 
 /// The most slots: the functions of one place on the bus.
 const MOST: u8 = 8;
-/// That place.
+/// The place on the bus that has the slots.
 const PLACE: u32 = 1;
 /// The longest path of a socket (sockaddr_un).
 const LONGEST: usize = 107;
@@ -36,7 +36,7 @@ impl HotPlug {
         Ok(HotPlug { slots, monitor: options.qmp.clone() })
     }
 
-    /// It as QEMU's arguments.
+    /// Adds the slots to QEMU's arguments.
     pub fn arguments(&self, line: &mut CommandLine) {
         if self.slots > 0 {
             line.option("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off");

@@ -26,11 +26,11 @@ use crate::speculation;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Feature {
-    /// Repeated moves of bytes are as fast as those of words (ERMS).
+    /// Repeated moves of bytes are as fast as moves of words (ERMS).
     FastStrings = 0,
-    /// They are fast for a few bytes, too (FSRM).
+    /// Repeated moves of a few bytes are fast, too (FSRM).
     FastShortStrings = 1,
-    /// XSAVE can leave out what is as it was (XSAVEOPT).
+    /// XSAVE can skip state that has not changed (XSAVEOPT).
     SavesChanges = 2,
     /// The CPU's buffers are cleared before a program runs (VERW).
     ClearsBuffers = 3,

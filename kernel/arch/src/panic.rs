@@ -35,11 +35,12 @@ pub struct CpuReport {
 }
 
 impl CpuReport {
-    /// Which CPU.
+    /// Returns the CPU that failed or was stopped.
     pub fn cpu(&self) -> CpuId {
         self.cpu
     }
-    /// Its registers where it failed or was stopped; from a panic only rip, rsp and rbp are known.
+    /// Returns its registers where it failed or was stopped; from a panic only rip, rsp and rbp are
+    /// known.
     pub fn registers(&self) -> &Registers {
         &self.registers
     }

@@ -92,7 +92,7 @@ unsafe impl<T: Send + Sync> Sync for ArcSlot<T> {}
 unsafe impl<T: Send + Sync> Send for ArcSlot<T> {}
 
 impl<T> ArcSlot<T> {
-    /// Nothing there.
+    /// Makes an empty slot.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
@@ -147,11 +147,11 @@ pub struct Once<T> {
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 impl<T> Once<T> {
-    /// Nothing yet.
+    /// Makes one without a value.
     pub const fn new() -> Self {
         Self { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(MaybeUninit::uninit()) }
     }
-    /// Set the value and return it.
+    /// Sets the value and returns it.
     ///
     /// # Panics
     /// When it is set already.

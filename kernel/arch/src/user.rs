@@ -116,12 +116,12 @@ pub(crate) struct Resident {
 const FS_SELECTOR: u64 = 0xffff << 32;
 const GS_SELECTOR: u64 = 0xffff << 48;
 
-/// Why a program stopped running.
+/// The reason why a program stopped running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UserEvent {
-    /// It made a system call.
+    /// The program made a system call.
     Syscall,
-    /// It touched `addr`, which its page table does not allow.
+    /// The program touched `addr`, which its page table does not allow.
     PageFault {
         /// The address.
         addr: VirtAddr,

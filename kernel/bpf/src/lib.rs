@@ -77,12 +77,12 @@ impl CallData {
     }
 }
 
-/// Why a program is refused.
+/// The reason why a program is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// It has no instruction, or more than [`MOST`].
+    /// The program has no instruction, or more than [`MOST`].
     Length,
-    /// The instruction at this place.
+    /// The instruction at this place is invalid.
     Instruction(usize),
     /// There is no memory to check it.
     NoMemory,

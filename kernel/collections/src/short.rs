@@ -78,9 +78,9 @@ impl<T, const N: usize> Short<T, N> {
 /// The entries of a [`Short`], one after the other.
 #[derive(Debug)]
 pub enum IntoIter<T, const N: usize> {
-    /// They were inside of it.
+    /// The entries of a list that held them inside.
     Few(arrayvec::IntoIter<T, N>),
-    /// They were on the heap.
+    /// The entries of a list that held them on the heap.
     Many(alloc::vec::IntoIter<T>),
 }
 

@@ -79,12 +79,12 @@ pub trait Registers: Send + Sync + 'static {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// Why there is no IOMMU, or no domain.
+/// The reason why there is no IOMMU, or no domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IommuError {
-    /// Firmware tells of none that makes sense.
+    /// Firmware describes no usable IOMMU.
     Absent,
-    /// It is to be left off, and devices were to reach programs' memory.
+    /// The IOMMU is to stay off, and devices would have reached programs' memory.
     Off,
     /// The unit lacks something that is needed.
     Unsupported(&'static str),

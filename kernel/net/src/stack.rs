@@ -43,12 +43,12 @@ const QUANTUM: usize = 64 << 10;
 /// Delay until bytes that found no memory are tried again (nanoseconds).
 const STALL: u64 = 1_000_000_000;
 
-/// Why a listener takes no connection.
+/// The reason why a listener takes no connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// Its queue is full, or memory is short: the peer asks again.
     Later,
-    /// It listens no more.
+    /// The listener has been closed.
     Gone,
 }
 

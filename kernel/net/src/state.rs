@@ -21,15 +21,15 @@ pub enum State {
     FinWait1,
     /// And the peer knows.
     FinWait2,
-    /// The peer has ended its stream.
+    /// The peer has ended its stream; the program has not.
     CloseWait,
-    /// Both have; the peer does not know yet.
+    /// Both have ended their streams; the peer does not know yet.
     Closing,
     /// The peer has ended its stream, and then the program.
     LastAck,
-    /// Both know; old segments may come.
+    /// Both ends know of the end; old segments may still come.
     TimeWait,
-    /// It is over.
+    /// The connection is over.
     Closed,
 }
 
@@ -62,7 +62,7 @@ pub enum Failure {
 pub struct Arrival {
     /// Bytes can go both ways from now on.
     pub established: bool,
-    /// It is over.
+    /// The connection failed, for this reason.
     pub failed: Option<Failure>,
     /// The segment belongs to no connection: a reset with this sequence number is to answer it.
     pub reset: Option<Seq>,

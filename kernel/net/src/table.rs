@@ -15,9 +15,9 @@ const NONE: u32 = u32::MAX;
 /// The two ends of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ends {
-    /// This machine's.
+    /// The address and port of this machine.
     pub local: SocketAddrV4,
-    /// The peer's.
+    /// The address and port of the peer.
     pub remote: SocketAddrV4,
 }
 
@@ -120,7 +120,7 @@ impl<T> Table<T> {
         slot.entry.as_ref().filter(|_| slot.generation == id.generation).map(|entry| entry.0)
     }
 
-    /// As [`get_mut`](Self::get_mut).
+    /// As [`get_mut`](Self::get_mut), to read only.
     pub fn get(&self, id: Id) -> Option<&T> {
         let slot = self.slots.get(id.index as usize)?;
         slot.entry.as_ref().filter(|_| slot.generation == id.generation).map(|entry| &entry.1)

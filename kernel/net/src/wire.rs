@@ -35,13 +35,13 @@ const NO_PORT: u8 = 3;
 /// Purpose of a segment beside its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
-    /// Nothing.
+    /// The segment carries bytes only.
     None,
     /// The stream begins.
     Syn,
-    /// It ends.
+    /// The stream ends.
     Fin,
-    /// It is broken off.
+    /// The connection is broken off.
     Reset,
 }
 
@@ -228,7 +228,7 @@ impl Outgoing {
     pub const fn new() -> Self {
         Self { bytes: [0; MOST_FRAME], length: 0 }
     }
-    /// It, once it is made.
+    /// Returns the bytes of the frame, once it is made.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

@@ -9,7 +9,7 @@ pub struct Malformed;
 /// Result in a reply's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It is done; bytes of the message.
+    /// The request succeeded; bytes of the message.
     Done(usize),
     /// The request failed: an error number of Linux, or a number that a server uses as one.
     Error(u32),

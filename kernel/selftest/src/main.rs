@@ -215,7 +215,7 @@ fn main(boot: &'static BootInfo) -> ! {
     power::exit(0)
 }
 
-/// Those of the CPU's, and those that the emulator can run.
+/// Checks that alternatives suit the CPU, and that the emulator can run them.
 fn alternatives_are_chosen() {
     // QEMU's CPU needs no VERW, and has it. It does not say that it has short moves of bytes.
     let is_wanted = |feature: Feature| match feature {

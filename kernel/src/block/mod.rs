@@ -46,9 +46,9 @@ pub const MAJOR: u32 = 254;
 const MINORS: u32 = 16;
 /// Bytes that are copied before the cache's size is looked at again.
 const STEP: usize = 256 << 10;
-/// Pages that are given back at a time where the machine would grow for the cache's sake alone.
+/// Pages that are given back at a time where the machine would otherwise grow only for the cache.
 const RELIEF: u64 = 512;
-/// It would when less than one in so many frames is free.
+/// The machine would grow when less than one frame in this many is free.
 const RESERVE: u64 = 8;
 /// Sectors in a page.
 const PAGE_SECTORS: u64 = (PAGE_SIZE / SECTOR_SIZE) as u64;

@@ -48,12 +48,12 @@ enum Content {
     Refused,
 }
 
-/// Why a disk goes.
+/// The reason why a disk leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Leave {
-    /// It is asked to, and works until then.
+    /// The host asks the disk to leave; it works until then.
     Asked,
-    /// It is gone.
+    /// The disk is already gone.
     Surprise,
 }
 

@@ -103,9 +103,9 @@ impl ControlFile {
 /// Whether the root group has a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnRoot {
-    /// It has.
+    /// The root group has the file.
     Yes,
-    /// It has not.
+    /// The root group does not have the file.
     No,
 }
 

@@ -54,11 +54,12 @@ pub(super) struct Bandwidth {
 /// The lines of cpu.stat about a quota.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CpuStatistics {
-    /// Periods that have ended in which the group ran or paid for what it had run.
+    /// Periods that have ended in which the group ran, or paid for earlier use.
     pub periods: u64,
-    /// Those of which it used the whole quota.
+    /// Periods of these in which the group used the whole quota.
     pub throttled: u64,
-    /// How long its threads had to wait, in nanoseconds: once for all that wait at a time.
+    /// Nanoseconds for which its threads had to wait; threads that wait at the same time count
+    /// once.
     pub throttled_time: u64,
 }
 

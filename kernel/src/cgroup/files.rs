@@ -6,7 +6,7 @@ use super::control::{ControlFile, OnRoot, parse_limit, store_subtree, write_limi
 use super::group::{Group, NO_LIMIT, Notice};
 use crate::{Errno, Result};
 
-/// They, by name.
+/// The files, by name.
 pub static FILES: [ControlFile; 7] = [
     ControlFile {
         name: "cgroup.controllers",

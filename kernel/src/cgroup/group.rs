@@ -41,15 +41,15 @@ impl Notice {
     pub const ALL: [Self; 5] = [Self::Events, Self::Pids, Self::PidsLocal, Self::Memory, Self::MemoryLocal];
 }
 
-/// How often a file changed.
+/// Changes of a file.
 #[derive(Default)]
 struct Changes {
     count: AtomicU64,
-    /// It changed, and this was not told yet.
+    /// Whether a change has not been told yet.
     is_untold: AtomicBool,
 }
 
-/// In [`Group::told`].
+/// Bits of [`Group::told`].
 const POPULATED: u8 = 1;
 const FROZEN: u8 = 2;
 
@@ -77,7 +77,7 @@ pub struct Group {
     pub(super) tasks: AtomicU32,
     /// Tasks in it and below that have not ended.
     pub(super) living: AtomicU32,
-    /// Those of `living` that stand still because of cgroup.freeze.
+    /// Tasks of `living` that stand still because of cgroup.freeze.
     pub(super) frozen: AtomicU32,
     /// The setting cgroup.freeze.
     pub(super) freezes: AtomicBool,
@@ -175,7 +175,7 @@ impl Group {
     pub fn is_removed(&self) -> bool {
         self.is_removed.load(Ordering::Relaxed)
     }
-    /// It and the groups on the way to the root, the root included.
+    /// Returns the group and the groups on the way to the root, the root included.
     pub fn path(&self) -> impl Iterator<Item = &Group> {
         iter::successors(Some(self), |group| group.parent.as_deref())
     }

@@ -37,14 +37,14 @@ const fn tasks(word: u64) -> u32 {
 /// CPU time in nanoseconds.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// In programs.
+    /// Time in programs.
     pub user: u64,
-    /// In the kernel.
+    /// Time in the kernel.
     pub system: u64,
 }
 
 impl CpuTime {
-    /// Both together.
+    /// Adds `other`.
     pub fn add(&mut self, other: Self) {
         self.user += other.user;
         self.system += other.system;
@@ -463,9 +463,9 @@ impl CgroupMember {
 /// A change of a thread in a frozen group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrozenChange {
-    /// It stands still.
+    /// The thread stops.
     Stands,
-    /// It goes on.
+    /// The thread continues.
     GoesOn,
 }
 

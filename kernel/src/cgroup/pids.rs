@@ -29,7 +29,7 @@ pub struct Pids {
     peak: AtomicU32,
     /// Forks that were refused for the limit of this group or of one below.
     events: AtomicU64,
-    /// Those for the limit of this group.
+    /// Forks that were refused for the limit of this group.
     local: AtomicU64,
 }
 

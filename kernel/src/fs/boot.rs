@@ -42,7 +42,7 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
 /// A tree of the host that lies below what the image has at its place, and what programs write
 /// there.
 pub struct BelowTree<'a> {
-    /// It.
+    /// The tree's file system.
     pub tree: Arc<dyn FileSystem>,
     /// Its name in /proc/mounts.
     pub source: &'a [u8],

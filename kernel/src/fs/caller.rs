@@ -9,10 +9,11 @@ use crate::{Errno, Result};
 /// Whether file permissions bind the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Power {
-    /// They do.
+    /// File permissions bind the caller.
     Ordinary,
-    /// CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in the caller's user namespace: they do
-    /// not, for files whose user and group that namespace maps ([`Caller::overrides`]).
+    /// File permissions do not bind the caller, for files whose user and group the user namespace
+    /// maps ([`Caller::overrides`]): CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in that
+    /// namespace.
     Override,
 }
 
@@ -37,11 +38,11 @@ pub struct Caller<'a> {
 pub struct Access(u32);
 
 impl Access {
-    /// It exists.
+    /// The file exists.
     pub const EXISTS: Self = Self(0);
-    /// Execute, or search a directory.
+    /// Execute a file, or search a directory.
     pub const EXECUTE: Self = Self(1);
-    /// Write, or change a directory.
+    /// Write a file, or change a directory.
     pub const WRITE: Self = Self(2);
     /// Read.
     pub const READ: Self = Self(4);
@@ -51,7 +52,7 @@ impl Access {
         (bits <= 7).then_some(Self(bits))
     }
 
-    /// Both.
+    /// Returns both accesses together.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }

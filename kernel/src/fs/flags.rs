@@ -26,13 +26,13 @@ bitflags! {
         const DSYNC = 0o10_000;
         /// SIGIO when ready.
         const ASYNC = 0o20_000;
-        /// Past the page cache.
+        /// Transfers go past the page cache.
         const DIRECT = 0o40_000;
         /// Meaningless on 64 bits, but F_GETFL shows it.
         const LARGEFILE = 0o100_000;
-        /// It must be a directory.
+        /// The file must be a directory.
         const DIRECTORY = 0o200_000;
-        /// It must not be a symbolic link.
+        /// The file must not be a symbolic link.
         const NOFOLLOW = 0o400_000;
         /// Reading leaves the access time.
         const NOATIME = 0o1_000_000;

@@ -32,12 +32,12 @@ pub struct Text {
 }
 
 impl Text {
-    /// Nothing yet.
+    /// Makes an empty text.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Add bytes as they are.
+    /// Adds bytes as they are.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.bytes.capacity() == 0 {
             self.failed |= self.bytes.try_reserve(FIRST_ROOM).is_err();
@@ -259,9 +259,9 @@ pub const PART: usize = 4096;
 /// Whether more parts follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum More {
-    /// At least one does, perhaps empty.
+    /// At least one more part follows, perhaps an empty one.
     Yes,
-    /// This was the last.
+    /// This part was the last.
     No,
 }
 

@@ -142,12 +142,12 @@ const RESTRICTIONS: MountFlags =
     MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 const TIMES: MountFlags = MountFlags::NOATIME.union(MountFlags::NODIRATIME);
 
-/// Whether a copy of a mount that must stay where it is must, too.
+/// Treatment, in a copy, of mounts that must stay in their places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// It must.
+    /// The copied mounts must stay, too.
     Place,
-    /// It need not.
+    /// The copied mounts may move.
     Nothing,
 }
 

@@ -113,9 +113,9 @@ pub struct SetMetadata {
 /// Whether a directory's name still leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// It does.
+    /// The name leads to the directory.
     Linked,
-    /// It was removed; the name is its last one.
+    /// The name was removed; it is the directory's last one.
     Removed,
 }
 
@@ -260,11 +260,11 @@ impl NewNode {
 /// The action that setxattr(2) allows: make the attribute, replace it, or either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrSet {
-    /// Either.
+    /// Make or replace the attribute.
     Any,
-    /// `EEXIST` if it exists.
+    /// Make the attribute; `EEXIST` if it exists.
     Create,
-    /// `ENODATA` if it does not.
+    /// Replace the attribute; `ENODATA` if it does not exist.
     Replace,
 }
 

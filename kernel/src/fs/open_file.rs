@@ -54,9 +54,9 @@ pub struct OpenFile {
     id: u64,
     /// A lock was asked for through this description.
     locked: AtomicBool,
-    /// Those who watch it until it is closed.
+    /// The watchers of the description, until it is closed.
     watchers: SpinLock<Watchers>,
-    /// Held for as long as it may be written, or a program runs from it.
+    /// Held while the file may be written, or a program runs from it.
     _permit: Option<Permit>,
 }
 

@@ -76,9 +76,9 @@ pub struct Description {
 /// Whether a place can be reached from a root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// It is below.
+    /// The place is below the root.
     Inside,
-    /// It is not: outside a chroot, or in a mount that hangs nowhere.
+    /// The place is outside a chroot, or in a mount that is attached nowhere.
     Outside,
 }
 

@@ -78,7 +78,7 @@ pub struct PseudoDir {
 pub enum Refusal {
     /// There is nothing of that name, and never will be (`ENOENT`): /proc.
     NoSuchName,
-    /// It is not permitted (`EACCES` for a file, else `EPERM`): /sys.
+    /// The creation is not permitted (`EACCES` for a file, else `EPERM`): /sys.
     NotPermitted,
 }
 

@@ -29,7 +29,7 @@ pub fn taken() -> u64 {
 pub struct Room(u32);
 
 impl Room {
-    /// Room for so many.
+    /// Takes room for this many requests.
     ///
     /// # Errors
     /// `EAGAIN` where all together would have more than [`most`].
@@ -38,7 +38,7 @@ impl Room {
         let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         taken.map(|_| Self(requests)).map_err(|_| Errno::EAGAIN)
     }
-    /// How many.
+    /// Returns the number of requests.
     pub const fn requests(&self) -> u32 {
         self.0
     }

@@ -23,7 +23,7 @@ use crate::{Errno, Result};
 pub enum OnExec {
     /// The new program has it too.
     Keep,
-    /// It is closed (FD_CLOEXEC).
+    /// The descriptor is closed (FD_CLOEXEC).
     Close,
 }
 

@@ -89,7 +89,7 @@ pub struct Parent {
 /// Slashes behind the last component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trailing {
-    /// None.
+    /// No slash.
     Nothing,
     /// One or more.
     Slash,

@@ -25,12 +25,12 @@ pub trait Events: Sync {
     fn threads(&self);
 }
 
-/// How the program ended.
+/// The program's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// It exited with this status.
+    /// The program exited with this status.
     Exit(u8),
-    /// This signal ended it.
+    /// This signal ended the program.
     Signal(u8),
 }
 

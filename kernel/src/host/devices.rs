@@ -80,7 +80,7 @@ pub type Folder = Arc<dyn MessageDevice>;
 
 /// The network device.
 pub struct Network {
-    /// It.
+    /// The device.
     pub device: Arc<dyn FrameDevice>,
     line: &'static NetworkLine,
 }

@@ -23,9 +23,9 @@ pub enum Stream {
 /// Whether the host wants the closing tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ClosingTables {
-    /// It does.
+    /// The host wants them.
     Wanted,
-    /// It does not.
+    /// The host does not want them.
     #[default]
     Unwanted,
 }
@@ -35,7 +35,7 @@ pub enum ClosingTables {
 pub struct ShareSpec {
     /// The device's name for it.
     pub tag: Vec<u8>,
-    /// Where.
+    /// The folder's path in the guest.
     pub path: Vec<u8>,
     /// Access of programs to the folder.
     pub mode: ShareMode,

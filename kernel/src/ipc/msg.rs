@@ -71,7 +71,7 @@ impl Selection {
 /// Treatment of a text that is longer than the receiver's room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TooLong {
-    /// It is lost (MSG_NOERROR).
+    /// The rest of the text is lost (MSG_NOERROR).
     Cut,
     /// The call fails, and the message stays.
     Refuse,
@@ -80,7 +80,7 @@ pub enum TooLong {
 /// Request of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Reception {
-    /// Which message.
+    /// The message that the receiver selects.
     pub selection: Selection,
     /// Bytes of text that it has room for.
     pub room: usize,
@@ -91,9 +91,9 @@ pub struct Reception {
 /// Whether a call waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// It does.
+    /// The call waits.
     Wait,
-    /// It does not (IPC_NOWAIT).
+    /// The call does not wait (IPC_NOWAIT).
     Never,
 }
 

@@ -60,7 +60,7 @@ enum Attempt {
 
 /// A call's operations.
 pub struct SemOperations {
-    /// Not empty.
+    /// The operations, one at least.
     pub operations: Vec<Operation>,
     /// The process that calls.
     pub pid: u32,

@@ -21,11 +21,11 @@ use crate::sync::SpinLock;
 use crate::task::Credentials;
 use crate::{Errno, Result, hw, mem};
 
-/// It goes with its last hold.
+/// The segment is freed with its last hold.
 pub const REMOVED: u32 = 0o1000;
-/// Its pages stay in memory.
+/// The segment's pages stay in memory.
 pub const LOCKED: u32 = 0o2000;
-/// Nothing is asked about how much memory there is.
+/// The available memory is not checked.
 const NORESERVE: u32 = 0o10000;
 /// Made of huge pages.
 const HUGETLB: u32 = 0o4000;
@@ -46,7 +46,7 @@ pub struct Times {
 struct SegmentState {
     times: Times,
     holds: usize,
-    /// It is in no table any more.
+    /// Whether the segment has been removed from all tables.
     is_gone: bool,
 }
 

@@ -92,13 +92,14 @@ pub(crate) fn node_of(range: PfnRange) -> NodeId {
 /// Whether memory is to be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It is.
+    /// The memory is to be used.
     Online,
-    /// It is not.
+    /// The memory is not to be used.
     Offline,
 }
 
-/// Take `memory`, whole pageblocks of one node that are there for ever, out of use or back into it.
+/// Takes `memory`, whole pageblocks of one node that are there for ever, out of use or back into
+/// it.
 ///
 /// # Errors
 /// `EBUSY` where something in it cannot be moved: the kernel's frames, pinned ones.

@@ -50,7 +50,8 @@ pub fn offer_frames() {
     IN_PLACE.store(true, Ordering::Relaxed);
 }
 
-/// Whether they are: else holding them for a device is for nothing.
+/// Returns whether frames are offered to devices in their places; otherwise holding them is
+/// useless.
 #[inline]
 pub fn are_frames_offered() -> bool {
     IN_PLACE.load(Ordering::Relaxed)
@@ -59,9 +60,9 @@ pub fn are_frames_offered() -> bool {
 /// Whether a page is tried without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinWay {
-    /// It is.
+    /// The page is first tried without the lock.
     FastFirst,
-    /// It is not.
+    /// The page is pinned with the lock only.
     Locked,
 }
 

@@ -41,9 +41,9 @@ pub enum SegmentUse {
 pub struct SegmentMap {
     /// Its bytes; they can be written if the file can.
     pub mapping: Arc<FileMapping>,
-    /// In bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// Where.
+    /// The place in the address space.
     pub place: SegmentPlace,
     /// The purpose.
     pub code: SegmentUse,

@@ -73,7 +73,7 @@ pub struct ProcessSpace {
     dumpable: AtomicU32,
     /// /proc/PID/coredump_filter.
     dump_filter: AtomicU32,
-    /// Those of its threads; made when the first thread asks.
+    /// The concurrency IDs of the space's threads; made when the first thread asks.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
 

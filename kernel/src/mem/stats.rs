@@ -24,7 +24,7 @@ pub struct MemoryStats {
     pub anonymous: u64,
     /// Files and shared memory.
     pub page_cache: u64,
-    /// Those of disks among them.
+    /// Pages of disks among these.
     pub disks: caches::Cached,
     /// Translation tables.
     pub page_tables: u64,

@@ -252,13 +252,13 @@ impl UserFaults {
 
 /// Result of queueing a fault for the monitor of its area.
 pub enum Outcome {
-    /// Nothing: it is to be made again, the monitor is gone.
+    /// The monitor is gone: the fault is to be made again.
     Again,
-    /// It fails, as a bus error.
+    /// The fault fails, as a bus error.
     Refused,
-    /// There is no memory to queue it.
+    /// There is no memory to queue the fault.
     OutOfMemory,
-    /// It is queued.
+    /// The fault is queued.
     Queued(Sleeper),
 }
 

@@ -11,7 +11,7 @@ use shuttle::thread;
 /// A step that is taken in another order than the protocol's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Nothing.
+    /// No step.
     Right,
     /// The fault queues when it has given the space back.
     QueuedLate,

@@ -87,7 +87,7 @@ pub struct Schedule {
     /// Work to do once the task has left its CPU: bits of [`whereabouts`]. Only the task and its
     /// successor on that CPU store here.
     leaving: AtomicU8,
-    /// It has left a CPU since this was cleared; the task clears it.
+    /// Whether the task has left a CPU since it last cleared this; only the task clears it.
     pub left: AtomicBool,
     /// Nanoseconds of CPU time, by weight.
     pub virtual_runtime: AtomicU64,
@@ -175,9 +175,9 @@ impl Schedule {
 /// Whether a task is a CPU's idle task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
-    /// It is.
+    /// The task is an idle task.
     Yes,
-    /// It is not.
+    /// The task is not an idle task.
     No,
 }
 

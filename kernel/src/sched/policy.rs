@@ -7,9 +7,9 @@ use super::{Schedule, runqueue};
 /// Part of a thread's policy and nice value that its children inherit (SCHED_RESET_ON_FORK).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFork {
-    /// Both.
+    /// Children inherit both.
     Inherit,
-    /// No negative nice value.
+    /// Children inherit no negative nice value.
     Reset,
 }
 

@@ -177,7 +177,7 @@ pub(super) struct LoadedSpaces {
 }
 
 impl LoadedSpaces {
-    /// None yet.
+    /// No translation and no spare root yet.
     pub(super) const NONE: Self = Self { now: None, retired: None, spare: None };
 }
 

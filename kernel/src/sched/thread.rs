@@ -75,9 +75,9 @@ pub trait ThreadOwner: Send + Sync {
 /// Whether a thread runs programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunsPrograms {
-    /// It does.
+    /// The thread runs programs.
     Programs,
-    /// It runs in the kernel only, and so in any address space.
+    /// The thread runs in the kernel only, and so in any address space.
     Kernel,
 }
 
@@ -359,7 +359,8 @@ impl Thread {
             ids.give(id);
         }
     }
-    /// It has left its CPU, and no other runs it yet.
+    /// Gives the thread's concurrency ID back. The thread has left its CPU, and no other CPU runs
+    /// it yet.
     pub(super) fn give_id_back(&self) {
         self.give_back_held();
         self.call_attention(PLACE);

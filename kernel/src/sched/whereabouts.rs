@@ -41,7 +41,7 @@ impl ConcurrencyIds {
             }
         }
     }
-    /// `id` is free from now on.
+    /// Frees `id`.
     pub(super) fn give(&self, id: u8) {
         self.0.fetch_and(!(1 << id), Ordering::Release);
     }
@@ -50,9 +50,9 @@ impl ConcurrencyIds {
 /// Whether other threads run in the same address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Company {
-    /// None.
+    /// No other thread runs in the space.
     Alone,
-    /// There may be some.
+    /// Other threads may run in the space.
     Others,
 }
 

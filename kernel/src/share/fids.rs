@@ -112,12 +112,12 @@ impl Fids {
     }
 }
 
-/// How soon the server is to be told.
+/// The time at which the server is to be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Haste {
-    /// It has a file open.
+    /// At once: the fid has a file open.
     Now,
-    /// When there are more.
+    /// Later, when there are more fids to release.
     None,
 }
 

@@ -141,9 +141,9 @@ pub(super) struct Share {
     device: u64,
     /// By their numbers.
     nodes: SpinLock<Map<u64, Weak<ShareNode>>>,
-    /// Those that are kept for the sake of their pages, oldest first.
+    /// Nodes that are kept for the sake of their pages, oldest first.
     recent: SpinLock<VecDeque<Arc<ShareNode>>>,
-    /// Cleared when the file system has gone: nothing is kept any more.
+    /// Whether the file system is mounted; once it is not, no node is kept any more.
     is_mounted: AtomicBool,
 }
 

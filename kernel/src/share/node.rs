@@ -133,7 +133,7 @@ impl ShareNode {
         NodeKind::from_mode(told.mode) == Some(self.kind)
     }
 
-    /// It was found once more.
+    /// Updates the node when the server has found it once more.
     pub fn found_again(&self, fid: Arc<Fid>, told: &Attributes, found: Option<(&Arc<Self>, &[u8])>) {
         self.used.store(true, Ordering::Relaxed);
         let before = core::mem::replace(&mut *self.known.lock(), Known { fid, told: *told });

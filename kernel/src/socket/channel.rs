@@ -54,9 +54,9 @@ impl Ancillary {
 /// Whether bytes leave the queue when they are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taking {
-    /// They do.
+    /// Bytes leave the queue.
     Take,
-    /// They stay (MSG_PEEK).
+    /// Bytes stay in the queue (MSG_PEEK).
     Peek,
 }
 
@@ -104,11 +104,11 @@ pub struct Channel {
     names_senders: AtomicBool,
     /// The error of the next call on the receiver's socket, given once; 0 for none.
     error: AtomicI32,
-    /// There was such a thing.
+    /// Whether there was such an error.
     failed: AtomicBool,
     /// The peer was called and has not answered: nothing can be sent yet.
     opening: AtomicBool,
-    /// It has answered since, and no connect(2) has told so.
+    /// Whether the peer has answered since, and no connect(2) has reported it yet.
     answered: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,

@@ -366,7 +366,7 @@ impl Socket {
         Ok(far)
     }
 
-    /// It sends into `out` from now on, or into nothing.
+    /// Makes the socket send into `out` from now on, or into nothing.
     pub(super) fn set_peer(&self, out: Option<(Arc<Channel>, InetAddress)>) {
         let peer = out.map(|(channel, address)| Peer {
             channel,

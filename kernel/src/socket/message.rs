@@ -131,9 +131,9 @@ pub struct Delivery {
 /// Whether the receiver asked for the sender's credentials.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PassCredentials {
-    /// It did.
+    /// The receiver asked for credentials.
     Yes,
-    /// It did not.
+    /// The receiver did not ask for credentials.
     No,
 }
 

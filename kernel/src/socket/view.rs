@@ -15,15 +15,15 @@ use crate::task::namespaces::network::NetworkNamespace;
 pub enum TcpState {
     /// Both may send. Of UDP: it is connected.
     Established = 1,
-    /// Its call is not answered yet.
+    /// The peer has not answered the connection request yet.
     SynSent = 2,
-    /// SHUT_WR here, the peer may send.
+    /// This end has ended its stream (SHUT_WR); the peer may send.
     FinWait2 = 5,
-    /// Neither will send, or it was never connected. Of UDP: it is not connected.
+    /// Neither end will send, or the socket was never connected. A UDP socket is not connected.
     Close = 7,
-    /// The peer has ended, this end may send.
+    /// The peer has ended its stream; this end may send.
     CloseWait = 8,
-    /// It listens.
+    /// The socket listens.
     Listen = 10,
 }
 
@@ -58,7 +58,7 @@ pub struct InetView {
 }
 
 impl Socket {
-    /// It has a file with this inode, which is this user's.
+    /// Notes the inode of the socket's file, and the user that owns it.
     pub(super) fn note_file(&self, inode: u64, owner: u32) {
         self.listed.owner.store(owner, Ordering::Relaxed);
         self.listed.inode.store(inode, Ordering::Relaxed);

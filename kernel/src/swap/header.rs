@@ -24,16 +24,16 @@ pub struct SwapHeader {
     pub bad: Vec<u64>,
 }
 
-/// Why a page is no header that can be used.
+/// The reason why a page is not a usable header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotSwap {
     /// There is no signature.
     Unsigned,
-    /// Of another version than 1.
+    /// The version is not 1.
     Version(u32),
-    /// It has no page besides the header.
+    /// The area has no page besides the header.
     Empty,
-    /// It says that it has more pages than there are.
+    /// The header claims more pages than there are.
     Short {
         /// Pages that it says it has.
         says: u64,

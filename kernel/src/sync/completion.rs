@@ -13,16 +13,16 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// It has not happened.
+    /// Makes a completion that has not happened.
     pub const fn new() -> Self {
         Self { done: AtomicBool::new(false), waiters: WaitQueue::new() }
     }
-    /// It happens now. Any context.
+    /// Marks the event as happened, and wakes the waiters. Any context.
     pub fn complete(&self) {
         self.done.store(true, Ordering::SeqCst);
         self.waiters.wake_all();
     }
-    /// Whether it has happened.
+    /// Returns whether the event has happened.
     pub fn is_complete(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }

@@ -67,7 +67,7 @@ struct RwWorld {
     steps: Steps,
     state: AtomicU8,
     counts: [AtomicUsize; CPUS],
-    /// Those who are at the value, for the assertions.
+    /// Readers that use the value now, for the assertions.
     reading: AtomicUsize,
     writing: AtomicUsize,
     keeping: AtomicUsize,

@@ -21,7 +21,7 @@ use crate::{Errno, Result};
 /// Result of a wake-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// It ended a task's sleep.
+    /// The wake-up ended a task's sleep.
     Sleeper,
     /// No task slept there: the next in the queue may be tried.
     Nobody,
@@ -39,10 +39,10 @@ struct WaitEntry {
     target: Arc<dyn Wake>,
 }
 
-/// Those who wait until something changes.
+/// A queue of waiters for a change.
 pub struct WaitQueue {
-    /// In the order in which they came, which is that in which most of them leave: nothing moves up
-    /// for the first.
+    /// Waiters in the order of their arrival. Most of them leave in that order, and then no entry
+    /// moves up.
     entries: IrqSpinLock<VecDeque<WaitEntry>>,
     /// How many entries there are, to let a waker pass an empty queue without the lock.
     count: AtomicUsize,

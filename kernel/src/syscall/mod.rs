@@ -96,13 +96,13 @@ pub fn counts() -> Option<impl Iterator<Item = (u64, u64, Implemented)>> {
 /// Whether a call has a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Implemented {
-    /// It has.
+    /// The call has a handler.
     Yes,
-    /// It has not: ENOSYS.
+    /// The call has no handler: ENOSYS.
     No,
 }
 
-/// Answer one system call.
+/// Answers one system call.
 pub fn dispatch(context: &mut crate::hw::user::UserContext) -> Result<i64> {
     let number = context.syscall_number();
     match enter(number) {

@@ -106,7 +106,7 @@ impl SecureBits {
         self.0 & Self::LOCKS.0 & bits.0 << 1 != 0
     }
 
-    /// These, with or without `bits`.
+    /// Returns the bits with `bits` set or clear.
     pub const fn with(self, bits: Self, there: Presence) -> Self {
         match there {
             Presence::Set => Self(self.0 | bits.0),
@@ -128,18 +128,18 @@ impl SecureBits {
 /// Whether a bit is set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// It is.
+    /// The bit is set.
     Set,
-    /// It is not.
+    /// The bit is clear.
     Clear,
 }
 
 /// Whether execve may give capabilities that were not permitted before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Gains {
-    /// It may.
+    /// execve may give new capabilities.
     Allowed,
-    /// The process has no_new_privs or a tracer.
+    /// execve may not: the process has no_new_privs or a tracer.
     Refused,
 }
 

@@ -35,17 +35,17 @@ bitflags! {
     /// CLONE_*.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct CloneFlags: u64 {
-        /// Same memory.
+        /// The child shares the memory.
         const VM = 0x100;
-        /// Same root, working directory and umask.
+        /// The child shares root, working directory and umask.
         const FS = 0x200;
-        /// Same descriptors.
+        /// The child shares the descriptors.
         const FILES = 0x400;
-        /// Same handlers.
+        /// The child shares the handlers of signals.
         const SIGHAND = 0x800;
-        /// A pidfd is wanted.
+        /// The caller wants a pidfd.
         const PIDFD = 0x1000;
-        /// The tracer follows.
+        /// The tracer traces the child too.
         const PTRACE = 0x2000;
         /// The parent sleeps until the child executes a program or ends.
         const VFORK = 0x4000;
@@ -121,7 +121,7 @@ struct CloneArgs {
 
 /// The least size of clone3's argument.
 const CLONE_ARGS_SIZE_VER0: usize = 64;
-/// That of one that names a control group.
+/// The size of an argument that names a control group.
 const CLONE_ARGS_SIZE_VER2: usize = 88;
 
 /// fork()

@@ -33,9 +33,9 @@ impl Deref for Groups {
 /// Whether an address space may be inspected by processes with its ids (PR_SET_DUMPABLE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dumpable {
-    /// It may (SUID_DUMP_USER).
+    /// Such processes may inspect it (SUID_DUMP_USER).
     Yes,
-    /// Only with CAP_SYS_PTRACE (SUID_DUMP_DISABLE).
+    /// Only processes with CAP_SYS_PTRACE may inspect it (SUID_DUMP_DISABLE).
     No,
     /// As [`No`](Self::No), and its core file is root's (SUID_DUMP_ROOT).
     RootOnly,

@@ -29,6 +29,6 @@ impl ExitStatus {
 pub enum WaitReport {
     /// The process stopped by this signal.
     Stopped(Signal),
-    /// It goes on.
+    /// The process continued.
     Continued,
 }

@@ -60,18 +60,18 @@ impl Task {
     }
 }
 
-/// Whether a thread counts as frozen; no longer once this is dropped.
+/// A thread's count as frozen, which ends when this is dropped.
 pub(super) struct StandsStill<'a> {
     process: &'a Arc<Process>,
     is_counted: bool,
 }
 
 impl<'a> StandsStill<'a> {
-    /// Not yet.
+    /// Makes one that is not counted yet.
     pub(super) fn new(process: &'a Arc<Process>) -> Self {
         Self { process, is_counted: false }
     }
-    /// From now on as `change` says.
+    /// Counts the thread, or stops counting it, as `change` says.
     pub(super) fn set(&mut self, change: FrozenChange) {
         let counts = change == FrozenChange::Stands;
         if self.is_counted != counts {

@@ -105,7 +105,7 @@ struct SharedLimits {
 }
 
 impl SharedLimits {
-    /// These.
+    /// Makes shared limits with these values.
     fn new(limits: Limits) -> Self {
         Self {
             all: SpinLock::new(limits),
@@ -150,9 +150,9 @@ pub struct Process {
     pub(super) session: SpinLock<Arc<Session>>,
     /// The signal its end sends to the parent; 0 for none.
     pub(super) exit_signal: AtomicU32,
-    /// It has executed a program since fork (setpgid's EACCES).
+    /// Whether the process has executed a program since fork (setpgid's EACCES).
     pub(super) has_executed: AtomicBool,
-    /// Orphans below it become its children (PR_SET_CHILD_SUBREAPER).
+    /// Whether orphans below the process become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
     space: SpinLock<Arc<ProcessSpace>>,
     pub(super) files: Shared<FileTable>,
@@ -198,7 +198,7 @@ pub struct Process {
     pub(super) tracees: SpinLock<Tracees>,
     /// State that the first thread and its tracer share, until the process has ended.
     pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
-    /// It has ended, and its tracer is told before its parent.
+    /// Whether the process has ended, and its tracer is told before its parent.
     pub(super) awaits_tracer: AtomicBool,
     /// `None` where nothing was to be taken back yet.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,

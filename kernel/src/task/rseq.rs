@@ -37,7 +37,7 @@ pub struct Registration {
     /// Values last stored in the memory: CPU, node and ID, each + 1 and in 16 bits; 0 where they
     /// are not known.
     pub(super) told: AtomicU64,
-    /// It was interrupted and has left its CPU: its section ends.
+    /// Whether the thread was interrupted and has left its CPU: its section then ends.
     pub(super) preempted: AtomicBool,
 }
 

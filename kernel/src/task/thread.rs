@@ -274,12 +274,12 @@ impl Task {
     pub fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
-    /// This, the current, task goes to user mode when the time-stamp counter says `now`.
+    /// Notes that the current task goes to user mode when the time-stamp counter says `now`.
     #[inline]
     pub(crate) fn enters_user(&self, now: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_sub(now), Ordering::Relaxed);
     }
-    /// It has come back, or did not go: then `now` is as before.
+    /// Notes that the task has come back. If it did not go after all, `now` is the same value.
     #[inline]
     pub(crate) fn left_user(&self, now: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(now), Ordering::Relaxed);

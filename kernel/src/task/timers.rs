@@ -282,14 +282,14 @@ pub struct Timers {
     real: SpinLock<Option<Arc<Timer>>>,
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
-    /// With the place that the signal of each takes in its user's account (RLIMIT_SIGPENDING), as
+    /// POSIX timers. Each has a place in its user's account for its signal (RLIMIT_SIGPENDING), as
     /// long as it lives.
     posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
 }
 
 impl Timers {
-    /// None.
+    /// Makes a set without timers.
     pub(super) const fn new() -> Self {
         Self {
             real: SpinLock::new(None),

@@ -41,7 +41,7 @@ impl Usage {
             peak_resident: self.peak_resident,
         }
     }
-    /// Both together.
+    /// Adds `other`.
     pub fn add(&mut self, other: &Self) {
         self.user += other.user;
         self.system += other.system;

@@ -73,7 +73,7 @@ impl Buffers {
 pub enum Switch {
     /// Events that are on are recorded.
     On,
-    /// Nothing is.
+    /// No event is recorded.
     Off,
 }
 
@@ -274,9 +274,9 @@ pub fn set_switch(switch: Switch) {
 /// Rings that a call is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
-    /// All.
+    /// The rings of all CPUs.
     All,
-    /// That of the CPU with this number.
+    /// The ring of the CPU with this number.
     Cpu(usize),
 }
 
@@ -357,11 +357,11 @@ pub fn consume(which: Which, mut take: impl FnMut(&TraceLine<'_>) -> Taken) -> R
 /// Treatment of a record by a consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// It took it and wants more.
+    /// The consumer took the record and wants more.
     More,
-    /// It took it and has enough.
+    /// The consumer took the record and wants no more.
     Last,
-    /// It left it where it is.
+    /// The consumer left the record where it is.
     Nothing,
 }
 

@@ -18,12 +18,13 @@ const CHUNK: usize = 256;
 
 static CONSOLE_TTY: SpinLock<Option<Arc<Tty>>> = SpinLock::new(None);
 
-/// Whether the standard stream brings what is typed.
+/// Whether typed input comes from the standard stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keyboard {
-    /// It does.
+    /// The stream brings typed input.
     Attached,
-    /// It brings stdin's bytes, which are no terminal's: the terminal is for output only.
+    /// The stream brings stdin's bytes, which are not a terminal's: the terminal is for output
+    /// only.
     Absent,
 }
 

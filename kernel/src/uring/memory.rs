@@ -307,9 +307,9 @@ pub struct Put {
 /// Whether completions wait for room in their ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Backlog {
-    /// None.
+    /// No completion waits.
     Empty,
-    /// Some.
+    /// Some completions wait.
     Waits,
 }
 

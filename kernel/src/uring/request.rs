@@ -138,11 +138,11 @@ pub enum Pending {
     Timeout { deadline: u64, completions: Option<u64> },
 }
 
-/// How an entry began.
+/// The state of an entry after its start.
 pub enum Start {
-    /// And ended: with this result.
+    /// The operation ended with this result.
     Done(i64),
-    /// It has to wait.
+    /// The operation has to wait.
     Pending(Pending),
 }
 
@@ -244,9 +244,9 @@ fn transfer(entry: &Submission, way: Way, buffers: Buffers) -> Result<Start> {
 /// Whether a stream is tried at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirstAttempt {
-    /// It is.
+    /// The stream is tried at once.
     Now,
-    /// Not before a task waits for it.
+    /// The stream is tried only when a task waits for it.
     Later,
 }
 

@@ -70,7 +70,7 @@ pub(super) struct Work<T> {
 }
 
 impl<T> Work<T> {
-    /// None.
+    /// Makes a list without work.
     pub fn new() -> Self {
         let waiting = Waiting {
             waiters: Vec::new(),

@@ -291,7 +291,7 @@ impl From<Failed> for MessageError {
 
 /// Bytes that go with a message.
 pub enum Data<'a> {
-    /// Nothing.
+    /// The message has no bytes.
     None,
     /// Bytes for the server; it may get fewer.
     Sent(&'a dyn Original),

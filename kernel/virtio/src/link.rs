@@ -88,14 +88,14 @@ pub(crate) struct Link<S: DmaSource, T: Transport, L: Lent> {
     device: Device<S>,
 }
 
-/// Why a driver gives its device up.
+/// The reason why a driver gives its device up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Why {
-    /// It said what it cannot.
+    /// The device broke the protocol.
     BrokeTheProtocol,
-    /// It did not answer in time, and the driver cannot go on without.
+    /// The device did not answer in time, and the driver needs the answer.
     Silent,
-    /// The driver ends, or does not begin.
+    /// The driver ends, or does not start.
     Detached,
 }
 

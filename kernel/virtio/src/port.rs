@@ -64,7 +64,7 @@ const BARS: u8 = 6;
 /// State of a port's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotState {
-    /// A device is in it.
+    /// A device is in the slot.
     pub is_occupied: bool,
     /// One came or went since the last look.
     pub has_changed: bool,
@@ -75,9 +75,9 @@ pub struct SlotState {
 /// Whether the device in a slot has power.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Power {
-    /// It has.
+    /// The device has power.
     On,
-    /// It has not: it reaches nothing.
+    /// The device has no power: it reaches nothing.
     Off,
 }
 

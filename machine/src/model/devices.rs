@@ -58,11 +58,11 @@ impl DeviceView {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It does not confirm that pages are taken from it from now on: it still reaches them.
+    /// Makes the device stop confirming that pages are taken from it: it still reaches them.
     pub fn go_deaf(&self) {
         self.state().is_deaf = true;
     }
-    /// It confirms again.
+    /// Makes the device confirm again.
     pub fn hear(&self) {
         self.state().is_deaf = false;
     }

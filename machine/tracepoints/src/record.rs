@@ -50,9 +50,9 @@ pub(crate) const fn length_of(first: u64) -> u64 {
 /// Part of a record before its fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHead {
-    /// In ticks of the machine's counter.
+    /// Time in ticks of the machine's counter.
     pub time: u64,
-    /// Which event.
+    /// Number of the event.
     pub event: usize,
     /// Number of the thread.
     pub pid: i32,

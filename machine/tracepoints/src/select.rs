@@ -24,12 +24,12 @@ pub struct Selection<'a> {
     event: &'a str,
 }
 
-/// Why a word says nothing.
+/// The reason why a word selects nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SelectError {
-    /// It is not text.
+    /// The word is not text.
     NotText,
-    /// It selects no event.
+    /// The word selects no event.
     NoSuchEvent,
 }
 

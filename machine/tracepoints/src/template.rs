@@ -11,7 +11,7 @@ pub(crate) enum Piece<'a> {
 /// How a field is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Show {
-    /// As its type is.
+    /// As its type is shown.
     Plain,
     /// In hexadecimal.
     Hex,

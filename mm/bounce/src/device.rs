@@ -467,7 +467,7 @@ impl<S: DmaSource> Device<S> {
         account.expect("a device is made after its account")
     }
 
-    /// It has so many bytes once more that it never gave back.
+    /// Counts `bytes` once more, for a mapping that begins again without having been given back.
     pub(crate) fn count_again(self, bytes: usize) {
         let at = 2 * usize::from(self.number);
         self.dma.count(at + TAKEN, bytes);

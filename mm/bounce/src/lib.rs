@@ -132,14 +132,14 @@ impl fmt::Debug for DmaAddr {
     }
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// The device reads them.
+    /// The device reads the bytes.
     ToDevice,
-    /// The device writes them.
+    /// The device writes the bytes.
     FromDevice,
-    /// Both.
+    /// The device reads and writes the bytes.
     Bidirectional,
 }
 

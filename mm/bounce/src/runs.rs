@@ -109,9 +109,9 @@ impl FrameRuns {
 /// Walks over some bytes of a list of runs.
 pub(crate) struct Pieces<'a> {
     next: Option<&'a Run>,
-    /// Those after `next`.
+    /// The runs after `next`.
     others: slice::Iter<'a, Run>,
-    /// Bytes of `next` and those after it that are not wanted.
+    /// Bytes at the beginning of `next` and the later runs that are not wanted.
     skip: usize,
     /// Bytes that are wanted after them.
     left: usize,

@@ -47,10 +47,10 @@ pub enum Check {
 /// When the allocator writes zeroes of its own accord.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wipe {
-    /// Never.
+    /// The allocator writes no zeroes.
     #[default]
     Never,
-    /// Always.
+    /// The allocator always writes zeroes.
     Always,
 }
 

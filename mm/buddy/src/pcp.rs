@@ -455,7 +455,7 @@ impl Pcp {
         let first = below(random, (places.len() - count) as u64 + 1) as usize;
         Leavers { places: &places[first..first + count], first }
     }
-    /// They have left.
+    /// Takes `leavers` off the list.
     pub(crate) fn forget(&self, list: usize, leavers: &Leavers<'_>) {
         let places = self.used(list);
         let (first, count) = (leavers.first, leavers.places.len());
@@ -583,15 +583,15 @@ impl Pcp {
     pub(crate) fn push_homeward(&self, block: Pfn, tag: Tag) -> bool {
         self.list(HOME).push(block.0 | tag.bits() << TAG_SHIFT)
     }
-    /// Blocks that wait to go home: see [`homeward`].
+    /// Returns the blocks that wait to go home: see [`homeward`].
     pub(crate) fn homeward(&self) -> &[AtomicU64] {
         self.used(HOME)
     }
-    /// They all went home.
+    /// Empties the list of blocks that wait to go home.
     pub(crate) fn clear_homeward(&self) {
         self.lists[HOME].next.set(self.firsts[HOME].get());
     }
-    /// The blocks of a list.
+    /// Returns the blocks of a list.
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> {
         self.used(list).iter().map(|place| Pfn(place.get()))
     }

@@ -86,10 +86,10 @@ impl Shapes {
     }
 }
 
-/// Which lists draw their blocks at random.
+/// The lists that draw their blocks at random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Draws {
-    /// Those of this order and above.
+    /// The lists of this order and above.
     From(u32),
     None,
 }

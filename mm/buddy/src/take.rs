@@ -34,12 +34,12 @@ pub(crate) enum Effort {
 pub(crate) struct TakeRequest {
     /// The owner whose pageblocks are searched.
     pub(crate) owner: Owner,
-    /// Blocks of which order: 0 to 8.
+    /// The order of the blocks: 0 to 8.
     pub(crate) order: u32,
-    /// How many.
+    /// The number of blocks.
     pub(crate) want: u64,
     pub(crate) effort: Effort,
-    /// How hard to try.
+    /// Whether the reserve may be used.
     pub(crate) pressure: Pressure,
 }
 

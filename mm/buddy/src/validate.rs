@@ -31,15 +31,15 @@ pub enum AllocatorFault {
 /// Fault of a pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disagreement {
-    /// It is free, and in no free set.
+    /// The pageblock is free, and in no free set.
     NotInItsSet,
-    /// It is split, and its bitmap has another number of free frames than its state.
+    /// The pageblock is split, and its bitmap has another number of free frames than its state.
     FreeCount,
-    /// It is split, and all of its frames are free: it should be in a free set.
+    /// The pageblock is split, and all of its frames are free: it should be in a free set.
     SplitButFree,
-    /// It is split with something free, and not on its arena's list.
+    /// The pageblock is split with free frames, and not on its arena's list.
     NotOnItsList,
-    /// It is in use, and its frames have no records.
+    /// The pageblock is in use, and its frames have no records.
     NoRecords,
 }
 

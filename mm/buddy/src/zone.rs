@@ -112,12 +112,12 @@ pub(crate) struct Parts {
     pub(crate) pluggable_from: Option<BlockId>,
 }
 
-/// Why a frame was not put back.
+/// The reason why a frame was not put back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotTaken {
-    /// It is free already, or its pageblock does not hand out such blocks.
+    /// The frame is free already, or its pageblock does not hand out such blocks.
     Misuse,
-    /// Its pageblock belongs to another arena by now.
+    /// The frame's pageblock belongs to another arena by now.
     Elsewhere,
 }
 

@@ -69,7 +69,7 @@ impl ChargedKind {
 pub struct ChargedFrames([u64; ChargedKind::COUNT]);
 
 impl ChargedFrames {
-    /// Those of a kind.
+    /// Returns the frames of a kind.
     pub const fn of(self, kind: ChargedKind) -> u64 {
         self.0[kind as usize]
     }
@@ -99,32 +99,33 @@ const EVENTS: usize = 7;
 /// Whether the processes of a group end together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Together {
-    /// If one is ended for want of memory, so are all.
+    /// If one process is ended for want of memory, all are.
     Yes,
-    /// Each by itself.
+    /// Each process ends by itself.
     No,
 }
 
 /// Whether limits hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
-    /// They do.
+    /// Limits hold.
     Limited,
-    /// They do not: whoever asks gives memory back with it, or ends.
+    /// Limits do not hold: the charge helps to free memory, the thread ends, or the maker takes no
+    /// failure.
     Exempt,
 }
 
 /// A charge that was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameCharge {
-    /// To whom: [`AccountId::ROOT`] where the account is gone.
+    /// The account that was charged: [`AccountId::ROOT`] where the account is gone.
     pub account: AccountId,
     /// The lowest account with more than [`AccountLimit::High`] now.
     pub above_high: Option<AccountId>,
 }
 
 impl FrameCharge {
-    /// That of nobody.
+    /// A charge to no account.
     const NOBODYS: Self = Self { account: AccountId::ROOT, above_high: None };
 }
 
@@ -223,7 +224,7 @@ impl Default for Accounts {
 }
 
 impl Accounts {
-    /// None.
+    /// Makes a tree without accounts.
     pub const fn new() -> Self {
         Self { chunks: [const { Once::new() }; CHUNKS], next: Mutex::new(1) }
     }

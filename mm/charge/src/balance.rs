@@ -29,7 +29,7 @@ const fn word(state: u64, frames: u64) -> u64 {
 }
 
 impl Balance {
-    /// That of no account.
+    /// The balance of a free entry.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const FREE: Self = Self(AtomicU64::new(0));
 }

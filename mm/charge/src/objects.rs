@@ -27,13 +27,13 @@ const BYTES: u64 = (1 << HELD) - 1;
 const MOST_HELD: u64 = (1 << (u64::BITS - HELD)) - 1;
 
 impl ObjectBytes {
-    /// None.
+    /// No objects.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const NONE: Self = Self(AtomicU64::new(0));
 }
 
 impl<W: AtomicWord> ObjectBytes<W> {
-    /// Those in `word`, which is 0 for none.
+    /// The objects in `word`, which is 0 for none.
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }

@@ -185,7 +185,7 @@ impl Hold {
 pub struct Counts<W = AtomicU64>(W);
 
 impl Counts {
-    /// Those of a frame that never had an owner.
+    /// The counts of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build records from, never borrowed")]
     pub(crate) const NONE: Self = Self(AtomicU64::new(0));
 }

@@ -184,9 +184,9 @@ impl<S: FrameSource> LargeMapping<S> {
 /// Whether a block was whole until now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shattered {
-    /// It was.
+    /// The block was whole.
     Now,
-    /// It was in pieces.
+    /// The block was in pieces.
     Before,
 }
 

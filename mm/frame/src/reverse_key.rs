@@ -30,7 +30,7 @@ const ACCOUNT: u32 = 64 - AccountId::BITS;
 const _: () = assert!(size_of::<ReverseKey>() == 16);
 
 impl ReverseKey {
-    /// That of a frame that never had an owner.
+    /// The key of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self { object: AtomicU64::new(0), index: AtomicU64::new(0) };
 
@@ -70,16 +70,16 @@ impl ReverseKey {
         let index = self.index.load(Ordering::Relaxed) & Self::LAST_INDEX;
         self.index.store(account.bits() << ACCOUNT | index, Ordering::Relaxed);
     }
-    /// Someone will write the frame without a leaf, through a pin, until
+    /// Counts a writer that will store to the frame without a leaf, through a pin, until
     /// [`ReverseKey::remove_writer`].
     pub fn add_writer(&self) {
         self.object.fetch_add(WRITER, Ordering::AcqRel);
     }
-    /// They are done: before the pin is let go of.
+    /// Removes a writer: before its pin is released.
     pub fn remove_writer(&self) {
         self.object.fetch_sub(WRITER, Ordering::AcqRel);
     }
-    /// Whether someone may be writing the frame through a pin.
+    /// Returns whether a writer may be storing to the frame through a pin.
     pub fn has_writers(&self) -> bool {
         self.object.load(Ordering::Acquire) >= WRITER
     }

@@ -103,9 +103,9 @@ pub fn pin<L: Leaf, P>(
 /// Whether a leaf is good enough for its use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Serves {
-    /// It does.
+    /// The leaf is good enough.
     Yes,
-    /// It does not.
+    /// The leaf is not good enough.
     No,
 }
 

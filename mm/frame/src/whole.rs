@@ -47,7 +47,7 @@ pub(crate) const MARKS: u64 = WHOLE | FROZEN;
 pub enum NotWhole {
     /// The block is in pieces: each frame has its own counts.
     Pieces,
-    /// Others hold it too.
+    /// Other holders have it too.
     Held,
     /// The count is at its maximum (262,143 mappings).
     Overflow,
@@ -56,9 +56,9 @@ pub enum NotWhole {
 /// Whether the last holder let go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastHold {
-    /// It did: the block is the caller's to free.
+    /// The last holder let go: the block is the caller's to free.
     Gone,
-    /// Others hold it.
+    /// Other holders remain.
     Others,
 }
 

@@ -34,7 +34,7 @@ const SECRET: u64 = 1 << 53;
 pub struct Rights(u8);
 
 impl Rights {
-    /// Nothing.
+    /// No rights.
     pub const NONE: Self = Self(0);
     /// Load.
     pub const READ: Self = Self(1);
@@ -43,7 +43,7 @@ impl Rights {
     /// Fetch instructions.
     pub const EXECUTE: Self = Self(4);
 
-    /// Both.
+    /// Returns the rights of both.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

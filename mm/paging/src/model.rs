@@ -23,7 +23,7 @@ use crate::KernelRoots;
 /// Bytes of a frame that has not been written.
 pub const JUNK: u8 = 0xa5;
 
-/// Never fail.
+/// The budget with which no allocation fails.
 const NEVER: u64 = u64::MAX;
 
 /// The account that pays for all requests.

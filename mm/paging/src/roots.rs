@@ -43,12 +43,12 @@ pub(crate) const USER_ENTRIES: usize = TABLE_ENTRIES / 2;
 /// No root was made for this node yet.
 const NONE: u64 = u64::MAX;
 
-/// Which CPUs a flush has to reach.
+/// The CPUs that a flush has to reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
-    /// Those that may run user code.
+    /// CPUs that may run user code.
     Active,
-    /// Lazy ones too: tables are about to be freed.
+    /// Lazy CPUs too: tables are about to be freed.
     All,
 }
 

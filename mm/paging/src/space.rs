@@ -39,7 +39,7 @@ pub enum PageSize {
 }
 
 impl PageSize {
-    /// In bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << shift(self.level())
     }

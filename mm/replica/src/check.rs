@@ -21,21 +21,21 @@ pub enum ReplicaFault {
     },
     /// A page of the image itself has changed.
     Image {
-        /// Which, from 0.
+        /// The page's number, from 0.
         page: u64,
     },
     /// A node's tables lead elsewhere than to its replica, or with other rights than the image's.
     Leaf {
         /// The tables' node.
         node: NodeId,
-        /// Where.
+        /// The address.
         address: VirtAddr,
     },
     /// A slot of a node's root, other than the image's, leads elsewhere than the image's root.
     Root {
         /// The root's node.
         node: NodeId,
-        /// Which slot.
+        /// The slot's number.
         slot: usize,
     },
     /// A block of a replica is not a replica's by the frame table, or of another node.

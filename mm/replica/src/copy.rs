@@ -116,7 +116,7 @@ fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
 /// The memory of a node's replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeFigures {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
     /// Frames of text and read-only data, with those that pad a pageblock.
     pub frames: u64,

@@ -62,9 +62,9 @@ pub enum PatchError {
     NotText(VirtAddr),
     /// Another instruction than the expected one is there.
     Differs {
-        /// In whose copy.
+        /// The node whose copy differs.
         node: NodeId,
-        /// Where.
+        /// The address.
         address: VirtAddr,
     },
     /// The page has changed since its hash was taken.

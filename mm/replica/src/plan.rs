@@ -10,9 +10,9 @@ pub enum Setting {
     /// As [`Setting::On`] where more than one node has CPUs; else as [`Setting::Off`].
     #[default]
     Auto,
-    /// On every node with CPUs and memory, but for the image's.
+    /// Replicas on every node with CPUs and memory, except the image's.
     On,
-    /// None.
+    /// No replicas.
     Off,
     /// As [`Setting::On`], on so many nodes at most: those with the lowest numbers.
     AtMost(usize),

@@ -158,7 +158,7 @@ pub enum SyncMode {
 /// nothing to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtherCopies {
-    /// Nothing.
+    /// No claim.
     Good,
     /// They are out of date (MS_INVALIDATE), which cannot be where memory is locked.
     Invalid,

@@ -9,23 +9,23 @@ use freehold_machine::Pfn;
 pub struct FrameChoice {
     /// On which nodes they are.
     pub nodes: NodeSet,
-    /// Which accounts they are charged to; `None`: whichever.
+    /// The accounts that the frames are charged to; `None`: any.
     pub charged: Option<Below>,
 }
 
 impl FrameChoice {
-    /// All.
+    /// All frames.
     pub const ALL: Self = Self::on(NodeSet::ALL);
 
-    /// Those of `nodes`.
+    /// The frames of `nodes`.
     pub const fn on(nodes: NodeSet) -> Self {
         Self { nodes, charged: None }
     }
-    /// Those that `accounts` pay for.
+    /// The frames that `accounts` pay for.
     pub const fn charged_to(accounts: Below) -> Self {
         Self { nodes: NodeSet::ALL, charged: Some(accounts) }
     }
-    /// Whether `frame`, which starts a block, is one of them.
+    /// Returns whether `frame`, which starts a block, is one of them.
     pub(crate) fn contains(self, table: FrameTable, frame: Pfn) -> bool {
         let Some(record) = table.get(frame) else { return false };
         let FrameState::Owned { node, .. } = record.state() else { return false };

@@ -41,7 +41,7 @@ use crate::{AddressSpace, Commons};
 /// Bytes of a large page.
 pub(crate) const LARGE: u64 = PageSize::Large.bytes();
 
-/// Which anonymous memory gets large pages (Linux: /sys/kernel/mm/transparent_hugepage/enabled).
+/// The anonymous memory that gets large pages (Linux: /sys/kernel/mm/transparent_hugepage/enabled).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum HugeMode {
@@ -49,7 +49,7 @@ pub enum HugeMode {
     Always,
     /// Areas that are advised for large pages (MADV_HUGEPAGE).
     Advised,
-    /// None.
+    /// No memory.
     Never,
 }
 
@@ -63,12 +63,12 @@ pub enum HugeZero {
     Small,
 }
 
-/// Whether a process wants large pages at all (PR_SET_THP_DISABLE).
+/// Whether a process uses large pages at all (PR_SET_THP_DISABLE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HugeUse {
-    /// As its areas say.
+    /// The process uses them as its areas say.
     ByArea,
-    /// It does not.
+    /// The process does not use them.
     Disabled,
 }
 
@@ -76,7 +76,7 @@ pub enum HugeUse {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum BlockWish {
-    /// None.
+    /// No fault.
     None,
     /// An area that nothing is advised for.
     Ordinary,

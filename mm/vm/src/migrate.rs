@@ -38,22 +38,22 @@ use crate::{AddressSpace, Commons, PageCache};
 /// Treatment of pages that several address spaces map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedPages {
-    /// They stay (MPOL_MF_MOVE).
+    /// The pages stay (MPOL_MF_MOVE).
     Stay,
-    /// They move (MPOL_MF_MOVE_ALL).
+    /// The pages move (MPOL_MF_MOVE_ALL).
     Move,
 }
 
 /// Result of a page's move.
 #[derive(Debug)]
 pub enum MigrateOutcome<S: Memory> {
-    /// It has another frame.
+    /// The page has another frame.
     Moved,
-    /// It is pinned, or something else refers to its frame.
+    /// The page is pinned, or something else refers to its frame.
     Busy,
-    /// Others map it too.
+    /// Other spaces map the page too.
     Shared,
-    /// There is no frame for it where it should go.
+    /// There is no frame for the page where it should go.
     NoMemory,
     /// It is a file's: [`Commons::migrate_cached`] moves it, once the address space is unlocked.
     Cached(CachedPage<S>),
@@ -79,16 +79,16 @@ impl<S: Memory> core::fmt::Debug for CachedPage<S> {
     }
 }
 
-/// Where the page at an address is.
+/// The node of the page at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageNode {
-    /// Nothing is mapped there.
+    /// Nothing is mapped at the address.
     Unmapped,
-    /// It has no frame.
+    /// The page has no frame.
     Absent,
-    /// It is the page of zeroes that all share, which is on this node.
+    /// The page is the shared page of zeroes, which is on this node.
     Zeroes(NodeId),
-    /// It is on this node.
+    /// The page is on this node.
     On(NodeId),
 }
 

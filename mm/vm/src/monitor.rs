@@ -45,14 +45,14 @@ use crate::resident::{LeafKind, Resident, Want, leaf};
 /// The server of areas' faults, which the kernel defines.
 pub trait Monitor: Any + Send + Sync {}
 
-/// Why a page is wanted of a monitor.
+/// The reason why a monitor has to provide a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lack {
-    /// There is none.
+    /// There is no page.
     Missing,
-    /// It is watched, and about to be written.
+    /// The page is watched, and about to be written.
     Watched,
-    /// It is there, and not mapped.
+    /// The page is present, and not mapped.
     Minor,
 }
 
@@ -77,13 +77,13 @@ impl core::fmt::Debug for Wanted {
 /// Whether pages are watched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watching {
-    /// They are.
+    /// Pages are watched.
     On,
-    /// They are not.
+    /// Pages are not watched.
     Off,
 }
 
-/// A frame for one page, which nobody else knows: [`AddressSpace::new_page_for`].
+/// A frame for one page, which no other code knows: [`AddressSpace::new_page_for`].
 pub struct NewPage<S: Memory>(NewFrame<S>);
 
 enum NewFrame<S: Memory> {

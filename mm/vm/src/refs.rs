@@ -22,15 +22,15 @@ use crate::resident::{LeafKind, Resident};
 /// Marks to forget; the numbers are those that programs write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClearRefs {
-    /// That pages were used (1).
+    /// The marks that pages were used (1).
     All,
-    /// That anonymous pages were (2).
+    /// The marks that anonymous pages were used (2).
     Anonymous,
-    /// That files' pages were (3).
+    /// The marks that pages of files were used (3).
     File,
-    /// That pages were written (4).
+    /// The marks that pages were written (4).
     SoftDirty,
-    /// The most memory ever used: it counts from what there is now (5).
+    /// The peak of used memory, which then counts from the present use (5).
     Peak,
 }
 

@@ -35,9 +35,9 @@ pub enum Locking {
 /// Whether an address space was visited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Visited {
-    /// It was.
+    /// The space was visited.
     Done,
-    /// Another task had it locked.
+    /// Another task had the space locked.
     Busy,
 }
 

@@ -42,16 +42,16 @@ pub enum RemapSource {
 /// Asked between the steps of long work: others may run, and an error ends it.
 pub type Pause<'a> = dyn FnMut() -> Result<(), VmError> + 'a;
 
-/// A wish for mremap.
+/// A request for mremap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remap {
-    /// Where the range starts, page-aligned.
+    /// The start of the range, page-aligned.
     pub old: VirtAddr,
-    /// Its bytes; 0 of shared memory asks for a second mapping of it.
+    /// The range's bytes; 0 of shared memory asks for a second mapping of it.
     pub old_len: u64,
-    /// Bytes it shall have.
+    /// The bytes that the range shall have.
     pub new_len: u64,
-    /// Where.
+    /// The new place.
     pub place: RemapPlace,
     /// The fate of the old range.
     pub source: RemapSource,

@@ -29,7 +29,7 @@ pub enum FutexKey {
     Shared {
         /// [`PageCache::id`].
         object: u64,
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
     },
 }

@@ -13,7 +13,7 @@ bitflags! {
     /// Accesses that a process may make in an area: the values of Linux' `PROT_` constants.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct Protection: u32 {
-        /// Nothing.
+        /// No access.
         const NONE = 0;
         /// Load.
         const READ = 1;
@@ -149,7 +149,7 @@ impl<S: Memory> core::fmt::Debug for FileView<S> {
 pub enum SharedWrite {
     /// The file was opened for writing.
     Allowed,
-    /// It was not: mprotect to writable is refused.
+    /// The file was not opened for writing: mprotect to writable is refused.
     Denied,
 }
 
@@ -180,10 +180,10 @@ impl<S: Memory> Clone for Backing<S> {
     }
 }
 
-/// A wish for one area.
+/// A request for one area.
 #[derive(Clone, Debug)]
 pub struct MapRequest<S: Memory> {
-    /// Where.
+    /// The place.
     pub place: AreaPlace,
     /// Bytes, more than 0; rounded up to pages.
     pub len: u64,

@@ -13,21 +13,21 @@ use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
 use crate::resident::LeafKind;
 
-/// Whether stores are seen by others.
+/// Whether other spaces see stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
-    /// They are not.
+    /// Other spaces do not see stores.
     Private,
-    /// They are.
+    /// Other spaces see stores.
     Shared,
 }
 
 /// Whether a page is a file's, or of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OfFile {
-    /// It is anonymous, or the zero page.
+    /// The page is anonymous, or the zero page.
     No,
-    /// It is in a page cache.
+    /// The page is in a page cache.
     Yes,
 }
 

@@ -12,7 +12,7 @@ use crate::{AccessKind, LruShadow};
 /// The reason why a line was not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss {
-    /// It was never used before.
+    /// The line was never used before.
     Cold,
     /// Any cache of this size would have lost it.
     Capacity,

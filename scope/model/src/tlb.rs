@@ -109,7 +109,7 @@ impl TlbKey {
 pub enum Death {
     /// Another entry needed its place.
     Capacity,
-    /// It was flushed by its address (INVLPG, INVPCID type 0).
+    /// The entry was flushed by its address (INVLPG, INVPCID type 0).
     Page,
     /// All entries that are not global were flushed (a write to CR3, INVPCID type 1 or 3).
     Space,

@@ -163,7 +163,7 @@ pub enum Half {
 pub enum Cause {
     /// Another entry needed its place.
     Capacity,
-    /// It was flushed by its address.
+    /// The entry was flushed by its address.
     Page,
     /// All entries that are not global were flushed.
     Space,

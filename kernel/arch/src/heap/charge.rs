@@ -26,9 +26,9 @@ use crate::sync::Once;
 /// Whether an allocation may be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectNeed {
-    /// It may: the caller takes a failure as a value.
+    /// The allocation may fail: the caller takes a failure as a value.
     MayFail,
-    /// It may not: the reserve has it.
+    /// The allocation may not fail: the reserve has memory for it.
     MustBe,
 }
 

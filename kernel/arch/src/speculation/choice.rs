@@ -299,14 +299,14 @@ pub enum WantedMitigations {
     /// Mitigations that the CPU needs.
     #[default]
     Auto,
-    /// Nothing.
+    /// No mitigations.
     Off,
 }
 
-/// How the kernel's indirect branches are kept from a program's predictions.
+/// Protection of the kernel's indirect branches from a program's predictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IndirectBranches {
-    /// They are not.
+    /// No protection.
     Plain,
     /// IA32_SPEC_CTRL.IBRS, set once.
     Enhanced,
@@ -327,11 +327,11 @@ pub struct Mitigations {
 }
 
 impl Mitigations {
-    /// None.
+    /// No mitigation.
     pub const NONE: Self =
         Self { indirect: IndirectBranches::Plain, barrier_between_users: false, clears_buffers: false };
 
-    /// Those that the CPU of `tables` needs, and has the means for.
+    /// Returns the mitigations that the CPU of `tables` needs and supports.
     pub fn choose(tables: &Tables, wanted: WantedMitigations) -> Self {
         if wanted == WantedMitigations::Off {
             return Self::NONE;
@@ -358,7 +358,7 @@ impl Mitigations {
 
 /// The text of a weakness' file, without a newline.
 pub struct Text<'a> {
-    /// Which weakness.
+    /// The weakness.
     pub weakness: Weakness,
     /// The CPU.
     pub tables: &'a Tables,

@@ -47,7 +47,7 @@ pub(super) struct GroupDir {
 }
 
 impl GroupDir {
-    /// That of the root group.
+    /// Makes the directory of the root group.
     pub fn root() -> Arc<Self> {
         let new = NewNode { kind: NodeKind::Directory, mode: 0o555, uid: 0, gid: 0, rdev: 0 };
         Self::new(cgroup::root().clone(), None, &new)

@@ -54,12 +54,12 @@ pub struct MountNamespace {
     changed: Arc<WaitQueue>,
 }
 
-/// Which mounts a copy has.
+/// The mounts that a copy has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyDepth {
-    /// That at the place.
+    /// The mount at the place.
     One,
-    /// All that hang below the place, too.
+    /// That mount, and all mounts below the place.
     All,
 }
 

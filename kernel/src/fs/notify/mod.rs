@@ -100,7 +100,7 @@ bitflags! {
         const MASK_CREATE = 0x1000_0000;
         /// Add to what is asked for.
         const MASK_ADD = 0x2000_0000;
-        /// It is about a directory.
+        /// The event is about a directory.
         const ISDIR = 0x4000_0000;
         /// One event only.
         const ONESHOT = 0x8000_0000;

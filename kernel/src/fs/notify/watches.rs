@@ -37,7 +37,7 @@ pub(super) struct InodeWatch {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lasting {
     Yes,
-    /// It was for one event (IN_ONESHOT).
+    /// The watch was for one event (IN_ONESHOT), and ends.
     Spent,
 }
 

@@ -171,7 +171,7 @@ impl OverlayNode {
         }
     }
 
-    /// It is elsewhere now: directories know where.
+    /// Notes the new place of a moved node: only directories know their places.
     fn moved_to(&self, dir: &Arc<Self>, name: &[u8]) {
         if self.is_directory() {
             self.set_place(dir, name);
@@ -244,7 +244,7 @@ enum WhiteoutThere {
 /// Whether a rename changes anything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// It does.
+    /// The rename changes names.
     Something,
     /// Both names lead to one file.
     Nothing,

@@ -45,7 +45,7 @@ pub(super) struct LowerTrees {
 }
 
 impl LowerTrees {
-    /// Those with these roots, the uppermost first.
+    /// Returns the lower trees with these roots, the uppermost first.
     ///
     /// # Errors
     /// `ENOMEM`.

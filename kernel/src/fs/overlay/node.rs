@@ -240,7 +240,7 @@ impl OverlayNode {
         self.upper.lock().clone()
     }
 
-    /// It has been copied up. The caller has its turn.
+    /// Notes the inode that the node was copied up to. The caller has the node's turn.
     pub fn set_upper(&self, upper: Arc<dyn Node>) {
         let before = self.upper.lock().replace(upper);
         drop(before);
@@ -277,7 +277,7 @@ impl OverlayNode {
         Some(Place { dir: here.dir.clone()?, name: here.name.clone(), presence: here.presence })
     }
 
-    /// It is `name` in `dir` from now on.
+    /// Sets the node's place to `name` in `dir`.
     pub fn set_place(&self, dir: &Arc<Self>, name: &[u8]) {
         let here =
             NamedPlace { dir: Some(dir.clone()), name: reserve::slice(name), presence: Presence::Linked };

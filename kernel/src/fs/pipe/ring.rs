@@ -16,9 +16,9 @@ use crate::{Errno, Result};
 /// Whether the next write may be added to a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Boundary {
-    /// It may: bytes are a stream.
+    /// The next write may be added: bytes are a stream.
     Stream,
-    /// It may not, and a read ends with it (O_DIRECT's packets).
+    /// The next write may not be added, and a read ends with the chunk (O_DIRECT's packets).
     Packet,
 }
 

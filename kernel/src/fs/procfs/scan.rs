@@ -51,7 +51,7 @@ impl Filter {
 /// Whether there is room for more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
-    /// There is.
+    /// There is room for more.
     More,
     /// The scan ends at this address.
     FullAt(u64),

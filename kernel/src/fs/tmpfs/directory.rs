@@ -34,7 +34,7 @@ pub(super) struct Directory {
     /// not recurse.
     names: Option<Box<Deferred<Names>>>,
     next_position: u64,
-    /// It was removed: nothing can be made in it any more.
+    /// The directory was removed: nothing can be made in it any more.
     removed: bool,
 }
 

@@ -219,12 +219,12 @@ pub mod windows {
 
     pub use super::memory::policy;
 
-    /// At once, always.
+    /// Does nothing: windows close at once, always.
     pub fn close_as(_closing: Closing) {}
-    /// Nothing closed is remembered.
+    /// Does nothing: no closed window is remembered.
     pub fn forget_closed() {}
-    /// The CPU is the kernel's alone.
+    /// Does nothing: only the kernel uses the CPU.
     pub fn lend() {}
-    /// It runs a program again.
+    /// Does nothing, when the CPU runs a program again.
     pub fn take_back() {}
 }

@@ -29,17 +29,17 @@ pub fn nanoseconds(ticks: u64) -> u64 {
 pub fn counter_frequency() -> u64 {
     1_000_000_000
 }
-/// The machine started in 1970.
+/// Returns 0: the machine started in 1970.
 pub fn wall_clock_at_boot() -> u64 {
     0
 }
-/// The clock runs from the start.
+/// Does nothing: the clock runs from the start.
 pub fn start(_hpet: Option<PhysAddr>) {}
-/// Programs on a host ask the kernel.
+/// Does nothing: programs on a host ask the kernel.
 pub fn show_in(_frame: Pfn, _wall: i64) {}
-/// As [`show_in`].
+/// Does nothing, as [`show_in`].
 pub fn show_wall(_wall: i64) {}
-/// Have the kernel called at `deadline`.
+/// Has the kernel called at `deadline`.
 pub fn arm(deadline: u64) {
     TIMER.store(deadline, Ordering::Relaxed);
 }

@@ -62,13 +62,13 @@ pub type Turn = (i32, u64);
 /// Result of sending a message.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Sent {
-    /// It is in the queue, which was empty.
+    /// The message is in the queue, which was empty.
     First,
-    /// It is in the queue behind others.
+    /// The message is in the queue behind others.
     Queued,
-    /// A thread that waited has it.
+    /// A thread that waited has the message.
     HandedOver,
-    /// The queue is full; here it is again.
+    /// The queue is full; the message is returned.
     Full(Message),
     /// There is no memory.
     NoMemory(Message),

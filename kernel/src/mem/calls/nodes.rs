@@ -42,7 +42,7 @@ pub(super) struct Moving {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Strict {
-    /// They are an error (MPOL_MF_STRICT).
+    /// Misplaced pages are an error (MPOL_MF_STRICT).
     Yes,
     No,
 }

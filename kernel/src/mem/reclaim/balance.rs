@@ -73,7 +73,7 @@ pub(super) struct ChargedPages {
 }
 
 impl ChargedPages {
-    /// Those of `below`.
+    /// Counts the pages charged to `below`.
     pub(super) fn count(below: Below) -> Self {
         let charged = below.charged_kinds();
         Self { below, pages: [ChargedKind::Anon, ChargedKind::File].map(|kind| charged.of(kind)) }

@@ -20,13 +20,13 @@ pub trait Caches: Sync {
 /// Pages of caches in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cached {
-    /// All of them.
+    /// All pages of caches.
     pub pages: u64,
-    /// Those that a disk does not have yet.
+    /// Pages that a disk does not have yet.
     pub dirty: u64,
-    /// Those that are on their way to one.
+    /// Pages that are on their way to a disk.
     pub under_way: u64,
-    /// Those that were used again and again.
+    /// Pages that were used again and again.
     pub active: u64,
 }
 

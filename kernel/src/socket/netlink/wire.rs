@@ -16,9 +16,9 @@ const TYPE_MASK: u16 = 0x3fff;
 
 /// NLM_F_*.
 pub mod flag {
-    /// It asks for something.
+    /// The message is a request.
     pub const REQUEST: u16 = 1;
-    /// It is one of several.
+    /// The message is one of several.
     pub const MULTI: u16 = 2;
     /// An answer is wanted in any case.
     pub const ACK: u16 = 4;
@@ -136,12 +136,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Nothing yet.
+    /// Makes an empty writer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn length(&self) -> usize {
         self.bytes.len()
     }

@@ -17,11 +17,11 @@ pub const MOST: usize = WORDS * 64;
 
 /// Bits that any CPU sets and one task takes.
 pub trait Bits {
-    /// None.
+    /// No bits.
     const NONE: Self;
-    /// Set some.
+    /// Sets bits.
     fn set(&self, bits: u64);
-    /// Take all.
+    /// Takes all bits.
     fn take(&self) -> u64;
     /// Whether none is set.
     fn is_empty(&self) -> bool;

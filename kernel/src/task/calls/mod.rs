@@ -102,14 +102,14 @@ pub fn sys_setrlimit(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Which threads a call about priorities means, as PRIO_* and IOPRIO_WHO_* say it.
+/// The threads that a call about priorities means, as PRIO_* and IOPRIO_WHO_* say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Among {
     /// One thread.
     Thread,
-    /// Those of a process group.
+    /// The threads of a process group.
     Group,
-    /// Those of a real user.
+    /// The threads of a real user.
     User,
 }
 

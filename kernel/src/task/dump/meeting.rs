@@ -32,7 +32,7 @@ impl DumpedThread {
     }
 }
 
-/// Those that have come.
+/// The threads that have arrived for a dump.
 pub struct Meeting {
     threads: SpinLock<Vec<DumpedThread>>,
     /// The file is written, or there is none.
@@ -57,11 +57,11 @@ impl Meeting {
             }
         }
     }
-    /// How many have come.
+    /// Returns how many threads have arrived.
     pub fn count(&self) -> usize {
         self.threads.lock().len()
     }
-    /// Those that have come, the first first.
+    /// Takes the threads that have arrived, in the order of arrival.
     pub fn take(&self) -> Vec<DumpedThread> {
         core::mem::take(&mut *self.threads.lock())
     }

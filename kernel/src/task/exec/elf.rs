@@ -21,9 +21,9 @@ const END: u64 = 0x7fff_ffff_f000;
 /// Whether the file's addresses are fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ElfKind {
-    /// They are (ET_EXEC).
+    /// The addresses are fixed (ET_EXEC).
     Fixed,
-    /// They count from wherever it is put (ET_DYN).
+    /// The addresses are relative to the place where the file is loaded (ET_DYN).
     Relocatable,
 }
 

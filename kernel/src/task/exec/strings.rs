@@ -10,8 +10,8 @@ pub const MAX_STRING: usize = 131_072;
 /// The most strings.
 const MAX_COUNT: usize = 0x7fff_ffff;
 
-/// A list of strings, each with its NUL, one after the other. They are wiped in the end: an
-/// environment has secrets.
+/// A list of strings, one after the other, each with its NUL. They are wiped at the end, since an
+/// environment may contain secrets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     bytes: WipedBytes,
@@ -19,7 +19,7 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// None.
+    /// Makes an empty list.
     pub const fn new() -> Self {
         Self { bytes: WipedBytes::new(), count: 0 }
     }

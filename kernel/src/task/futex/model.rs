@@ -9,18 +9,18 @@ use shuttle::thread;
 /// How the sleeper begins to wait for a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Comparison {
-    /// It compares the word and queues under one lock, as it must.
+    /// The sleeper compares the word and queues under one lock, as it must.
     UnderLock,
-    /// It compares first.
+    /// The sleeper compares first, without the lock.
     BeforeLock,
 }
 
 /// Reaction of the sleeper to a later word that has changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnMismatch {
-    /// It looks whether a word before was woken meanwhile, as it must.
+    /// The sleeper looks whether an earlier word was woken meanwhile, as it must.
     LookBack,
-    /// It fails.
+    /// The wait fails.
     Fail,
 }
 

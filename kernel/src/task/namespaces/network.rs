@@ -26,9 +26,9 @@ pub struct NetworkNamespace {
 /// Whether a device carries packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkState {
-    /// It does.
+    /// The device carries packets.
     Up,
-    /// It does not.
+    /// The device carries no packets.
     Down,
 }
 

@@ -67,10 +67,10 @@ pub const FIRST: Pid = 1;
 pub struct PidView(u64);
 
 impl PidView {
-    /// That of the initial namespace.
+    /// The initial namespace.
     pub const INITIAL: Self = Self(NamespaceKind::Pid.initial_inode());
 
-    /// Whether it is that of the initial namespace.
+    /// Returns whether it is the initial namespace.
     pub const fn is_initial(self) -> bool {
         self.0 == Self::INITIAL.0
     }
@@ -277,12 +277,12 @@ impl core::fmt::Debug for Numbers {
 }
 
 impl Numbers {
-    /// Those of an ID in the initial namespace.
+    /// Returns the numbers of an ID in the initial namespace.
     pub const fn initial(id: Pid) -> Self {
         Self { id, own: id, levels: None }
     }
 
-    /// Those of an ID that has been given all its numbers.
+    /// Returns the numbers of an ID that has been given all of them.
     pub(super) fn new(id: Pid, levels: Option<Arc<Levels>>) -> Self {
         let own = levels.as_ref().and_then(|levels| levels.iter().last());
         Self { id, own: own.map_or(id, |(_, number)| number), levels }

@@ -10,19 +10,19 @@ use crate::sync::SpinLock;
 pub enum Action {
     /// The process ends by SIGSYS.
     KillProcess,
-    /// The thread ends so.
+    /// The thread ends by SIGSYS.
     KillThread,
-    /// SIGSYS.
+    /// The thread gets SIGSYS.
     Trap,
-    /// It fails with the data.
+    /// The call fails with the data as its error.
     Errno,
     /// A listener would be asked.
     Notify,
     /// The tracer is asked.
     Trace,
-    /// It is made and logged.
+    /// The call is made and logged.
     Log,
-    /// It is made.
+    /// The call is made.
     Allow,
 }
 
@@ -42,12 +42,12 @@ impl Action {
     }
 }
 
-/// A filter, and those that were there before it.
+/// A filter, and the filters that were installed before it.
 #[derive(Debug)]
 pub struct ChainedFilter {
     /// The program.
     pub program: Filter,
-    /// Those before it.
+    /// The filters that were installed before this one.
     pub before: Option<Arc<ChainedFilter>>,
     /// Filters of the chain from here on.
     pub count: u64,

@@ -72,9 +72,9 @@ mod flag {
 /// Verdict on a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Judgement {
-    /// It is made.
+    /// The call is made.
     Make,
-    /// It is not; the registers say what came of it.
+    /// The call is not made; the registers have its result.
     Done,
 }
 

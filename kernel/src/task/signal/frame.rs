@@ -125,9 +125,9 @@ pub fn place(
 /// Whether a handler was set with SA_ONSTACK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wants {
-    /// It was.
+    /// The handler was set with SA_ONSTACK.
     AlternateStack,
-    /// It was not.
+    /// The handler was set without SA_ONSTACK.
     AnyStack,
 }
 

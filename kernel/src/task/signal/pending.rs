@@ -28,11 +28,11 @@ pub struct Queued {
 }
 
 impl Pending {
-    /// None.
+    /// Makes an empty queue.
     pub const fn new() -> Self {
         Self { set: SigSet::EMPTY, queue: VecDeque::new() }
     }
-    /// Which are pending.
+    /// Returns the pending signals.
     pub const fn set(&self) -> SigSet {
         self.set
     }

@@ -180,14 +180,14 @@ impl Process {
     }
 }
 
-/// How much of a signal is kept from the first process of a PID namespace.
+/// Protection of the first process of a PID namespace from a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shield {
-    /// Nothing.
+    /// No protection.
     None,
-    /// Its default action.
+    /// The default action does not happen.
     Default,
-    /// All of it.
+    /// The signal is not delivered.
     Whole,
 }
 

@@ -41,7 +41,7 @@ pub enum DefaultAction {
     Terminate,
     /// The process ends, and would leave a core file.
     Core,
-    /// Nothing.
+    /// No effect.
     Ignore,
     /// The process stops.
     Stop,
@@ -111,9 +111,9 @@ impl SigSet {
     pub const EMPTY: Self = Self(0);
     /// The two that no process can block, catch or ignore.
     pub const UNSTOPPABLE: Self = Self::of(&[Signal::KILL, Signal::STOP]);
-    /// Those that stop a process.
+    /// The signals that stop a process.
     pub const STOPPING: Self = Self::of(&[Signal::STOP, Signal::TSTP, Signal::TTIN, Signal::TTOU]);
-    /// Those that an instruction causes.
+    /// The signals that an instruction causes.
     pub const SYNCHRONOUS: Self =
         Self::of(&[Signal::SEGV, Signal::BUS, Signal::ILL, Signal::TRAP, Signal::FPE, Signal::SYS]);
 

@@ -75,7 +75,7 @@ impl Attachment {
         self.tracee.clone()
     }
 
-    /// It stays.
+    /// Keeps the attachment when this is dropped.
     pub(in crate::task) fn keep(mut self) {
         self.kept = true;
     }

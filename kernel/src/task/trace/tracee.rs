@@ -256,7 +256,7 @@ impl Tracee {
     }
 }
 
-/// Those that a process traces, by thread ID.
+/// The threads that a process traces, by thread ID.
 #[derive(Debug, Default)]
 pub struct Tracees {
     all: Map<Pid, Arc<Tracee>>,

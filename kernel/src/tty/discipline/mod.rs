@@ -46,7 +46,7 @@ pub enum Read {
     Done(usize),
     /// The buffer is full, and its line goes on.
     Part(usize),
-    /// Nothing yet.
+    /// There is nothing to read yet.
     Empty,
 }
 
@@ -60,14 +60,14 @@ enum Flow {
     StoppedByCall,
 }
 
-/// Which queue a flush empties.
+/// The queue that a flush empties.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlushQueue {
     /// Unread input.
     Input,
     /// Output that is not on the wire.
     Output,
-    /// Both.
+    /// Both queues.
     Both,
 }
 

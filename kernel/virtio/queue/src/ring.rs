@@ -177,14 +177,14 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         self.device16(INDEX).load(Ordering::Acquire).wrapping_sub(self.taken)
     }
 
-    /// The next entry, which is there.
+    /// Returns the next entry, which exists.
     pub fn next_used(&self) -> UsedEntry {
         let entry = ENTRIES + USED * (usize::from(self.taken) % SIZE);
         let word = |offset| self.device32(entry + offset).load(Ordering::Relaxed);
         UsedEntry { id: word(0), written: word(4) }
     }
 
-    /// It is taken.
+    /// Marks the next entry as taken.
     pub fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }

@@ -149,12 +149,12 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     granted: usize,
     /// Requests that the device has answered, late ones too.
     answers: u64,
-    /// It has answered nothing for the length of a time-out.
+    /// Whether the device has answered nothing for the length of a time-out.
     is_silent: bool,
-    /// Taken at start-up and kept, so that a request needs no memory that others have. `None`: the
-    /// device has left its slot.
+    /// The spare buffer, taken at start-up and kept, so that a request can always be made. `None`:
+    /// the device has left its slot.
     spare: Option<Arc<DmaMapping<S>>>,
-    /// How much of it the device takes in one request.
+    /// The most bytes of the spare buffer that the device takes in one request.
     spare_length: usize,
     /// Tasks that have a place and wait for memory.
     starving: usize,
@@ -271,16 +271,16 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.wakes.turns += grants;
     }
 
-    /// A task with a place begins to wait for memory.
+    /// Notes that a task with a place begins to wait for memory.
     pub fn begin_starving(&mut self) {
         self.starving += 1;
     }
-    /// It waits no longer.
+    /// Notes that a task no longer waits for memory.
     pub fn end_starving(&mut self) {
         self.starving -= 1;
     }
 
-    /// The spare buffer; `None` while a request uses it.
+    /// Returns the spare buffer; `None` while a request uses it.
     ///
     /// # Errors
     /// The device failed or is silent.

@@ -24,12 +24,12 @@ pub(super) fn read<T: Transport>(transport: &T) -> TransportResult<[u8; CONFIG_B
     })
 }
 
-/// Whether the configuration says of which proximity domain the memory is.
+/// Whether the configuration names the proximity domain of the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Domain {
-    /// It does.
+    /// The configuration names it.
     Said,
-    /// The configuration does not: the field means nothing.
+    /// The configuration does not name it: the field means nothing.
     Unsaid,
 }
 

@@ -49,7 +49,7 @@ pub const LONGEST: usize = 256 << 10;
 /// Whether a share that found no memory is tried again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// It is.
+    /// The share is tried again.
     Again,
     /// The device is told [`NOWHERE`].
     GiveUp,

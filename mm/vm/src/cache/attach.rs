@@ -29,7 +29,7 @@ use crate::swap::Age;
 pub(crate) struct PageSet {
     /// The page of bit 0.
     pub(crate) first: u64,
-    /// Which.
+    /// The pages, as bits.
     pub(crate) mask: u64,
 }
 
@@ -59,9 +59,9 @@ const AT_ONCE: usize = 32;
 /// Treatment of an address space that cannot be reached yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unready {
-    /// It unmaps all that it inherited, as soon as it can be reached.
+    /// The space unmaps all that it inherited, as soon as it can be reached.
     Misses,
-    /// It is left alone this time.
+    /// The space is left alone this time.
     Waits,
 }
 

@@ -28,13 +28,13 @@ use crate::swap::Age;
 /// Treatment of pages that the store does not have yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Laundry {
-    /// They are stored first; may sleep for a device.
+    /// Such pages are stored first; may sleep for a device.
     Store,
-    /// They stay.
+    /// Such pages stay.
     Leave,
 }
 
-/// A wish for frames.
+/// A request for frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Eviction {
     /// How many frames.

@@ -104,9 +104,9 @@ impl Summary<u64, Box<Chunk>> for Unsaved {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ChunkPages {
     pub first: u64,
-    /// Those that have a frame.
+    /// The pages that have a frame.
     pub present: u64,
-    /// Those of them that were not used again since the last look.
+    /// The pages of `present` that were not used again since the last look.
     pub cold: u64,
 }
 

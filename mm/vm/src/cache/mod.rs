@@ -129,12 +129,12 @@ struct CacheInner<S: Memory> {
     hand: u64,
 }
 
-/// Which pages will be wanted beside one that is read from a store.
+/// The pages that will probably be wanted beside one that is read from a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Guess {
     /// The pages behind it; more of them the longer a reader goes on there.
     Ahead,
-    /// Those around it.
+    /// The pages around it.
     Around,
 }
 
@@ -213,15 +213,15 @@ impl<S: Memory> PageCache<S> {
         })
     }
 
-    /// A number that no other cache ever has.
+    /// Returns a number that no other cache ever has.
     pub const fn id(&self) -> u64 {
         self.id
     }
-    /// In bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
-    /// Makes it at least `size` bytes long; new bytes are a hole.
+    /// Makes the cache at least `size` bytes long; new bytes are a hole.
     pub fn set_size_grow(&self, size: u64) {
         let _inner = self.inner.lock();
         self.size.fetch_max(size, Ordering::AcqRel);

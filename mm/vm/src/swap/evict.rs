@@ -35,7 +35,7 @@ use crate::{AddressSpace, Commons, FrameChoice, VmError};
 pub enum Age {
     /// A page that was used since the last look stays, for once.
     Respect,
-    /// It goes; spaces that others have locked are waited for.
+    /// A used page goes, too; spaces that other tasks have locked are waited for.
     Ignore,
 }
 

@@ -106,7 +106,7 @@ impl SwapArea {
 /// An area in figures, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapAreaInfo {
-    /// Which.
+    /// The area.
     pub area: SwapArea,
     /// Usable slots.
     pub slots: u64,
@@ -129,9 +129,9 @@ pub struct SwapUsage {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AreaState {
-    /// It takes pages.
+    /// The area takes pages.
     On,
-    /// It is being emptied.
+    /// The area is being emptied.
     Leaving,
 }
 

@@ -101,14 +101,14 @@ pub(crate) enum ReadFor {
     Ahead,
 }
 
-/// How a write ended.
+/// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wrote {
     /// The store has the bytes.
     Stored,
-    /// It has not, and will not have others here either.
+    /// The store does not have the bytes, and will not take other bytes here either.
     Failed,
-    /// It was not asked.
+    /// The store was not asked.
     Abandoned,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct Slots {
     free: u64,
     /// Slots with a frame.
     cached: u64,
-    /// Those of them whose store did not take the bytes.
+    /// Slots of these whose store did not take the bytes.
     dirty: u64,
     /// Clusters of free slots only, with a free slot, with a frame.
     empty: Bits,

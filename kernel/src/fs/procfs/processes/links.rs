@@ -14,7 +14,7 @@ use crate::task::userns::NamespaceKind;
 use crate::task::{self, inspect::Mode};
 use crate::{Errno, Result};
 
-/// Which link.
+/// The kind of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkKind {
     Executable,

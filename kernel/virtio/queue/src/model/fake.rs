@@ -91,19 +91,19 @@ impl Fake {
     pub fn set_queue_size(&self, size: u32) {
         self.state().queue_size = size;
     }
-    /// Its configuration never stands still from now on.
+    /// Makes the device change its configuration all the time.
     pub fn never_settle(&self) {
         self.state().unrest = 1;
     }
-    /// Its status never reads 0 again.
+    /// Makes the device's status never read 0 again.
     pub fn refuse_resets(&self) {
         self.state().resets = Obeys::No;
     }
-    /// It never shows FEATURES_OK.
+    /// Makes the device never show FEATURES_OK.
     pub fn refuse_features(&self) {
         self.state().negotiates = Obeys::No;
     }
-    /// Called when a queue is set up, with the device's side of it.
+    /// Sets the function that is called when a queue is set up, with the device's side of it.
     pub fn on_queue(&self, hook: impl FnMut(&mut DeviceRing) + Send + 'static) {
         self.state().on_queue = Some(Box::new(hook));
     }

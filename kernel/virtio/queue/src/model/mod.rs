@@ -250,9 +250,9 @@ pub fn write(address: u64, bytes: &[u8]) {
 /// A part of a chain as a device sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
-    /// Where.
+    /// The address.
     pub address: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u32,
     /// Whether the device may write.
     pub writable: bool,
