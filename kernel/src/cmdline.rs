@@ -68,9 +68,9 @@ pub enum Plant {
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
-    /// The kernel half maps a user's frame, and nobody uses the mapping.
+    /// The kernel half maps a user's frame, and no code uses the mapping.
     UnusedMapping,
-    /// The kernel's text is mapped writable, and nobody stores to it.
+    /// The kernel's text is mapped writable, and no code stores to it.
     WritableText,
     /// A frame is handed out for a program and never given back.
     LostFrame,

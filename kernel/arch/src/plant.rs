@@ -13,7 +13,7 @@ use crate::memory::{self, OutOfMemory, tables};
 use crate::{X86, boot, irq, vmap};
 
 /// The kernel reads a user's frame through the direct map. `user` is a frame that a program owns
-/// and nobody uses.
+/// and does not use.
 pub fn direct_map_read(user: Pfn) {
     let first = user.pageblock_start();
     let block = PfnRange::new(first, first.offset(PAGEBLOCK_FRAMES));
@@ -22,7 +22,7 @@ pub fn direct_map_read(user: Pfn) {
     X86.leave(block);
 }
 
-/// The kernel half maps a user's frame, and nobody uses the mapping. `user` is a frame that a
+/// The kernel half maps a user's frame, and no code uses the mapping. `user` is a frame that a
 /// program owns.
 ///
 /// # Errors
@@ -33,7 +33,7 @@ pub fn unused_mapping(user: Pfn) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// The kernel's text is mapped writable, and nobody stores to it.
+/// The kernel's text is mapped writable, and no code stores to it.
 ///
 /// # Errors
 /// When there is no memory for it.

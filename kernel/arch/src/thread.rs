@@ -244,8 +244,8 @@ pub fn switch(next: &Thread) {
     let load = unsafe { *next.inner.saved.get() };
     // SAFETY: the current thread stays referenced until `arrive` gives that up on the other stack.
     let save = unsafe { (*current).saved.get() };
-    // SAFETY: a switch or `Thread::new` left `load` for this; `save` is written before anyone may
-    // claim the thread.
+    // SAFETY: a switch or `Thread::new` left `load` for this; `save` is written before another CPU
+    // may claim the thread.
     unsafe { thread_switch(save, load) };
     arrive();
 }

@@ -498,8 +498,8 @@ pub(crate) fn leave_fpu() {
     let (fs_base, gs_base) = if features == 0 {
         save_slowly(area)
     } else {
-        // SAFETY: the area belongs to the same context, is aligned, and as long as CPUID says.
-        // Since XRSTOR nobody wrote to it.
+        // SAFETY: the area belongs to the same context, is aligned, and as long as CPUID says. No
+        // code wrote to it since XRSTOR.
         unsafe { fpu::save(area, features) };
         // SAFETY: CR4.FSGSBASE is on; interrupts are off.
         unsafe { registers::read_bases() }

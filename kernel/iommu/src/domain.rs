@@ -239,7 +239,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
     }
 }
 
-/// An entry that lets nobody through, of a window that is never opened again.
+/// An entry without access, of a window that is never opened again.
 const CLOSED: u64 = 1 << 63;
 
 impl<R: Registers, S: TableSource> fmt::Debug for Domain<R, S> {

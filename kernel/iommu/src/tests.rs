@@ -345,7 +345,7 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
         assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, Access::Write), Ok(0x1_7008));
         assert_eq!(hardware.access(DISK, in_place.address().0, Access::Read), Err(6), "it only writes");
         drop(in_place);
-        // A unit that does not answer: nobody gets the frames, and nobody the window.
+        // If the unit does not answer, no other owner gets the frames, and no device the window.
         let is_answered = obeys == usize::MAX;
         assert_eq!(*reached.lock().unwrap(), is_answered.then_some(false));
         assert_eq!(device.lost(), if is_answered { 0 } else { 3 * 4096 });

@@ -72,7 +72,7 @@ pub enum Mode {
 pub enum Transfers {
     /// All are copied through bounce buffers.
     Bounced,
-    /// Frames that somebody holds for it are reached in their places.
+    /// A device reaches frames that are held for it in their places.
     InPlace,
 }
 
@@ -115,7 +115,8 @@ pub struct Unit<R: Registers, S: TableSource> {
     queue: Pfn,
     status: Pfn,
     tail: Mutex<Tail>,
-    /// It did not answer in time once: it is not asked again, so that nobody waits for it twice.
+    /// Whether the unit once did not answer in time: it is not asked again, so that no caller waits
+    /// for it twice.
     is_dead: AtomicBool,
     /// Context tables by bus. Orders before `domains`.
     contexts: Mutex<Vec<(u8, Frame<DeviceTable, S>)>>,

@@ -60,9 +60,9 @@ impl DiskContent {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             source.drain_direct(most, SECTOR_SIZE, write)
         });
-        // A page that was read in between has old bytes. One that cannot be taken out now is pinned
-        // or was changed through a mapping while we wrote: which of the two writes is the later one
-        // nobody can tell.
+        // A page that was read in between has old bytes. One that cannot be taken out now is
+        // pinned, or was changed through a mapping during this write: the order of the two writes
+        // is then unknown.
         let after = self.cached.cache().forget(range);
         Some(result.and_then(|count| after.map(|_| count).map_err(Errno::from)))
     }

@@ -24,11 +24,11 @@ pub fn was_ever_held() -> bool {
 pub struct HeldDisk(Arc<DiskContent>);
 
 impl HeldDisk {
-    /// Hold the disk that `file` is open on, for writing.
+    /// Holds the disk that `file` is open on, for writing.
     ///
     /// # Errors
-    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while
-    /// somebody holds it.
+    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while the
+    /// disk is held.
     pub fn new(file: &OpenFile) -> Result<Self> {
         let (major, minor) = split_device(file.node().metadata().rdev);
         let is_whole = major == MAJOR && minor % MINORS == 0;
@@ -48,10 +48,11 @@ impl HeldDisk {
         &self.0.disk
     }
 
-    /// Store what the disk's cache has and forget it: from now on the device alone has the bytes.
+    /// Stores the changes in the disk's cache and empties it: from now on the device alone has the
+    /// bytes.
     ///
     /// # Errors
-    /// `EBUSY` where somebody maps pages and uses them, or has them pinned; `EIO`.
+    /// `EBUSY` where a program maps pages and uses them, or pages are pinned; `EIO`.
     pub fn take_over(&self) -> Result<()> {
         if self.0.cached.cache().forget(0..u64::MAX)? { Ok(()) } else { Err(Errno::EBUSY) }
     }

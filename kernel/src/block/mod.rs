@@ -127,7 +127,7 @@ pub fn evict(wish: Eviction) -> Evicted {
     done
 }
 
-/// Give back all that is clean and that nobody maps.
+/// Gives back all clean pages that no program maps.
 pub fn drop_clean() {
     each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
 }
@@ -611,7 +611,7 @@ impl File for DiskFile {
         Ok(0)
     }
     fn release(&self) {
-        // The last close writes back, like Linux'; there is nobody to tell of an error.
+        // The last close writes back, as in Linux; no caller can be told of an error.
         if self.content.openers.fetch_sub(1, Ordering::Relaxed) == 1 {
             let _ = self.content.sync();
         }

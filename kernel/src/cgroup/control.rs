@@ -59,8 +59,8 @@ pub trait Controller: Sync {
     fn may_fork(&self, _group: &Group) -> Result<()> {
         Ok(())
     }
-    /// It acts on `group` from now on, which has no account of it yet. May sleep; whoever makes,
-    /// removes or changes groups holds the lock of such changes.
+    /// Makes the controller act on `group`, for which it has no account yet. May sleep. The caller,
+    /// which makes, removes or changes groups, holds the lock of such changes.
     ///
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: it does not act then.

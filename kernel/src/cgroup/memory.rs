@@ -127,7 +127,7 @@ pub(super) fn open_account(
     charging: &dyn Charging,
     above: AccountId,
 ) -> Result<AccountId> {
-    // Entries are allocated before they are asked for: with the accounts locked nobody waits.
+    // Entries are allocated before they are needed: no task waits with the accounts locked.
     let mut opened = accounts.open(above, || None);
     if opened == Err(OpenError::NoMemory) {
         let mut entries = Vec::default();

@@ -21,7 +21,7 @@ enum Take {
 }
 
 /// The largest value that a program writes. The one above is left for the kernel's own events,
-/// which wait for nobody: a counter that has it has overflowed, which poll calls an error.
+/// which never wait: a counter with this value has overflowed, and poll reports an error.
 const MOST: u64 = u64::MAX - 1;
 
 /// An event counter, opened.

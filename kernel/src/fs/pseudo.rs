@@ -350,8 +350,8 @@ impl Node for PseudoFile {
     }
 
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
-        // Root may open anything; but a file without any write permission has nobody who takes what
-        // is written.
+        // Root may open any file; but a file without write permissions has no code that takes
+        // written bytes.
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
         }

@@ -18,7 +18,7 @@ struct Roots {
     namespace: Arc<MountNamespace>,
     /// Where files without a name live (memfd; the inodes of pipes are their own).
     unnamed: Arc<Mount>,
-    /// The same for those that nobody may execute (memfd_secret).
+    /// As `unnamed`, for files that no program may execute (memfd_secret).
     inert: Arc<Mount>,
 }
 
@@ -120,7 +120,7 @@ pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> R
     place_named(unnamed_mount(), node, prefix, name)
 }
 
-/// As [`unnamed_place_named`], of a node that nobody may execute.
+/// As [`unnamed_place_named`], of a node that no program may execute.
 ///
 /// # Errors
 /// `ENOMEM`.

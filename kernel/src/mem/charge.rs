@@ -49,7 +49,7 @@ pub(super) const LEDGER: Ledger = Ledger { charge, uncharge };
 
 /// Chooses a process of those whose accounts are `top` or below it, and ends it.
 ///
-/// Returns whether one ends; `false` where there is nobody to end.
+/// Returns whether one ends; `false` where there is no process to end.
 pub type Killer = fn(top: AccountId) -> bool;
 
 static KILLER: spin::Once<Killer> = spin::Once::new();
@@ -137,7 +137,7 @@ fn take_block_payer(block: Pfn) -> u16 {
     payer.number()
 }
 
-/// The payer of a thread's stack: the account of the thread that made it; nobody's at first.
+/// The payer of a thread's stack: the account of the thread that made it; none at first.
 #[derive(Debug, Default)]
 pub struct StackCharge(AtomicAccountId);
 
@@ -181,8 +181,8 @@ impl Drop for StackCharge {
     }
 }
 
-/// Finds room in `account` for somebody who was refused: [`GrowthOutcome::Grown`] where there may
-/// be some now, which whoever was chosen to end may still have to give back.
+/// Finds room in `account` for a thread that it refused. [`GrowthOutcome::Grown`]: there may be
+/// room now, or when a process that was chosen to end has given its memory back.
 pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     if reclaim::free_charged(below(account)) > 0 {
         return GrowthOutcome::Grown;
@@ -276,8 +276,8 @@ pub(crate) fn attend(account: AccountId) {
         if reclaim::free_charged(below(above)) == 0 {
             let high = accounts().limit(above, AccountLimit::High).max(1);
             let excess = accounts().charged(above, Resource::Memory).saturating_sub(high);
-            // The more is too much the longer, by its share of the limit, squared: a little hurts
-            // nobody.
+            // The sleep grows with the square of the excess's share of the limit, so a small excess
+            // hardly delays the thread.
             let share = (excess << 10) / high;
             let sleep = (share.saturating_mul(share).saturating_mul(time::SECOND) >> 20).min(LONGEST);
             if sleep >= SHORTEST {
@@ -291,7 +291,7 @@ pub(crate) fn attend(account: AccountId) {
     }
 }
 
-/// The account whose limit the running thread met since somebody asked.
+/// Takes the account whose limit the running thread met since the last call.
 pub(super) fn take_refusal() -> Option<AccountId> {
     thread::with_current(|thread| thread.refused_by.swap(AccountId::ROOT, Ordering::Relaxed))?.unless_root()
 }

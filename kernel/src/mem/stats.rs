@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 pub struct MemoryStats {
     /// Frames that the page allocator manages.
     pub total: u64,
-    /// Frames that nobody owns.
+    /// Frames without an owner.
     pub free: u64,
     /// Anonymous memory of processes.
     pub anonymous: u64,
@@ -106,7 +106,7 @@ pub fn memory() -> MemoryStats {
     }
 }
 
-/// How often somebody had to find memory before going on.
+/// Returns how often a task had to find memory before it could continue.
 pub fn stalls() -> u64 {
     super::oom::stalls()
 }

@@ -145,10 +145,10 @@ pub struct Thread {
     /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from
     /// the last reserve. Only the thread itself changes it.
     pub(crate) reclaims: AtomicBool,
-    /// It asked for frames and there were none, since somebody looked last. Only the thread itself
+    /// Whether a request for frames found none since the thread last looked. Only the thread itself
     /// changes it.
     pub(crate) was_denied: AtomicBool,
-    /// The account that pays for what it asks for.
+    /// The account that pays for the thread's requests.
     account: AtomicAccountId,
     /// The account whose limit it met since it looked last; the root, which has none, for no such
     /// account. Only the thread itself changes it.
@@ -247,8 +247,8 @@ impl Thread {
     pub fn call_attention(&self, what: u8) {
         self.attention.fetch_or(what, Ordering::SeqCst);
     }
-    /// Says that the thread looks at `what` now, and whether there was reason. Before looking:
-    /// whoever calls later is not missed.
+    /// Notes that the thread looks at `what` now. Returns whether there was a reason. Call it
+    /// before the look, so that a later call for attention is not missed.
     #[inline]
     pub fn answer_call(&self, what: u8) -> bool {
         self.attention.fetch_and(!what, Ordering::SeqCst) & what != 0
@@ -312,8 +312,8 @@ impl Thread {
 
 /// Where it runs: the protocol is in the head of [`super::whereabouts`].
 impl Thread {
-    /// From now on its program is told where it runs; `ids` are those of its space. The thread
-    /// itself, or nobody runs it yet.
+    /// Tells the thread's program from now on where it runs; `ids` are those of its space. Called
+    /// by the thread itself, or before any CPU runs it.
     pub fn watch_place(&self, ids: Option<Arc<ConcurrencyIds>>) {
         *self.concurrency_ids.lock() = ids;
         self.whereabouts.watched.store(true, Ordering::Relaxed);
@@ -405,8 +405,8 @@ mod running {
             let old = self.translation.lock().replace(new);
             drop(old);
         }
-        /// Lets go of its address space: it runs nothing of a program any more, whoever keeps a
-        /// reference to it.
+        /// Lets go of the thread's address space: it runs nothing of a program any more, even if
+        /// other code keeps a reference to it.
         pub fn leave_translation(&self) {
             let old = self.translation.lock().take();
             drop(old);

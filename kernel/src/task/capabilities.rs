@@ -16,7 +16,7 @@ use crate::{Errno, Result};
 pub enum Capability {
     /// File permissions do not bind.
     DacOverride = 1,
-    /// Signals to anybody.
+    /// Signals to any process.
     Kill = 5,
     /// Any group.
     SetGid = 6,
@@ -30,7 +30,7 @@ pub enum Capability {
     NetAdmin = 12,
     /// Locked memory without limit.
     IpcLock = 14,
-    /// System V objects of anybody.
+    /// System V objects of any user.
     IpcOwner = 15,
     /// Another root directory.
     SysChroot = 18,

@@ -70,10 +70,10 @@ impl Clock {
             }
         })
     }
-    /// The monotonic time at which it shows `time`.
+    /// Returns the monotonic time at which the clock shows `time`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for CPU clocks, which nobody can foresee.
+    /// `EOPNOTSUPP` for CPU clocks, whose future cannot be known.
     pub fn deadline(self, time: u64) -> Result<u64> {
         match self {
             Self::Wall => Ok(time::from_wall(time)),

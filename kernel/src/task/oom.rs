@@ -72,8 +72,8 @@ fn living(top: AccountId) -> impl Iterator<Item = Arc<Process>> {
         .filter(move |process| alive(process) && accounts.is_below(process.space().account(), top))
 }
 
-/// Of the processes that pay with `top` or an account below the one whose death gives most memory
-/// back, where there are `total` pages.
+/// Chooses a process that pays with `top` or an account below: the one whose end gives back most
+/// memory, where there are `total` pages.
 ///
 /// # Errors
 /// The reason why there is none: [`OomKill::Ending`], [`OomKill::Nobody`].

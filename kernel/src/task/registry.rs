@@ -343,7 +343,7 @@ impl Registry {
     /// `EAGAIN` where there is none; `ENOMEM`, also where a namespace is ending, or its first
     /// process is not known yet; `EEXIST` and `EINVAL` for a number that cannot be given.
     pub fn allocate(&mut self, levels: Option<Arc<Levels>>, wanted: &[Pid]) -> Result<Numbers> {
-        // Processes that nobody waited for count too, as on Linux.
+        // Processes that were not waited for count too, as on Linux.
         if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= tasks_max() {
             return Err(Errno::EAGAIN);
         }
@@ -458,12 +458,12 @@ impl Registry {
         }
         Ok(outdated)
     }
-    /// Whether the process was entered and nobody has waited for it.
+    /// Returns whether the process was entered and has not been waited for.
     pub fn knows(&self, process: &Process) -> bool {
         self.process(process.pid).is_some_and(|known| core::ptr::eq(&raw const **known, process))
     }
-    /// Forget a process that was waited for. The caller drops what comes back without the lock;
-    /// `None` where somebody else was first.
+    /// Forgets a process that was waited for. The caller drops the result without the lock; `None`
+    /// where another task was first.
     #[must_use]
     pub fn remove_process(&mut self, process: &Process) -> Option<Arc<Process>> {
         if !self.knows(process) {
@@ -577,8 +577,8 @@ impl Registry {
         self.change(old.id, |slot| slot.session_members -= 1);
         old
     }
-    /// Whether no member of the group but `leaver` has a parent outside of it in the same session,
-    /// that is, somebody who could continue it.
+    /// Returns whether no member of the group except `leaver` has a parent outside of the group in
+    /// the same session, which could continue it.
     pub fn is_orphaned(&self, group: Pid, leaver: Option<Pid>) -> bool {
         !self.members(group).any(|member| {
             Some(member.pid) != leaver
@@ -589,7 +589,7 @@ impl Registry {
         })
     }
 
-    /// Changes the slot of an ID in use, and forgets it where nobody uses the ID any more.
+    /// Changes the slot of an ID in use, and forgets the ID where it is not used any more.
     fn change(&mut self, pid: Pid, f: impl FnOnce(&mut IdSlot)) {
         let slot = self.slots.get_mut(&pid).expect("an ID in use has a slot");
         f(slot);

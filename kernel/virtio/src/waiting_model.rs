@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     None,
     /// A sleeper looks at its condition before it announces its sleep, and not after.
     LooksTooEarly,
-    /// The interrupt tells those whose request is with the device, and nobody else.
+    /// The interrupt tells only the tasks whose request is with the device.
     TellsAnswersOnly,
     /// News for all tasks in a line reaches the first of them only.
     TellsOne,

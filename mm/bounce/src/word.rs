@@ -11,7 +11,7 @@
 //! **Index.** One bit per segment, set where the segment may have a free page, and one bit per word
 //! of those. A search follows set bits only, so it does not get longer with the number of full
 //! segments. Bits are cleared late, by a search that finds the segment full, so that a segment that
-//! fills and empties again and again costs nobody a store. Clearing looks at the segment again
+//! fills and empties again and again costs no stores. Clearing looks at the segment again
 //! afterwards, and giving looks at the bit after it has set the page's: both in the single order of
 //! sequentially consistent accesses, so at least one of them sees the other, and no free page is
 //! forgotten.

@@ -264,8 +264,8 @@ impl<M: Machine> Buddy<M> {
         let side = owner.side();
         let may_open = zone.may_open(&wanted);
         if order < PAGEBLOCK_ORDER {
-            // A block that is opened is taken from before anyone else sees it: split blocks with
-            // nothing in use do not exist outside of the lock.
+            // A block that is opened is taken from before another CPU sees it: split blocks with
+            // all frames free do not exist outside of the lock.
             loop {
                 let mut taken = zone.take(held, wanted, draw);
                 if taken == 0 && self.adopt(zone, held, wanted) {

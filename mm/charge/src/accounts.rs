@@ -271,15 +271,15 @@ impl Accounts {
         *next = account.number() % AccountId::LAST + 1;
         Ok(account)
     }
-    /// An entry that nobody uses, from number `from` on and around; closed ones that pay for
-    /// nothing any more are used again. So a number rests as long as possible.
+    /// Finds a free entry, from number `from` on and around. Closed entries that pay for nothing
+    /// any more are freed. So a number rests as long as possible.
     fn find_unused(&self, from: u16) -> Option<(AccountId, &'static AccountEntry)> {
         (from..=AccountId::LAST).chain(1..from).filter_map(AccountId::new).find_map(|account| {
             let entry = self.entry(account)?;
             (!entry.balance(Resource::Memory).is_used() || self.retire(entry)).then_some((account, entry))
         })
     }
-    /// Whether the entry is nobody's now.
+    /// Frees a closed entry that pays for nothing. Returns whether the entry is free now.
     fn retire(&self, entry: &AccountEntry) -> bool {
         let [memory, swap] = &entry.balances;
         if entry.children.load(Ordering::Relaxed) != 0 || !memory.retire() {

@@ -202,7 +202,7 @@ impl<W: AtomicWord> Counts<W> {
     pub fn load(&self) -> Holders {
         Holders::from_bits(self.0.load(Ordering::Acquire))
     }
-    /// Give a new frame its first reference. Only its allocator calls this, before anyone else
+    /// Gives a new frame its first reference. Only its allocator calls this, before any other code
     /// knows the frame.
     pub fn start(&self, belongs: Belongs) {
         self.begin(REFERENCE | belongs.mark());
@@ -303,10 +303,10 @@ impl<W: AtomicWord> Counts<W> {
         let outcome = self.change(|bits| Ok((bits - MAPPING) | was.mark()));
         debug_assert_eq!(outcome, Ok(()));
     }
-    /// Become exclusive again: the only holder is one mapping (or already exclusive).
+    /// Becomes exclusive again: the only holder is one mapping (or the frame is already exclusive).
     ///
     /// # Errors
-    /// [`CountError::Held`]: someone else may look at the bytes; copy them.
+    /// [`CountError::Held`]: another holder may look at the bytes; copy them.
     pub fn reuse(&self) -> Result<(), CountError> {
         self.change(|bits| match bits {
             bits if bits & EXCLUSIVE != 0 || bits & !TAG == MAPPING => Ok(bits | EXCLUSIVE),

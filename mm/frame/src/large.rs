@@ -129,10 +129,10 @@ impl<S: FrameSource> LargeMapping<S> {
         Ok(())
     }
 
-    /// Become exclusive again where this leaf is all that holds the frames.
+    /// Becomes exclusive again where this leaf is the only holder of the frames.
     ///
     /// # Errors
-    /// [`CountError::Held`]: someone else holds a frame; split the leaf and decide frame by frame.
+    /// [`CountError::Held`]: another holder has a frame; split the leaf and decide frame by frame.
     pub fn reuse(&self) -> Result<(), CountError> {
         match self.counts(0).reuse_whole() {
             Ok(()) => Ok(()),

@@ -67,8 +67,8 @@ pub(crate) const fn is_whole(bits: u64) -> bool {
 }
 
 impl<W: AtomicWord> Counts<W> {
-    /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls
-    /// this, before anyone else knows the block.
+    /// Begins as the head of a whole block with one mapping, exclusive. Only its allocator calls
+    /// this, before any other code knows the block.
     pub fn start_whole(&self) {
         self.begin(WHOLE | EXCLUSIVE | MAPPING);
     }
@@ -104,11 +104,11 @@ impl<W: AtomicWord> Counts<W> {
         Ok(if is_last(before) { LastHold::Gone } else { LastHold::Others })
     }
 
-    /// Give every frame of the whole block whose head this is its own word, as a block of one
+    /// Gives every frame of the whole block whose head this is its own word, as a block of one
     /// frame. `tails` are the other frames' words.
     ///
     /// # Errors
-    /// [`NotWhole::Pieces`]: someone else has done it.
+    /// [`NotWhole::Pieces`]: another CPU has done it.
     pub fn shatter<'a>(&self, mut tails: impl Iterator<Item = &'a Self>) -> Result<(), NotWhole>
     where
         W: 'a,
@@ -120,12 +120,12 @@ impl<W: AtomicWord> Counts<W> {
         Ok(())
     }
 
-    /// Make the block whole again and exclusive, a block of a pageblock's frames. The caller has
+    /// Makes the block whole again and exclusive, a block of a pageblock's frames. The caller has
     /// the one mapping of every frame.
     ///
     /// # Errors
-    /// [`NotWhole::Held`]: someone else holds a frame of it, and nothing has changed, but that
-    /// frames of which the caller is the only holder may have become exclusive.
+    /// [`NotWhole::Held`]: another holder has a frame of the block. Nothing has changed, except
+    /// that frames with the caller as the only holder may have become exclusive.
     pub fn gather<'a>(&self, tails: impl Iterator<Item = &'a Self> + Clone) -> Result<(), NotWhole>
     where
         W: 'a,

@@ -102,7 +102,7 @@ pub struct Migration<S: Memory> {
 
 #[derive(Debug)]
 struct Forward<S: Memory> {
-    /// Keeps the old frame from belonging to anyone alone.
+    /// A hold on the old frame, so that no space can become its only holder.
     _old: Frame<Anon, S>,
     new: Frame<Anon, S>,
 }

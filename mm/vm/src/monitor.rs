@@ -92,7 +92,7 @@ enum NewFrame<S: Memory> {
 }
 
 impl<S: Memory> NewPage<S> {
-    /// The frame, whose bytes are anybody's until the holder has written them all.
+    /// Returns the frame. Its bytes are undefined until the holder has written them all.
     pub fn pfn(&self) -> Pfn {
         match &self.0 {
             NewFrame::Anon(page) => page.pfn(),
@@ -201,7 +201,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// The faults of `range` (page-aligned, not empty) are nobody's any more.
+    /// Ends the monitoring of `range` (page-aligned, not empty).
     ///
     /// # Errors
     /// Nothing has changed. [`VmError::Invalid`] where nothing is mapped, or something that is

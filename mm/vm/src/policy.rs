@@ -1,9 +1,9 @@
-//! From which nodes' memory pages come (mempolicy(7)).
+//! The nodes whose memory pages come from (mempolicy(7)).
 //!
 //! The policy of the area goes before that of the task that faults; where neither has one, a page
 //! comes from the node of the CPU that touches it first. An area's policy belongs to the address
-//! space and is inherited with the area; a task's is told to the address space by whoever takes its
-//! lock ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
+//! space and is inherited with the area; a caller that takes the space's lock tells it the task's
+//! policy ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
 //!
 //! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves those that are
 //! there.

@@ -103,7 +103,7 @@ impl<S: Memory> Resident<S> {
         marked
     }
 
-    /// Whether someone may write the page, or a piece of it, without a leaf.
+    /// Returns whether a device may write the page, or a piece of it, without a leaf.
     pub(crate) fn is_written_by_device(&self, entry: Entry, size: PageSize) -> bool {
         if entry.backing() == Backing::Uncounted {
             return false;

@@ -196,7 +196,7 @@ impl<S: Memory> AddressSpace<S> {
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
         self.split_borders(&kept)?;
         if let Err(error) = self.resident.prepare_move(&kept, to.start, pause) {
-            // No table stays where there is no area: nobody would find it again.
+            // No table stays where there is no area: no code would find it again.
             let span = self.room_around(to.clone());
             let mut batch = self.resident.tables.batch();
             self.resident.tables.free_tables(to, span, &mut batch);

@@ -179,7 +179,7 @@ impl<S: Memory> Resident<S> {
             _ if entry.is_empty() => self.fill(area, addr, slot, want),
             _ if !entry.is_leaf() => self.swap_in(area, EntryAt { addr, slot, entry }, want),
             Want::Write => self.fault_write(area, EntryAt { addr, slot, entry }),
-            // Someone else was faster, or the CPU remembered less than the tables grant.
+            // Another CPU was faster, or this CPU remembered less than the tables grant.
             Want::Read => Ok(FaultKind::Minor),
         }
     }

@@ -270,7 +270,7 @@ pub(crate) unsafe fn enter_final_place(root: Pfn) {
     let (from, to) = (boot.loaded_image(), boot.image());
     let words = if from.start == to.start { 0 } else { from.len() * PAGE_SIZE as u64 / 8 };
     // SAFETY: the caller's promise. Both runs are memory below 1 GiB that do not overlap, the
-    // second is nobody's; between the copy and the new root no instruction writes to the image.
+    // second has no owner; between the copy and the new root no instruction writes to the image.
     unsafe { registers::copy_and_write_cr3(from.start.start().0, to.start.start().0, words, root.start().0) };
 }
 
@@ -319,7 +319,7 @@ pub fn initrd() -> Result<&'static [u8], OutOfMemory> {
     };
     *mapped = Initrd::Mapped(address);
     // SAFETY: just mapped for reading, its frames are reserved, and `release_initrd` demands that
-    // nobody looks any more.
+    // no code reads them any more.
     Ok(unsafe { core::slice::from_raw_parts(address.0 as *const u8, len as usize) })
 }
 

@@ -5,7 +5,7 @@
 //! frames. Empty slabs go back, but for one per size. Not for interrupt handlers. The heap's lock
 //! is never held while frames are asked for or given back.
 //!
-//! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it
+//! A [reserve](ensure) of frames is touched only when there are no others: code that ensured it
 //! before can make small infallible allocations.
 //!
 //! **Injected failures.** Where a [hook](inject_faults) is set, it is asked before each allocation,
@@ -345,7 +345,7 @@ fn give_chain(class: usize, mut chain: Chain) -> usize {
     let mut blocks = 0;
     loop {
         let mut slabs = SLABS.lock();
-        // SAFETY: what is in a chain is nobody's, and came from the slabs.
+        // SAFETY: objects in a chain have no owner, and came from the slabs.
         let give = |object: NonNull<u8>| unsafe { slabs.give(class, object.as_ptr()) };
         let Some(block) = core::iter::from_fn(|| chain.next()).find_map(give) else { return blocks };
         drop(slabs);

@@ -129,7 +129,7 @@ pub(super) unsafe fn payer<'a>(class: usize, object: *mut u8) -> &'a AtomicU16 {
     let place = (object.addr() - block.addr()) >> payer_shift(CLASSES[class]);
     let payers = block.wrapping_add(size_of::<SlabHeader>()).cast::<AtomicU16>();
     // SAFETY: the place is within the table, which `Slabs::add` has set to zeroes, and no object
-    // covers it; the block stays while its object is somebody's.
+    // covers it; the block stays while its object has an owner.
     unsafe { &*payers.wrapping_add(place) }
 }
 
@@ -252,7 +252,7 @@ impl Slabs {
     /// Cut a block into objects.
     ///
     /// # Safety
-    /// `block` is 2^order frames of the class, aligned to their size, that nobody else uses until
+    /// `block` is 2^order frames of the class, aligned to their size, that no other code uses until
     /// [`Slabs::give`] returns them.
     pub(super) unsafe fn add(&mut self, class: usize, block: *mut u8) {
         let size = CLASSES[class].size;

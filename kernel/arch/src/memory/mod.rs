@@ -112,7 +112,7 @@ pub(crate) fn is_within_memory(frame: Pfn) -> bool {
     frame.0 < MEMORY_END.load(Ordering::Relaxed)
 }
 
-/// The entry of a table that somebody else names.
+/// Returns an entry of a table that the caller names.
 ///
 /// # Panics
 /// When it is not below the end of memory, or `index` not below 512.
@@ -121,7 +121,7 @@ fn checked_entry(table: Pfn, index: usize) -> &'static AtomicU64 {
     &checked_entries(table)[index]
 }
 
-/// The entries of a table that somebody else names.
+/// Returns the entries of a table that the caller names.
 ///
 /// # Panics
 /// When it is not below the end of memory.
@@ -203,8 +203,8 @@ pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
     let [first, second] = parts;
     // SAFETY: the part from `base` on was mapped for `count` records without a gap, aligned to a
     // page, holds bytes of some kind (any are a valid T), is never unmapped, and handed out once:
-    // only shared references exist. The records of a
-    // pageblock that comes or goes change to zeroes, when nobody uses them.
+    // only shared references exist. The records of a pageblock that comes or goes change to zeroes,
+    // when no code uses them.
     let records = unsafe { core::slice::from_raw_parts(first.base as *const T, count as usize) };
     // SAFETY: as above, for the other part.
     let others = unsafe { core::slice::from_raw_parts(second.base as *const U, count as usize) };
@@ -297,14 +297,13 @@ fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> 
     Ok(*table.insert(fresh))
 }
 
-/// 2^`order` boot frames with whatever they hold. Where the kernel checks itself, each begins with
-/// what nobody could take for a record.
+/// Takes 2^`order` boot frames without clearing them. Where the kernel checks itself, each begins
+/// with a value that no code can take for a record.
 fn untouched(order: u32) -> Result<Pfn, OutOfMemory> {
     let first = alloc_frames(order).ok_or(OutOfMemory)?;
     #[cfg(feature = "entry-checks")]
     for frame in PfnRange::new(first, first.offset(1 << order)).iter() {
-        // A free frame, as an observer reads it, that somebody holds: whoever believes it is found
-        // by the audit.
+        // The value reads as a free frame with a holder: the audit finds code that believes it.
         tables::entry(frame, 0).store(!0xf, Ordering::Relaxed);
     }
     Ok(first)

@@ -56,7 +56,7 @@ fn process() -> Arc<Process> {
     task::with_current(|task| task.process().clone())
 }
 
-/// [`process`] without keeping it: nobody counts a reference.
+/// Runs `look` with [`process`], without counting a reference.
 fn with_process<R>(look: impl FnOnce(&Process) -> R) -> R {
     task::with_current(|task| look(task.process()))
 }

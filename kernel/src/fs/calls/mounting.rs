@@ -50,7 +50,8 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     }
     let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
     let namespace = changeable()?;
-    // A mount in one that was taken away would keep both for ever: nobody could take it away again.
+    // A mount on a mount that was taken away would keep both for ever: no call could take it away
+    // again.
     if !namespace.contains(&place.mount) {
         return Err(Errno::EINVAL);
     }

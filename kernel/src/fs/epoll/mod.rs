@@ -270,7 +270,7 @@ impl Epoll {
     }
 
     fn retire(&self, items: &mut Items<Item>, item: &Item) {
-        // No wake-up comes after this, so nobody lists the slot again before it is somebody else's.
+        // No wake-up comes after this, so the slot is not listed again before another item has it.
         let observing = item.observing.lock().take();
         drop(observing);
         let Some(_item) = items.take(item.slot, item.key(), item) else { return };

@@ -74,8 +74,8 @@ impl MountNamespace {
         reserve::arc(Self { head, root: SpinLock::new(root), changes: AtomicU64::new(0), changed })
     }
 
-    /// A copy for processes whose user namespace is `owner`. The places of `context`, which is
-    /// nobody else's yet, become those in the copy.
+    /// Copies the namespace for processes whose user namespace is `owner`. The places of `context`,
+    /// which no other process has yet, become those in the copy.
     ///
     /// # Errors
     /// `ENOSPC`, `ENOMEM`, `EINTR`; nothing is left of the copy then.

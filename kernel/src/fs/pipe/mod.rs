@@ -121,14 +121,15 @@ pub struct PipeEnd {
     pipe: Arc<Pipe>,
     node: Arc<dyn Node>,
     ends: Ends,
-    /// Writers ever, when this end was opened: before the first one comes there is nobody to miss.
+    /// The count of writers so far when this end was opened: before the first writer comes, none is
+    /// missing.
     writers_then: u32,
     /// O_DIRECT: 1 while writes are packets.
     packets: AtomicU32,
 }
 
 impl Pipe {
-    /// A pipe that nobody has open.
+    /// Makes a pipe without open ends.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -154,7 +155,8 @@ impl Pipe {
     pub fn pair(flags: OpenFlags) -> Result<(Arc<PipeEnd>, Arc<PipeEnd>)> {
         let pipe = Self::new()?;
         let opener = pipe.clone();
-        // Opened again through /proc/PID/fd, a pipe waits for nobody, unlike a FIFO.
+        // A pipe that is opened again through /proc/PID/fd does not wait for the other end, unlike
+        // a FIFO.
         let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |node, flags| {
             Ok(opener.end(node, Ends::of(flags)?, flags))
         });
@@ -451,7 +453,7 @@ impl Drop for PipeEnd {
     }
 }
 
-/// FIFOs that somebody has open, by their inodes.
+/// FIFOs that are open, by their inodes.
 static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
 
 /// Open the FIFO that has a name, `node`.
@@ -475,10 +477,11 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
     open_fifo(&pipe, node, flags)
 }
 
-/// Open a FIFO with these flags: an end waits until the other one is there, unless it may not wait.
+/// Opens a FIFO with these flags: an end waits until the other one is there, unless it may not
+/// wait.
 ///
 /// # Errors
-/// `ENXIO` for a writer that may not wait where nobody reads; `ERESTARTSYS` on a signal.
+/// `ENXIO` for a writer that may not wait where there is no reader; `ERESTARTSYS` on a signal.
 pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let wait = !flags.contains(OpenFlags::NONBLOCK);
     match Ends::of(flags)? {

@@ -106,8 +106,8 @@ impl Generate for CompactMemory {
     }
 }
 
-/// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's
-/// (bit 1) are not kept for later here, and bit 2 asks for silence.
+/// vm.drop_caches: bit 0 drops clean pages of disks that no program maps. The kernel keeps no
+/// unused objects (bit 1), and bit 2 asks for silence.
 struct DropCaches;
 
 impl Generate for DropCaches {

@@ -129,8 +129,8 @@ impl ReclaimShare {
         Self { private, shared: files, files }
     }
 
-    /// The same of whoever has it: what is asked of one kind of anonymous memory is asked of the
-    /// other too.
+    /// Returns the share of the last pass: each kind of anonymous memory is asked for the sum of
+    /// both.
     pub(super) const fn of_either_kind(self) -> Self {
         let both = self.private + self.shared;
         // Shared memory cannot be given up: without room in the swap nothing is asked of it.

@@ -128,7 +128,7 @@ fn stolen_by_all() -> u64 {
     STOLEN.iter().flatten().chain([&OTHERS]).map(|count| count.load(Ordering::SeqCst)).sum()
 }
 
-/// There is memory now that was kept from everybody before.
+/// Notes that memory is available now that was not available to other tasks before.
 fn note_progress() {
     OTHERS.fetch_add(1, Ordering::SeqCst);
 }
@@ -187,9 +187,8 @@ pub fn register_idle(idle: Idle) {
     KEPT.call_once(|| idle);
 }
 
-/// Free what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle
-/// slots of devices, and pages of disks that nobody uses and that the disk has. Returns how many
-/// frames that is.
+/// Frees what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle
+/// slots of devices, and unused clean pages of disks. Returns the number of frames.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
     let in_transit = transit::drain();
@@ -234,7 +233,7 @@ pub fn free_some() -> ReclaimOutcome {
     if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
         return ReclaimOutcome::Freed;
     }
-    // Frames on their way to a disk are nobody's to take, and will be free.
+    // Frames on their way to a disk cannot be taken, and will be free.
     let outcome = ENDED.wait_killable(|| match stolen_by_all() > before {
         true => Some(ReclaimOutcome::Freed),
         false => (ACTIVE.load(Ordering::SeqCst) == 0).then_some(ReclaimOutcome::Nothing),

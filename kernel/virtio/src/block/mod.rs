@@ -325,7 +325,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         };
         let (place, spare) = self.place(if frames.is_some() { 0 } else { length }, sleep)?;
         let in_place = frames.zip(held).and_then(|(frames, (holder, _))| {
-            // The place's own window: whoever had it before was answered.
+            // The place's own window: its earlier requests have been answered.
             self.device.in_place(place.number, holder.clone(), frames.clone(), direction)
         });
         let data = match (in_place, spare) {

@@ -6,10 +6,10 @@
 //! it; a newcomer cannot take a granted place without queueing. All of it happens under the disk's
 //! lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
 //! they came. A wake-up may reach a task that has just found what it wanted and still stands in the
-//! line, be it for a grant or from an interrupt that told nobody else. So whoever has waited for a
-//! place, and stands in the line no more, looks at the ring once more and wakes one while grants
-//! are left ([`Requests::leave`]); whoever ends another wait without what it came for looks at the
-//! ring, too. Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
+//! line, whether it came from a grant or from an interrupt that woke no other task. So a task that
+//! has waited for a place, and has left the line, looks at the ring once more and wakes one task
+//! while grants are left ([`Requests::leave`]). A task that ends another wait without success looks
+//! at the ring, too. Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
 //! **Places are taken in turn**, so that the next request has other status bytes than the last. A
 //! device that answers twice may complete a request that it has not looked at. Its status byte then
@@ -17,10 +17,10 @@
 //! protocol. If the place of the request before were used again, the device's late status for that
 //! one would be taken for this one's.
 //!
-//! **The end.** A device that leaves its slot ([`Requests::remove`]) has nothing any more: requests
-//! fail, the spare buffer goes, and all tasks are woken. A task gets no place after that, and takes
-//! memory with a place only, so once all places are free ([`Requests::is_quiet`]) no task has
-//! memory of the device, or will have.
+//! **The end.** A device that leaves its slot ([`Requests::remove`]) has no memory any more:
+//! requests fail, the spare buffer is freed, and all tasks are woken. A task gets no place after
+//! that, and takes memory with a place only, so once all places are free ([`Requests::is_quiet`])
+//! no task has memory of the device, or will have.
 //!
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 

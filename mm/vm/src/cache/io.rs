@@ -135,8 +135,8 @@ impl<S: Memory> PageCache<S> {
             self.copy_part(&frame, &old, written);
         } else {
             let pfn = frame.pfn();
-            // Someone may have made the page meanwhile, and mapped it, or it is in the swap: then
-            // the bytes go there.
+            // Another task may have made the page meanwhile, and mapped it, or it is in the swap:
+            // then the bytes go there.
             let mine = frame.try_clone().map_err(|_| VmError::NoMemory)?;
             let now = match self.insert(index, frame)? {
                 Some(now) => now,

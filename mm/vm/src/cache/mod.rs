@@ -6,7 +6,7 @@
 //!
 //! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no
 //! user bytes, no store. Frames are allocated before it is taken and come in by "insert unless
-//! someone was faster". Bytes are reached through windows with a reference held and the lock
+//! another CPU was faster". Bytes are reached through windows with a reference held and the lock
 //! released, so truncation never pulls a frame from under a copy.
 //!
 //! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by
@@ -387,7 +387,7 @@ impl<S: Memory> PageCache<S> {
         });
         match made {
             Ok((own, Some(frame))) if frame.pfn() == own => Ok(Some(frame)),
-            // Someone was faster, or there is no memory.
+            // Another CPU was faster, or there is no memory.
             made => {
                 account.give_back(1);
                 made.map(|(_, frame)| frame)
