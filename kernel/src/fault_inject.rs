@@ -23,19 +23,19 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, 
 use crate::cmdline::FaultNumbers;
 use crate::{Errno, Result};
 
-/// Injected failures of page faults, one after the other without a served one, that end a process.
+/// Consecutive page faults with injected failures that end a process.
 pub const FAULTS_IN_A_ROW: u8 = 16;
 
 /// Injected failures of one task.
 #[derive(Debug, Default)]
 pub struct TaskFaults {
-    /// The allocation from here that fails, from 1; 0 for none (/proc/PID/fail-nth).
+    /// The next allocation to fail, counted from 1; 0 for none (/proc/PID/fail-nth).
     nth: AtomicU32,
-    /// Capabilities with a task filter see the task (/proc/PID/make-it-fail).
+    /// Whether failures with a task filter apply to the task (/proc/PID/make-it-fail).
     filtered: AtomicBool,
-    /// An allocation failed by injection since this was asked last.
+    /// Whether an allocation failed by injection since the last question.
     injected: AtomicBool,
-    /// Page faults that failed by injection since one was served.
+    /// Page faults that failed by injection since the last served one.
     in_a_row: AtomicU8,
 }
 
@@ -44,15 +44,15 @@ impl TaskFaults {
     pub fn inherit(&self, parent: &Self) {
         self.filtered.store(parent.filtered.load(Ordering::Relaxed), Ordering::Relaxed);
     }
-    /// The number of allocations until one fails, 0 for none.
+    /// Returns the number of allocations until one fails, 0 for none.
     pub fn nth(&self) -> u32 {
         self.nth.load(Ordering::Relaxed)
     }
-    /// Let the `nth` allocation from now on fail; 0 lets none.
+    /// Makes the `nth` allocation from now on fail; 0 makes none fail.
     pub fn set_nth(&self, nth: u32) {
         self.nth.store(nth, Ordering::Relaxed);
     }
-    /// Whether capabilities with a task filter see the task.
+    /// Returns whether failures with a task filter apply to the task.
     pub fn is_filtered(&self) -> bool {
         self.filtered.load(Ordering::Relaxed)
     }

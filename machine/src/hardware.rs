@@ -16,22 +16,23 @@ pub const TABLE_ENTRIES: usize = 512;
 ///
 /// `table` is a frame that its owner made a translation table; `index` is below [`TABLE_ENTRIES`].
 pub trait Tables: Copy + Send + Sync + 'static {
-    /// The entry now (acquire).
+    /// Returns the entry now (acquire).
     fn load_entry(self, table: Pfn, index: usize) -> u64;
-    /// Replace the entry (release); for entries that the walker does not change meanwhile.
+    /// Replaces the entry (release); for entries that the walker does not change meanwhile.
     fn store_entry(self, table: Pfn, index: usize, value: u64);
     /// Replaces the entry and returns the old one, with the walker's bits (acquire and release).
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64;
-    /// Replace the entry if it still is `current` (acquire and release); else what it is now.
+    /// Replaces the entry if it still is `current` (acquire and release); else returns its present
+    /// value.
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64>;
-    /// Fill a table with zero entries before it is linked in anywhere.
+    /// Fills a table with zero entries before it is linked in anywhere.
     fn clear_table(self, table: Pfn);
-    /// The first entry of `range` that is not zero, with its index (acquire).
+    /// Returns the first entry of `range` that is not zero, with its index (acquire).
     fn next_entry(self, table: Pfn, range: Range<usize>) -> Option<(usize, u64)> {
         range.map(|index| (index, self.load_entry(table, index))).find(|&(_, entry)| entry != 0)
     }
-    /// Show `f` the entries of `range` that are not zero, upwards, each as it is when its turn has
-    /// come (acquire). `f` may change entries.
+    /// Shows `f` the entries of `range` that are not zero, upwards. Each is read just before its
+    /// turn (acquire). `f` may change entries.
     fn each_entry(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
         let mut rest = range;
         while let Some((index, entry)) = self.next_entry(table, rest.clone()) {
@@ -39,12 +40,12 @@ pub trait Tables: Copy + Send + Sync + 'static {
             f(index, entry);
         }
     }
-    /// Empty the entries of `range` and show `f` what each was that was not zero, upwards, with the
-    /// walker's bits (acquire and release).
+    /// Empties the entries of `range`. Shows `f` the old value of each that was not zero, upwards,
+    /// with the walker's bits (acquire and release).
     fn take_entries(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
         self.each_entry(table, range, |index, _| f(index, self.swap_entry(table, index, 0)));
     }
-    /// Copy the entries of `range` to the same places of `to`, which no walker uses yet.
+    /// Copies the entries of `range` to the same places of `to`, which no walker uses yet.
     fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
         range.for_each(|index| self.store_entry(to, index, self.load_entry(from, index)));
     }

@@ -19,13 +19,13 @@ struct CpuTally<const N: usize>([AtomicU64; N]);
 pub struct Tally<const N: usize>([CpuTally<N>; LINES]);
 
 impl<const N: usize> Tally<N> {
-    /// All zero.
+    /// Makes counts that are all 0.
     #[expect(clippy::new_without_default, reason = "statics need a const fn, and one way is enough")]
     pub const fn new() -> Self {
         Self([const { CpuTally([const { AtomicU64::new(0) }; N]) }; LINES])
     }
-    /// Raise count `which` by `times`, on `cpu`: nothing is lost where the caller has moved to
-    /// another meanwhile.
+    /// Raises count `which` by `times`, on `cpu`. No count is lost if the caller has moved to
+    /// another CPU meanwhile.
     ///
     /// # Panics
     /// When `which` is not below `N`.
@@ -33,7 +33,7 @@ impl<const N: usize> Tally<N> {
     pub fn add(&self, cpu: CpuId, which: usize, times: u64) {
         self.0[usize::from(cpu.0) % LINES].0[which].fetch_add(times, Ordering::Relaxed);
     }
-    /// Count `which` of all CPUs.
+    /// Returns the sum of count `which` over all CPUs.
     ///
     /// # Panics
     /// When `which` is not below `N`.

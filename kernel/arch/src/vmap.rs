@@ -122,7 +122,7 @@ fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
 }
 
 impl Stack {
-    /// A stack; its bytes are anything.
+    /// Makes a stack of undefined bytes.
     ///
     /// # Errors
     /// When there is no memory for it.
@@ -160,7 +160,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Draws where a thread that begins on this stack has its first bytes: below this address, a
+    /// Draws the address below which a thread that begins on this stack has its first bytes: a
     /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator
     /// would be a fiftieth of a thread's cost.
     pub fn start(&self) -> u64 {

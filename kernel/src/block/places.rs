@@ -30,7 +30,7 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// A place of disks that come and go.
 struct DiskPlace {
     disk: Option<Arc<DiskContent>>,
-    /// The disk that went, while files are open on it.
+    /// The disk that left, while files are open on it.
     before: Option<Weak<DiskContent>>,
 }
 
@@ -49,18 +49,18 @@ pub(super) fn begin(disks: Vec<Arc<DiskContent>>) {
     FIRST.call_once(|| disks);
 }
 
-/// How many places there can be: while a file is open on a disk that went, the next one in its slot
-/// has another.
+/// Returns the most places that there can be. While a file is open on a disk that left, the next
+/// disk in its slot has another place.
 pub fn most() -> usize {
     (first().len() + 2 * host::slots().len()).min(MOST)
 }
 
-/// The places that may have a disk: those below this number.
+/// Returns the number that all places with a disk are below.
 pub(super) fn known() -> usize {
     first().len() + TAKEN.load(Ordering::Acquire)
 }
 
-/// The disk of a place, and the place.
+/// Returns the disk of a place, and the place.
 pub(super) fn find(place: usize) -> Option<(usize, Arc<DiskContent>)> {
     let disk = match place.checked_sub(first().len()) {
         None => first()[place].clone(),

@@ -61,7 +61,8 @@ pub struct Group {
     name: Arc<[u8]>,
     parent: Option<Arc<Group>>,
     pub(super) is_removed: AtomicBool,
-    /// Holds on its number: 1 until it is removed, each member, each group below, each charge.
+    /// Holds on its number: 1 until the group is removed, and 1 for each member, group below and
+    /// charge.
     pub(super) holds: AtomicU32,
     /// Groups right below, which are not removed.
     pub(super) children: AtomicU32,
@@ -69,13 +70,13 @@ pub struct Group {
     pub(super) descendants: AtomicU32,
     /// Removed groups below that still have their number.
     pub(super) dying: AtomicU32,
-    /// Its own processes that have not ended, forks under way included.
+    /// The group's own processes that have not ended, forks under way included.
     pub(super) processes: AtomicU32,
-    /// 1 where it has such processes, and 1 for each populated group right below.
+    /// 1 if the group has such processes, plus 1 for each populated group right below.
     pub(super) populated: AtomicU32,
-    /// Tasks in it and below, until they are waited for.
+    /// Tasks in the group and below, until they are waited for.
     pub(super) tasks: AtomicU32,
-    /// Tasks in it and below that have not ended.
+    /// Tasks in the group and below that have not ended.
     pub(super) living: AtomicU32,
     /// Tasks of `living` that stand still because of cgroup.freeze.
     pub(super) frozen: AtomicU32,
@@ -102,7 +103,7 @@ pub struct Group {
     pub(super) account: AtomicAccountId,
     /// CPU time of members, here and below, that left or were waited for.
     pub(super) past: SpinLock<CpuTime>,
-    /// How often something was added to `past`.
+    /// How often a value was added to `past`.
     pub(super) departures: AtomicU64,
     /// The most CPU time that was shown.
     pub(super) shown: SpinLock<CpuTime>,

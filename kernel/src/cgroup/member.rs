@@ -316,7 +316,7 @@ impl CgroupMember {
         outcome
     }
 
-    /// A thread has ended; with the last one the process.
+    /// Notes that a thread has ended; the process ends with its last thread.
     pub fn thread_ended(&self, thread: EndedThread) {
         let after = |word: u64| match thread {
             EndedThread::Other => word - 1,

@@ -13,12 +13,12 @@ use crate::{Errno, Result, hw, sched};
 
 /// The most groups, however much memory there is: their numbers are 16 bits.
 const GROUPS_MOST: u64 = 65_000;
-/// Where there is little memory there may be so many groups.
+/// The limit of groups where there is little memory.
 const GROUPS_LEAST: u64 = 1_024;
-/// Of all memory, so many frames are there for each group that there may be.
+/// Frames of memory per group, from which the limit is computed.
 const FRAMES_PER_GROUP: u64 = 4;
 
-/// The state that the lock protects.
+/// The state behind the lock.
 pub(super) struct GroupTree {
     /// By number, without the root.
     groups: Map<u16, Arc<Group>>,
@@ -36,18 +36,18 @@ pub(super) fn lock() -> SpinLockGuard<'static, GroupTree> {
     TREE.lock()
 }
 
-/// The group that all others are below.
+/// Returns the root group.
 pub fn root() -> &'static Arc<Group> {
     ROOT.call_once(|| Group::new(ROOT_ID, b"", None))
 }
 
-/// The most groups at one time.
+/// Returns the most groups at one time.
 fn groups_max() -> u64 {
     (hw::frames().managed_frames() / FRAMES_PER_GROUP).clamp(GROUPS_LEAST, GROUPS_MOST)
 }
 
 impl GroupTree {
-    /// The group with a number that something holds.
+    /// Returns the group with a number that is held.
     pub fn group(&self, number: u16) -> &Arc<Group> {
         match number {
             0 => root(),
@@ -55,7 +55,7 @@ impl GroupTree {
         }
     }
 
-    /// How many groups have a number.
+    /// Returns how many groups have a number.
     pub fn len(&self) -> usize {
         self.groups.len()
     }

@@ -151,7 +151,7 @@ fn size_from(mut cursor: Cursor, line: &mut Vec<u8>) -> Result<usize> {
     }
 }
 
-/// The newest lines from `cursor` on that fit.
+/// Reads the newest lines from `cursor` on that fit.
 fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
     let mut line = Vec::new();
     let mut skip = size_from(cursor, &mut line)?.saturating_sub(sink.remaining());
@@ -175,7 +175,7 @@ fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
     }
 }
 
-/// Wait for a record and read lines.
+/// Waits for a record and reads lines.
 fn read_next(sink: &mut dyn Sink) -> Result<usize> {
     let mut line = Vec::new();
     let mut done = 0;

@@ -94,7 +94,7 @@ pub fn show_overlay(lower: Vec<Path>, upper: Path, path: &[u8]) -> Result<()> {
 }
 
 const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
-/// The place in the image of what an earlier run kept, to be begun with.
+/// The place in the image of the changes that an earlier run kept, which this run begins with.
 const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
 
 fn unnamed_directory(beside: &Path) -> Result<Path> {

@@ -1,4 +1,5 @@
-//! The kernel's own memory as [`Sink`] and [`Source`], and the way of a source's bytes through it.
+//! The kernel's own memory as [`Sink`] and [`Source`], and the transfer of a source's bytes through
+//! it.
 
 use freehold_collections::Vec;
 
@@ -8,9 +9,9 @@ use crate::user::{Sink, Source, so_far};
 /// Bytes that [`send_in_chunks`] moves at a time.
 const CHUNK: usize = 1024;
 
-/// Hands all of `source` to `send`, which says how many bytes it took. `room` waits until it takes
-/// some; it is asked before each chunk, because a source gives its bytes only once. Returns the
-/// number of bytes sent.
+/// Hands all of `source` to `send`, which returns how many bytes it took. `room` waits until `send`
+/// can take some. It is called before each chunk, because a source gives its bytes only once.
+/// Returns the number of bytes sent.
 ///
 /// # Errors
 /// Those of the source and of `room`, if nothing was sent before.
@@ -40,7 +41,7 @@ pub fn send_in_chunks(
     Ok(done)
 }
 
-/// A read fills this slice.
+/// A slice that a read fills.
 #[derive(Debug)]
 pub struct SliceSink<'a> {
     slice: &'a mut [u8],

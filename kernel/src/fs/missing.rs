@@ -1,7 +1,7 @@
-//! Names of files that a program looked for in vain: usually what the image lacks.
+//! Names of files that a program looked for in vain: usually files that the image lacks.
 //!
-//! The first [`MOST`] different absolute names are kept, for the report at the end. Guarded by a
-//! spin lock that orders with nothing.
+//! The first [`MOST`] different absolute names are kept, for the report at the end. Their spin lock
+//! is a leaf in the lock order.
 
 use freehold_collections::Vec;
 

@@ -1,12 +1,12 @@
 //! Secret memory: the file that memfd_secret(2) makes.
 //!
-//! Its bytes are for the programs that map it. Nothing else leads to them: it has no read and no
-//! write, its pages are never pinned, moved, copied or sent to the swap, and so no window of the
-//! kernel shows one once it was zeroed ([`freehold_vm::PageCache::secret`]). The kernel copies to
-//! and from it as to any memory of a program, through the program's own addresses. Operations that
+//! Only the programs that map the file reach its bytes. The file has no read and no write, and its
+//! pages are never pinned, moved, copied or sent to the swap. So no window of the kernel shows a
+//! page once it was zeroed ([`freehold_vm::PageCache::secret`]). The kernel copies to and from it
+//! as to any memory of a program, through the program's own addresses. Operations that
 //! mm/secretmem.c refuses are refused here, with the same errors. As there, the size is set once,
 //! and its pages are charged to the maker of the file, within the RLIMIT_MEMLOCK of the program
-//! that has a page made: beyond it is SIGBUS.
+//! that touches a page first: beyond it the touch ends in SIGBUS.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -334,20 +334,20 @@ impl FileTable {
         }
     }
 
-    /// Descriptors in use, ascending, from `from` on.
+    /// Returns the first descriptor in use from `from` on, and its file.
     pub fn next_open(&self, from: usize) -> Option<(usize, Arc<OpenFile>)> {
         let inner = self.inner.lock();
         let slots = inner.slots.get(from..)?;
         slots.iter().enumerate().find_map(|(i, slot)| Some((from + i, slot.opened()?.file.clone())))
     }
 
-    /// Slots there are now (FDSize in /proc/PID/status).
+    /// Returns the number of slots (FDSize in /proc/PID/status).
     pub fn size(&self) -> usize {
         self.inner.lock().slots.len()
     }
 }
 
-/// A descriptor that is its holder's to open: free again where it is dropped.
+/// A reserved descriptor that its holder will open; it is free again if this is dropped.
 #[must_use]
 pub struct Promise<'a> {
     table: &'a FileTable,

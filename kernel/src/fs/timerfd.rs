@@ -44,7 +44,7 @@ struct TimerState {
 }
 
 impl TimerState {
-    /// The deadline has passed: count, and say when the next is.
+    /// Counts expiries up to `now`, if the deadline has passed. Returns the next deadline.
     fn expire(&mut self, now: u64) -> Option<u64> {
         let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
         match (now - deadline).checked_div(self.interval) {
@@ -60,7 +60,7 @@ impl TimerState {
         self.deadline
     }
 
-    /// Nanoseconds until the next expiry and between them.
+    /// Returns the nanoseconds until the next expiry and between expiries.
     fn remaining(&self, now: u64) -> TimerSpec {
         // A timer that is due but not yet counted still runs: 0 would say that it is not set.
         let value = self.deadline.map_or(0, |deadline| deadline.saturating_sub(now).max(1));

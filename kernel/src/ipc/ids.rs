@@ -28,23 +28,23 @@ pub const NOWAIT: u32 = 0o4000;
 const PLACE_BITS: u32 = 15;
 /// The most objects of a kind (IPCMNI).
 pub const MOST: usize = 1 << PLACE_BITS;
-/// Places are used again after so many at the earliest.
+/// The least number of other places that are used before a place is used again.
 const LEAST_CIRCLE: usize = 64;
 /// Sequence numbers are below this, so that an ID is not negative.
 const SEQUENCES: u32 = i32::MAX as u32 >> PLACE_BITS;
 
-/// The part that every object has.
+/// The part that objects of every kind have.
 pub struct Head {
-    /// 0 until it is in the table.
+    /// The ID; 0 until the object is in the table.
     id: AtomicI32,
-    /// [`PRIVATE`] once no key finds it.
+    /// The key; [`PRIVATE`] once no key finds the object.
     key: AtomicI32,
     permission: SpinLock<Permission>,
     home: Weak<IpcObjects>,
 }
 
 impl Head {
-    /// The head of an object that is in no table yet.
+    /// Makes the head of an object that is in no table yet.
     pub fn new(wanted: &WantedObject<'_>) -> Self {
         Self {
             id: AtomicI32::new(0),
@@ -53,7 +53,7 @@ impl Head {
             home: wanted.home.downgrade(),
         }
     }
-    /// The tables of its namespace, unless that has ended.
+    /// Returns the tables of the object's namespace, unless that has ended.
     pub fn home(&self) -> Option<Arc<IpcObjects>> {
         self.home.upgrade()
     }

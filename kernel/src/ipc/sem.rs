@@ -64,7 +64,7 @@ pub struct SemOperations {
     pub operations: Vec<Operation>,
     /// The process that calls.
     pub pid: u32,
-    /// Where its adjustments are, if it has SEM_UNDO.
+    /// The number of its adjustments, if it has SEM_UNDO.
     pub undo: Option<u64>,
 }
 
@@ -162,7 +162,7 @@ fn perform(
     Attempt::Done
 }
 
-/// Performs one operation. Whether it could be.
+/// Performs one operation. Returns whether it could be performed.
 fn step(semaphores: &mut [Semaphore], undo: Option<&mut Vec<i16>>, operation: &Operation) -> Result<bool> {
     let number = usize::from(operation.number);
     let semaphore = &mut semaphores[number];
@@ -203,7 +203,7 @@ impl SetState {
         perform(semaphores, undo, request)
     }
 
-    /// Performs what waits and can be performed now, in the order of its coming.
+    /// Performs the waiting calls that can be performed now, in the order of their arrival.
     fn update(&mut self) {
         loop {
             self.walk(false);
@@ -215,8 +215,8 @@ impl SetState {
         }
     }
 
-    /// Walks over the calls that change something, or over those that do not. Whether an earlier
-    /// call may go on after it.
+    /// Walks over the waiting calls that change something, or over the others. Returns whether an
+    /// earlier call may now be possible.
     fn walk(&mut self, altering: bool) -> bool {
         let mut next = 0;
         while let Some((ticket, waiter)) = self.next_waiter(next) {

@@ -199,7 +199,7 @@ impl Segment {
         self.leave_if_due();
     }
 
-    /// Leaves the table, if it was removed and is attached nowhere.
+    /// Takes the segment out of the table, if it was removed and is attached nowhere.
     fn leave_if_due(&self) {
         if self.head.permission().mode & REMOVED == 0 {
             return;
@@ -212,7 +212,7 @@ impl Segment {
         });
     }
 
-    /// SHM_LOCK and SHM_UNLOCK: whether its pages stay in memory.
+    /// Sets whether the segment's pages stay in memory: SHM_LOCK and SHM_UNLOCK.
     pub fn set_locked(&self, locked: Locked) {
         self.head.change(|permission| match locked {
             Locked::Yes => permission.mode |= LOCKED,

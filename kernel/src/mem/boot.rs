@@ -37,17 +37,17 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
     COMMONS.get().expect("address spaces come after the page allocator")
 }
 
-/// A machine with fewer frames has better uses for them than pages of 2 MiB: 512 MiB, as Linux.
+/// The least frames of a machine that uses pages of 2 MiB: 512 MiB, as Linux.
 const LEAST_FOR_HUGE: u64 = 512 << 8;
 
-/// Zeroed boot memory for tables that live as long as the kernel.
+/// Returns zeroed boot memory for tables that live as long as the kernel.
 fn zeroes<T: FromZeros + Sync>(count: usize) -> &'static [T] {
     memory::boot_zeroes(count).expect("1/16384 of all memory that may come, and 35 KiB per CPU")
 }
 
-/// Build the frame table and the page allocator over `topology`, and hand every frame that boot did
-/// not keep to it. `huge` says which anonymous memory gets 2 MiB pages, where the machine's size
-/// shall not; `replicas`, which nodes get the kernel's text.
+/// Builds the frame table and the page allocator over `topology`, and hands every frame that boot
+/// did not keep to the allocator. `huge` says which anonymous memory gets 2 MiB pages, where the
+/// machine's size shall not; `replicas`, which nodes get the kernel's text.
 pub fn init(
     topology: &'static Topology,
     cpus: usize,

@@ -39,14 +39,14 @@ impl TransitSlot {
     fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed) == NONE
     }
-    /// The frame in it, which is the caller's from now on.
+    /// Takes the frame in the slot, if there is one.
     fn take(&self) -> Option<Pfn> {
         match self.0.swap(NONE, Ordering::Acquire) {
             NONE => None,
             frame => Some(Pfn(frame)),
         }
     }
-    /// Leaves `frame` in it; whether there was room.
+    /// Puts `frame` into the slot. Returns whether there was room.
     fn put(&self, frame: Pfn) -> bool {
         self.0.compare_exchange(NONE, frame.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
@@ -56,17 +56,17 @@ impl CpuSlots {
     const fn new() -> Self {
         Self([const { TransitSlot(AtomicU64::new(NONE)) }; KEPT])
     }
-    /// A frame that is the caller's from now on.
+    /// Takes a frame, if one is kept.
     fn take(&self) -> Option<Pfn> {
         self.0.iter().find_map(|slot| if slot.is_empty() { None } else { slot.take() })
     }
-    /// Keeps `frame`; whether there was room.
+    /// Keeps `frame`. Returns whether there was room.
     fn put(&self, frame: Pfn) -> bool {
         self.0.iter().any(|slot| slot.is_empty() && slot.put(frame))
     }
 }
 
-/// This CPU's.
+/// Returns this CPU's slots.
 #[inline]
 fn slots() -> &'static CpuSlots {
     &SLOTS[usize::from(hw::current_cpu().0)]
@@ -77,7 +77,7 @@ fn slots() -> &'static CpuSlots {
 pub struct TransitPage(Pfn);
 
 impl TransitPage {
-    /// One from this CPU's slots, else from the page allocator.
+    /// Takes a page from this CPU's slots, else from the page allocator.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -90,7 +90,7 @@ impl TransitPage {
             None => Ok(Self(Frame::<PageCache, Frames>::allocate(frames())?.into_raw())),
         }
     }
-    /// Its frame.
+    /// Returns the page's frame.
     #[inline]
     pub const fn pfn(&self) -> Pfn {
         self.0

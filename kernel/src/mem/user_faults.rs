@@ -64,9 +64,9 @@ pub enum Served {
 /// A fault that waits.
 #[derive(Debug)]
 pub struct WaitingFault {
-    /// Where, as the reader is told: the page, or the exact address.
+    /// The address as the reader is told it: the page's, or the exact one.
     pub address: u64,
-    /// For what access.
+    /// The access that faulted.
     pub access: Access,
     /// The lack that made it fault.
     pub lack: Lack,
@@ -81,7 +81,7 @@ struct FaultQueue {
     /// In the order in which they came.
     waiting: Map<u64, Arc<WaitingFault>>,
     latest: u64,
-    /// The last that was read: those behind it are news.
+    /// The last fault that was read: later ones are new to the reader.
     read: u64,
     is_over: bool,
 }

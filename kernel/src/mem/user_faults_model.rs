@@ -13,11 +13,11 @@ use shuttle::thread;
 enum Order {
     /// No step.
     Right,
-    /// The fault queues when it has given the space back.
+    /// The fault queues after it has given the space back.
     QueuedLate,
     /// Waiters are woken before the page is there.
     WokenEarly,
-    /// The monitor says that it is over after it has woken all.
+    /// The monitor announces its end only after it has woken all waiters.
     OverLate,
 }
 

@@ -1,4 +1,4 @@
-//! The server as what is behind a page cache.
+//! The server as the store behind a page cache.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,13 +21,13 @@ pub(super) static READ: AtomicU64 = AtomicU64::new(0);
 /// A file of the server.
 pub(super) struct Store {
     channel: &'static Channel,
-    /// Opened for reading, since the first open of the file here.
+    /// The fid opened for reading, since the first open of the file here.
     reader: SpinLock<Option<Arc<Fid>>>,
-    /// Opened for writing, since the first such open of the file here.
+    /// The fid opened for writing, since the first such open of the file here.
     writer: SpinLock<Option<Arc<Fid>>>,
-    /// Bytes, as the server last said.
+    /// The file's size in bytes, as the server last reported.
     size: AtomicU64,
-    /// The server had fewer bytes than it said.
+    /// Whether the server had fewer bytes than it reported.
     fell_short: AtomicBool,
 }
 
@@ -42,20 +42,20 @@ impl Store {
         }
     }
 
-    /// Returns the server's number for reading.
+    /// Returns the fid for reading.
     pub fn reader(&self) -> Option<Arc<Fid>> {
         self.reader.lock().clone()
     }
-    /// Have it read by `fid` from now on.
+    /// Sets the fid for reading.
     pub fn set_reader(&self, fid: Option<Arc<Fid>>) {
         let before = core::mem::replace(&mut *self.reader.lock(), fid);
         drop(before);
     }
-    /// Returns the server's number for writing.
+    /// Returns the fid for writing.
     pub fn writer(&self) -> Option<Arc<Fid>> {
         self.writer.lock().clone()
     }
-    /// Have it written by `fid` from now on.
+    /// Sets the fid for writing.
     pub fn set_writer(&self, fid: Arc<Fid>) {
         let before = self.writer.lock().replace(fid);
         drop(before);

@@ -1,9 +1,8 @@
 //! The network devices: `lo`, and `eth0` where the machine has a network (netdevice(7)).
 //!
 //! No packet passes through `lo`, since a connection's bytes go from socket to socket: its counters
-//! are 0. Nothing of either can be changed, but for `lo` of a network namespace that was made,
-//! which is set up or down. A request to set what is so already succeeds; any other is
-//! `EOPNOTSUPP`.
+//! are 0. Neither can be changed, except that `lo` of a new network namespace can be set up or
+//! down. A request to set an unchanged value succeeds; any other is `EOPNOTSUPP`.
 
 use freehold_virtio::FrameCounts;
 use linux_raw_sys::ioctl as c;

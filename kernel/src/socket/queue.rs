@@ -18,14 +18,14 @@ use crate::fs::pipe::{Boundary, Gathered, PipeRing};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// Pages that wait in one channel at most: Linux' default send buffer.
+/// The most pages that wait in one channel: Linux' default send buffer.
 pub const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
 /// An empty queue with room for more messages than this gives the room back.
 const KEPT: usize = 16;
 
 /// The message of one send. For a stream, the bytes of sends without ancillary data are joined.
 struct SocketMessage {
-    /// Chunks of the ring that are its.
+    /// The message's chunks in the ring.
     chunks: usize,
     /// Bytes that were sent; 0 for a stream, where the length is not needed.
     length: usize,

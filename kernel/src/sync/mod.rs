@@ -1,4 +1,4 @@
-//! Waiting and excluding.
+//! Waiting and mutual exclusion.
 
 mod completion;
 pub mod deferred;

@@ -318,9 +318,9 @@ impl PollWaiter {
         if self.incomplete { Err(Errno::ENOMEM) } else { Ok(self) }
     }
 
-    /// Sleep until one of the queues is woken after the last call (or after `new`); the caller then
-    /// looks at its files again. Only for waiters made by [`new`](Self::new), on the task that made
-    /// it.
+    /// Sleeps until one of the queues is woken after the last call (or after `new`); the caller
+    /// then looks at its files again. Only for waiters made by [`new`](Self::new), on the task that
+    /// made it.
     ///
     /// # Errors
     /// `ERESTARTSYS` where a signal is pending.

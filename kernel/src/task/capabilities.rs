@@ -14,50 +14,50 @@ use crate::{Errno, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Capability {
-    /// File permissions do not bind.
+    /// File permissions do not bind the process.
     DacOverride = 1,
-    /// Signals to any process.
+    /// Send signals to any process.
     Kill = 5,
-    /// Any group.
+    /// Take on any group.
     SetGid = 6,
-    /// Any user.
+    /// Take on any user.
     SetUid = 7,
-    /// The bounding set and the secure bits changed.
+    /// Change the bounding set and the secure bits.
     SetPcap = 8,
-    /// Ports below 1024.
+    /// Bind to ports below 1024.
     NetBindService = 10,
-    /// Network devices, addresses and routes set.
+    /// Set network devices, addresses and routes.
     NetAdmin = 12,
-    /// Locked memory without limit.
+    /// Lock memory without limit.
     IpcLock = 14,
-    /// System V objects of any user.
+    /// Use System V objects of any user.
     IpcOwner = 15,
-    /// Another root directory.
+    /// Change the root directory.
     SysChroot = 18,
-    /// A look into any process.
+    /// Inspect any process.
     SysPtrace = 19,
-    /// All that has no capability of its own.
+    /// All operations that have no capability of their own.
     SysAdmin = 21,
-    /// Any priority, and pages of others moved.
+    /// Set any priority, and move pages of other processes.
     SysNice = 23,
-    /// Limits raised.
+    /// Raise limits.
     SysResource = 24,
-    /// The clock set.
+    /// Set the clock.
     SysTime = 25,
-    /// Terminals hung up.
+    /// Hang up terminals.
     SysTtyConfig = 26,
-    /// Capabilities of files set.
+    /// Set capabilities of files.
     SetFcap = 31,
-    /// The kernel's log read.
+    /// Read the kernel's log.
     Syslog = 34,
-    /// IDs of processes chosen.
+    /// Choose IDs of processes.
     CheckpointRestore = 40,
 }
 
 /// Every capability that there is (CAP_LAST_CAP is 40).
 pub const ALL: u64 = (1 << 41) - 1;
-/// Those about files, which follow the file system user: chown, the two DAC ones, fowner, fsetid,
-/// immutable, mknod, MAC override.
+/// Capabilities about files, which follow the file system user: chown, the two DAC ones, fowner,
+/// fsetid, immutable, mknod, MAC override.
 const OF_FILES: u64 = 0b1_1111 | 1 << 9 | 1 << 27 | 1 << 32;
 
 /// The sets of a process, a bit for each capability.

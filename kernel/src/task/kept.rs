@@ -23,26 +23,26 @@ use crate::sync::{ArcSlot, SpinLock};
 /// A value that is replaced as a whole.
 pub struct Shared<T> {
     value: SpinLock<Arc<T>>,
-    /// How often it was replaced.
+    /// How often the value was replaced.
     version: AtomicU32,
 }
 
 impl<T> Shared<T> {
-    /// `value` first.
+    /// Makes a shared value that begins as `value`.
     pub const fn new(value: Arc<T>) -> Self {
         Self { value: SpinLock::new(value), version: AtomicU32::new(0) }
     }
-    /// The value.
+    /// Returns the value.
     #[inline]
     pub fn get(&self) -> Arc<T> {
         self.value.lock().clone()
     }
-    /// Look at the value under a spin lock: nothing that `look` drops may sleep.
+    /// Shows `look` the value under a spin lock: nothing that `look` drops may sleep.
     #[inline]
     pub fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.value.lock())
     }
-    /// Another value; gives the old. The caller has the slots of all threads forget it.
+    /// Replaces the value. Returns the old one. The caller has the slots of all threads forget it.
     pub fn replace(&self, value: Arc<T>) -> Arc<T> {
         let mut place = self.value.lock();
         self.version.fetch_add(1, Ordering::SeqCst);
@@ -57,7 +57,7 @@ impl<T> Shared<T> {
 /// One thread's slot for a [`Shared`] value.
 pub struct Kept<T> {
     slot: ArcSlot<T>,
-    /// Of what is in the slot; its own thread's.
+    /// The version of the slot's value; only the slot's own thread uses it.
     version: AtomicU32,
 }
 
@@ -68,7 +68,8 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Use the value, for as long as a call takes; its own thread. It may be used again inside.
+    /// Shows `look` the value for as long as a call takes. Only for the slot's own thread, which
+    /// may call this again inside of `look`.
     #[inline]
     pub fn with<R>(&self, shared: &Shared<T>, look: impl FnOnce(&Arc<T>) -> R) -> R {
         let (version, value) = match self.slot.take() {

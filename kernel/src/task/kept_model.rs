@@ -15,11 +15,11 @@ const REPLACEMENTS: u32 = 2;
 const SCHEDULES: usize = 20_000;
 const SEED: u64 = 11;
 
-/// How it is done.
+/// The order of the steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Properly,
-    /// The version is looked at before the value is put back, and not after it.
+    /// The version is checked before the value is put back, and not after.
     JudgedEarly,
     /// The slots are emptied before the version is counted up.
     CountedLate,
@@ -27,12 +27,12 @@ enum Keeps {
 
 struct KeptWorld {
     keeps: Keeps,
-    /// A value is its number.
+    /// The value: its number.
     value: Mutex<Arc<u32>>,
     version: AtomicU32,
     /// An exchange is one step: the lock is held for it alone.
     slots: [Mutex<Option<Arc<u32>>>; CALLERS],
-    /// Of what is in the slots.
+    /// The versions of the values in the slots.
     versions: [AtomicU32; CALLERS],
 }
 

@@ -22,9 +22,9 @@ bitflags! {
     }
 }
 
-/// The largest error that is told, in microseconds (NTP_PHASE_LIMIT).
+/// The largest error that is reported, in microseconds (NTP_PHASE_LIMIT).
 pub const MOST_ERROR: i64 = 16_000_000;
-/// By how many microseconds the bound grows each second (MAXFREQ).
+/// Microseconds by which the error's bound grows each second (MAXFREQ).
 const ERROR_PER_SECOND: u64 = 500;
 /// The largest time constant (MAXTC).
 pub const MOST_CONSTANT: i64 = 10;
@@ -32,13 +32,13 @@ pub const MOST_CONSTANT: i64 = 10;
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockQuality {
-    /// Whether a program vouches for it, and how times are told.
+    /// Whether a program vouches for the clock, and the unit of reported times.
     pub status: Status,
     /// The estimate of the error, in microseconds.
     pub estimated_error: i64,
-    /// The time constant of a loop that does not run here.
+    /// The time constant of the kernel's loop, which does not run here.
     pub constant: i64,
-    /// The bound of the error in microseconds, and when it was said.
+    /// The bound of the error in microseconds, and the time at which it was set.
     bound: (i64, u64),
 }
 
@@ -54,7 +54,7 @@ impl ClockQuality {
         self.bound.0.saturating_add_unsigned(grown).min(MOST_ERROR)
     }
 
-    /// Says that the error is at most `error` microseconds at `now`.
+    /// Notes that the error is at most `error` microseconds at `now`.
     pub fn set_bound(&mut self, error: i64, now: u64) {
         self.bound = (error.clamp(0, MOST_ERROR), now);
     }

@@ -133,9 +133,9 @@ pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2])
     0
 }
 
-/// The second: [`TimePage::seconds`], with the counter's halves put together and divided by
-/// [`UNIT`] at once. The counter is not read in order with earlier steps: that is nanoseconds, and
-/// this tells seconds.
+/// Returns the second: [`TimePage::seconds`], with the counter's halves put together and divided by
+/// [`UNIT`] at once. The counter may be read out of order with earlier steps: the error is
+/// nanoseconds, and the result counts seconds.
 #[inline(always)]
 fn seconds() -> i64 {
     let seconds;

@@ -52,21 +52,21 @@ impl Boundary {
 /// See the module's head. [`Constraint::NONE`] asks for nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Constraint {
-    /// The device's address and the original's are the same modulo this (Linux: min_align_mask +
-    /// 1).
+    /// Modulus under which the device's address and the original's are equal (Linux: min_align_mask
+    /// plus 1).
     pub keeps: Alignment,
-    /// The memory begins and ends on multiples of this, so that an IOMMU with pages of that size
-    /// shows the device nothing else (Linux: alloc_align_mask + 1).
+    /// Multiple at which the memory begins and ends, so that an IOMMU with pages of that size shows
+    /// the device nothing else (Linux: alloc_align_mask plus 1).
     pub align: Alignment,
-    /// No piece crosses a multiple of this; `None`: pieces are as long as they are (Linux: the
-    /// segment boundary, all ones).
+    /// Boundary that no piece crosses; `None`: pieces may have any length (Linux: the segment
+    /// boundary, all ones).
     pub boundary: Option<Boundary>,
-    /// The highest address, if it is lower than what the device can use.
+    /// The highest address, if it is lower than the highest that the device can use.
     pub reach: DmaAddr,
 }
 
 impl Constraint {
-    /// Any memory that the device can use.
+    /// The constraint that allows any memory that the device can use.
     pub const NONE: Self =
         Self { keeps: Alignment::BYTE, align: Alignment::BYTE, boundary: None, reach: DmaAddr(u64::MAX) };
 

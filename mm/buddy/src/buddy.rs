@@ -36,12 +36,12 @@ pub struct Buddy<M: Machine> {
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
-    /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is
-    /// [looked](Bytes::Looked) at.
+    /// The CPUs' lists for requests that they serve directly. Closed for CPUs that do not exist,
+    /// and where every block is [looked](Bytes::Looked) at.
     pub(crate) list_lines: ListLines,
     pub(crate) pcps: &'static [Pcp],
-    /// For each CPU its number among those whose lists hold the same node's blocks: that of its
-    /// arena there.
+    /// For each CPU, its number among the CPUs whose lists hold the same node's blocks, which is
+    /// also its arena's number there.
     pub(crate) slots: [u8; MAX_CPUS],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,

@@ -72,9 +72,9 @@ pub struct Pcp {
     pause: AtomicU64,
     /// Frames of the blocks that no list serves, by owner: handed out less given back.
     passed_frames: [AtomicU64; Owner::COUNT],
-    /// For each order, the number of the line of the list that took the last block of it.
+    /// For each order, the line of the list that took the last block of that order.
     guesses: [AtomicU64; GUESSES],
-    /// How many blocks the next refill gets: 16 bits for each list.
+    /// The number of blocks of each list's next refill, 16 bits per list.
     batches: [AtomicU64; LISTS.div_ceil(4)],
     /// The first place of each list.
     firsts: [AtomicU64; NOWHERE + 1],
@@ -84,8 +84,8 @@ pub struct Pcp {
     places: [AtomicU64; PLACES],
 }
 
-/// Whether another CPU asked for the blocks: the one word that other CPUs write has two lines of
-/// its own.
+/// Whether another CPU asked for the blocks. It is the only word that other CPUs write, so it has
+/// two cache lines of its own.
 #[derive(Debug, FromZeros)]
 #[repr(align(128))]
 struct DrainFlag(AtomicU64);

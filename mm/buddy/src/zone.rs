@@ -104,11 +104,11 @@ pub(crate) struct Parts {
     pub(crate) bins: Option<Bins>,
     /// The slots of the user's and of the kernel's free set.
     pub(crate) sets: (&'static [AtomicU64], &'static [AtomicU64]),
-    /// Frames that are there at boot, reserved ones too.
+    /// Frames that exist at boot, reserved ones too.
     pub(crate) frames: u64,
     /// Frames that can be plugged in.
     pub(crate) absent: u64,
-    /// The lowest pageblock of those.
+    /// The lowest pageblock of the frames that can be plugged in.
     pub(crate) pluggable_from: Option<BlockId>,
 }
 
@@ -227,7 +227,7 @@ impl Zone {
         });
         step.is_ok().then_some(blocks)
     }
-    /// So many more frames are free.
+    /// Adds `frames` free frames.
     pub(crate) fn gain(&self, frames: u64) {
         if frames > 0 {
             self.words[LINE].fetch_add(frames, Ordering::Relaxed);
@@ -238,12 +238,12 @@ impl Zone {
             self.split.fetch_add(more, Ordering::Relaxed);
         }
     }
-    /// Frames that were free are not any more, and were not reserved; under all locks, so that no
-    /// CPU has reserved them.
+    /// Subtracts frames that were free and not reserved; under all locks, so that no CPU has
+    /// reserved them.
     pub(crate) fn lose(&self, _held: &HeldAll<'_>, frames: u64) {
         self.words[LINE].sub(frames);
     }
-    /// So many frames are free in split pageblocks of the kernel's side.
+    /// Notes the number of frames that are free in split pageblocks of the kernel's side.
     pub(crate) fn note_free_of_kernel(&self, frames: u64) {
         self.of_kernel.store(frames, Ordering::Relaxed);
     }

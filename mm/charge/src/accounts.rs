@@ -15,11 +15,11 @@ const CHUNKS: usize = (AccountId::LAST as usize + 1) / CHUNK;
 /// A limit, in frames or slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccountLimit {
-    /// No charge passes it.
+    /// No charge passes this limit.
     Max,
-    /// Charges that pass it are told of.
+    /// Charges may pass this limit, and are reported.
     High,
-    /// No page goes to a swap area where its account would have more slots then.
+    /// No page goes to a swap area if its account would then have more slots.
     SwapMax,
 }
 
@@ -455,7 +455,7 @@ impl Accounts {
         self.upwards(account).all(|(_, entry)| has_room(entry))
     }
 
-    /// Something happened to `account`.
+    /// Counts `event` for `account` and all above.
     pub fn note(&self, account: AccountId, event: AccountEvent) {
         for (level, (_, entry)) in self.upwards(account).enumerate() {
             entry.events[0][event as usize].fetch_add(1, Ordering::Relaxed);
@@ -464,11 +464,11 @@ impl Accounts {
             }
         }
     }
-    /// How often that happened to `account` or one below.
+    /// Returns how often `event` happened to `account` or an account below.
     pub fn events(&self, account: AccountId, event: AccountEvent) -> u64 {
         self.read(account, |entry| entry.events[0][event as usize].load(Ordering::Relaxed))
     }
-    /// How often it happened to `account` itself.
+    /// Returns how often `event` happened to `account` itself.
     pub fn local_events(&self, account: AccountId, event: AccountEvent) -> u64 {
         self.read(account, |entry| entry.events[1][event as usize].load(Ordering::Relaxed))
     }
@@ -476,15 +476,15 @@ impl Accounts {
         self.entry(account).map_or(0, what)
     }
 
-    /// Frames or slots that are charged to `account` and those below.
+    /// Returns the frames or slots that are charged to `account` and those below.
     pub fn charged(&self, account: AccountId, resource: Resource) -> u64 {
         self.read(account, |entry| entry.balance(resource).charged())
     }
-    /// The most that were at a time.
+    /// Returns the most that were charged at one time.
     pub fn peak(&self, account: AccountId, resource: Resource) -> u64 {
         self.read(account, |entry| entry.peaks[resource as usize].load(Ordering::Relaxed))
     }
-    /// A limit, in frames or slots; `u64::MAX` is none.
+    /// Returns a limit, in frames or slots; `u64::MAX` is none.
     pub fn limit(&self, account: AccountId, limit: AccountLimit) -> u64 {
         self.entry(account).map_or(u64::MAX, |entry| entry.limit(limit))
     }

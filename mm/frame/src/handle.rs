@@ -56,7 +56,7 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
 }
 
-/// Common part of the three values: which block, and its source. A `Handle` holds no count itself.
+/// Common part of the three values: the block and its source. A `Handle` holds no count itself.
 pub struct Handle<K: FrameKind, S: FrameSource> {
     source: S,
     frame: Pfn,

@@ -88,19 +88,19 @@ pub enum Backing {
     Uncounted,
 }
 
-/// Past of a new leaf: the marks that it begins with. A walk of the hardware that has to set a mark
-/// costs more.
+/// The use of a page so far, by which a new leaf gets its first marks. It is cheaper to set a mark
+/// than to let the hardware's walk set it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Marks {
-    /// Not touched yet (a neighbour mapped in passing).
+    /// The page has not been touched (a neighbour mapped in passing).
     Untouched,
-    /// Read, or about to be.
+    /// The page was read, or is about to be.
     Accessed,
-    /// Written, or about to be.
+    /// The page was written, or is about to be.
     Dirty,
 }
 
-/// Where a page is that is not in memory: a slot of a swap area.
+/// The place of a page that is not in memory: a slot of a swap area.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapPlace {
     /// The area's number, below 32.

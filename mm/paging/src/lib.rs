@@ -58,7 +58,7 @@ pub trait Memory: FrameSource<Machine: Machine> {}
 
 impl<S: FrameSource<Machine: Machine>> Memory for S {}
 
-/// Where the kernel's half of every root comes from.
+/// The origin of the kernel's half of every root.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelRoots {
     root_of: fn(NodeId) -> Pfn,
@@ -66,13 +66,14 @@ pub struct KernelRoots {
 }
 
 impl KernelRoots {
-    /// `root_of` names the top-level table whose upper half every root of a node copies. That half
-    /// never changes.
+    /// Makes the roots from `root_of`, which returns a node's top-level table. Every root of the
+    /// node copies that table's upper half, which never changes.
     pub const fn new(root_of: fn(NodeId) -> Pfn) -> Self {
         Self { root_of, shares: |_| {} }
     }
-    /// Each time before a CPU loads a root that copies another node's upper half, for want of
-    /// memory for a root of its node, `shares` is told, with interrupts off.
+    /// Sets a function for the case that no memory was left for a root of a CPU's node. It is
+    /// called with interrupts off, each time before the CPU loads a root that copies another node's
+    /// upper half.
     #[must_use]
     pub const fn telling(self, shares: fn(CpuId)) -> Self {
         Self { shares, ..self }

@@ -92,8 +92,8 @@ impl<S: ReplicaMemory> Copier<'_, S> {
         Ok(number)
     }
 
-    /// A copy of the table of `level` that maps from `base` on, and of all below it. At most three
-    /// deep.
+    /// Copies the table of `level` that maps from `base` on, and all tables below it. The recursion
+    /// is at most three deep.
     fn below(&mut self, from: Pfn, level: u32, base: u64) -> Result<Pfn, OutOfMemory> {
         let machine = self.source.machine();
         let copy = self.table(from, 0)?;

@@ -57,14 +57,14 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot).map_or(0, |node| node.height)
     }
 
-    /// The value in `slot` changed, whose own summary was `before`.
+    /// Notes that the value in `slot` changed; `before` was its own summary.
     pub(crate) fn note_change(&mut self, slot: u32, before: &S, path: &Path) {
         if self.own_summary(slot).is_none_or(|own| own != *before) {
             self.note_due(slot, path);
         }
     }
 
-    /// `slot` and all of `path` above it are to be summed up.
+    /// Marks `slot` and all of `path` above it to be summed up.
     pub(crate) fn note_due(&mut self, slot: u32, path: &Path) {
         for at in core::iter::once(slot).chain(path.iter()) {
             if !core::mem::take(&mut self.arena.node_mut(at).is_summed) {
@@ -73,7 +73,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// The summary of the entry in `slot` alone.
+    /// Returns the summary of the entry in `slot` alone.
     pub(crate) fn own_summary(&self, slot: u32) -> Option<S> {
         let node = self.arena.get(slot)?;
         node.value.as_ref().map(|value| S::of(&node.key, value))

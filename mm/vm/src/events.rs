@@ -1,17 +1,18 @@
 //! Events since boot, counted for /proc/vmstat.
 
-/// Something that is counted, by the name of Linux' counter.
+/// An event that is counted, by the name of Linux' counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// `pgreuse`: a write fault kept the frame.
     Reuse,
     /// `thp_fault_alloc`: a fault was served with a large page.
     HugeFaultAlloc,
-    /// `thp_fault_fallback`: it was not, for want of a pageblock.
+    /// `thp_fault_fallback`: a fault was not served with a large page, for want of a pageblock.
     HugeFaultFallback,
     /// `thp_collapse_alloc`: small pages became a large one.
     HugeCollapseAlloc,
-    /// `thp_collapse_alloc_failed`: they did not, for want of a pageblock.
+    /// `thp_collapse_alloc_failed`: small pages did not become a large one, for want of a
+    /// pageblock.
     HugeCollapseFailed,
     /// `thp_split_page`: the frames of a block are counted one by one.
     HugeSplitPage,
@@ -19,7 +20,8 @@ pub enum Event {
     HugeSplitLeaf,
     /// `thp_zero_page_alloc`: the block of zeroes was made.
     HugeZeroAlloc,
-    /// `thp_zero_page_alloc_failed`: it could not be, for want of a pageblock.
+    /// `thp_zero_page_alloc_failed`: the block of zeroes could not be made, for want of a
+    /// pageblock.
     HugeZeroFailed,
     /// `thp_split_page_failed`: a large leaf could not become small ones, for want of a table.
     HugeSplitFailed,
@@ -27,7 +29,7 @@ pub enum Event {
     HugeSwapFallback,
     /// `pswpin`: a page was read from a swap area.
     SwapIn,
-    /// `pswpout`: a page was written to one.
+    /// `pswpout`: a page was written to a swap area.
     SwapOut,
     /// `swap_ra`: a page was read ahead.
     SwapAhead,
@@ -35,26 +37,26 @@ pub enum Event {
     SwapAheadHit,
     /// `pglazyfree`: a page was given up (MADV_FREE).
     LazyFree,
-    /// `pglazyfreed`: its frame was taken.
+    /// `pglazyfreed`: the frame of such a page was taken.
     LazyFreed,
     /// Ours, `cow_unneeded`: a write fault copied a frame that had no other mapping, holder or swap
-    /// entry when it was decided to.
+    /// entry at the time of the decision.
     CowUnneeded,
     /// `pgmigrate_success`: a page got another frame.
     MigrateSuccess,
-    /// `pgmigrate_fail`: it was to, and did not.
+    /// `pgmigrate_fail`: a page did not get another frame.
     MigrateFail,
     /// `thp_migration_success`: a large page moved as one.
     HugeMigrateSuccess,
-    /// `thp_migration_fail`: it did not move.
+    /// `thp_migration_fail`: a large page did not move.
     HugeMigrateFail,
-    /// `thp_migration_split`: it was split in order to move.
+    /// `thp_migration_split`: a large page was split in order to move.
     HugeMigrateSplit,
     /// `thp_scan_exceed_none_pte`: small pages stayed small since too many were empty.
     HugeScanNone,
-    /// `thp_scan_exceed_swap_pte`: since too many were in swap.
+    /// `thp_scan_exceed_swap_pte`: small pages stayed small since too many were in swap.
     HugeScanSwapped,
-    /// `thp_scan_exceed_share_pte`: since too many were shared.
+    /// `thp_scan_exceed_share_pte`: small pages stayed small since too many were shared.
     HugeScanShared,
 }
 

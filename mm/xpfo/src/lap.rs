@@ -24,14 +24,14 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 /// `SLOTS` is at most 64.
 #[derive(Debug)]
 pub struct Lap<const SLOTS: usize> {
-    /// The next slot, and one past the last of the run that it is in.
+    /// The next slot, and the end of the run of slots that it is in.
     next: AtomicU32,
     limit: AtomicU32,
-    /// 1 if nothing is cached: no window was opened since the CPU forgot everything.
+    /// 1 if no translation is cached: no window was opened since the CPU forgot everything.
     fresh: AtomicU32,
-    /// Slots that were in use when this lap began: a bit each.
+    /// Slots that were in use when this lap began, as bits.
     held: AtomicU64,
-    /// Windows taken so far, less `next`: so counting a window costs nothing.
+    /// Windows taken so far, minus `next`, so that opening a window updates `next` only.
     base: AtomicU64,
     laps: AtomicU64,
 }
@@ -39,17 +39,17 @@ pub struct Lap<const SLOTS: usize> {
 /// Result of [`Lap::renew`], and the CPU's duty before it takes a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Renewal {
-    /// More slots of this lap. Nothing to do.
+    /// More slots of this lap are usable. The CPU has nothing to do.
     SameLap,
-    /// A new lap: the CPU forgets all non-global translations first.
+    /// A new lap begins: the CPU forgets all non-global translations first.
     NewLap,
-    /// The first lap since the CPU forgot everything. Nothing to do, but from now on there is
-    /// something to forget.
+    /// The first lap since the CPU forgot everything begins. The CPU has nothing to do, but
+    /// translations may be cached from now on.
     Fresh,
 }
 
 impl<const SLOTS: usize> Lap<SLOTS> {
-    /// No slot in use and nothing cached.
+    /// Makes a lap with no slot in use and nothing cached.
     pub const fn new() -> Self {
         assert!(SLOTS > 0 && SLOTS <= 64);
         Self {

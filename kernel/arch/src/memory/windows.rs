@@ -415,7 +415,7 @@ pub(crate) fn forgotten() {
     }
 }
 
-/// Forget the windows that were closed on this CPU, where the policy bounds their time. No window
+/// Forgets the windows that were closed on this CPU, where the policy bounds their time. No window
 /// is open.
 pub fn forget_closed() {
     if policy().bounds_time() {
@@ -428,7 +428,8 @@ pub fn forget_closed() {
     }
 }
 
-/// A kernel task gets this CPU while a program's address space stays loaded. Interrupts are off.
+/// Notes that a kernel task gets this CPU while a program's address space stays loaded. Interrupts
+/// are off.
 pub fn lend() {
     let windows = &cpu::this().windows;
     if windows.lent.load(Ordering::Relaxed) == NOT_LENT {
@@ -436,8 +437,9 @@ pub fn lend() {
     }
 }
 
-/// A program's task gets this CPU, its address space is loaded: what kernel tasks opened meanwhile
-/// must not be cached in its time. Interrupts are off.
+/// Notes that a program's task gets this CPU, with its address space loaded. Windows that kernel
+/// tasks opened meanwhile are forgotten, so that they are not cached while the program runs.
+/// Interrupts are off.
 pub fn take_back() {
     let windows = &cpu::this().windows;
     let before = windows.lent.swap(NOT_LENT, Ordering::Relaxed);

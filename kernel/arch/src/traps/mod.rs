@@ -179,13 +179,13 @@ pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
     windows::leave_interrupt();
 }
 
-/// Where `entry.s` goes on after [`own_stack_trap`].
+/// The place where `entry.s` continues after [`own_stack_trap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 enum Return {
-    /// Where the CPU was.
+    /// The place that was interrupted.
     Back = 0,
-    /// From user mode to the kernel, as after any exception of the program.
+    /// The path from user mode to the kernel, as after any exception of the program.
     Exception = 1,
 }
 

@@ -1,9 +1,9 @@
 //! mount, umount2, pivot_root, sync and syncfs.
 //!
-//! A tree of mounts is its namespace's: the right to change it is CAP_SYS_ADMIN in the user
-//! namespace that owns the mount namespace, and only places in the caller's own tree can be
-//! changed. Outside of the initial user namespace only file systems in memory are new, which hold
-//! nothing that was not there: [`may_mount_anew`].
+//! A tree of mounts belongs to its namespace: changing it needs CAP_SYS_ADMIN in the user namespace
+//! that owns the mount namespace. Only places in the caller's own tree can be changed. Outside of
+//! the initial user namespace only file systems in memory can be new, which begin empty:
+//! [`may_mount_anew`].
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
 use crate::fs::mount::{Mount, MountFlags};

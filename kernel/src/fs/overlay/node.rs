@@ -31,7 +31,7 @@ use crate::{Errno, Result, sched};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tree {
     Upper,
-    /// Which one, from above.
+    /// The lower tree with this number, counted from the uppermost.
     Lower(usize),
 }
 
@@ -40,22 +40,22 @@ pub(super) enum Tree {
 pub(super) struct NodeKey {
     is_upper: bool,
     inode: Identity,
-    /// Of a file with several names in its lower tree, each of which is copied up alone: directory
-    /// and name.
+    /// For a file with several names in its lower tree, each of which is copied up by itself:
+    /// directory and name.
     name: Option<(Identity, Arc<[u8]>)>,
 }
 
-/// Nodes of the trees at a name that is seen.
+/// Nodes of the trees at a visible name.
 pub(super) enum Found {
-    /// The upper tree's alone, perhaps copied from an inode of a lower one.
+    /// A node of the upper tree alone, perhaps copied from an inode of a lower one.
     Upper { upper: Arc<dyn Node>, origin: Option<(usize, Identity)> },
-    /// Lower trees' alone: one inode, or directories, the uppermost first.
+    /// Nodes of lower trees alone: one inode, or directories, the uppermost first.
     Lower { lower: Vec<Below> },
     /// A directory of the upper tree, and those below it.
     Merged { upper: Arc<dyn Node>, lower: Vec<Below> },
 }
 
-/// Nodes of the trees at a name, seen or not.
+/// Nodes of the trees at a name, visible or not.
 pub(super) struct Entry {
     /// The upper tree's, whiteouts too.
     pub upper: Option<Arc<dyn Node>>,

@@ -1,8 +1,8 @@
 //! The bytes in a pipe: a queue of pages.
 //!
-//! Invariant: no chunk is empty, there are at most `limit` chunks. A write of at most a page
-//! (PIPE_BUF) lands in one chunk, whole or not at all; that is what makes it atomic. Held by the
-//! pipe's sleeping lock: user bytes may fault while they are moved.
+//! Invariant: no chunk is empty, and there are at most `limit` chunks. A write of at most a page
+//! (PIPE_BUF) goes into one chunk, whole or not at all: so it is atomic. The pipe's sleeping lock
+//! protects the queue: user bytes may fault while they are moved.
 
 use core::ops::Range;
 

@@ -208,7 +208,7 @@ fn line(out: &mut Text, area: &UserArea<'_>, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether figures are an area's, or the sum of all.
+/// The subject of figures: one area, or all areas together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     OfOne,

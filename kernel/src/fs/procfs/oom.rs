@@ -12,7 +12,7 @@ use crate::{Errno, Result};
 
 /// The end of oom_score_adj's scale.
 const MOST: i32 = 1000;
-/// oom_adj: from never, over -16 to 15.
+/// The scale of oom_adj: -17 for never, else -16 to 15.
 const OLD_NEVER: i32 = -17;
 const OLD_MOST: i32 = 15;
 

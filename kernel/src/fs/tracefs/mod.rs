@@ -131,7 +131,7 @@ impl Generate for TracingOn {
     }
 }
 
-/// A setting with one value, which is shown in its way.
+/// A setting with one possible value: the word that a program writes, and the text that it reads.
 struct OneChoice(&'static str, &'static str);
 
 impl Generate for OneChoice {

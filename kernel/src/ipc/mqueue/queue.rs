@@ -1,8 +1,9 @@
 //! A queue that threads send to and receive from.
 //!
 //! A thread that waits is in line in the queue's [state](super::state), and sleeps without the
-//! lock. A thread that serves it takes it out and answers it under the lock. A thread whose wait
-//! ends otherwise takes the lock, and itself out; an answer that came until then counts.
+//! lock. A thread that serves it takes it out of the line and answers it under the lock. A thread
+//! whose wait ends otherwise takes the lock and leaves the line; an answer that came before that
+//! counts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -94,9 +94,9 @@ static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
 /// Tasks that reclaim now.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-/// Woken when one of them ends.
+/// Woken when a task ends its reclaim.
 static ENDED: WaitQueue = WaitQueue::new();
-/// Held by the one that reclaims directly.
+/// Held by the task that reclaims directly.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// See [`ReclaimCounts`].

@@ -9,8 +9,8 @@ use crate::socket::interface::{self, Interface, LO};
 use crate::task::namespaces::network::{LinkState, NetworkNamespace};
 use crate::{Errno, Result};
 
-/// Types of requests: RTM_NEWLINK is the first of four about links, and so on. The third of four
-/// asks.
+/// Types of requests come in groups of four: RTM_NEWLINK is the first of the four about links, and
+/// so on. The third of four asks.
 const LINK: u16 = 16;
 const ADDRESS: u16 = 20;
 const ROUTE: u16 = 24;
@@ -19,7 +19,7 @@ const NEIGHBOUR: u16 = 28;
 const SET_LINK: u16 = 19;
 /// RTM_MAX, rounded up as Linux does.
 const LAST: u16 = 123;
-/// Which of four a type is.
+/// The position of a type in its group of four.
 const NEW: u16 = 0;
 const GET: u16 = 2;
 

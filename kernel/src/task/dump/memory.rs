@@ -23,7 +23,7 @@ const MAPPED_PRIVATE: u32 = 1 << 2;
 const MAPPED_SHARED: u32 = 1 << 3;
 const ELF_HEADERS: u32 = 1 << 4;
 
-/// Pages that are looked for at once.
+/// Bytes of addresses whose pages are looked for at once.
 const WINDOW: u64 = 64 << 20;
 /// Bytes that are read at once.
 const CHUNK: u64 = 64 << 10;

@@ -123,17 +123,17 @@ impl Executable {
     }
 }
 
-/// Where a program's parts begin.
+/// Choice of the addresses of a program's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadPlaces {
-    /// Anywhere.
+    /// At random addresses.
     Random,
-    /// Where they began the last time (ADDR_NO_RANDOMIZE).
+    /// At the same addresses each time (ADDR_NO_RANDOMIZE).
     Fixed,
 }
 
 impl LoadPlaces {
-    /// Random bits, or none.
+    /// Returns random bits; 0 for fixed addresses.
     pub fn draw(self) -> u64 {
         match self {
             Self::Random => crate::hw::Hardware.random_u64(),

@@ -45,15 +45,16 @@ const STACK_PAGES: u64 = 1 << 22;
 const MMAP_PAGES: u64 = 1 << 28;
 /// Bytes of randomness between a program's data and its heap.
 const BREAK_RANDOM: u64 = 32 << 20;
-/// Bytes of stack that are there from the start, beside what is on it.
+/// Bytes of stack that are present from the start, beside those that the kernel puts there.
 const STACK_RESERVE: u64 = 128 << 10;
-/// The least and most room for the stack to grow into.
+/// The least and the most room that a stack can grow into.
 const STACK_GAP: core::ops::RangeInclusive<u64> = 128 << 20..=USER_END / 6 * 5;
-/// How many scripts may interpret scripts.
+/// The most scripts that may interpret each other.
 const MAX_SCRIPTS: usize = 5;
 /// AT_HWCAP2: programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
 const HWCAP2_FSGSBASE: u64 = 1 << 1;
-/// AT_HWCAP: what every x86-64 CPU has of CPUID 1 EDX (FPU, TSC, CX8, CMOV, MMX, FXSR, SSE, SSE2).
+/// AT_HWCAP: the bits of CPUID 1 EDX that every x86-64 CPU has (FPU, TSC, CX8, CMOV, MMX, FXSR,
+/// SSE, SSE2).
 const HWCAP: u64 = 0x0780_8111;
 
 /// A program to be started.

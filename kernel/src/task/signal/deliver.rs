@@ -76,15 +76,15 @@ enum Delivery {
     Park,
     Stop(Signal),
     Terminate(Signal),
-    /// As that, with a core file.
+    /// The process ends, with a core file.
     Dump(SigInfo, Signal),
     /// Another thread writes a core file.
     Meet(Arc<Meeting>),
     Handle(SigInfo, Signal, Action),
 }
 
-/// Puts the vector state, whose image has this size, into the frame, with what says so where
-/// programs look for it.
+/// Puts the vector state, whose image has this size, into the frame, with the markers by which
+/// programs find it.
 #[inline(always)]
 fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
     if image <= LEGACY {
@@ -246,7 +246,7 @@ impl Task {
         }
     }
 
-    /// Stay here until the process continues or ends; the last thread to come tells the parent.
+    /// Waits here until the process continues or ends; the last thread to arrive tells the parent.
     fn park(self: &Receiver<Self>) {
         let stopped_by = {
             let mut group = self.process().signals.lock();

@@ -185,8 +185,8 @@ impl Task {
         tracer.map_or(Ok(()), |tracer| tracer.tracees.lock().reserve())
     }
 
-    /// The thread becomes its process' first one for its tracer, too. The tracer of the one that
-    /// was first is told of no end (Linux: `de_thread`). Under the registry's lock.
+    /// Makes the thread its process' first one for its tracer, too. The tracer of the former first
+    /// thread is not told of an end (Linux: `de_thread`). Under the registry's lock.
     ///
     /// # Errors
     /// `ENOMEM`; nothing has changed.

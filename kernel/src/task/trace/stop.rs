@@ -25,16 +25,16 @@ const NO_CALL: u64 = u64::MAX;
 #[derive(Clone, Copy)]
 struct Call {
     number: u64,
-    /// The value of rax.
+    /// The value of rax at the stop.
     result: Option<u64>,
 }
 
 impl Call {
-    /// The one that led to the kernel, if one did.
+    /// Returns the call that led to the kernel, if there is one.
     fn of(context: &UserContext) -> Self {
         Self { number: context.called().unwrap_or(NO_CALL), result: None }
     }
-    /// One that has no result yet.
+    /// Returns a call that has no result yet.
     fn unfinished(number: u64) -> Self {
         Self { number, result: Some(Errno::ENOSYS.to_return_value() as u64) }
     }

@@ -36,21 +36,22 @@ fn place_of(word: u64) -> Option<SwapPlace> {
 
 struct Chunk {
     frames: [u64; PAGES as usize],
-    /// How many of them are not [`NONE`].
+    /// The number of entries in `frames` that are not [`NONE`].
     count: u32,
-    /// Changed since the store last saw them.
+    /// Pages that changed since the store last saw them.
     dirty: u64,
-    /// Some leaf may have granted writing, so the bytes may change at any moment.
+    /// Pages of which a leaf may have granted writing, so that the bytes may change at any moment.
     writable: u64,
-    /// Their store is being written for them, and has not answered yet.
+    /// Pages that are being written to the store, which has not answered yet.
     writeback: u64,
-    /// Changed at any time since the frame came in: the store may have been written for it.
+    /// Pages that changed at any time since the frame came in: the store may have been written for
+    /// them.
     changed: u64,
-    /// Read or written since the frame came in.
+    /// Pages that were read or written since the frame came in.
     once: u64,
-    /// And again, since the clock's hand last passed.
+    /// Pages that were used again, since the clock's hand last passed.
     again: u64,
-    /// On their way to the swap, and their frame has not been handed out since.
+    /// Pages on their way to the swap, whose frame has not been handed out since.
     leaving: u64,
 }
 

@@ -290,13 +290,13 @@ impl<S: Memory> PageCache<S> {
         Ok(frame)
     }
 
-    /// The frame of page `index`: a new one for a hole, one read from the store or the swap where
-    /// that has it; new frames come from `place`.
+    /// Returns the frame of page `index`: a new one for a hole, or one read from the store or the
+    /// swap, if that has the page. New frames come from `place`.
     pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, VmError> {
         self.get_or_read(index, place, Guess::Ahead)
     }
 
-    /// The same; `guess` says what else is read where it is read from a store.
+    /// Does the same; `guess` names the other pages that are read if the page is read from a store.
     fn get_or_read(&self, index: u64, place: NodePolicy, guess: Guess) -> Result<FoundFrame<S>, VmError> {
         if let Some(frame) = self.get(index)? {
             return Ok((frame, FaultKind::Minor));

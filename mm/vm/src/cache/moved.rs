@@ -59,23 +59,23 @@ impl<S: Memory> Caches<S> {
 /// How many frames of a range have been emptied, and how many not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evacuated {
-    /// Pages that have another frame.
+    /// Pages that got another frame.
     pub moved: u64,
-    /// Pages that have not.
+    /// Pages that did not.
     pub left: u64,
 }
 
 impl<S: Memory> Commons<S> {
-    /// Let the pages of `cache` be found by their frames, and go to the swap if memory is all it
-    /// has, for as long as it lives.
+    /// Makes the pages of `cache` findable by their frames, as long as it lives. Pages of memory
+    /// only may then go to the swap.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
         cache.listed.call_once(|| Arc::downgrade(self));
         let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));
         drop(before);
     }
 
-    /// Move a file's page to `place`. The caller holds no address space.
-    /// [`MigrateOutcome::Busy`] too where the page has another frame by now.
+    /// Moves a file's page to `place`. The caller holds no address space. Returns
+    /// [`MigrateOutcome::Busy`] also where the page has another frame by now.
     pub fn migrate_cached(&self, page: &CachedPage<S>, place: NodePolicy) -> MigrateOutcome<S> {
         let outcome = page.cache.migrate(page.index, page.frame, place);
         self.note_move(&outcome, 1);

@@ -190,18 +190,17 @@ impl<S: Memory, P: Purpose> core::fmt::Debug for PinnedPage<S, P> {
 /// The most pages that are pinned in one look at the tables: the CPU takes no interrupt meanwhile.
 const RUN: usize = 16;
 
-/// Pin the page at `addr` of the space with these roots, which this CPU has loaded, without a lock,
-/// if that is possible. Any [`Term`] will do: only the page's own frame is pinned this way.
+/// Pins the page at `addr` of the space with these roots, which this CPU has loaded, without a
+/// lock, if that is possible. Any [`Term`] will do: only the page's own frame is pinned this way.
 pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Option<PinnedPage<S, P>> {
     let mut pinned = None;
     pin_fast_run(roots, addr, 1, |page| pinned = Some(page));
     pinned
 }
 
-/// As [`pin_fast`], for up to `count` pages from `addr` on: `each` is given one after the other,
-/// and allocates and frees no frame. Returns how many it was given: not the first that cannot be
-/// pinned this way, and none behind it. Fewer than could be, now and then: at the end of a table,
-/// and at 16.
+/// As [`pin_fast`], for up to `count` pages from `addr` on. `each` gets one pinned page after the
+/// other, and allocates and frees no frame. Returns the number of pages. It stops at the first page
+/// that cannot be pinned this way, at the end of a table, and at 16 pages.
 #[inline]
 pub fn pin_fast_run<S: Memory, P: Purpose>(
     roots: &Roots<S>,

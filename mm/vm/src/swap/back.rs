@@ -1,8 +1,8 @@
 //! Bringing pages back: faults, read-ahead, swapoff.
 //!
-//! **Read-ahead.** Neighbours leave together and get neighbouring slots, so those around a page
-//! that is wanted whose slots lie around its own are read with it, in one go, into the swap cache.
-//! How many follows from how many were wanted of those read before.
+//! **Read-ahead.** Neighbouring pages are evicted together and get neighbouring slots. When a page
+//! is wanted, its neighbours whose slots are next to its own are read with it, in one go, into the
+//! swap cache. Their number depends on how many of the earlier read-ahead pages were used.
 //!
 //! **swapoff** takes the area out of use for new pages and brings every page back, space by space;
 //! a page that cannot be read is lost for its processes only, which get a bus error where they

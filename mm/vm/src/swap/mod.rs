@@ -237,7 +237,7 @@ impl<S: Memory> Swap<S> {
         infos.into_iter().flatten()
     }
 
-    /// All areas together.
+    /// Returns the figures of all areas together.
     pub fn usage(&self) -> SwapUsage {
         let mut usage = SwapUsage::default();
         for area in self.areas.lock().iter().flatten() {
@@ -248,7 +248,8 @@ impl<S: Memory> Swap<S> {
         usage
     }
 
-    /// Whether there is none, so that no frame is in the swap cache and no page elsewhere.
+    /// Returns whether there is no area, so that no frame is in the swap cache and no page in an
+    /// area.
     pub(crate) fn is_off(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
@@ -256,21 +257,21 @@ impl<S: Memory> Swap<S> {
     pub(crate) fn store_of(&self, place: SwapPlace) -> Option<Arc<dyn SwapStore>> {
         area_of(&mut self.areas.lock(), place).map(|area| area.store.clone())
     }
-    /// The reference that a slot held.
+    /// Takes over the reference that a slot held.
     fn held(&self, frame: Option<Pfn>) -> Option<Frame<Anon, S>> {
         frame.map(|frame| Frame::from_raw(self.source, frame).expect("slots hold anonymous frames"))
     }
-    /// One more reference to a slot's frame, which it keeps while the lock is held.
+    /// Takes one more reference to a slot's frame. The slot keeps the frame while the lock is held.
     fn one_more(&self, frame: Pfn) -> Result<Frame<Anon, S>, OutOfMemory> {
         let held = self.held(Some(frame)).map(ManuallyDrop::new);
         held.and_then(|frame| frame.try_clone().ok()).ok_or(OutOfMemory)
     }
-    /// Let `slot`, which has none, hold `frame`.
+    /// Gives `frame` to `slot`, which has none.
     fn keep(area: &mut SwapInfo, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
         frame.set_reverse_key(HOME, place.number());
         area.slots.put(place.slot, frame.into_raw(), read_for);
     }
-    /// The slot whose frame `frame` is.
+    /// Returns the slot that holds `frame`.
     fn slot_of(&self, areas: &[Option<SwapInfo>; AREAS], frame: Pfn) -> Option<(SwapPlace, SlotWord)> {
         let (object, index) = self.source.table().reverse_key(frame)?.get();
         let place = SwapPlace::from_number(index);

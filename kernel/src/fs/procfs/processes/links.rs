@@ -1,4 +1,5 @@
-//! The links of a process or a thread to what it has open, runs or stands in.
+//! The links of a process or a thread: its open files, its program, its directories and its
+//! namespaces.
 
 use freehold_collections::{Arc, Receiver, Vec, reserve, try_format};
 
@@ -26,7 +27,7 @@ pub(super) enum LinkKind {
     ChildrensPids,
 }
 
-/// A link to what a subject has.
+/// A link to a file, directory or namespace of a subject.
 pub(super) struct Link {
     pub identity: Identity,
     pub subject: Subject,
