@@ -2,14 +2,14 @@
 //! RAM disk.
 //!
 //! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
-//! for ever; stacks are kept for reuse. Where [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are
-//! unused, the latter are unmapped, their places remembered in their guard pages' entries: one
-//! flush of all CPUs for that many threads that end.
+//! for ever; stacks are kept for reuse. When [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are
+//! unused, the latter are unmapped with one flush of all CPUs. The entries of their guard pages
+//! then remember their places.
 //!
-//! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]),
-//! so that where its frames and buffers lie differs between threads that share a stack one after
-//! the other. Linux draws an offset per system call (`randomize_kstack_offset`), which here would
-//! cost more than a hundredth of the shortest one.
+//! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]).
+//! So the places of frames and buffers differ between threads that use a stack one after the other.
+//! Linux draws an offset per system call (`randomize_kstack_offset`), which here would cost more
+//! than a hundredth of the shortest one.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};

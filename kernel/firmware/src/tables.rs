@@ -1,9 +1,9 @@
 //! Finding tables: RSDP, then XSDT or RSDT, then a table by its signature (ACPI 6.5, 5.2.5 to
 //! 5.2.8).
 //!
-//! A table counts only if its signature, its length and its checksum hold; another is reported and
-//! passed over. So a table that the parsers get is as long as its header says, and no longer than
-//! the mapping.
+//! A table counts only if its signature, its length and its checksum are right; any other is
+//! reported and skipped. So each parser gets a table that is as long as its header says, and no
+//! longer than the mapping.
 
 use freehold_machine::PhysAddr;
 

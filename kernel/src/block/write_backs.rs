@@ -1,13 +1,13 @@
-//! Write-backs of a disk that are under way: a sync waits for those that others began.
+//! Write-backs of a disk that are under way: a sync waits for those that other tasks began.
 //!
 //! A page counts as clean as soon as a writer has taken it, and the disk's answer is noted when
-//! that write has ended. So a sync that finds nothing dirty has not seen the end of the flusher's
-//! writes a moment before (Linux: `filemap_fdatawait`).
+//! that write has ended. So a sync that finds no dirty page may have to wait for writes that the
+//! flusher began a moment before (Linux: `filemap_fdatawait`).
 //!
-//! **Protocol.** Each write-back counts in the current of two rounds. A waiter begins the other
-//! round and waits until the one before is empty: later write-backs do not hold it up, however many
-//! there are. One waits at a time; the round that it begins is empty first, also where an earlier
-//! one was killed while it waited.
+//! **Protocol.** Each write-back counts in the current of two rounds. A waiter makes the other
+//! round the current one and waits until the round before is empty: so later write-backs do not
+//! delay it, however many there are. One task waits at a time. The round that it makes current is
+//! empty first, even if an earlier waiter was killed.
 
 use crate::Result;
 use crate::sync::{Mutex, SpinLock, WaitQueue};

@@ -1,9 +1,8 @@
 //! Changes that programs made to files, kept in a folder of the host.
 //!
-//! With such a folder everything that the image brought is a lower tree, and so are the host's
-//! folders below it. One upper tree takes all changes. It begins with what an earlier run kept;
-//! when the program has ended, [`Changes::keep`] writes it into the folder, in [`overlay::keep`]'s
-//! form.
+//! With such a folder the files of the image are a lower tree, and so are the host's folders below
+//! it. One upper tree takes all changes. It begins with the changes that an earlier run kept. When
+//! the program has ended, [`Changes::keep`] writes it into the folder, in [`overlay::keep`]'s form.
 
 use freehold_collections::{Arc, TryCollect, Vec};
 

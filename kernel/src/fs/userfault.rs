@@ -1,11 +1,11 @@
 //! userfaultfd(2): the file through which a program serves page faults.
 //!
-//! [`user_faults`] handles the waiting tasks and sees that none sleeps for ever. The module
+//! [`user_faults`] keeps the waiting tasks and makes sure that none sleeps for ever. The module
 //! `monitor` of `freehold_vm` decides which pages may be filled. This module has the calls, with
 //! Linux' checks in its order (fs/userfaultfd.c), and the messages.
 //!
-//! Missing features are not offered: no events, no moving, no poison, and write-protection of pages
-//! of private anonymous memory that are there only. UFFDIO_API refuses the features, and
+//! Missing features are not offered: events, moving, poison, and write-protection of pages other
+//! than present pages of private anonymous memory. UFFDIO_API refuses the features, and
 //! UFFDIO_REGISTER the modes.
 //!
 //! [`user_faults`]: crate::mem::user_faults

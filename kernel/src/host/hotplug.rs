@@ -9,7 +9,7 @@
 //!
 //! Pages of programs and files there are moved out first ([`evacuate`]); the kernel takes its own
 //! frames from other memory as long as it can. A unit with a frame that cannot move (a pinned one,
-//! the kernel's) is tried again later, and another unit goes for it.
+//! the kernel's) is tried again later, and another unit is given back instead.
 
 use core::sync::atomic::Ordering;
 

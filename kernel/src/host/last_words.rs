@@ -1,9 +1,9 @@
-//! A panic's way to the host: no lock, no memory, byte by byte through the console's emergency
-//! register.
+//! The path of a panic's message to the host: no lock, no memory, byte by byte through the
+//! console's emergency register.
 //!
 //! If the control channel has sent part of a frame, the rest is first completed with blanks, so
-//! that the host stays in step. Frames that were handed over before are waited for, a while, so
-//! that nothing overtakes them.
+//! that the host finds the next frame. The panic waits for a while for frames that were handed over
+//! before, so that the message does not overtake them.
 
 use core::fmt::{self, Write};
 

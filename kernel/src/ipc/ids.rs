@@ -1,9 +1,9 @@
 //! The tables of IDs and keys: one table per kind of object.
 //!
-//! An ID is a place in the table, and in the bits above how often places were used again, so that
-//! an old ID does not name a new object. Places are given out in a circle, which is small while
-//! there are few objects (Linux: `ipc_idr_alloc`). Each kind of object names its table, its
-//! [`Head`], and whether it was removed; a removed object is in no table.
+//! An ID is a place in the table, and in the bits above it a count of how often places were used
+//! again, so that an old ID does not name a new object. Places are given out in a circle, which is
+//! small while there are few objects (Linux: `ipc_idr_alloc`). Each kind of object has a table, a
+//! [`Head`], and a mark for removed objects; a removed object is in no table.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 

@@ -1,26 +1,25 @@
 //! Page faults that a program serves (userfaultfd(2)): the faults that wait, and their ends.
 //!
-//! A [`UserFaults`] is what areas have as their monitor (`freehold_vm`, module `monitor`; Linux:
-//! `struct userfaultfd_ctx`). The file that reads it is `fs::userfault`.
+//! A [`UserFaults`] is the monitor of areas (`freehold_vm`, module `monitor`; Linux: `struct
+//! userfaultfd_ctx`). The file that reads it is `fs::userfault`.
 //!
-//! **Protocol.** It must not happen that a thread sleeps for a page that is there, or for a monitor
-//! that is closed.
+//! **Protocol.** No thread may sleep for a page that is present, or for a monitor that is closed.
 //! 1. *Fault*: with the space locked, the thread finds that a page is its monitor's to provide, and
 //!    queues itself ([`UserFaults::enqueue`]); then it gives the lock back, wakes readers, and
 //!    sleeps until its [`WaitingFault`] is done.
-//! 2. *Resolve*: a change of what a fault may have found (a page comes, or the area is the
-//!    monitor's no more) is made with the space locked. The task that makes it wakes the faults
-//!    that wait for these addresses **afterwards** ([`UserFaults::wake`]). So a fault either queued
-//!    before the change, and is woken, or looks after it and finds it.
-//! 3. *Close*: says first that it is over, under the queue's lock, and then wakes all. No fault
+//! 2. *Resolve*: a change that a fault waits for (a page comes, or the area leaves the monitor) is
+//!    made with the space locked. The task that makes it wakes the faults that wait for these
+//!    addresses **afterwards** ([`UserFaults::wake`]). So a fault either queued before the change,
+//!    and is woken, or looks after it and finds it.
+//! 3. *Close*: marks the queue as over first, under its lock, and then wakes all sleepers. No fault
 //!    queues afterwards. Areas may keep the closed monitor for a while, since the task that closes
 //!    a file may hold the space: the next fault there forgets it.
-//! 4. *Woken* means look again: a thread that is woken makes its access once more. UFFDIO_WAKE may
-//!    say so at any time.
+//! 4. *Woken* means look again: a thread that is woken repeats its access. UFFDIO_WAKE may wake it
+//!    at any time.
 //!
-//! A fault of the program's own ends for a signal; one that the kernel makes for it only when the
-//! thread is to end: the copy could not be made again. Unmapping, moving or forking pages that a
-//! fault waits for wakes no sleeper, as on Linux.
+//! A fault of the program's own ends when a signal comes. A fault that the kernel makes for the
+//! thread ends only when the thread has to end, since the copy could not be repeated. Unmapping,
+//! moving or forking pages that a fault waits for wakes no sleeper, as on Linux.
 //!
 //! `user_faults_model.rs` explores these steps, with the ones that would be wrong.
 //!

@@ -9,12 +9,12 @@
 //! on the other side. In between the old task's registers are not saved yet: `on_cpu` says so, and
 //! no other CPU takes a task while it is set.
 //!
-//! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half,
-//! because its mask changed, and sent elsewhere by the second ([`whereabouts`]). Whether it is on
-//! its way is decided once, under the queue's lock: its state, mask and position change meanwhile
-//! (`affinity_model` shows what comes of a second look). Where a mask changes while a task is on
-//! its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and
-//! leaves before its next instruction in user mode.
+//! A runnable task is in exactly one queue, runs, or is on its way: the first half left it out,
+//! because its mask changed, and the second half sends it elsewhere ([`whereabouts`]). One check
+//! under the queue's lock decides whether it is on its way, since its state, mask and position
+//! change meanwhile (`affinity_model` shows the fault of a second check). If a mask changes while a
+//! task is on its way to a queue, the task may arrive on a CPU where it must not run. Then it
+//! continues in the kernel only, and leaves before its next instruction in user mode.
 //!
 //! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`],
 //! and before a return to user mode. Interrupt handlers only set `wanted`.

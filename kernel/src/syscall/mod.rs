@@ -1,9 +1,9 @@
-//! The door that programs knock at.
+//! Dispatch of system calls.
 //!
-//! A handler gets the argument registers and gives a value or an error number; pointers among the
+//! A handler gets the argument registers and returns a value or an error number; pointers among the
 //! arguments are [`UserPtr`](crate::user::UserPtr)s. Calls are counted, per CPU and number, where
-//! the static key `syscall_counts` is on; a number without handler is `ENOSYS`, and the log names
-//! it once.
+//! the static key `syscall_counts` is on. A number without handler gives `ENOSYS`, and the log
+//! names it once.
 
 mod args;
 pub mod failures;

@@ -1,11 +1,11 @@
-//! Capabilities: what a process may do beside what its user may (capabilities(7)).
+//! Capabilities: rights of a process beside those of its user (capabilities(7)).
 //!
-//! Five sets, changed in four ways: by capset, which only takes away or brings back what is
-//! permitted; by a change of user, where who stops being user 0 loses them, or keeps what is
-//! permitted (PR_SET_KEEPCAPS); by execve, where user 0 gets what the bounding set leaves and
-//! others keep what is ambient; by prctl, which takes away from the bounding set, changes the
-//! ambient one, and sets the bits that say what user 0 means. There are none in files. Linux'
-//! nearest relative is security/commoncap.c.
+//! Four calls change the five sets. capset removes capabilities, or brings back permitted ones. A
+//! change of user takes them from a process that stops being user 0, unless it keeps its permitted
+//! set (PR_SET_KEEPCAPS). execve gives user 0 all that the bounding set allows, and keeps the
+//! ambient set of others. prctl removes from the bounding set, changes the ambient set, and sets
+//! the bits for the special rights of user 0. Files have no capabilities. Linux' nearest relative
+//! is security/commoncap.c.
 
 use super::credentials::Credentials;
 use crate::{Errno, Result};

@@ -1,11 +1,11 @@
 //! Waiting for CPU time where a control group's quota is used up (cpu.max).
 //!
-//! A thread whose group, or one above, has a quota has a [`Meter`]: a timer that calls it to the
-//! way to user mode every few milliseconds while it runs. There it charges the CPU time that it
-//! used since it did so last ([`Group::use_cpu`](crate::cgroup::Group::use_cpu)), and waits until
-//! there is some left. So no thread waits for that in the kernel, with locks that others need, and
-//! one that is killed goes on at once. A thread that ends charges what is left to charge, and a new
-//! one begins with a look: processes that live shortly are no way around a quota.
+//! A thread has a [`Meter`] if its group, or a group above, has a quota. The meter is a timer that
+//! makes the running thread pass the way to user mode every few milliseconds. There it charges the
+//! CPU time that it used since the last charge ([`Group::use_cpu`](crate::cgroup::Group::use_cpu)),
+//! and waits until some is left. So no thread waits for CPU time in the kernel, with locks that
+//! others need, and a killed thread continues at once. A thread that ends charges the remaining
+//! time, and a new thread begins with a look: processes with a short life cannot evade a quota.
 //!
 //! A call that changes a group's quota, or the group of a process, afterwards has the process
 //! [look](Process::look_at_quota), and wakes the threads that wait. Until a group first has a

@@ -1,6 +1,6 @@
 //! Bytes that a task draws from the heap's reserve, summed and asserted.
 //!
-//! At its door a system call has the heap set [`heap::CALL_RESERVE`] bytes aside
+//! At its beginning a system call has the heap set [`heap::CALL_RESERVE`] bytes aside
 //! ([`heap::ensure`]), so that objects of fixed size ([`freehold_collections::reserve`]) cannot
 //! fail in the middle of it; a long call does so again between its steps
 //! ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays

@@ -1,10 +1,11 @@
 //! A process' timers: setitimer, alarm, and POSIX timers.
 //!
-//! A timer is an object of its own that the timer queue holds while it is armed. It expires in
-//! interrupt context: it sends its signal there and says when it next expires.
+//! A timer is an object of its own, which the timer queue holds while it is armed. It expires in
+//! interrupt context: there it sends its signal and returns the time of its next expiry.
 //!
-//! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in
-//! which they could expire (what is left, over the number of threads), and look again then.
+//! A timer that counts CPU time, and the limit of CPU time, are armed for the earliest time at
+//! which they could expire: the remaining time divided by the number of threads. Then they look
+//! again.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,9 +1,9 @@
 //! Requests that wait.
 //!
-//! Two kinds of kernel tasks, each there only while there is something for it to do. The *watcher*
-//! (one for an asker) sleeps until any file that is waited for is ready, a timeout has passed, or
-//! the list has changed. *Workers* (up to [`WORKERS`]) take requests that block in a disk from a
-//! queue, one at a time, until it is empty.
+//! There are two kinds of kernel tasks, each of which exists only while it has work. The *watcher*
+//! (one per [`Asker`]) sleeps until any awaited file is ready, a timeout has passed, or the list
+//! has changed. *Workers* (up to [`WORKERS`]) take requests that block in a disk from a queue, one
+//! at a time, until it is empty.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,9 +1,9 @@
 //! Counts of allocations by the node that they wanted and the node that they got, and of memory
-//! handed out: counted where it costs nothing.
+//! handed out. Counting costs the fast path nothing.
 //!
-//! A block out of a CPU's list is a hit on the list's node, and that CPU's list counts it anyway;
-//! only blocks that came past the lists are counted here, on the slow path. The reported figure is
-//! the sum of both. Counts of single events, as Linux' (Documentation/admin-guide/numastat.rst).
+//! A block from a CPU's list is a hit on the list's node, and that list counts it already. Only
+//! blocks that the lists do not serve are counted here, on the slow path. The reported figure is
+//! the sum of both. Each event counts once, as in Linux (Documentation/admin-guide/numastat.rst).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,9 +1,9 @@
-//! Pageblocks between owners: moved from one side of the direct map to the other, or gathered into
-//! a larger block.
+//! Pageblocks between owners: they move from one side of the direct map to the other, or are
+//! gathered into a larger block.
 //!
 //! The zone's lock is not held while the direct map changes. Meanwhile the blocks are
-//! [`Fill::Moving`]: in no set, found by no CPU, and those that change sides are sure to be back. A
-//! CPU that needs one waits for [`Zone::moving`] to fall.
+//! [`Fill::Moving`]: they are in no set, so no CPU finds them, and blocks that change sides are
+//! certain to come back. A CPU that needs one waits for [`Zone::moving`] to fall.
 
 use freehold_frame::Side;
 use freehold_machine::Cpus;

@@ -1,9 +1,9 @@
-//! Which pages of a file a process still uses, and taking away those that it does not: the page
+//! Pages of a file that a process has not used lately, and their removal from its tables: the page
 //! cache asks before it gives a frame back.
 //!
-//! A leaf's mark of use is set by the CPU and taken back here, one look after the other: a page
-//! without a mark at a look was not used since the look before. A leaf without it is in no TLB, so
-//! taking it back needs a flush too; one for the whole look.
+//! The CPU sets a leaf's mark of use, and each look clears it: a page without a mark was not used
+//! since the last look. A leaf without the mark is in no TLB, so clearing it needs a flush too; one
+//! flush serves the whole look.
 
 use alloc::sync::Arc;
 

@@ -1,20 +1,19 @@
-//! The kernel heap: what `alloc` allocates from.
+//! The kernel heap, from which `alloc` allocates.
 //!
-//! Sizes up to 2048 bytes come from slabs, blocks of 1 to 4 frames cut into objects of one size
-//! ([`slab`]), by way of what each CPU has at hand ([`magazine`]); larger ones are whole orders of
-//! frames. Empty slabs go back, but for one per size. Not for interrupt handlers. The heap's lock
-//! is never held while frames are asked for or given back.
+//! Sizes up to 2048 bytes come from slabs: blocks of 1 to 4 frames cut into objects of one size
+//! ([`slab`]). Each CPU keeps some free objects ([`magazine`]). Larger sizes are whole orders of
+//! frames. Empty slabs are freed, except one per size. Interrupt handlers do not use the heap. The
+//! heap's lock is never held while frames are allocated or freed.
 //!
-//! A [reserve](ensure) of frames is touched only when there are no others: code that ensured it
-//! before can make small infallible allocations.
+//! A [reserve](ensure) of frames is used only when there are no others: code that ensured it before
+//! can make small infallible allocations.
 //!
-//! **Injected failures.** Where a [hook](inject_faults) is set, it is asked before each allocation,
-//! and an allocation that it fails finds nothing but the reserve. Inside of [`fallibly`] it does
-//! not find the reserve either: there the caller takes a failure as a value. Outside, the caller
-//! may be one that cannot, and the reserve is what it is entitled to: so it gets a small object
-//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve. Once there is a
-//! hook, no CPU gets objects to have at hand; those that other CPUs had then are handed out
-//! unasked.
+//! **Injected failures.** If a [hook](inject_faults) is set, it is asked before each allocation. An
+//! allocation that it fails gets nothing but the reserve. Inside of [`fallibly`] it does not get
+//! the reserve either, since the caller takes a failure as a value. Outside, the caller may take no
+//! failure, so it gets a small object from the reserve, and nothing larger. [`ensure`] is exempt,
+//! since it fills the reserve. Once there is a hook, CPUs get no more free objects to keep; the
+//! objects that they have are handed out without asking.
 //!
 //! **Charges.** Where groups of processes have limits, objects are charged to accounts
 //! ([`charge`]).

@@ -1,9 +1,9 @@
 //! Listing of a merged directory.
 //!
-//! A listing is made when an open directory is read from its beginning, and stays as it is until
-//! that is done again: positions are places in it. So what stays in the directory meanwhile is seen
-//! exactly once, and no name twice. It takes memory for all names of the directory, which fails as
-//! a value; a tree whose directory has no end is `EIO`.
+//! A listing is made when an open directory is read from its beginning, and is used until that is
+//! done again: positions are indices into it. So an entry that stays in the directory meanwhile is
+//! seen exactly once, and no name twice. It takes memory for all names of the directory, which
+//! fails as a value. A tree whose directory has no end gives `EIO`.
 
 use core::ops::Range;
 

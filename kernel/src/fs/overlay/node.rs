@@ -1,9 +1,9 @@
 //! Inodes of a merged tree.
 //!
-//! There is one node for an inode while it is in use, whether it has been copied up or not: it is
-//! found by its [`NodeKey`], which is that of the uppermost lower tree's inode where there is one.
-//! Invariant: `upper` is set once and never changes; a node without it is copied up by its own
-//! name, which therefore it knows.
+//! An inode in use has one node, whether it has been copied up or not. The node is found by its
+//! [`NodeKey`]: the identity of the inode in the uppermost lower tree that has it, if there is one.
+//! Invariant: `upper` is set once and never changes. A node without it is copied up by its own
+//! name, so it knows that name.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -1,17 +1,18 @@
-//! PAGEMAP_SCAN, the ioctl of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst): regions
-//! of pages by what is true of them.
+//! PAGEMAP_SCAN, the ioctl of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst): finds
+//! regions of pages by their categories.
 //!
-//! Memory is looked at 2 MiB at a time, each with the space locked; between two, regions that are
-//! complete go to the program. So the report on one piece is of one moment, and a scan of a whole
-//! address space delays no other task for long. Write-protection is userfaultfd's, which there is
-//! not: no page is "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
+//! The scan looks at 2 MiB of memory at a time, with the space locked; in between, complete regions
+//! go to the program. So the report on one piece is of one moment, and a scan of a whole address
+//! space delays no other task for long. Write-protection needs the asynchronous mode of
+//! userfaultfd, which is not offered: no page is "wp-allowed", a request for such pages only is
+//! EPERM, and there is nothing to protect.
 
 use freehold_collections::Vec;
 /// The request's number: `_IOWR('f', 16, struct pm_scan_arg)`.
 pub(super) const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
-/// Categories of a page (`PAGE_IS_`). Bit 0 is missing: it says that userfaultfd may write-protect
-/// the page.
+/// Categories of a page (`PAGE_IS_`). Bit 0 is missing: it stands for pages that userfaultfd
+/// protects asynchronously.
 pub(super) mod category {
     pub const WRITTEN: u64 = 1 << 1;
     pub const FILE: u64 = 1 << 2;
@@ -32,7 +33,7 @@ pub(super) struct PageRegion {
     pub categories: u64,
 }
 
-/// Which pages are wanted, and what is to be said of them.
+/// The pages that are wanted, and the categories to report of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Filter {
     pub inverted: u64,
@@ -148,9 +149,11 @@ mod call {
     /// One past the last address that a program can name.
     const END: u64 = (1 << 47) - PAGE;
 
-    /// Fail where an area is not write-protected by userfaultfd (`PM_SCAN_CHECK_WPASYNC`).
+    /// Fail where userfaultfd does not protect an area asynchronously (`PM_SCAN_CHECK_WPASYNC`):
+    /// always.
     const CHECK_WPASYNC: u64 = 2;
-    /// This, and to protect what matches (`PM_SCAN_WP_MATCHING`), which nothing allows.
+    /// Known flags: `CHECK_WPASYNC`, and the protection of matching pages (`PM_SCAN_WP_MATCHING`),
+    /// which has no page to act on.
     const FLAGS: u64 = 1 | CHECK_WPASYNC;
 
     /// `struct pm_scan_arg`, by field.

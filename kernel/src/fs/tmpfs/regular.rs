@@ -1,10 +1,11 @@
 //! Regular files of a tmpfs: bytes, their account, and seals.
 //!
-//! Limits and seals are looked at under the write lock, once the end of a file that is appended to
-//! is known.
+//! Limits and seals are checked under the write lock; for an append, after the end of the file is
+//! known.
 //!
-//! The write lock makes a write whole towards other writes, truncations and fallocate. The bytes
-//! that a write may need are charged to the file system before it; the rest is given back after it.
+//! The write lock makes a write atomic with regard to other writes, truncations and fallocate. The
+//! bytes that a write may need are charged to the file system before it; the unused ones are given
+//! back after it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! `trace_pipe`: records as text, each given to one reader once. A CPU's records have one reader
 //! at a time.
 //!
-//! A reader waits where there is none. Records wake no task (see [`crate::tracing`]): a read that
-//! waits looks every [`INTERVAL`], and for poll(2) a timer of the open file does, as long as its
-//! queue has a waiter.
+//! A reader waits while there is no record. Records wake no task (see [`crate::tracing`]). So a
+//! read that waits looks every [`INTERVAL`], and for poll(2) a timer of the open file looks, as
+//! long as the file's queue has a waiter.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

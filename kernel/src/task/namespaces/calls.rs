@@ -1,9 +1,9 @@
-//! unshare and setns, and what clone does about namespaces.
+//! unshare and setns, and clone's work on namespaces.
 //!
-//! Everything that can fail is made first, then the process gets it all: a call that failed has
-//! changed nothing. The right to make a namespace is CAP_SYS_ADMIN in the caller's user namespace,
-//! which is the new one where that is made with it; the right to enter one is CAP_SYS_ADMIN in that
-//! which owns it and in the caller's own.
+//! Everything that can fail is made first, then the process gets all of it: a call that failed has
+//! changed nothing. Making a namespace needs CAP_SYS_ADMIN in the caller's user namespace; if the
+//! same call makes a user namespace, in that one. Entering a namespace needs CAP_SYS_ADMIN in the
+//! user namespace that owns it, and in the caller's own.
 //!
 //! Callers: the table of system calls, [`super::super::clone`]. Task context.
 

@@ -1,9 +1,9 @@
-//! Network namespaces: whose sockets hear each other (Linux: `struct net`).
+//! Network namespaces: sets of sockets that can reach each other (Linux: `struct net`).
 //!
-//! A socket belongs to the namespace of the process that made it, for good. Its port, its abstract
-//! name and the lists that show it are that namespace's. The machine's device is the initial one's;
-//! another has a loopback device only, which is down until a program sets it up, so that no packet
-//! leaves the namespace.
+//! A socket belongs for good to the namespace of the process that made it, and so do its port, its
+//! abstract name and the lists that show it. The machine's device belongs to the initial namespace.
+//! Any other namespace has a loopback device only, which is down until a program sets it up; no
+//! packet leaves the namespace.
 //!
 //! Callers: `socket`, /proc, unshare and setns, any context.
 

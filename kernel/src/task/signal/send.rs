@@ -1,9 +1,9 @@
 //! Sending signals.
 //!
-//! All of a process' signal state changes under its `signals` lock, an interrupt-safe one: POSIX
-//! timers send from interrupt context, where a signal that finds no room is known by its number
-//! only. Others make room first. Under that lock come, in this order: a thread's `pending`, the
-//! `actions`, run queues.
+//! All of a process' signal state changes under its `signals` lock, an interrupt-safe one. POSIX
+//! timers send from interrupt context, where a signal that finds no room is kept by its number
+//! only; other senders make room first. Under that lock these are taken, in this order: a thread's
+//! `pending`, the `actions`, run queues.
 
 use core::sync::atomic::Ordering;
 

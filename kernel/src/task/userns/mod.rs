@@ -1,9 +1,9 @@
-//! User namespaces: whose capabilities count for what, and which ids a program sees.
+//! User namespaces: the reach of capabilities, and the ids that a program sees.
 //!
 //! **Ids.** Inside the kernel every id is the kernel's own, which is the initial namespace's. Ids
-//! are translated at the border only: where a program passes one ([`UserNs::kernel_id`]), and where
-//! it is told one ([`UserNs::shown_id`]). An id without a mapping is refused on its way in, and
-//! shown as [`OVERFLOW_ID`].
+//! are translated only where a program passes one ([`UserNs::kernel_id`]), and where it is told one
+//! ([`UserNs::shown_id`]). A program cannot pass an id without a mapping; such an id is shown as
+//! [`OVERFLOW_ID`].
 //!
 //! **Capabilities.** `Credentials::may` asks the initial namespace: capabilities that a process has
 //! in another are nothing there. `Credentials::may_in` asks the namespace that owns an object, and

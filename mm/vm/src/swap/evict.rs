@@ -1,20 +1,20 @@
-//! Choosing pages, taking them out of memory, writing them.
+//! Choosing pages, evicting them from memory, and writing them.
 //!
-//! **Which.** A clock over the page tables: each space has a hand that goes through its leaves; a
-//! page used since the hand was there last loses its mark of use and stays, one that was not goes.
-//! Spaces are visited in turn, each for a share of its pages in memory. Pinned pages, those that
-//! the kernel holds a reference to (one that was taken back before its write was done, among them),
-//! and those of locked areas stay. A 2 MiB page is split first: it is one page for the clock, and
-//! 512 for the swap.
+//! **Choice.** A clock runs over the page tables: each space has a hand that goes through its
+//! leaves. A page that was used since the hand last passed loses its mark of use and stays; any
+//! other page is evicted. Spaces are visited in turn, each for a share of its pages in memory.
+//! Pinned pages stay, and so do pages of locked areas and pages to which the kernel holds a
+//! reference (among them a page that was taken back before its write was done). A 2 MiB page is
+//! split first: it is one page for the clock, and 512 for the swap.
 //!
-//! **How.** A batch of [`SWAP_RUN`] pages at a time: under the space's lock they lose their leaves,
-//! are forgotten by all TLBs, and get slots; then, without any lock, they are written, neighbours
-//! in one go. A task that faults on one meanwhile takes it back from the swap cache. The next walk
-//! that comes by takes back a page that could not be written, so that it goes to another slot.
+//! **Steps.** Pages are evicted in batches of [`SWAP_RUN`]. Under the space's lock they lose their
+//! leaves, all TLBs forget them, and they get slots. Then they are written without any lock,
+//! neighbours in one go. A task that faults on one meanwhile takes it back from the swap cache. The
+//! next walk takes back a page that could not be written, so that it goes to another slot.
 //!
-//! **Given up pages** (MADV_FREE) go without a slot, unless they were written since. The hardware's
-//! mark in the old leaf says so exactly: a CPU sets it in a present leaf before it stores, and a
-//! pin that writes keeps it set.
+//! **Given up pages** (MADV_FREE) are freed without a slot, unless they were written since. The
+//! hardware's mark in the old leaf tells this exactly: a CPU sets it in a present leaf before it
+//! stores, and a pin that writes keeps it set.
 
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};

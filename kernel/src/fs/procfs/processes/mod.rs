@@ -1,9 +1,10 @@
 //! The directories of processes and threads.
 //!
-//! A node holds IDs only and looks its process up each time: `ESRCH` or `ENOENT` once that is gone.
-//! Opening or following it is judged twice: by owner and mode like any file, and for what shows or
-//! changes a process' insides by [`inspect`](crate::task::inspect). A file about memory keeps
-//! (weakly) the space that it was opened for: after an execve it does not show the new program's.
+//! A node holds IDs only and looks its process up each time: `ESRCH` or `ENOENT` once the process
+//! is gone. Opening or following a node is checked twice: by owner and mode like any file, and by
+//! [`inspect`](crate::task::inspect) if it shows or changes the inside of a process. A file about
+//! memory keeps (weakly) the space that it was opened for: after an execve it does not show the new
+//! program's.
 
 mod dir;
 mod files;
