@@ -1,4 +1,5 @@
-//! `freehold doctor`: what is installed, what works, what will be used, how to fix problems.
+//! `freehold doctor`: reports the installed parts, which of them work, which will be used, and how
+//! to fix problems.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -21,7 +21,7 @@ use crate::{Result, files, print, report};
 
 /// The most words of a record.
 const MOST_WORDS: usize = freehold_tracepoints::MOST_WORDS;
-/// The process that stands for the CPUs in the file, and the process that stands for threads.
+/// The process for CPUs in the file, and the process for threads.
 const CPUS: u32 = 0;
 const THREADS: u32 = 1;
 

@@ -83,14 +83,14 @@ pub fn closing() {
     host::report(ClosingReport { before, free_whole, usage, verdict, missing: fs::missing::take() });
 }
 
-/// Look until the books balance, or until what does not balance is certain: see the module's head.
+/// Repeats the audit until everything balances, or the imbalance is certain: see the module's head.
 fn verdict(left: usize) -> AuditVerdict {
     let begun = time::now();
     let mut verdict = AuditVerdict::take(left);
     let mut pause = PAUSE_NS.start;
     let mut looks = 1;
-    // Other CPUs may still be putting away what the last processes had: what remains when they are
-    // done counts.
+    // Other CPUs may still be freeing memory of the last processes: only faults that remain after
+    // that count.
     while !verdict.is_clean() {
         let waited = time::now().saturating_sub(begun);
         let is_certain = verdict.at_rest && looks >= LOOKS && waited > LAST_RESPECTS_NS;

@@ -2,10 +2,10 @@
 
 use alloc::{boxed, sync};
 
-/// Names `alloc`'s types of a value without their constructors.
+/// Names of `alloc`'s shared and boxed types of a value, without their constructors.
 ///
 /// `Arc::new(value)` on an alias of `alloc::sync::Arc` would compile. On a projection it does not:
-/// it says what `Arc<T>` is once `T` is known, and nothing says what `T` is.
+/// the compiler can compute `Arc<T>` from `T`, but not `T` from `Arc<T>`.
 pub trait Shared {
     /// `alloc::sync::Arc<Self>`.
     type Arc;

@@ -31,8 +31,8 @@ pub fn sums_to_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0u8, |sum, &byte| sum.wrapping_add(byte)) == 0
 }
 
-/// The structures of a table whose entries start with a type byte and a length byte (MADT, SRAT).
-/// Ends at the first whose length is impossible.
+/// Returns the structures of a table whose entries start with a type byte and a length byte (MADT,
+/// SRAT). Ends at the first entry with an impossible length.
 pub fn short_entries(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes;
     core::iter::from_fn(move || {
@@ -46,8 +46,8 @@ pub fn short_entries(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// The structures of a table whose entries start with a 16-bit type, two reserved bytes and a
-/// 32-bit length (HMAT). Ends at the first whose length is impossible.
+/// Returns the structures of a table whose entries start with a 16-bit type, two reserved bytes and
+/// a 32-bit length (HMAT). Ends at the first entry with an impossible length.
 pub fn long_entries(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     core::iter::from_fn(move || {

@@ -207,7 +207,7 @@ impl Platform {
     }
 }
 
-/// A window whose buses are in order and whose end is an address.
+/// Returns the window of an entry, if its buses are in order and its end is an address.
 fn pci_window(entry: &[u8]) -> Option<PciWindow> {
     let (address, segment) = (u64_at(entry, 0)?, u16_at(entry, 8)?);
     let (first_bus, last_bus) = (u8_at(entry, 10)?, u8_at(entry, 11)?);

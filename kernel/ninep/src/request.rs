@@ -22,8 +22,8 @@ pub enum NinepRequest<'a> {
     GetAttributes(u32),
     /// Open it with these flags of open(2).
     Open(u32, u32),
-    /// Make a file of this name in the directory that the fid stands for, which stands for the open
-    /// file from then on: flags of open(2), mode, group.
+    /// Create a file of this name in the fid's directory; the fid then names the open file. Flags
+    /// of open(2), mode, group.
     Create(u32, &'a [u8], u32, u32, u32),
     /// Make a symbolic link: directory, name, where it leads, group.
     Symlink(u32, &'a [u8], &'a [u8], u32),

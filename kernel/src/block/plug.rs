@@ -78,14 +78,14 @@ fn leaves(content: Content, state: SlotState) -> Option<Leave> {
     }
 }
 
-/// Whether a device comes, once what was there has left.
+/// Whether a device arrives, once the previous one has left.
 fn comes(content: Content, state: SlotState) -> bool {
     // A press that asks a device out does not ask it in again.
     let is_asked = state.is_pressed && content == Content::Off;
     state.is_occupied && (state.has_changed || is_asked || content == Content::Unknown)
 }
 
-/// Does what the slot's state asks for; what is in it then.
+/// Does the work that the slot's state asks for. Returns the slot's content afterwards.
 fn step(slot: &DiskSlot, frames: Frames, content: Content, state: SlotState) -> Content {
     let leave = leaves(content, state);
     match (content, leave) {

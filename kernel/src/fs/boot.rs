@@ -39,7 +39,7 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     Ok(FsContext::new(root::root()))
 }
 
-/// A tree of the host that lies below what the image has at its place, and what programs write
+/// A tree of the host that lies below the image's files at its place, and below programs' changes
 /// there.
 pub struct BelowTree<'a> {
     /// The tree's file system.
@@ -101,8 +101,8 @@ fn unnamed_directory(beside: &Path) -> Result<Path> {
     Ok(Path { node: beside.node.create_unnamed(&HIDDEN)?, ..beside.clone() })
 }
 
-/// Makes a directory without a name for what programs change. It begins with what the image
-/// brought.
+/// Makes a directory without a name for programs' changes. It begins with the changes that the
+/// image brought.
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -45,7 +45,7 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Mounts a tree at its place, below what the image has there and what programs change.
+    /// Mounts a tree at its place, below the image's files there and below programs' changes.
     fn mount(&mut self, below: &BelowTree<'_>, image: &Path) -> Result<()> {
         root::make_dirs(below.path)?;
         let find = |root: &Path| PathWalk::new(root, root, &Caller::ROOT).find(below.path, Final::Stop);

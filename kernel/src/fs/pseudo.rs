@@ -182,13 +182,13 @@ impl PseudoDir {
         self.add(name, reserve::arc(PseudoLink { identity, made: self.made, target }));
     }
 
-    /// Let `dynamic` have the names that are not fixed.
+    /// Makes `dynamic` provide the names that are not fixed.
     pub fn set_dynamic(&self, dynamic: Arc<dyn Dynamic>) {
         *self.dynamic.lock() = Some(dynamic);
     }
 
-    /// Shows those of the fixed entries only for whose names `is_there` holds at that moment: what
-    /// they stand for comes and goes. Once.
+    /// Shows a fixed entry only while `is_there` holds for its name, for entries whose objects come
+    /// and go. Once.
     pub fn show_only(&self, is_there: fn(&[u8]) -> bool) {
         self.filter.call_once(|| is_there);
     }

@@ -95,12 +95,12 @@ pub enum Trailing {
     Slash,
 }
 
-/// One resolution: from where, within what, for whom.
+/// One path resolution: its start, its root, and its caller.
 #[derive(Clone, Copy)]
 pub struct PathWalk<'a> {
-    /// Where "/" leads, and where ".." ends.
+    /// The directory that "/" leads to, and where ".." ends.
     pub root: &'a Path,
-    /// Where a relative path begins.
+    /// The place where a relative path begins.
     pub start: &'a Path,
     /// The caller.
     pub caller: &'a Caller<'a>,

@@ -95,7 +95,7 @@ fn next_area(
     })
 }
 
-/// Unmap what is left of the attachment that began at `start`, and return what it holds.
+/// Unmaps the rest of the attachment that began at `start`, and returns the object that it holds.
 ///
 /// # Errors
 /// `EINVAL` where there is none.

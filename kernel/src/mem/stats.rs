@@ -41,9 +41,8 @@ impl MemoryStats {
     pub const fn shared(&self) -> u64 {
         self.page_cache.saturating_sub(self.disks.pages)
     }
-    /// Frames that programs can still get without anything being swapped: as Linux reckons, but for
-    /// half of the disks' pages or what the low watermark says, whichever is less, which they are
-    /// taken to need.
+    /// Returns the frames that programs can still get without swapping, by Linux' estimate. Half of
+    /// the disks' pages, but at most the low watermark, are assumed to be needed by programs.
     pub fn available(&self) -> u64 {
         let low = frames().watermarks().low;
         let disks = self.disks.pages - (self.disks.pages / 2).min(low);
@@ -56,17 +55,19 @@ pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
 
-/// Whether a program is refused at once what no memory could ever back (vm.overcommit_memory).
+/// Whether a request for memory that could never be backed is refused at once
+/// (vm.overcommit_memory).
 static ASKS: AtomicBool = AtomicBool::new(true);
 
-/// There is other memory or swap to be had at most than before: what no program can ever use is
-/// refused it at once, unless all that is asked for is promised.
+/// Updates the limit of requests when the possible amount of memory and swap has changed. A request
+/// above it is refused at once, unless overcommit allows all.
 pub fn ceiling_changed() {
     let there_can_be = hotplug::ceiling() + commons().swap().usage().slots * PAGE;
     commons().set_commit_limit(if ASKS.load(Ordering::Relaxed) { there_can_be } else { u64::MAX });
 }
 
-/// 0 where a program is refused at once what no memory could ever back, 1 where all is promised.
+/// Returns 0 where a request that could never be backed is refused at once, 1 where all are
+/// allowed.
 pub fn overcommit() -> u64 {
     u64::from(!ASKS.load(Ordering::Relaxed))
 }

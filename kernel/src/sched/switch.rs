@@ -145,13 +145,13 @@ fn activate(this: &PerCpu, thread: &Thread, interrupts: &InterruptsOff) {
     }
 }
 
-/// Real and effective user of the program that each CPU ran last, where it has to forget what
-/// another user's taught it. Apart from [`cpu`]'s data, whose size is on every switch's way.
+/// Real and effective user of the program that each CPU ran last, where the CPU has to forget
+/// predictions that another user's program trained. The array is apart from [`cpu`]'s data, whose
+/// size affects every switch.
 static LAST_USERS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// Forget what the last program taught this CPU's predictors, if it was another user's than the
-/// current task's. Kernel tasks run no program. Interrupts are on: the credentials may be dropped
-/// here.
+/// Makes this CPU's predictors forget the last program, if that was another user's than the current
+/// task's. Kernel tasks run no program. Interrupts are on: the credentials may be dropped here.
 #[cold]
 #[inline(never)]
 fn separate_users() {

@@ -133,8 +133,8 @@ pub fn sys_connect(args: &Args) -> Result<i64> {
 
 fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        // A descriptor must be had before a connection is taken: there is no giving it back. It is
-        // lost only to who gives no room for its peer's name, as on Linux.
+        // The descriptor comes before the connection, which cannot be given back once taken. As on
+        // Linux, the connection is lost only if the room for the peer's name is invalid.
         let process = task::current().process().clone();
         let files = process.files();
         let descriptor = files.promise(process.descriptor_limit())?;

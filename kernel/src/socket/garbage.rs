@@ -1,15 +1,14 @@
 //! Garbage collection of sockets that only messages in flight to such sockets refer to.
 //!
-//! Such a message can never be received, and what it carries (a pipe with pinned pages) would stay
-//! for ever.
+//! Such a message can never be received, and its content (such as a pipe with pinned pages) would
+//! stay for ever.
 //!
 //! A channel with files in flight is entered in [`CARRIERS`]. The socket file that leads to a
 //! channel is the one that receives from it, or the listener in whose backlog the receiving socket
-//! waits. A channel is garbage where that file is referred to by messages in garbage channels
-//! alone. That is judged with the queues of all carriers locked: a file whose references are all
-//! counted there is out of every task's reach meanwhile. Any other reference to a file (a
-//! descriptor, a call under way, a ring's request, a queue entered too late) marks the file as
-//! used. An error always keeps a file.
+//! waits. A channel is garbage if only messages in garbage channels refer to that file. The check
+//! runs with the queues of all carriers locked: no task can reach a file whose references are all
+//! counted there. Any other reference to a file (a descriptor, a call under way, a ring's request,
+//! a queue entered too late) marks the file as used. An error always keeps a file.
 //!
 //! **Cost.** One collection visits each reference in flight and each channel once, and sorts them:
 //! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
@@ -19,7 +18,6 @@
 //! also runs at the end of any process, before a send is refused for too many files in flight, and
 //! before a process is killed for want of memory ([`collect_if_rested`]). So no user can hide
 //! files, or memory, behind earlier files in flight.
-//! or memory, behind what he had in flight before.
 //!
 //! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. No other
 //! code holds two queues, or takes [`CARRIERS`] with one. Garbage is dropped with none held.

@@ -202,7 +202,7 @@ impl Request {
         Ok(())
     }
 
-    /// Whether the setting `request` asks for what is so.
+    /// Returns whether the setting `request` asks for the present value.
     fn is_so(&self, device: &Interface, request: u32) -> bool {
         match request {
             c::SIOCSIFFLAGS => (self.value[0] & 1 == 1) == device.is_up(),

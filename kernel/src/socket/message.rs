@@ -137,8 +137,8 @@ pub enum PassCredentials {
     No,
 }
 
-/// Give the receiver what came beside the bytes: descriptors for the files, and the sender's
-/// credentials. Returns the length of what was written and MSG_CTRUNC where not all fitted; files
+/// Gives the receiver the ancillary data of the bytes: descriptors for the files, and the sender's
+/// credentials. Returns the length that was written, and MSG_CTRUNC where not all fitted; files
 /// that do not fit are closed.
 ///
 /// # Errors

@@ -215,11 +215,12 @@ impl Capabilities {
         sets
     }
 
-    /// The sets that a program asked for: of `new` the effective, permitted and inheritable one.
+    /// Returns the sets after a program asked for the effective, permitted and inheritable ones of
+    /// `new`.
     ///
     /// # Errors
-    /// `EPERM` for what was not permitted before; for what could not be inherited before, but with
-    /// CAP_SETPCAP up to the bounding set.
+    /// `EPERM` for a capability that was not permitted before, or that could not become
+    /// inheritable. With CAP_SETPCAP all capabilities of the bounding set can.
     pub fn ask(self, new: Self) -> Result<Self> {
         let gained = new.permitted & !self.permitted | new.effective & !new.permitted;
         let capped = if self.has(Capability::SetPcap) { ALL } else { self.inheritable | self.permitted };

@@ -108,7 +108,7 @@ fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     above().notice(report);
 }
 
-/// Kill the process whose death gives most memory back; says who and why in the log.
+/// Kills the process whose end gives most memory back, and logs which one and why.
 pub fn oom_kill(doing: &'static str) -> OomKill {
     let _turn = TURN.lock();
     match choose(AccountId::ROOT, crate::mem::frames().managed_frames()) {

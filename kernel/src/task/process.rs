@@ -458,7 +458,7 @@ impl Process {
         }
         self.set_credentials(credentials);
     }
-    /// Whether what a program is told of users and groups differs from what the kernel knows.
+    /// Returns whether the program sees other user and group ids than the kernel.
     #[inline]
     pub fn has_other_ids(&self) -> bool {
         self.has_other_ids.load(Ordering::Relaxed)
@@ -469,7 +469,7 @@ impl Process {
         drop(self.credentials.replace(reserve::arc(credentials)));
         self.threads().for_each(|thread| thread.kept_credentials.forget());
     }
-    /// The limit of `resource`.
+    /// Returns the limit of `resource`.
     pub fn limit(&self, resource: Resource) -> Limit {
         self.limits.all().get(resource)
     }

@@ -46,7 +46,7 @@ impl Registration {
     pub(super) fn is_there(&self) -> bool {
         self.address.load(Ordering::Relaxed) != 0
     }
-    /// Become what `parent` has, whose memory was copied.
+    /// Takes over the registration of `parent`, whose memory was copied.
     pub(super) fn inherit(&self, parent: &Self) {
         self.address.store(parent.address.load(Ordering::Relaxed), Ordering::Relaxed);
         self.length.store(parent.length.load(Ordering::Relaxed), Ordering::Relaxed);

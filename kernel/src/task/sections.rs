@@ -66,7 +66,7 @@ impl Task {
         if !is_acceptable(address, length) {
             return Err(Errno::EINVAL);
         }
-        // NULL is where nothing is mapped, and what stands for none here.
+        // NULL is never mapped; here an address of 0 means that there is no registration.
         if address == 0 || address.checked_add(u64::from(length)).is_none_or(|end| end > USER_END) {
             return Err(Errno::EFAULT);
         }

@@ -92,8 +92,8 @@ impl<T> Work<T> {
         self.changed.wake_all();
     }
 
-    /// Drop what waits, and wait for what disks have. Returns whether nothing is left: a task of
-    /// the kernel does not wait, since it may be one that is there for this work.
+    /// Drops waiting requests, and waits for requests that disks have. Returns whether nothing is
+    /// left: a kernel task does not wait, since it may be one of the tasks that do this work.
     pub fn close(&self) -> bool {
         let mut waiting = self.waiting.lock();
         let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));

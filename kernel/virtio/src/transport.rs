@@ -362,10 +362,10 @@ pub(crate) fn negotiate<T: Transport>(transport: &mut T, wanted: Features) -> Re
     Ok(features)
 }
 
-/// Calls `read` until the configuration stood still meanwhile (virtio 1.2, 2.5.1).
+/// Calls `read` until the configuration did not change during the call (virtio 1.2, 2.5.1).
 ///
 /// # Errors
-/// `NotReady` from a device whose configuration never does, and what `read` fails with.
+/// `NotReady` from a device whose configuration always changes, and the errors of `read`.
 pub(crate) fn read_consistent<T, V>(
     transport: &T,
     read: impl Fn(&T) -> TransportResult<V>,

@@ -413,8 +413,8 @@ impl<S: DmaSource> Device<S> {
         self.counted(self.take(transfer, direction, Amount::All))
     }
 
-    /// The longest transfer under `constraint` that could be had now, wherever its original lies:
-    /// what quota, cap and the share of a device leave. Memory may run out before.
+    /// Returns the longest transfer under `constraint` that is possible now, wherever its original
+    /// lies, within quota, cap and the device's share. Memory may run out before.
     pub fn longest(self, constraint: Constraint) -> usize {
         let step = constraint.step().max(PAGE_SIZE);
         let free = self.free().min(self.share());
@@ -422,7 +422,7 @@ impl<S: DmaSource> Device<S> {
         (most / step * step).saturating_sub(constraint.keeps.mask() as usize)
     }
 
-    /// As [`Device::buffer`], but shorter where less can be had now: whole pages, one at least.
+    /// As [`Device::buffer`], but shorter if less is available now: whole pages, one at least.
     ///
     /// # Errors
     /// [`DmaError`]: not even one page.

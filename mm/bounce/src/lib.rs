@@ -117,7 +117,7 @@ pub const MAX_MAPPING: usize = MAX_RUNS * word::SEGMENT_PAGES as usize * PAGE_SI
 /// The most devices.
 pub const MAX_DEVICES: usize = 32;
 
-/// A page allocator whose frames' bytes can be reached: what DMA memory is made of.
+/// A page allocator of DMA memory, which can reach the bytes of its frames.
 pub trait DmaSource: FrameSource<Machine: PhysicalBytes + Cpus> {}
 impl<S: FrameSource<Machine: PhysicalBytes + Cpus>> DmaSource for S {}
 

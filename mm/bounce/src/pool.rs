@@ -511,7 +511,8 @@ impl<S: DmaSource> Take<'_, S> {
         }
     }
 
-    /// Takes what a segment has, in runs as long as a segment or as what is left.
+    /// Takes free pages of a segment, in runs that are as long as possible: up to a segment, or the
+    /// rest of the request.
     fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
         while self.left > 0 && !self.is_refused && self.runs.make_room() {
             let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;

@@ -31,9 +31,9 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Write over what programs left in a free pageblock that is about to enter the direct map. It
-    /// is moving: no other CPU has it. A block whose frames were written over as they were freed
-    /// has nothing left.
+    /// Writes over bytes that programs left in a free pageblock that is about to enter the direct
+    /// map. The block is moving: no other CPU has it. A block whose frames were written over as
+    /// they were freed has no such bytes.
     pub(crate) fn wipe_residue(&self, block: BlockId) {
         let state: BlockState = self.blocks.state(block);
         let scrubbed = self.options.init_on_free == Wipe::Always || self.options.check == Check::Fill;
@@ -42,7 +42,7 @@ impl<M: Machine> Buddy<M> {
             self.wiped.fetch_add(1, Ordering::Relaxed);
         }
     }
-    /// Pageblocks that were wiped before they entered the direct map.
+    /// Returns the number of pageblocks that were wiped before they entered the direct map.
     pub fn wiped_pageblocks(&self) -> u64 {
         self.wiped.load(Ordering::Relaxed)
     }

@@ -399,7 +399,7 @@ fn nobody_has(hold: Hold, bits: u64) -> ! {
     panic!("a {hold:?} was let go that nobody has: {:?}", Holders::from_bits(bits));
 }
 
-/// To whom a frame belongs; for a block, to whom its 512 frames do.
+/// The holders of a frame; for a block, of its 512 frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Belongs {
     /// To one address space alone, every frame of a block: it may be pinned, and is copied or

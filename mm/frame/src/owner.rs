@@ -108,7 +108,7 @@ impl Owner {
             Self::DeviceTable => "devicetable",
         }
     }
-    /// The owner whose number the lowest four bits are. A number that is not in use reads as
+    /// Returns the owner whose number is in the lowest four bits. An unused number reads as
     /// [`Owner::Reserved`], whose frames cannot be given back.
     pub const fn from_bits(bits: u32) -> Self {
         const BY_NUMBER: [Owner; 16] = {

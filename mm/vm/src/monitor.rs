@@ -6,14 +6,14 @@
 //! that can wait notes the request with the monitor before it gives the space's lock back, and then
 //! sleeps; a caller that cannot wait fails.
 //!
-//! **What is never filled behind the monitor's back.** A page that is missing: not in the table
+//! **Pages that are never filled without the monitor.** A page that is missing: not in the table
 //! nor in swap, and of shared memory, not in its cache either (Linux: mm/shmem.c). So a fault fills
-//! no large page, and a large page is made only of pages that are all there. The bytes come by
-//! [`AddressSpace::fill_page`], which puts a page nowhere else than where none is.
+//! no large page, and a large page is made only of pages that are all present. The bytes come by
+//! [`AddressSpace::fill_page`], which maps a page only where none is.
 //!
 //! **Stores.** A page of private anonymous memory may be *watched* ([`AddressSpace::watch`]): its
-//! leaf does not grant writing, and says so itself, since that is another matter than whose frame
-//! it is. So a store to a watched page that is shared after a fork is first reported and then
+//! leaf does not grant writing. A mark in the leaf says so, since the owner of the frame does not
+//! tell it. So a store to a watched page that is shared after a fork is first reported and then
 //! copies it. The mark goes with the page: to the swap and back, to another frame, into pieces of a
 //! large page. It does not go to a child, nor with a page that is moved. Pins that were there
 //! before write on, unseen; a new pin for writing is a store. Invariant: marks are only where areas
@@ -328,11 +328,11 @@ impl<S: Memory> AddressSpace<S> {
         self.resident.new_page_for(area, page)
     }
 
-    /// Put `new`, whose bytes are all written, at `page`, watched or not; `whole` as before.
+    /// Maps `new`, whose bytes are all written, at `page`, watched or not; `whole` as before.
     ///
     /// # Errors
-    /// As [`AddressSpace::new_page_for`]: what is wrong now. [`VmError::Again`] where other memory
-    /// is mapped there by now.
+    /// As [`AddressSpace::new_page_for`], for the present state. [`VmError::Again`] where other
+    /// memory is mapped there by now.
     pub fn fill_page(
         &mut self,
         page: VirtAddr,

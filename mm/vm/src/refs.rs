@@ -56,7 +56,7 @@ impl<S: Memory> Area<S> {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Forget what `what` says.
+    /// Clears the marks that `what` names.
     pub fn clear_references(&mut self, what: ClearRefs) {
         let Self { areas, resident, .. } = self;
         // One flush for all areas, before the call returns.

@@ -205,8 +205,8 @@ impl<S: Memory> AddressSpace<S> {
         self.resident.commons.spaces.add(self.id, handle.clone());
         self.handle = Some(handle);
         if missed {
-            // A file lost pages between fork and now: what was inherited may be gone. Cached pages
-            // can be had again; private copies go where the file has been cut.
+            // A file lost pages between fork and now, so inherited pages may be gone. Cached pages
+            // can be read again; private copies are removed where the file was cut.
             let Self { areas, resident, .. } = self;
             let mut batch = resident.tables.batch();
             for area in areas.iter() {

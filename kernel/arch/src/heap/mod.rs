@@ -173,8 +173,8 @@ pub fn fallibly<R>(body: impl FnOnce() -> R) -> R {
     with_use(heap_use::FALLIBLE, body)
 }
 
-/// Says what this CPU's allocations are for from now on, one of [`heap_use`]. Returns what they
-/// were for before. `freehold-collections` declares it; it is below this crate.
+/// Sets the purpose of this CPU's allocations, one of [`heap_use`]. Returns the former purpose.
+/// `freehold-collections` declares it; it is below this crate.
 // SAFETY: no other symbol of the image has this name.
 #[unsafe(no_mangle)]
 extern "Rust" fn freehold_heap_use(purpose: u8) -> u8 {

@@ -60,7 +60,7 @@ fn bank_count(capabilities: u64) -> u32 {
     ((capabilities & CAP_BANKS) as u32).min(MAX_BANKS)
 }
 
-/// Let this CPU report what its banks find; what firmware left in them is forgotten.
+/// Lets this CPU report errors that its banks find; errors that firmware left in them are cleared.
 pub(crate) fn init_cpu() {
     let capabilities = capabilities();
     if capabilities & CAP_CTL != 0 {

@@ -125,7 +125,7 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// MS_BIND: what is at `source` is at `place` too, with MS_REC also what hangs below.
+/// MS_BIND: shows the tree at `source` at `place` too; with MS_REC also the mounts below it.
 fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth) -> Result<()> {
     let is_directory = |path: &Path| path.node.kind() == NodeKind::Directory;
     if is_directory(source) != is_directory(&place) {
@@ -285,8 +285,8 @@ const MNT_DETACH: u32 = 2;
 const MNT_EXPIRE: u32 = 4;
 const UMOUNT_NOFOLLOW: u32 = 8;
 
-/// umount2(target, flags). Open files and working directories keep what they refer to, so every
-/// unmount is lazy; with MNT_DETACH what hangs in the mount goes, too.
+/// umount2(target, flags). Open files and working directories hold their mounts, so every unmount
+/// is lazy; MNT_DETACH also unmounts the mounts below.
 pub fn sys_umount2(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
     super::only(flags, MNT_FORCE | MNT_DETACH | MNT_EXPIRE | UMOUNT_NOFOLLOW)?;

@@ -37,8 +37,8 @@ impl OverlayNode {
         named
     }
 
-    /// Gives what was made in the work directory its name, in place of a whiteout if one is there,
-    /// once it is known as what it will be.
+    /// Gives a node that was made in the work directory its name, once its overlay node is known. A
+    /// whiteout of that name is replaced.
     fn name_made(
         &self,
         dir: &Arc<dyn Node>,

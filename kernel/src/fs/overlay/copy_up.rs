@@ -164,7 +164,7 @@ pub(super) fn set_times(node: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
     node.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
 }
 
-/// Gives the copy what the original has besides its bytes, and notes what it is a copy of.
+/// Gives the copy the original's attributes, and notes which node it is a copy of.
 fn copy_attributes(lower: &Arc<dyn Node>, told: &Metadata, upper: &Arc<dyn Node>) -> Result<()> {
     let names = match lower.list_xattrs() {
         Err(Errno::EOPNOTSUPP) => Vec::new(),

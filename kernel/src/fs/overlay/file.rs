@@ -40,7 +40,7 @@ impl LowerFile {
         Ok(reserve::arc(Self { node, lower, copy: SpinLock::new(CopyOpened { flags, file: None }) }))
     }
 
-    /// The file that is read now.
+    /// Returns the file that serves reads now.
     fn now(&self) -> Result<Arc<dyn File>> {
         let Some(upper) = self.node.upper() else { return Ok(self.lower.clone()) };
         let flags = {
@@ -58,7 +58,7 @@ impl LowerFile {
 }
 
 impl File for LowerFile {
-    /// The lower tree's: that is what runs, and what is not written to while it does.
+    /// The lower tree's node: it is the one that runs, and that may not be written while it runs.
     fn node(&self) -> Arc<dyn Node> {
         self.lower.node()
     }

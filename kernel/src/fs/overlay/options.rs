@@ -9,22 +9,22 @@ use crate::fs::path::Path;
 use crate::{Errno, Result};
 use freehold_collections::reserve::ArcMethods;
 
-/// Options that ask for what is so anyway.
+/// Options that ask for the behaviour that every overlay here has.
 const AS_IS: &[&[u8]] =
     &[b"index=off", b"metacopy=off", b"redirect_dir=off", b"redirect_dir=nofollow", b"xino=auto", b"xino=on"];
 
-/// As many lower directories as Linux takes (OVL_MAX_STACK, fs/overlayfs/params.h).
+/// The most lower directories, as in Linux (OVL_MAX_STACK, fs/overlayfs/params.h).
 const MOST_LOWER: usize = 500;
 
 #[derive(Default)]
 struct Named {
-    /// With colons between.
+    /// The lower directories, separated by colons.
     lower: Option<Vec<u8>>,
     upper: Option<Vec<u8>>,
     work: Option<Vec<u8>>,
 }
 
-/// A new overlay with mount(2)'s `options`, whose paths `find` resolves.
+/// Makes an overlay with mount(2)'s `options`, whose paths `find` resolves.
 ///
 /// # Errors
 /// `EINVAL` for options that cannot be, which the log names; `ELOOP` where the trees overlap; what

@@ -39,11 +39,12 @@ use crate::{Errno, Result};
 const DEFAULT_PAGES: usize = 16;
 /// The most bytes that F_SETPIPE_SZ gives.
 const MOST_BYTES: usize = 1 << 31;
-/// The most pages that it gives to who has not CAP_SYS_RESOURCE (/proc/sys/fs/pipe-max-size, whose
-/// default is 1 MiB); new pipes of theirs have no more.
+/// The most pages that F_SETPIPE_SZ gives to a caller without CAP_SYS_RESOURCE
+/// (/proc/sys/fs/pipe-max-size, whose default is 1 MiB). A new pipe of such a caller has no more.
 static USER_PAGES: AtomicUsize = AtomicUsize::new((1 << 20) / PAGE_SIZE);
 
-/// The pages of a pipe of so many bytes: a power of two, at least one (Linux: `round_pipe_size`).
+/// Returns the pages of a pipe of so many bytes: a power of two, at least one (Linux:
+/// `round_pipe_size`).
 ///
 /// # Errors
 /// `EINVAL` above 2 GiB.

@@ -1,5 +1,5 @@
-//! /proc/sys: what can be read about settings, and the few that can be changed. One that has no
-//! effect here cannot be written: `EACCES` says so where success would lie.
+//! /proc/sys: settings to read, and the few that can be changed. A setting without effect here
+//! cannot be written: it fails with `EACCES` instead of pretending success.
 
 use core::fmt::{self, Display, Formatter};
 

@@ -508,7 +508,7 @@ impl TmpNode {
     }
 }
 
-/// The name of what has moved goes, or leads to what is left in its place.
+/// Removes the old name of a moved node, or makes it lead to the node that is left in its place.
 fn leave(names: &mut Directory, name: &[u8], left: Option<Arc<TmpNode>>) -> Result<()> {
     match left {
         Some(left) => names.replace(name, left).map(drop),

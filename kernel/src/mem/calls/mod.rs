@@ -380,8 +380,8 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     }
     let out = UserPtr::<bool>::new(args[2]);
     let space = current_space();
-    // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel
-    // stack, since user memory cannot be written under the space's lock.
+    // One area at a time, so that pages before a hole are reported. The steps fit a kernel stack,
+    // since user memory cannot be written under the space's lock.
     let mut resident = [false; 512];
     let mut done = 0;
     while done < pages {
@@ -424,7 +424,8 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    // As on Linux whatever cannot be had is a lack of memory; what the areas say comes after it.
+    // As on Linux every page that cannot be made present is a lack of memory; errors of the areas
+    // come after it.
     let locked = and_populate(&space, Populate::AsAllowed, |areas| {
         Ok(areas.lock(VirtAddr(start), len, mode, &limits))
     });

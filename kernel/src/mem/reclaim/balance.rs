@@ -50,8 +50,8 @@ struct Costs {
 static COSTS: SpinLock<Costs> = SpinLock::new(Costs { lately: [0; 2], seen: [0; 2] });
 
 impl Costs {
-    /// Look at the totals; what is long past counts half when it is more than a quarter of what
-    /// there is.
+    /// Adds the pages since the last look. Halves both costs while their sum is more than a quarter
+    /// of `pages`, so that old costs fade.
     fn update(&mut self, totals: [u64; 2], pages: u64) -> [u64; 2] {
         for (lately, (seen, total)) in self.lately.iter_mut().zip(self.seen.iter_mut().zip(totals)) {
             *lately += total - core::mem::replace(seen, total);

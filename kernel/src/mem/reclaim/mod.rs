@@ -258,8 +258,8 @@ pub fn free_charged(below: Below) -> u64 {
     freed
 }
 
-/// Free `want` of `frames`, or what can be had; at first from what was not used for long, in
-/// the end from all.
+/// Frees `want` of `frames`, or as many as possible: at first pages that were not used for long, at
+/// last all pages.
 fn shrink(want: u64, frames: FrameChoice, who: Who) -> PassResult {
     let mut found = PassResult::default();
     let charged = frames.charged.map(ChargedPages::count);

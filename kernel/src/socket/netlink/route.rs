@@ -164,8 +164,8 @@ fn one_link(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// RTM_NEWLINK and RTM_SETLINK: up or down is all that can be asked for, and of the initial
-/// namespace's devices what is so.
+/// RTM_NEWLINK and RTM_SETLINK: a request can set a device up or down only. Devices of the initial
+/// namespace stay up.
 fn set_link(asked: &Asked<'_>) -> Result<()> {
     const UP: u32 = 1;
     let (device, network) = (named_link(asked)?, asked.caller.network);
@@ -182,7 +182,7 @@ fn set_link(asked: &Asked<'_>) -> Result<()> {
     Ok(())
 }
 
-/// RTM_NEWADDR: the loopback device gets its own address, and no other can be given.
+/// RTM_NEWADDR: the loopback device gets its own address; no other address can be given.
 fn new_address(asked: &Asked<'_>) -> Result<()> {
     asked.check_header(ADDRESS_BYTES)?;
     let address = asked.attribute(ADDRESS_BYTES, 2).or_else(|| asked.attribute(ADDRESS_BYTES, 1));

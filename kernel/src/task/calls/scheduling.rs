@@ -234,8 +234,8 @@ pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The program's `struct sched_attr` at `address`, of whichever version. Of one that is larger than
-/// this kernel's what is not known has to be 0; `E2BIG` tells the size that is known.
+/// Reads the program's `struct sched_attr` at `address`, of any version. If it is larger than this
+/// kernel's, the unknown part has to be 0; with `E2BIG` the program learns the known size.
 fn read_attributes(address: u64) -> Result<SchedAttributes> {
     let size = match UserPtr::<u32>::new(address).read()? as usize {
         0 => SIZE_VER0,

@@ -22,8 +22,8 @@ pub fn registers_of(context: &mut UserContext) -> (UserRegisters, &[u8]) {
     (image, context.noted_fpu(&user::xfeatures().to_le_bytes()))
 }
 
-/// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result`
-/// what rax says where the context does not have it yet.
+/// Shows the registers of the running thread to its tracer. `call` is the value of orig_rax;
+/// `result` is the value of rax, if the context does not have it yet.
 pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64, result: Option<u64>) {
     if state.forced_trap_flag {
         state.forced_trap_flag = false;

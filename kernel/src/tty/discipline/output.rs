@@ -1,4 +1,4 @@
-//! Output processing and echo: from what is written or typed to what the wire carries.
+//! Output processing and echo: turns written and typed bytes into bytes for the wire.
 
 use linux_raw_sys::general as c;
 

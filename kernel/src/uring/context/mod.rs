@@ -213,7 +213,7 @@ impl IoContext {
         }
     }
 
-    /// Drop what waits, and wait for what disks have.
+    /// Drops waiting requests, and waits for requests that disks have.
     fn close(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.work.close();

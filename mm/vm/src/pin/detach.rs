@@ -12,8 +12,8 @@ use freehold_paging::{Backing, Entry, FlushBatch, Memory, Slot, Space};
 /// Pages of one run.
 pub(crate) const RUN: usize = 32;
 
-/// Pages whose leaves are gone and may still be in TLBs. Belongs to one space, whose lock the
-/// caller has.
+/// Pages whose leaves are removed but may still be in TLBs. They belong to one space, whose lock
+/// the caller has.
 pub(crate) struct Detach<S: Memory> {
     batch: FlushBatch<S>,
     pages: ArrayVec<Settled<S>, RUN>,

@@ -27,7 +27,8 @@ use freehold_charge::Accounts;
 use freehold_frame::{AccountId, OutOfMemory};
 use freehold_machine::Pfn;
 
-/// Slots whose words fill a page, and whose neighbourhood is worth keeping: 2 MiB.
+/// Slots per cluster: their words fill a page, and they hold 2 MiB, whose neighbourhood is worth
+/// keeping.
 pub(crate) const CLUSTER: u64 = 512;
 
 const FRAME: u64 = (1 << 40) - 1;
